@@ -1,0 +1,141 @@
+"""Every error that labctl raises on purpose.
+
+    LabError                     1    something failed
+    ├── UsageError               2    the call makes no sense as typed
+    ├── ConfigError              2    lab.yaml (or another file) is wrong; holds every Problem
+    ├── PolicyError              3    refused on purpose: budget, overwrite, trust, a lease held
+    │   └── HostKeyError         3    the server is not the one we knew
+    ├── NotFoundError            4    nothing there by that name
+    ├── BusyError               75    try again later
+    │   └── ConnectError        75    the server cannot be reached now
+    │       ├── DnsError        75    its name does not resolve
+    │       ├── ConnectionRefusedByServerError 75  the machine answers, sshd does not
+    │       └── LinkLostError   75    the connection died while in use
+    ├── AuthenticationError      1    the server does not accept our key
+    ├── CommandError             1    a command on the server failed
+    ├── ProviderError            1    the provider said no
+    │   └── EngineError          1    no usable Docker Engine
+    ├── BuildError               1    an image did not build
+    ├── TransferError            1    files did not arrive whole
+    │   └── DiskFullError        1    no room for them
+    └── InterruptError         130    Ctrl-C
+
+An error has three parts, shown in this order: what failed (`str(error)`), why (`why`), and the
+exact next command to type (`hint`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class LabError(Exception):
+    """Something failed. `why` is the cause in plain words, `hint` the next command to type."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.hint = hint
+
+
+class UsageError(LabError):
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong in a file: where (dotted path of the key, line from 1) and what."""
+
+    path: str
+    line: int
+    message: str
+
+
+class ConfigError(LabError):
+    """A file is wrong. `problems` holds everything wrong in it, in the order of its lines."""
+
+    exit_code = 2
+
+    def __init__(
+        self, what: str, problems: tuple[Problem, ...] = (), *, why: str = "", hint: str = ""
+    ) -> None:
+        super().__init__(what, why=why, hint=hint)
+        self.problems = problems
+
+
+class PolicyError(LabError):
+    exit_code = 3
+
+
+class HostKeyError(PolicyError):
+    pass
+
+
+class NotFoundError(LabError):
+    exit_code = 4
+
+
+class BusyError(LabError):
+    exit_code = 75
+
+
+class ConnectError(BusyError):
+    pass
+
+
+class DnsError(ConnectError):
+    pass
+
+
+class ConnectionRefusedByServerError(ConnectError):
+    pass
+
+
+class LinkLostError(ConnectError):
+    pass
+
+
+class AuthenticationError(LabError):
+    pass
+
+
+class CommandError(LabError):
+    """A command on the server failed. `code` is its exit code, `stderr` its last words."""
+
+    def __init__(
+        self, what: str, *, code: int, stderr: str = "", why: str = "", hint: str = ""
+    ) -> None:
+        super().__init__(what, why=why or stderr.strip()[-2000:], hint=hint)
+        self.code = code
+        self.stderr = stderr
+
+
+class ProviderError(LabError):
+    pass
+
+
+class EngineError(ProviderError):
+    pass
+
+
+class BuildError(LabError):
+    """An image did not build. `log_path` is where the whole log lies (on the server)."""
+
+    def __init__(self, what: str, *, log_path: str = "", why: str = "", hint: str = "") -> None:
+        super().__init__(what, why=why, hint=hint)
+        self.log_path = log_path
+
+
+class TransferError(LabError):
+    pass
+
+
+class DiskFullError(TransferError):
+    pass
+
+
+class InterruptError(LabError):
+    exit_code = 130

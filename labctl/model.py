@@ -1,0 +1,258 @@
+"""The frozen values that every layer speaks in. No I/O, no behaviour beyond reading themselves.
+
+Times are Unix seconds (UTC), sizes bytes, prices USD per hour, unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
+"""What a lab, a run, a data set or a service may be called."""
+
+GIB = 1024**3
+
+Spot = Literal["never", "prefer", "only"]
+ServerState = Literal["starting", "running", "stopped", "terminated"]
+RunState = Literal["starting", "running", "exited", "lost", "cancelled"]
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all values: immutable, compared by content, JSON by msgspec."""
+
+
+class GpuNeed(Value):
+    """What a lab asks of GPUs.
+
+    `kind` is "auto" (one if there is one), "none", "any" (there must be one) or a model name
+    such as "T4". `count` is 0 only for "auto" and "none".
+    """
+
+    kind: str = "auto"
+    count: int = 0
+    min_memory_bytes: int = 0
+
+    @property
+    def required(self) -> bool:
+        return self.kind not in ("auto", "none")
+
+
+class Need(Value):
+    """What a lab asks of a server."""
+
+    gpu: GpuNeed = GpuNeed()
+    spot: Spot = "prefer"
+    max_price_usd_per_hour: float | None = None
+    budget_usd: float | None = None
+    ttl_s: int | None = None
+    idle_s: int | None = None
+
+
+class Gpu(Value):
+    """One GPU as nvidia-smi names it."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    driver: str = ""
+
+
+class Offer(Value):
+    """One thing that a provider would give for a need. `price_usd_per_hour` 0.0 costs nothing."""
+
+    provider: str
+    type: str
+    zone: str = ""
+    gpu_name: str = ""
+    gpu_count: int = 0
+    gpu_memory_bytes: int = 0
+    price_usd_per_hour: float = 0.0
+    spot: bool = False
+
+
+class Endpoint(Value):
+    """How SSH reaches a server. `host_key` is the pinned public key ("ssh-ed25519 AAAA...")."""
+
+    host: str
+    port: int = 22
+    user: str = "student"
+    identity: str = ""
+    jump: str = ""
+    proxy_command: str = ""
+    host_key: str = ""
+
+
+class Server(Value):
+    """A machine that labctl reaches over SSH. `alias` is its name in ssh_config."""
+
+    id: str
+    provider: str
+    lab: str
+    lab_id: str
+    alias: str
+    endpoint: Endpoint
+    state: ServerState = "starting"
+    offer: Offer
+    created_at: float
+    deadline_at: float | None = None
+
+
+class CreateRequest(Value):
+    """All that `Provider.create` needs. It is stored before the call, without private keys.
+
+    `token` is random per attempt and makes the call idempotent where the provider can.
+    `public_key` is the line for authorized_keys. `tags` must reach the provider in the same call.
+    """
+
+    lab: str
+    lab_id: str
+    token: str
+    public_key: str
+    identity: str
+    need: Need
+    tags: dict[str, str] = {}
+    host_key: str = ""
+    first_boot: str = ""
+
+
+class Resource(Value):
+    """Something besides a server that bears our tag: a volume, a key, a group."""
+
+    provider: str
+    kind: str
+    id: str
+    price_usd_per_month: float = 0.0
+    note: str = ""
+
+
+class Check(Value):
+    """One line of `doctor`. `next` is the command or deed that mends it."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+    next: str = ""
+
+
+class Facts(Value):
+    """What one probe of a server found, in one round trip."""
+
+    os: str = ""
+    arch: str = ""
+    kernel: str = ""
+    user: str = ""
+    uid: int = 0
+    gid: int = 0
+    home: str = ""
+    home_filesystem: str = ""
+    boot_id: str = ""
+    uptime_s: float = 0.0
+    python: str = ""
+    tmux: str = ""
+    rsync: str = ""
+    docker: str = ""
+    docker_error: str = ""
+    sudo: bool = False
+    gpus: tuple[Gpu, ...] = ()
+    nvidia_runtime: bool = False
+    disk_free_bytes: int = 0
+    memory_bytes: int = 0
+    cpus: int = 0
+    stamp: str = ""
+    noisy_shell: bool = False
+
+    @property
+    def home_is_network(self) -> bool:
+        return self.home_filesystem.startswith(("nfs", "cifs", "smb", "fuse", "afs", "9p", "lustre"))
+
+
+class Mount(Value):
+    source: str
+    target: str
+    read_only: bool = False
+
+
+class RunSpec(Value):
+    """Everything that a run is, but for its secrets. The server stores its hash as the claim.
+
+    `command` is argv for the container. `image` is a reference that exists on the server.
+    `gpus` is "" (none), "all" or device UUIDs joined by commas. Sizes in bytes.
+    """
+
+    id: str
+    lab: str
+    lab_id: str
+    command: tuple[str, ...]
+    image: str
+    env: dict[str, str] = {}
+    secrets: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ("checkpoints", "logs")
+    gpus: str = ""
+    memory_bytes: int = 0
+    cpus: float = 0.0
+    shm_bytes: int = 0
+    tty: bool = False
+
+
+class Run(Value):
+    """One command in one container on a server, as last seen.
+
+    `exit_code` is None while it runs or when nobody can know it any more (state "lost").
+    `told` says in words how it ended (exit, out of memory with limit and peak, signal, reboot).
+    """
+
+    id: str
+    lab_id: str
+    server_id: str
+    state: RunState
+    command: tuple[str, ...] = ()
+    image: str = ""
+    exit_code: int | None = None
+    told: str = ""
+    created_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    container: str = ""
+    progress: dict[str, float] = {}
+    new_files: tuple[str, ...] = ()
+    seen_at: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("exited", "lost", "cancelled")
+
+
+class FileEntry(Value):
+    """One regular file below some root. `path` is relative, with `/`. `sha256` in hex, or ""."""
+
+    path: str
+    size: int
+    sha256: str = ""
+    mode: int = 0o644
+    mtime_ns: int = 0
+
+
+class Service(Value):
+    """Something on a server with a port. `port` is on the server's loopback."""
+
+    name: str
+    port: int
+    token: str = ""
+    path: str = "/"
+    container: str = ""
+
+
+class Forward(Value):
+    """A local port that leads to a service. `pid` is the process that keeps it, 0 if it is us."""
+
+    id: str
+    server_id: str
+    service: str
+    local_port: int
+    remote_port: int
+    url: str
+    pid: int = 0
+    created_at: float = 0.0

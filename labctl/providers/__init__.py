@@ -1,0 +1,101 @@
+"""Where servers come from: the contract, and the registry by entry point.
+
+A provider is one module with one entry point in the group `labctl.providers`; its class is made
+with its settings (a msgspec Struct, from lab.yaml's `server.<name>`) and a `Surroundings`.
+Providers never wait, retry or clean up after a half-made server: `actions/provision.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from labctl.errors import UsageError
+from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
+
+
+class Surroundings(Value):
+    """What a provider may know of the machine and the user. Paths are absolute.
+
+    `connect` makes a connection where a provider needs SSH (claiming a static machine): it takes
+    an Endpoint and returns a Transport. `settle_host_key` takes an Endpoint without a pinned key,
+    has the user confirm its fingerprint once, and returns the Endpoint with the key.
+    `base_image`, `wheelhouse`, `package_index` are the switches for every image build.
+    """
+
+    data_dir: Path
+    owner: str
+    connect: Callable[[Endpoint], Any]
+    settle_host_key: Callable[[Endpoint], Endpoint]
+    remote_program: Callable[[Any], str]
+    progress: Callable[[str, float, float], None]
+    base_image: str = ""
+    wheelhouse: str = ""
+    package_index: str = ""
+
+
+class Provider(Protocol):
+    """The whole contract. Every method may raise ProviderError and its subclasses."""
+
+    name: ClassVar[str]
+    settings_type: ClassVar[type[Value]]
+
+    def __init__(self, settings: Any, surroundings: Surroundings) -> None: ...
+
+    def check(self) -> list[Check]:
+        """Credentials, quota, engine: one Check each, with the way to mend it."""
+
+    def offers(self, need: Need) -> list[Offer]:
+        """What there is for this need, cheapest first; perhaps nothing."""
+
+    def create(self, offer: Offer, request: CreateRequest) -> Server:
+        """Make a server and return at once; the same token gives the same server."""
+
+    def find(self, server_id: str) -> Server | None:
+        """The server as it is now, or None when the provider knows none (yet, or any more)."""
+
+    def servers(self) -> list[Server]:
+        """Every server that bears our tag."""
+
+    def terminate(self, server_id: str) -> None:
+        """End it. An absent server counts as success."""
+
+    def leftovers(self) -> list[Resource]:
+        """Every other tagged resource, with its price."""
+
+    def remove(self, resource: Resource) -> None:
+        """Remove one of them. An absent one counts as success."""
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """Compute can end while the disk stays."""
+
+    def stop(self, server_id: str) -> None: ...
+
+    def start(self, server_id: str) -> None: ...
+
+
+@runtime_checkable
+class Console(Protocol):
+    """What the machine printed while it booted, for when SSH never opens."""
+
+    def console(self, server_id: str) -> str: ...
+
+
+def provider_names() -> list[str]:
+    return sorted(entry.name for entry in entry_points(group="labctl.providers"))
+
+
+def provider_class(name: str) -> type[Provider]:
+    """The class registered under `name`; UsageError names what there is."""
+    for entry in entry_points(group="labctl.providers", name=name):
+        loaded: type[Provider] = entry.load()
+        return loaded
+    raise UsageError(
+        f"there is no provider called {name!r}",
+        why=f"installed: {', '.join(provider_names())}",
+        hint="labctl config",
+    )

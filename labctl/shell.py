@@ -1,0 +1,72 @@
+"""Command lines as values: quoting happens in one place, and secrets do not print.
+
+A `Command` is a tuple of words. `render()` quotes every word for a POSIX shell; `Raw` words pass
+unquoted (for `&&`, `|`, `>`). A `Secret` masks itself in `str()` and `repr()`; only `reveal()`
+gives the value, and a Command refuses to hold one, since argv is public on every machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import shlex
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A value that must not appear in argv, logs or state."""
+
+    value: str
+
+    def __str__(self) -> str:
+        return "********"
+
+    __repr__ = __str__
+
+    def reveal(self) -> str:
+        return self.value
+
+
+class Raw(str):
+    """A word that the shell should read as syntax."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line. Build it with `command("docker", "run", ...)`."""
+
+    words: tuple[str, ...]
+
+    def render(self) -> str:
+        """The line for a POSIX shell, every word quoted unless it is Raw."""
+        return " ".join(w if isinstance(w, Raw) else shlex.quote(w) for w in self.words)
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def then(self, other: Command) -> Command:
+        """`self && other`."""
+        return Command((*self.words, Raw("&&"), *other.words))
+
+    def pipe(self, other: Command) -> Command:
+        """`self | other`."""
+        return Command((*self.words, Raw("|"), *other.words))
+
+
+def command(*words: str | int | float) -> Command:
+    """A Command of these words; raises TypeError for a Secret."""
+    for word in words:
+        if isinstance(word, Secret):
+            raise TypeError("a Secret cannot be a word of a command line: argv is public")
+    return Command(tuple(w if isinstance(w, Raw) else str(w) for w in words))
+
+
+def portable(line: str) -> str:
+    """`line`, a POSIX shell line, so that any login shell (fish, csh, ...) runs it unchanged.
+
+    The line travels as base64, which no shell reads as anything but a word.
+    """
+    encoded = base64.b64encode(line.encode()).decode()
+    return f"exec sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"
