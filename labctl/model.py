@@ -94,9 +94,9 @@ class Server(Value):
     lab_id: str
     alias: str
     endpoint: Endpoint
-    state: ServerState = "starting"
     offer: Offer
     created_at: float
+    state: ServerState = "starting"
     deadline_at: float | None = None
 
 
