@@ -166,7 +166,9 @@ class Facts(Value):
 
     @property
     def home_is_network(self) -> bool:
-        return self.home_filesystem.startswith(("nfs", "cifs", "smb", "fuse", "afs", "9p", "lustre"))
+        return self.home_filesystem.startswith(
+            ("nfs", "cifs", "smb", "fuse", "afs", "9p", "lustre")
+        )
 
 
 class Mount(Value):

@@ -1,0 +1,173 @@
+"""Calling the program on the server: installed on first need, answers and failures as values."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+from labctl.errors import (
+    CommandError,
+    DiskFullError,
+    EngineError,
+    LabError,
+    NotFoundError,
+    PolicyError,
+    TransferError,
+    UsageError,
+)
+from labctl.transports import Transport
+
+MARK = b"\x1elabctl "
+NOT_INSTALLED = 97
+KINDS: dict[str, type[LabError]] = {
+    "usage": UsageError,
+    "policy": PolicyError,
+    "missing": NotFoundError,
+    "engine": EngineError,
+    "disk": DiskFullError,
+    "link": TransferError,
+}
+
+
+@functools.cache
+def program() -> tuple[str, bytes]:
+    """(hash, bytes) of the zipapp: the package `labctl.remote`, byte for byte reproducible."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        _add(
+            archive, "__main__.py", b"import sys\nfrom remote.door import main\nsys.exit(main())\n"
+        )
+        for entry in sorted(resources.files("labctl.remote").iterdir(), key=lambda e: e.name):
+            if entry.name.endswith((".py", ".sh")):
+                _add(archive, f"remote/{entry.name}", entry.read_bytes())
+    content = buffer.getvalue()
+    return hashlib.sha256(content).hexdigest()[:16], content
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    info = zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))
+    info.external_attr = 0o644 << 16
+    archive.writestr(info, content, compress_type=zipfile.ZIP_DEFLATED)
+
+
+class Remote:
+    """The program on one server. Every call names its verb and carries one JSON object."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    def call(
+        self, verb: str, request: dict[str, Any], *, body: bytes = b"", timeout_s: float = 120.0
+    ) -> dict[str, Any]:
+        """The reply of an answering verb. `body` follows the request's line on standard input."""
+        stdin = json.dumps(request, separators=(",", ":")).encode() + b"\n" + body
+        line = _line(verb)
+        result = self.transport.run(line, stdin=stdin, timeout_s=timeout_s, check=False)
+        if result.code == NOT_INSTALLED:
+            self.install()
+            result = self.transport.run(line, stdin=stdin, timeout_s=timeout_s, check=False)
+        reply = find_reply(result.stdout.encode()) or find_reply(result.stderr.encode())
+        return checked(verb, reply, result.code, result.stderr)
+
+    def stream(
+        self,
+        verb: str,
+        request: dict[str, Any],
+        *,
+        on_reply: Callable[[dict[str, Any]], None],
+        on_bytes: Callable[[bytes], None],
+    ) -> dict[str, Any]:
+        """A streaming verb: its first reply, then bytes as they come; returns the closing reply.
+
+        A closing reply that never came (the link died) is a LinkLostError from the transport, or
+        a CommandError when the program itself died.
+        """
+        stdin = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        splitter = _Splitter(on_reply, on_bytes)
+        errors = bytearray()
+        code = self.transport.stream(
+            _line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=errors.extend
+        )
+        if code == NOT_INSTALLED:
+            self.install()
+            code = self.transport.stream(
+                _line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=errors.extend
+            )
+        return checked(verb, find_reply(bytes(errors)), code, errors.decode(errors="replace"))
+
+    def install(self) -> None:
+        """Put the program on the server by rename, and drop earlier versions of it."""
+        name, content = program()
+        path = f"$HOME/.cache/labctl/remote-{name}.pyz"
+        self.transport.run(
+            f'set -e; umask 077; mkdir -p "$HOME/.cache/labctl"; '
+            f'find "$HOME/.cache/labctl" -name "remote-*.pyz" -mtime +30 -exec rm -f {{}} + ; '
+            f'cat > "{path}.new.$$"; mv "{path}.new.$$" "{path}"',
+            stdin=content,
+        )
+
+
+def _line(verb: str) -> str:
+    path = f"$HOME/.cache/labctl/remote-{program()[0]}.pyz"
+    return f'[ -f "{path}" ] || exit {NOT_INSTALLED}; exec python3 "{path}" {verb}'
+
+
+class _Splitter:
+    """Drops what a login shell printed, finds the marked line, hands on the raw bytes after it."""
+
+    def __init__(
+        self, on_reply: Callable[[dict[str, Any]], None], on_bytes: Callable[[bytes], None]
+    ) -> None:
+        self.on_reply = on_reply
+        self.on_bytes = on_bytes
+        self.head = b""
+        self.found = False
+
+    def feed(self, block: bytes) -> None:
+        if self.found:
+            self.on_bytes(block)
+            return
+        self.head += block
+        start = self.head.find(MARK)
+        end = self.head.find(b"\n", start)
+        if start < 0 or end < 0:
+            return
+        self.found = True
+        self.on_reply(json.loads(self.head[start + len(MARK) : end]))
+        if rest := self.head[end + 1 :]:
+            self.on_bytes(rest)
+
+
+def find_reply(output: bytes) -> dict[str, Any] | None:
+    """The last marked line in some output."""
+    start = output.rfind(MARK)
+    if start < 0:
+        return None
+    found: dict[str, Any] = json.loads(output[start + len(MARK) :].split(b"\n", 1)[0])
+    return found
+
+
+def checked(verb: str, reply: dict[str, Any] | None, code: int, stderr: str) -> dict[str, Any]:
+    """The reply, or the LabError that it stands for."""
+    if reply is None:
+        if code == 127:
+            raise CommandError(
+                "the server has no python3", code=code, stderr=stderr, hint="labctl doctor"
+            )
+        raise CommandError(
+            f"the server's program ended without an answer ({verb}, exit {code})",
+            code=code,
+            stderr=stderr,
+            hint="labctl doctor",
+        )
+    error = reply.get("error")
+    if error is None:
+        return reply
+    kind = KINDS.get(error["kind"], LabError)
+    raise kind(error["what"], why=error["why"], hint=error["hint"])

@@ -1,0 +1,67 @@
+"""The door: `python3 remote.pyz VERB`, one JSON line in, one marked JSON line out."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import fetch, files, follow, images, runs, services
+from .reply import Failure, answer, finish
+
+ANSWERING: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "start": runs.start,
+    "status": runs.status,
+    "cancel": runs.cancel,
+    "clear": runs.clear,
+    "session": runs.session,
+    "plan": files.plan,
+    "receive": files.receive,
+    "append": files.append,
+    "commit": files.commit,
+    "edits": files.edits,
+    "manifest": files.manifest,
+    "image": images.present,
+    "service": services.start,
+    "services": services.status,
+    "service-stop": services.stop,
+}
+STREAMING: dict[str, Callable[[dict[str, Any]], None]] = {
+    "follow": follow.follow,
+    "run": follow.start_and_follow,
+    "read": files.read,
+    "build": images.build,
+    "pull-image": images.pull,
+    "fetch": fetch.fetch,
+}
+
+
+def main() -> int:
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    request = json.loads(sys.stdin.buffer.readline() or b"{}")
+    try:
+        if verb in STREAMING:
+            STREAMING[verb](request)
+        elif verb in ANSWERING:
+            answer(ANSWERING[verb](request))
+        else:
+            raise Failure("usage", f"the server's program knows no verb {verb!r}")
+    except Failure as failure:
+        finish({"error": failure.body})
+        return 1
+    except BrokenPipeError:
+        # The reader is gone; a run does not notice.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        kind = "disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "rights"
+        said = "the server's disk is full" if kind == "disk" else "the server's disk refused a file"
+        body = {"kind": kind, "what": said, "why": str(error), "hint": "labctl ssh -- df -h"}
+        finish({"error": body})
+        return 1
+    return 0

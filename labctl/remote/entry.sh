@@ -1,0 +1,45 @@
+#!/bin/sh
+# Starts a run's command inside its container, hands it signals, and writes down how it ended.
+# /bin/sh only: the image is the student's own. Arguments: the command.
+run=/lab/run
+if [ -d /run/labctl-secrets ]; then
+  for file in /run/labctl-secrets/*; do
+    [ -f "$file" ] || continue
+    value=$(cat "$file"; printf x)
+    export "${file##*/}=${value%x}"
+  done
+fi
+umask 022
+if [ -n "$LABCTL_ENTER" ]; then
+  exec "$@"
+fi
+if [ ! -t 0 ]; then
+  exec >>"$run/logs/run.log" 2>&1
+fi
+asked=
+forward() {
+  asked=$1
+  [ -z "$child" ] || kill "-$1" "$child" 2>/dev/null
+}
+trap 'forward TERM' TERM
+trap 'forward INT' INT
+trap 'forward HUP' HUP
+exec 3<&0
+"$@" <&3 &
+child=$!
+[ -z "$asked" ] || kill "-$asked" "$child" 2>/dev/null
+while :; do
+  wait "$child"
+  code=$?
+  # A trapped signal ends `wait` early; the child may still be writing its checkpoint.
+  kill -0 "$child" 2>/dev/null || break
+done
+first() { for file in "$@"; do [ -r "$file" ] && { cat "$file"; return; }; done; echo 0; }
+peak=$(first /sys/fs/cgroup/memory.peak /sys/fs/cgroup/memory/memory.max_usage_in_bytes)
+kills=$( { cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null || :; } |
+  while read -r key count; do [ "$key" = oom_kill ] && echo "$count"; done)
+set -- $kills
+printf '{"code":%d,"peak_memory_bytes":%s,"oom_kills":%s,"ended_at":%s,"asked":"%s"}\n' \
+  "$code" "$peak" "${1:-0}" "$(date +%s)" "$asked" >"$run/.labctl/exit.new" &&
+  mv "$run/.labctl/exit.new" "$run/.labctl/exit.json"
+exit "$code"

@@ -1,0 +1,122 @@
+"""Where things lie on a server, and the few file deeds that all verbs share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from .reply import Failure
+
+NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
+CHUNK = 1024 * 1024
+
+
+def home() -> Path:
+    return Path.home() / "labctl"
+
+
+def checked_name(name: str) -> str:
+    if not NAME.match(name):
+        raise Failure("usage", f"bad name {name!r}", "names look like ^[a-z0-9][a-z0-9-]{0,38}$")
+    return name
+
+
+def lab_dir(lab: str, lab_id: str) -> Path:
+    """`~/labctl/<lab>`, or `~/labctl/<lab>-<id>` where another lab has taken the plain name."""
+    plain = home() / checked_name(lab)
+    named = home() / f"{lab}-{lab_id[:6]}"
+    if named.exists():
+        return named
+    owner = read_text(plain / ".labctl" / "id")
+    if owner and owner != lab_id:
+        plain = named
+    if not owner or plain == named:
+        (plain / ".labctl").mkdir(parents=True, exist_ok=True)
+        write_text(plain / ".labctl" / "id", lab_id)
+    return plain
+
+
+def run_dir(root: Path, run_id: str) -> Path:
+    return root / "runs" / checked_name(run_id)
+
+
+def inside(root: Path, relative: str) -> Path:
+    """`root/relative`, refused when it is absolute, climbs out, or passes through a link."""
+    parts = relative.split("/")
+    if relative.startswith("/") or any(p in ("", ".", "..") for p in parts) or "\0" in relative:
+        raise Failure("usage", f"the path {relative!r} leaves its directory")
+    here = root
+    for part in parts[:-1]:
+        here = here / part
+        if here.is_symlink():
+            raise Failure("policy", f"{here} is a link; files are not written through links")
+    return here / parts[-1]
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write by rename, so that a reader sees the old file or the new one."""
+    staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+        os.replace(staging, path)
+    except OSError:
+        staging.unlink() if staging.exists() else None
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`; {} where there is none or it is not whole."""
+    try:
+        body = json.loads(read_text(path) or "{}")
+    except (ValueError, UnicodeDecodeError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def write_json(path: Path, body: Any, mode: int = 0o644) -> None:
+    write_text(path, json.dumps(body, separators=(",", ":")), mode)
+
+
+def sha256_of(path: Path, length: int | None = None) -> str:
+    """Hash of the first `length` bytes of a file, or of all of it."""
+    digest = hashlib.sha256()
+    left = length
+    with path.open("rb") as file:
+        while left is None or left > 0:
+            block = file.read(CHUNK if left is None else min(CHUNK, left))
+            if not block:
+                break
+            digest.update(block)
+            left = None if left is None else left - len(block)
+    return digest.hexdigest()
+
+
+def boot_token() -> str:
+    """Changes when the machine restarts, a container as machine included.
+
+    A container shares the kernel's boot id with its host, so the start of process 1 counts too.
+    """
+    boot = read_text(Path("/proc/sys/kernel/random/boot_id"))
+    stat = read_text(Path("/proc/1/stat"))
+    start = stat.rpartition(")")[2].split()[19] if ")" in stat else ""
+    return f"{boot}:{start}"
+
+
+def free_bytes(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
