@@ -1,0 +1,133 @@
+"""Read a dataset as labctl lays it out: {train,val,test}/<class>/<image>."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+import prepare_data
+from model import Shape
+from places import Places
+from prepare_data import IMAGE_SUFFIXES, SPLITS, DatasetError
+
+Batch = tuple[Tensor, Tensor]  # images: uint8 (B, C, S, S), values 0 to 255; labels: int64 (B,)
+
+
+def locate(places: Places) -> Path:
+    """The dataset's directory; the digits are made first where no dataset is.
+
+    Raises DatasetError if there is none and nowhere to make one.
+    """
+    for place in (places.dataset, places.spare_dataset):
+        if (place / "train").is_dir():
+            return place
+    for place in (places.dataset, places.spare_dataset):
+        try:
+            prepare_data.prepare(place)
+        except OSError:
+            continue  # read-only, as the mounted data directory on a server is
+        note = f"no dataset at {places.dataset}: made the handwritten digits in {place}"
+        print(note, file=sys.stderr, flush=True)
+        return place
+    raise DatasetError(f"no dataset at {places.dataset}, and no writable place to make one")
+
+
+def shape_of(root: Path, image_size: int) -> Shape:
+    """What a network for this dataset must fit: the classes of train/, and grey or colour."""
+    train = root / "train"
+    if not train.is_dir():
+        raise DatasetError(f"{train} is not there; {root} needs the folders {', '.join(SPLITS)}")
+    classes = tuple(sorted(path.name for path in train.iterdir() if path.is_dir()))
+    files = (path for path in sorted(train.rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES)
+    first = next(files, None)
+    if first is None:
+        raise DatasetError(f"no images below {train}")
+    with Image.open(first) as picture:
+        channels = 1 if picture.mode in ("1", "L") else 3
+    return Shape(classes=classes, channels=channels, image_size=image_size)
+
+
+class ImageFolder(Dataset[Batch]):
+    """The images of one split, in the order of their names.
+
+    An item is the image as uint8 (C, S, S) and the class's index in `shape.classes`, int64 ().
+    Bytes rather than floats: a quarter of the traffic between workers and to the GPU.
+    """
+
+    def __init__(self, split: Path, shape: Shape) -> None:
+        self.shape = shape
+        index = {name: number for number, name in enumerate(shape.classes)}
+        self.files: list[tuple[Path, int]] = []
+        for path in sorted(split.glob("*/*")):
+            if path.suffix.lower() in IMAGE_SUFFIXES:
+                if path.parent.name not in index:
+                    raise DatasetError(f"{path.parent} is not one of the classes {shape.classes}")
+                self.files.append((path, index[path.parent.name]))
+        if not self.files:
+            raise DatasetError(f"no images in {split}/<class>/")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        path, label = self.files[number]
+        size = (self.shape.image_size, self.shape.image_size)
+        with Image.open(path) as picture:
+            plain = picture.convert("L" if self.shape.channels == 1 else "RGB")
+            pixels = numpy.array(plain.resize(size, Image.Resampling.BILINEAR))
+        image = torch.from_numpy(pixels.reshape(*size, -1)).permute(2, 0, 1).contiguous()
+        return image, torch.tensor(label)
+
+
+class EpochOrder(Sampler[int]):
+    """A fresh shuffle every epoch that can begin in the middle.
+
+    The order is a function of seed and epoch alone: a resumed run sees exactly the images that the
+    interrupted one had not come to, whatever the number of workers.
+    """
+
+    def __init__(self, length: int, seed: int) -> None:
+        self.length = length
+        self.seed = seed
+        self.epoch = 0
+        self.position = 0  # images of this epoch already seen
+
+    def start(self, epoch: int, position: int) -> None:
+        self.epoch, self.position = epoch, position
+
+    def __len__(self) -> int:
+        return self.length - self.position
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order: list[int] = torch.randperm(self.length, generator=generator).tolist()
+        return iter(order[self.position :])
+
+
+def loader(
+    images: ImageFolder,
+    batch_size: int,
+    device: torch.device,
+    workers: int = 0,
+    order: EpochOrder | None = None,
+) -> DataLoader[Batch]:
+    """Batches in `order`, else by name."""
+    return DataLoader(
+        images,
+        batch_size=batch_size,
+        sampler=order,
+        num_workers=workers,
+        # Only from page-locked memory can a copy to the GPU run beside the computation.
+        pin_memory=device.type == "cuda",
+        persistent_workers=workers > 0,
+        # Its own generator: the loader draws a number whenever it is iterated, and the model's
+        # dropout must not depend on how often a run was interrupted.
+        generator=torch.Generator().manual_seed(0),
+    )

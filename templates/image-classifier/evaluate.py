@@ -1,0 +1,108 @@
+"""Evaluate a checkpoint: how many images of a split does it classify correctly?
+
+    python evaluate.py                          # the best checkpoint in ./checkpoints
+    python evaluate.py runs/RUN --split test    # the best one below a directory, or one checkpoint
+
+The last line printed is JSON. The figure is the same wherever it is computed: train.py ends with
+this code, in full precision, on whatever device there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import checkpoints
+import places
+from checkpoints import Checkpoint, CheckpointError
+from dataset import ImageFolder, loader, locate
+from model import Classifier, Shape
+from prepare_data import SPLITS, DatasetError
+
+BATCH_SIZE = 256  # fixed, so that the sums are the same everywhere
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a model does on a split."""
+
+    accuracy: float  # correct / total
+    correct: int
+    total: int
+    loss: float  # mean cross-entropy
+
+
+@dataclass(frozen=True)
+class Evaluation(Score):
+    """A score, and of what."""
+
+    checkpoint: str
+    split: str
+
+
+def pick_device(wish: str) -> torch.device:
+    """`wish` is auto (a GPU if there is one) or a PyTorch device such as cpu or cuda:1."""
+    if wish == "auto":
+        wish = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wish)
+
+
+@torch.inference_mode()
+def score(model: nn.Module, images: ImageFolder, device: torch.device, workers: int = 0) -> Score:
+    """Classify every image once. Leaves the model in evaluation mode."""
+    model.eval()
+    correct, loss = 0, 0.0
+    for batch, labels in loader(images, BATCH_SIZE, device, workers):
+        logits = model(batch.to(device)).double().cpu()
+        correct += int((logits.argmax(dim=1) == labels).sum())
+        loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
+    return Score(correct / len(images), correct, len(images), loss / len(images))
+
+
+def evaluate(
+    checkpoint: Checkpoint, data: Path, split: str, device: torch.device, workers: int = 0
+) -> Evaluation:
+    """Score a whole checkpoint on `data`/`split`."""
+    kept = checkpoints.load_state(checkpoint)["shape"]
+    shape = Shape(tuple(kept["classes"]), kept["channels"], kept["image_size"])
+    model = Classifier(shape)
+    model.load_state_dict(checkpoints.load_tensors(checkpoint, "model"))
+    result = score(model.to(device), ImageFolder(data / split, shape), device, workers)
+    return Evaluation(**asdict(result), checkpoint=checkpoint.path.resolve().name, split=split)
+
+
+def main() -> None:
+    here = places.from_environment(os.environ)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "path",
+        type=Path,
+        nargs="?",
+        default=here.checkpoints,
+        help="a checkpoint, or anything above",
+    )
+    parser.add_argument("--data", type=Path, help="the directory that holds the splits")
+    parser.add_argument("--split", default="test", choices=SPLITS)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON")
+    options = parser.parse_args()
+    try:
+        checkpoint = checkpoints.best(options.path)
+        data = options.data or locate(here)
+        result = evaluate(checkpoint, data, options.split, pick_device(options.device))
+    except (CheckpointError, DatasetError) as error:
+        raise SystemExit(f"evaluate: {error}") from None
+    if not options.json:
+        print(f"{result.checkpoint}: {result.correct} of {result.total} correct on {result.split}")
+    print(json.dumps(asdict(result)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What a run tells about itself: TensorBoard's event files, progress.json and metrics.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from learner import StepResult
+
+PROGRESS_EVERY_S = 1.0
+
+
+class DivergedError(Exception):
+    """The loss is no longer a number."""
+
+
+class Window:
+    """Sums over the steps since the last figures were logged."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.wait_s = 0.0  # time spent waiting for the next images
+        self.images = 0
+        self.results: list[StepResult] = []
+
+    def add(self, result: StepResult, wait_s: float) -> None:
+        self.results.append(result)
+        self.images += result.images
+        self.wait_s += wait_s
+
+    def figures(self) -> dict[str, float]:
+        """Means over the window; waits for the GPU. Raises DivergedError."""
+        images = torch.tensor([result.images for result in self.results], dtype=torch.float64)
+        loss = torch.stack([result.loss for result in self.results]).double().cpu()
+        correct = torch.stack([result.correct for result in self.results]).sum().item()
+        mean_loss = float((loss * images).sum() / self.images)
+        if not math.isfinite(mean_loss):
+            raise DivergedError(f"the loss became {mean_loss}; try a smaller --lr")
+        # The clock is read after the figures: by then the GPU has done the work they describe.
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        return {
+            "loss": mean_loss,
+            "accuracy": correct / self.images,
+            "gradient_norm": float(self.results[-1].gradient_norm),
+            "images_per_second": self.images / seconds,
+            "data_wait_share": min(1.0, self.wait_s / seconds),
+        }
+
+
+class Journal:
+    """Writes to a run's log directory. `step` is the last step done: 0, or a checkpoint's."""
+
+    def __init__(self, logs: Path, step: int) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self.logs = logs
+        self.progress_at = -math.inf
+        # An interrupted run may have logged steps after its last checkpoint, which come again:
+        # purge_step makes TensorBoard forget them.
+        self.writer = SummaryWriter(str(logs), purge_step=step + 1, flush_secs=10)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def progress_due(self) -> bool:
+        return time.monotonic() - self.progress_at >= PROGRESS_EVERY_S
+
+    def progress(self, values: Mapping[str, float]) -> None:
+        """What `labctl status` and `top` show."""
+        write_json(self.logs / "progress.json", values)
+        self.progress_at = time.monotonic()
+
+    def metrics(self, values: Mapping[str, object]) -> None:
+        """The run's final figures."""
+        write_json(self.logs / "metrics.json", values)
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def write_json(path: Path, values: Mapping[str, object]) -> None:
+    """Replace a file at once, so that a reader sees the old one or the new one, never half."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(values) + "\n")
+    partial.replace(path)

@@ -1,0 +1,125 @@
+"""One optimizer step, on a CPU or a GPU, in full or mixed precision."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dataset import Batch
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Figures of one step. Tensors stay on the device: reading one would wait for the GPU."""
+
+    loss: Tensor  # mean over the step's images
+    correct: Tensor  # how many of them were classified correctly
+    gradient_norm: Tensor  # before clipping
+    images: int
+
+
+def mixed_precision(wish: str, device: torch.device) -> torch.dtype | None:
+    """The type to compute in beside float32, or None for float32 alone.
+
+    `wish` is auto, bf16, fp16 or off. "auto" means bf16 where the GPU has it, since it has the
+    range of float32, fp16 on older GPUs, and float32 on CPUs, where neither is faster as a rule.
+    """
+    if wish == "auto":
+        if device.type != "cuda":
+            return None
+        # Emulated bf16 would be slower than float32; GPUs before Ampere have fp16 in hardware.
+        return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}[wish]
+
+
+def learning_rate(step: int, total_steps: int, peak: float) -> float:
+    """The rate of step 1..total_steps: a linear rise over the first 5 %, then half a cosine.
+
+    A function of the step alone, so there is no scheduler whose state a resumed run would need.
+    """
+    warmup = max(1, total_steps // 20)
+    if step <= warmup:
+        return peak * step / warmup
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    return peak * (0.01 + 0.99 * (1 + math.cos(math.pi * min(1.0, progress))) / 2)
+
+
+class Learner:
+    """A model with its optimizer (AdamW)."""
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, precision: torch.dtype | None
+    ) -> None:
+        self.model = model.to(device)
+        self.device = device
+        self.precision = precision
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.01)
+        # fp16 has so little range that small gradients vanish; scaling the loss up and the
+        # gradients down again keeps them. Switched off, the scaler does nothing.
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
+
+    def step(self, group: Sequence[Batch], rate: float, clip: float) -> StepResult:
+        """Learn from `group`, whose batches count as one: their gradients are added up."""
+        self.model.train()
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = rate
+        images_in_group = sum(len(labels) for _, labels in group)
+        loss_sum = torch.zeros((), device=self.device)
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        for batch in group:
+            images, labels = (part.to(self.device, non_blocking=True) for part in batch)
+            with self._autocast():
+                logits = self.model(images).float()
+                # Divided by the group's images, not the batch's: the last batch may be smaller.
+                loss = functional.cross_entropy(logits, labels, reduction="sum") / images_in_group
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            loss_sum += loss.detach()
+            correct += (logits.detach().argmax(dim=1) == labels).sum()
+        gradient_norm = self._update(clip)
+        return StepResult(loss_sum, correct, gradient_norm, images_in_group)
+
+    def _update(self, clip: float) -> Tensor:
+        self.scaler.unscale_(self.optimizer)
+        gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm=clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return gradient_norm.detach()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.precision is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.precision)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything that the next step depends on, by file: weights, moments, random numbers."""
+        moments = {
+            f"{number}.{name}": value
+            for number, values in self.optimizer.state_dict()["state"].items()
+            for name, value in values.items()
+        }
+        random = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        return {"model": self.model.state_dict(), "optimizer": moments, "random": random}
+
+    def restore(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Continue where `tensors` was taken."""
+        self.model.load_state_dict(tensors["model"])
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors["optimizer"].items():
+            number, name = key.split(".", 1)
+            state.setdefault(int(number), {})[name] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        torch.set_rng_state(tensors["random"]["cpu"])
+        # A run that moves from a CPU to a GPU has none; it goes on, if not bit for bit.
+        if self.device.type == "cuda" and "cuda" in tensors["random"]:
+            torch.cuda.set_rng_state(tensors["random"]["cuda"], self.device)

@@ -1,0 +1,52 @@
+"""A small convolutional network for small images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a checkpoint's network was made for; kept with its weights."""
+
+    classes: tuple[str, ...]  # in the order of the network's outputs
+    channels: int  # 1: grey, 3: colour
+    image_size: int  # pixels; images are square
+
+
+class Classifier(nn.Module):
+    """Three convolutions, each followed by half the resolution, then one linear layer.
+
+    About 100,000 parameters. GroupNorm and not BatchNorm: it looks at one image at a time, so the
+    result does not depend on the batch size and gradient accumulation is exact.
+    """
+
+    def __init__(self, shape: Shape, width: int = 32, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            _block(shape.channels, width),
+            _block(width, 2 * width),
+            _block(2 * width, 4 * width),
+            nn.AdaptiveAvgPool2d(1),  # any image size will do
+            nn.Flatten(),
+        )
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(4 * width, len(shape.classes)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 images (B, C, S, S) -> logits (B, number of classes)."""
+        centred = images.float() / 127.5 - 1
+        logits: Tensor = self.head(self.features(centred))
+        return logits
+
+
+def _block(channels_in: int, channels_out: int) -> nn.Sequential:
+    """(B, channels_in, S, S) -> (B, channels_out, S/2, S/2)."""
+    return nn.Sequential(
+        # No bias: GroupNorm, which has one, would take it out again.
+        nn.Conv2d(channels_in, channels_out, kernel_size=3, padding=1, bias=False),
+        nn.GroupNorm(8, channels_out),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2, ceil_mode=True),
+    )

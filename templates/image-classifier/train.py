@@ -1,0 +1,321 @@
+"""Train the classifier; stop it whenever you like, and start it again to go on.
+
+    python train.py                       # the digits, made first if they are not there
+    python train.py --epochs 20 --batch-size auto --image-size 64
+
+Started again in the same place, it resumes from its last whole checkpoint with the very numbers it
+would have had. SIGTERM and Ctrl-C make a checkpoint first (exit code 143 and 130).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+import batch_size
+import checkpoints
+import evaluate
+import places
+from checkpoints import CheckpointError
+from dataset import Batch, EpochOrder, ImageFolder, loader, locate, shape_of
+from journal import DivergedError, Journal, Window
+from learner import Learner, learning_rate, mixed_precision
+from model import Classifier
+from places import Places
+from prepare_data import SPLITS, DatasetError
+
+CHECKPOINT_FILES = ("model", "optimizer", "random")  # .safetensors
+
+
+@dataclass
+class Position:
+    """How far a run has come."""
+
+    step: int = 0  # optimizer steps done
+    epoch: int = 0  # whole epochs done
+    seen: int = 0  # images seen of the epoch under way
+    seconds: float = 0.0  # training time, earlier starts included
+
+
+class StopRequest:
+    """Notes SIGTERM (`docker stop` and `labctl cancel` send it) and Ctrl-C for the loop to see."""
+
+    def __init__(self) -> None:
+        self.exit_code = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.exit_code = 128 + number  # what a shell reports for a process ended by this signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+
+
+class Training:
+    """One run: the data, the learner, where it stands, and the loop."""
+
+    def __init__(self, options: argparse.Namespace, here: Places, stop: StopRequest) -> None:
+        self.options, self.here, self.stop = options, here, stop
+        self.device = evaluate.pick_device(options.device)
+        self.data = locate(here)
+        shape = shape_of(self.data, options.image_size)
+        self.images, self.val_images, _ = (ImageFolder(self.data / part, shape) for part in SPLITS)
+
+        here.checkpoints.mkdir(parents=True, exist_ok=True)
+        checkpoints.clean(here.checkpoints)
+        checkpoint = checkpoints.latest(here.checkpoints)
+        state = checkpoints.load_state(checkpoint) if checkpoint else {}
+
+        torch.manual_seed(options.seed)
+        # The fastest convolution algorithms on GPUs add in an order that changes from run to run.
+        torch.backends.cudnn.deterministic = True
+        model = Classifier(shape)
+        precision = mixed_precision(options.amp, self.device)
+        self.batch_size: int = (
+            options.batch_size
+            or state.get("settings", {}).get("batch_size")
+            or (batch_size.choose(model, shape, len(self.images), self.device, precision))
+        )
+        self.learner = Learner(model, self.device, precision)
+        # What decides the course of a run; kept with its checkpoints.
+        self.fixed = {"shape": _plain(asdict(shape)), "images": len(self.images)}
+        self.settings = {
+            name: getattr(options, name) for name in ("epochs", "lr", "accumulate", "seed")
+        }
+        self.settings["batch_size"] = self.batch_size
+        self.at = Position()
+        if checkpoint:
+            self._resume(checkpoint, state)
+
+        self.order = EpochOrder(len(self.images), options.seed)
+        workers = default_workers(self.device) if options.workers is None else options.workers
+        self.batches = loader(self.images, self.batch_size, self.device, workers, self.order)
+        self.steps_per_epoch = -(-len(self.images) // (self.batch_size * options.accumulate))
+        self.total_steps = self.steps_per_epoch * options.epochs
+        self.journal = Journal(here.logs, self.at.step)
+        self.figures: dict[str, float] = {}
+        self.started = time.monotonic() - self.at.seconds
+
+    def _resume(self, checkpoint: checkpoints.Checkpoint, state: dict[str, Any]) -> None:
+        for name, value in self.fixed.items():
+            if state[name] != value:
+                raise CheckpointError(
+                    f"{checkpoint.path} was made with other {name} ({state[name]}, now {value}); "
+                    "train into another directory, or delete the checkpoints"
+                )
+        for name, value in self.settings.items():
+            if state["settings"][name] != value:
+                print(f"note: {name} was {state['settings'][name]} and is {value} from here on")
+        self.learner.restore(
+            {name: checkpoints.load_tensors(checkpoint, name) for name in CHECKPOINT_FILES}
+        )
+        self.learner.scaler.load_state_dict(state["scaler"])
+        self.at = Position(**state["position"])
+        print(f"resuming from {checkpoint.path}", flush=True)
+
+    def run(self) -> int:
+        """Train to the end and evaluate, or until asked to stop. Returns the exit code."""
+        self._say_what()
+        try:
+            while self.at.epoch < self.options.epochs:
+                if not self._train_epoch():
+                    print(f"stopped after step {self.at.step}; start again to go on", flush=True)
+                    return self.stop.exit_code
+            self._report()
+        finally:
+            self.journal.close()
+        return 0
+
+    def _train_epoch(self) -> bool:
+        """Train to the end of the epoch, validate, keep a checkpoint. False: asked to stop."""
+        self.order.start(self.at.epoch, self.at.seen)
+        self.window = Window()
+        for group, wait_s in timed(groups(self.batches, self.options.accumulate)):
+            rate = learning_rate(self.at.step + 1, self.total_steps, self.options.lr)
+            result = self.learner.step(group, rate, self.options.clip)
+            self.at.step += 1
+            self.at.seen += result.images
+            self.window.add(result, wait_s)
+            self._log(rate)
+            if self.at.seen == len(self.images):
+                break  # validation first: the epoch's checkpoint carries its figures
+            if self.stop.exit_code or self.at.step % self.options.checkpoint_every == 0:
+                self._save({})
+            if self.stop.exit_code:
+                return False
+        self._validate()
+        return not self.stop.exit_code or self.at.epoch == self.options.epochs
+
+    def _log(self, rate: float) -> None:
+        at_interval = self.at.step % self.options.log_every == 0
+        if not (at_interval or self.journal.progress_due() or self.at.seen == len(self.images)):
+            return
+        self.figures = self.window.figures()
+        if self.journal.progress_due():
+            self._progress()
+        if at_interval:
+            self.journal.scalars(
+                self.at.step,
+                {
+                    "train/loss": self.figures["loss"],
+                    "train/accuracy": self.figures["accuracy"],
+                    "train/learning_rate": rate,
+                    "train/gradient_norm": self.figures["gradient_norm"],
+                    "speed/images_per_second": self.figures["images_per_second"],
+                    "speed/data_wait_share": self.figures["data_wait_share"],
+                },
+            )
+            self.window = Window()
+
+    def _progress(self) -> None:
+        shown = ("loss", "accuracy", "images_per_second")
+        self.journal.progress(
+            {
+                "step": self.at.step,
+                "total_steps": self.total_steps,
+                "epoch": self.at.epoch + (self.at.seen > 0),
+                "epochs": self.options.epochs,
+            }
+            | {name: self.figures[name] for name in shown if name in self.figures}
+        )
+
+    def _validate(self) -> None:
+        score = evaluate.score(self.learner.model, self.val_images, self.device)
+        self.at.epoch, self.at.seen = self.at.epoch + 1, 0
+        figures = {"val/accuracy": score.accuracy, "val/loss": score.loss}
+        self.journal.scalars(self.at.step, figures)
+        self._save({"val_accuracy": score.accuracy, "val_loss": score.loss})
+        print(
+            f"epoch {self.at.epoch}/{self.options.epochs}  step {self.at.step}/{self.total_steps}  "
+            f"loss {self.figures['loss']:.4f}  accuracy {self.figures['accuracy']:.4f}  "
+            f"val {score.accuracy:.4f}  {self.figures['images_per_second']:.0f} images/s",
+            flush=True,
+        )
+
+    def _save(self, metrics: dict[str, float]) -> None:
+        self.at.seconds = time.monotonic() - self.started
+        # Events first: whoever resumes at this step finds every scalar up to it.
+        self.journal.flush()
+        train = {
+            f"train_{name}": self.figures[name] for name in ("loss", "accuracy") if self.figures
+        }
+        state = {
+            "position": asdict(self.at),
+            "settings": self.settings,
+            "scaler": self.learner.scaler.state_dict(),
+            "run": self.here.run_id,
+        }
+        checkpoints.write(
+            self.here.checkpoints,
+            self.at.step,
+            self.at.epoch + (self.at.seen > 0),
+            train | metrics,
+            self.learner.tensors(),
+            state | self.fixed,
+        )
+        checkpoints.prune(self.here.checkpoints, self.options.keep)
+
+    def _report(self) -> None:
+        """Evaluate the best checkpoint on images that had no part in training or choosing it."""
+        best = checkpoints.best(self.here.checkpoints)
+        result = evaluate.evaluate(best, self.data, "test", self.device)
+        self._progress()
+        self.journal.metrics(
+            asdict(result) | {"seconds": round(self.at.seconds, 3), "run": self.here.run_id}
+        )
+        print(
+            f"test accuracy {result.accuracy:.4f} ({result.correct} of {result.total}) "
+            f"with {result.checkpoint}, {self.at.seconds:.1f} s of training",
+            flush=True,
+        )
+
+    def _say_what(self) -> None:
+        parameters = sum(parameter.numel() for parameter in self.learner.model.parameters())
+        print(
+            f"run {self.here.run_id}: {len(self.images)} images of {self.data}, "
+            f"{parameters} parameters, {self.device}, {self.learner.precision or torch.float32}, "
+            f"batches of {self.batch_size} x {self.options.accumulate}",
+            flush=True,
+        )
+
+
+def groups(batches: object, size: int) -> Iterator[list[Batch]]:
+    """The batches in groups of `size`, each one optimizer step; the last may be smaller."""
+    iterator: Iterator[Batch] = iter(batches)  # type: ignore[call-overload]
+    while group := list(itertools.islice(iterator, size)):
+        yield group
+
+
+def timed(items: Iterator[list[Batch]]) -> Iterator[tuple[list[Batch], float]]:
+    """Each item with the seconds that it was waited for."""
+    asked = time.monotonic()
+    for item in items:
+        yield item, time.monotonic() - asked
+        asked = time.monotonic()
+
+
+def default_workers(device: torch.device) -> int:
+    """Processes that load images: on a CPU they would only compete with the training."""
+    return min(8, len(os.sched_getaffinity(0))) if device.type == "cuda" else 0
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """As JSON would give it back: lists for tuples."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
+    }
+
+
+def _batch_size(text: str) -> int | None:
+    return None if text == "auto" else _positive(text)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--epochs", type=_positive, default=10, help="passes over the training images")
+    add("--lr", type=float, default=3e-3, help="peak learning rate")
+    add("--batch-size", type=_batch_size, default=32, help="images, or auto: what memory allows")
+    add("--accumulate", type=_positive, default=1, help="batches per optimizer step")
+    add("--clip", type=float, default=1.0, help="largest gradient norm")
+    add("--image-size", type=_positive, default=16, help="pixels; images are made this size")
+    add("--seed", type=int, default=int(os.environ.get("SEED", 1)), help="same seed, same run")
+    add("--amp", default="auto", choices=("auto", "bf16", "fp16", "off"), help="mixed precision")
+    add("--device", default="auto", help="auto, cpu, cuda, ...")
+    add("--workers", type=int, help="processes that load images (default: 0 without a GPU)")
+    add("--checkpoint-every", type=_positive, default=100, help="steps; also after every epoch")
+    add("--keep", type=_positive, default=3, help="newest checkpoints to keep, beside the best")
+    add("--log-every", type=_positive, default=10, help="steps between points in TensorBoard")
+    return parser.parse_args()
+
+
+def main() -> None:
+    stop = StopRequest()
+    options = parse_options()
+    here = places.from_environment(os.environ)
+    try:
+        sys.exit(Training(options, here, stop).run())
+    except (CheckpointError, DatasetError, DivergedError, MemoryError) as error:
+        raise SystemExit(f"train: {error}") from None
+
+
+if __name__ == "__main__":
+    main()
