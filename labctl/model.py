@@ -14,6 +14,7 @@ NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
 """What a lab, a run, a data set or a service may be called."""
 
 GIB = 1024**3
+NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "afs", "9p", "lustre")
 
 Spot = Literal["never", "prefer", "only"]
 ServerState = Literal["starting", "running", "stopped", "terminated"]
@@ -166,9 +167,7 @@ class Facts(Value):
 
     @property
     def home_is_network(self) -> bool:
-        return self.home_filesystem.startswith(
-            ("nfs", "cifs", "smb", "fuse", "afs", "9p", "lustre")
-        )
+        return self.home_filesystem.startswith(NETWORK_FILESYSTEMS)
 
 
 class Mount(Value):

@@ -24,6 +24,7 @@ from labctl.errors import (
 from labctl.transports import Transport
 
 MARK = b"\x1elabctl "
+DOOR = b"import sys\nfrom remote.door import main\nsys.exit(main())\n"
 NOT_INSTALLED = 97
 KINDS: dict[str, type[LabError]] = {
     "usage": UsageError,
@@ -40,9 +41,7 @@ def program() -> tuple[str, bytes]:
     """(hash, bytes) of the zipapp: the package `labctl.remote`, byte for byte reproducible."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        _add(
-            archive, "__main__.py", b"import sys\nfrom remote.door import main\nsys.exit(main())\n"
-        )
+        _add(archive, "__main__.py", DOOR)
         for entry in sorted(resources.files("labctl.remote").iterdir(), key=lambda e: e.name):
             if entry.name.endswith((".py", ".sh")):
                 _add(archive, f"remote/{entry.name}", entry.read_bytes())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,8 @@ def docker(*args: str, check: bool = True, stdin: str = "") -> subprocess.Comple
                 ["docker", *args], input=stdin, capture_output=True, text=True, check=False
             )
         except FileNotFoundError:
-            raise Failure("engine", "Docker is not installed on the server", hint="labctl doctor")
+            said = "Docker is not installed on the server"
+            raise Failure("engine", said, hint="labctl doctor") from None
         gone = done.returncode != 0 and "Cannot connect to the Docker daemon" in done.stderr
         if gone and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -78,18 +81,12 @@ def passwd_file(image_id: str, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     made = docker("create", "--entrypoint", "/bin/true", image_id).stdout.strip()
     try:
-        copied = subprocess.run(
-            f"docker cp {made}:/etc/passwd - | tar -xOf -",
-            shell=True,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        text = _file_in(made, "/etc/passwd")
     finally:
         docker("rm", made, check=False)
     kept = [
         row
-        for row in copied.stdout.splitlines()
+        for row in text.splitlines()
         if row.count(":") == 6 and row.split(":")[2] != str(os.getuid())
     ]
     kept.append(f"lab:x:{os.getuid()}:{os.getgid()}:labctl:/lab/cache/home:/bin/sh")
@@ -97,6 +94,17 @@ def passwd_file(image_id: str, directory: Path) -> Path:
     staging.write_text("\n".join(kept) + "\n")
     staging.replace(path)
     return path
+
+
+def _file_in(container: str, path: str) -> str:
+    """A file of a container that need not run and need not hold any program; "" if absent."""
+    words = ["docker", "cp", f"{container}:{path}", "-"]
+    copied = subprocess.run(words, capture_output=True, check=False)
+    if copied.returncode != 0:
+        return ""
+    with tarfile.open(fileobj=io.BytesIO(copied.stdout)) as archive:
+        member = archive.extractfile(archive.getmembers()[0])
+        return member.read().decode(errors="replace") if member else ""
 
 
 def tmux(*args: str) -> subprocess.CompletedProcess[str]:

@@ -216,8 +216,8 @@ def commit(request: dict[str, Any]) -> dict[str, Any]:
         if place.is_dir():
             raise Failure("policy", f"{place} is a directory on the server, a file at home")
         place.parent.mkdir(parents=True, exist_ok=True)
-        os.chmod(staged, 0o755 if mode & 0o100 else 0o644)
-        os.replace(staged, place)
+        staged.chmod(0o755 if mode & 0o100 else 0o644)
+        staged.replace(place)
         target.note(path, sha256)
         done += 1
     target.save()

@@ -72,9 +72,10 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     try:
         with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
             file.write(text)
-        os.replace(staging, path)
+        staging.replace(path)
     except OSError:
-        staging.unlink() if staging.exists() else None
+        if staging.exists():
+            staging.unlink()
         raise
 
 
