@@ -14,12 +14,17 @@ from labctl.model import Endpoint, Value
 from labctl.shell import Command
 
 
-class Result(Value):
-    """What a command did. `code` is its exit code; output is text, undecodable bytes replaced."""
+class Result(Value, frozen=True):
+    """What a command did. `code` is its exit code; output is text, undecodable bytes replaced.
+
+    `noise` is what the login shell printed to stdout before the command began (a banner in its
+    start-up files); it is in `stdout` no more, but would disturb rsync and sftp.
+    """
 
     code: int
     stdout: str = ""
     stderr: str = ""
+    noise: str = ""
 
 
 class Transport(Protocol):

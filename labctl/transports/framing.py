@@ -1,0 +1,88 @@
+"""What labctl puts around a line, so that output and exit codes can be trusted.
+
+A login shell may print a banner from its start-up files, and ssh exits 255 both when it fails
+itself and when the command did. So the framed line first prints a random mark on both streams
+(what came before it is the shell's or ssh's, not the command's) and, only where the command
+exits 255, the mark again on stderr. A 255 without that second mark is ssh's own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from labctl.shell import Command, portable
+
+KEPT_NOISE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line ready to be sent, and the mark to look for in what comes back."""
+
+    line: str
+    mark: bytes
+
+
+def frame(line: Command | str) -> Frame:
+    """Frame a POSIX shell line for any login shell."""
+    text = line.render() if isinstance(line, Command) else line
+    word = secrets.token_hex(8)
+    script = (
+        f'm=\'\\001{word}\\002\'; printf "$m"; printf "$m" >&2\n(\n{text}\n)\n'
+        'c=$?; [ $c -ne 255 ] || printf "$m" >&2; exit $c'
+    )
+    return Frame(portable(script), b"\x01" + word.encode() + b"\x02")
+
+
+@dataclass
+class Unframer:
+    """Splits one stream of a framed line: `noise` before the mark, output handed to `deliver`.
+
+    `begun` tells that the line was started, `ended_255` that the mark came a second time.
+    Output is handed over at once, but for a tail that may be the beginning of a mark.
+    """
+
+    mark: bytes
+    deliver: Callable[[bytes], None]
+    noise: bytes = b""
+    begun: bool = False
+    ended_255: bool = False
+    _held: bytes = field(default=b"", repr=False)
+
+    def feed(self, chunk: bytes) -> None:
+        data = self._held + chunk
+        self._held = b""
+        while True:
+            before, found, after = data.partition(self.mark)
+            if not found:
+                break
+            self._take(before)
+            self.ended_255 = self.begun
+            self.begun = True
+            data = after
+        kept = _beginning_of(self.mark, data)
+        self._held = data[len(data) - kept :]
+        self._take(data[: len(data) - kept])
+
+    def finish(self) -> None:
+        """No more will come: what was held was output after all."""
+        held, self._held = self._held, b""
+        self._take(held)
+
+    def _take(self, data: bytes) -> None:
+        if not self.begun:
+            self.noise = (self.noise + data)[-KEPT_NOISE_BYTES:]
+        elif data:
+            self.deliver(data)
+
+
+def _beginning_of(mark: bytes, data: bytes) -> int:
+    """How many bytes at the end of `data` are the beginning of `mark`."""
+    start = data.rfind(mark[:1], max(0, len(data) - len(mark) + 1))
+    while start != -1:
+        if mark.startswith(data[start:]):
+            return len(data) - start
+        start = data.rfind(mark[:1], max(0, len(data) - len(mark) + 1), start)
+    return 0

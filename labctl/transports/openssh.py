@@ -1,0 +1,276 @@
+"""The user's own OpenSSH as a transport: one `ssh` process a command, over a shared master.
+
+The master is labctl's, not the one that people type through. It is started on the first command,
+lives some idle minutes beyond this process, and is replaced where its socket answers no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import selectors
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from labctl.commands import ssh
+from labctl.errors import LabError, PolicyError
+from labctl.model import Endpoint
+from labctl.shell import Command
+from labctl.transports import Result, failures
+from labctl.transports.framing import Frame, Unframer, frame
+
+MASTER_START_S = 20.0
+_SSH_FAILED = 255
+_CHUNK_BYTES = 64 * 1024
+
+
+def runtime_dir(parent: Path = Path("/tmp")) -> Path:
+    """A short private directory for control sockets, made if absent.
+
+    Short, since a socket's path may have only about 100 bytes; so neither TMPDIR nor the state
+    directory will do. PolicyError where somebody else made it first.
+    """
+    path = parent / f"labctl-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PolicyError(
+            f"{path} belongs to somebody else",
+            why="whoever owns it could listen in on connections to your servers",
+            hint=f"have an administrator remove it: sudo rm -r {path}",
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+class OpenSshTransport:
+    """Runs commands through `ssh -F config_path`, where the server stands under `server_id`.
+
+    With `master` False every command connects by itself. Threads may share one transport.
+    """
+
+    def __init__(
+        self, config_path: Path, server_id: str, endpoint: Endpoint, *, master: bool = True
+    ) -> None:
+        self.endpoint = endpoint
+        self._config = str(config_path)
+        self._server_id = ssh.check_id(server_id)
+        self._master = master
+
+    @property
+    def control_path(self) -> str:
+        """Where labctl's master for exactly this server and way listens; "" without one."""
+        if not self._master:
+            return ""
+        where = repr((self._config, self._server_id, self.endpoint)).encode()
+        return str(runtime_dir() / f"own-{hashlib.sha256(where).hexdigest()[:16]}")
+
+    def run(
+        self,
+        line: Command | str,
+        *,
+        stdin: bytes = b"",
+        timeout_s: float | None = 60.0,
+        check: bool = True,
+    ) -> Result:
+        out: list[bytes] = []
+        err: list[bytes] = []
+        code, noise = self._execute(line, stdin, timeout_s, out.append, err.append)
+        result = Result(
+            code=code,
+            stdout=b"".join(out).decode(errors="replace"),
+            stderr=b"".join(err).decode(errors="replace"),
+            noise=noise.decode(errors="replace"),
+        )
+        if check and code:
+            raise failures.failed(self.endpoint, str(line), code, result.stderr)
+        return result
+
+    def stream(
+        self,
+        line: Command | str,
+        *,
+        stdin: bytes = b"",
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> int:
+        return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
+
+    def rsync_shell(self) -> str:
+        """What to give rsync after `-e`; starts the master, so that rsync fails clearly or not."""
+        self._ensure_master()
+        return ssh.rsync_shell(self._config, control_path=self.control_path)
+
+    def close(self) -> None:
+        """End labctl's master, other processes' commands over it included."""
+        path = self.control_path
+        if path and _listens(path):
+            _spawn(ssh.control_argv(self._config, self._server_id, "exit", path), None).wait()
+
+    def _execute(
+        self,
+        line: Command | str,
+        stdin: bytes,
+        timeout_s: float | None,
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None],
+    ) -> tuple[int, bytes]:
+        """The command's exit code, and what the login shell printed before it began."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        framed = frame(line)
+        out = Unframer(framed.mark, on_stdout)
+        err = Unframer(framed.mark, on_stderr)
+        self._ensure_master()
+        process = _spawn(self._argv(framed), subprocess.PIPE)
+        with process:
+            try:
+                if not _pump(process, stdin, (out, err), deadline):
+                    raise failures.too_slow(self.endpoint, timeout_s or 0)
+                code = process.wait()
+            finally:
+                process.kill()
+        out.finish()
+        err.finish()
+        if (code == _SSH_FAILED and not err.ended_255) or code < 0:
+            raise self._failure(err)
+        return code, out.noise
+
+    def _argv(self, framed: Frame) -> list[str]:
+        return ssh.command_argv(
+            self._config, self._server_id, framed.line, control_path=self.control_path
+        )
+
+    def _failure(self, err: Unframer) -> LabError:
+        said = err.noise.decode(errors="replace")
+        if err.begun:
+            return failures.lost(self.endpoint, "")
+        if self._master and not said.strip():
+            return failures.lost(self.endpoint, "it ended before the command began")
+        return failures.of_ssh(self.endpoint, said)
+
+    def _ensure_master(self) -> None:
+        """Have a living master. Two processes that come at once start one between them."""
+        path = self.control_path
+        if not path or _listens(path):
+            return
+        with _locked(path + ".lock"):
+            if _listens(path):
+                return
+            Path(path).unlink(missing_ok=True)
+            self._start_master(path)
+
+    def _start_master(self, path: str) -> None:
+        # A file, not a pipe: the master in the background would hold a pipe open.
+        with tempfile.TemporaryFile() as said:
+            argv = ssh.master_argv(self._config, self._server_id, path)
+            process = _spawn(argv, subprocess.DEVNULL, stderr=said)
+            try:
+                code = process.wait(MASTER_START_S)
+            except subprocess.TimeoutExpired:
+                raise failures.unreachable(
+                    self.endpoint, f"no login within {MASTER_START_S:g} s"
+                ) from None
+            finally:
+                process.kill()
+                process.wait()
+            said.seek(0)
+            if code:
+                raise failures.of_ssh(self.endpoint, said.read().decode(errors="replace"))
+
+
+def _ignore(_: bytes) -> None:
+    pass
+
+
+def _spawn(
+    argv: list[str], pipe: int | None, stderr: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    quiet = subprocess.DEVNULL if pipe is None else pipe
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=quiet,
+            stdout=quiet,
+            stderr=stderr or quiet,
+            # Handed on, not read; ssh's own words are recognised in English.
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except FileNotFoundError:
+        raise LabError(
+            "there is no ssh on this machine",
+            why="labctl reaches servers through the system's OpenSSH",
+            hint="sudo apt install openssh-client",
+        ) from None
+
+
+def _listens(path: str) -> bool:
+    """Whether a living process has this control socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _pump(
+    process: subprocess.Popen[bytes],
+    stdin: bytes,
+    streams: tuple[Unframer, Unframer],
+    deadline: float | None,
+) -> bool:
+    """Move bytes until both outputs end; False where the deadline (monotonic) came first."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    left = memoryview(stdin)
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ, streams[0])
+        selector.register(process.stderr, selectors.EVENT_READ, streams[1])
+        if stdin:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        else:
+            process.stdin.close()
+        while selector.get_map():
+            wait_s = None if deadline is None else deadline - time.monotonic()
+            if wait_s is not None and wait_s <= 0:
+                return False
+            for key, _ in selector.select(wait_s):
+                if key.fileobj is process.stdin:
+                    left = _write_some(process.stdin, left)
+                    if not left:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                elif chunk := os.read(key.fd, _CHUNK_BYTES):
+                    key.data.feed(chunk)
+                else:
+                    selector.unregister(key.fileobj)
+    return True
+
+
+def _write_some(pipe: IO[bytes], left: memoryview) -> memoryview:
+    try:
+        return left[os.write(pipe.fileno(), left[:_CHUNK_BYTES]) :]
+    except BrokenPipeError:  # the command read no further
+        return left[:0]
