@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import fetch, files, follow, images, runs, services
+from . import fetch, files, follow, images, looks, runs, services
 from .reply import Failure, answer, finish
 
 ANSWERING: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "start": runs.start,
-    "status": runs.status,
+    "status": looks.status,
     "cancel": runs.cancel,
     "clear": runs.clear,
     "session": runs.session,

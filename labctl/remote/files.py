@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .looks import final
 from .place import (
     CHUNK,
     checked_name,
@@ -31,7 +32,6 @@ from .place import (
     write_json,
 )
 from .reply import Failure, answer, finish
-from .runs import final
 
 RESERVE_BYTES = 64 * 1024 * 1024
 """What a transfer leaves free: a disk at zero stops Docker and sshd too."""

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from .docker import inspect
+from .looks import UNENDED, existing, last_attempt, look
 from .reply import answer, finish
-from .runs import existing, last_attempt, look, start
+from .runs import start
 
 BLOCK = 256 * 1024
 POLL_S = 0.05
-UNENDED = ("claimed", "starting", "running")
 
 
 def follow(request: dict[str, Any]) -> None:

@@ -5,31 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pkgutil
 import secrets
+import shlex
 import shutil
-import signal
 import subprocess
 import time
-from datetime import UTC
 from pathlib import Path
 from typing import Any
 
+from . import secrets_tmpfs
 from .docker import docker, image, inspect, mount, passwd_file, tmux
-from .place import (
-    boot_token,
-    home,
-    inside,
-    lab_dir,
-    read_json,
-    read_text,
-    run_dir,
-    write_json,
-    write_text,
-)
+from .looks import UNENDED, existing, final, last_attempt, look
+from .place import boot_token, home, inside, lab_dir, read_json, run_dir, write_json, write_text
 from .reply import Failure
 
-IGNORED_NEW = ("__pycache__", ".ipynb_checkpoints", ".git", ".labctl")
-GIB = 1024**3
+BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +46,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     except Failure:
         if not again:
             shutil.rmtree(directory, ignore_errors=True)
-        _drop_secrets(spec["id"])
+        secrets_tmpfs.drop(spec["id"])
         raise
     return {"run": look(directory, {}), "found": again, "directory": str(directory)}
 
@@ -99,7 +90,7 @@ def _launch(
     container = f"{root.name}-{spec['id']}-{attempt}"
     place = {"container": container, "boot": boot_token(), "image_id": found["Id"]}
     write_json(own / f"attempt-{attempt}", {**place, "started_at": time.time()})
-    _put_secrets(spec["id"], values)
+    secrets_tmpfs.put(spec["id"], values)
     line = run_line(root, directory, spec, found, container)
     done = docker(*line, check=False)
     if done.returncode != 0 and container not in inspect([container]):
@@ -136,7 +127,9 @@ def run_line(
     words += mount(home() / ".cache", "/lab/cache")
     words += mount(passwd_file(found["Id"], home() / ".passwd"), "/etc/passwd", read_only=True)
     if spec["secrets"]:
-        words += mount(secrets_dir(spec["id"]), "/run/labctl-secrets", read_only=True)
+        words += mount(
+            secrets_tmpfs.directory_of(spec["id"]), "/run/labctl-secrets", read_only=True
+        )
     for key, value in sorted(env.items()):
         words += ["--env", f"{key}={value}"]
     if spec["gpus"]:
@@ -170,8 +163,6 @@ def _fixed_env(spec: dict[str, Any]) -> dict[str, str]:
 
 
 def entry_script() -> str:
-    import pkgutil
-
     return (pkgutil.get_data(__package__ or "remote", "entry.sh") or b"").decode()
 
 
@@ -201,28 +192,6 @@ def _snapshot(code: Path, target: Path) -> None:
     partial.rename(target)
 
 
-def secrets_dir(run_id: str) -> Path:
-    return Path("/dev/shm") / f"labctl-{os.getuid()}" / run_id
-
-
-def _put_secrets(run_id: str, values: dict[str, str]) -> None:
-    """Secrets live on a tmpfs, 0600, for as long as the run: never on disk, never in argv."""
-    if not values:
-        return
-    directory = secrets_dir(run_id)
-    directory.parent.mkdir(mode=0o700, exist_ok=True)
-    if directory.parent.is_symlink() or directory.parent.stat().st_uid != os.getuid():
-        raise Failure("policy", f"{directory.parent} belongs to somebody else", "", "labctl doctor")
-    directory.parent.chmod(0o700)
-    directory.mkdir(mode=0o700, exist_ok=True)
-    for name, value in values.items():
-        write_text(directory / name, value, 0o600)
-
-
-def _drop_secrets(run_id: str) -> None:
-    shutil.rmtree(secrets_dir(run_id), ignore_errors=True)
-
-
 def open_session(run_id: str, directory: Path, container: str) -> str:
     """The tmux session for people: run (the log), gpu, shell. Killing it harms nothing."""
     name = f"labctl-{run_id}"
@@ -230,24 +199,16 @@ def open_session(run_id: str, directory: Path, container: str) -> str:
         return name
     log = directory / "logs" / "run.log"
     gpu = "if command -v nvidia-smi >/dev/null; then exec watch -n 2 nvidia-smi; else exec top; fi"
-    enter = (
-        "exec sh /lab/run/.labctl/entry.sh sh -c 'command -v bash >/dev/null && exec bash; exec sh'"
-    )
-    shell = f"docker exec -it -e LABCTL_ENTER=1 {container} sh -c {_quoted(enter)}"
+    enter = f"exec sh /lab/run/.labctl/entry.sh sh -c {shlex.quote(BEST_SHELL)}"
+    shell = f"docker exec -it -e LABCTL_ENTER=1 {container} sh -c {shlex.quote(enter)}"
     shell += " || exec ${SHELL:-sh}"
     tmux(
         *("new-session", "-d", "-s", name, "-n", "run", "-c", str(directory)),
-        *("-x", "200", "-y", "50", f"exec tail -n +1 -F {_quoted(str(log))}", ";"),
+        *("-x", "200", "-y", "50", f"exec tail -n +1 -F {shlex.quote(str(log))}", ";"),
         *("new-window", "-d", "-t", f"={name}:", "-n", "gpu", gpu, ";"),
         *("new-window", "-d", "-t", f"={name}:", "-n", "shell", shell),
     )
     return name
-
-
-def _quoted(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)
 
 
 def session(request: dict[str, Any]) -> dict[str, Any]:
@@ -257,196 +218,11 @@ def session(request: dict[str, Any]) -> dict[str, Any]:
     return {"session": open_session(directory.name, directory, attempt.get("container", ""))}
 
 
-def existing(request: dict[str, Any]) -> Path:
-    directory = run_dir(lab_dir(request["lab"], request["lab_id"]), request["run"])
-    if not directory.is_dir():
-        raise Failure("missing", f"there is no run {request['run']} here", "", "labctl status")
-    return directory
-
-
-def last_attempt(directory: Path) -> dict[str, Any]:
-    found = sorted((directory / ".labctl").glob("attempt-*"), key=lambda p: int(p.name[8:]))
-    return read_json(found[-1]) if found else {}
-
-
-def status(request: dict[str, Any]) -> dict[str, Any]:
-    """Every run of the lab (or those named in "runs"), asked of Docker in one call."""
-    root = lab_dir(request["lab"], request["lab_id"])
-    wanted = request.get("runs")
-    directories = [
-        d
-        for d in sorted((root / "runs").glob("*"))
-        if not d.name.startswith(".") and (not wanted or d.name in wanted)
-    ]
-    names = [last_attempt(d).get("container", "") for d in directories if not final(d)]
-    seen = inspect([n for n in names if n])
-    usage = shutil.disk_usage(str(root))
-    return {
-        "runs": [look(d, seen) for d in directories],
-        "disk": {"free_bytes": usage.free, "total_bytes": usage.total},
-        "uptime_s": float(read_text(Path("/proc/uptime")).split()[0]),
-        "now": time.time(),
-    }
-
-
-def final(directory: Path) -> dict[str, Any]:
-    """The record of a run that is known to have ended, {} otherwise."""
-    return read_json(directory / ".labctl" / "record.json")
-
-
-def look(directory: Path, seen: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What can truthfully be said of a run now. An ended run is recorded once and for all."""
-    record = final(directory)
-    if record:
-        return record
-    spec = read_json(directory / ".labctl" / "spec.json")
-    attempt = last_attempt(directory)
-    claim = read_json(directory / ".labctl" / "claim.json")
-    state: dict[str, Any] = {
-        "id": directory.name,
-        "lab_id": spec.get("lab_id", ""),
-        "command": spec.get("command", []),
-        "image": spec.get("image", ""),
-        "created_at": claim.get("created_at", 0.0),
-        "started_at": attempt.get("started_at"),
-        "container": attempt.get("container", ""),
-        "progress": _progress(directory),
-    }
-    name = attempt.get("container", "")
-    found = seen.get(name) or (inspect([name]).get(name) if name else None)
-    ending = _ending(directory, spec, attempt, found)
-    state.update(ending)
-    if state["state"] in ("exited", "lost", "cancelled"):
-        state["new_files"] = new_files(directory, spec.get("outputs", []))
-        state["progress"] = _progress(directory)
-        _keep_console(directory, spec, name, found)
-        write_json(directory / ".labctl" / "record.json", state)
-        _drop_secrets(directory.name)
-    return state
-
-
-def _ending(
-    directory: Path, spec: dict[str, Any], attempt: dict[str, Any], found: dict[str, Any] | None
-) -> dict[str, Any]:
-    """state, exit_code, ended_at and told, from the exit record, Docker and the boot token."""
-    if found is None and not attempt:
-        return {"state": "claimed"}
-    inner = (found or {}).get("State") or {}
-    if inner.get("Running") or inner.get("Restarting"):
-        return {"state": "running"}
-    if inner.get("Status") == "created" and not inner.get("Error"):
-        return {"state": "claimed"}
-    written = read_json(directory / ".labctl" / "exit.json")
-    cancelled = (directory / ".labctl" / "cancel").exists()
-    if written:
-        told = told_of(int(written["code"]), written, spec, cancelled)
-        end = float(written["ended_at"])
-        state = "cancelled" if cancelled else "exited"
-        return {"state": state, "exit_code": written["code"], "ended_at": end, "told": told}
-    if attempt.get("boot") and attempt["boot"] != boot_token():
-        told = "lost: the server restarted while it ran; its outputs up to then are kept"
-        return {"state": "lost", "ended_at": None, "told": told}
-    if found is None:
-        # `docker run` may still be at work for a claim that another call made this second.
-        if time.time() - float(attempt.get("started_at") or 0) < 30:
-            return {"state": "starting"}
-        return {"state": "lost", "ended_at": None, "told": "lost: its container was removed"}
-    code = int(inner.get("ExitCode", -1))
-    ended = _docker_time(inner.get("FinishedAt", ""))
-    if inner.get("OOMKilled"):
-        told = told_of(137, {"oom_kills": 1}, spec, False)
-    elif cancelled:
-        told = "cancelled: it did not stop within its time and was killed"
-    elif inner.get("Error"):
-        told = f"could not start: {inner['Error'][-500:]}"
-    else:
-        told = f"its container was killed from outside ({signal_name(code - 128)})"
-        told = told if code > 128 else f"its container ended with {code} before the command did"
-    state = "cancelled" if cancelled else "exited"
-    return {"state": state, "exit_code": code, "ended_at": ended, "told": told}
-
-
-def told_of(code: int, written: dict[str, Any], spec: dict[str, Any], cancelled: bool) -> str:
-    """How a run ended, in words."""
-    if int(written.get("oom_kills") or 0) > 0 and code != 0:
-        limit = int(spec.get("memory_bytes") or 0)
-        said = f"its limit of {limit / GIB:.2f} GiB" if limit else "the server's memory"
-        peak = int(written.get("peak_memory_bytes") or 0)
-        peak_said = f" (peak {peak / GIB:.2f} GiB)" if peak else ""
-        return f"out of memory: killed at {said}{peak_said}"
-    if cancelled:
-        return f"cancelled; the command ended with {code}"
-    if code == 0:
-        return "done"
-    if code == 127:
-        return "exit 127: the command was not found in the image"
-    if code == 126:
-        return "exit 126: the command was found but cannot be executed"
-    if code > 128 and signal_name(code - 128):
-        return f"ended by {signal_name(code - 128)} (exit {code})"
-    return f"failed with exit code {code}"
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return ""
-
-
-def _docker_time(text: str) -> float | None:
-    from datetime import datetime
-
-    try:
-        moment = datetime.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")
-    except ValueError:
-        return None
-    return moment.replace(tzinfo=UTC).timestamp()
-
-
-def _progress(directory: Path) -> dict[str, float]:
-    """Numbers that a training script may leave in logs/progress.json."""
-    body = read_json(directory / "logs" / "progress.json")
-    return {k: float(v) for k, v in body.items() if isinstance(v, (int, float))}
-
-
-def new_files(directory: Path, outputs: list[str]) -> list[str]:
-    """Files that the run made outside its outputs, relative to the run directory."""
-    try:
-        known = set(json.loads(read_text(directory / ".labctl" / "code.json") or "[]"))
-    except ValueError:
-        known = set()
-    kept = {*outputs, "logs", "checkpoints", "code", ".labctl"}
-    found = []
-    for path in sorted(directory.rglob("*")):
-        parts = path.relative_to(directory).parts
-        if any(p in IGNORED_NEW for p in parts) or path.is_symlink() or not path.is_file():
-            continue
-        if (parts[0] == "code" and "/".join(parts[1:]) not in known) or (
-            parts[0] not in kept and not any("/".join(parts).startswith(f"{o}/") for o in outputs)
-        ):
-            found.append("/".join(parts))
-        if len(found) >= 200:
-            break
-    return found
-
-
-def _keep_console(
-    directory: Path, spec: dict[str, Any], name: str, found: dict[str, Any] | None
-) -> None:
-    """What the container itself printed: all of it with a terminal, the shell's errors without."""
-    log = directory / "logs" / "run.log"
-    if found and (spec.get("tty") or not log.exists() or log.stat().st_size == 0):
-        done = docker("logs", name, check=False)
-        with log.open("a") as file:
-            file.write(done.stdout + done.stderr)
-
-
 def cancel(request: dict[str, Any]) -> dict[str, Any]:
     """SIGTERM, `grace_s` to write a checkpoint, then SIGKILL. Repeating it does no harm."""
     directory = existing(request)
     before = look(directory, {})
-    if before["state"] not in ("running", "starting", "claimed"):
+    if before["state"] not in UNENDED:
         return {"run": before, "already": True}
     (directory / ".labctl" / "cancel").touch()
     name = before["container"]
