@@ -162,7 +162,7 @@ class Connections:
         key = confirmed.read_text().strip() if confirmed.exists() else ""
         key = key or self._known_to_user(endpoint)
         if not key:
-            from labctl.transports.paramiko import fetch_host_key
+            from labctl.transports.logins import fetch_host_key
 
             key = fetch_host_key(self._direct(endpoint))
             confirm(endpoint, key, reporter)

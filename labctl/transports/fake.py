@@ -1,0 +1,87 @@
+"""A server that is a script: for tests of flows, and for trying labctl without a machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from labctl.errors import LabError
+from labctl.model import Endpoint
+from labctl.shell import Command
+from labctl.transports import Result, failures
+
+Reply = Result | LabError | Callable[[str, bytes], Result]
+"""What a line leads to: a result, an error to raise, or a function of the line and its stdin."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One command as it was asked for."""
+
+    line: str
+    stdin: bytes = b""
+
+
+@dataclass
+class FakeTransport:
+    """Records every line in `sent` and answers by the first pattern that is found in it.
+
+    `replies` are (regular expression, reply), tried in order; a line that none matches is an
+    AssertionError, since a script that is silent about a command has not thought of it.
+    """
+
+    endpoint: Endpoint = field(default_factory=lambda: Endpoint(host="fake.example"))
+    replies: list[tuple[str, Reply]] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
+    closed: bool = False
+
+    def reply(self, pattern: str, reply: Reply | str = "", *, code: int = 0) -> FakeTransport:
+        """Add a reply behind the others; text stands for a Result with this stdout and code."""
+        answer = Result(code=code, stdout=reply) if isinstance(reply, str) else reply
+        self.replies.append((pattern, answer))
+        return self
+
+    @property
+    def lines(self) -> list[str]:
+        return [each.line for each in self.sent]
+
+    def run(
+        self,
+        line: Command | str,
+        *,
+        stdin: bytes = b"",
+        timeout_s: float | None = 60.0,
+        check: bool = True,
+    ) -> Result:
+        result = self._answer(str(line), stdin)
+        if check and result.code:
+            raise failures.failed(self.endpoint, str(line), result.code, result.stderr)
+        return result
+
+    def stream(
+        self,
+        line: Command | str,
+        *,
+        stdin: bytes = b"",
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> int:
+        result = self._answer(str(line), stdin)
+        if result.stdout:
+            on_stdout(result.stdout.encode())
+        if result.stderr and on_stderr is not None:
+            on_stderr(result.stderr.encode())
+        return result.code
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _answer(self, line: str, stdin: bytes) -> Result:
+        self.sent.append(Sent(line, stdin))
+        for pattern, reply in self.replies:
+            if re.search(pattern, line):
+                if isinstance(reply, LabError):
+                    raise reply
+                return reply if isinstance(reply, Result) else reply(line, stdin)
+        raise AssertionError(f"the script has no reply to: {line}")

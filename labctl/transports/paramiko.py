@@ -1,0 +1,206 @@
+"""paramiko as a transport: for machines without OpenSSH, and for single files without rsync."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import paramiko
+
+from labctl.errors import LabError, TransferError
+from labctl.model import Endpoint
+from labctl.shell import Command
+from labctl.transports import Result, failures
+from labctl.transports.framing import Unframer, frame
+from labctl.transports.logins import STEP_TIMEOUT_S, Login, fetch_host_key, log_in
+
+__all__ = ["ParamikoTransport", "fetch_host_key"]
+
+MOST_CHANNELS = 8
+_CHUNK_BYTES = 64 * 1024
+_NETWORK_ERRORS = (paramiko.SSHException, OSError, EOFError)
+
+
+class ParamikoTransport:
+    """One connection, made on the first command and again after it was lost.
+
+    Threads may share it: at most 8 commands run at once (sshd allows ten), others wait.
+    `known_hosts` is the user's file, for the keys of jump hosts.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, known_hosts: Path | None = None) -> None:
+        self.endpoint = endpoint
+        self._known_hosts = known_hosts
+        self._login: Login | None = None
+        self._connecting = threading.Lock()
+        self._slots = threading.BoundedSemaphore(MOST_CHANNELS)
+
+    def run(
+        self,
+        line: Command | str,
+        *,
+        stdin: bytes = b"",
+        timeout_s: float | None = 60.0,
+        check: bool = True,
+    ) -> Result:
+        out: list[bytes] = []
+        err: list[bytes] = []
+        code, noise = self._execute(line, stdin, timeout_s, out.append, err.append)
+        result = Result(
+            code=code,
+            stdout=b"".join(out).decode(errors="replace"),
+            stderr=b"".join(err).decode(errors="replace"),
+            noise=noise.decode(errors="replace"),
+        )
+        if check and code:
+            raise failures.failed(self.endpoint, str(line), code, result.stderr)
+        return result
+
+    def stream(
+        self,
+        line: Command | str,
+        *,
+        stdin: bytes = b"",
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> int:
+        return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
+
+    def put(self, source: Path, target: str) -> None:
+        """Send one file over SFTP; `target` changes only when all of it is there."""
+        staged = f"{target}.labctl-part"
+        with self._slots:
+            try:
+                with self._connected().transport.open_session(timeout=STEP_TIMEOUT_S) as channel:
+                    channel.invoke_subsystem("sftp")
+                    sftp = paramiko.SFTPClient(channel)
+                    sftp.put(str(source), staged)
+                    sftp.posix_rename(staged, target)
+            except _NETWORK_ERRORS as error:
+                raise self._not_transferred(target, error) from error
+
+    def get(self, source: str, target: Path) -> None:
+        """Fetch one file over SFTP; `target` changes only when all of it is here."""
+        descriptor, staged = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+        os.close(descriptor)
+        try:
+            with (
+                self._slots,
+                self._connected().transport.open_session(timeout=STEP_TIMEOUT_S) as channel,
+            ):
+                channel.invoke_subsystem("sftp")
+                paramiko.SFTPClient(channel).get(source, staged)
+            Path(staged).replace(target)
+        except _NETWORK_ERRORS as error:
+            raise self._not_transferred(source, error) from error
+        finally:
+            Path(staged).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        login, self._login = self._login, None
+        if login is not None:
+            login.close()
+
+    def _not_transferred(self, name: str, error: BaseException) -> LabError:
+        if self._login is None or not self._login.alive:
+            return failures.lost(self.endpoint, str(error))
+        return TransferError(f"{name} was not transferred", why=str(error), hint="labctl doctor")
+
+    def _connected(self) -> Login:
+        with self._connecting:
+            if self._login is None or not self._login.alive:
+                self.close()
+                self._login = log_in(self.endpoint, self._known_hosts)
+            return self._login
+
+    def _open_channel(self) -> paramiko.Channel:
+        """A channel; a connection that died while idle is replaced, since nothing has begun."""
+        login = self._connected()
+        try:
+            return login.transport.open_session(timeout=STEP_TIMEOUT_S)
+        except paramiko.ChannelException as error:
+            raise failures.unreachable(self.endpoint, str(error)) from error
+        except _NETWORK_ERRORS:
+            login.close()
+        try:
+            return self._connected().transport.open_session(timeout=STEP_TIMEOUT_S)
+        except _NETWORK_ERRORS as error:
+            raise failures.lost(self.endpoint, str(error)) from error
+
+    def _execute(
+        self,
+        line: Command | str,
+        stdin: bytes,
+        timeout_s: float | None,
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None],
+    ) -> tuple[int, bytes]:
+        """The command's exit code, and what the login shell printed before it began."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        framed = frame(line)
+        out = Unframer(framed.mark, on_stdout)
+        err = Unframer(framed.mark, on_stderr)
+        with self._slots, self._open_channel() as channel:
+            try:
+                channel.exec_command(framed.line)
+            except _NETWORK_ERRORS as error:
+                raise failures.lost(self.endpoint, str(error)) from error
+            _send(channel, stdin)
+            in_time = _drain(channel, out, err, deadline)
+            # The status comes after the output; -1 means that nobody knows it.
+            in_time = in_time and channel.status_event.wait(_left_s(deadline))
+            code = channel.exit_status
+        if not in_time:
+            raise failures.too_slow(self.endpoint, timeout_s or 0)
+        out.finish()
+        err.finish()
+        if code < 0:
+            raise failures.lost(self.endpoint, "")
+        return code, out.noise
+
+
+def _ignore(_: bytes) -> None:
+    pass
+
+
+def _left_s(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _send(channel: paramiko.Channel, stdin: bytes) -> None:
+    """Hand `stdin` over beside the reading, so that neither waits for the other."""
+
+    def feed() -> None:
+        try:
+            channel.sendall(stdin)
+            channel.shutdown_write()
+        except _NETWORK_ERRORS:
+            return  # the command ended without reading all of it, or the link was lost
+
+    if stdin:
+        threading.Thread(target=feed, name="labctl-stdin", daemon=True).start()
+    else:
+        feed()
+
+
+def _drain(channel: paramiko.Channel, out: Unframer, err: Unframer, deadline: float | None) -> bool:
+    """Move output until it ends; False where the deadline (monotonic) came first."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(channel.fileno(), selectors.EVENT_READ)
+        while True:
+            ended = channel.eof_received or channel.closed
+            while channel.recv_ready():
+                out.feed(channel.recv(_CHUNK_BYTES))
+            while channel.recv_stderr_ready():
+                err.feed(channel.recv_stderr(_CHUNK_BYTES))
+            if ended:
+                return True
+            left_s = _left_s(deadline)
+            if left_s == 0.0:
+                return False
+            selector.select(left_s)
