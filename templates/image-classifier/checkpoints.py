@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 VERSION = 1
@@ -147,7 +147,7 @@ def write(
     partial.mkdir(parents=True)
     for name, values in tensors.items():
         flat = {key: value.detach().cpu().contiguous() for key, value in values.items()}
-        save_file(flat, partial / f"{name}.safetensors")
+        (partial / f"{name}.safetensors").write_bytes(save(flat))
     _write_json(partial / STATE, state)
     files = {path.name: _describe(path) for path in sorted(partial.iterdir())}
     manifest = {"version": VERSION, "step": step, "epoch": epoch, "metrics": metrics}

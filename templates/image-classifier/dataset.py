@@ -26,7 +26,7 @@ def locate(places: Places) -> Path:
     Raises DatasetError if there is none and nowhere to make one.
     """
     for place in (places.dataset, places.spare_dataset):
-        if (place / "train").is_dir():
+        if place.is_dir() and any(place.iterdir()):
             return place
     for place in (places.dataset, places.spare_dataset):
         try:

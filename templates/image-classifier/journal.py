@@ -40,8 +40,7 @@ class Window:
         loss = torch.stack([result.loss for result in self.results]).double().cpu()
         correct = torch.stack([result.correct for result in self.results]).sum().item()
         mean_loss = float((loss * images).sum() / self.images)
-        if not math.isfinite(mean_loss):
-            raise DivergedError(f"the loss became {mean_loss}; try a smaller --lr")
+        check_finite(mean_loss)
         # The clock is read after the figures: by then the GPU has done the work they describe.
         seconds = max(time.monotonic() - self.started, 1e-9)
         return {
@@ -85,6 +84,12 @@ class Journal:
 
     def close(self) -> None:
         self.writer.close()
+
+
+def check_finite(loss: float) -> None:
+    """Raises DivergedError: training on would waste the server, and its checkpoints be useless."""
+    if not math.isfinite(loss):
+        raise DivergedError(f"the loss became {loss}; try a smaller --lr")
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:

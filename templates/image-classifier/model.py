@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,6 +15,20 @@ class Shape:
     classes: tuple[str, ...]  # in the order of the network's outputs
     channels: int  # 1: grey, 3: colour
     image_size: int  # pixels; images are square
+
+
+def to_json(shape: Shape) -> dict[str, object]:
+    """As a checkpoint's state.json keeps it."""
+    return {
+        "classes": list(shape.classes),
+        "channels": shape.channels,
+        "image_size": shape.image_size,
+    }
+
+
+def from_json(values: dict[str, Any]) -> Shape:
+    """The shape that `to_json` wrote."""
+    return Shape(tuple(values["classes"]), values["channels"], values["image_size"])
 
 
 class Classifier(nn.Module):

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -26,15 +28,17 @@ import batch_size
 import checkpoints
 import evaluate
 import places
-from checkpoints import CheckpointError
+from checkpoints import Checkpoint, CheckpointError
 from dataset import Batch, EpochOrder, ImageFolder, loader, locate, shape_of
-from journal import DivergedError, Journal, Window
+from journal import DivergedError, Journal, Window, check_finite
 from learner import Learner, learning_rate, mixed_precision
-from model import Classifier
+from model import Classifier, Shape, to_json
+from options import parse_options
 from places import Places
 from prepare_data import SPLITS, DatasetError
 
 CHECKPOINT_FILES = ("model", "optimizer", "random")  # .safetensors
+SETTINGS = ("epochs", "lr", "accumulate", "seed")  # what decides the course of a run
 
 
 @dataclass
@@ -66,7 +70,7 @@ class Training:
     def __init__(self, options: argparse.Namespace, here: Places, stop: StopRequest) -> None:
         self.options, self.here, self.stop = options, here, stop
         self.device = evaluate.pick_device(options.device)
-        self.data = locate(here)
+        self.data: Path = options.data or locate(here)
         shape = shape_of(self.data, options.image_size)
         self.images, self.val_images, _ = (ImageFolder(self.data / part, shape) for part in SPLITS)
 
@@ -75,37 +79,36 @@ class Training:
         checkpoint = checkpoints.latest(here.checkpoints)
         state = checkpoints.load_state(checkpoint) if checkpoint else {}
 
-        torch.manual_seed(options.seed)
-        # The fastest convolution algorithms on GPUs add in an order that changes from run to run.
-        torch.backends.cudnn.deterministic = True
-        model = Classifier(shape)
-        precision = mixed_precision(options.amp, self.device)
-        self.batch_size: int = (
-            options.batch_size
-            or state.get("settings", {}).get("batch_size")
-            or (batch_size.choose(model, shape, len(self.images), self.device, precision))
-        )
-        self.learner = Learner(model, self.device, precision)
-        # What decides the course of a run; kept with its checkpoints.
-        self.fixed = {"shape": _plain(asdict(shape)), "images": len(self.images)}
-        self.settings = {
-            name: getattr(options, name) for name in ("epochs", "lr", "accumulate", "seed")
-        }
+        self.learner, self.batch_size = self._build(shape, state)
+        # What a checkpoint must agree with, and what it should: both are kept with each.
+        self.fixed = {"shape": to_json(shape), "images": len(self.images)}
+        self.settings = {name: getattr(options, name) for name in SETTINGS}
         self.settings["batch_size"] = self.batch_size
-        self.at = Position()
-        if checkpoint:
-            self._resume(checkpoint, state)
+        self.at = self._resume(checkpoint, state) if checkpoint else Position()
 
         self.order = EpochOrder(len(self.images), options.seed)
         workers = default_workers(self.device) if options.workers is None else options.workers
         self.batches = loader(self.images, self.batch_size, self.device, workers, self.order)
-        self.steps_per_epoch = -(-len(self.images) // (self.batch_size * options.accumulate))
-        self.total_steps = self.steps_per_epoch * options.epochs
+        steps_per_epoch = math.ceil(len(self.images) / (self.batch_size * options.accumulate))
+        self.total_steps = steps_per_epoch * options.epochs
         self.journal = Journal(here.logs, self.at.step)
-        self.figures: dict[str, float] = {}
+        self.window = Window()
+        self.figures: dict[str, float] = {}  # the window's newest
         self.started = time.monotonic() - self.at.seconds
 
-    def _resume(self, checkpoint: checkpoints.Checkpoint, state: dict[str, Any]) -> None:
+    def _build(self, shape: Shape, state: dict[str, Any]) -> tuple[Learner, int]:
+        """A learner with fresh weights, and its batch size: as given, as before, or measured."""
+        torch.manual_seed(self.options.seed)
+        # The fastest convolution algorithms on GPUs add in an order that changes from run to run.
+        torch.backends.cudnn.deterministic = True
+        model = Classifier(shape)
+        precision = mixed_precision(self.options.amp, self.device)
+        size = self.options.batch_size or state.get("settings", {}).get("batch_size")
+        if size is None:
+            size = batch_size.choose(model, shape, len(self.images), self.device, precision)
+        return Learner(model, self.device, precision), size
+
+    def _resume(self, checkpoint: Checkpoint, state: dict[str, Any]) -> Position:
         for name, value in self.fixed.items():
             if state[name] != value:
                 raise CheckpointError(
@@ -118,9 +121,10 @@ class Training:
         self.learner.restore(
             {name: checkpoints.load_tensors(checkpoint, name) for name in CHECKPOINT_FILES}
         )
-        self.learner.scaler.load_state_dict(state["scaler"])
-        self.at = Position(**state["position"])
+        if state["scaler"]:  # empty unless the run so far was in fp16
+            self.learner.scaler.load_state_dict(state["scaler"])
         print(f"resuming from {checkpoint.path}", flush=True)
+        return Position(**state["position"])
 
     def run(self) -> int:
         """Train to the end and evaluate, or until asked to stop. Returns the exit code."""
@@ -148,9 +152,10 @@ class Training:
             self._log(rate)
             if self.at.seen == len(self.images):
                 break  # validation first: the epoch's checkpoint carries its figures
-            if self.stop.exit_code or self.at.step % self.options.checkpoint_every == 0:
+            stopping = self.stop.exit_code != 0  # asked once: a signal may come at any moment
+            if stopping or self.at.step % self.options.checkpoint_every == 0:
                 self._save({})
-            if self.stop.exit_code:
+            if stopping:
                 return False
         self._validate()
         return not self.stop.exit_code or self.at.epoch == self.options.epochs
@@ -190,6 +195,7 @@ class Training:
 
     def _validate(self) -> None:
         score = evaluate.score(self.learner.model, self.val_images, self.device)
+        check_finite(score.loss)
         self.at.epoch, self.at.seen = self.at.epoch + 1, 0
         figures = {"val/accuracy": score.accuracy, "val/loss": score.loss}
         self.journal.scalars(self.at.step, figures)
@@ -248,9 +254,9 @@ class Training:
         )
 
 
-def groups(batches: object, size: int) -> Iterator[list[Batch]]:
+def groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
     """The batches in groups of `size`, each one optimizer step; the last may be smaller."""
-    iterator: Iterator[Batch] = iter(batches)  # type: ignore[call-overload]
+    iterator = iter(batches)
     while group := list(itertools.islice(iterator, size)):
         yield group
 
@@ -265,7 +271,7 @@ def timed(items: Iterator[list[Batch]]) -> Iterator[tuple[list[Batch], float]]:
 
 def default_workers(device: torch.device) -> int:
     """Processes that load images: on a CPU they would only compete with the training."""
-    return min(8, len(os.sched_getaffinity(0))) if device.type == "cuda" else 0
+    return min(8, os.cpu_count() or 1) if device.type == "cuda" else 0
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -275,41 +281,9 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _batch_size(text: str) -> int | None:
-    return None if text == "auto" else _positive(text)
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
-
-
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--epochs", type=_positive, default=10, help="passes over the training images")
-    add("--lr", type=float, default=3e-3, help="peak learning rate")
-    add("--batch-size", type=_batch_size, default=32, help="images, or auto: what memory allows")
-    add("--accumulate", type=_positive, default=1, help="batches per optimizer step")
-    add("--clip", type=float, default=1.0, help="largest gradient norm")
-    add("--image-size", type=_positive, default=16, help="pixels; images are made this size")
-    add("--seed", type=int, default=int(os.environ.get("SEED", 1)), help="same seed, same run")
-    add("--amp", default="auto", choices=("auto", "bf16", "fp16", "off"), help="mixed precision")
-    add("--device", default="auto", help="auto, cpu, cuda, ...")
-    add("--workers", type=int, help="processes that load images (default: 0 without a GPU)")
-    add("--checkpoint-every", type=_positive, default=100, help="steps; also after every epoch")
-    add("--keep", type=_positive, default=3, help="newest checkpoints to keep, beside the best")
-    add("--log-every", type=_positive, default=10, help="steps between points in TensorBoard")
-    return parser.parse_args()
-
-
 def main() -> None:
     stop = StopRequest()
-    options = parse_options()
+    options = parse_options((__doc__ or "").partition("\n")[0])
     here = places.from_environment(os.environ)
     try:
         sys.exit(Training(options, here, stop).run())
