@@ -1,0 +1,68 @@
+"""Docker layers that outlive a server: a pool of volumes, each used by one server at a time.
+
+The engine is the only thing that all labs, users and processes here share, so a container's name,
+which the engine gives once, is the lock: a server is created under the name of the claim on its
+volume, and gets its own name only when no other container has that volume. Whoever claimed the
+volume before has either still the claim's name (so creating ours fails) or is seen using it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+LABEL = "labctl.cache"
+MOUNT_POINT = "/var/lib/docker"
+_SUFFIX = "-claim"
+
+
+def free(docker: DockerClient) -> list[str]:
+    """Names of the pool's volumes that no container has, in a stable order."""
+    used = {
+        mount["Name"]
+        for container in docker.containers.list(all=True, sparse=True)
+        for mount in container.attrs["Mounts"]
+        if mount["Type"] == "volume"
+    }
+    pool = {volume.name for volume in docker.volumes.list(filters={"label": LABEL})}
+    return sorted(pool - used)
+
+
+def claim(docker: DockerClient, make: Callable[[str, str], Container]) -> Container:
+    """A container made by `make(name, volume)`, the only one with its volume."""
+    from docker.errors import APIError
+
+    for volume in [*free(docker), ""]:
+        name = volume or _new_volume(docker)
+        try:
+            container = make(name + _SUFFIX, name)
+        except APIError as error:
+            if error.status_code == HTTPStatus.CONFLICT:
+                continue
+            raise
+        if _alone(docker, container, name):
+            return container
+        container.remove(force=True)
+    raise AssertionError("a new volume has a random name and cannot be claimed by another")
+
+
+def is_claim(container: Container) -> bool:
+    """Whether its maker ended between claiming the volume and naming the server."""
+    return str(container.name).endswith(_SUFFIX)
+
+
+def _new_volume(docker: DockerClient) -> str:
+    name = f"labctl-cache-{secrets.token_hex(4)}"
+    docker.volumes.create(name, labels={LABEL: "docker"})
+    return name
+
+
+def _alone(docker: DockerClient, container: Container, volume: str) -> bool:
+    users = docker.containers.list(all=True, sparse=True, filters={"volume": volume})
+    return all(user.id == container.id for user in users)

@@ -1,0 +1,91 @@
+"""The way to this machine's Docker Engine, and what to do where there is none."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labctl.errors import EngineError, ProviderError
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+TIMEOUT_S = 120
+"""How long one answer of the engine may take; clearing a server's containers is the longest."""
+
+
+@contextmanager
+def connected() -> Iterator[DockerClient]:
+    """The engine that the docker command uses (DOCKER_HOST or the current context).
+
+    Raises EngineError where none answers, ProviderError with its own words where it refuses.
+    """
+    import docker
+    from docker.errors import APIError, DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        client = docker.from_env(timeout=TIMEOUT_S)
+    except DockerException as error:
+        raise unusable(error) from error
+    try:
+        yield client
+    except APIError as error:
+        raise ProviderError("Docker Engine refused", why=error.explanation or str(error)) from error
+    except (DockerException, RequestException) as error:
+        raise unusable(error) from error
+    finally:
+        client.close()
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """`error` and everything it was made from; requests keeps the reason in `args`."""
+    yield error
+    inner = error.__cause__ or error.__context__
+    for below in (inner, *error.args):
+        if isinstance(below, BaseException):
+            yield from causes(below)
+
+
+def unusable(error: BaseException, platform: str = sys.platform) -> EngineError:
+    """What the person has to do about this failure to reach the engine."""
+    kinds = {type(cause) for cause in causes(error)}
+    if PermissionError in kinds:
+        return EngineError(
+            "Docker Engine does not let you in",
+            why="your user may not open its socket",
+            hint='sudo usermod -aG docker "$USER", then log in again (or: newgrp docker)',
+        )
+    if not shutil.which("dockerd") and not shutil.which("docker"):
+        return EngineError(
+            "there is no Docker Engine on this machine",
+            why="the local provider runs each lab server as a container",
+            hint=install_command(platform),
+        )
+    if kinds & {FileNotFoundError, ConnectionRefusedError}:
+        return EngineError(
+            "Docker Engine is not running",
+            why="nothing answers on its socket",
+            hint=start_command(platform),
+        )
+    return EngineError("Docker Engine does not answer", why=str(error), hint="docker version")
+
+
+def install_command(platform: str) -> str:
+    if platform == "darwin":
+        return "brew install --cask docker-desktop && open -a Docker"
+    if shutil.which("apt-get"):
+        return "sudo apt-get update && sudo apt-get install --yes docker.io"
+    return "install Docker Engine: https://docs.docker.com/engine/install/"
+
+
+def start_command(platform: str) -> str:
+    if platform == "darwin":
+        return "open -a Docker"
+    if Path("/run/systemd/system").is_dir():
+        return "sudo systemctl start docker"
+    return "sudo service docker start"
