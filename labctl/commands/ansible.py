@@ -1,0 +1,119 @@
+"""Command lines, environment and inventory of Ansible. Values only, nothing runs here.
+
+Ansible reaches servers through the generated ssh_config of each, so host keys stay pinned and the
+user's own settings (jump hosts, agents) keep working.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from labctl.model import Value
+
+GROUP = "labctl"
+
+SSH_ARGS = (
+    "-o ControlMaster=auto -o ControlPersist=15s -o BatchMode=yes "
+    "-o ServerAliveInterval=2 -o ServerAliveCountMax=3"
+)
+
+
+class Host(Value, frozen=True):
+    """A server as the inventory tells it. `ssh_config` is absolute, `stamp` may be empty."""
+
+    alias: str
+    ssh_config: Path
+    user: str
+    stamp: str = ""
+
+
+def stamp_of(files: Mapping[str, bytes]) -> str:
+    """The content hash (hex) of a set of files by relative path: what a prepared server bears."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        content = hashlib.sha256(files[path]).hexdigest()
+        digest.update(f"{content}  {path}\n".encode())
+    return digest.hexdigest()
+
+
+def host_variables(host: Host) -> dict[str, str | bool]:
+    """The Ansible variables of one host. A root login needs no sudo, and may have none."""
+    variables: dict[str, str | bool] = {
+        "ansible_ssh_common_args": f"-F {shlex.quote(str(host.ssh_config))}",
+    }
+    if host.user == "root":
+        variables["ansible_become"] = False
+    if host.stamp:
+        variables["lab_server_stamp"] = host.stamp
+    return variables
+
+
+def inventory(hosts: Sequence[Host]) -> str:
+    """A YAML inventory of these servers, for `ansible-playbook -i FILE playbooks/server.yml -K`."""
+    lines = [f"{GROUP}:", "  hosts:" + ("" if hosts else " {}")]
+    for host in hosts:
+        lines.append(f"    {json.dumps(host.alias)}:")
+        for name, value in host_variables(host).items():
+            lines.append(f"      {name}: {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def playbook(
+    python: str,
+    playbooks_dir: Path,
+    inventory_file: Path,
+    *,
+    home: Path,
+    locale: str,
+) -> list[str]:
+    """argv that runs server.yml and tells its tasks as one JSON object per line on stdout.
+
+    It starts with `env`, which adds to the environment without anyone here reading it. `home` is
+    a short-named directory for Ansible's own files: the path of its SSH master socket lies below,
+    and macOS allows about 100 bytes for that. `locale` must be a UTF-8 one, or Ansible refuses.
+    """
+    return [
+        "env",
+        *(f"{name}={value}" for name, value in environment(playbooks_dir, home, locale).items()),
+        python,
+        "-P",
+        "-m",
+        "ansible",
+        "playbook",
+        "--inventory",
+        str(inventory_file),
+        str(playbooks_dir / "server.yml"),
+    ]
+
+
+def environment(playbooks_dir: Path, home: Path, locale: str) -> dict[str, str]:
+    """What Ansible must find in its environment.
+
+    The configuration file is named, since Ansible would else obey an ansible.cfg in whatever
+    directory it starts. Its SSH master is its own and ends soon: one that the user types through
+    would keep the groups (docker) that the user had before.
+    """
+    return {
+        "ANSIBLE_CONFIG": str(playbooks_dir / "ansible.cfg"),
+        "ANSIBLE_HOME": str(home),
+        "ANSIBLE_LOCAL_TEMP": str(home / "tmp"),
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(home / "cp"),
+        "ANSIBLE_SSH_ARGS": SSH_ARGS,
+        "ANSIBLE_HOST_KEY_CHECKING": "True",
+        "ANSIBLE_PIPELINING": "True",
+        "ANSIBLE_STDOUT_CALLBACK": "labctl_events",
+        "ANSIBLE_CALLBACK_PLUGINS": str(playbooks_dir / "callback_plugins"),
+        "ANSIBLE_CALLBACKS_ENABLED": "",
+        "ANSIBLE_NOCOLOR": "True",
+        "ANSIBLE_FORCE_COLOR": "False",
+        "LC_ALL": locale,
+    }
+
+
+def end_master(control_path: Path) -> list[str]:
+    """argv that ends the SSH master at this socket. The host's name does not matter to it."""
+    return ["ssh", "-F", "/dev/null", "-S", str(control_path), "-O", "exit", "--", "master"]

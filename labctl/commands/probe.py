@@ -1,0 +1,330 @@
+"""One look at a server: a POSIX shell script, its reply as Facts, and what Facts lack.
+
+The script needs nothing but `sh` and the usual small programs; a program that is not there leaves
+its key out of the reply. The reply starts at a marker line, so that a banner printed by a start-up
+file before it does no harm (it is told as `noisy_shell`, since rsync would stumble over it).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+
+from labctl.errors import LabError
+from labctl.model import Facts, Gpu, Value
+
+BEGIN = "=== labctl probe ==="
+END = "=== labctl probe end ==="
+
+NOT_INSTALLED = "not installed"
+PERMISSION_DENIED = "permission denied"
+NOT_ANSWERING = "the daemon does not answer"
+
+OLDEST_PYTHON = (3, 8)
+
+SCRIPT = (
+    f"""\
+echo {shlex.quote(BEGIN)}
+end={shlex.quote(END)}
+"""
+    r"""
+LC_ALL=C; export LC_ALL
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib
+export PATH
+
+say() { printf '%s=%s\n' "$1" "$(printf %s "$2" | tr '\n\r' '  ')"; }
+has() { command -v "$1" >/dev/null 2>&1; }
+# A dead NFS server or a broken driver hangs for ever: no question may take longer than this.
+if timeout 1 true 2>/dev/null; then soon() { timeout 10 "$@" </dev/null; }
+else soon() { "$@" </dev/null; }; fi
+
+say os "$(. /etc/os-release 2>/dev/null && printf %s "$PRETTY_NAME")"
+say arch "$(uname -m)"
+say kernel "$(uname -r)"
+say user "$(id -un)"
+say uid "$(id -u)"
+say gid "$(id -g)"
+say home "$HOME"
+say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+say uptime_s "$(cut -d ' ' -f 1 /proc/uptime 2>/dev/null)"
+say cpus "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null)"
+say memory_kib "$(sed -n 's/^MemTotal: *\([0-9]*\).*/\1/p' /proc/meminfo 2>/dev/null)"
+say memory_limit "$(cat /sys/fs/cgroup/memory.max 2>/dev/null ||
+  cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null)"
+say stamp "$(head -n 1 /var/lib/labctl/stamp 2>/dev/null)"
+
+place=$HOME/labctl
+[ -d "$place/." ] || place=$HOME
+say disk_free_kib "$(soon df -Pk "$place" 2>/dev/null | awk 'NR == 2 { print $4 }')"
+say home_filesystem "$(soon df -PT "$HOME" 2>/dev/null | awk 'NR == 2 { print $2 }')"
+say home_filesystem_stat "$(soon stat -f -c %T "$HOME" 2>/dev/null)"
+
+has python3 && say python "$(soon python3 -c \
+  'import sys; print(".".join(map(str, sys.version_info[:3])))' 2>/dev/null)"
+has tmux && say tmux "$(soon tmux -V 2>/dev/null)"
+has rsync && say rsync "$(soon rsync --version 2>/dev/null | head -n 1)"
+if [ "$(id -u)" = 0 ] || { has sudo && soon sudo -n true >/dev/null 2>&1; }; then say sudo 1; fi
+
+engine() {
+  said=$(soon docker version --format 'server {{.Server.Version}}' 2>&1) && case $said in
+    *'server '[0-9]*) return 0 ;;
+  esac
+  return 1
+}
+if has docker; then
+  # A daemon that is starting (the server just booted) gets ten seconds to answer.
+  tries=0
+  until engine; do
+    tries=$((tries + 1))
+    case $said in *[Pp]'ermission denied'*) break ;; esac
+    cat /proc/[0-9]*/comm 2>/dev/null | grep -qx dockerd || break
+    [ "$tries" -lt 20 ] || break
+    sleep 0.5 2>/dev/null || sleep 1
+  done
+  say docker_said "$said"
+fi
+
+has nvidia-smi && soon nvidia-smi --query-gpu=uuid,memory.total,driver_version,name \
+  --format=csv,noheader,nounits 2>/dev/null | while IFS= read -r gpu; do say gpu "$gpu"; done
+for program in nvidia-container-runtime-hook nvidia-container-cli; do
+  has "$program" && say nvidia_runtime "$program"
+done
+for spec in /etc/cdi/nvidia* /var/run/cdi/nvidia*; do
+  [ -r "$spec" ] && say nvidia_runtime "$spec"
+done
+case $said in *'server '[0-9]*)
+  soon docker info --format '{{range $name, $runtime := .Runtimes}}{{$name}} {{end}}' 2>/dev/null |
+    grep -qw nvidia && say nvidia_runtime docker ;;
+esac
+echo "$end"
+"""
+)
+"""What `sh -s` reads. It changes nothing on the server and always ends with code 0."""
+
+
+class Missing(Value, frozen=True):
+    """Something that labctl needs and the server lacks.
+
+    `words` tell the person what is wrong; `command` is what an administrator types to mend it.
+    `optional` things (the NVIDIA runtime) leave a server usable.
+    """
+
+    name: str
+    words: str
+    command: str
+    optional: bool = False
+
+
+def parse(stdout: str, stderr: str = "") -> Facts:
+    """The Facts in the script's output; LabError when the reply is not there or was cut short."""
+    lines = stdout.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.endswith(BEGIN)), None)
+    if start is None or END not in (line.strip() for line in lines[start:]):
+        raise LabError(
+            "the server did not run labctl's probe",
+            why="it answered: " + (_shown(stdout + " " + stderr) or "nothing"),
+            hint="check that the account may run commands: ssh HOST -- sh -c 'echo ok'",
+        )
+    noisy = any(line.strip() for line in lines[:start]) or lines[start].strip() != BEGIN
+    said: dict[str, list[str]] = {}
+    for line in lines[start + 1 :]:
+        if line.strip() == END:
+            break
+        key, equals, value = line.partition("=")
+        if equals:
+            said.setdefault(key, []).append(value.strip())
+    return _facts(said, noisy)
+
+
+def _shown(text: str) -> str:
+    kept = "".join(c if c.isprintable() else " " for c in text.strip()[-300:])
+    return " ".join(kept.split())
+
+
+def _facts(said: dict[str, list[str]], noisy: bool) -> Facts:
+    first = {key: values[0] for key, values in said.items()}
+    text = first.get
+    docker, docker_error = _docker(first.get("docker_said"))
+    return Facts(
+        os=text("os", ""),
+        arch=text("arch", ""),
+        kernel=text("kernel", ""),
+        user=text("user", ""),
+        uid=_whole(text("uid", "")),
+        gid=_whole(text("gid", "")),
+        home=text("home", ""),
+        home_filesystem=_filesystem(text("home_filesystem", ""), text("home_filesystem_stat", "")),
+        boot_id=text("boot_id", ""),
+        uptime_s=_decimal(text("uptime_s", "")),
+        python=_version(text("python", "")),
+        tmux=_tmux(text("tmux", "")),
+        rsync=_version(text("rsync", "")),
+        docker=docker,
+        docker_error=docker_error,
+        sudo=text("sudo", "") == "1",
+        gpus=_gpus(said.get("gpu", ())),
+        nvidia_runtime=bool(text("nvidia_runtime", "")),
+        disk_free_bytes=_whole(text("disk_free_kib", "")) * 1024,
+        memory_bytes=_memory(text("memory_kib", ""), text("memory_limit", "")),
+        cpus=_whole(text("cpus", "")),
+        stamp=text("stamp", ""),
+        noisy_shell=noisy,
+    )
+
+
+def _whole(text: str) -> int:
+    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else 0
+
+
+def _decimal(text: str) -> float:
+    return float(text) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text) else 0.0
+
+
+def _version(text: str) -> str:
+    found = re.search(r"[0-9]+\.[0-9]+[0-9A-Za-z.+~-]*", text)
+    return found.group() if found else ""
+
+
+def _tmux(text: str) -> str:
+    """ "3.3a" of "tmux 3.3a"; development builds say "tmux next-3.6" or "tmux master"."""
+    return text.removeprefix("tmux ").removeprefix("next-").strip()
+
+
+def _filesystem(by_df: str, by_stat: str) -> str:
+    """The type as /proc/mounts would call it; `stat` has names of its own."""
+    if by_df and by_df != "-":
+        return by_df
+    return {"ext2/ext3": "ext4", "v9fs": "9p", "fuseblk": "fuseblk"}.get(by_stat, by_stat)
+
+
+def _memory(kib: str, limit: str) -> int:
+    total, bound = _whole(kib) * 1024, _whole(limit)
+    return min(total, bound) if total and bound else total
+
+
+def _docker(said: str | None) -> tuple[str, str]:
+    """(server version, "") or ("", why it does not answer), of what `docker version` said."""
+    if said is None:
+        return "", NOT_INSTALLED
+    if answer := re.search(r"\bserver ([0-9]\S*)", said):
+        return answer.group(1), ""
+    if "permission denied" in said.lower():
+        return "", PERMISSION_DENIED
+    if "podman" in said.lower():
+        return "", f"{NOT_INSTALLED} (the docker command there is Podman)"
+    detail = _shown(said.replace("server", "", 1) if said.startswith("server") else said)
+    return "", f"{NOT_ANSWERING}: {detail}" if detail else NOT_ANSWERING
+
+
+def _gpus(rows: Iterable[str]) -> tuple[Gpu, ...]:
+    """GPUs of nvidia-smi's rows (uuid, MiB, driver, name); any other line is an error message."""
+    gpus = []
+    for row in rows:
+        fields = [field.strip() for field in row.split(",", 3)]
+        if len(fields) == 4 and fields[0].startswith(("GPU-", "MIG-")):
+            uuid, mib, driver, name = fields
+            gpus.append(
+                Gpu(name=name, uuid=uuid, memory_bytes=_whole(mib) * 1024**2, driver=driver)
+            )
+    return tuple(gpus)
+
+
+def missing(facts: Facts) -> list[Missing]:
+    """What the server lacks for labctl, each with the exact words for its administrator."""
+    return [
+        *_missing_docker(facts),
+        *_missing_programs(facts),
+        *_missing_runtime(facts),
+    ]
+
+
+def _missing_docker(facts: Facts) -> list[Missing]:
+    error = facts.docker_error
+    if not error:
+        return []
+    user = shlex.quote(facts.user or "USER")
+    rights = Missing(
+        name="docker rights",
+        words=f"the account {facts.user} may not use Docker (it is not in the group docker)",
+        command=f"sudo usermod --append --groups docker {user}",
+    )
+    if error == PERMISSION_DENIED:
+        return [rights]
+    if error.startswith(NOT_INSTALLED):
+        engine = Missing(
+            name="docker",
+            words=f"Docker Engine is {error}",
+            command=_install(facts, "docker.io"),
+        )
+        return [engine] if facts.uid == 0 else [engine, rights]
+    return [
+        Missing(
+            name="docker daemon",
+            words=f"Docker Engine is installed, but {error}",
+            command="sudo systemctl enable --now docker",
+        )
+    ]
+
+
+def _missing_programs(facts: Facts) -> list[Missing]:
+    lacking = [
+        Missing(name=name, words=f"{name} is not installed", command=_install(facts, name))
+        for name, version in (
+            ("tmux", facts.tmux),
+            ("rsync", facts.rsync),
+            ("python3", facts.python),
+        )
+        if not version
+    ]
+    if facts.python and not _new_enough(facts.python):
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        lacking.append(
+            Missing(
+                name="python3",
+                words=f"python3 is {facts.python}; labctl needs {oldest} or newer",
+                command="upgrade the system: Debian 11, Ubuntu 20.04 or newer",
+            )
+        )
+    return lacking
+
+
+def _missing_runtime(facts: Facts) -> list[Missing]:
+    if not facts.gpus or facts.nvidia_runtime:
+        return []
+    return [
+        Missing(
+            name="nvidia runtime",
+            words="there is a GPU, but containers cannot use it without the "
+            "NVIDIA Container Toolkit",
+            command="install nvidia-container-toolkit 1.17.8 or newer: https://docs.nvidia.com/"
+            "datacenter/cloud-native/container-toolkit/latest/install-guide.html",
+            optional=True,
+        )
+    ]
+
+
+def _new_enough(version: str) -> bool:
+    numbers = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
+    return numbers >= OLDEST_PYTHON
+
+
+def _is_debian(facts: Facts) -> bool:
+    return any(name in facts.os for name in ("Debian", "Ubuntu", "Mint", "Pop!_OS"))
+
+
+def _install(facts: Facts, package: str) -> str:
+    if _is_debian(facts):
+        return f"sudo apt-get install --yes {package}"
+    if package == "docker.io":
+        return "install Docker Engine: https://docs.docker.com/engine/install/"
+    return f"install {package} with the system's package program"
+
+
+def admin_commands(lacking: Iterable[Missing]) -> list[str]:
+    """The commands of `lacking` for an administrator, all packages in one apt-get, no repeats."""
+    apt = "sudo apt-get install --yes "
+    commands = list(dict.fromkeys(lack.command for lack in lacking))
+    packages = [line.removeprefix(apt) for line in commands if line.startswith(apt)]
+    rest = [line for line in commands if not line.startswith(apt)]
+    return ([apt + " ".join(packages)] if packages else []) + rest
