@@ -79,12 +79,14 @@ class LocalProvider:
     def __init__(self, settings: LocalSettings, surroundings: Surroundings) -> None:
         self.settings = settings
         self.surroundings = surroundings
+        self._source = surroundings.data_dir / "images" / "lab-server"
 
     def check(self) -> list[Check]:
         try:
             with engine.connected() as docker:
                 info = docker.info()
-                built = image.exists(docker, image.reference(self.surroundings.base_image))
+                base = self.surroundings.base_image
+                built = image.exists(docker, image.reference(self._source, base))
         except EngineError as error:
             return [
                 Check(
@@ -208,7 +210,7 @@ class LocalProvider:
         if self.settings.image:
             return image.given(docker, self.settings.image)
         around = self.surroundings
-        return image.ensure(docker, around.base_image, around.data_dir, around.progress)
+        return image.ensure(docker, self._source, around.base_image, around.progress)
 
     def _container(self, request: CreateRequest, volume: str, cgroup_v1: bool) -> dict[str, Any]:
         """What `docker run` would be told. No --privileged: these are enough, and allowed more

@@ -6,8 +6,9 @@ import fcntl
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import BuildError, ProviderError
@@ -18,14 +19,8 @@ if TYPE_CHECKING:
 REPOSITORY = "labctl-lab-server"
 DEFAULT_BASE = "debian:bookworm-slim"
 BUILD_TIMEOUT_S = 1800
+Progress = Callable[[str, float, float], None]
 _STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
-
-
-def directory() -> Path:
-    """Where the Dockerfile lies: inside the wheel, or in the clone of an editable install."""
-    package = Path(__file__).parents[2]
-    installed = package / "_data" / "images" / "lab-server"
-    return installed if installed.is_dir() else package.parent / "images" / "lab-server"
 
 
 def content_hash(source: Path, base: str) -> str:
@@ -37,9 +32,9 @@ def content_hash(source: Path, base: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def reference(base: str = "") -> str:
-    """The image's name for this base; "" is the default base."""
-    return f"{REPOSITORY}:{content_hash(directory(), base or DEFAULT_BASE)}"
+def reference(source: Path, base: str = "") -> str:
+    """The name of the image made of `source` and this base; "" is the default base."""
+    return f"{REPOSITORY}:{content_hash(source, base or DEFAULT_BASE)}"
 
 
 def exists(docker: DockerClient, image: str) -> bool:
@@ -52,19 +47,17 @@ def exists(docker: DockerClient, image: str) -> bool:
     return True
 
 
-def ensure(
-    docker: DockerClient, base: str, log_dir: Path, progress: Callable[[str, float, float], None]
-) -> str:
+def ensure(docker: DockerClient, source: Path, base: str, progress: Progress) -> str:
     """The image's name, after building it if it is missing (about a minute).
 
-    A failed build is a BuildError whose `log_path` is the whole log, below `log_dir` here.
+    A failed build is a BuildError whose `log_path` is the whole log, on this machine.
     """
-    image = reference(base)
+    image = reference(source, base)
     if exists(docker, image):
         return image
-    with _alone(log_dir / "lab-server-build.lock"):
+    with _alone(source / "Dockerfile"):
         if not exists(docker, image):
-            _build(docker, image, base or DEFAULT_BASE, log_dir / "lab-server-build.log", progress)
+            _build(docker, image, source, base or DEFAULT_BASE, progress)
     return image
 
 
@@ -80,24 +73,19 @@ def given(docker: DockerClient, image: str) -> str:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Two labs that come up at once build the image once."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def _alone(file: Path) -> Iterator[None]:
+    """Two labs that come up at once build the image once, where the file system knows locks."""
+    with file.open() as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _build(
-    docker: DockerClient,
-    image: str,
-    base: str,
-    log_path: Path,
-    progress: Callable[[str, float, float], None],
-) -> None:
+def _build(docker: DockerClient, image: str, source: Path, base: str, progress: Progress) -> None:
     step = ""
+    log: list[str] = []
     lines: Iterator[dict[str, Any]] = docker.api.build(
-        path=str(directory()),
+        path=str(source),
         tag=image,
         buildargs={"BASE": base, "STAMP": image},
         rm=True,
@@ -105,32 +93,31 @@ def _build(
         decode=True,
         timeout=BUILD_TIMEOUT_S,
     )
-    with log_path.open("w", encoding="utf-8") as log:
-        for line in lines:
-            text = str(line.get("stream", "") or line.get("error", ""))
-            log.write(text)
-            if found := _STEP.match(text):
-                step = found[3].strip()
-                progress(f"lab server image: {step[:60]}", int(found[1]) - 1, int(found[2]))
-            if "error" in line:
-                log.flush()
-                raise _failed(step, base, text, log_path)
+    for line in lines:
+        text = str(line.get("stream", "") or line.get("error", ""))
+        log.append(text)
+        if found := _STEP.match(text):
+            step = found[3].strip()
+            progress(f"lab server image: {step[:60]}", int(found[1]) - 1, int(found[2]))
+        if "error" in line:
+            raise _failed(step, base, text.strip(), "".join(log))
     progress("lab server image", 1, 1)
 
 
-def _failed(step: str, base: str, reason: str, log_path: Path) -> BuildError:
+def _failed(step: str, base: str, reason: str, log: str) -> BuildError:
+    with NamedTemporaryFile("w", prefix="labctl-build-", suffix=".log", delete=False) as file:
+        file.write(log)
     if step.startswith("FROM"):
         return BuildError(
             f"the base image {base!r} cannot be had",
-            why=reason.strip(),
+            why=reason,
             hint="without a container registry: scripts/base-image, then "
             "LABCTL_BASE_IMAGE=labctl-base:bookworm labctl up",
-            log_path=str(log_path),
+            log_path=file.name,
         )
-    last = log_path.read_text(encoding="utf-8").splitlines()[-8:]
     return BuildError(
         f"the lab server's image did not build: {step}",
-        why="\n".join(last),
-        hint=f"less {log_path}",
-        log_path=str(log_path),
+        why="\n".join(log.splitlines()[-8:]),
+        hint=f"less {file.name}",
+        log_path=file.name,
     )
