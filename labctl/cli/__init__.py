@@ -1,0 +1,97 @@
+"""The command line: the only place that parses arguments, prints, asks or exits.
+
+Subcommands are loaded when they are called: `labctl --help` imports click and this file alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from labctl import __version__
+
+STUDENT = "What a student needs"
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    # name: (module, heading, one line for --help)
+    "init": ("start", STUDENT, "Make a sample project: train an image classifier."),
+    "join": ("start", STUDENT, "Join a course with the file or address from its instructor."),
+    "up": ("start", STUDENT, "Get the lab's server ready; again, it is found."),
+    "run": ("work", STUDENT, "Run lab.yaml's command (or yours) in a container on the server."),
+    "status": ("watch", STUDENT, "Server, runs, clocks and dollars."),
+    "forward": ("watch", STUDENT, "TensorBoard, Jupyter or any port on localhost."),
+    "pull": ("work", STUDENT, "Bring checkpoints and logs home, verified."),
+    "down": ("pay", STUDENT, "Bring home what is not here yet, then remove the server."),
+    "doctor": ("start", "Start", "Check this machine, the provider and the server."),
+    "push": ("work", "Work", "Send code and data to the server."),
+    "attach": ("work", "Work", "The tmux session beside a run."),
+    "exec": ("work", "Work", "A command inside a run's container."),
+    "ssh": ("work", "Work", "A shell or a command on the server itself."),
+    "cancel": ("work", "Work", "End a run; it may write a checkpoint first."),
+    "eval": ("work", "Work", "Evaluate the pulled model on this machine."),
+    "logs": ("watch", "Watch", "What a run printed; -f follows."),
+    "config": ("rare", "Rarely", "Every setting, its value and where it came from."),
+    "inventory": ("rare", "Rarely", "The server as an Ansible inventory."),
+    "secret": ("rare", "Rarely", "Keep values for the secrets that lab.yaml names."),
+    "trust": ("rare", "Rarely", "Approve what this lab.yaml may do."),
+}
+ABSENT = {"join"}
+"""Named in the plan and not built yet: not shown."""
+
+
+class Commands(click.Group):
+    """A group whose commands live in modules that are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in COMMANDS if name not in ABSENT]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS or cmd_name in ABSENT:
+            return None
+        module = importlib.import_module(f"labctl.cli.{COMMANDS[cmd_name][0]}")
+        found: click.Command = getattr(module, f"{cmd_name}_command")
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        headings = dict.fromkeys(heading for _, heading, _ in COMMANDS.values())
+        for heading in headings:
+            rows = [
+                (name, line)
+                for name, (_, own, line) in COMMANDS.items()
+                if own == heading and name not in ABSENT
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name not in self.list_commands(ctx) and not name.startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            said = f" Did you mean {near[0]}?" if near else " See labctl --help."
+            raise click.UsageError(f"There is no command {name!r}.{said}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="A first run:  labctl init digits && cd digits && labctl up && labctl run",
+)
+@click.option("-C", "directory", default=".", metavar="DIR", help="Work on the lab in DIR.")
+@click.version_option(__version__, prog_name="labctl")
+@click.pass_context
+def cli(ctx: click.Context, directory: str) -> None:
+    """A GPU server, your container on it, TensorBoard and Jupyter on localhost, results back home."""
+    ctx.obj = directory
+
+
+def main() -> None:
+    """The entry point: runs a command and turns whatever happens into an exit code."""
+    from labctl.cli.exits import run_and_exit
+
+    sys.exit(run_and_exit(cli))

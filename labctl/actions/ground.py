@@ -1,0 +1,90 @@
+"""What every flow stands on: one lab's configuration, state, provider and connections."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+from dataclasses import dataclass
+
+import msgspec
+
+from labctl.actions import Progress, Reporter
+from labctl.actions.connections import Connections
+from labctl.actions.remote import Remote
+from labctl.config import LabConfig, Paths
+from labctl.errors import NotFoundError
+from labctl.model import Endpoint, Facts, Server
+from labctl.providers import Provider, Surroundings, provider_class
+from labctl.state import State
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Made once per command. Nothing here touches the network before it is used."""
+
+    config: LabConfig
+    lab_id: str
+    paths: Paths
+    state: State
+    reporter: Reporter
+
+    @functools.cached_property
+    def connections(self) -> Connections:
+        return Connections(self.paths.ssh_dir, self.paths.user_ssh_config)
+
+    @functools.cached_property
+    def provider(self) -> Provider:
+        name = self.config.server.provider
+        made = provider_class(name)
+        settings = self.config.server.provider_settings.get(name)
+        return made(made.settings_type() if settings is None else settings, self._surroundings())
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            data_dir=self.paths.data_dir,
+            owner=getpass.getuser(),
+            connect=self.connections.connect,
+            settle_host_key=self._settle,
+            remote_program=lambda _: "",
+            progress=self._progress,
+            base_image=self.config.base_image,
+            wheelhouse=self.config.wheelhouse,
+            package_index=self.config.package_index,
+        )
+
+    def _settle(self, endpoint: Endpoint) -> Endpoint:
+        return self.connections.settle_host_key(endpoint, self.reporter)
+
+    def _progress(self, text: str, done: float, total: float) -> None:
+        self.reporter.emit(Progress(name=text, done=done, total=total, unit="steps"))
+
+    def server(self) -> Server:
+        """The lab's server as recorded; NotFoundError where there is none."""
+        known = self.state.server_of_lab(self.lab_id)
+        if known is None:
+            raise NotFoundError(
+                f"{self.config.name} has no server", why="none was started", hint="labctl up"
+            )
+        if known.state == "stopped":
+            raise NotFoundError(
+                f"the server of {self.config.name} is stopped",
+                why="its disk was kept, since not everything on it is here",
+                hint="labctl up",
+            )
+        return known
+
+    def remote(self, server: Server) -> Remote:
+        """The program on the server, over labctl's shared connection."""
+        return Remote(self.connections.open(server))
+
+    def keep_facts(self, server: Server, facts: Facts) -> None:
+        path = self.paths.ssh_dir / server.id / "facts.json"
+        path.write_bytes(msgspec.json.encode(facts))
+
+    def facts(self, server: Server) -> Facts:
+        """What the last `up` found on the server; empty Facts where nothing is known."""
+        path = self.paths.ssh_dir / server.id / "facts.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Facts)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return Facts()

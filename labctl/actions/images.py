@@ -1,0 +1,200 @@
+"""The image of a run: which one, is it on the server, and how it gets there."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from labctl.actions import Note, Progress, Step
+from labctl.actions.ground import Ground
+from labctl.actions.remote import Remote
+from labctl.commands.ssh import command_argv
+from labctl.config import ImageConfig
+from labctl.errors import BuildError, LabError
+from labctl.model import Server
+from labctl.shell import portable
+
+DEFAULT_IMAGE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
+STEP = re.compile(r"^(?:Step (\d+)/(\d+) : (.*)|#\d+ \[[^\]]*?(\d+)/(\d+)\] (.*))")
+COPY = re.compile(r"^\s*(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
+
+
+def chosen(ground: Ground) -> ImageConfig:
+    """What lab.yaml says; without a word of it a Dockerfile in the lab, else PyTorch's image."""
+    image = ground.config.image
+    if image.reference or image.build:
+        return image
+    if (ground.config.root / "Dockerfile").is_file():
+        return ImageConfig(build=".")
+    return ImageConfig(reference=DEFAULT_IMAGE)
+
+
+def build_args(ground: Ground, image: ImageConfig) -> dict[str, str]:
+    """lab.yaml's args, with this machine's switches on top."""
+    args = dict(image.args)
+    if ground.config.base_image:
+        args["BASE"] = ground.config.base_image
+    if ground.config.package_index:
+        args["PIP_INDEX_URL"] = ground.config.package_index
+    return args
+
+
+def reference(ground: Ground) -> str:
+    """The image that a run uses; for a build a tag that holds the hash of all that goes in."""
+    image = chosen(ground)
+    if image.reference:
+        return image.reference
+    digest = content_hash(ground.config.root / image.build, build_args(ground, image))
+    return f"labctl/{ground.config.name}:{digest[:16]}"
+
+
+def content_hash(directory: Path, args: dict[str, str]) -> str:
+    """Hash of the Dockerfile, the build arguments and every file that COPY or ADD names."""
+    digest = hashlib.sha256(repr(sorted(args.items())).encode())
+    text = (directory / "Dockerfile").read_text(encoding="utf-8", errors="replace")
+    digest.update(text.encode())
+    for path in sorted(copied_files(directory, text)):
+        digest.update(f"\0{path.relative_to(directory)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def copied_files(directory: Path, dockerfile: str) -> set[Path]:
+    """Files of the context that the Dockerfile takes in; links and .git never count."""
+    found: set[Path] = set()
+    for line in dockerfile.replace("\\\n", " ").splitlines():
+        match = COPY.match(line)
+        if not match or "--from=" in line:
+            continue
+        words = [w for w in re.split(r"[\s,\[\]\"]+", match[1]) if w and not w.startswith("--")]
+        for word in words[:-1]:
+            pattern = "**" if "$" in word else word.strip("/").removeprefix("./")
+            for path in [directory] if pattern in ("", ".") else directory.glob(pattern):
+                found.update(p for p in (path.rglob("*") if path.is_dir() else [path]))
+    return {
+        p for p in found if p.is_file() and not p.is_symlink() and not {".git", ".labctl"} & {*p.parts}
+    }
+
+
+def ensure(ground: Ground, server: Server, remote: Remote, wanted: str) -> None:
+    """Get `wanted` onto the server: built there, or pulled, or sent from this machine."""
+    image = chosen(ground)
+    if image.build:
+        _build(ground, server, remote, image, wanted)
+    elif not _send_if_here(ground, server, wanted):
+        _pull(ground, remote, wanted)
+
+
+def _build(
+    ground: Ground, server: Server, remote: Remote, image: ImageConfig, wanted: str
+) -> None:
+    args = build_args(ground, image)
+    base = ground.config.base_image
+    if base and not remote.call("image", {"references": [base]})["ids"][base]:
+        if not _send_if_here(ground, server, base):
+            _pull(ground, remote, base)
+    name = f"building {wanted}"
+    ground.reporter.emit(Step(name=name))
+    lines = _Lines(ground, name)
+    closing = remote.stream(
+        "build",
+        {
+            "lab": ground.config.name,
+            "lab_id": ground.lab_id,
+            "directory": image.build,
+            "tag": wanted,
+            "args": args,
+            "wheelhouse": bool(ground.config.wheelhouse),
+        },
+        on_reply=lambda _: None,
+        on_bytes=lines.feed,
+    )
+    if closing["code"] != 0:
+        raise BuildError(
+            "the image did not build",
+            log_path=closing["log"],
+            why="\n".join(closing["tail"]),
+            hint=f"the whole log: labctl ssh -- cat {closing['log']}",
+        )
+    ground.reporter.emit(Step(name=name, done=True))
+
+
+def _pull(ground: Ground, remote: Remote, wanted: str) -> None:
+    name = f"pulling {wanted} on the server"
+    ground.reporter.emit(Step(name=name))
+    lines = _Lines(ground, name)
+    closing = remote.stream(
+        "pull-image", {"reference": wanted}, on_reply=lambda _: None, on_bytes=lines.feed
+    )
+    if closing["code"] != 0:
+        raise LabError(
+            f"the server cannot pull {wanted}",
+            why="\n".join(closing["tail"][-3:]),
+            hint="check `image:` in lab.yaml, or name a base image with LABCTL_BASE_IMAGE",
+        )
+    ground.reporter.emit(Step(name=name, done=True))
+
+
+def _send_if_here(ground: Ground, server: Server, wanted: str) -> bool:
+    """`docker save` here into `docker load` there, where this machine's engine has the image.
+
+    For machines without a container registry, and for images that were only built here.
+    """
+    if not shutil.which("docker") or not shutil.which("ssh"):
+        return False
+    shown = ["docker", "image", "inspect", "--format", "{{.Size}}", wanted]
+    here = subprocess.run(shown, capture_output=True, text=True, check=False)
+    if here.returncode != 0:
+        return False
+    name = f"sending {wanted}"
+    ground.reporter.emit(Step(name=name))
+    config = str(ground.connections.config_path(server.id))
+    load = command_argv(config, server.id, portable("docker load -q"))
+    with subprocess.Popen(["docker", "save", wanted], stdout=subprocess.PIPE) as save:
+        with subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as loading:
+            _pump(ground, name, save, loading, int(here.stdout.strip() or 0))
+    if save.returncode != 0 or loading.returncode != 0:
+        raise LabError(
+            f"{wanted} did not arrive on the server",
+            why=f"docker save ended with {save.returncode}, docker load with {loading.returncode}",
+            hint="labctl doctor",
+        )
+    ground.reporter.emit(Step(name=name, done=True))
+    return True
+
+
+def _pump(ground: Ground, name: str, save: Any, loading: Any, total: int) -> None:
+    done = 0
+    try:
+        while block := save.stdout.read(1 << 20):
+            loading.stdin.write(block)
+            done += len(block)
+            progress = Progress(name=name, done=done, total=max(total, done), unit="bytes")
+            ground.reporter.emit(progress)
+        loading.stdin.close()
+    except BrokenPipeError:
+        save.terminate()
+
+
+class _Lines:
+    """A build's output, told as steps."""
+
+    def __init__(self, ground: Ground, name: str) -> None:
+        self.ground = ground
+        self.name = name
+        self.rest = b""
+
+    def feed(self, block: bytes) -> None:
+        *lines, self.rest = (self.rest + block).split(b"\n")
+        for raw in lines:
+            match = STEP.match(raw.decode(errors="replace"))
+            if match:
+                at, of = match[1] or match[4], match[2] or match[5]
+                event = Progress(name=self.name, done=int(at), total=int(of), unit="steps")
+                self.ground.reporter.emit(event)
+                told = f"{at}/{of} {match[3] or match[6]}"
+                self.ground.reporter.emit(Note(text=told, level="detail"))
