@@ -1,0 +1,201 @@
+"""YAML text as nodes that know their line and where they came from.
+
+Only what labctl's files need passes: one document of mappings, lists and scalars. Scalars stay
+the strings that were typed (YAML itself reads `1:30` as 90 and `no` as false). Aliases, tags,
+control characters and deep nesting are refused, duplicate keys are reported, all at once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labctl.errors import ConfigError, LabError, Problem
+
+if TYPE_CHECKING:
+    from yaml.nodes import Node as YamlNode
+
+MAX_FILE_BYTES = 64 * 1024
+MAX_DEPTH = 12
+MAX_SHOWN_CHARACTERS = 60
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One value of a file. `value` is a string, a mapping, a list, or None where nothing stands.
+
+    `origin` is the file or switch it came from; `line` counts from 1, 0 where there is none.
+    """
+
+    value: str | dict[str, Node] | list[Node] | None
+    line: int = 0
+    origin: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.origin}:{self.line}" if self.line else self.origin
+
+
+def shown(text: str) -> str:
+    """`text` in quotes, cut to a readable length, with everything unprintable escaped."""
+    if len(text) > MAX_SHOWN_CHARACTERS:
+        text = text[: MAX_SHOWN_CHARACTERS - 1] + "…"
+    return repr(text)
+
+
+def plain(text: str) -> str:
+    """`text` without quotes, with everything unprintable escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def read_bytes(path: Path, what: str, *, hint: str) -> bytes:
+    """The bytes of a file of ours; ConfigError where there is none that can be read.
+
+    Nothing but a regular file of at most MAX_FILE_BYTES is read.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{plain(str(path))} is not a file", hint=hint)
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {what} in {plain(str(path.parent))}", hint=hint) from None
+    except OSError as error:
+        raise LabError(f"cannot read {plain(str(path))}", why=error.strerror or "") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"{plain(str(path))} is too large", why=f"at most {MAX_FILE_BYTES // 1024} KiB are read"
+        )
+    return data
+
+
+def parse(data: bytes, origin: str, problems: list[Problem]) -> Node | None:
+    """The top node of a YAML text; None where there is none. What is wrong goes to `problems`."""
+    text = _decoded(data, problems)
+    if text is None:
+        return None
+    from yaml import YAMLError
+
+    loader = _loader_type()(text)
+    try:
+        top = loader.get_single_node()
+    except YAMLError as error:
+        problems.extend(loader.problems)
+        problems.append(_syntax_problem(error, text))
+        return None
+    problems.extend(loader.problems)
+    return None if top is None else _converted(top, origin, "", problems)
+
+
+def _decoded(data: bytes, problems: list[Problem]) -> str | None:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in data[:4]:
+        problems.append(Problem("", 1, "the file is UTF-16 or UTF-32; save it as UTF-8"))
+        return None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        problems.append(Problem("", line, f"byte {data[error.start]:#04x} is not UTF-8"))
+        return None
+    text = text.replace("\r\n", "\n")
+    found = list(_CONTROL.finditer(text))
+    for match in found[:10]:
+        line = text.count("\n", 0, match.start()) + 1
+        problems.append(Problem("", line, f"a control character, {shown(match.group())}"))
+    return None if found else text
+
+
+def _syntax_problem(error: Exception, text: str) -> Problem:
+    """A YAML error in words for people who do not know YAML's own."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    line = mark.line + 1 if mark is not None else 1
+    said = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
+    lines = text.split("\n")
+    here = lines[line - 1] if line <= len(lines) else ""
+    if here[: len(here) - len(here.lstrip())].count("\t"):
+        return Problem("", line, "a tab at the start of the line; indent with spaces")
+    if "single document" in said:
+        return Problem("", line, "a second document begins here (`---`); one is allowed")
+    return Problem("", line, f"not valid YAML: {plain(str(said))}")
+
+
+@cache
+def _loader_type() -> type:
+    """The loader, made at its first use: importing yaml takes longer than the rest of us."""
+    from yaml import SafeLoader
+    from yaml.composer import ComposerError
+    from yaml.events import AliasEvent
+    from yaml.nodes import ScalarNode
+
+    class Loader(SafeLoader):
+        def __init__(self, text: str) -> None:
+            super().__init__(text)
+            self.problems: list[Problem] = []
+            self._depth = 0
+
+        def compose_node(self, parent: YamlNode | None, index: int) -> YamlNode | None:
+            is_alias = self.check_event(AliasEvent)
+            event = self.current_event
+            line = event.start_mark.line + 1
+            if is_alias:
+                self.current_event = None
+                self.problems.append(Problem("", line, "aliases (`*`) are not allowed: repeat it"))
+                mark = event.start_mark
+                return ScalarNode("tag:yaml.org,2002:null", "", mark, mark)
+            if event.anchor is not None:
+                self.problems.append(Problem("", line, "anchors (`&`) are not allowed"))
+                event.anchor = None
+            if event.tag is not None:
+                self.problems.append(Problem("", line, f"tags ({shown(event.tag)}) are refused"))
+                event.tag = None
+            if self._depth >= MAX_DEPTH:
+                said = f"nested deeper than {MAX_DEPTH} levels"
+                raise ComposerError(None, None, said, event.start_mark)
+            self._depth += 1
+            node: YamlNode | None = super().compose_node(parent, index)
+            self._depth -= 1
+            return node
+
+    return Loader
+
+
+def _converted(node: Any, origin: str, path: str, problems: list[Problem]) -> Node:
+    line = node.start_mark.line + 1
+    if node.id == "scalar":
+        if node.tag == "tag:yaml.org,2002:null":
+            return Node(None, line, origin)
+        if _CONTROL.search(node.value):
+            problems.append(Problem(path, line, f"a control character in {shown(node.value)}"))
+        return Node(node.value, line, origin)
+    if node.id == "sequence":
+        items = [
+            _converted(item, origin, f"{path}[{position}]", problems)
+            for position, item in enumerate(node.value)
+        ]
+        return Node(items, line, origin)
+    return Node(_converted_keys(node, origin, path, problems), line, origin)
+
+
+def _converted_keys(node: Any, origin: str, path: str, problems: list[Problem]) -> dict[str, Node]:
+    entries: dict[str, Node] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.id != "scalar":
+            problems.append(Problem(path, line, "a key must be a word, not a list or a mapping"))
+            continue
+        here = f"{path}.{plain(key.value)}" if path else plain(key.value)
+        if _CONTROL.search(key.value):
+            problems.append(Problem(here, line, f"a control character in {shown(key.value)}"))
+        elif key.value in entries:
+            first = entries[key.value].line
+            problems.append(Problem(here, line, f"given twice, first on line {first}"))
+        else:
+            # The line of a value is its key's: that is what a person looks for.
+            inner = _converted(value, origin, here, problems)
+            entries[key.value] = Node(inner.value, line, origin)
+    return entries

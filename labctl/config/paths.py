@@ -1,0 +1,80 @@
+"""Where labctl keeps things on this machine, and its only look at the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from labctl.model import Value
+
+
+class Paths(Value, frozen=True):
+    """Absolute directories and files; none of them need exist.
+
+    `keys_dir` is never below `state_dir` by default: the state may be deleted, keys may not.
+    `data_dir` holds the package's images/, playbooks/ and templates/.
+    """
+
+    home: Path
+    state_dir: Path
+    config_dir: Path
+    keys_dir: Path
+    ssh_dir: Path
+    log_dir: Path
+    data_dir: Path
+    user_ssh_config: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.config_dir / "config.yaml"
+
+    @property
+    def database(self) -> Path:
+        return self.state_dir / "labctl.db"
+
+
+def environment() -> dict[str, str]:
+    """A copy of this process's environment, for the layers that may not read it themselves."""
+    return dict(os.environ)
+
+
+def paths(environ: Mapping[str, str] | None = None) -> Paths:
+    """The paths for this environment: LABCTL_STATE_DIR, the XDG directories, then the defaults."""
+    given = os.environ if environ is None else environ
+    home = Path(given.get("HOME") or Path.home())
+    base = home / ".config"
+    config_dir = _directory(given.get("XDG_CONFIG_HOME", ""), base) / "labctl"
+    data_home = _directory(given.get("XDG_DATA_HOME", ""), home / ".local" / "share")
+    state_home = _directory(given.get("XDG_STATE_HOME", ""), home / ".local" / "state")
+    moved = given.get("LABCTL_STATE_DIR", "")
+    state_dir = expanded(moved, home) if moved else state_home / "labctl"
+    return Paths(
+        home=home,
+        state_dir=state_dir,
+        config_dir=config_dir,
+        keys_dir=data_home / "labctl" / "keys",
+        ssh_dir=state_dir / "ssh",
+        log_dir=state_dir / "logs",
+        data_dir=data_dir(),
+        user_ssh_config=home / ".ssh" / "config",
+    )
+
+
+def data_dir() -> Path:
+    """The directory of images/, playbooks/, templates/: in a wheel, or at a checkout's root."""
+    package = Path(__file__).resolve().parents[1]
+    shipped = package / "_data"
+    return shipped if shipped.is_dir() else package.parent
+
+
+def expanded(text: str, home: Path) -> Path:
+    """`text` as an absolute path; a leading `~` is `home`."""
+    if text == "~" or text.startswith("~/"):
+        return home / text[2:]
+    return Path(text).absolute()
+
+
+def _directory(text: str, default: Path) -> Path:
+    """XDG's rule: what is empty or relative counts as not given."""
+    return Path(text) if text.startswith("/") else default

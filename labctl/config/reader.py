@@ -1,0 +1,240 @@
+"""From nodes to typed values, by the types of msgspec Structs, with every problem at once.
+
+A type may be a Struct, `dict[str, T]`, `tuple[T, ...]`, `list[T]`, a union of those with scalars, a
+Literal, anything that msgspec makes from a string, or `Annotated[T, Parsed(parse)]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from labctl.config.document import Node, plain, shown
+from labctl.errors import Problem
+
+LAB_FILE = "lab.yaml"
+
+_SCALAR_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+}
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """Marks a type whose values are parsed from the typed string; ValueError says what is wrong."""
+
+    parse: Callable[[str], Any]
+
+
+class _Unreadable(Exception):
+    """What cannot be read was already told."""
+
+
+def problem(node: Node, path: str, message: str) -> Problem:
+    """A Problem at `node`; what does not stand in lab.yaml names the place it comes from."""
+    if node.origin == LAB_FILE or not node.origin:
+        return Problem(path, node.line, message)
+    return Problem(path, 0, f"{message} (from {plain(node.place)})")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word most like `word`, or "" where none is."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), "")
+
+
+def unknown_key(node: Node, path: str, known: Iterable[str], elsewhere: str = "") -> Problem:
+    """The problem of a key that is not there. `elsewhere` is the dotted path it belongs at."""
+    keys = sorted(known)
+    key = path.rpartition(".")[2]
+    near = nearest(key, keys)
+    if elsewhere:
+        return problem(node, path, f"unknown key; it belongs at {elsewhere}")
+    if near:
+        return problem(node, path, f"unknown key; did you mean {near}?")
+    return problem(node, path, f"unknown key; known here: {', '.join(keys)}")
+
+
+def read(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
+    """The value of `node` as a `kind`, or None when `problems` grew."""
+    try:
+        return _read(node, kind, path, problems)
+    except _Unreadable:
+        return None
+
+
+def raw(node: Node) -> Any:
+    """The node as plain dicts, lists and strings."""
+    if isinstance(node.value, dict):
+        return {key: raw(value) for key, value in node.value.items()}
+    if isinstance(node.value, list):
+        return [raw(item) for item in node.value]
+    return node.value
+
+
+def keys_of(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    """The keys that a mapping of this kind may have."""
+    return {field.encode_name: field for field in msgspec.structs.fields(kind)}
+
+
+def _read(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
+    origin = get_origin(kind)
+    if kind is Any or kind is object:
+        return raw(node)
+    if origin in (Union, UnionType):
+        return _read_union(node, get_args(kind), path, problems)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _read_struct(node, kind, path, problems)
+    if origin is dict or kind is dict:
+        key_kind, value_kind = get_args(kind) or (str, Any)
+        return _read_mapping(node, key_kind, value_kind, path, problems)
+    if origin in (tuple, list) or kind in (tuple, list):
+        items = _read_list(node, next(iter(get_args(kind)), Any), path, problems)
+        return items if (origin or kind) is list else tuple(items)
+    return _read_scalar(node, kind, path, problems)
+
+
+def _refuse(node: Node, path: str, message: str, problems: list[Problem]) -> _Unreadable:
+    problems.append(problem(node, path, message))
+    return _Unreadable()
+
+
+def _what(node: Node) -> str:
+    """What stands there, in words."""
+    if isinstance(node.value, dict):
+        return "a mapping"
+    if isinstance(node.value, list):
+        return "a list"
+    return "nothing" if node.value is None else shown(node.value)
+
+
+def _read_union(node: Node, kinds: tuple[Any, ...], path: str, problems: list[Problem]) -> Any:
+    if node.value is None and NoneType in kinds:
+        return None
+    kinds = tuple(kind for kind in kinds if kind is not NoneType)
+    fitting = [kind for kind in kinds if _shape(kind) is type(node.value)]
+    for kind in fitting[:-1]:
+        attempt: list[Problem] = []
+        value = read(node, kind, path, attempt)
+        if not attempt:
+            return value
+    if fitting:
+        return _read(node, fitting[-1], path, problems)
+    if len(kinds) == 1:
+        return _read(node, kinds[0], path, problems)
+    words: dict[Any, str] = {dict: "a mapping", list: "a list", str: "a text"}
+    allowed = " or ".join(dict.fromkeys(words[_shape(kind)] for kind in kinds))
+    raise _refuse(node, path, f"{allowed} belongs here, not {_what(node)}", problems)
+
+
+def _shape(kind: Any) -> type:
+    """The type that a node's value has where a value of this kind stands."""
+    base = get_origin(kind) or kind
+    if base is Annotated:
+        parsed = any(isinstance(extra, Parsed) for extra in kind.__metadata__)
+        return str if parsed else _shape(kind.__origin__)
+    if base is dict or (isinstance(base, type) and issubclass(base, msgspec.Struct)):
+        return dict
+    return list if base in (list, tuple) else str
+
+
+def _read_struct(
+    node: Node, kind: type[msgspec.Struct], path: str, problems: list[Problem]
+) -> msgspec.Struct:
+    if node.value is None:
+        node = Node({}, node.line, node.origin)
+    if not isinstance(node.value, dict):
+        raise _refuse(node, path, f"a mapping belongs here, not {_what(node)}", problems)
+    fields = keys_of(kind)
+    before = len(problems)
+    values: dict[str, Any] = {}
+    for key, item in node.value.items():
+        here = f"{path}.{plain(key)}" if path else plain(key)
+        if key not in fields:
+            problems.append(unknown_key(item, here, fields))
+        elif item.value is not None:
+            values[fields[key].name] = read(item, fields[key].type, here, problems)
+    for key, field in fields.items():
+        if field.required and field.name not in values:
+            problems.append(problem(node, f"{path}.{key}" if path else key, "is required"))
+    if len(problems) > before:
+        raise _Unreadable
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise _refuse(node, path, str(error), problems) from None
+
+
+def _read_mapping(
+    node: Node, key_kind: Any, value_kind: Any, path: str, problems: list[Problem]
+) -> dict[Any, Any]:
+    if not isinstance(node.value, dict):
+        raise _refuse(node, path, f"a mapping belongs here, not {_what(node)}", problems)
+    before = len(problems)
+    entries = {}
+    for key, item in node.value.items():
+        here = f"{path}.{plain(key)}"
+        name = read(Node(key, item.line, item.origin), key_kind, here, problems)
+        if item.value is None and _shape(value_kind) is not dict:
+            problems.append(problem(item, here, 'has no value; write "" for an empty one'))
+        else:
+            entries[name] = read(item, value_kind, here, problems)
+    if len(problems) > before:
+        raise _Unreadable
+    return entries
+
+
+def _read_list(node: Node, kind: Any, path: str, problems: list[Problem]) -> list[Any]:
+    if not isinstance(node.value, list):
+        raise _refuse(node, path, f"a list belongs here, not {_what(node)}", problems)
+    before = len(problems)
+    items = []
+    for position, item in enumerate(node.value):
+        here = f"{path}[{position}]"
+        if item.value is None:
+            problems.append(problem(item, here, "has no value"))
+        else:
+            items.append(read(item, kind, here, problems))
+    if len(problems) > before:
+        raise _Unreadable
+    return items
+
+
+def _read_scalar(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
+    if not isinstance(node.value, str):
+        raise _refuse(node, path, f"one value belongs here, not {_what(node)}", problems)
+    text = node.value
+    try:
+        for extra in getattr(kind, "__metadata__", ()):
+            if isinstance(extra, Parsed):
+                return extra.parse(text)
+        if get_origin(kind) is Literal:
+            return _chosen(text, get_args(kind))
+        value = msgspec.convert(text, kind, strict=False)
+        if isinstance(value, float) and not abs(value) < float("inf"):
+            raise ValueError(f"{shown(text)} is not a finite number")
+        return value
+    except msgspec.ValidationError as error:
+        wanted = _SCALAR_WORDS.get(kind, "")
+        said = f"{wanted} belongs here, not {shown(text)}" if wanted else str(error)
+        raise _refuse(node, path, said, problems) from None
+    except ValueError as error:
+        raise _refuse(node, path, str(error), problems) from None
+
+
+def _chosen(text: str, allowed: tuple[Any, ...]) -> Any:
+    for choice in allowed:
+        if text == str(choice):
+            return choice
+    words = ", ".join(str(choice) for choice in allowed)
+    near = nearest(text, [str(choice) for choice in allowed])
+    hint = f"; did you mean {near}?" if near else ""
+    raise ValueError(f"{shown(text)} is not one of {words}{hint}")

@@ -1,0 +1,178 @@
+"""What people write for one value: `1h30m`, `8GB`, `A100:2`, `1.50`.
+
+Every parser takes the string as typed and returns the value; ValueError says what is allowed.
+Every `*_text` is the inverse of its parser.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from labctl.config.document import shown
+from labctl.model import NAME_PATTERN, GpuNeed
+
+_DURATION = re.compile(r"(?:([0-9]{1,4})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,9})s)?")
+_DURATION_UNITS_S = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?([A-Za-z]*)")
+_SIZE_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_SIZE_FACTORS = {unit.lower(): factor for unit, factor in _SIZE_UNITS.items()} | {"": 1}
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
+_GPU_MODEL = re.compile(r"[A-Z][A-Z0-9-]{0,30}")
+_COUNT = re.compile(r"[0-9]{1,2}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+# What makes a line need a shell. Quotes do not: shlex reads them as a shell does.
+_SHELL_SYNTAX = re.compile(r"[|&;<>()$`*?\[\]{}~#!\\\n]|^\s*[A-Za-z_][A-Za-z0-9_]*=")
+
+MAX_SECONDS = 366 * 86_400
+MAX_BYTES = 2**50
+MAX_GPUS = 64
+
+
+def cleaned_name(text: str) -> str:
+    """The nearest allowed name; "lab" where nothing of `text` is left."""
+    words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return words[:39].rstrip("-") or "lab"
+
+
+def parse_name(text: str) -> str:
+    """A name of a lab, a data set, a service or a provider."""
+    if NAME_PATTERN.fullmatch(text):
+        return text
+    raise ValueError(
+        f"{shown(text)} is not a name: small letters, digits and `-`, at most 39, "
+        f"beginning with a letter or digit; try {cleaned_name(text)}"
+    )
+
+
+def parse_duration(text: str) -> int:
+    """Seconds of `8h`, `30m`, `90s`, `1h30m`, `2d`."""
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
+        raise ValueError(f"{shown(text)} is not a duration: write 30m, 8h, 1h30m or 2d")
+    parts = zip(match.groups(), _DURATION_UNITS_S.values(), strict=True)
+    seconds = sum(int(count) * unit for count, unit in parts if count)
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError(f"{shown(text)} is out of range: more than 0s, at most 366d")
+    return seconds
+
+
+def duration_text(seconds: int) -> str:
+    parts = []
+    for unit, length in _DURATION_UNITS_S.items():
+        count, seconds = divmod(seconds, length)
+        parts.append(f"{count}{unit}" if count else "")
+    return "".join(parts) or "0s"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `8GB` (powers of ten), `2GiB` (powers of two) or a plain number."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{shown(text)} is not a size: write 8GB, 512MB, 2GiB or plain bytes")
+    number, unit = match.groups()
+    factor = _SIZE_FACTORS.get(unit.lower())
+    if factor is None:
+        units = ", ".join(_SIZE_UNITS)
+        raise ValueError(f"{shown(text)}: the unit {shown(unit)} is not one of {units}")
+    if not unit and "." in number:
+        raise ValueError(f"{shown(text)} is not a whole number of bytes; give a unit, such as GB")
+    whole, _, fraction = number.partition(".")
+    size: int = int(whole) * factor + int(fraction or 0) * factor // 10 ** len(fraction)
+    if not 0 < size <= MAX_BYTES:
+        raise ValueError(f"{shown(text)} is out of range: more than 0, at most 1024TiB")
+    return size
+
+
+def size_text(size: int) -> str:
+    for unit, factor in sorted(_SIZE_UNITS.items(), key=lambda item: -item[1]):
+        if factor > 1 and size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+def parse_price(text: str) -> float:
+    """US dollars, as a plain number above zero."""
+    if not _NUMBER.fullmatch(text) or float(text) <= 0:
+        raise ValueError(f"{shown(text)} is not a price: a plain number of dollars, such as 1.50")
+    return float(text)
+
+
+def parse_cpus(text: str) -> float:
+    if not _NUMBER.fullmatch(text) or not 0 < float(text) <= 1024:
+        raise ValueError(f"{shown(text)} is not a number of CPUs: write 4 or 1.5")
+    return float(text)
+
+
+def number_text(number: float) -> str:
+    return f"{number:.6f}".rstrip("0").rstrip(".")
+
+
+def parse_port(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
+        raise ValueError(f"{shown(text)} is not a port: a number from 1 to 65535")
+    return int(text)
+
+
+def parse_gpu(text: str) -> GpuNeed:
+    """`auto`, `none`, `any`, `T4`, `A100:2`, `any:2`, `>=24GB`, `>=24GB:2`."""
+    kind, colon, count_text = text.partition(":")
+    allowed = 'auto, none, any, a model such as T4 or A100:2, or ">=24GB"'
+    count = 1
+    if colon:
+        if not _COUNT.fullmatch(count_text) or not 1 <= int(count_text) <= MAX_GPUS:
+            raise ValueError(f"{shown(text)}: after `:` stands a number from 1 to {MAX_GPUS}")
+        count = int(count_text)
+    if kind.startswith(">="):
+        return GpuNeed(kind="any", count=count, min_memory_bytes=parse_size(kind[2:].strip()))
+    if kind.lower() in ("auto", "none"):
+        if colon:
+            raise ValueError(f"{shown(text)}: {kind} takes no number; write any:{count}")
+        return GpuNeed(kind=kind.lower())
+    if kind.lower() == "any":
+        return GpuNeed(kind="any", count=count)
+    if not _GPU_MODEL.fullmatch(kind.upper()):
+        raise ValueError(f"{shown(text)} is not a GPU: {allowed}")
+    return GpuNeed(kind=kind.upper(), count=count)
+
+
+def gpu_text(gpu: GpuNeed) -> str:
+    kind = f">={size_text(gpu.min_memory_bytes)}" if gpu.min_memory_bytes else gpu.kind
+    return f"{kind}:{gpu.count}" if gpu.count > 1 else kind
+
+
+def parse_env_name(text: str) -> str:
+    if not _ENV_NAME.fullmatch(text):
+        raise ValueError(f"{shown(text)} is not a variable's name: letters, digits and `_`")
+    if text.upper().startswith("LABCTL_"):
+        raise ValueError(f"{shown(text)}: names that begin with LABCTL_ are labctl's own")
+    return text
+
+
+def parse_secret_name(text: str) -> str:
+    if parse_env_name(text).upper().startswith("AWS_"):
+        raise ValueError(f"{shown(text)}: AWS credentials never leave this machine")
+    return text
+
+
+def parse_line(text: str) -> tuple[str, ...]:
+    """A command line as argv; through `sh -c` only where it uses the shell's syntax."""
+    if _SHELL_SYNTAX.search(text):
+        return ("sh", "-c", text)
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError:
+        raise ValueError(f"{shown(text)}: a quote is not closed") from None
+    if not words:
+        raise ValueError("the command is empty")
+    return words

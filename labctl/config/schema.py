@@ -1,0 +1,224 @@
+"""What lab.yaml may say (`LabFile`) and what labctl makes of it (`LabConfig`)."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from labctl.config.document import shown
+from labctl.config.reader import Parsed
+from labctl.config.scalars import (
+    parse_cpus,
+    parse_duration,
+    parse_env_name,
+    parse_gpu,
+    parse_line,
+    parse_name,
+    parse_port,
+    parse_price,
+    parse_secret_name,
+    parse_size,
+)
+from labctl.model import GpuNeed, Need, Spot, Value
+
+DEFAULT_PROVIDER = "local"
+DEFAULT_IMAGE = "python:3.12-slim"
+DEFAULT_OUTPUTS = ("checkpoints", "logs")
+DEFAULT_SHM_BYTES = 2 * 10**9
+KNOWN_SERVICE_PORTS = {"tensorboard": 6006, "jupyter": 8888}
+MIN_MEMORY_BYTES = 6 * 2**20
+
+_PART = "[a-z0-9]+(?:(?:[.]|_|__|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/)?"
+    rf"{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?"
+)
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+def parse_reference(text: str) -> str:
+    if len(text) > 512 or not _REFERENCE.fullmatch(text):
+        raise ValueError(f"{shown(text)} is not an image: write name:tag or registry/name:tag")
+    return text
+
+
+def parse_inside(text: str) -> str:
+    """A path below some directory, normalised: never absolute, never up and out."""
+    if not text or text.startswith("-") or "\n" in text:
+        raise ValueError(f"{shown(text)} is not a path")
+    path = os.path.normpath(text)
+    if path.startswith(("/", "~")) or path.split("/")[0] == "..":
+        raise ValueError(f"{shown(text)} leaves the lab; give a path inside it")
+    return path
+
+
+def parse_output(text: str) -> str:
+    path = parse_inside(text)
+    if path == ".":
+        raise ValueError(f"{shown(text)}: name the directories below /lab/run")
+    return path
+
+
+def parse_source(text: str) -> str:
+    """Where a data set comes from: a directory, https:// or s3://bucket/path."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        if text.startswith("/") or text == "~" or text.startswith("~/"):
+            return os.path.normpath(text)
+        return parse_inside(text)
+    if scheme == "s3":
+        return parse_bucket(text)
+    if scheme != "https":
+        raise ValueError(f"{shown(text)}: a directory, https:// or s3://, not {shown(scheme)}")
+    host = re.split("[/?#]", rest)[0]
+    if not re.fullmatch(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?", host) or re.search(r"\s", rest):
+        raise ValueError(f"{shown(text)} is not an address without a user and without spaces")
+    return text
+
+
+def parse_bucket(text: str) -> str:
+    """`s3://bucket/prefix`, without a slash at its end."""
+    bucket, _, prefix = text.removeprefix("s3://").partition("/")
+    parts = prefix.rstrip("/").split("/")
+    if not text.startswith("s3://") or not _BUCKET.fullmatch(bucket):
+        raise ValueError(f"{shown(text)} is not a bucket: write s3://bucket/folder")
+    if re.search(r"\s", prefix) or ".." in parts or "" in parts[:-1]:
+        raise ValueError(f"{shown(text)}: the folder may not hold spaces, `..` or `//`")
+    return text.rstrip("/")
+
+
+def parse_place(text: str) -> str:
+    """A directory of the person's own: absolute or below the home directory."""
+    if not text.startswith(("/", "~/")):
+        raise ValueError(f"{shown(text)}: give the whole path, from / or ~/")
+    return os.path.normpath(text)
+
+
+def parse_index(text: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", text):
+        raise ValueError(f"{shown(text)} is not the https:// address of a package index")
+    return text
+
+
+Name = Annotated[str, Parsed(parse_name)]
+EnvName = Annotated[str, Parsed(parse_env_name)]
+Price = Annotated[float | None, Parsed(parse_price)]
+Duration = Annotated[int | None, Parsed(parse_duration)]
+Size = Annotated[int, Parsed(parse_size)]
+Reference = Annotated[str, Parsed(parse_reference)]
+Line = Annotated[tuple[str, ...], Parsed(parse_line)]
+
+
+class Limits(Value, frozen=True):
+    """What one container may use; 0 is no limit."""
+
+    memory_bytes: Size = msgspec.field(default=0, name="memory")
+    cpus: Annotated[float, Parsed(parse_cpus)] = 0.0
+    shm_bytes: Size = msgspec.field(default=DEFAULT_SHM_BYTES, name="shm")
+
+    def __post_init__(self) -> None:
+        if 0 < self.memory_bytes < MIN_MEMORY_BYTES:
+            raise ValueError("memory: a container needs at least 6MiB")
+
+
+class ImageConfig(Value, frozen=True):
+    """Either `reference`, or `build`: a directory with a Dockerfile, relative to the lab."""
+
+    reference: Reference = ""
+    build: Annotated[str, Parsed(parse_inside)] = ""
+    args: dict[EnvName, str] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.reference and self.build:
+            raise ValueError("give a reference or a directory to build, not both")
+        if self.args and not self.build:
+            raise ValueError("args are for an image that is built: add `build: .`")
+
+
+class ServiceConfig(Value, frozen=True):
+    """Something with a port on the server; an empty command means the one that labctl knows."""
+
+    port: Annotated[int, Parsed(parse_port)] = 0
+    command: Line | tuple[str, ...] = ()
+
+
+class ServerFile(Value, frozen=True):
+    """`server:` in lab.yaml, without the providers' own sections."""
+
+    provider: Name = DEFAULT_PROVIDER
+    gpu: Annotated[GpuNeed, Parsed(parse_gpu)] = GpuNeed()
+    spot: Spot = "prefer"
+    max_price: Price = None
+    budget: Price = None
+    ttl: Duration = None
+    idle: Duration = None
+
+
+class LabFile(Value, frozen=True):
+    """Every key of lab.yaml, and the three switches at the end that it may not set."""
+
+    lab: Name = ""
+    server: ServerFile = ServerFile()
+    image: Reference | ImageConfig = ""
+    run: Line | tuple[str, ...] = ()
+    env: dict[EnvName, str] = msgspec.field(default_factory=dict)
+    secrets: tuple[Annotated[str, Parsed(parse_secret_name)], ...] = ()
+    data: dict[Name, Annotated[str, Parsed(parse_source)]] = msgspec.field(default_factory=dict)
+    outputs: tuple[Annotated[str, Parsed(parse_output)], ...] = DEFAULT_OUTPUTS
+    services: dict[Name, ServiceConfig] = msgspec.field(default_factory=dict)
+    store: Annotated[str, Parsed(parse_bucket)] = ""
+    limits: Limits = Limits()
+    base_image: Reference = ""
+    wheelhouse: Annotated[str, Parsed(parse_place)] = ""
+    package_index: Annotated[str, Parsed(parse_index)] = ""
+
+
+MACHINE_KEYS = ("base_image", "wheelhouse", "package_index")
+"""Keys of this machine: from config.yaml or the environment, never from a lab."""
+USER_KEYS = ("server", "image", "store", "limits", *MACHINE_KEYS)
+"""Keys that the user's config.yaml may have."""
+
+
+class DataSource(Value, frozen=True):
+    """Where a data set comes from: a directory here (`path`), or an address (`url`)."""
+
+    written: str
+    path: Path | None = None
+    url: str = ""
+    inside_lab: bool = False
+
+
+class ServerConfig(Value, frozen=True):
+    """`provider_settings` holds each provider's settings, an instance of its settings type."""
+
+    provider: str
+    need: Need
+    provider_settings: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class LabConfig(Value, frozen=True):
+    """A lab as configured. Paths are absolute; `origins` tells where each dotted key came from."""
+
+    name: str
+    root: Path
+    path: Path
+    file_hash: str
+    server: ServerConfig
+    image: ImageConfig
+    run: tuple[str, ...] = ()
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    data: dict[str, DataSource] = msgspec.field(default_factory=dict)
+    outputs: tuple[str, ...] = DEFAULT_OUTPUTS
+    services: dict[str, ServiceConfig] = msgspec.field(default_factory=dict)
+    store: str = ""
+    limits: Limits = Limits()
+    base_image: str = ""
+    wheelhouse: str = ""
+    package_index: str = ""
+    origins: dict[str, str] = msgspec.field(default_factory=dict)
+    lines: dict[str, int] = msgspec.field(default_factory=dict)

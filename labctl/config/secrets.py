@@ -1,0 +1,95 @@
+"""Values of secrets: from a per-lab file that only the person can read, then the environment."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from labctl.config.document import plain
+from labctl.config.files import write_private
+from labctl.config.paths import Paths
+from labctl.config.scalars import parse_secret_name
+from labctl.config.schema import LabConfig
+from labctl.config.trust import trusted
+from labctl.errors import LabError, PolicyError, UsageError
+from labctl.shell import Secret
+
+MAX_SECRET_CHARACTERS = 64 * 1024
+
+
+def secret_values(
+    paths: Paths, lab_id: str, config: LabConfig, environ: Mapping[str, str]
+) -> dict[str, Secret]:
+    """The value of every secret that lab.yaml names: from the lab's own file, then `environ`.
+
+    Raises PolicyError where this lab.yaml was not approved (`labctl trust`) or the file is open to
+    others, LabError where a value is missing.
+    """
+    if not config.secrets:
+        return {}
+    if not trusted(paths, config):
+        raise PolicyError(
+            f"{plain(config.name)} asks for secrets and was not approved",
+            why=f"its lab.yaml names {', '.join(config.secrets)}",
+            hint="labctl trust",
+        )
+    kept = _stored(_file(paths, lab_id))
+    values = {name: kept.get(name) or environ.get(name, "") for name in config.secrets}
+    missing = [name for name, value in values.items() if not value]
+    if missing:
+        raise LabError(
+            f"no value for {', '.join(missing)}",
+            why="lab.yaml names it under secrets, and neither labctl nor the environment has it",
+            hint=f"labctl secret set {missing[0]}",
+        )
+    return {name: Secret(value) for name, value in values.items()}
+
+
+def set_secret(paths: Paths, lab_id: str, name: str, value: Secret | str) -> None:
+    """Keep the value of one secret of this lab; an empty value forgets it. UsageError for names."""
+    try:
+        parse_secret_name(name)
+    except ValueError as error:
+        raise UsageError(str(error), hint="labctl secret set WANDB_API_KEY") from None
+    text = value.reveal() if isinstance(value, Secret) else value
+    if len(text) > MAX_SECRET_CHARACTERS or "\0" in text:
+        raise UsageError(f"the value of {name} is too long or holds a NUL")
+    file = _file(paths, lab_id)
+    kept = {**_stored(file), name: text}
+    write_private(file, msgspec.json.encode({key: held for key, held in kept.items() if held}))
+
+
+def secret_names(paths: Paths, lab_id: str) -> list[str]:
+    """The names that this lab's file has values for."""
+    return sorted(_stored(_file(paths, lab_id)))
+
+
+def _file(paths: Paths, lab_id: str) -> Path:
+    if not re.fullmatch(r"[0-9a-z-]{1,64}", lab_id):
+        raise ValueError(f"not a lab id: {lab_id!r}")
+    return paths.config_dir / "secrets" / f"{lab_id}.json"
+
+
+def _stored(file: Path) -> dict[str, str]:
+    try:
+        with file.open("rb") as stream:
+            mode = stat.S_IMODE(file.stat().st_mode)
+            if mode & 0o077:
+                raise PolicyError(
+                    f"{plain(str(file))} can be read by others",
+                    why=f"its mode is {mode:04o}; a file of secrets must be 0600",
+                    hint=f"chmod 600 {plain(str(file))}",
+                )
+            return msgspec.json.decode(stream.read(), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except msgspec.MsgspecError:
+        # The decoder's own message may quote the file.
+        why = "it is not a mapping of names to values"
+        raise LabError(f"{plain(str(file))} is damaged", why=why, hint=f"rm {file}") from None
+    except OSError as error:
+        raise LabError(f"cannot read {plain(str(file))}", why=error.strerror or "") from error

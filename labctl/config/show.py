@@ -1,0 +1,101 @@
+"""Every setting of a lab with its value and where it came from, for `labctl config`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from labctl.config.scalars import duration_text, gpu_text, number_text, size_text
+from labctl.config.schema import LabConfig
+
+DEFAULT = "default"
+MASK = "********"
+
+_SECRETIVE = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE", re.IGNORECASE)
+_USER_OF_URL = re.compile(r"://[^/@\s]+@")
+
+
+def settings(config: LabConfig) -> list[tuple[str, str, str]]:
+    """(dotted key, value as text, origin) of everything; secret values never stand among them."""
+    return [(key, _masked(key, text), _origin(config, key)) for key, text in _rows(config)]
+
+
+def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
+    yield "lab", config.name
+    yield from _server_rows(config)
+    if config.image.build:
+        yield "image.build", config.image.build
+        yield from ((f"image.args.{key}", text) for key, text in config.image.args.items())
+    else:
+        yield "image", config.image.reference
+    yield "run", shlex.join(config.run)
+    yield from ((f"env.{key}", text) for key, text in config.env.items())
+    yield "secrets", ", ".join(config.secrets)
+    yield from ((f"data.{key}", source.written) for key, source in config.data.items())
+    yield "outputs", ", ".join(config.outputs)
+    for name, service in config.services.items():
+        yield f"services.{name}.port", str(service.port)
+        if service.command:
+            yield f"services.{name}.command", shlex.join(service.command)
+    yield "store", config.store
+    yield "limits.memory", _size(config.limits.memory_bytes)
+    yield "limits.cpus", number_text(config.limits.cpus) if config.limits.cpus else ""
+    yield "limits.shm", _size(config.limits.shm_bytes)
+    yield "base_image", config.base_image
+    yield "wheelhouse", config.wheelhouse
+    yield "package_index", config.package_index
+
+
+def _server_rows(config: LabConfig) -> Iterator[tuple[str, str]]:
+    need = config.server.need
+    yield "server.provider", config.server.provider
+    yield "server.gpu", gpu_text(need.gpu)
+    yield "server.spot", need.spot
+    yield "server.max_price", _price(need.max_price_usd_per_hour)
+    yield "server.budget", _price(need.budget_usd)
+    yield "server.ttl", duration_text(need.ttl_s) if need.ttl_s else ""
+    yield "server.idle", duration_text(need.idle_s) if need.idle_s else ""
+    for provider, value in config.server.provider_settings.items():
+        plain_value = msgspec.to_builtins(value, enc_hook=str)
+        yield from _flat(f"server.{provider}", plain_value)
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(f"{path}.{key}", item)
+    elif isinstance(value, list | tuple):
+        if any(isinstance(item, dict) for item in value):
+            for position, item in enumerate(value):
+                yield from _flat(f"{path}[{position}]", item)
+        else:
+            yield path, ", ".join(str(item) for item in value)
+    else:
+        yield path, "" if value is None else str(value)
+
+
+def _size(size: int) -> str:
+    return size_text(size) if size else ""
+
+
+def _price(price: float | None) -> str:
+    return "" if price is None else number_text(price)
+
+
+def _masked(key: str, text: str) -> str:
+    if key != "secrets" and _SECRETIVE.search(key):
+        return MASK if text else ""
+    return _USER_OF_URL.sub(f"://{MASK}@", text)
+
+
+def _origin(config: LabConfig, key: str) -> str:
+    """Where the key came from: itself, or the list or value that it is a part of."""
+    while key:
+        if key in config.origins:
+            return config.origins[key]
+        key = re.sub(r"(\.[^.\[]*|\[[0-9]+\])$", "", key) if re.search(r"[.\[]", key) else ""
+    return DEFAULT

@@ -1,0 +1,90 @@
+"""A lab.yaml may be a stranger's: what it would do with what is yours, and the answer given.
+
+The answer is kept by the hash of the file, so a changed one is asked about again.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from labctl.config.document import plain
+from labctl.config.files import write_private
+from labctl.config.paths import Paths
+from labctl.config.reader import LAB_FILE
+from labctl.config.schema import DEFAULT_PROVIDER, LabConfig
+from labctl.config.show import settings
+from labctl.errors import LabError
+
+
+def trust_questions(config: LabConfig) -> list[str]:
+    """One sentence for each thing that lab.yaml itself would do with what is the person's own.
+
+    Empty where it names no secrets, no store, no directory outside the lab, no provider other
+    than the built-in one and no settings of the provider in use.
+    """
+    from_lab = {key for key, origin in config.origins.items() if origin.startswith(f"{LAB_FILE}:")}
+    questions = []
+    if config.secrets:
+        names = ", ".join(config.secrets)
+        questions.append(f"give your {names} to the programs that it runs")
+    if "store" in from_lab:
+        questions.append(f"copy results to {plain(config.store)}")
+    questions += [
+        f"send {plain(str(source.path))} to the server"
+        for source in config.data.values()
+        if source.path is not None and not source.inside_lab
+    ]
+    questions += [
+        f"have the server read {plain(source.url)}"
+        for source in config.data.values()
+        if source.url.startswith("s3://")
+    ]
+    return questions + _server_questions(config, from_lab)
+
+
+def _server_questions(config: LabConfig, from_lab: set[str]) -> list[str]:
+    provider = config.server.provider
+    section = f"server.{provider}."
+    own = {key for key in from_lab if key.startswith(section)}
+    if provider != DEFAULT_PROVIDER:
+        own = {key for key in from_lab if key.startswith("server.")}
+    details = [
+        f"{key.removeprefix(section).removeprefix('server.')} {value}"
+        for key, value, _ in settings(config)
+        if key != "server.provider" and any(_covers(key, named) for named in own)
+    ]
+    if not own:
+        return []
+    told = f" ({plain('; '.join(details))})" if details else ""
+    return [f"get its server from {provider}, which may cost money or belong to others{told}"]
+
+
+def _covers(key: str, named: str) -> bool:
+    return named == key or named.startswith(f"{key}.")
+
+
+def trusted(paths: Paths, config: LabConfig) -> bool:
+    """Whether there is nothing to ask, or this very file was approved before."""
+    return not trust_questions(config) or config.file_hash in _answers(paths)
+
+
+def trust(paths: Paths, config: LabConfig) -> None:
+    """Keep the person's yes for this very file."""
+    answers = _answers(paths)
+    answers[config.file_hash] = {"lab": str(config.path), "at": round(time.time())}
+    write_private(paths.config_dir / "trust.json", msgspec.json.encode(answers))
+
+
+def _answers(paths: Paths) -> dict[str, dict[str, str | int]]:
+    file = paths.config_dir / "trust.json"
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, str | int]])
+    except FileNotFoundError:
+        return {}
+    except msgspec.MsgspecError:
+        # What cannot be read counts as never answered: the person is asked once more.
+        return {}
+    except OSError as error:
+        raise LabError(f"cannot read {plain(str(file))}", why=error.strerror or "") from error
