@@ -61,13 +61,14 @@ def playbook_hash(playbooks_dir: Path) -> str:
 def prepare(
     transport: Transport,
     server: Server,
-    facts: Facts,
+    facts: Facts | None,
     *,
     playbooks_dir: Path,
     ssh_config: Path,
     reporter: Reporter,
 ) -> Facts:
-    """The server's Facts once it has what labctl needs; `facts` is what `probe` just found.
+    """The server's Facts once it has what labctl needs; `facts` is what `probe` just found,
+    None to have it found here.
 
     Returns at once where nothing is missing, or where the playbook of this very content was here
     and could do no more (a GPU without NVIDIA's repository, a daemon that something else starts):
@@ -75,6 +76,7 @@ def prepare(
     password; the log lies beside `ssh_config`. Raises PolicyError with the administrator's
     commands where there are no such rights, LabError with the failed task, ConnectError.
     """
+    facts = facts or probe(transport)
     stamp = playbook_hash(playbooks_dir)
     lacking = missing(facts)
     if not _worth_running(lacking, done_before=facts.stamp == stamp):
