@@ -35,6 +35,7 @@ STREAMING: dict[str, Callable[[dict[str, Any]], None]] = {
     "read": files.read,
     "build": images.build,
     "pull-image": images.pull,
+    "service-image": services.build,
     "fetch": fetch.fetch,
 }
 

@@ -30,7 +30,7 @@ def present(request: dict[str, Any]) -> dict[str, Any]:
 
 def pull(request: dict[str, Any]) -> None:
     answer({})
-    code, lines = _stream(["docker", "pull", request["reference"]], None)
+    code, lines = streamed(["docker", "pull", request["reference"]], None)
     finish({"code": code, "tail": lines[-8:]})
 
 
@@ -48,14 +48,14 @@ def build(request: dict[str, Any]) -> None:
     log = lab / "builds" / (request["tag"].replace("/", "-").replace(":", "-") + ".log")
     log.parent.mkdir(exist_ok=True)
     answer({"log": str(log)})
-    with _wheelhouse(bool(request.get("wheelhouse"))) as wheel_args:
+    with wheelhouse(bool(request.get("wheelhouse"))) as wheel_args:
         words = ["docker", "build", "--progress", "plain", "--tag", request["tag"]]
         words += ["--label", "labctl.lab-id=" + request["lab_id"]]
         for key, value in {**request.get("args", {}), **wheel_args}.items():
             words += ["--build-arg", f"{key}={value}"]
         if wheel_args:
             words += ["--network", "host"]
-        code, lines = _stream([*words, str(context)], log)
+        code, lines = streamed([*words, str(context)], log)
     finish({"code": code, "log": str(log), "tail": failing_lines(lines)})
 
 
@@ -67,7 +67,7 @@ def failing_lines(lines: list[str]) -> list[str]:
     return [lines[starts[-1]], *lines[max(starts[-1] + 1, len(lines) - 12) :]]
 
 
-def _stream(words: list[str], log: Path | None) -> tuple[int, list[str]]:
+def streamed(words: list[str], log: Path | None) -> tuple[int, list[str]]:
     """Run a command, its output to us and to `log`; (exit code, the last lines)."""
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     lines: list[str] = []
@@ -88,7 +88,7 @@ def _stream(words: list[str], log: Path | None) -> tuple[int, list[str]]:
 
 
 @contextmanager
-def _wheelhouse(wanted: bool) -> Iterator[dict[str, str]]:
+def wheelhouse(wanted: bool) -> Iterator[dict[str, str]]:
     """Serve ~/labctl/.wheelhouse on the loopback while a build runs, for pip in the build."""
     root = home() / ".wheelhouse"
     if not wanted or not root.is_dir():

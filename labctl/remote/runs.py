@@ -20,6 +20,14 @@ from .looks import UNENDED, existing, final, last_attempt, look
 from .place import boot_token, home, inside, lab_dir, read_json, run_dir, write_json, write_text
 from .reply import Failure
 
+HOME_ENV = {
+    "HOME": "/lab/cache/home",
+    "USER": "lab",
+    "PYTHONUNBUFFERED": "1",
+    "HF_HOME": "/lab/cache/huggingface",
+    "TORCH_HOME": "/lab/cache/torch",
+    "PIP_CACHE_DIR": "/lab/cache/pip",
+}
 BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 
 
@@ -82,8 +90,6 @@ def _launch(
     for name in {*spec["outputs"], "logs", "checkpoints"}:
         inside(directory, name).mkdir(parents=True, exist_ok=True)
     (directory / "logs" / "run.log").touch()
-    (home() / ".cache" / "home").mkdir(parents=True, exist_ok=True)
-    (root / "data").mkdir(exist_ok=True)
     own = directory / ".labctl"
     write_text(own / "entry.sh", entry_script(), 0o755)
     attempt = len(list(own.glob("attempt-*"))) + 1
@@ -113,27 +119,21 @@ def _refused(spec: dict[str, Any], stderr: str) -> Failure:
 def run_line(
     root: Path, directory: Path, spec: dict[str, Any], found: dict[str, Any], container: str
 ) -> list[str]:
-    """The words after `docker` that start a run. Pure but for passwd_file's cache."""
+    """The words after `docker` that start a run. Pure but for what `as_user` makes."""
     config = found.get("Config") or {}
-    env = {**_fixed_env(spec), **spec["env"]}
+    env = {**HOME_ENV, **_fixed_env(spec), **spec["env"]}
     words = ["run", "--detach", "--name", container, "--entrypoint", "/bin/sh"]
-    words += ["--user", f"{os.getuid()}:{os.getgid()}", "--workdir", "/lab/code"]
-    words += ["--security-opt", "no-new-privileges", "--stop-timeout", "60"]
-    words += ["--label", f"labctl.run={spec['id']}", "--label", f"labctl.lab-id={spec['lab_id']}"]
-    words += ["--log-opt", "max-size=50m", "--hostname", spec["lab"]]
+    words += [*as_user(root, spec, found), "--stop-timeout", "60"]
+    words += ["--label", f"labctl.run={spec['id']}"]
     words += mount(directory / "code", "/lab/code")
-    words += mount(root / "data", "/lab/data", read_only=True)
     words += mount(directory, "/lab/run")
-    words += mount(home() / ".cache", "/lab/cache")
-    words += mount(passwd_file(found["Id"], home() / ".passwd"), "/etc/passwd", read_only=True)
     if spec["secrets"]:
         words += mount(
             secrets_tmpfs.directory_of(spec["id"]), "/run/labctl-secrets", read_only=True
         )
     for key, value in sorted(env.items()):
         words += ["--env", f"{key}={value}"]
-    if spec["gpus"]:
-        words += ["--gpus", spec["gpus"] if spec["gpus"] == "all" else f'"device={spec["gpus"]}"']
+    words += gpu_words(spec["gpus"])
     if spec["memory_bytes"]:
         words += ["--memory", str(spec["memory_bytes"]), "--memory-swap", str(spec["memory_bytes"])]
     if spec["cpus"]:
@@ -146,14 +146,32 @@ def run_line(
     return [*words, found["Id"], "/lab/run/.labctl/entry.sh", *entry, *spec["command"]]
 
 
+def as_user(root: Path, spec: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """What every container of a lab has: our user, its home and cache, data, a label.
+
+    `spec` has lab and lab_id, `found` is the image as `docker inspect` shows it.
+    """
+    (home() / ".cache" / "home").mkdir(parents=True, exist_ok=True)
+    (root / "data").mkdir(exist_ok=True)
+    words = ["--user", f"{os.getuid()}:{os.getgid()}", "--workdir", "/lab/code"]
+    words += ["--security-opt", "no-new-privileges", "--hostname", spec["lab"]]
+    words += ["--label", f"labctl.lab-id={spec['lab_id']}", "--log-opt", "max-size=50m"]
+    words += mount(root / "data", "/lab/data", read_only=True)
+    words += mount(home() / ".cache", "/lab/cache")
+    return words + mount(
+        passwd_file(found["Id"], home() / ".passwd"), "/etc/passwd", read_only=True
+    )
+
+
+def gpu_words(gpus: str) -> list[str]:
+    """`gpus` is "", "all" or device UUIDs joined by commas."""
+    if not gpus:
+        return []
+    return ["--gpus", gpus if gpus == "all" else f'"device={gpus}"']
+
+
 def _fixed_env(spec: dict[str, Any]) -> dict[str, str]:
     return {
-        "HOME": "/lab/cache/home",
-        "USER": "lab",
-        "PYTHONUNBUFFERED": "1",
-        "HF_HOME": "/lab/cache/huggingface",
-        "TORCH_HOME": "/lab/cache/torch",
-        "PIP_CACHE_DIR": "/lab/cache/pip",
         "LABCTL_RUN_ID": spec["id"],
         "LABCTL_DATA_DIR": "/lab/data",
         "LABCTL_RUN_DIR": "/lab/run",

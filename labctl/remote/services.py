@@ -1,0 +1,328 @@
+"""Services: TensorBoard, Jupyter or any command with a port, each in a container of its own.
+
+Truth is the container: its labels, and the port that Docker gave it on the server's loopback. The
+container of a service is named `<lab directory>-svc-<name>`, so that there is at most one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http.client
+import json
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .docker import docker, image, inspect, mount
+from .images import failing_lines, streamed, wheelhouse
+from .place import checked_name, home, lab_dir, read_json, read_text, write_json, write_text
+from .reply import Failure, answer, finish
+from .runs import HOME_ENV, as_user, gpu_words
+
+READY_S = 90.0
+"""How long a service may take until its port answers, unless the request says "deadline_s"."""
+LINK_EVERY_S = 2
+TOKEN_FILE = "/run/labctl-service/token"
+
+TENSORBOARD = f"""
+link() {{
+  for logs in /lab/runs/*/logs; do
+    [ -d "$logs" ] || continue
+    run=${{logs%/logs}}; run=${{run##*/}}
+    [ -e "/tmp/runs/$run" ] || ln -sfn "$logs" "/tmp/runs/$run"
+  done
+}}
+mkdir -p /tmp/runs; link
+(while sleep {LINK_EVERY_S}; do link; done) &
+exec tensorboard --logdir /tmp/runs --host 0.0.0.0 --port "$1" --reload_interval 5
+"""
+"""Shows each run under its id, and reads no other directory of a run than its logs."""
+JUPYTER = """
+exec jupyter lab --no-browser --ip 0.0.0.0 --port "$1" --ServerApp.port_retries=0 \\
+  --ServerApp.root_dir=/lab --ServerApp.preferred_dir=/lab/code \\
+  --ServerApp.allow_remote_access=False
+"""
+"""Only 127.0.0.1 and localhost are answered, which is how a forward calls it: a page of somebody
+else's cannot reach it by a name that it points at the loopback. The token is in a file."""
+
+KNOWN: dict[str, dict[str, Any]] = {
+    "tensorboard": {
+        "script": TENSORBOARD,
+        "port": 6006,
+        "path": "/",
+        "test": "command -v tensorboard",
+    },
+    "jupyter": {
+        "script": JUPYTER,
+        "port": 8888,
+        "path": "/lab",
+        "test": "command -v jupyter-lab && jupyter server --version | "
+        "{ IFS=. read -r major minor rest; "
+        '[ "$major" -gt 2 ] || { [ "$major" -eq 2 ] && [ "$minor" -ge 20 ]; }; }',
+    },
+}
+
+
+def start(request: dict[str, Any]) -> dict[str, Any]:
+    """Start a service, or find it running; replies once its port answers.
+
+    Replies {"missing": image} when the image is not here, and {"lacks": program, "tag": tag} when
+    the image has to be extended first (verb `service-image`). Raises after "deadline_s" seconds,
+    with the container's last words, and removes it.
+    """
+    root = lab_dir(request["lab"], request["lab_id"])
+    name = checked_name(request["name"])
+    with _only_one(root, name):
+        container = _container(root, name)
+        seen = inspect([container]).get(container)
+        if seen and seen["State"]["Running"]:
+            _wait(container, request)
+            return {**_told(root, seen, name), "found": True, "stale": _stale(seen, request)}
+        found = image(request["image"])
+        if found is None:
+            return {"missing": request["image"]}
+        extended = _extended(found, request)
+        if extended is None:
+            return {"lacks": name, "tag": _tag(found, request)}
+        if seen:
+            docker("rm", "-f", container, check=False)
+        _launch(root, container, extended, request)
+        seen = _wait(container, request)
+    return {**_told(root, seen, name), "found": False, "stale": False}
+
+
+def status(request: dict[str, Any]) -> dict[str, Any]:
+    """{"services": [...]}: every service of the lab that has a container, running or not."""
+    root = lab_dir(request["lab"], request["lab_id"])
+    seen = inspect(_containers(root, request["lab_id"]))
+    return {
+        "services": [
+            _told(root, one, one["Config"]["Labels"]["labctl.service"])
+            for _, one in sorted(seen.items())
+        ]
+    }
+
+
+def stop(request: dict[str, Any]) -> dict[str, Any]:
+    """Remove the service "name", or all of the lab; {"stopped": names}. An absent one is fine."""
+    root = lab_dir(request["lab"], request["lab_id"])
+    wanted = _container(root, checked_name(request["name"])) if request.get("name") else ""
+    stopped = []
+    for container in _containers(root, request["lab_id"]):
+        if wanted not in ("", container):
+            continue
+        docker("stop", "--time", "10", container, check=False)
+        docker("rm", "-f", container, check=False)
+        name = container[len(_container(root, "")) :]
+        token = _token_path(root, name)
+        if token.exists():
+            token.unlink()
+        stopped.append(name)
+    return {"stopped": sorted(stopped)}
+
+
+def build(request: dict[str, Any]) -> None:
+    """Extend "image" by the text of "dockerfile"; output streamed and logged, as `build` does."""
+    root = lab_dir(request["lab"], request["lab_id"])
+    found = image(request["image"])
+    if found is None:
+        raise Failure("missing", f"the image {request['image']} is not on the server")
+    tag = _tag(found, request)
+    context = root / "builds" / tag.replace(":", "-")
+    context.mkdir(parents=True, exist_ok=True)
+    write_text(context / "Dockerfile", request["dockerfile"])
+    log = context / "build.log"
+    answer({"log": str(log), "tag": tag})
+    with wheelhouse(bool(request.get("wheelhouse"))) as wheel_args:
+        words = ["docker", "build", "--tag", tag]
+        words += ["--label", "labctl.lab-id=" + request["lab_id"]]
+        for key, value in {**request.get("args", {}), **wheel_args, "BASE": found["Id"]}.items():
+            words += ["--build-arg", f"{key}={value}"]
+        if wheel_args:
+            words += ["--network", "host"]
+        code, lines = streamed([*words, str(context)], log)
+    finish({"code": code, "log": str(log), "tag": tag, "tail": failing_lines(lines)})
+
+
+def _container(root: Path, name: str) -> str:
+    return f"{root.name}-svc-{name}"
+
+
+def _containers(root: Path, lab_id: str) -> list[str]:
+    """Names of this lab's service containers on this server."""
+    words = ["ps", "--all", "--format", "{{.Names}}", "--filter", "label=labctl.service"]
+    found = docker(*words, "--filter", f"label=labctl.lab-id={lab_id}").stdout.split()
+    return [one for one in found if one.startswith(_container(root, ""))]
+
+
+@contextmanager
+def _only_one(root: Path, name: str) -> Iterator[None]:
+    """Two callers who want the same service wait for each other."""
+    with (root / ".labctl" / f"service-{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _tag(found: dict[str, Any], request: dict[str, Any]) -> str:
+    args = {k: v for k, v in request.get("args", {}).items() if k != "BASE"}
+    text = json.dumps([found["Id"], request.get("dockerfile", ""), args], sort_keys=True)
+    return "labctl-services:" + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _extended(found: dict[str, Any], request: dict[str, Any]) -> dict[str, Any] | None:
+    """The image to start: this one, or the one made from it; None when that is not made yet."""
+    known = KNOWN.get(request["name"])
+    if known is None or request.get("command"):
+        return found
+    path = home() / ".passwd" / f"programs-{found['Id'].rpartition(':')[2][:24]}.json"
+    programs = read_json(path)
+    if request["name"] not in programs:
+        words = ["run", "--rm", "--network", "none", "--entrypoint", "/bin/sh", found["Id"]]
+        done = docker(*words, "-c", f"{known['test']} >/dev/null 2>&1", check=False)
+        programs[request["name"]] = done.returncode == 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, programs)
+    return found if programs[request["name"]] else image(_tag(found, request))
+
+
+def _port(request: dict[str, Any]) -> int:
+    """The port inside the container."""
+    port = int(request.get("port") or KNOWN.get(request["name"], {}).get("port", 0))
+    if not 0 < port < 65536:
+        said = f"the service {request['name']} needs a port"
+        raise Failure("usage", said, "", "give it one in lab.yaml: services: {NAME: {port: 8000}}")
+    return port
+
+
+def _inner(request: dict[str, Any]) -> list[str]:
+    """argv of the service, or [] when nobody said what to start."""
+    if request.get("command"):
+        return list(request["command"])
+    known = KNOWN.get(request["name"])
+    if known is None:
+        said = f"nothing says how to start the service {request['name']}"
+        raise Failure("usage", said, "", "give it a command in lab.yaml")
+    return ["/bin/sh", "-c", known["script"], request["name"], str(_port(request))]
+
+
+def _wish(request: dict[str, Any]) -> str:
+    wish = [request["image"], _inner(request), _port(request), request.get("gpus", "")]
+    return hashlib.sha256(json.dumps(wish).encode()).hexdigest()[:16]
+
+
+def _stale(seen: dict[str, Any], request: dict[str, Any]) -> bool:
+    """Whether it was started with another image, command or port than now asked for."""
+    return bool(seen["Config"]["Labels"].get("labctl.service-wish") != _wish(request))
+
+
+def _launch(root: Path, container: str, found: dict[str, Any], request: dict[str, Any]) -> None:
+    name, argv, port = request["name"], _inner(request), _port(request)
+    for each in ("code", "runs"):
+        (root / each).mkdir(exist_ok=True)
+    words = ["run", "--detach", "--init", "--name", container]
+    words += [*as_user(root, request, found), "--publish", f"127.0.0.1::{port}"]
+    words += ["--label", f"labctl.service={name}", "--label", f"labctl.service-port={port}"]
+    words += ["--label", f"labctl.service-wish={_wish(request)}"]
+    words += mount(root / "code", "/lab/code")
+    words += mount(root / "runs", "/lab/runs", read_only=name == "tensorboard")
+    env = {**HOME_ENV, "LABCTL_DATA_DIR": "/lab/data", "LABCTL_SERVICE_PORT": str(port)}
+    if name == "jupyter":
+        words += mount(_token(root, name), TOKEN_FILE, read_only=True)
+        env["JUPYTER_TOKEN_FILE"] = TOKEN_FILE
+    for key, value in sorted(env.items()):
+        words += ["--env", f"{key}={value}"]
+    words += gpu_words(request.get("gpus", ""))
+    if request.get("command"):
+        words += [found["Id"], *argv]
+    else:
+        words += ["--entrypoint", argv[0], found["Id"], *argv[1:]]
+    done = docker(*words, check=False)
+    if done.returncode != 0:
+        docker("rm", "-f", container, check=False)
+        said = f"the service {name} did not start"
+        raise Failure("docker", said, done.stderr.strip()[-1500:], "labctl doctor")
+
+
+def _token_path(root: Path, name: str) -> Path:
+    return root / ".labctl" / f"service-{name}.token"
+
+
+def _token(root: Path, name: str) -> Path:
+    """The file with the service's token, made once: an address that was printed stays good."""
+    path = _token_path(root, name)
+    if not path.exists():
+        write_text(path, secrets.token_urlsafe(32), 0o600)
+    return path
+
+
+def _told(root: Path, seen: dict[str, Any], name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "port": _published(seen),
+        "token": read_text(_token_path(root, name)) if name == "jupyter" else "",
+        "path": KNOWN.get(name, {}).get("path", "/"),
+        "container": seen["Name"].lstrip("/"),
+        "running": bool(seen["State"]["Running"]),
+    }
+
+
+def _published(seen: dict[str, Any]) -> int:
+    """The port on the server's loopback, 0 while there is none."""
+    inner = seen["Config"]["Labels"].get("labctl.service-port", "")
+    bound = (seen["NetworkSettings"].get("Ports") or {}).get(f"{inner}/tcp") or []
+    return int(bound[0]["HostPort"]) if bound else 0
+
+
+def _wait(container: str, request: dict[str, Any]) -> dict[str, Any]:
+    """What `docker inspect` says of the container once its port answers."""
+    name = request["name"]
+    known = name in KNOWN and not request.get("command")
+    limit_s = float(request.get("deadline_s") or READY_S)
+    deadline = time.monotonic() + limit_s
+    while True:
+        seen = inspect([container]).get(container)
+        if seen is None or not seen["State"]["Running"]:
+            raise _failed(container, f"the service {name} ended as soon as it was started")
+        port = _published(seen)
+        if port and (_speaks_http(port) if known else _listens(port)):
+            return seen
+        if time.monotonic() >= deadline:
+            raise _failed(container, f"the service {name} did not answer within {limit_s:g} s")
+        time.sleep(0.2)
+
+
+def _failed(container: str, said: str) -> Failure:
+    done = docker("logs", "--tail", "20", container, check=False)
+    docker("rm", "-f", container, check=False)
+    return Failure("service", said, (done.stdout + done.stderr).strip()[-2000:])
+
+
+def _speaks_http(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/")
+        return connection.getresponse().status < 500
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _listens(port: int) -> bool:
+    """Whether somebody behind Docker's proxy takes a connection.
+
+    The proxy itself takes every one, and drops it at once when the container does not.
+    """
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.settimeout(0.3)
+            return bool(connection.recv(1))
+    except socket.timeout:  # another class than TimeoutError before Python 3.10
+        return True
+    except OSError:
+        return False
