@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import time
 from pathlib import Path
 
@@ -129,7 +128,7 @@ def lab_id(root: Path) -> str:
     if known:
         return known
     file = root / LAB_ID_FILE
-    record = {"id": secrets.token_hex(6), "created_at": round(time.time(), 3)}
+    record = {"id": os.urandom(6).hex(), "created_at": round(time.time(), 3)}
     try:
         file.parent.mkdir(exist_ok=True)
         # An id that travels with a copied or committed lab would be shared by its servers.
@@ -162,7 +161,7 @@ def _create_whole(file: Path, data: bytes) -> None:
 
 def write_draft(file: Path, data: bytes, *, mode: int) -> Path:
     """A new file beside `file`, on disk with all of `data`, to be renamed to it."""
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    draft = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(data)

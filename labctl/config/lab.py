@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from labctl.config.reader import (
 from labctl.config.scalars import cleaned_name, parse_name
 from labctl.config.schema import (
     DEFAULT_IMAGE,
+    DEFAULT_PROVIDER,
     KNOWN_SERVICE_PORTS,
     MACHINE_KEYS,
     USER_KEYS,
@@ -90,16 +90,22 @@ def load_lab(
             why="it needs at least one line, such as `lab: digits`",
             hint="labctl init",
         )
+    lab_layer = _file_layer(data, LAB_FILE, _LAB_KEYS, problems)
+    if problems and not lab_layer.value:
+        # Nothing of it can be read: what would follow from its absence is no news.
+        raise _config_error(path, problems)
     layers = [
         _user_layer(places.config_file, places.home, problems),
-        _file_layer(data, LAB_FILE, _LAB_KEYS, problems),
+        lab_layer,
         *_switch_layers(overrides or {}, given),
     ]
     merged = Node({}, 0, LAB_FILE)
     for layer in layers:
         merged = _merged(merged, layer)
+    from hashlib import sha256
+
     config = _Loading(path, places.home, merged, settings_type, problems).config(
-        hashlib.sha256(data).hexdigest()
+        sha256(data).hexdigest()
     )
     if config is None:
         raise _config_error(path, problems)
@@ -192,7 +198,8 @@ def _merged(below: Node, above: Node) -> Node:
         else keys[key]
         for key in keys
     }
-    return Node(both, above.line or below.line, above.origin if above.line else below.origin)
+    place = above if above.line else below
+    return Node(both, place.line, place.origin)
 
 
 def _leaves(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
@@ -263,6 +270,8 @@ class _Loading:
     def split_server(self) -> tuple[dict[str, Any], Node]:
         """The providers' settings, and `server` without their sections."""
         node = self.nodes.get("server", Node({}, 0, LAB_FILE))
+        if node.value is None:
+            node = Node({}, node.line, node.origin)
         if not isinstance(node.value, dict):
             return {}, node
         own = keys_of(ServerFile)
@@ -299,7 +308,7 @@ class _Loading:
         self, server: Node, settings: dict[str, Any], rest: dict[str, Node]
     ) -> None:
         """Where the provider in use has no section, its settings are its defaults."""
-        default = Node(ServerFile().provider, server.line, server.origin)
+        default = Node(DEFAULT_PROVIDER, server.line, server.origin)
         chosen = rest.get("provider", default)
         name = default.value if chosen.value is None else chosen.value
         if not isinstance(name, str) or name in settings or self.settings_type is None:
