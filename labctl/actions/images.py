@@ -76,7 +76,9 @@ def copied_files(directory: Path, dockerfile: str) -> set[Path]:
             for path in [directory] if pattern in ("", ".") else directory.glob(pattern):
                 found.update(p for p in (path.rglob("*") if path.is_dir() else [path]))
     return {
-        p for p in found if p.is_file() and not p.is_symlink() and not {".git", ".labctl"} & {*p.parts}
+        p
+        for p in found
+        if p.is_file() and not p.is_symlink() and not {".git", ".labctl"} & {*p.parts}
     }
 
 
@@ -89,9 +91,7 @@ def ensure(ground: Ground, server: Server, remote: Remote, wanted: str) -> None:
         _pull(ground, remote, wanted)
 
 
-def _build(
-    ground: Ground, server: Server, remote: Remote, image: ImageConfig, wanted: str
-) -> None:
+def _build(ground: Ground, server: Server, remote: Remote, image: ImageConfig, wanted: str) -> None:
     args = build_args(ground, image)
     base = ground.config.base_image
     if base and not remote.call("image", {"references": [base]})["ids"][base]:

@@ -10,7 +10,7 @@ import msgspec
 from labctl.actions import Decision, Note, Step
 from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key
-from labctl.actions.prepare import prepare
+from labctl.actions.prepare import prepare, probe
 from labctl.errors import (
     BusyError,
     HostKeyError,
@@ -43,7 +43,7 @@ def up(ground: Ground, need: Need) -> Server:
     with ground.state.exclusive(ground.lab_id, "up"):
         try:
             server = adopt(ground) or _create(ground, need)
-            return _make_ready(ground, server)
+            return make_ready(ground, server)
         except KeyboardInterrupt:
             raise InterruptError(
                 "interrupted while the server was being made",
@@ -171,7 +171,7 @@ def _request(ground: Ground, need: Need) -> CreateRequest:
     )
 
 
-def _make_ready(ground: Ground, server: Server) -> Server:
+def make_ready(ground: Ground, server: Server) -> Server:
     """Wait for the machine and its sshd, then for what labctl needs on it."""
     fresh = server.state != "running" or not ground.state.events(server_id=server.id, kind="ready")
     try:
@@ -184,7 +184,7 @@ def _make_ready(ground: Ground, server: Server) -> Server:
     facts = prepare(
         transport,
         server,
-        None,
+        probe(transport),
         playbooks_dir=ground.paths.data_dir / "playbooks",
         ssh_config=ground.connections.config_path(server.id),
         reporter=ground.reporter,
@@ -204,7 +204,7 @@ def _running(ground: Ground, server: Server) -> Server:
     while True:
         found = ground.provider.find(server.id) or server
         if found.state == "running" and found.endpoint.host_key and found.endpoint.port:
-            found = msgspec.structs.replace(found, alias=server.alias)
+            found = renamed(found, server)
             ground.state.save_server(found)
             return found
         if found.state in ("terminated", "stopped") and server.state != "stopped":
@@ -214,6 +214,11 @@ def _running(ground: Ground, server: Server) -> Server:
                 f"the server {server.id} did not start within {RUNNING_DEADLINE_S:.0f} s"
             )
         time.sleep(POLL_S)
+
+
+def renamed(found: Server, known: Server) -> Server:
+    """What the provider found, under the alias that we gave it."""
+    return msgspec.structs.replace(found, alias=known.alias)
 
 
 def _undo(ground: Ground, server: Server, error: LabError) -> None:

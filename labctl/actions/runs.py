@@ -27,7 +27,9 @@ def new_id() -> str:
     return time.strftime("%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
 
 
-def spec(ground: Ground, server: Server, command: tuple[str, ...], run_id: str, tty: bool) -> RunSpec:
+def spec(
+    ground: Ground, server: Server, command: tuple[str, ...], run_id: str, tty: bool
+) -> RunSpec:
     """Everything the run is. Refused before anything starts: a GPU that is not there, bad names."""
     config = ground.config
     words = command or config.run
@@ -112,7 +114,9 @@ def start(
         log.missing = False
         images.ensure(ground, server, remote, wanted.image)
     else:
-        raise LabError(f"{wanted.image} is not on the server after it was made", hint="labctl doctor")
+        raise LabError(
+            f"{wanted.image} is not on the server after it was made", hint="labctl doctor"
+        )
     return keep(ground, server, closing["run"])
 
 
@@ -200,7 +204,9 @@ def to_run(found: dict[str, Any], server: Server) -> Run:
 def latest(ground: Ground, run_id: str = "") -> Run:
     """The run named, or the lab's latest; NotFoundError where there is none."""
     found = (
-        ground.state.run(ground.lab_id, run_id) if run_id else ground.state.latest_run(ground.lab_id)
+        ground.state.run(ground.lab_id, run_id)
+        if run_id
+        else ground.state.latest_run(ground.lab_id)
     )
     if found is None:
         raise NotFoundError(

@@ -1,0 +1,5 @@
+"""`python -m labctl`."""
+
+from labctl.cli import main
+
+main()

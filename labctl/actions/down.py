@@ -1,0 +1,106 @@
+"""The end of a server. Nothing here destroys the only copy of a run's outputs."""
+
+from __future__ import annotations
+
+from labctl.actions import Decision, Note, provision, runs, work
+from labctl.actions.ground import Ground
+from labctl.errors import LabError, PolicyError
+from labctl.model import Resource, Server, Value
+from labctl.providers import Stoppable
+
+GRACE_S = 60
+
+
+class Ending(Value):
+    """What `down` did and what is left. `servers_left` empty means that nothing bills."""
+
+    removed: str = ""
+    pulled_files: int = 0
+    saved_edits: int = 0
+    servers_left: tuple[Server, ...] = ()
+    leftovers: tuple[Resource, ...] = ()
+
+
+def down(ground: Ground, *, discard: bool) -> Ending:
+    """Pull what is not here, remove the lab's server, ask the provider what is left.
+
+    PolicyError where the person says no, or where results could not be saved: compute ends then
+    and the disk stays.
+    """
+    with ground.state.exclusive(ground.lab_id, "down"):
+        server = provision.adopt(ground)
+        if server is None:
+            return Ending(leftovers=tuple(ground.provider.leftovers()))
+        running = [] if server.state == "stopped" else _running(ground, server, discard)
+        _agree(ground, server, running, discard)
+        files = edits = 0
+        if not discard:
+            files, edits = _save(ground, server, running)
+        work.stop_forwards(ground, server)
+        removal = provision.remove(ground, server)
+        return Ending(
+            removed=removal.server_id,
+            pulled_files=files,
+            saved_edits=edits,
+            servers_left=removal.survivors,
+            leftovers=removal.leftovers,
+        )
+
+
+def _running(ground: Ground, server: Server, discard: bool) -> list[str]:
+    try:
+        runs.refresh(ground, server)
+    except LabError as error:
+        if discard:
+            return []
+        raise _kept(ground, server, error) from error
+    return [run.id for run in ground.state.runs(ground.lab_id) if run.state == "running"]
+
+
+def _agree(ground: Ground, server: Server, running: list[str], discard: bool) -> None:
+    going = f"{', '.join(running)} still runs there and would be cancelled. " if running else ""
+    lost = "Results that are not here will be LOST. " if discard else ""
+    question = f"{lost}{going}remove the server {server.alias} ({server.provider})?"
+    if not ground.reporter.ask(Decision(question=question)):
+        raise PolicyError(
+            "nothing was removed",
+            why=f"{server.alias} goes on, at {server.offer.price_usd_per_hour:.2f} dollars an hour",
+            hint="labctl down --yes",
+        )
+
+
+def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]:
+    """Stop what runs, bring everything home and verify it; (files pulled, edits saved)."""
+    if server.state == "stopped":
+        server = provision.make_ready(ground, server)
+    try:
+        for run_id in running:
+            run, _ = runs.cancel(ground, server, run_id, GRACE_S)
+            ground.reporter.emit(Note(text=f"{run.id}: {run.told}"))
+        pulled = work.pull(ground, server, [], everything=True)
+        edits = work.save_edits(ground, server)
+        missing = work.missing(ground, server)
+    except LabError as error:
+        raise _kept(ground, server, error) from error
+    if missing:
+        listed = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
+        raise _kept(ground, server, LabError(f"{len(missing)} files are not here: {listed}"))
+    return sum(one.files for one in pulled), edits
+
+
+def _kept(ground: Ground, server: Server, error: LabError) -> PolicyError:
+    """Compute ends, the disk stays, and the person knows both."""
+    kept = "it goes on as it is"
+    if isinstance(ground.provider, Stoppable):
+        ground.connections.close(server)
+        ground.provider.stop(server.id)
+        found = ground.provider.find(server.id)
+        if found is not None:
+            ground.state.save_server(provision.renamed(found, server))
+        ground.state.record("stopped", lab_id=ground.lab_id, server_id=server.id)
+        kept = "it was stopped and its disk kept"
+    return PolicyError(
+        f"{server.alias} was not removed: not everything on it could be saved",
+        why="\n".join(filter(None, [error.what, error.why, kept])),
+        hint="labctl up && labctl pull, or labctl down --discard to lose what is there",
+    )

@@ -1,0 +1,101 @@
+"""init, up, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from labctl.cli.options import json_option, open_lab, yes_option
+
+
+@click.command("init")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--provider", help="Where servers come from: local, static, ...")
+@click.pass_context
+def init_command(ctx: click.Context, directory: Path, provider: str | None) -> None:
+    """Make a sample project in DIRECTORY: train an image classifier.
+
+    \b
+    labctl init digits && cd digits && labctl up
+    """
+    import sys
+
+    from labctl.actions.init import init
+    from labctl.cli.screen import Screen
+    from labctl.config import data_dir
+    from labctl.errors import UsageError
+    from labctl.providers import provider_names
+
+    names = provider_names()
+    if provider is None and sys.stdin.isatty():
+        click.echo("Where do servers come from?", err=True)
+        click.echo("  local   a container on this machine (needs Docker; no GPU)", err=True)
+        click.echo("  static  lab servers that you reach with ssh", err=True)
+        provider = click.prompt("provider", default="local", type=click.Choice(names), err=True)
+    provider = provider or "local"
+    if provider not in names:
+        raise UsageError(f"there is no provider {provider!r}", why=f"there are {', '.join(names)}")
+    target = Path(ctx.find_root().obj or ".") / directory
+    init(data_dir() / "templates", target, provider, Screen())
+    click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")
+
+
+@click.command("up")
+@click.option("--provider", help="Over lab.yaml's server.provider.")
+@click.option("--gpu", help="auto, none, any, T4, A100:2, '>=24GB'.")
+@click.option("--spot", type=click.Choice(["never", "prefer", "only"]))
+@click.option("--max-price", help="USD per hour.")
+@click.option("--budget", help="USD.")
+@click.option("--ttl", help="Longest life: 8h.")
+@click.option("--idle", help="Stop after so long without work: 30m.")
+@yes_option
+@json_option
+@click.pass_context
+def up_command(ctx: click.Context, yes: bool, json_: bool, **overrides: str) -> None:
+    """Get the lab's server ready. Repeated, it finds the same server.
+
+    \b
+    labctl up
+    labctl up --gpu T4 --max-price 0.60
+    """
+    from labctl.cli.screen import as_json
+
+    lab = open_lab(ctx, yes=yes, quiet=json_, overrides=overrides)
+    server = lab.up().server
+    if json_:
+        as_json({"server": server})
+        return
+    price = server.offer.price_usd_per_hour
+    costs = f"{price:.2f} dollars an hour" if price else "costs nothing"
+    click.echo(f"{server.alias} is ready ({server.provider}, {costs}).")
+    click.echo("  labctl run        train")
+    click.echo(f"  ssh {server.alias:<14}a shell there")
+    click.echo("  labctl down       when you are done")
+
+
+@click.command("doctor")
+@click.option("--provider", help="Check this provider instead of lab.yaml's.")
+@json_option
+@click.pass_context
+def doctor_command(ctx: click.Context, provider: str | None, json_: bool) -> None:
+    """Check this machine, the provider and the server; exit 1 if something is amiss.
+
+    \b
+    labctl doctor
+    """
+    from labctl.actions.doctor import doctor
+    from labctl.cli.exits import clean
+    from labctl.cli.screen import as_json
+
+    overrides = {"provider": provider} if provider else {}
+    checks = doctor(open_lab(ctx, quiet=json_, overrides=overrides).ground)
+    if json_:
+        as_json({"checks": checks})
+    else:
+        for check in checks:
+            mark = click.style("ok", fg="green") if check.ok else click.style("!!", fg="red")
+            click.echo(f"{mark}  {clean(check.name)}: {clean(check.detail)}")
+            if check.next:
+                click.echo(f"      next: {clean(check.next)}")
+    ctx.exit(0 if all(check.ok for check in checks) else 1)

@@ -1,0 +1,194 @@
+"""status, logs, forward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from labctl.cli.options import json_option, open_lab, yes_option
+
+if TYPE_CHECKING:
+    from labctl.model import Run, Server
+
+
+@click.command("status")
+@click.option("--refresh", "-r", is_flag=True, help="Ask the provider and the server now.")
+@json_option
+@click.pass_context
+def status_command(ctx: click.Context, refresh: bool, json_: bool) -> None:
+    """Server, runs, clocks and dollars; from the record, or with --refresh as they are now.
+
+    \b
+    labctl status --refresh
+    """
+    from labctl.cli.screen import as_json
+
+    said = open_lab(ctx, quiet=json_).status(refresh=refresh)
+    if json_:
+        as_json(said)
+        return
+    server: Server | None = said["server"]
+    if server is None:
+        click.echo(f"{said['lab']}: no server. Next: labctl up")
+    else:
+        _draw_server(said, server)
+    if said["runs"]:
+        _draw_runs(said["runs"], said["now"])
+
+
+def _draw_server(said: dict[str, Any], server: Server) -> None:
+    from labctl.cli.screen import size, span
+
+    state = {True: server.state, False: "NOT REACHABLE", None: f"{server.state} (as recorded)"}
+    click.echo(f"{server.alias}: {state[said['reachable']]}, {server.provider} {server.offer.type}")
+    if said["why"]:
+        click.echo(f"  {said['why']}")
+    price = server.offer.price_usd_per_hour
+    cost = f"{said['cost_usd']:.2f} dollars so far at {price:.2f} an hour" if price else "no cost"
+    clocks = said["clocks"]
+    limits = [
+        f"{name} {span(clocks[key])}"
+        for name, key in (("ttl", "ttl_s"), ("idle", "idle_s"))
+        if clocks[key]
+    ]
+    if clocks["budget_usd"]:
+        limits.append(f"budget {clocks['budget_usd']:.2f} dollars")
+    held = f"; {', '.join(limits)}: not enforced on this provider" if limits else ""
+    click.echo(f"  up {span(clocks['up_s'])}, {cost}{held}")
+    if said["disk"]:
+        click.echo(f"  disk {size(said['disk']['free_bytes'])} free")
+    click.echo(f"  ssh {server.alias}")
+
+
+def _draw_runs(runs: list[Run], now: float) -> None:
+    from labctl.cli.screen import table
+
+    rows = [
+        (run.id, run.state, _progress(run), _how_long(run, now), run.told or " ".join(run.command))
+        for run in runs[:15]
+    ]
+    click.echo()
+    table(rows, ("RUN", "STATE", "STEPS", "TIME", "SAID"))
+    if len(runs) > 15:
+        click.echo(f"and {len(runs) - 15} earlier (--json lists all)")
+
+
+def _progress(run: Run) -> str:
+    step, total = run.progress.get("step"), run.progress.get("total_steps")
+    if step is None:
+        return "-"
+    return f"{step:.0f}/{total:.0f}" if total else f"{step:.0f}"
+
+
+def _how_long(run: Run, now: float) -> str:
+    from labctl.cli.screen import span
+
+    start = run.started_at or run.created_at
+    if not start:
+        return "-"
+    end = run.ended_at or (run.seen_at if run.ended else now)
+    return span(end - start)
+
+
+@click.command("logs")
+@click.argument("run", default="")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option(
+    "-n", "--tail", default=0, metavar="LINES", help="Begin so many lines before the end."
+)
+@click.pass_context
+def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
+    """What RUN (the latest) printed.
+
+    \b
+    labctl logs -f
+    labctl logs -n 50
+    """
+    from labctl.actions import runs
+    from labctl.cli.exits import clean
+    from labctl.cli.work import write_log
+
+    lab = open_lab(ctx)
+    found = runs.latest(lab.ground, run)
+    server = lab.ground.server()
+    try:
+        seen = runs.watch(lab.ground, server, found.id, tail=tail, follow=follow, on_log=write_log)
+    except KeyboardInterrupt:
+        click.echo(f"\nrun {found.id} goes on; labctl cancel {found.id} ends it", err=True)
+        ctx.exit(130)
+    if seen.ended:
+        click.echo(f"run {seen.id}: {clean(seen.told)}", err=True)
+
+
+@click.command("forward")
+@click.argument("services", nargs=-1)
+@click.option("--port", default=0, help="The local port to use, if there is one service.")
+@click.option("--detach", "-d", is_flag=True, help="Keep it after this terminal closes.")
+@click.option("--open", "open_", is_flag=True, help="Open the browser.")
+@click.option("--list", "list_", is_flag=True, help="What is kept by --detach.")
+@click.option("--stop", is_flag=True, help="End those named, or all.")
+@yes_option
+@json_option
+@click.pass_context
+def forward_command(
+    ctx: click.Context,
+    services: tuple[str, ...],
+    port: int,
+    detach: bool,
+    open_: bool,
+    list_: bool,
+    stop: bool,
+    yes: bool,
+    json_: bool,
+) -> None:
+    """SERVICES on localhost: tensorboard, jupyter, one from lab.yaml, or a port of the server.
+
+    \b
+    labctl forward tensorboard jupyter
+    labctl forward 8000 --detach
+    labctl forward --list
+    """
+    from labctl.actions import work
+    from labctl.cli.screen import as_json, table
+    from labctl.errors import UsageError
+
+    lab = open_lab(ctx, yes=yes, quiet=json_)
+    if list_ or stop:
+        kept = work.stopped(lab.ground, services) if stop else work.kept(lab.ground)
+        if json_:
+            as_json({"forwards": kept})
+        elif kept:
+            rows = [(f.id, f.service, "stopped" if stop else f.url) for f in kept]
+            table(rows, ("ID", "SERVICE", "URL"))
+        else:
+            click.echo("no forwards are kept", err=True)
+        return
+    if not services:
+        raise UsageError("which service?", hint="labctl forward tensorboard jupyter")
+    if port and len(services) > 1:
+        raise UsageError("--port goes with one service", hint=f"labctl forward {services[0]}")
+    if detach:
+        made = [work.forward_detached(lab.ground, name, port) for name in services]
+        urls = [(one.service, one.url) for one in made]
+    else:
+        open_ones = [lab.forward(name, port=port) for name in services]
+        urls = [(one.service, one.url) for one in open_ones]
+    if json_:
+        as_json({"forwards": [{"service": name, "url": url} for name, url in urls]})
+    for name, url in urls:
+        if not json_:
+            click.echo(f"{name}: {url}")
+        if open_:
+            click.launch(url)
+    if detach:
+        return
+    click.echo("Ctrl-C ends; --detach keeps them open", err=True)
+    try:
+        for one in open_ones:
+            one.wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for one in open_ones:
+            one.close()

@@ -1,0 +1,330 @@
+"""push, run, attach, exec, ssh, cancel, pull, eval."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from labctl.cli.options import json_option, open_lab, yes_option
+
+if TYPE_CHECKING:
+    from labctl.lab import Lab
+    from labctl.model import Run
+
+OWN_FAILURE = 255
+DETACHED = 130
+
+
+@click.command("push")
+@click.option("--force", is_flag=True, help="Overwrite what was edited on the server.")
+@yes_option
+@json_option
+@click.pass_context
+def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> None:
+    """Send code and data to the server; `run` does it by itself.
+
+    \b
+    labctl push
+    """
+    from labctl.cli.screen import as_json, size
+
+    pushed = open_lab(ctx, yes=yes, quiet=json_).push(force=force)
+    if json_:
+        as_json({"pushed": pushed})
+        return
+    for one in pushed:
+        click.echo(f"{one.target}: {one.sent} sent ({size(one.sent_bytes)}), {one.unchanged} as is")
+
+
+@click.command("run", context_settings={"ignore_unknown_options": True})
+@click.option("--detach", "-d", is_flag=True, help="Do not follow the log.")
+@click.option("--id", "run_id", default="", help="A name; repeated, the same run is found.")
+@click.option("-it", "tty", is_flag=True, help="With a terminal, for programs that ask.")
+@click.option("--no-push", is_flag=True, help="Run what is on the server already.")
+@yes_option
+@json_option
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def run_command(
+    ctx: click.Context,
+    detach: bool,
+    run_id: str,
+    tty: bool,
+    no_push: bool,
+    yes: bool,
+    json_: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run lab.yaml's command, or COMMAND, in a container on the server, and follow its log.
+
+    Ctrl-C stops following, not the run. Exits with the command's own code.
+
+    \b
+    labctl run
+    labctl run -- python train.py --epochs 20
+    labctl run --detach --id night
+    """
+    from labctl.cli.exits import clean
+
+    lab = open_lab(ctx, yes=yes, quiet=json_)
+    screen = lab.ground.reporter
+    seen: list[Run] = []
+
+    def started(run: Run, found: bool) -> None:
+        seen.append(run)
+        screen.rest()  # type: ignore[attr-defined]
+        if not json_:
+            said = "found" if found else "started"
+            click.echo(f"run {run.id} {said}: {clean(' '.join(run.command))}", err=True)
+
+    try:
+        found = lab.run(
+            command,
+            id=run_id,
+            follow=not detach and not tty,
+            tty=tty,
+            push=not no_push,
+            on_start=started,
+            on_log=(lambda block: None) if json_ else write_log,
+        ).seen
+    except KeyboardInterrupt:
+        if not seen:
+            raise
+        _still_running(lab, seen[0])
+        ctx.exit(DETACHED)
+    if tty and not found.ended:
+        _replace(lab, f"docker attach {found.container}")
+    _finish(ctx, found, detach, json_)
+
+
+def _finish(ctx: click.Context, run: Run, detach: bool, json_: bool) -> None:
+    from labctl.cli.exits import clean
+    from labctl.cli.screen import as_json
+
+    if json_:
+        as_json({"run": run})
+    elif run.ended:
+        click.echo(f"run {run.id}: {clean(run.told)}", err=True)
+        _name_new_files(run)
+    else:
+        click.echo(f"labctl logs -f {run.id}    follow it", err=True)
+    ctx.exit(exit_code(run) if run.ended else 0)
+
+
+def exit_code(run: Run) -> int:
+    """The command's own code; 255 where nobody can know it."""
+    return OWN_FAILURE if run.exit_code is None else run.exit_code
+
+
+def _name_new_files(run: Run) -> None:
+    if run.new_files:
+        from labctl.cli.exits import clean
+
+        shown = ", ".join(clean(name) for name in run.new_files[:5])
+        more = f" and {len(run.new_files) - 5} more" if len(run.new_files) > 5 else ""
+        click.echo(f"new files outside outputs: {shown}{more} (labctl pull --all)", err=True)
+
+
+def write_log(block: bytes) -> None:
+    """A piece of a run's log to standard output, as it came."""
+    sys.stdout.buffer.write(block)
+    sys.stdout.buffer.flush()
+
+
+def _still_running(lab: Lab, run: Run) -> None:
+    price = lab.ground.server().offer.price_usd_per_hour
+    click.echo(
+        f"\nrun {run.id} goes on at {price:.2f} dollars an hour\n"
+        f"  labctl logs -f {run.id}    follow it again\n"
+        f"  labctl cancel {run.id}     end the run\n"
+        "  labctl down             end the bill",
+        err=True,
+    )
+
+
+def _replace(lab: Lab, line: str, *, tty: bool = True) -> None:
+    """Become ssh: its exit code, its terminal, its signals."""
+    import shutil
+
+    from labctl.commands.ssh import interactive_argv
+    from labctl.errors import LabError
+    from labctl.shell import portable
+
+    server = lab.ground.server()
+    config = lab.ground.connections.write(server)
+    if not shutil.which("ssh"):
+        raise LabError(
+            "there is no ssh on this machine", hint="sudo apt-get install openssh-client"
+        )
+    words = interactive_argv(str(config), server.id, portable(line) if line else "", tty=tty)
+    sys.stdout.flush()
+    os.execvp(words[0], words)
+
+
+@click.command("attach")
+@click.argument("run", default="")
+@click.pass_context
+def attach_command(ctx: click.Context, run: str) -> None:
+    """The tmux session beside RUN (the latest): its log, the GPU, a shell in the container.
+
+    Leave it with Ctrl-b d. Closing it does not touch the run.
+
+    \b
+    labctl attach
+    """
+    from labctl.actions import runs
+    from labctl.shell import command
+
+    lab = open_lab(ctx)
+    found = runs.latest(lab.ground, run)
+    server = lab.ground.server()
+    about = {"lab": lab.config.name, "lab_id": lab.id, "run": found.id}
+    session = lab.ground.remote(server).call("session", about)["session"]
+    _replace(lab, command("exec", "tmux", "attach-session", "-t", f"={session}").render())
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True})
+@click.option("--run", "run_id", default="", help="The run whose container it is (the latest).")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> None:
+    """COMMAND inside a running run's container.
+
+    \b
+    labctl exec -- nvidia-smi
+    labctl exec -- bash
+    """
+    from labctl.actions import runs
+    from labctl.errors import NotFoundError
+    from labctl.shell import command as words
+
+    lab = open_lab(ctx)
+    found = runs.latest(lab.ground, run_id)
+    runs.refresh(lab.ground, lab.ground.server())
+    found = runs.latest(lab.ground, found.id)
+    if found.ended:
+        raise NotFoundError(
+            f"run {found.id} has ended", why=found.told, hint="labctl run -it -- bash"
+        )
+    tty = sys.stdin.isatty() and sys.stdout.isatty()
+    flags = ("-it",) if tty else ("-i",)
+    inner = ("sh", "/lab/run/.labctl/entry.sh", *command)
+    line = words("exec", "docker", "exec", *flags, "-e", "LABCTL_ENTER=1", found.container, *inner)
+    _replace(lab, line.render(), tty=tty)
+
+
+@click.command("ssh", context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def ssh_command(ctx: click.Context, command: tuple[str, ...]) -> None:
+    """A shell on the server, or COMMAND there.
+
+    \b
+    labctl ssh
+    labctl ssh -- df -h
+    """
+    from labctl.shell import command as words
+
+    lab = open_lab(ctx)
+    if not command:
+        _replace(lab, "")
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        _replace(lab, words(*command).render())
+    _replace(lab, words(*command).render(), tty=False)
+
+
+@click.command("cancel")
+@click.argument("run", default="")
+@click.option("--grace", default=60, show_default=True, help="Seconds to write a checkpoint.")
+@json_option
+@click.pass_context
+def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> None:
+    """End RUN (the latest): SIGTERM, time for a checkpoint, then SIGKILL.
+
+    \b
+    labctl cancel
+    """
+    from labctl.actions import runs
+    from labctl.actions.ground import Ground
+    from labctl.cli.exits import clean
+    from labctl.cli.screen import as_json
+
+    lab = open_lab(ctx, quiet=json_)
+    ground: Ground = lab.ground
+    found = runs.latest(ground, run)
+    ended, before = runs.cancel(ground, ground.server(), found.id, grace)
+    if json_:
+        as_json({"run": ended, "already": before})
+    else:
+        said = "had ended before: " if before else ""
+        click.echo(f"run {ended.id}: {said}{clean(ended.told)}")
+
+
+@click.command("pull")
+@click.argument("run", default="")
+@click.option("--all", "everything", is_flag=True, help="New files outside `outputs` too.")
+@click.option("--runs", "all_runs", is_flag=True, help="Every run, not only the latest.")
+@click.option("--code", is_flag=True, help="Files that were edited on the server, into the lab.")
+@json_option
+@click.pass_context
+def pull_command(
+    ctx: click.Context, run: str, everything: bool, all_runs: bool, code: bool, json_: bool
+) -> None:
+    """Checkpoints and logs of RUN (the latest) to runs/RUN, whole and verified.
+
+    \b
+    labctl pull
+    labctl pull --code
+    """
+    from labctl.actions import work
+    from labctl.cli.exits import clean
+    from labctl.cli.screen import as_json, size
+
+    lab = open_lab(ctx, quiet=json_)
+    if code:
+        edits = work.pull_code(lab.ground, lab.ground.server())
+        if json_:
+            as_json({"edits": edits})
+        for name in [] if json_ else edits:
+            click.echo(clean(name))
+        return
+    pulled = lab.pull(run, everything=everything, all_runs=all_runs)
+    if json_:
+        as_json({"pulled": pulled})
+        return
+    for one in pulled:
+        click.echo(f"runs/{one.run}: {one.files} files ({size(one.bytes)}), {one.unchanged} as is")
+        for name, reason in one.skipped:
+            click.echo(f"  not yet: {clean(name)}: {clean(reason)}", err=True)
+
+
+@click.command("eval")
+@click.argument("run", default="")
+@json_option
+@click.pass_context
+def eval_command(ctx: click.Context, run: str, json_: bool) -> None:
+    """Evaluate the pulled model of RUN (the latest) here, and compare with the server's figure.
+
+    Runs the lab's evaluate.py with this Python; it needs PyTorch: pip install 'labctl[train]'.
+
+    \b
+    labctl pull && labctl eval
+    """
+    from labctl.actions.evaluate import evaluate
+    from labctl.cli.screen import as_json
+
+    lab = open_lab(ctx, quiet=json_)
+    result = evaluate(lab.ground, run)
+    if json_:
+        as_json({"evaluation": result})
+        return
+    click.echo(f"here:          {result.accuracy_local:.4f}  ({result.checkpoint})")
+    if result.accuracy_server is None:
+        click.echo("on the server: not measured")
+        return
+    same = "the same" if result.same else "DIFFERENT"
+    click.echo(f"on the server: {result.accuracy_server:.4f}  {same}")
+    ctx.exit(0 if result.same else 1)

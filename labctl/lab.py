@@ -1,0 +1,205 @@
+"""Lab: what a Python user calls, and what the command line stands on.
+
+    lab = Lab.load("lab.yaml")
+    with lab.up(Need(gpu=GpuNeed(kind="any", count=1))) as server:
+        run = lab.run(["python", "train.py"])
+        with lab.forward("tensorboard") as forward:
+            print(forward.url)
+            run.wait()
+        lab.pull(run)
+
+Leaving `with lab.up()` brings results home, verifies them, and removes the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from labctl.actions import Decision, Reporter, Silent
+from labctl.actions.ground import Ground
+from labctl.config import (
+    Paths,
+    check_files,
+    environment,
+    lab_id,
+    load_lab,
+    paths,
+    trust,
+    trust_questions,
+    trusted,
+)
+from labctl.errors import PolicyError
+from labctl.model import Need, Run, Server
+from labctl.providers import provider_class
+from labctl.state import State
+
+if TYPE_CHECKING:
+    from labctl.actions.down import Ending
+    from labctl.actions.forwards import Forwarding
+    from labctl.actions.work import Pulled, Pushed
+
+
+class Lab:
+    """One lab: a directory with a lab.yaml. Making it touches no network."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+        self.config = ground.config
+        self.id = ground.lab_id
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path = ".",
+        *,
+        overrides: Mapping[str, str] | None = None,
+        reporter: Reporter | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Lab:
+        """The lab of a directory or a lab.yaml. ConfigError lists everything wrong in it."""
+        around = environment() if environ is None else environ
+        places: Paths = paths(around)
+        config = load_lab(
+            Path(path),
+            overrides=overrides,
+            environ=around,
+            settings_type=lambda name: provider_class(name).settings_type,
+        )
+        state = State(places.database)
+        return cls(Ground(config, lab_id(config.root), places, state, reporter or Silent()))
+
+    def up(self, need: Need | None = None) -> LabServer:
+        """A ready server: the lab's own, or a new one. `need` goes over lab.yaml's."""
+        from labctl.actions.provision import up
+
+        self._settle_trust()
+        check_files(self.config)
+        server = up(self.ground, need or self.config.server.need)
+        return LabServer(self, server)
+
+    def push(self, *, force: bool = False) -> list[Pushed]:
+        """Code and data to the server; what was edited there stops it (PolicyError)."""
+        from labctl.actions import work
+
+        check_files(self.config)
+        return work.push(self.ground, self.ground.server(), force=force)
+
+    def run(
+        self,
+        command: Sequence[str] = (),
+        *,
+        id: str = "",
+        follow: bool = False,
+        tty: bool = False,
+        push: bool = True,
+        on_start: Callable[[Run, bool], None] = lambda run, found: None,
+        on_log: Callable[[bytes], None] = lambda block: None,
+    ) -> LabRun:
+        """Push, then start `command` (lab.yaml's `run:` if empty), exactly once for one `id`."""
+        from labctl.actions import runs
+
+        self._settle_trust()
+        check_files(self.config)
+        server = self.ground.server()
+        wanted = runs.spec(self.ground, server, tuple(command), id or runs.new_id(), tty)
+        if push:
+            self.push()
+        found = runs.start(
+            self.ground, server, wanted, follow=follow, on_start=on_start, on_log=on_log
+        )
+        return LabRun(self, found)
+
+    def pull(
+        self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False
+    ) -> list[Pulled]:
+        """Outputs of a run (the latest), verified; with `everything` new files elsewhere too."""
+        from labctl.actions import runs, work
+
+        server = self.ground.server()
+        wanted = run.id if isinstance(run, LabRun) else (run or "")
+        ids = [] if all_runs else [runs.latest(self.ground, wanted).id]
+        return work.pull(self.ground, server, ids, everything=everything)
+
+    def forward(self, service: str, *, port: int = 0) -> Forwarding:
+        """A local port to a service, started on the server if need be; a context manager."""
+        from labctl.actions.work import forward
+
+        return forward(self.ground, self.ground.server(), service, port)
+
+    def down(self, *, discard: bool = False) -> Ending:
+        """Bring home what is not here, remove the server, say what is left."""
+        from labctl.actions.down import down
+
+        return down(self.ground, discard=discard)
+
+    def status(self, *, refresh: bool = False) -> dict[str, Any]:
+        """What is recorded of the lab; with `refresh` what the provider and the server say now."""
+        from labctl.actions.status import status
+
+        return status(self.ground, refresh=refresh)
+
+    def _settle_trust(self) -> None:
+        questions = trust_questions(self.config)
+        if trusted(self.ground.paths, self.config):
+            return
+        detail = "\n".join(f"  - {question}" for question in questions)
+        said = Decision(
+            question="approve this lab.yaml?", detail=f"{self.config.path} would:\n{detail}"
+        )
+        if not self.ground.reporter.ask(said):
+            raise PolicyError(
+                f"{self.config.path} was not approved",
+                why="it asks for things that are yours; read it first",
+                hint="labctl trust",
+            )
+        trust(self.ground.paths, self.config)
+
+
+class LabServer:
+    """A lab's ready server as a context: leaving it brings results home and removes it."""
+
+    def __init__(self, lab: Lab, server: Server) -> None:
+        self.lab = lab
+        self.server = server
+
+    @property
+    def alias(self) -> str:
+        """Its name for ssh: `ssh <alias>` works."""
+        return self.server.alias
+
+    def __enter__(self) -> LabServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.lab.down()
+
+
+class LabRun:
+    """A run as last seen; `wait` and `refresh` ask the server."""
+
+    def __init__(self, lab: Lab, run: Run) -> None:
+        self.lab = lab
+        self.seen = run
+
+    @property
+    def id(self) -> str:
+        return self.seen.id
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.seen.exit_code
+
+    def wait(self, on_log: Callable[[bytes], None] = lambda block: None) -> Run:
+        """Follow the run to its end, through cut links; returns it with its exit code."""
+        from labctl.actions.runs import watch
+
+        self.seen = watch(self.lab.ground, self.lab.ground.server(), self.id, on_log=on_log)
+        return self.seen
