@@ -1,0 +1,128 @@
+"""Services on the server: started on first use, found when they run, their image extended once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from labctl.actions import Note, Progress, Reporter, Step
+from labctl.actions.remote import Remote
+from labctl.config import KNOWN_SERVICE_PORTS, data_dir
+from labctl.errors import BuildError, NotFoundError
+from labctl.model import Service, Value
+
+START_TIMEOUT_S = 180.0
+"""Above the time that the server gives a service to answer."""
+_STEP = re.compile(r"^(?:Step (\d+)/(\d+) : (.*)|#\d+ \[[^\]]*?(\d+)/(\d+)\] (.*))")
+
+
+class ServiceRequest(Value, frozen=True, kw_only=True):
+    """A service as wanted. `command` is argv in the container, () for what labctl knows.
+
+    `port` is the one it listens on in its container, 0 for a known one's usual. `args` and
+    `wheelhouse` are for building the image that adds TensorBoard and Jupyter, should it be needed.
+    """
+
+    lab: str
+    lab_id: str
+    name: str
+    image: str
+    command: tuple[str, ...] = ()
+    port: int = 0
+    gpus: str = ""
+    args: dict[str, str] = msgspec.field(default_factory=dict)
+    wheelhouse: bool = False
+
+
+def ensure_service(
+    remote: Remote,
+    wanted: ServiceRequest,
+    reporter: Reporter,
+    *,
+    provide_image: Callable[[], None] | None = None,
+) -> Service:
+    """The service, running and answering on the server's loopback.
+
+    One without a command that labctl does not know is somebody else's: its port is taken as it
+    is. `provide_image` is called once when the image is not on the server; without it that is a
+    NotFoundError. BuildError where the image cannot be extended; LabError with the container's
+    last words where the service does not answer.
+    """
+    if not wanted.command and wanted.name not in KNOWN_SERVICE_PORTS:
+        return Service(name=wanted.name, port=wanted.port)
+    step = f"starting {wanted.name}"
+    reporter.emit(Step(name=step))
+    reply = _call(remote, wanted)
+    if "missing" in reply and provide_image is not None:
+        provide_image()
+        reply = _call(remote, wanted)
+    if "missing" in reply:
+        raise NotFoundError(f"the image {wanted.image} is not on the server", hint="labctl run")
+    if "lacks" in reply:
+        _extend(remote, wanted, reporter)
+        reply = _call(remote, wanted)
+    if reply.get("stale"):
+        told = f"{wanted.name} runs with earlier settings; stop it to have it started with these"
+        reporter.emit(Note(text=told, level="warning"))
+    reporter.emit(Step(name=step, done=True, detail="it ran already" if reply["found"] else ""))
+    return _service(reply)
+
+
+def services(remote: Remote, lab: str, lab_id: str) -> list[Service]:
+    """The lab's services that run on the server."""
+    reply = remote.call("services", {"lab": lab, "lab_id": lab_id})
+    return [_service(one) for one in reply["services"] if one["running"]]
+
+
+def stop_service(remote: Remote, lab: str, lab_id: str, name: str = "") -> list[str]:
+    """Stop one service, or all of the lab; the names of those that were there."""
+    reply = remote.call("service-stop", {"lab": lab, "lab_id": lab_id, "name": name})
+    return list(reply["stopped"])
+
+
+def usual_port(name: str, service: Service) -> int:
+    """The local port that people expect a service at."""
+    return KNOWN_SERVICE_PORTS.get(name, service.port)
+
+
+def _service(told: dict[str, Any]) -> Service:
+    return msgspec.convert({k: told[k] for k in Service.__struct_fields__}, Service)
+
+
+def _request(wanted: ServiceRequest) -> dict[str, Any]:
+    dockerfile = (data_dir() / "images" / "services" / "Dockerfile").read_text(encoding="utf-8")
+    return {**msgspec.to_builtins(wanted), "dockerfile": dockerfile}
+
+
+def _call(remote: Remote, wanted: ServiceRequest) -> dict[str, Any]:
+    return remote.call("service", _request(wanted), timeout_s=START_TIMEOUT_S)
+
+
+def _extend(remote: Remote, wanted: ServiceRequest, reporter: Reporter) -> None:
+    """Build the image that has the programs which the lab's own lacks."""
+    name = f"adding TensorBoard and Jupyter to {wanted.image}"
+    reporter.emit(Step(name=name))
+    rest = b""
+
+    def tell(block: bytes) -> None:
+        nonlocal rest
+        *lines, rest = (rest + block).split(b"\n")
+        for raw in lines:
+            if match := _STEP.match(raw.decode(errors="replace")):
+                at, of = match[1] or match[4], match[2] or match[5]
+                reporter.emit(Progress(name=name, done=int(at), total=int(of), unit="steps"))
+
+    closing = remote.stream(
+        "service-image", _request(wanted), on_reply=lambda _: None, on_bytes=tell
+    )
+    if closing["code"] != 0:
+        raise BuildError(
+            f"{wanted.image} lacks {wanted.name}, and it could not be added",
+            log_path=closing["log"],
+            why="\n".join(closing["tail"]),
+            hint=f"install it in the lab's own image; the log: labctl ssh -- cat {closing['log']}",
+        )
+    reporter.emit(Step(name=name, done=True))
