@@ -109,7 +109,7 @@ first_boot() {
 # have them killed with this container's processes.
 shut_down() {
   say "shutting down"
-  kill $KEEPERS 2>/dev/null
+  kill "${KEEPERS[@]}" 2>/dev/null
   docker ps --quiet | timeout 12 xargs -r docker stop --time 10 >/dev/null
   local pid
   if pid=$(cat /run/docker.pid 2>/dev/null) && kill "$pid" 2>/dev/null; then
@@ -118,16 +118,16 @@ shut_down() {
   exit 0
 }
 
-KEEPERS=
+KEEPERS=()
 prepare_ssh
 prepare_sysctl
 renew_boot_id
 prepare_cgroups
 prepare_iptables
 trap shut_down TERM INT
-keep_dockerd & KEEPERS="$!"
+keep_dockerd & KEEPERS+=("$!")
 # sshd comes last: whoever can log in finds the engine ready, or can look why it is not.
 wait_for_dockerd && [ ! -e "$STATE/booted" ] && first_boot
-keep_sshd & KEEPERS="$KEEPERS $!"
+keep_sshd & KEEPERS+=("$!")
 say "ready"
 while :; do wait; done

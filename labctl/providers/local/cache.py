@@ -53,7 +53,7 @@ def claim(docker: DockerClient, make: Callable[[str, str], Container]) -> Contai
 
 
 def is_claim(container: Container) -> bool:
-    """Whether its maker ended between claiming the volume and naming the server."""
+    """Whether it has claimed its volume but is no server yet."""
     return str(container.name).endswith(_SUFFIX)
 
 

@@ -72,6 +72,17 @@ def given(docker: DockerClient, image: str) -> str:
     return image
 
 
+def unused(docker: DockerClient) -> list[str]:
+    """Every lab server image, of any content and base, that no container was made from."""
+    used = {found.attrs["ImageID"] for found in docker.containers.list(all=True, sparse=True)}
+    return sorted(
+        tag
+        for found in docker.images.list(name=REPOSITORY)
+        if found.id not in used
+        for tag in found.tags
+    )
+
+
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
     """Two labs that come up at once build the image once, where the file system knows locks."""

@@ -1,0 +1,56 @@
+"""What `doctor` says about this machine's Docker Engine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from labctl.errors import EngineError
+from labctl.model import GIB, Check
+
+LOW_DISK_BYTES = 10 * GIB
+
+
+def of_engine(info: dict[str, Any], *, built: bool) -> list[Check]:
+    """`info` is the engine's own; `built` tells whether the lab server's image is there."""
+    return [_engine(info), *_disk(info), _image(built)]
+
+
+def without_engine(error: EngineError) -> list[Check]:
+    detail = f"{error}: {error.why}"
+    return [Check(name="Docker Engine", ok=False, detail=detail, next=error.hint)]
+
+
+def _engine(info: dict[str, Any]) -> Check:
+    version = f"{info['ServerVersion']}, cgroup v{info.get('CgroupVersion', '1')}"
+    linux = info["OSType"] == "linux"
+    return Check(
+        name="Docker Engine",
+        ok=linux,
+        detail=version if linux else f"{version}, runs {info['OSType']} containers",
+        next="" if linux else "switch Docker to Linux containers",
+    )
+
+
+def _disk(info: dict[str, Any]) -> list[Check]:
+    """Nothing where the engine's disk is out of sight (Docker Desktop keeps it in a machine)."""
+    root = Path(info["DockerRootDir"])
+    try:
+        free = shutil.disk_usage(root).free
+    except (FileNotFoundError, PermissionError):
+        return []
+    ok = free >= LOW_DISK_BYTES
+    return [
+        Check(
+            name="disk for images",
+            ok=ok,
+            detail=f"{free / GIB:.0f} GiB free in {root}",
+            next="" if ok else "docker system df, then docker image prune",
+        )
+    ]
+
+
+def _image(built: bool) -> Check:
+    detail = "built" if built else "not built yet: the first up does it, in about a minute"
+    return Check(name="lab server image", ok=True, detail=detail)
