@@ -10,11 +10,11 @@ from typing import Protocol
 from labctl.model import Value
 
 
-class Event(Value):
+class Event(Value, frozen=True):
     """Base of what a flow tells."""
 
 
-class Step(Event):
+class Step(Event, frozen=True):
     """A named step of some length began (`done` False) or ended (`done` True)."""
 
     name: str
@@ -22,7 +22,7 @@ class Step(Event):
     detail: str = ""
 
 
-class Progress(Event):
+class Progress(Event, frozen=True):
     """How far a step is. `unit` is "bytes", "steps" or "files"; `total` 0 when unknown."""
 
     name: str
@@ -31,14 +31,14 @@ class Progress(Event):
     unit: str
 
 
-class Note(Event):
+class Note(Event, frozen=True):
     """Something the person should know. `level` is "info" or "warning"."""
 
     text: str
     level: str = "info"
 
 
-class Decision(Value):
+class Decision(Value, frozen=True):
     """A question. Without a terminal and without --yes the answer is no."""
 
     question: str

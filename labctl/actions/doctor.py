@@ -6,7 +6,8 @@ import shutil
 import subprocess
 
 from labctl.actions.ground import Ground
-from labctl.actions.prepare import missing, probe
+from labctl.actions.prepare import probe
+from labctl.commands.probe import missing
 from labctl.errors import LabError, NotFoundError
 from labctl.model import Check
 
@@ -54,7 +55,7 @@ def _server(ground: Ground) -> list[Check]:
     gpus = ", ".join(gpu.name for gpu in facts.gpus) or "no GPU"
     said = f"{facts.os}, Docker {facts.docker or 'missing'}, {facts.cpus} CPUs, {gpus}"
     lacking = [
-        Check(name=server.alias, ok=False, detail=lack.what, next=lack.admin)
+        Check(name=server.alias, ok=False, detail=lack.words, next=lack.command)
         for lack in missing(facts)
     ]
     return [Check(name=server.alias, ok=not lacking, detail=said), *lacking]

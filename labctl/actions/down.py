@@ -11,7 +11,7 @@ from labctl.providers import Stoppable
 GRACE_S = 60
 
 
-class Ending(Value):
+class Ending(Value, frozen=True):
     """What `down` did and what is left. `servers_left` empty means that nothing bills."""
 
     removed: str = ""

@@ -15,7 +15,7 @@ from labctl.errors import LabError, NotFoundError
 from labctl.model import Value
 
 
-class Evaluation(Value):
+class Evaluation(Value, frozen=True):
     """Accuracies are shares from 0 to 1; `same` when they agree to the last counted item."""
 
     run: str

@@ -94,9 +94,9 @@ def ensure(ground: Ground, server: Server, remote: Remote, wanted: str) -> None:
 def _build(ground: Ground, server: Server, remote: Remote, image: ImageConfig, wanted: str) -> None:
     args = build_args(ground, image)
     base = ground.config.base_image
-    if base and not remote.call("image", {"references": [base]})["ids"][base]:
-        if not _send_if_here(ground, server, base):
-            _pull(ground, remote, base)
+    absent = base and not remote.call("image", {"references": [base]})["ids"][base]
+    if absent and not _send_if_here(ground, server, base):
+        _pull(ground, remote, base)
     name = f"building {wanted}"
     ground.reporter.emit(Step(name=name))
     lines = _Lines(ground, name)
@@ -154,9 +154,11 @@ def _send_if_here(ground: Ground, server: Server, wanted: str) -> bool:
     ground.reporter.emit(Step(name=name))
     config = str(ground.connections.config_path(server.id))
     load = command_argv(config, server.id, portable("docker load -q"))
-    with subprocess.Popen(["docker", "save", wanted], stdout=subprocess.PIPE) as save:
-        with subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as loading:
-            _pump(ground, name, save, loading, int(here.stdout.strip() or 0))
+    with (
+        subprocess.Popen(["docker", "save", wanted], stdout=subprocess.PIPE) as save,
+        subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as loading,
+    ):
+        _pump(ground, name, save, loading, int(here.stdout.strip() or 0))
     if save.returncode != 0 or loading.returncode != 0:
         raise LabError(
             f"{wanted} did not arrive on the server",

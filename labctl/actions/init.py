@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -47,7 +46,7 @@ def init(templates: Path, target: Path, provider: str, reporter: Reporter) -> Pa
         staging.chmod(0o755)
         if target.exists():
             target.rmdir()
-        os.replace(staging, target)
+        staging.replace(target)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise

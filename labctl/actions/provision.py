@@ -30,7 +30,7 @@ GONE_DEADLINE_S = 120.0
 POLL_S = 0.25
 
 
-class Removal(Value):
+class Removal(Value, frozen=True):
     """What `remove` left behind: nothing, if both are empty but for caches."""
 
     server_id: str
@@ -175,8 +175,10 @@ def make_ready(ground: Ground, server: Server) -> Server:
     """Wait for the machine and its sshd, then for what labctl needs on it."""
     fresh = server.state != "running" or not ground.state.events(server_id=server.id, kind="ready")
     try:
+        ground.reporter.emit(Step(name="waiting for its sshd"))
         server = _running(ground, server)
         transport = ground.connections.wait_for_ssh(server, SSH_DEADLINE_S)
+        ground.reporter.emit(Step(name="waiting for its sshd", done=True))
     except (BusyError, ProviderError) as error:
         if fresh:
             _undo(ground, server, error)
@@ -197,7 +199,6 @@ def make_ready(ground: Ground, server: Server) -> Server:
 
 def _running(ground: Ground, server: Server) -> Server:
     """The server once it runs and its address and host key are known."""
-    ground.reporter.emit(Step(name="waiting for the server"))
     if server.state == "stopped" and isinstance(ground.provider, Stoppable):
         ground.provider.start(server.id)
     deadline = time.monotonic() + RUNNING_DEADLINE_S

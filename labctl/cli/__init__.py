@@ -86,7 +86,7 @@ class Commands(click.Group):
 @click.version_option(__version__, prog_name="labctl")
 @click.pass_context
 def cli(ctx: click.Context, directory: str) -> None:
-    """A GPU server, your container on it, TensorBoard and Jupyter on localhost, results back home."""
+    """A GPU server, your container on it, Jupyter on localhost, results back home."""
     ctx.obj = directory
 
 

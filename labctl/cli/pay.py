@@ -49,10 +49,8 @@ def down_command(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> N
         caches = [r for r in ending.leftovers if r.kind == "cache"]
         for left in ending.servers_left:
             click.echo(f"STILL THERE: {left.id} ({left.state})", err=True)
-        for left in [r for r in ending.leftovers if r.kind != "cache"]:
-            click.echo(
-                f"left: {left.kind} {left.id}, {left.price_usd_per_month:.2f} dollars a month"
-            )
+        for one in [r for r in ending.leftovers if r.kind != "cache"]:
+            click.echo(f"left: {one.kind} {one.id}, {one.price_usd_per_month:.2f} dollars a month")
         if not ending.servers_left and not billing:
             kept = f" ({len(caches)} image caches stay for the next up)" if caches else ""
             click.echo(f"nothing of it is left that runs or costs anything{kept}")

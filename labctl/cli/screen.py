@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -157,7 +158,7 @@ def span(seconds: float) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-def table(rows: list[tuple[str, ...]], headings: tuple[str, ...], width: int = 0) -> None:
+def table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int = 0) -> None:
     """Columns as wide as their content; the last one gives way where the screen ends."""
     import shutil
 

@@ -52,7 +52,7 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
 @yes_option
 @json_option
 @click.pass_context
-def up_command(ctx: click.Context, yes: bool, json_: bool, **overrides: str) -> None:
+def up_command(ctx: click.Context, /, yes: bool, json_: bool, **overrides: str) -> None:
     """Get the lab's server ready. Repeated, it finds the same server.
 
     \b

@@ -231,9 +231,9 @@ def ssh_command(ctx: click.Context, command: tuple[str, ...]) -> None:
     lab = open_lab(ctx)
     if not command:
         _replace(lab, "")
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        _replace(lab, words(*command).render())
-    _replace(lab, words(*command).render(), tty=False)
+    # One word is a line for the shell there, as with ssh; several are argv, each kept whole.
+    line = command[0] if len(command) == 1 else words(*command).render()
+    _replace(lab, line, tty=sys.stdin.isatty() and sys.stdout.isatty())
 
 
 @click.command("cancel")
