@@ -202,7 +202,6 @@ def _play(host: ansible.Host, playbooks_dir: Path, reporter: Reporter) -> None:
             sys.executable, playbooks_dir, inventory, home=home, locale=_utf8_locale()
         )
         code = _run(argv, playbooks_dir, log, told)
-        _end_masters(home)
     if told.failed or code:
         raise _failure(host.alias, told.failed, code, log_path)
     reporter.emit(Step(name=STEP, done=True, detail=host.alias))
@@ -232,6 +231,7 @@ def _ansible_home() -> Iterator[Path]:
     try:
         yield home
     finally:
+        _end_masters(home)
         shutil.rmtree(home, ignore_errors=True)
 
 

@@ -107,7 +107,6 @@ def environment(playbooks_dir: Path, home: Path, locale: str) -> dict[str, str]:
         "ANSIBLE_PIPELINING": "True",
         "ANSIBLE_STDOUT_CALLBACK": "labctl_events",
         "ANSIBLE_CALLBACK_PLUGINS": str(playbooks_dir / "callback_plugins"),
-        "ANSIBLE_CALLBACKS_ENABLED": "",
         "ANSIBLE_NOCOLOR": "True",
         "ANSIBLE_FORCE_COLOR": "False",
         "LC_ALL": locale,

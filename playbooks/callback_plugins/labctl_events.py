@@ -30,9 +30,10 @@ def parts(result):
 def message(result):
     """The words that tell most about a failure: Ansible's, then the program's own."""
     texts = [result.get(key) for key in ("msg", "module_stderr", "stderr", "stdout")]
-    for item in result.get("results", []):
+    # Of the items of a loop, and of the modules that gather facts.
+    for item in [*result.get("results", []), *result.get("failed_modules", {}).values()]:
         if isinstance(item, dict) and item.get("failed"):
-            texts.append(item.get("msg"))
+            texts.append(item.get("msg") or item.get("module_stderr"))
     kept = [str(text).strip() for text in texts if text and str(text).strip()]
     return "\n".join(dict.fromkeys(kept))[-4000:]
 
@@ -47,7 +48,7 @@ class CallbackModule(CallbackBase):
         sys.stdout.flush()
 
     def v2_playbook_on_play_start(self, play):
-        self.say("play", task=play.get_name(), total=sum(1 for _ in tasks_of(play)))
+        self.say("play", task=play.get_name(), total=count_tasks(play))
 
     def v2_playbook_on_task_start(self, task, is_conditional):
         self.say("task", task=task.get_name())
@@ -81,12 +82,14 @@ class CallbackModule(CallbackBase):
             self.say("stats", host=host, changed=stats.summarize(host)["changed"])
 
 
-def tasks_of(play):
-    """Every task of a play that would be announced: its own and those of its roles."""
+def count_tasks(play):
+    """How many tasks of a play will be announced: its roles' too, and the gathering of facts."""
     blocks = list(play.compile())
+    count = 1 if play.gather_facts else 0
     while blocks:
         item = blocks.pop()
         if hasattr(item, "block"):
             blocks.extend(item.block)
         elif item.action not in ("meta", "ansible.builtin.meta"):
-            yield item
+            count += 1
+    return count

@@ -1,0 +1,57 @@
+"""A bare Debian container: sshd and sudo, nothing else. No python3, no Docker, no init.
+
+`alice` has sudo without a password, `carol` with one, `bob` has none.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sshd_container import Sshd, base_image, docker
+
+from labctl.actions.host_keys import make_key
+
+IMAGE = "labctl-test-prepare"
+CAROLS_PASSWORD = "correct horse"
+DOCKERFILE = """
+ARG BASE
+FROM ${BASE}
+RUN apt-get update \\
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\
+        openssh-server sudo \\
+    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
+RUN mkdir -p /run/sshd \\
+    && useradd -m -s /bin/bash alice && useradd -m -s /bin/bash bob \\
+    && useradd -m -s /bin/bash carol && echo 'carol:correct horse' | chpasswd \\
+    && echo 'alice ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/alice \\
+    && echo 'carol ALL=(ALL) ALL' > /etc/sudoers.d/carol
+"""
+
+
+def build() -> str:
+    docker("build", "-t", IMAGE, "--build-arg", f"BASE={base_image()}", "-", stdin=DOCKERFILE)
+    return IMAGE
+
+
+@contextmanager
+def bare(image: str, folder: Path) -> Iterator[Sshd]:
+    """A running one, its sshd greeting; `folder` gets the private key that everybody accepts."""
+    box = Sshd(f"labctl-test-prepare-{uuid.uuid4().hex[:8]}", folder / "key")
+    docker(
+        *("run", "-d", "--init", "--name", box.name, "-p", "127.0.0.1::22"),
+        *(image, "sleep", "infinity"),
+    )
+    try:
+        public = make_key(box.key)
+        for user in ("alice", "bob", "carol"):
+            ssh = f"/home/{user}/.ssh"
+            box.sh(f"mkdir -p {ssh} && echo '{public}' > {ssh}/authorized_keys")
+            box.sh(f"chown -R {user} {ssh}")
+        box.new_host_key()
+        box.start_sshd()
+        yield box
+    finally:
+        docker("rm", "--force", "--volumes", box.name)
