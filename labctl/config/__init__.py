@@ -1,34 +1,97 @@
-"""lab.yaml, the user's config.yaml and the environment, as typed values."""
+"""lab.yaml, the user's config.yaml and the environment, as typed values.
 
-from labctl.config.files import check_files, known_lab_id, lab_id
-from labctl.config.lab import SWITCHES, load_lab
-from labctl.config.paths import Paths, data_dir, environment, expanded, paths
-from labctl.config.reader import LAB_FILE
-from labctl.config.scalars import (
-    cleaned_name,
-    duration_text,
-    gpu_text,
-    parse_duration,
-    parse_gpu,
-    parse_line,
-    parse_name,
-    parse_port,
-    parse_price,
-    parse_size,
-    size_text,
-)
-from labctl.config.schema import (
-    KNOWN_SERVICE_PORTS,
-    DataSource,
-    ImageConfig,
-    LabConfig,
-    Limits,
-    ServerConfig,
-    ServiceConfig,
-)
-from labctl.config.secrets import secret_names, secret_values, set_secret
-from labctl.config.show import settings
-from labctl.config.trust import trust, trust_questions, trusted
+Every public name is loaded at its first use: a command that needs only `paths` and `known_lab_id`
+does not pay for the schema.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from labctl.config.approval import trust, trust_questions, trusted
+    from labctl.config.files import check_files
+    from labctl.config.identity import known_lab_id, lab_id
+    from labctl.config.lab import SWITCHES, load_lab
+    from labctl.config.places import Paths, data_dir, environment, expanded, paths
+    from labctl.config.reader import LAB_FILE
+    from labctl.config.scalars import (
+        cleaned_name,
+        duration_text,
+        gpu_text,
+        parse_duration,
+        parse_gpu,
+        parse_line,
+        parse_name,
+        parse_port,
+        parse_price,
+        parse_size,
+        size_text,
+    )
+    from labctl.config.schema import (
+        KNOWN_SERVICE_PORTS,
+        DataSource,
+        ImageConfig,
+        LabConfig,
+        Limits,
+        ServerConfig,
+        ServiceConfig,
+    )
+    from labctl.config.secrets import secret_names, secret_values, set_secret
+    from labctl.config.show import settings
+
+_MODULES = {
+    "approval": (
+        "trust",
+        "trust_questions",
+        "trusted",
+    ),
+    "files": ("check_files",),
+    "identity": (
+        "known_lab_id",
+        "lab_id",
+    ),
+    "lab": (
+        "SWITCHES",
+        "load_lab",
+    ),
+    "places": (
+        "Paths",
+        "data_dir",
+        "environment",
+        "expanded",
+        "paths",
+    ),
+    "reader": ("LAB_FILE",),
+    "scalars": (
+        "cleaned_name",
+        "duration_text",
+        "gpu_text",
+        "parse_duration",
+        "parse_gpu",
+        "parse_line",
+        "parse_name",
+        "parse_port",
+        "parse_price",
+        "parse_size",
+        "size_text",
+    ),
+    "schema": (
+        "DataSource",
+        "ImageConfig",
+        "KNOWN_SERVICE_PORTS",
+        "LabConfig",
+        "Limits",
+        "ServerConfig",
+        "ServiceConfig",
+    ),
+    "secrets": (
+        "secret_names",
+        "secret_values",
+        "set_secret",
+    ),
+    "show": ("settings",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "KNOWN_SERVICE_PORTS",
@@ -68,3 +131,11 @@ __all__ = [
     "trust_questions",
     "trusted",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

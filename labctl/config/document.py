@@ -8,12 +8,12 @@ control characters and deep nesting are refused, duplicate keys are reported, al
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import ConfigError, LabError, Problem
+from labctl.model import Value
 
 if TYPE_CHECKING:
     from yaml.nodes import Node as YamlNode
@@ -25,8 +25,7 @@ MAX_SHOWN_CHARACTERS = 60
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Value, frozen=True):
     """One value of a file. `value` is a string, a mapping, a list, or None where nothing stands.
 
     `origin` is the file or switch it came from; `line` counts from 1, 0 where there is none.

@@ -5,21 +5,13 @@ Apart from loading, so that `down` and `status` work when a data set is gone.
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import time
 from pathlib import Path
-
-import msgspec
 
 from labctl.config.document import plain, shown
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import LabConfig
-from labctl.errors import ConfigError, LabError, PolicyError, Problem
-
-LAB_ID_FILE = Path(".labctl") / "lab.json"
-_LAB_ID = re.compile(r"[0-9a-f]{12}")
+from labctl.errors import ConfigError, Problem
 
 
 def check_files(config: LabConfig) -> None:
@@ -86,95 +78,3 @@ def _wheelhouse_problems(config: LabConfig) -> list[Problem]:
 
 def _stays_inside(root: Path, path: Path) -> bool:
     return path.resolve().is_relative_to(root.resolve())
-
-
-class _LabRecord(msgspec.Struct):
-    id: str
-    created_at: float = 0.0
-
-
-def known_lab_id(root: Path) -> str:
-    """The lab's id, or "" where it has none yet. Creates nothing.
-
-    Raises PolicyError where .labctl leads elsewhere, LabError where the file is damaged.
-    """
-    file = root / LAB_ID_FILE
-    if file.parent.is_symlink() or file.is_symlink():
-        raise PolicyError(
-            f"{plain(str(file.parent))} leads elsewhere through a link",
-            why="labctl writes there, and a stranger's lab must not choose where",
-            hint=f"rm {plain(str(file.parent))}",
-        )
-    try:
-        record = msgspec.json.decode(file.read_bytes(), type=_LabRecord)
-    except FileNotFoundError:
-        return ""
-    except msgspec.MsgspecError:
-        record = _LabRecord(id="")
-    except OSError as error:
-        raise LabError(f"cannot read {plain(str(file))}", why=error.strerror or "") from error
-    if not _LAB_ID.fullmatch(record.id):
-        raise LabError(
-            f"{plain(str(file))} is damaged",
-            why="it holds the id by which this lab's servers are found",
-            hint="labctl orphans   # what the lab still has; then delete that file",
-        )
-    return record.id
-
-
-def lab_id(root: Path) -> str:
-    """The lab's id, 12 hex digits; made where there is none, once, whoever else tries too."""
-    known = known_lab_id(root)
-    if known:
-        return known
-    file = root / LAB_ID_FILE
-    record = {"id": os.urandom(6).hex(), "created_at": round(time.time(), 3)}
-    try:
-        file.parent.mkdir(exist_ok=True)
-        # An id that travels with a copied or committed lab would be shared by its servers.
-        ignore = file.parent / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n")
-        _create_whole(file, json.dumps(record).encode() + b"\n")
-    except OSError as error:
-        raise LabError(
-            f"cannot write {plain(str(file))}",
-            why=error.strerror or "",
-            hint="make the lab's directory writable for yourself",
-        ) from error
-    return known_lab_id(root)
-
-
-def _create_whole(file: Path, data: bytes) -> None:
-    """Create `file` with all of `data` at once; leaves a file that is already there alone."""
-    draft = write_draft(file, data, mode=0o644)
-    try:
-        os.link(draft, file)
-    except FileExistsError:
-        return
-    except OSError:
-        # No hard links on this file system (FAT, some shares): the last one to rename wins.
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def write_draft(file: Path, data: bytes, *, mode: int) -> Path:
-    """A new file beside `file`, on disk with all of `data`, to be renamed to it."""
-    draft = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return draft
-
-
-def write_private(file: Path, data: bytes) -> None:
-    """Replace `file` whole with a 0600 one; directories that it needs are made 0700."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = write_draft(file, data, mode=0o600)
-    try:
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)

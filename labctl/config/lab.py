@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from labctl.config.document import Node, parse, plain, read_bytes, shown
-from labctl.config.paths import expanded
-from labctl.config.paths import paths as standard_paths
+from labctl.config.places import expanded
+from labctl.config.places import paths as standard_paths
 from labctl.config.reader import (
     LAB_FILE,
     keys_of,
@@ -29,6 +29,7 @@ from labctl.config.schema import (
     USER_KEYS,
     DataSource,
     ImageConfig,
+    ImageFile,
     LabConfig,
     LabFile,
     ServerConfig,
@@ -61,7 +62,6 @@ SWITCHES = {
 """Short name -> dotted key. `--short-name` and LABCTL_SHORT_NAME set it for one call."""
 
 _NOT_FROM_ENVIRONMENT = frozenset({"name"})
-_LAB_KEYS = [key for key in keys_of(LabFile) if key not in MACHINE_KEYS]
 
 
 def load_lab(
@@ -90,7 +90,8 @@ def load_lab(
             why="it needs at least one line, such as `lab: digits`",
             hint="labctl init",
         )
-    lab_layer = _file_layer(data, LAB_FILE, _LAB_KEYS, problems)
+    known = [key for key in keys_of(LabFile) if key not in MACHINE_KEYS]
+    lab_layer = _file_layer(data, LAB_FILE, known, problems)
     if problems and not lab_layer.value:
         # Nothing of it can be read: what would follow from its absence is no news.
         raise _config_error(path, problems)
@@ -368,10 +369,9 @@ class _Loading:
 
     def image(self, file: LabFile) -> ImageConfig:
         """The image as configured; else the lab's own Dockerfile; else plain Python."""
-        if isinstance(file.image, ImageConfig):
-            if file.image.reference or file.image.build:
-                return file.image
-        elif file.image:
+        if isinstance(file.image, ImageFile):
+            return ImageConfig(build=file.image.build, args=file.image.args)
+        if file.image:
             return ImageConfig(reference=file.image)
         if (self.path.parent / "Dockerfile").is_file():
             return ImageConfig(build=".")

@@ -7,7 +7,6 @@ Literal, anything that msgspec makes from a string, or `Annotated[T, Parsed(pars
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -26,11 +25,11 @@ _SCALAR_WORDS = {
 }
 
 
-@dataclass(frozen=True)
 class Parsed:
     """Marks a type whose values are parsed from the typed string; ValueError says what is wrong."""
 
-    parse: Callable[[str], Any]
+    def __init__(self, parse: Callable[[str], Any]) -> None:
+        self.parse = parse
 
 
 class _Unreadable(Exception):

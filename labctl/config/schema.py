@@ -128,15 +128,16 @@ class Limits(Value, frozen=True):
 class ImageConfig(Value, frozen=True):
     """Either `reference`, or `build`: a directory with a Dockerfile, relative to the lab."""
 
-    reference: Reference = ""
-    build: Annotated[str, Parsed(parse_inside)] = ""
-    args: dict[EnvName, str] = msgspec.field(default_factory=dict)
+    reference: str = ""
+    build: str = ""
+    args: dict[str, str] = msgspec.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.reference and self.build:
-            raise ValueError("give a reference or a directory to build, not both")
-        if self.args and not self.build:
-            raise ValueError("args are for an image that is built: add `build: .`")
+
+class ImageFile(Value, frozen=True):
+    """`image:` in lab.yaml, where it is built: the directory with the Dockerfile, its arguments."""
+
+    build: Annotated[str, Parsed(parse_inside)] = "."
+    args: dict[EnvName, str] = msgspec.field(default_factory=dict)
 
 
 class ServiceConfig(Value, frozen=True):
@@ -163,7 +164,7 @@ class LabFile(Value, frozen=True):
 
     lab: Name = ""
     server: ServerFile = ServerFile()
-    image: Reference | ImageConfig = ""
+    image: Reference | ImageFile = ""
     run: Line | tuple[str, ...] = ()
     env: dict[EnvName, str] = msgspec.field(default_factory=dict)
     secrets: tuple[Annotated[str, Parsed(parse_secret_name)], ...] = ()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from labctl.config.approval import trusted
 from labctl.config.document import plain
-from labctl.config.files import write_private
-from labctl.config.paths import Paths
+from labctl.config.identity import write_private
+from labctl.config.places import Paths
 from labctl.config.scalars import parse_secret_name
 from labctl.config.schema import LabConfig
-from labctl.config.trust import trusted
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.shell import Secret
 

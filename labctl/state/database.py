@@ -134,7 +134,7 @@ def _made(path: Path, network: bool | None) -> tuple[sqlite3.Connection, str]:
         aside = path.with_name(f"{path.name}.broken-{time.time():.3f}")
         for suffix in _SUFFIXES:
             with suppress(FileNotFoundError):
-                os.replace(f"{path}{suffix}", f"{aside}{suffix}")
+                Path(f"{path}{suffix}").replace(f"{aside}{suffix}")
         why = f"{why}; the old file is {aside}"
     # Built under another name, so that nobody ever sees one without its tables. A log left by
     # a deleted database would be applied to the new one.
@@ -157,7 +157,11 @@ def _made(path: Path, network: bool | None) -> tuple[sqlite3.Connection, str]:
 
 def _opened(path: Path, *, fix_modes: bool = True) -> sqlite3.Connection:
     """A connection to a whole database of this version; _UnusableError for anything else."""
-    found = path.stat()
+    try:
+        found = path.stat()
+    except FileNotFoundError as error:
+        # Another process is just now putting it aside.
+        raise _UnusableError("the database was gone") from error
     if not stat.S_ISREG(found.st_mode):
         raise LabError(f"{path} is not a file", hint="export LABCTL_STATE_DIR=DIR")
     if found.st_size == 0:
@@ -172,6 +176,8 @@ def _opened(path: Path, *, fix_modes: bool = True) -> sqlite3.Connection:
         cause = error.__cause__
         if isinstance(cause, sqlite3.DatabaseError) and _is_damage(cause):
             raise _UnusableError(f"the database was damaged: {cause}") from error
+        if not path.exists():
+            raise _UnusableError("the database was gone") from error
         raise
     return db
 
@@ -187,7 +193,7 @@ def _check(db: sqlite3.Connection, size: int) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         raise _UnusableError(
-            f"the database was of a newer labctl (schema {version}, this one knows {SCHEMA_VERSION})"
+            f"the database was of a newer labctl (schema {version}; here {SCHEMA_VERSION})"
         )
     if version < SCHEMA_VERSION:
         raise _UnusableError("the database was not labctl's")

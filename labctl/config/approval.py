@@ -10,8 +10,8 @@ import time
 import msgspec
 
 from labctl.config.document import plain
-from labctl.config.files import write_private
-from labctl.config.paths import Paths
+from labctl.config.identity import write_private
+from labctl.config.places import Paths
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import DEFAULT_PROVIDER, LabConfig
 from labctl.config.show import settings
