@@ -25,7 +25,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all values: immutable, compared by content, JSON by msgspec."""
 
 
-class GpuNeed(Value):
+class GpuNeed(Value, frozen=True):
     """What a lab asks of GPUs.
 
     `kind` is "auto" (one if there is one), "none", "any" (there must be one) or a model name
@@ -41,7 +41,7 @@ class GpuNeed(Value):
         return self.kind not in ("auto", "none")
 
 
-class Need(Value):
+class Need(Value, frozen=True):
     """What a lab asks of a server."""
 
     gpu: GpuNeed = GpuNeed()
@@ -52,7 +52,7 @@ class Need(Value):
     idle_s: int | None = None
 
 
-class Gpu(Value):
+class Gpu(Value, frozen=True):
     """One GPU as nvidia-smi names it."""
 
     name: str
@@ -61,7 +61,7 @@ class Gpu(Value):
     driver: str = ""
 
 
-class Offer(Value):
+class Offer(Value, frozen=True):
     """One thing that a provider would give for a need. `price_usd_per_hour` 0.0 costs nothing."""
 
     provider: str
@@ -74,7 +74,7 @@ class Offer(Value):
     spot: bool = False
 
 
-class Endpoint(Value):
+class Endpoint(Value, frozen=True):
     """How SSH reaches a server. `host_key` is the pinned public key ("ssh-ed25519 AAAA...")."""
 
     host: str
@@ -86,7 +86,7 @@ class Endpoint(Value):
     host_key: str = ""
 
 
-class Server(Value):
+class Server(Value, frozen=True):
     """A machine that labctl reaches over SSH. `alias` is its name in ssh_config."""
 
     id: str
@@ -101,7 +101,7 @@ class Server(Value):
     deadline_at: float | None = None
 
 
-class CreateRequest(Value):
+class CreateRequest(Value, frozen=True):
     """All that `Provider.create` needs. It is stored before the call, without private keys.
 
     `token` is random per attempt and makes the call idempotent where the provider can.
@@ -119,7 +119,7 @@ class CreateRequest(Value):
     first_boot: str = ""
 
 
-class Resource(Value):
+class Resource(Value, frozen=True):
     """Something besides a server that bears our tag: a volume, a key, a group."""
 
     provider: str
@@ -129,7 +129,7 @@ class Resource(Value):
     note: str = ""
 
 
-class Check(Value):
+class Check(Value, frozen=True):
     """One line of `doctor`. `next` is the command or deed that mends it."""
 
     name: str
@@ -138,7 +138,7 @@ class Check(Value):
     next: str = ""
 
 
-class Facts(Value):
+class Facts(Value, frozen=True):
     """What one probe of a server found, in one round trip."""
 
     os: str = ""
@@ -170,13 +170,13 @@ class Facts(Value):
         return self.home_filesystem.startswith(NETWORK_FILESYSTEMS)
 
 
-class Mount(Value):
+class Mount(Value, frozen=True):
     source: str
     target: str
     read_only: bool = False
 
 
-class RunSpec(Value):
+class RunSpec(Value, frozen=True):
     """Everything that a run is, but for its secrets. The server stores its hash as the claim.
 
     `command` is argv for the container. `image` is a reference that exists on the server.
@@ -198,7 +198,7 @@ class RunSpec(Value):
     tty: bool = False
 
 
-class Run(Value):
+class Run(Value, frozen=True):
     """One command in one container on a server, as last seen.
 
     `exit_code` is None while it runs or when nobody can know it any more (state "lost").
@@ -226,7 +226,7 @@ class Run(Value):
         return self.state in ("exited", "lost", "cancelled")
 
 
-class FileEntry(Value):
+class FileEntry(Value, frozen=True):
     """One regular file below some root. `path` is relative, with `/`. `sha256` in hex, or ""."""
 
     path: str
@@ -236,7 +236,7 @@ class FileEntry(Value):
     mtime_ns: int = 0
 
 
-class Service(Value):
+class Service(Value, frozen=True):
     """Something on a server with a port. `port` is on the server's loopback."""
 
     name: str
@@ -246,7 +246,7 @@ class Service(Value):
     container: str = ""
 
 
-class Forward(Value):
+class Forward(Value, frozen=True):
     """A local port that leads to a service. `pid` is the process that keeps it, 0 if it is us."""
 
     id: str

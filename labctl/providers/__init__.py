@@ -16,7 +16,7 @@ from labctl.errors import UsageError
 from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
 
 
-class Surroundings(Value):
+class Surroundings(Value, frozen=True):
     """What a provider may know of the machine and the user. Paths are absolute.
 
     `connect` makes a connection where a provider needs SSH (claiming a static machine): it takes
