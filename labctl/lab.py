@@ -39,7 +39,8 @@ from labctl.state import State
 if TYPE_CHECKING:
     from labctl.actions.down import Ending
     from labctl.actions.forwards import Forwarding
-    from labctl.actions.work import Pulled, Pushed
+    from labctl.actions.sync import PulledRun
+    from labctl.actions.work import Pushed
 
 
 class Lab:
@@ -114,7 +115,7 @@ class Lab:
 
     def pull(
         self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False
-    ) -> list[Pulled]:
+    ) -> list[PulledRun]:
         """Outputs of a run (the latest), verified; with `everything` new files elsewhere too."""
         from labctl.actions import runs, work
 

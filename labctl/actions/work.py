@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import shutil
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
-from labctl.actions import images
-from labctl.actions import push as pushing
+from labctl.actions import images, runs, sync
 from labctl.actions import services as serving
 from labctl.actions.forwards import (
     DetachedSpec,
@@ -19,9 +16,7 @@ from labctl.actions.forwards import (
     stop_forward,
 )
 from labctl.actions.ground import Ground
-from labctl.actions.scan import scan_code, scan_data
-from labctl.commands.rsync import Way, parse_version
-from labctl.commands.ssh import rsync_shell
+from labctl.commands.rsync import Way
 from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.errors import UsageError
 from labctl.model import Forward, Server, Service, Value
@@ -37,41 +32,32 @@ class Pushed(Value, frozen=True):
     unchanged: int
 
 
-@functools.cache
-def _rsync_version() -> tuple[int, int]:
-    if not shutil.which("rsync"):
-        return (0, 0)
-    done = subprocess.run(["rsync", "--version"], capture_output=True, text=True, check=False)
-    return parse_version(done.stdout)
-
-
 def way(ground: Ground, server: Server) -> Way | None:
     """How rsync reaches the server; None where it cannot, then labctl sends the bytes itself."""
     facts = ground.facts(server)
-    if not shutil.which("ssh") or _rsync_version() < (3, 1):
-        return None
     if not facts.rsync or facts.noisy_shell:
         return None
-    shell = rsync_shell(str(ground.connections.config_path(server.id)))
-    return Way(shell=shell, host=server.id, version=_rsync_version())
+    return sync.way(ground.connections.config_path(server.id), server.id)
 
 
 def push(ground: Ground, server: Server, *, force: bool) -> list[Pushed]:
     """The lab's code, its data directories, and this machine's wheelhouse if it has one."""
     config, reporter = ground.config, ground.reporter
     inside = [one.path for one in config.data.values() if one.path and one.inside_lab]
-    trees = [("code", config.root, scan_code(config.root, reporter, data=inside))]
+    trees = [("code", config.root, sync.scan_code(config.root, reporter, data=inside))]
     for name, source in config.data.items():
         if source.path is not None:
-            files = scan_data(config.root, name, source.path, reporter)
+            files = sync.scan_data(config.root, name, source.path, reporter)
             trees.append((f"data/{name}", source.path, files))
     if config.wheelhouse and images.chosen(ground).build:
         wheels = Path(config.wheelhouse)
-        trees.append(("wheelhouse", wheels, scan_data(config.root, "wheelhouse", wheels, reporter)))
+        trees.append(
+            ("wheelhouse", wheels, sync.scan_data(config.root, "wheelhouse", wheels, reporter))
+        )
     remote, route = ground.remote(server), way(ground, server)
     done = []
     for target, root, files in trees:
-        result = pushing.push(
+        result = sync.push(
             remote,
             config.name,
             ground.lab_id,
@@ -91,16 +77,60 @@ def push(ground: Ground, server: Server, *, force: bool) -> list[Pushed]:
                 unchanged=result.unchanged,
             )
         )
-    for name, source in config.data.items():
-        if source.url:
-            _fetch(ground, server, name, source.url)
+    urls = {name: source.url for name, source in config.data.items() if source.url}
+    sync.fetch_data(remote, config.name, ground.lab_id, urls, reporter)
     return done
 
 
-def _fetch(ground: Ground, server: Server, name: str, url: str) -> None:
-    from labctl.actions.fetch import fetch_data
+def pull(
+    ground: Ground, server: Server, run_ids: list[str], *, everything: bool
+) -> list[sync.PulledRun]:
+    """Outputs of these runs (of all, if empty) to `<lab>/runs/`, whole and verified."""
+    remote = ground.remote(server)
+    runs.refresh(ground, server, remote)
+    result = sync.pull(
+        remote,
+        ground.config.name,
+        ground.lab_id,
+        run_ids,
+        ground.config.root,
+        reporter=ground.reporter,
+        everything=everything,
+        ssh=way(ground, server),
+        records=ground.state.runs(ground.lab_id),
+    )
+    return list(result.runs)
 
-    fetch_data(ground.remote(server), ground.config.name, ground.lab_id, name, url, ground.reporter)
+
+def missing(ground: Ground, server: Server) -> list[str]:
+    """What of the runs' outputs is not here, as `run/path`."""
+    remote = ground.remote(server)
+    found = sync.verify(remote, ground.config.name, ground.lab_id, [], ground.config.root)
+    return [f"{one.run}/{one.path}" for one in found]
+
+
+def save_edits(ground: Ground, server: Server) -> int:
+    """Keep what was edited on the server below `<lab>/server-edits/`; how many files."""
+    return len(_edits(ground, server, sync.pull_edits).saved)
+
+
+def pull_code(ground: Ground, server: Server) -> list[str]:
+    """Bring what was edited on the server into the lab; the paths of all that came."""
+    result = _edits(ground, server, sync.pull_code)
+    return [*result.brought, *(f"{result.directory}/{name}" for name in result.saved)]
+
+
+def _edits(
+    ground: Ground, server: Server, flow: Callable[..., sync.EditsResult]
+) -> sync.EditsResult:
+    return flow(
+        ground.remote(server),
+        ground.config.name,
+        ground.lab_id,
+        ground.config.root,
+        reporter=ground.reporter,
+        ssh=way(ground, server),
+    )
 
 
 def service_request(ground: Ground, server: Server, name: str) -> serving.ServiceRequest:

@@ -173,7 +173,7 @@ def forward_command(
         urls = [(one.service, one.url) for one in made]
     else:
         open_ones = [lab.forward(name, port=port) for name in services]
-        urls = [(one.service, one.url) for one in open_ones]
+        urls = [(one.service.name, one.url) for one in open_ones]
     if json_:
         as_json({"forwards": [{"service": name, "url": url} for name, url in urls]})
     for name, url in urls:

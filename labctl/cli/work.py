@@ -296,9 +296,10 @@ def pull_command(
         as_json({"pulled": pulled})
         return
     for one in pulled:
-        click.echo(f"runs/{one.run}: {one.files} files ({size(one.bytes)}), {one.unchanged} as is")
-        for name, reason in one.skipped:
-            click.echo(f"  not yet: {clean(name)}: {clean(reason)}", err=True)
+        all_here = "all of it is here" if one.complete else "the run goes on"
+        click.echo(f"runs/{one.run}: {one.files} files came ({size(one.bytes)}); {all_here}")
+        for left in one.skipped:
+            click.echo(f"  not yet: {clean(left.path)}: {clean(left.reason)}", err=True)
 
 
 @click.command("eval")
