@@ -67,8 +67,8 @@ has rsync && say rsync "$(soon rsync --version 2>/dev/null | head -n 1)"
 if [ "$(id -u)" = 0 ] || { has sudo && soon sudo -n true >/dev/null 2>&1; }; then say sudo 1; fi
 
 engine() {
-  said=$(soon docker version --format 'server {{.Server.Version}}' 2>&1) && case $said in
-    *'server '[0-9]*) return 0 ;;
+  said=$(soon docker version --format 'labctl-engine {{.Server.Version}}' 2>&1) && case $said in
+    *'labctl-engine '[0-9]*) return 0 ;;
   esac
   return 1
 }
@@ -77,7 +77,7 @@ if has docker; then
   tries=0
   until engine; do
     tries=$((tries + 1))
-    case $said in *[Pp]'ermission denied'*) break ;; esac
+    case $said in *'Cannot connect'*) ;; *) break ;; esac
     cat /proc/[0-9]*/comm 2>/dev/null | grep -qx dockerd || break
     [ "$tries" -lt 20 ] || break
     sleep 0.5 2>/dev/null || sleep 1
@@ -93,7 +93,7 @@ done
 for spec in /etc/cdi/nvidia* /var/run/cdi/nvidia*; do
   [ -r "$spec" ] && say nvidia_runtime "$spec"
 done
-case $said in *'server '[0-9]*)
+case $said in *'labctl-engine '[0-9]*)
   soon docker info --format '{{range $name, $runtime := .Runtimes}}{{$name}} {{end}}' 2>/dev/null |
     grep -qw nvidia && say nvidia_runtime docker ;;
 esac
@@ -207,13 +207,13 @@ def _docker(said: str | None) -> tuple[str, str]:
     """(server version, "") or ("", why it does not answer), of what `docker version` said."""
     if said is None:
         return "", NOT_INSTALLED
-    if answer := re.search(r"\bserver ([0-9]\S*)", said):
+    if answer := re.search(r"\blabctl-engine ([0-9]\S*)", said):
         return answer.group(1), ""
     if "permission denied" in said.lower():
         return "", PERMISSION_DENIED
     if "podman" in said.lower():
         return "", f"{NOT_INSTALLED} (the docker command there is Podman)"
-    detail = _shown(said.replace("server", "", 1) if said.startswith("server") else said)
+    detail = _shown(said.replace("labctl-engine", ""))
     return "", f"{NOT_ANSWERING}: {detail}" if detail else NOT_ANSWERING
 
 
