@@ -50,7 +50,7 @@ def test_the_digits_are_split_by_class_and_each_lies_in_one_split(digits: Path) 
 
 
 def test_the_pixels_are_those_of_scikit_learn(digits: Path) -> None:
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     (path,) = digits.glob("*/0/digit-0000.png")
     with Image.open(path) as picture:

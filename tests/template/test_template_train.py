@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +66,8 @@ def assert_same(found: Path, expected: Path) -> None:
     one, other = load(found), load(expected)
     assert one.keys() == other.keys()
     for name, value in one.items():
-        same = torch.equal(value, other[name]) if name[-1] and hasattr(value, "dtype") else None
-        assert same if same is not None else value == other[name], name
+        same = torch.equal(value, other[name]) if torch.is_tensor(value) else value == other[name]
+        assert same, name
 
 
 def newest(run: Path) -> Path:
@@ -77,7 +76,9 @@ def newest(run: Path) -> Path:
 
 def scalars(logs: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard shows: tag -> (step, value)."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+        EventAccumulator,
+    )
 
     events = EventAccumulator(str(logs), size_guidance={"scalars": 0}).Reload()
     return {
@@ -94,16 +95,16 @@ def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-class TestWholeRun:
-    """`python train.py`, as a student starts it."""
+@pytest.fixture(scope="module")
+def run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`python train.py` on all the digits, as a student starts it."""
+    run = tmp_path_factory.mktemp("default")
+    output = finish(start("train.py", run=run, data=digits))
+    (run / "output").write_text(output)
+    return run
 
-    @pytest.fixture(scope="class")
-    def run(self, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        run = tmp_path_factory.mktemp("default")
-        output = finish(start("train.py", run=run, data=digits))
-        (run / "output").write_text(output)
-        return run
 
+class TestDefaultRun:
     def test_it_reads_the_digits(self, run: Path) -> None:
         metrics = json.loads((run / "logs" / "metrics.json").read_text())
         assert metrics["accuracy"] > 0.95
@@ -246,7 +247,7 @@ def test_kill_9_loses_nothing_but_time(tmp_path: Path, small: Path, whole: Path)
     while reached < STEPS - 3:
         process = start("train.py", *arguments, run=tmp_path, data=small)
         wait_for_step(process, tmp_path, reached + 1)
-        time.sleep(moments.uniform(0, 0.1))
+        time.sleep(moments.uniform(0, 0.3))
         process.kill()
         output, _ = process.communicate()
         assert "skipped" not in output
@@ -277,18 +278,21 @@ def test_curves_go_on_after_a_resume(tmp_path: Path, small: Path, whole: Path) -
 
 
 def test_progress_is_never_half_written(tmp_path: Path, small: Path) -> None:
-    process = start("train.py", *SHORT, run=tmp_path, data=small)
-    seen = set()
+    arguments = ("--epochs", "40", "--batch-size", "16")
+    process = start("train.py", *arguments, run=tmp_path, data=small)
+    seen: set[int] = set()
     while process.poll() is None:
         try:
             progress = json.loads((tmp_path / "logs" / "progress.json").read_text())
         except FileNotFoundError:
+            assert not seen  # once there, it is never away
             continue
-        assert 0 < progress["step"] <= progress["total_steps"] == STEPS
+        assert 0 < progress["step"] <= progress["total_steps"] == 400
         assert math.isfinite(progress["loss"])
         seen.add(progress["step"])
+        time.sleep(0.001)
     finish(process)
-    assert STEPS in seen or len(seen) >= 1
+    assert len(seen) > 1
 
 
 def test_without_a_dataset_it_makes_the_digits(tmp_path: Path) -> None:
@@ -325,9 +329,6 @@ def test_images_in_colour_and_of_any_size(tmp_path: Path) -> None:
     arguments = ("--epochs", "8", "--image-size", "24", "--batch-size", "4")
     assert train(run, tmp_path / "data", *arguments) == 0
     assert json.loads((run / "logs" / "metrics.json").read_text())["accuracy"] == 1.0
-
-
-Change = Callable[[Path], tuple[str, ...]]
 
 
 @pytest.mark.parametrize(
