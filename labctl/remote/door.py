@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import fetch, files, follow, images, looks, runs, services
+from . import fetch, files, follow, images, looks, outputs, runs, services
 from .reply import Failure, answer, finish
 
 ANSWERING: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -23,7 +23,7 @@ ANSWERING: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "append": files.append,
     "commit": files.commit,
     "edits": files.edits,
-    "manifest": files.manifest,
+    "manifest": outputs.manifest,
     "image": images.present,
     "service": services.start,
     "services": services.status,
@@ -32,7 +32,7 @@ ANSWERING: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 STREAMING: dict[str, Callable[[dict[str, Any]], None]] = {
     "follow": follow.follow,
     "run": follow.start_and_follow,
-    "read": files.read,
+    "read": outputs.read,
     "build": images.build,
     "pull-image": images.pull,
     "service-image": services.build,

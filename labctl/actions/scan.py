@@ -1,0 +1,284 @@
+"""What a lab consists of here: regular files, their hashes, and what is left out.
+
+Links are never followed. Hashes are kept in `<lab>/.labctl/index.json` by size, times and inode,
+so that a scan reads only what changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from labctl.actions import Note, Progress, Reporter
+from labctl.errors import NotFoundError, UsageError
+from labctl.model import FileEntry
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+IGNORE_FILES = (".gitignore", ".labignore")
+NEVER_ANYWHERE = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints"})
+NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits"})
+RACY_S = 2.0
+"""A file written this recently may be written again without its time changing: not cached."""
+NAMED_AT_MOST = 5
+Ignore = tuple[tuple[str, "GitIgnoreSpec"], ...]
+Found = tuple[str, os.stat_result]
+Entry = tuple[int, int, int, int, str]
+"""Size, mtime_ns, inode, ctime_ns and the hash of the file that had them."""
+
+
+class Index:
+    """Hashes of files, kept between calls. A lost index costs time, nothing else."""
+
+    def __init__(self, lab_root: Path, section: str) -> None:
+        self._path = lab_root / ".labctl" / "index.json"
+        self._section = section
+        self._known = _read_index(self._path).get(section, {})
+        self._fresh: dict[str, Entry] = {}
+
+    def known(self, name: str, found: os.stat_result) -> str:
+        """The hash of the file that stat describes, "" if it must be read."""
+        entry = self._fresh.get(name) or self._known.get(name)
+        if entry is None or entry[:4] != _identity(found):
+            return ""
+        self._fresh[name] = entry
+        return entry[4]
+
+    def hash(self, name: str, path: Path) -> tuple[str, os.stat_result]:
+        """The file's hash and the stat it belongs to; read only where it is not known."""
+        found = path.stat(follow_symlinks=False)
+        sha256 = self.known(name, found)
+        if sha256:
+            return sha256, found
+        sha256 = hash_file(path)
+        if time.time() - found.st_mtime > RACY_S:
+            self.put(name, found, sha256)
+        return sha256, found
+
+    def put(self, name: str, found: os.stat_result, sha256: str) -> None:
+        self._fresh[name] = (*_identity(found), sha256)
+
+    def save(self, *, keep: bool = False) -> None:
+        """Write what was asked for since; with `keep`, also what was known but not asked for."""
+        entries = {**self._known, **self._fresh} if keep else self._fresh
+        if entries == self._known:
+            return
+        self._known = entries
+        self._path.parent.mkdir(exist_ok=True)
+        whole = {**_read_index(self._path), self._section: entries}
+        staging = self._path.with_name(f".index.{secrets.token_hex(4)}")
+        staging.write_bytes(msgspec.json.encode(whole))
+        staging.replace(self._path)
+
+
+def _read_index(path: Path) -> dict[str, dict[str, Entry]]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Entry]])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
+
+
+def hash_file(path: Path, length: int | None = None) -> str:
+    """sha256 of a file in hex, or of its first `length` bytes."""
+    with path.open("rb") as file:
+        if length is None:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while length > 0 and (block := file.read(min(1 << 20, length))):
+            digest.update(block)
+            length -= len(block)
+        return digest.hexdigest()
+
+
+def scan_code(
+    lab_root: Path, reporter: Reporter, *, data: Iterable[Path] = ()
+) -> tuple[FileEntry, ...]:
+    """The lab's code, in order of name: what its ignore files and `data` (directories) leave.
+
+    UsageError for names with control characters; links and names that are not UTF-8 are told.
+    """
+    root = lab_root.resolve()
+    excluded = frozenset(path.resolve() for path in data)
+    return _scan(root, Index(root, "code"), reporter, _Walk(root, excluded, code=True))
+
+
+def scan_data(
+    lab_root: Path, name: str, directory: Path, reporter: Reporter
+) -> tuple[FileEntry, ...]:
+    """The files of a data set, in order of name. Nothing is ignored, only links are left out."""
+    if not directory.is_dir():
+        raise NotFoundError(
+            f"the data set {name} is not there: {directory} is no directory",
+            hint=f"mend data.{name} in lab.yaml",
+        )
+    index = Index(lab_root.resolve(), f"data/{name}")
+    root = directory.resolve()
+    return _scan(root, index, reporter, _Walk(root, frozenset(), code=False))
+
+
+def refresh(root: Path, files: Iterable[FileEntry], changed: set[str]) -> tuple[FileEntry, ...]:
+    """`files` with the `changed` ones looked at anew; those that are gone are left out."""
+    kept = []
+    for entry in files:
+        if entry.path in changed:
+            path = root / entry.path
+            try:
+                found = path.stat(follow_symlinks=False)
+                if not stat.S_ISREG(found.st_mode):
+                    continue
+                sha256 = hash_file(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            entry = _entry(entry.path, found, sha256)
+        kept.append(entry)
+    return tuple(kept)
+
+
+def _scan(root: Path, index: Index, reporter: Reporter, walk: _Walk) -> tuple[FileEntry, ...]:
+    found = sorted(walk.files())
+    walk.tell(reporter)
+    unread = sum(s.st_size for name, s in found if not index.known(name, s))
+    files: list[FileEntry] = []
+    done = 0
+    for name, before in found:
+        try:
+            if not (sha256 := index.known(name, before)):
+                sha256, before = index.hash(name, root / name)
+                done += before.st_size
+                reporter.emit(Progress(name="hash", done=done, total=unread, unit="bytes"))
+        except FileNotFoundError:
+            continue
+        files.append(_entry(name, before, sha256))
+    index.save()
+    return tuple(files)
+
+
+def _entry(name: str, found: os.stat_result, sha256: str) -> FileEntry:
+    mode = 0o755 if found.st_mode & 0o100 else 0o644
+    return FileEntry(
+        path=name, size=found.st_size, sha256=sha256, mode=mode, mtime_ns=found.st_mtime_ns
+    )
+
+
+class _Walk:
+    """One look through a tree: which files count, and what was left out and why."""
+
+    def __init__(self, root: Path, excluded: frozenset[Path], *, code: bool) -> None:
+        self._root = root
+        self._excluded = excluded
+        self._code = code
+        self._links: list[str] = []
+        self._odd: list[str] = []
+        self._bad_rules: list[str] = []
+
+    def files(self) -> Iterator[Found]:
+        """(path relative to the root, stat) of each regular file that counts."""
+        return self._below("", ())
+
+    def _below(self, prefix: str, ignore: Ignore) -> Iterator[Found]:
+        with os.scandir(self._root / prefix) as listing:
+            entries = list(listing)
+        if self._code:
+            ignore = self._rules(prefix, entries, ignore)
+        for entry in entries:
+            name = prefix + entry.name
+            if self._left_out(name, entry, ignore):
+                continue
+            if entry.is_symlink():
+                self._links.append(name)
+            elif entry.is_dir():
+                yield from self._below(name + "/", ignore)
+            elif entry.is_file():
+                yield name, entry.stat(follow_symlinks=False)
+
+    def _left_out(self, name: str, entry: os.DirEntry[str], ignore: Ignore) -> bool:
+        if self._code and (entry.name in NEVER_ANYWHERE or name in NEVER_AT_TOP):
+            return True
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if ignored(ignore, name, is_folder=is_folder):
+            return True
+        if is_folder and self._root / name in self._excluded:
+            return True
+        if not _is_utf8(entry.name):
+            self._odd.append(name)
+            return True
+        if any(ord(c) < 32 or ord(c) == 127 for c in entry.name):
+            raise UsageError(
+                f"{name!a} has a control character in its name",
+                why="a terminal could be deceived by it; labctl carries no such names",
+                hint=f"rename it, or name its directory in {IGNORE_FILES[1]}",
+            )
+        return False
+
+    def _rules(self, prefix: str, entries: list[os.DirEntry[str]], ignore: Ignore) -> Ignore:
+        lines: list[str] = []
+        for wanted in IGNORE_FILES:
+            for entry in entries:
+                if entry.name == wanted and entry.is_file(follow_symlinks=False):
+                    text = Path(entry.path).read_text("utf-8", errors="surrogateescape")
+                    lines += text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
+        if not any(lines):
+            return ignore
+        spec, bad = parse_rules(lines)
+        self._bad_rules += [f"{prefix}{IGNORE_FILES[0]}: {line}" for line in bad]
+        return (*ignore, (prefix, spec))
+
+    def tell(self, reporter: Reporter) -> None:
+        for what, names in (
+            ("links are not carried", self._links),
+            ("names that are not UTF-8 are not carried", self._odd),
+            ("ignore rules that cannot be read are skipped", self._bad_rules),
+        ):
+            if names:
+                shown = ", ".join(ascii(n)[1:-1] for n in sorted(names)[:NAMED_AT_MOST])
+                more = f" and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
+                reporter.emit(Note(text=f"{what}: {shown}{more}", level="warning"))
+
+
+def parse_rules(lines: list[str]) -> tuple[GitIgnoreSpec, list[str]]:
+    """The rules of one directory's ignore files, and the lines that are no rules."""
+    from pathspec import GitIgnoreSpec
+
+    good, bad = [], []
+    for line in lines:
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except ValueError:
+            bad.append(line)
+        else:
+            good.append(line)
+    return GitIgnoreSpec.from_lines(good), bad
+
+
+def ignored(ignore: Ignore, name: str, *, is_folder: bool) -> bool:
+    """Whether the rules leave `name` out. As with git, the nearest directory's rules win.
+
+    `ignore` holds (the directory's prefix, its rules) from the root down to `name`'s directory.
+    What lies in an ignored directory is not asked about.
+    """
+    for prefix, spec in reversed(ignore):
+        verdict = spec.check_file(name[len(prefix) :] + ("/" if is_folder else "")).include
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,26 @@
+"""Files to and from a server. What the layers above call; the flows are in the modules named."""
+
+from labctl.actions.edits import EditsResult, pull_code, pull_edits
+from labctl.actions.fetch import Fetched, fetch_data
+from labctl.actions.pull import Missing, PulledRun, PullResult, pull, verify
+from labctl.actions.push import PushResult, push
+from labctl.actions.rsync import way
+from labctl.actions.scan import scan_code, scan_data
+
+__all__ = [
+    "EditsResult",
+    "Fetched",
+    "Missing",
+    "PullResult",
+    "PulledRun",
+    "PushResult",
+    "fetch_data",
+    "pull",
+    "pull_code",
+    "pull_edits",
+    "push",
+    "scan_code",
+    "scan_data",
+    "verify",
+    "way",
+]

@@ -1,0 +1,234 @@
+"""Files out: `manifest` names whole files with their hashes, `read` hands over their bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Set, Tuple
+
+from .files import walk
+from .looks import final
+from .place import CHUNK, inside, lab_dir, read_json, run_dir, sha256_of, write_json
+from .reply import Failure, answer, finish
+
+SETTLED_S = 2.0
+"""A file written within this time may still be growing."""
+UNFINISHED = ("*.tmp", "*.partial", "*.part", ".*.partial-*")
+NEVER = (".nfs*", "__pycache__")
+GROWING = ("logs/*", "*.log", "*tfevents*")
+"""Append-only by convention: their first N bytes are worth having while they grow."""
+MANIFEST = "manifest.json"
+Files = Dict[str, List[Any]]
+Open = Set[Tuple[int, int]]
+
+
+def manifest(request: dict[str, Any]) -> dict[str, Any]:
+    """The whole files of each run in "runs" (all if empty), below its outputs (or "all").
+
+    Replies per run: files [path, size, sha256, growing], and skipped [path, reason]. A checkpoint
+    directory with a manifest.json counts only when every file in it matches. While a run lives,
+    other files count only when nobody has them open for writing and size and time stand still.
+    "outputs" adds to those that the run was started with.
+    """
+    root = lab_dir(request["lab"], request["lab_id"])
+    wanted = request.get("runs") or [
+        d.name for d in sorted((root / "runs").glob("*")) if not d.name.startswith(".")
+    ]
+    directories = [run_dir(root, name) for name in wanted]
+    for directory in directories:
+        if not directory.is_dir():
+            raise Failure("missing", f"there is no run {directory.name} here", "", "labctl status")
+    ended = {d.name: bool(final(d)) for d in directories}
+    writing = set() if all(ended.values()) else open_for_writing()
+    return {
+        "runs": {d.name: _Look(d, request, ended[d.name], writing).manifest() for d in directories}
+    }
+
+
+def open_for_writing() -> Open:
+    """(device, inode) of every file that a process of this user has open for writing.
+
+    Containers run as this user too, so their processes are seen.
+    """
+    found: Open = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    info = (process / "fdinfo" / descriptor.name).read_text()
+                    flags = int(info.split("flags:", 1)[1].split()[0], 8)
+                    if flags & os.O_ACCMODE:
+                        known = descriptor.stat()
+                        found.add((known.st_dev, known.st_ino))
+    return found
+
+
+class _Look:
+    """One look at one run's files."""
+
+    def __init__(
+        self, directory: Path, request: dict[str, Any], ended: bool, writing: Open
+    ) -> None:
+        self.directory = directory
+        self.everything = bool(request.get("all"))
+        self.ended = ended
+        self.writing = writing
+        spec = read_json(directory / ".labctl" / "spec.json")
+        self.outputs = sorted({*spec.get("outputs", []), *request.get("outputs", []), "logs"})
+        self.cache_path = directory / ".labctl" / "hashes.json"
+        self.cache = read_json(self.cache_path)
+
+    def manifest(self) -> dict[str, Any]:
+        fresh: Files = {}
+        files: Files = {}
+        skipped = []
+        for path in self._chosen():
+            name = str(path.relative_to(self.directory))
+            reason, entry = self._whole(path, name)
+            if entry is None:
+                skipped.append([name, reason])
+                continue
+            fresh[name] = entry
+            files[name] = [name, entry[0], entry[2], self._growing(name)]
+        if fresh != self.cache:
+            write_json(self.cache_path, {**self.cache, **fresh})
+        broken = self._broken_checkpoints(files)
+        for name, reason in skipped:
+            if name.endswith("/" + MANIFEST):
+                broken.setdefault(name[: -len(MANIFEST)], f"its manifest: {reason}")
+        kept = []
+        for name, entry in files.items():
+            reason = next((r for top, r in broken.items() if name.startswith(top)), "")
+            if reason:
+                skipped.append([name, reason])
+            else:
+                kept.append(entry)
+        place = str(self.directory)
+        return {"files": kept, "skipped": skipped, "directory": place, "ended": self.ended}
+
+    def _chosen(self) -> Iterator[Path]:
+        if not self.everything:
+            seen = set()
+            for output in self.outputs:
+                place = inside(self.directory, output)
+                if place.is_symlink():
+                    continue
+                for path in [place] if place.is_file() else walk(place):
+                    if path not in seen:
+                        seen.add(path)
+                        yield path
+            return
+        text = self.directory / ".labctl" / "code.json"
+        known = set(json.loads(text.read_text())) if text.exists() else set()
+        for path in walk(self.directory):
+            name = str(path.relative_to(self.directory))
+            if name.startswith(".labctl/"):
+                continue
+            if not (name.startswith("code/") and name[5:] in known):
+                yield path
+
+    def _growing(self, name: str) -> bool:
+        return not self.ended and _matches(name, GROWING)
+
+    def _whole(self, path: Path, name: str) -> tuple[str, list[Any] | None]:
+        """("", [size, mtime_ns, sha256]) of a file that stood still, or (why not, None)."""
+        if _matches(name, NEVER):
+            return "not an output by its name", None
+        if not self.ended and _matches(name, UNFINISHED):
+            return "unfinished by its name", None
+        growing = self._growing(name)
+        try:
+            before = path.stat()
+            if not self.ended and not growing:
+                if time.time() - before.st_mtime < SETTLED_S:
+                    return "written just now", None
+                if (before.st_dev, before.st_ino) in self.writing:
+                    return "still open for writing", None
+            known = self.cache.get(name)
+            if known and known[:2] == [before.st_size, before.st_mtime_ns]:
+                return "", known
+            sha256 = sha256_of(path, before.st_size if growing else None)
+            after = path.stat()
+        except FileNotFoundError:
+            return "removed meanwhile", None
+        except PermissionError:
+            return "this user may not read it", None
+        moved = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
+        if moved and not (growing and after.st_size >= before.st_size):
+            return "still changing", None
+        # A growing file is never taken from the cache by its new time, only by the old one.
+        return "", [before.st_size, before.st_mtime_ns, sha256]
+
+    def _broken_checkpoints(self, files: Files) -> dict[str, str]:
+        """Checkpoint directories (with "/") whose manifest names a file missing or different."""
+        broken = {}
+        for name in files:
+            if not name.endswith("/" + MANIFEST):
+                continue
+            top = name[: -len(MANIFEST)]
+            listed = read_json(self.directory / name).get("files", {})
+            for inner, expected in listed.items() if isinstance(listed, dict) else ():
+                if isinstance(expected, dict) and not _same(files.get(top + inner), expected):
+                    broken[top] = f"its manifest does not match {inner}"
+                    break
+        return broken
+
+
+def _same(found: list[Any] | None, expected: dict[str, Any]) -> bool:
+    if found is None:
+        return False
+    return bool(
+        expected.get("sha256", found[2]) == found[2] and expected.get("size", found[1]) == found[1]
+    )
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    parts = name.split("/")
+    return any(
+        fnmatch.fnmatch(name, p) or any(fnmatch.fnmatch(part, p) for part in parts)
+        for p in patterns
+    )
+
+
+def read(request: dict[str, Any]) -> None:
+    """Ranges of files below the run (or the code, where "run" is ""), after the reply.
+
+    "parts" are [path, offset, length] each, sent one after another; the reply's "sizes" say how
+    many bytes follow for each, -1 where the file is gone. Without "parts", "path", "offset" and
+    "length" name one range and a missing file is a failure.
+    """
+    root = lab_dir(request["lab"], request["lab_id"])
+    base = run_dir(root, request["run"]) if request.get("run") else root / "code"
+    parts = request.get("parts") or [[request["path"], request["offset"], request["length"]]]
+    sizes = [_available(base, *part) for part in parts]
+    if "parts" not in request and sizes == [-1]:
+        raise Failure("missing", f"{base / request['path']} is not there")
+    whole = {"size": inside(base, parts[0][0]).stat().st_size} if "parts" not in request else {}
+    answer({"sizes": sizes, **whole})
+    for (path, offset, _), size in zip(parts, sizes):
+        if size > 0:
+            _copy(inside(base, path), int(offset), size)
+    sys.stdout.buffer.flush()
+    finish({})
+
+
+def _available(base: Path, path: str, offset: int, length: int) -> int:
+    place = inside(base, path)
+    if place.is_symlink() or not place.is_file():
+        return -1
+    return max(0, min(int(length), place.stat().st_size - int(offset)))
+
+
+def _copy(path: Path, offset: int, length: int) -> None:
+    """Exactly `length` bytes: where the file has shrunk, zeros, which the hash will not match."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        while length > 0:
+            block = file.read(min(CHUNK, length)) or bytes(min(CHUNK, length))
+            sys.stdout.buffer.write(block)
+            length -= len(block)
