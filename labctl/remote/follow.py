@@ -49,6 +49,7 @@ def start_and_follow(request: dict[str, Any]) -> None:
     started = start(request)
     answer(started)
     if "missing" in started:
+        finish(started)
         return
     directory = existing({**request["spec"], "run": request["spec"]["id"]})
     _stream(directory, 0, wait=True)
