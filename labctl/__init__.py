@@ -1,3 +1,82 @@
-"""GPU lab servers for students and instructors."""
+"""GPU lab servers for students and instructors.
+
+    from labctl import GpuNeed, Lab, Need
+
+    lab = Lab.load("lab.yaml")
+    with lab.up(Need(gpu=GpuNeed(kind="any", count=1))):
+        lab.pull(lab.run(["python", "train.py"], follow=True))
+
+Every public name is loaded at its first use: `import labctl` alone reads nothing else.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from labctl.errors import (
+        AuthenticationError,
+        BuildError,
+        BusyError,
+        CommandError,
+        ConfigError,
+        ConnectError,
+        ConnectionRefusedByServerError,
+        DiskFullError,
+        DnsError,
+        EngineError,
+        HostKeyError,
+        InterruptError,
+        LabError,
+        LinkLostError,
+        NotFoundError,
+        PolicyError,
+        Problem,
+        ProviderError,
+        TransferError,
+        UsageError,
+    )
+    from labctl.lab import Lab
+    from labctl.model import GpuNeed, Need
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AuthenticationError",
+    "BuildError",
+    "BusyError",
+    "CommandError",
+    "ConfigError",
+    "ConnectError",
+    "ConnectionRefusedByServerError",
+    "DiskFullError",
+    "DnsError",
+    "EngineError",
+    "GpuNeed",
+    "HostKeyError",
+    "InterruptError",
+    "Lab",
+    "LabError",
+    "LinkLostError",
+    "Need",
+    "NotFoundError",
+    "PolicyError",
+    "Problem",
+    "ProviderError",
+    "TransferError",
+    "UsageError",
+    "__version__",
+]
+
+_HOMES = {"Lab": "lab", "Need": "model", "GpuNeed": "model", "Problem": "errors"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,59 @@
+"""The house's layers, as import-linter reads them from pyproject.toml."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LINT = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"]
+
+
+def lint(directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LINT, "--no-cache", "--config", str(directory / "pyproject.toml")],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_imports_point_down_only() -> None:
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_package_of_the_house_stands_in_a_layer() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = [one for one in settings["contracts"] if one["type"] == "layers"]
+    placed = {name.strip() for line in layers["layers"] for name in line.split("|")}
+    there = {
+        path.stem
+        for path in (ROOT / "labctl").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    assert there - {"__init__"} <= placed | set(layers["exhaustive_ignores"])
+
+
+def test_an_import_that_points_up_is_caught(tmp_path: Path) -> None:
+    """The check itself works: the same contracts on a house with one wrong import fail."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = [one for one in settings["contracts"] if one["type"] == "layers"]
+    package = tmp_path / "wrong_house"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    names = [name.strip() for line in layers["layers"] for name in line.split("|")]
+    for name in names:
+        wrong = "import wrong_house.cli\n" if name == "model" else ""
+        (package / f"{name}.py").write_text(wrong)
+    lines = ",\n".join(f'"{line}"' for line in layers["layers"])
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.importlinter]\nroot_package = "wrong_house"\n'
+        '[[tool.importlinter.contracts]]\nname = "down"\ntype = "layers"\n'
+        f'containers = ["wrong_house"]\nlayers = [\n{lines}\n]\n'
+    )
+    done = lint(tmp_path)
+    assert done.returncode == 1
+    assert "wrong_house.model is not allowed to import wrong_house.cli" in done.stdout
