@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from labctl.config.approval import trust, trust_questions, trusted
     from labctl.config.files import check_files
     from labctl.config.identity import known_lab_id, lab_id
-    from labctl.config.lab import SWITCHES, load_lab
+    from labctl.config.lab import load_lab
+    from labctl.config.layers import SWITCHES
     from labctl.config.places import Paths, data_dir, environment, expanded, paths
     from labctl.config.reader import LAB_FILE
     from labctl.config.scalars import (
@@ -50,10 +51,8 @@ _MODULES = {
         "known_lab_id",
         "lab_id",
     ),
-    "lab": (
-        "SWITCHES",
-        "load_lab",
-    ),
+    "lab": ("load_lab",),
+    "layers": ("SWITCHES",),
     "places": (
         "Paths",
         "data_dir",

@@ -118,7 +118,7 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
     here = lines[line - 1] if line <= len(lines) else ""
     if here[: len(here) - len(here.lstrip())].count("\t"):
         return Problem("", line, "a tab at the start of the line; indent with spaces")
-    if "single document" in said:
+    if "another document" in said:
         return Problem("", line, "a second document begins here (`---`); one is allowed")
     return Problem("", line, f"not valid YAML: {plain(str(said))}")
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from labctl.config.document import Node, parse, plain, read_bytes, shown
+from labctl.config.document import Node, plain, read_bytes, shown
+from labctl.config.layers import file_layer, leaves, merged, switch_layers, user_layer
 from labctl.config.places import expanded
 from labctl.config.places import paths as standard_paths
 from labctl.config.reader import (
@@ -18,7 +20,7 @@ from labctl.config.reader import (
     problem,
     raw,
     read,
-    unknown_key,
+    read_known,
 )
 from labctl.config.scalars import cleaned_name, parse_name
 from labctl.config.schema import (
@@ -26,7 +28,6 @@ from labctl.config.schema import (
     DEFAULT_PROVIDER,
     KNOWN_SERVICE_PORTS,
     MACHINE_KEYS,
-    USER_KEYS,
     DataSource,
     ImageConfig,
     ImageFile,
@@ -40,28 +41,6 @@ from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 from labctl.model import Need
 
 SettingsType = Callable[[str], type[msgspec.Struct] | None]
-
-SWITCHES = {
-    "name": "lab",
-    "provider": "server.provider",
-    "gpu": "server.gpu",
-    "spot": "server.spot",
-    "max_price": "server.max_price",
-    "budget": "server.budget",
-    "ttl": "server.ttl",
-    "idle": "server.idle",
-    "image": "image",
-    "store": "store",
-    "memory": "limits.memory",
-    "cpus": "limits.cpus",
-    "shm": "limits.shm",
-    "base_image": "base_image",
-    "wheelhouse": "wheelhouse",
-    "package_index": "package_index",
-}
-"""Short name -> dotted key. `--short-name` and LABCTL_SHORT_NAME set it for one call."""
-
-_NOT_FROM_ENVIRONMENT = frozenset({"name"})
 
 
 def load_lab(
@@ -91,21 +70,19 @@ def load_lab(
             hint="labctl init",
         )
     known = [key for key in keys_of(LabFile) if key not in MACHINE_KEYS]
-    lab_layer = _file_layer(data, LAB_FILE, known, problems)
+    lab_layer = file_layer(data, LAB_FILE, known, problems)
     if problems and not lab_layer.value:
         # Nothing of it can be read: what would follow from its absence is no news.
         raise _config_error(path, problems)
     layers = [
-        _user_layer(places.config_file, places.home, problems),
+        user_layer(places.config_file, places.home, problems),
         lab_layer,
-        *_switch_layers(overrides or {}, given),
+        *switch_layers(overrides or {}, given),
     ]
-    merged = Node({}, 0, LAB_FILE)
-    for layer in layers:
-        merged = _merged(merged, layer)
+    top = reduce(merged, layers, Node({}, 0, LAB_FILE))
     from hashlib import sha256
 
-    config = _Loading(path, places.home, merged, settings_type, problems).config(
+    config = _Loading(path, places.home, top, settings_type, problems).config(
         sha256(data).hexdigest()
     )
     if config is None:
@@ -119,7 +96,7 @@ def _config_error(path: Path, problems: list[Problem]) -> ConfigError:
     return ConfigError(
         f"{plain(str(path))} has {count}",
         tuple(distinct),
-        hint="docs/lab.yaml shows every key; mend these lines and try again",
+        hint="labctl config   # once these lines are mended",
     )
 
 
@@ -134,81 +111,6 @@ def _missing_hint(path: Path) -> str:
         if (parent / LAB_FILE).is_file():
             return f"labctl -C {plain(str(parent))} ..."
     return "labctl init"
-
-
-def _file_layer(
-    data: bytes, origin: str, known: tuple[str, ...] | list[str], problems: list[Problem]
-) -> Node:
-    """The top mapping of a file, with the keys that it may have; the rest are problems."""
-    node = parse(data, origin, problems)
-    empty = Node({}, 0, origin)
-    if node is None or node.value is None:
-        return empty
-    if not isinstance(node.value, dict):
-        problems.append(problem(node, "", "the file must be a mapping: lines of `key: value`"))
-        return empty
-    kept = {}
-    for key, item in node.value.items():
-        if key in known:
-            kept[key] = item
-        elif key in MACHINE_KEYS:
-            said = f"is of this machine: set LABCTL_{key.upper()} or write it in config.yaml"
-            problems.append(problem(item, key, said))
-        else:
-            problems.append(unknown_key(item, plain(key), known, SWITCHES.get(key, "")))
-    return Node(kept, node.line, origin)
-
-
-def _user_layer(file: Path, home: Path, problems: list[Problem]) -> Node:
-    if not file.exists():
-        return Node({})
-    shortened = str(file)
-    if file.is_relative_to(home):
-        shortened = f"~/{file.relative_to(home)}"
-    data = read_bytes(file, file.name, hint="")
-    return _file_layer(data, shortened, USER_KEYS, problems)
-
-
-def _switch_layers(overrides: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[Node]:
-    for short, dotted in SWITCHES.items():
-        variable = f"LABCTL_{short.upper()}"
-        if environ.get(variable) and short not in _NOT_FROM_ENVIRONMENT:
-            yield _nested(dotted, environ[variable], variable)
-    for key, text in overrides.items():
-        flag = f"--{key.replace('_', '-')}" if key in SWITCHES else key
-        yield _nested(SWITCHES.get(key, key), text, flag)
-
-
-def _nested(dotted: str, text: str, origin: str) -> Node:
-    node = Node(text, 0, origin)
-    for key in reversed(dotted.split(".")):
-        node = Node({key: node}, 0, origin)
-    return node
-
-
-def _merged(below: Node, above: Node) -> Node:
-    """`above` over `below`: mappings key by key, everything else whole; nothing hides nothing."""
-    if above.value is None:
-        return below
-    if not isinstance(below.value, dict) or not isinstance(above.value, dict):
-        return above
-    keys = {**below.value, **above.value}
-    both = {
-        key: _merged(below.value[key], above.value[key])
-        if key in below.value and key in above.value
-        else keys[key]
-        for key in keys
-    }
-    place = above if above.line else below
-    return Node(both, place.line, place.origin)
-
-
-def _leaves(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    if isinstance(node.value, dict) and node.value:
-        for key, item in node.value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else key)
-    elif node.value is not None:
-        yield path, node
 
 
 class _Loading:
@@ -226,18 +128,17 @@ class _Loading:
         self.path = path
         self.home = home
         self.nodes = top.value
-        self.leaves = dict(_leaves(top))
+        self.leaves = dict(leaves(top))
         self.settings_type = settings_type
         self.problems = problems
+        self.providers = ""
 
     def config(self, file_hash: str) -> LabConfig | None:
         """The lab, or None when there are problems."""
         settings, server_node = self.split_server()
         top = Node({**self.nodes, "server": server_node}, 0, LAB_FILE)
-        file: LabFile | None = read(top, LabFile, "", self.problems)
+        file = LabFile(**read_known(top, LabFile, "", self.problems))
         name = self.name()
-        if file is None:
-            return None
         self.check_across(file)
         services = self.services(file)
         if self.problems:
@@ -302,7 +203,10 @@ class _Loading:
         try:
             parse_name(provider)
             return self.settings_type(provider) if self.settings_type else None
-        except (UsageError, NotFoundError, ValueError):
+        except ValueError:
+            return None
+        except (UsageError, NotFoundError) as error:
+            self.providers = error.why
             return None
 
     def chosen_provider(
@@ -317,9 +221,9 @@ class _Loading:
         if name in rest and name not in keys_of(ServerFile):
             return
         if not self.read_settings(name, Node({}, chosen.line, chosen.origin), settings):
-            self.problems.append(
-                problem(chosen, "server.provider", f"there is no provider called {shown(name)}")
-            )
+            said = f"there is no provider called {shown(name)}"
+            said = f"{said}; {self.providers}" if self.providers else said
+            self.problems.append(problem(chosen, "server.provider", said))
 
     def name(self) -> str:
         """The lab's name: as written, or the directory's. What is wrong with it is told."""
@@ -352,18 +256,19 @@ class _Loading:
         services: dict[str, ServiceConfig] = {}
         ports: dict[int, str] = {}
         mapping = self.nodes.get("services", Node(None)).value
-        for name, service in file.services.items():
-            node = mapping[name] if isinstance(mapping, dict) else Node(None)
-            port = service.port or KNOWN_SERVICE_PORTS.get(name, 0)
-            path = f"services.{name}"
-            if not port:
+        nodes = mapping if isinstance(mapping, dict) else {}
+        for name, node in nodes.items():
+            if name not in KNOWN_SERVICE_PORTS and not _has_port(node):
                 known = " and ".join(KNOWN_SERVICE_PORTS)
-                said = f"needs a port (only {known} are known): write `{name}: {{port: 8000}}`"
-                self.problems.append(problem(node, path, said))
-            elif port in ports:
+                said = f"needs a port (only {known} are known): write `{{port: 8000}}`"
+                self.problems.append(problem(node, f"services.{plain(name)}", said))
+        for name, service in file.services.items():
+            port = service.port or KNOWN_SERVICE_PORTS.get(name, 0)
+            if port in ports:
                 said = f"port {port} is already that of {ports[port]}"
-                self.problems.append(problem(node, path, said))
-            ports.setdefault(port, name)
+                self.problems.append(problem(nodes[name], f"services.{name}", said))
+            if port:
+                ports.setdefault(port, name)
             services[name] = ServiceConfig(port=port, command=service.command)
         return services
 
@@ -383,6 +288,12 @@ class _Loading:
         if text.startswith(("/", "~")):
             return DataSource(written=text, path=expanded(text, self.home))
         return DataSource(written=text, path=self.path.parent / text, inside_lab=True)
+
+
+def _has_port(service: Node) -> bool:
+    """Whether something stands as the service's port, or it is no mapping that could have one."""
+    entries = {} if service.value is None else service.value
+    return not isinstance(entries, dict) or entries.get("port", Node(None)).value is not None
 
 
 def _need(server: ServerFile) -> Need:

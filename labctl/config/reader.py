@@ -70,6 +70,27 @@ def read(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
         return None
 
 
+def read_known(
+    node: Node, kind: type[msgspec.Struct], path: str, problems: list[Problem]
+) -> dict[str, Any]:
+    """The fields of a `kind` that can be read from the mapping `node`; the rest are problems."""
+    fields = keys_of(kind)
+    values: dict[str, Any] = {}
+    for key, item in node.value.items() if isinstance(node.value, dict) else ():
+        here = f"{path}.{plain(key)}" if path else plain(key)
+        if key not in fields:
+            problems.append(unknown_key(item, here, fields))
+        elif item.value is not None:
+            before = len(problems)
+            value = read(item, fields[key].type, here, problems)
+            if len(problems) == before:
+                values[fields[key].name] = value
+    for key, field in fields.items():
+        if field.required and (not isinstance(node.value, dict) or _left_out(node.value, key)):
+            problems.append(problem(node, f"{path}.{key}" if path else key, "is required"))
+    return values
+
+
 def raw(node: Node) -> Any:
     """The node as plain dicts, lists and strings."""
     if isinstance(node.value, dict):
@@ -152,24 +173,18 @@ def _read_struct(
         node = Node({}, node.line, node.origin)
     if not isinstance(node.value, dict):
         raise _refuse(node, path, f"a mapping belongs here, not {_what(node)}", problems)
-    fields = keys_of(kind)
     before = len(problems)
-    values: dict[str, Any] = {}
-    for key, item in node.value.items():
-        here = f"{path}.{plain(key)}" if path else plain(key)
-        if key not in fields:
-            problems.append(unknown_key(item, here, fields))
-        elif item.value is not None:
-            values[fields[key].name] = read(item, fields[key].type, here, problems)
-    for key, field in fields.items():
-        if field.required and field.name not in values:
-            problems.append(problem(node, f"{path}.{key}" if path else key, "is required"))
+    values = read_known(node, kind, path, problems)
     if len(problems) > before:
         raise _Unreadable
     try:
         return kind(**values)
     except ValueError as error:
         raise _refuse(node, path, str(error), problems) from None
+
+
+def _left_out(entries: dict[str, Node], key: str) -> bool:
+    return key not in entries or entries[key].value is None
 
 
 def _read_mapping(

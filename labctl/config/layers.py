@@ -1,0 +1,108 @@
+"""What is laid over what: config.yaml, lab.yaml, LABCTL_* and flags, each as a tree of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from labctl.config.document import Node, parse, plain, read_bytes
+from labctl.config.reader import problem, unknown_key
+from labctl.config.schema import MACHINE_KEYS, USER_KEYS
+from labctl.errors import Problem
+
+SWITCHES = {
+    "name": "lab",
+    "provider": "server.provider",
+    "gpu": "server.gpu",
+    "spot": "server.spot",
+    "max_price": "server.max_price",
+    "budget": "server.budget",
+    "ttl": "server.ttl",
+    "idle": "server.idle",
+    "image": "image",
+    "store": "store",
+    "memory": "limits.memory",
+    "cpus": "limits.cpus",
+    "shm": "limits.shm",
+    "base_image": "base_image",
+    "wheelhouse": "wheelhouse",
+    "package_index": "package_index",
+}
+"""Short name -> dotted key. `--short-name` and LABCTL_SHORT_NAME set it for one call."""
+
+_NOT_FROM_ENVIRONMENT = frozenset({"name"})
+
+
+def file_layer(
+    data: bytes, origin: str, known: tuple[str, ...] | list[str], problems: list[Problem]
+) -> Node:
+    """The top mapping of a file, with the keys that it may have; the rest are problems."""
+    node = parse(data, origin, problems)
+    empty = Node({}, 0, origin)
+    if node is None or node.value is None:
+        return empty
+    if not isinstance(node.value, dict):
+        problems.append(problem(node, "", "the file must be a mapping: lines of `key: value`"))
+        return empty
+    kept = {}
+    for key, item in node.value.items():
+        if key in known:
+            kept[key] = item
+        elif key in MACHINE_KEYS:
+            said = f"is of this machine: set LABCTL_{key.upper()} or write it in config.yaml"
+            problems.append(problem(item, key, said))
+        else:
+            problems.append(unknown_key(item, plain(key), known, SWITCHES.get(key, "")))
+    return Node(kept, node.line, origin)
+
+
+def user_layer(file: Path, home: Path, problems: list[Problem]) -> Node:
+    if not file.exists():
+        return Node({})
+    shortened = str(file)
+    if file.is_relative_to(home):
+        shortened = f"~/{file.relative_to(home)}"
+    data = read_bytes(file, file.name, hint="")
+    return file_layer(data, shortened, USER_KEYS, problems)
+
+
+def switch_layers(overrides: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[Node]:
+    for short, dotted in SWITCHES.items():
+        variable = f"LABCTL_{short.upper()}"
+        if environ.get(variable) and short not in _NOT_FROM_ENVIRONMENT:
+            yield _nested(dotted, environ[variable], variable)
+    for key, text in overrides.items():
+        flag = f"--{key.replace('_', '-')}" if key in SWITCHES else key
+        yield _nested(SWITCHES.get(key, key), text, flag)
+
+
+def _nested(dotted: str, text: str, origin: str) -> Node:
+    node = Node(text, 0, origin)
+    for key in reversed(dotted.split(".")):
+        node = Node({key: node}, 0, origin)
+    return node
+
+
+def merged(below: Node, above: Node) -> Node:
+    """`above` over `below`: mappings key by key, everything else whole; nothing hides nothing."""
+    if above.value is None:
+        return below
+    if not isinstance(below.value, dict) or not isinstance(above.value, dict):
+        return above
+    keys = {**below.value, **above.value}
+    both = {
+        key: merged(below.value[key], above.value[key])
+        if key in below.value and key in above.value
+        else keys[key]
+        for key in keys
+    }
+    place = above if above.line else below
+    return Node(both, place.line, place.origin)
+
+
+def leaves(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+    if isinstance(node.value, dict):
+        for key, item in node.value.items():
+            yield from leaves(item, f"{path}.{key}" if path else key)
+    elif node.value is not None:
+        yield path, node
