@@ -184,29 +184,34 @@ class Forwarding:
 
     def _watch(self) -> None:
         while not self._closing.is_set():
-            self._stay()
+            refused = self._stay()
             # Ctrl-C reaches ssh before it reaches us: nothing is lost then.
             if self._closing.wait(0.2):
                 return
             self._tell(f"{self.service.name}: link lost, reconnecting", "warning")
-            if not self._reconnect():
+            if not self._reconnect(ask=refused):
                 return
             at = url_of(self.service, self.local_port, token=False)
             self._tell(f"{self.service.name}: connected again, {at}")
 
-    def _stay(self) -> None:
-        """Return when ssh ended, or when the service refused twice."""
+    def _stay(self) -> bool:
+        """Until ssh has ended (False), or the service has refused twice (True)."""
         refused = 0
         while self._ssh is not None and refused < 2:
             ssh = self._ssh
             with contextlib.suppress(subprocess.TimeoutExpired):
                 ssh.process.wait(1.0 if refused else KNOCK_EVERY_S)
-                return
+                return False
             refused = refused + 1 if _refuses(self.local_port) else 0
+        return refused > 0
 
-    def _reconnect(self) -> bool:
-        """Try until it works; False when closed meanwhile, or when it never can."""
-        pause_s, ask = FIRST_PAUSE_S, False
+    def _reconnect(self, *, ask: bool) -> bool:
+        """Try until it works; False when closed meanwhile, or when it never can.
+
+        Most often only the link was lost, so the server is asked for the service (`ask`) when
+        that alone did not do.
+        """
+        pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
             self._drop()
             try:

@@ -1,0 +1,126 @@
+"""Ports, addresses, records and knocking, without a server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from labctl.actions.forwarding import answers, free_port
+from labctl.actions.forwards import (
+    Forwarding,
+    ForwardSpec,
+    is_ours,
+    list_forwards,
+    stop_forward,
+    url_of,
+)
+from labctl.actions.services import usual_port
+from labctl.errors import NotFoundError
+from labctl.model import Endpoint, Forward, Service
+from labctl.state import State
+
+JUPYTER = Service(name="jupyter", port=40001, token="s3cret", path="/lab")
+
+
+def forward(pid: int, forward_id: str = "f1", service: str = "web") -> Forward:
+    return Forward(
+        id=forward_id,
+        server_id="box-1",
+        service=service,
+        local_port=8000,
+        remote_port=40000,
+        url="http://127.0.0.1:8000/",
+        pid=pid,
+    )
+
+
+@contextmanager
+def listener(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def once() -> None:
+            connection, _ = server.accept()
+            with connection:
+                serve(connection)
+
+        thread = threading.Thread(target=once)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
+
+
+def test_the_address_has_the_token_only_where_it_is_wanted() -> None:
+    assert url_of(JUPYTER, 8888) == "http://127.0.0.1:8888/lab?token=s3cret"
+    assert url_of(JUPYTER, 8888, token=False) == "http://127.0.0.1:8888/lab"
+    assert url_of(Service(name="web", port=1), 8000) == "http://127.0.0.1:8000/"
+
+
+def test_known_services_are_expected_at_their_usual_port() -> None:
+    assert usual_port("jupyter", JUPYTER) == 8888
+    assert usual_port("tensorboard", JUPYTER) == 6006
+    assert usual_port("web", JUPYTER) == 40001
+
+
+def test_a_free_port_is_taken_as_wanted_and_another_one_else() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken = holder.getsockname()[1]
+        other = free_port(taken)
+        assert other not in (0, taken)
+    assert free_port(taken) == taken
+
+
+def test_who_answers_or_listens_in_silence_is_there() -> None:
+    heard: list[bytes] = []
+    with listener(lambda wire: wire.sendall(b"x")) as port:
+        assert answers(port, "/")
+    with listener(lambda wire: heard.append(wire.recv(100) + wire.recv(1))) as port:
+        assert answers(port, "/lab", patience_s=0.2)
+    assert heard[0].startswith(b"GET /lab HTTP/1.0\r\n")
+
+
+def test_who_hangs_up_or_is_absent_is_not_there() -> None:
+    with listener(lambda _: None) as port:
+        assert not answers(port, "/")
+    assert not answers(free_port(0), "/")
+
+
+def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    spec = ForwardSpec(
+        config="/nowhere", server_id="box-1", endpoint=Endpoint(host="h"), service=JUPYTER
+    )
+    with pytest.raises(NotFoundError, match="there is no ssh on this machine") as caught:
+        Forwarding(spec).open()
+    assert "openssh-client" in caught.value.hint
+
+
+def test_a_record_whose_pid_belongs_to_another_process_is_dropped_and_that_one_spared(
+    tmp_path: Path,
+) -> None:
+    stranger = subprocess.Popen(["sleep", "60"])
+    try:
+        with State(tmp_path / "labctl.db") as state:
+            state.save_forward(forward(stranger.pid))
+            assert not is_ours(forward(stranger.pid))
+            assert stop_forward(state, "all") == []
+            assert state.forwards() == []
+            state.save_forward(forward(os.getpid(), "f2"))
+            assert list_forwards(state) == []
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_stopping_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with State(tmp_path / "labctl.db") as state:
+        with pytest.raises(NotFoundError, match="there is no forward web"):
+            stop_forward(state, "web")
+        assert stop_forward(state, "all") == []
