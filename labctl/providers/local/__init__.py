@@ -120,7 +120,7 @@ class LocalProvider:
         """Caches, of kind "cache": they cost disk space and make the next `up` quick. And any
         container that a `create` killed midway never named."""
         with engine.connected() as docker:
-            volumes = cache.free(docker)
+            volumes = cache.free(docker, self.surroundings.owner)
             claims = [c for c in all_labelled(docker, SERVER_LABEL) if cache.is_claim(c)]
             images = image.unused(docker)
         return [
@@ -179,7 +179,7 @@ class LocalProvider:
                 **self._limits(),
             )
 
-        container = cache.claim(docker, make)
+        container = cache.claim(docker, self.surroundings.owner, make)
         try:
             if request.first_boot:
                 put_first_boot(container, request.first_boot)

@@ -1,5 +1,7 @@
 """Docker layers that outlive a server: a pool of volumes, each used by one server at a time.
 
+Every owner has a pool, since layers may hold what only their owner should see.
+
 The engine is the only thing that all labs, users and processes here share, so a container's name,
 which the engine gives once, is the lock: a server is created under the name of the claim on its
 volume, and gets its own name only when no other container has that volume. Whoever claimed the
@@ -9,8 +11,9 @@ volume before has either still the claim's name (so creating ours fails) or is s
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,34 +25,34 @@ MOUNT_POINT = "/var/lib/docker"
 _SUFFIX = "-claim"
 
 
-def free(docker: DockerClient) -> list[str]:
-    """Names of the pool's volumes that no container has, in a stable order."""
+def free(docker: DockerClient, owner: str) -> list[str]:
+    """Names of the owner's volumes that no container has, in a stable order."""
     used = {
         mount["Name"]
         for container in docker.containers.list(all=True, sparse=True)
         for mount in container.attrs["Mounts"]
         if mount["Type"] == "volume"
     }
-    pool = {volume.name for volume in docker.volumes.list(filters={"label": LABEL})}
+    pool = {volume.name for volume in docker.volumes.list(filters={"label": f"{LABEL}={owner}"})}
     return sorted(pool - used)
 
 
-def claim(docker: DockerClient, make: Callable[[str, str], Container]) -> Container:
+def claim(docker: DockerClient, owner: str, make: Callable[[str, str], Container]) -> Container:
     """A container made by `make(name, volume)`, the only one with its volume."""
     from docker.errors import APIError
 
-    for volume in [*free(docker), ""]:
-        name = volume or _new_volume(docker)
+    # Somebody else may be quicker even with a new volume; each time, one of us gets on.
+    for volume in chain(free(docker, owner), _new_volumes(docker, owner)):
         try:
-            container = make(name + _SUFFIX, name)
+            container = make(volume + _SUFFIX, volume)
         except APIError as error:
             if error.status_code == HTTPStatus.CONFLICT:
                 continue
             raise
-        if _alone(docker, container, name):
+        if _alone(docker, container, volume):
             return container
         container.remove(force=True)
-    raise AssertionError("a new volume has a random name and cannot be claimed by another")
+    raise AssertionError("there is always one more new volume")
 
 
 def is_claim(container: Container) -> bool:
@@ -57,10 +60,11 @@ def is_claim(container: Container) -> bool:
     return str(container.name).endswith(_SUFFIX)
 
 
-def _new_volume(docker: DockerClient) -> str:
-    name = f"labctl-cache-{secrets.token_hex(4)}"
-    docker.volumes.create(name, labels={LABEL: "docker"})
-    return name
+def _new_volumes(docker: DockerClient, owner: str) -> Iterator[str]:
+    while True:
+        name = f"labctl-cache-{secrets.token_hex(4)}"
+        docker.volumes.create(name, labels={LABEL: owner})
+        yield name
 
 
 def _alone(docker: DockerClient, container: Container, volume: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +51,11 @@ def causes(error: BaseException) -> Iterator[BaseException]:
             yield from causes(below)
 
 
-def unusable(error: BaseException, platform: str = sys.platform) -> EngineError:
+def unusable(
+    error: BaseException,
+    platform: str = sys.platform,
+    installed: Callable[[str], object] = shutil.which,
+) -> EngineError:
     """What the person has to do about this failure to reach the engine."""
     kinds = {type(cause) for cause in causes(error)}
     if PermissionError in kinds:
@@ -60,30 +64,30 @@ def unusable(error: BaseException, platform: str = sys.platform) -> EngineError:
             why="your user may not open its socket",
             hint='sudo usermod -aG docker "$USER", then log in again (or: newgrp docker)',
         )
-    if not shutil.which("dockerd") and not shutil.which("docker"):
+    if not installed("dockerd") and not installed("docker"):
         return EngineError(
             "there is no Docker Engine on this machine",
             why="the local provider runs each lab server as a container",
-            hint=install_command(platform),
+            hint=_install_command(platform, has_apt=bool(installed("apt-get"))),
         )
     if kinds & {FileNotFoundError, ConnectionRefusedError}:
         return EngineError(
             "Docker Engine is not running",
             why="nothing answers on its socket",
-            hint=start_command(platform),
+            hint=_start_command(platform),
         )
     return EngineError("Docker Engine does not answer", why=str(error), hint="docker version")
 
 
-def install_command(platform: str) -> str:
+def _install_command(platform: str, *, has_apt: bool) -> str:
     if platform == "darwin":
         return "brew install --cask docker-desktop && open -a Docker"
-    if shutil.which("apt-get"):
+    if has_apt:
         return "sudo apt-get update && sudo apt-get install --yes docker.io"
     return "install Docker Engine: https://docs.docker.com/engine/install/"
 
 
-def start_command(platform: str) -> str:
+def _start_command(platform: str) -> str:
     if platform == "darwin":
         return "open -a Docker"
     if Path("/run/systemd/system").is_dir():

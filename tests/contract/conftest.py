@@ -1,0 +1,31 @@
+"""Every registered provider under the same tests.
+
+For a provider called NAME, write a module with a fixture `NAME_case` that gives a `Case` and takes
+everything away again, and import it here. A provider without one fails the suite.
+"""
+
+from __future__ import annotations
+
+import pytest
+from case import Case
+from local_case import local_case, local_provider
+
+from labctl.providers import provider_names
+
+__all__ = ["local_case", "local_provider"]
+
+
+@pytest.fixture(params=provider_names())
+def case(request: pytest.FixtureRequest) -> Case:
+    name = f"{request.param}_case"
+    try:
+        made: Case = request.getfixturevalue(name)
+    except pytest.FixtureLookupError as error:
+        if error.argname != name:
+            raise
+        pytest.fail(
+            f"the provider {request.param!r} is registered but has no fixture {name!r}: "
+            "see tests/contract/conftest.py",
+            pytrace=False,
+        )
+    return made

@@ -1,0 +1,160 @@
+"""What every provider must do, whatever it is."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+from case import Case
+
+from labctl.model import GpuNeed, Need, Resource, Value
+from labctl.providers import Console, Stoppable, provider_class, provider_names
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.mark.parametrize("name", provider_names())
+def test_class_bears_its_registered_name_and_has_default_settings(name: str) -> None:
+    made = provider_class(name)
+    assert made.name == name
+    assert isinstance(made.settings_type(), Value)
+
+
+def test_check_passes_where_the_provider_works(case: Case) -> None:
+    checks = case.provider.check()
+    assert checks
+    assert [check for check in checks if not check.ok] == []
+
+
+def test_offers_come_cheapest_first_and_bear_the_provider(case: Case) -> None:
+    offers = case.provider.offers(case.need)
+    assert offers
+    assert {offer.provider for offer in offers} == {case.provider.name}
+    prices = [offer.price_usd_per_hour for offer in offers]
+    assert prices == sorted(prices)
+
+
+def test_who_must_have_gpus_is_offered_nothing_without(case: Case) -> None:
+    need = Need(gpu=GpuNeed(kind="any", count=1))
+    assert [offer for offer in case.provider.offers(need) if offer.gpu_count < 1] == []
+
+
+def test_created_server_tells_whose_it_is(case: Case) -> None:
+    request = case.request("mine")
+    server = case.create(request)
+    assert (server.provider, server.lab, server.lab_id) == (
+        case.provider.name,
+        "mine",
+        request.lab_id,
+    )
+    assert server.id
+    assert server.alias
+    assert server.state in ("starting", "running")
+
+
+def test_server_can_be_logged_into_with_the_key_and_the_pinned_host_key(case: Case) -> None:
+    case.log_in(case.running(case.create()))
+
+
+def test_same_token_gives_the_same_server(case: Case) -> None:
+    request = case.request()
+    first = case.create(request)
+    again = case.create(request)
+    assert again.id == first.id
+    assert [server.id for server in case.ours()] == [first.id]
+
+
+def test_same_token_at_the_same_time_gives_one_server(case: Case) -> None:
+    request = case.request()
+    with ThreadPoolExecutor(2) as threads:
+        ids = {server.id for server in threads.map(case.create, [request, request])}
+    assert len(ids) == 1
+    assert {server.id for server in case.ours()} == ids
+
+
+def test_two_labs_have_two_servers(case: Case) -> None:
+    one, two = case.create(), case.create()
+    assert one.id != two.id
+    assert {server.id for server in case.ours()} == {one.id, two.id}
+    one, two = case.running(one), case.running(two)
+    assert (one.endpoint.host, one.endpoint.port) != (two.endpoint.host, two.endpoint.port)
+    case.provider.terminate(one.id)
+    case.gone(one.id)
+    case.log_in(case.running(two))
+
+
+def test_tags_alone_rebuild_what_is_known(case: Case) -> None:
+    server = case.running(case.create(case.request("rebuilt")))
+    [listed] = case.ours()
+    same = ("id", "provider", "lab", "lab_id", "endpoint", "offer", "created_at")
+    for name in same:
+        assert getattr(listed, name) == getattr(server, name), name
+
+
+def test_values_survive_json(case: Case) -> None:
+    server = case.create()
+    assert msgspec.json.decode(msgspec.json.encode(server), type=type(server)) == server
+
+
+def test_find_knows_nothing_of_strangers(case: Case) -> None:
+    assert case.provider.find("labctl-never-was") is None
+
+
+def test_terminate_ends_it_and_may_be_repeated(case: Case) -> None:
+    server = case.create()
+    case.provider.terminate(server.id)
+    case.gone(server.id)
+    case.provider.terminate(server.id)
+    assert case.ours() == []
+
+
+def test_terminate_of_an_absent_server_succeeds(case: Case) -> None:
+    case.provider.terminate("labctl-never-was")
+
+
+def test_terminated_twice_at_once_succeeds(case: Case) -> None:
+    server = case.running(case.create())
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(case.provider.terminate, [server.id, server.id]))
+    case.gone(server.id)
+
+
+def test_leftover_is_listed_and_removed_for_good(case: Case) -> None:
+    if case.leave_something is None:
+        assert case.provider.leftovers() == []
+        return
+    left = case.leave_something()
+    assert left in case.provider.leftovers()
+    assert left.provider == case.provider.name
+    case.provider.remove(left)
+    assert left.id not in [found.id for found in case.provider.leftovers()]
+    case.provider.remove(left)
+
+
+def test_remove_of_an_absent_resource_succeeds(case: Case) -> None:
+    for kind in ("cache", "container", "disk"):
+        absent = Resource(provider=case.provider.name, kind=kind, id="labctl-never-was")
+        case.provider.remove(absent)
+
+
+def test_stopped_server_keeps_its_identity_and_starts_again(case: Case) -> None:
+    if not isinstance(case.provider, Stoppable):
+        pytest.skip("not Stoppable")
+    server = case.running(case.create())
+    case.provider.stop(server.id)
+    stopped = case.provider.find(server.id)
+    assert stopped is not None
+    assert stopped.state == "stopped"
+    case.provider.start(server.id)
+    started = case.running(server)
+    assert started.endpoint.host_key == server.endpoint.host_key
+    case.log_in(started)
+
+
+def test_console_shows_the_boot(case: Case) -> None:
+    if not isinstance(case.provider, Console):
+        pytest.skip("has no Console")
+    server = case.running(case.create())
+    case.log_in(server)
+    assert case.provider.console(server.id).strip()

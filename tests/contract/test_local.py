@@ -1,0 +1,216 @@
+"""What only the local provider promises: caches that outlive servers, and words for no engine."""
+
+from __future__ import annotations
+
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from case import Case
+
+from labctl.errors import BuildError, ProviderError
+from labctl.model import Resource
+from labctl.providers.local import LocalProvider, LocalSettings, cache, engine, image
+from labctl.providers.local.container import server_id_of
+from labctl.providers.local.engine import unusable
+
+IMAGE_SOURCE = Path(__file__).parents[2] / "images" / "lab-server"
+
+
+def never_started(docker: Any, some_image: str, name: str, volume: str) -> Any:
+    labels = {"labctl.server": name, "labctl.created-at": "0", "labctl.test": "1"}
+    mounts = {volume: {"bind": cache.MOUNT_POINT, "mode": "rw"}}
+    return docker.containers.create(some_image, name=name, volumes=mounts, labels=labels)
+
+
+@pytest.fixture
+def server_image(local_provider: LocalProvider) -> str:
+    around = local_provider.surroundings
+    with engine.connected() as docker:
+        return image.ensure(docker, IMAGE_SOURCE, around.base_image, around.progress)
+
+
+@pytest.mark.engine
+def test_claims_at_once_get_a_volume_each(local_provider: LocalProvider, server_image: str) -> None:
+    owner = local_provider.surroundings.owner
+
+    def claim_one(number: int) -> tuple[str, str]:
+        with engine.connected() as docker:
+            made = cache.claim(
+                docker,
+                owner,
+                lambda name, volume: never_started(docker, server_image, name, volume),
+            )
+            made.rename(f"labctl-{owner}-{number}")
+            made.reload()
+            return str(made.id), made.attrs["Mounts"][0]["Name"]
+
+    with ThreadPoolExecutor(6) as threads:
+        claimed = list(threads.map(claim_one, range(6)))
+    with engine.connected() as docker:
+        for container, _ in claimed:
+            docker.containers.get(container).remove(force=True)
+    assert len({volume for _, volume in claimed}) == 6
+
+
+@pytest.mark.engine
+def test_freed_volume_is_taken_again(local_provider: LocalProvider, server_image: str) -> None:
+    def claim_and_free() -> str:
+        with engine.connected() as docker:
+            made = cache.claim(
+                docker,
+                local_provider.surroundings.owner,
+                lambda name, volume: never_started(docker, server_image, name, volume),
+            )
+            made.remove(force=True)
+            return str(made.attrs["Mounts"][0]["Name"])
+
+    assert claim_and_free() == claim_and_free()
+
+
+@pytest.mark.engine
+def test_claim_of_a_dead_create_is_a_leftover_and_no_server(
+    local_provider: LocalProvider, server_image: str
+) -> None:
+    """A create killed between claiming its volume and naming its server."""
+    with engine.connected() as docker:
+        made = cache.claim(
+            docker,
+            local_provider.surroundings.owner,
+            lambda name, volume: never_started(docker, server_image, name, volume),
+        )
+        name = str(made.name)
+    assert name not in [server.id for server in local_provider.servers()]
+    assert local_provider.find(name) is None
+    [left] = [found for found in local_provider.leftovers() if found.id == name]
+    assert left.kind == "container"
+    local_provider.remove(left)
+    assert name not in [found.id for found in local_provider.leftovers()]
+
+
+@pytest.mark.engine
+def test_server_that_was_made_but_never_started_starts(local_case: Case) -> None:
+    """A create killed between naming its server and starting it."""
+    provider = local_case.provider
+    assert isinstance(provider, LocalProvider)
+    request = local_case.request()
+    with engine.connected() as docker:
+        made = provider._made(docker, request)
+        assert made.status == "created"
+    found = provider.find(server_id_of(request))
+    assert found is not None
+    assert found.state == "stopped"
+    assert local_case.create(request).id == found.id
+    local_case.log_in(local_case.running(found))
+
+
+@pytest.mark.engine
+def test_caches_of_others_are_not_ours(local_provider: LocalProvider) -> None:
+    other = f"contract-{secrets.token_hex(4)}"
+    with engine.connected() as docker:
+        volume = docker.volumes.create(f"labctl-cache-{other}", labels={cache.LABEL: other})
+        try:
+            assert volume.name in cache.free(docker, other)
+            assert volume.name not in cache.free(docker, local_provider.surroundings.owner)
+            assert volume.name not in [found.id for found in local_provider.leftovers()]
+        finally:
+            volume.remove()
+
+
+@pytest.mark.engine
+def test_cache_in_use_is_neither_listed_nor_removed(local_case: Case) -> None:
+    server = local_case.create()
+    with engine.connected() as docker:
+        mounts = docker.containers.get(server.id).attrs["Mounts"]
+    [volume] = [mount["Name"] for mount in mounts if mount["Type"] == "volume"]
+    assert volume not in [found.id for found in local_case.provider.leftovers()]
+    with pytest.raises(ProviderError) as raised:
+        local_case.provider.remove(Resource(provider="local", kind="cache", id=volume))
+    assert "in use" in raised.value.why
+
+
+@pytest.mark.engine
+def test_base_image_that_cannot_be_had_is_told_with_the_way_out(
+    local_provider: LocalProvider, local_case: Case
+) -> None:
+    around = msgspec.structs.replace(
+        local_provider.surroundings, base_image="127.0.0.1:1/nobody/nothing:here"
+    )
+    provider = LocalProvider(LocalSettings(), around)
+    request = local_case.request()
+    with pytest.raises(BuildError) as raised:
+        provider.create(provider.offers(request.need)[0], request)
+    assert "127.0.0.1:1/nobody/nothing:here" in raised.value.what
+    assert "scripts/base-image" in raised.value.hint
+    assert "FROM" in Path(raised.value.log_path).read_text()
+    assert local_case.ours() == []
+    Path(raised.value.log_path).unlink()
+
+
+@pytest.mark.engine
+def test_own_image_that_is_not_there_is_told(
+    local_provider: LocalProvider, local_case: Case
+) -> None:
+    settings = LocalSettings(image="labctl-nobody/nothing:here")
+    provider = LocalProvider(settings, local_provider.surroundings)
+    request = local_case.request()
+    with pytest.raises(ProviderError) as raised:
+        provider.create(provider.offers(request.need)[0], request)
+    assert raised.value.hint == "docker pull labctl-nobody/nothing:here"
+
+
+@pytest.mark.engine
+def test_server_that_the_engine_cannot_start_does_not_stay(
+    local_provider: LocalProvider, local_case: Case
+) -> None:
+    settings = LocalSettings(memory_bytes=1)
+    provider = LocalProvider(settings, local_provider.surroundings)
+    request = local_case.request()
+    with pytest.raises(ProviderError) as raised:
+        provider.create(provider.offers(request.need)[0], request)
+    assert "memory" in raised.value.why.lower()
+    assert local_case.ours() == []
+
+
+def test_image_is_named_after_its_content_and_base(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    before = image.reference(tmp_path)
+    assert before == image.reference(tmp_path, image.DEFAULT_BASE)
+    assert before != image.reference(tmp_path, "debian:trixie-slim")
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nUSER 1\n")
+    assert image.reference(tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    ("cause", "programs", "what", "hint"),
+    [
+        (PermissionError(13, "denied"), ["docker"], "does not let you in", "usermod -aG docker"),
+        (
+            FileNotFoundError(2, "no"),
+            ["apt-get"],
+            "no Docker Engine",
+            "apt-get install --yes docker.io",
+        ),
+        (FileNotFoundError(2, "no"), [], "no Docker Engine", "docs.docker.com"),
+        (FileNotFoundError(2, "no"), ["docker"], "not running", "docker"),
+        (ConnectionRefusedError(111, "no"), ["dockerd"], "not running", "docker"),
+        (ValueError("odd"), ["docker"], "does not answer", "docker version"),
+    ],
+)
+def test_unusable_engine_is_told_with_what_to_type(
+    cause: Exception, programs: list[str], what: str, hint: str
+) -> None:
+    error = RuntimeError("Error while fetching server API version", ("aborted", cause))
+    error.__cause__ = cause
+    told = unusable(error, platform="linux", installed=programs.__contains__)
+    assert what in told.what
+    assert hint in told.hint
+
+
+def test_mac_is_sent_to_docker_desktop() -> None:
+    told = unusable(FileNotFoundError(2, "no"), platform="darwin", installed=lambda _: False)
+    assert "Docker" in told.hint
+    assert "apt" not in told.hint

@@ -1,0 +1,71 @@
+"""Lab servers that the end-to-end tests share; see lab_servers.py for what they can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import lab_servers
+import pytest
+from lab_servers import GPU_CONTEXT, GPU_SETTINGS, LabServer
+
+from labctl.providers.local import LocalSettings, engine, image
+
+StartLabServer = Callable[..., LabServer]
+
+
+@pytest.fixture(scope="session")
+def base_image() -> str:
+    return lab_servers.base_image()
+
+
+@pytest.fixture(scope="session")
+def server_image(base_image: str) -> str:
+    """The lab server's image, built if it is not there."""
+    around = lab_servers.surroundings(base_image)
+    source = around.data_dir / "images" / "lab-server"
+    with engine.connected() as client:
+        return image.ensure(client, source, base_image, around.progress)
+
+
+@pytest.fixture(scope="session")
+def gpu_image(server_image: str) -> str:
+    """The same with a stand-in for two GPUs."""
+    tag = f"labctl-gpu-standin:{server_image.rpartition(':')[2]}"
+    with engine.connected() as client:
+        client.images.build(
+            path=str(GPU_CONTEXT), tag=tag, buildargs={"LAB_SERVER": server_image}, rm=True
+        )
+    return tag
+
+
+@pytest.fixture(scope="session")
+def start_lab_server(
+    server_image: str, base_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartLabServer]:
+    """`start_lab_server(lab="mine", settings=LocalSettings(...))`: one more server, ready.
+
+    It ends with the session at the latest; `terminate()` ends it before.
+    """
+    lab_servers.sweep(base_image)
+    with ExitStack() as ends:
+
+        def one(lab: str = "extra", settings: LocalSettings | None = None) -> LabServer:
+            directory = tmp_path_factory.mktemp(lab)
+            server = lab_servers.start(directory, base_image, lab, settings or LocalSettings())
+            ends.callback(server.terminate)
+            return server
+
+        yield one
+
+
+@pytest.fixture(scope="session")
+def lab_server(start_lab_server: StartLabServer) -> LabServer:
+    """One server for the whole session. Leave it as it was: tests after this one use it."""
+    return start_lab_server("shared")
+
+
+@pytest.fixture(scope="session")
+def gpu_server(start_lab_server: StartLabServer, gpu_image: str) -> LabServer:
+    """The same, with two stand-in GPUs."""
+    return start_lab_server("gpus", LocalSettings(image=gpu_image, **GPU_SETTINGS))

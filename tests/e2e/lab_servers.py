@@ -1,0 +1,208 @@
+"""Real lab servers for tests: the product's own image and provider, on this machine's engine.
+
+Fixtures are in conftest.py: `lab_server` and `gpu_server` are shared by a whole session (leave them
+as found), `start_lab_server` makes one to break.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+import shlex
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labctl.actions.host_keys import make_key
+from labctl.model import CreateRequest, Endpoint, Need, Server
+from labctl.providers import Surroundings
+from labctl.providers.local import LocalProvider, LocalSettings, engine
+
+ROOT = Path(__file__).parents[2]
+GPU_CONTEXT = ROOT / "tests" / "gpu-standin"
+GPU_SETTINGS = {"extra_capabilities": ("SYS_PTRACE",)}
+MADE_BY_SCRIPT = "labctl-base:bookworm"
+TEST_LABEL = "labctl.test"
+PID_LABEL = "labctl.test-pid"
+READY_DEADLINE_S = 90.0
+
+
+def base_image() -> str:
+    """What the server's image stands on: the variable's, one made by scripts/base-image, or the
+    registry's."""
+    if chosen := os.environ.get("LABCTL_BASE_IMAGE"):
+        return chosen
+    with engine.connected() as docker:
+        found = docker.images.list(name=MADE_BY_SCRIPT)
+    return MADE_BY_SCRIPT if found else "debian:bookworm-slim"
+
+
+def surroundings(base: str, owner: str = "tests") -> Surroundings:
+    """`owner` decides whose pool of cached layers is used."""
+
+    def unexpected(*_: Any) -> Any:
+        raise AssertionError("the local provider needs no connection")
+
+    return Surroundings(
+        data_dir=ROOT,
+        owner=owner,
+        connect=unexpected,
+        settle_host_key=unexpected,
+        remote_program=unexpected,
+        progress=lambda text, done, total: None,
+        base_image=base,
+    )
+
+
+def wait_for(condition: Callable[[], Any], deadline_s: float = READY_DEADLINE_S) -> Any:
+    """The first true value of `condition`."""
+    end = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {deadline_s} s"
+        time.sleep(0.05)
+    return value
+
+
+@dataclass(frozen=True)
+class LabServer:
+    """One running server. `known_hosts` pins its key; `server.endpoint.identity` opens it."""
+
+    provider: LocalProvider
+    request: CreateRequest
+    server: Server
+    known_hosts: Path
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """As it is now: the port changes when the server restarts."""
+        return self.found().endpoint
+
+    def found(self) -> Server:
+        found = self.provider.find(self.server.id)
+        assert found is not None, f"{self.server.id} is gone"
+        return found
+
+    def ssh_words(self, *options: str) -> list[str]:
+        """argv of an ssh to the server, without a user's configuration."""
+        endpoint = self.endpoint
+        return [
+            *("ssh", "-F", "none", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes"),
+            *("-o", f"UserKnownHostsFile={self.known_hosts}", "-o", "StrictHostKeyChecking=yes"),
+            *("-o", f"HostKeyAlias={self.server.id}", "-o", "LogLevel=ERROR"),
+            *("-i", endpoint.identity, "-p", str(endpoint.port), *options),
+            *("--", f"{endpoint.user}@{endpoint.host}"),
+        ]
+
+    def ssh(
+        self, line: str, *, stdin: bytes | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a shell line as the student."""
+        words = [*self.ssh_words(), line]
+        if stdin is None:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        else:
+            done = subprocess.run(words, input=stdin, capture_output=True, check=False)
+        text = subprocess.CompletedProcess(
+            words, done.returncode, done.stdout.decode(), done.stderr.decode()
+        )
+        assert not check or text.returncode == 0, f"{line}: {text.stdout}{text.stderr}"
+        return text
+
+    def sh(self, line: str, *, check: bool = True) -> str:
+        """Run a shell line as root, through the engine outside."""
+        with engine.connected() as docker:
+            code, output = docker.containers.get(self.server.id).exec_run(["sh", "-c", line])
+        text = str(output.decode())
+        assert not check or code == 0, f"{line}: {text}"
+        return text
+
+    def load(self, *images: str) -> None:
+        """Give the engine inside these images of the engine outside, unless it has them."""
+        for image in images:
+            with engine.connected() as docker:
+                wanted = docker.images.get(image).id
+                line = f"docker image inspect --format '{{{{.Id}}}}' {shlex.quote(image)}"
+                if self.ssh(line, check=False).stdout.strip() == wanted:
+                    continue
+                saved = io.BytesIO()
+                for chunk in docker.images.get(image).save(named=image):
+                    saved.write(chunk)
+            self.ssh("docker load --quiet", stdin=saved.getvalue())
+
+    def wait_until_ready(self) -> None:
+        """Until the student can log in; the engine inside answers by then."""
+        wait_for(lambda: self.endpoint.port and self.ssh("true", check=False).returncode == 0)
+
+    def restart(self) -> None:
+        """Reboot it, and wait for it; the port is another one afterwards."""
+        with engine.connected() as docker:
+            docker.containers.get(self.server.id).restart(timeout=30)
+        self.wait_until_ready()
+
+    def terminate(self) -> None:
+        self.provider.terminate(self.server.id)
+
+
+def start(directory: Path, base: str, lab: str, settings: LocalSettings) -> LabServer:
+    """A new server that is ready. `directory` is for its key; `terminate` it afterwards."""
+    provider = LocalProvider(settings, surroundings(base))
+    identity = directory / "id_ed25519"
+    request = CreateRequest(
+        lab=lab,
+        lab_id=secrets.token_hex(6),
+        token=secrets.token_hex(8),
+        public_key=make_key(identity),
+        identity=str(identity),
+        need=Need(),
+        tags={TEST_LABEL: "1", PID_LABEL: str(os.getpid())},
+    )
+    made = provider.create(provider.offers(request.need)[0], request)
+    try:
+        return _ready(provider, request, made, directory / "known_hosts")
+    except BaseException:
+        provider.terminate(made.id)
+        raise
+
+
+def _ready(
+    provider: LocalProvider, request: CreateRequest, made: Server, known_hosts: Path
+) -> LabServer:
+    def with_key() -> Server | None:
+        found = provider.find(made.id)
+        return found if found and found.endpoint.host_key else None
+
+    server = wait_for(with_key)
+    known_hosts.write_text(f"{server.id} {server.endpoint.host_key}\n")
+    lab_server = LabServer(provider, request, server, known_hosts)
+    lab_server.wait_until_ready()
+    return lab_server
+
+
+def sweep(base: str) -> None:
+    """End the servers of test processes that were killed before they could."""
+    provider = LocalProvider(LocalSettings(), surroundings(base))
+    with engine.connected() as docker:
+        found = docker.containers.list(
+            all=True, ignore_removed=True, filters={"label": [TEST_LABEL, PID_LABEL]}
+        )
+        orphans = [
+            container.labels["labctl.server"]
+            for container in found
+            if not _lives(int(container.labels[PID_LABEL]))
+        ]
+    for server_id in orphans:
+        provider.terminate(server_id)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
