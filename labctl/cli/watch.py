@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,7 +66,7 @@ def _draw_runs(runs: list[Run], now: float) -> None:
     from labctl.cli.screen import table
 
     rows = [
-        (run.id, run.state, _progress(run), _how_long(run, now), run.told or " ".join(run.command))
+        (run.id, run.state, _progress(run), _how_long(run, now), run.told or shlex.join(run.command))
         for run in runs[:15]
     ]
     click.echo()

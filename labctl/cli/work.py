@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ def run_command(
         screen.rest()  # type: ignore[attr-defined]
         if not json_:
             said = "found" if found else "started"
-            click.echo(f"run {run.id} {said}: {clean(' '.join(run.command))}", err=True)
+            click.echo(f"run {run.id} {said}: {clean(shlex.join(run.command))}", err=True)
 
     try:
         found = lab.run(

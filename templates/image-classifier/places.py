@@ -28,6 +28,6 @@ def from_environment(environ: Mapping[str, str], dataset_name: str = "digits") -
         dataset=Path(data) / dataset_name if data else Path("dataset"),
         checkpoints=Path(environ.get("LABCTL_CHECKPOINT_DIR", run / "checkpoints")),
         logs=Path(environ.get("LABCTL_LOG_DIR", run / "logs")),
-        spare_dataset=run / "dataset",
+        spare_dataset=Path(environ.get("LABCTL_CACHE_DIR", run)) / "dataset",
         run_id=environ.get("LABCTL_RUN_ID", "local"),
     )
