@@ -391,3 +391,27 @@ def test_failing_task_is_named_with_its_message_and_the_log(
     assert "failed" in log.read_text()
     assert "stamp" not in untouched.sh("ls /var/lib/labctl 2>/dev/null || true")
     alice.transport.close()
+
+
+def test_root_without_a_sudo_program(untouched: Sshd, tmp_path: Path) -> None:
+    """What many clouds hand out: nothing is asked of a sudo that is not there."""
+    untouched.sh("rm /usr/bin/sudo && cp -r /home/alice/.ssh /root && chown -R root /root/.ssh")
+    root = bench(untouched, tmp_path, "root")
+    after = root.prepare()
+    assert after.stamp == playbook_hash(PLAYBOOKS)
+    assert after.tmux
+    assert "root" not in untouched.sh("getent group docker")
+    assert untouched.sh("stat -c '%U %a' /root/labctl").split() == ["root", "700"]
+    root.transport.close()
+
+
+def test_probe_through_csh_and_through_a_banner(untouched: Sshd, tmp_path: Path) -> None:
+    untouched.sh("apt-get update && apt-get install -y --no-install-recommends csh")
+    untouched.sh("chsh -s /bin/csh bob")
+    untouched.sh("sed -i '1i echo Welcome to the lab' /home/carol/.bashrc")
+    bob, carol = (bench(untouched, tmp_path, user) for user in ("bob", "carol"))
+    quiet, noisy = probe(bob.transport), probe(carol.transport)
+    assert (quiet.user, quiet.noisy_shell) == ("bob", False)
+    assert (noisy.user, noisy.noisy_shell) == ("carol", True)
+    bob.transport.close()
+    carol.transport.close()
