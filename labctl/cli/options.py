@@ -31,6 +31,7 @@ def open_lab(
     yes: bool = False,
     quiet: bool = False,
     overrides: dict[str, str] | None = None,
+    record_only: bool = False,
 ) -> Lab:
     """The lab in -C's directory, drawn on this screen. Options set to None do not override."""
     from labctl.cli.screen import Screen
@@ -39,4 +40,6 @@ def open_lab(
     given = {k: v for k, v in (overrides or {}).items() if v is not None}
     screen = Screen(yes=yes, quiet=quiet)
     ctx.call_on_close(screen.rest)
-    return Lab.load(ctx.find_root().obj or ".", overrides=given, reporter=screen)
+    return Lab.load(
+        ctx.find_root().obj or ".", overrides=given, reporter=screen, record_only=record_only
+    )

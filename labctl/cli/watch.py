@@ -25,7 +25,7 @@ def status_command(ctx: click.Context, refresh: bool, json_: bool) -> None:
     """
     from labctl.cli.screen import as_json
 
-    said = open_lab(ctx, quiet=json_).status(refresh=refresh)
+    said = open_lab(ctx, quiet=json_, record_only=not refresh).status(refresh=refresh)
     if json_:
         as_json(said)
         return
@@ -66,13 +66,17 @@ def _draw_runs(runs: list[Run], now: float) -> None:
     from labctl.cli.screen import table
 
     rows = [
-        (run.id, run.state, _progress(run), _how_long(run, now), run.told or shlex.join(run.command))
+        (run.id, run.state, _progress(run), _how_long(run, now), run.told or _line(run))
         for run in runs[:15]
     ]
     click.echo()
     table(rows, ("RUN", "STATE", "STEPS", "TIME", "SAID"))
     if len(runs) > 15:
         click.echo(f"and {len(runs) - 15} earlier (--json lists all)")
+
+
+def _line(run: Run) -> str:
+    return shlex.join(run.command)
 
 
 def _progress(run: Run) -> str:

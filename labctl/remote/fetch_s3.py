@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Iterator
 
-from .fetch import Place, check_address, check_room, open_address, refused
+from .fetch import Place, check_room
+from .fetch_https import check_address, open_address, refused
 from .files import walk
 from .place import CHUNK, inside, write_json
 from .reply import Failure

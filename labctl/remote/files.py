@@ -7,13 +7,13 @@ and renames. What goes out is in outputs.py.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
 import sys
-import tarfile
 from pathlib import Path
-from typing import Any, Iterator
+from typing import IO, Any, BinaryIO, Iterator
 
 from .place import (
     CHUNK,
@@ -237,9 +237,12 @@ def receive(request: dict[str, Any]) -> dict[str, Any]:
 
     With "stage_only" more is to come, and nothing is committed yet.
     """
+    import tarfile  # the other verbs need not pay for it
+
     target = Target(request)
     wanted = {one[0] for one in request["files"]}
     target.staging.mkdir(parents=True, exist_ok=True)
+    arrived: dict[str, str] = {}
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
             for member in archive:
@@ -249,12 +252,22 @@ def receive(request: dict[str, Any]) -> dict[str, Any]:
                 place = inside(target.staging, member.name)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with place.open("wb") as file:
-                    shutil.copyfileobj(content, file, CHUNK)
+                    arrived[member.name] = _copy_hashed(content, file)
     except tarfile.TarError as error:
         raise Failure("link", "the transfer was cut short", str(error), "labctl push") from None
     if request.get("stage_only"):
         return {"committed": 0, "bad": [], "conflicts": []}
-    return commit(request)
+    return commit(request, arrived)
+
+
+def _copy_hashed(content: IO[bytes], file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while True:
+        block = content.read(CHUNK)
+        if not block:
+            return digest.hexdigest()
+        digest.update(block)
+        file.write(block)
 
 
 def append(request: dict[str, Any]) -> dict[str, Any]:
@@ -273,11 +286,11 @@ def append(request: dict[str, Any]) -> dict[str, Any]:
         return {"size": file.tell()}
 
 
-def commit(request: dict[str, Any]) -> dict[str, Any]:
+def commit(request: dict[str, Any], arrived: dict[str, str] | None = None) -> dict[str, Any]:
     """Remove "removed", check the staged files' hashes and rename each into place.
 
     Replies bad (paths that did not arrive as promised) and conflicts: what was edited here since
-    `plan` stays as it is. Repeated, it finds its work done.
+    `plan` stays as it is. Repeated, it finds its work done. `arrived` are hashes taken on the way.
     """
     target = Target(request)
     force = bool(request.get("force"))
@@ -286,7 +299,7 @@ def commit(request: dict[str, Any]) -> dict[str, Any]:
         staged = inside(target.staging, path)
         found = _lstat(staged)
         whole = found is not None and stat.S_ISREG(found.st_mode) and found.st_size == size
-        if whole and sha256_of(staged) == sha256:
+        if whole and ((arrived or {}).get(path) or sha256_of(staged)) == sha256:
             ready.append((path, sha256, mode, staged))
         elif target.present(path) != sha256:
             bad.append(path)

@@ -27,6 +27,7 @@ HOME_ENV = {
     "HF_HOME": "/lab/cache/huggingface",
     "TORCH_HOME": "/lab/cache/torch",
     "PIP_CACHE_DIR": "/lab/cache/pip",
+    "LABCTL_CACHE_DIR": "/lab/cache",
 }
 BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 
