@@ -59,15 +59,20 @@ class Lab:
         overrides: Mapping[str, str] | None = None,
         reporter: Reporter | None = None,
         environ: Mapping[str, str] | None = None,
+        record_only: bool = False,
     ) -> Lab:
-        """The lab of a directory or a lab.yaml. ConfigError lists everything wrong in it."""
+        """The lab of a directory or a lab.yaml. ConfigError lists everything wrong in it.
+
+        With `record_only` the providers' own sections stay unread and no provider is loaded: enough
+        for a `status` that asks nobody, and for nothing else.
+        """
         around = environment() if environ is None else environ
         places: Paths = paths(around)
         config = load_lab(
             Path(path),
             overrides=overrides,
             environ=around,
-            settings_type=lambda name: provider_class(name).settings_type,
+            settings_type=None if record_only else lambda name: provider_class(name).settings_type,
         )
         state = State(places.database)
         return cls(Ground(config, lab_id(config.root), places, state, reporter or Silent()))

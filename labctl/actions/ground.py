@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-import getpass
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from labctl.actions import Progress, Reporter
-from labctl.actions.connections import Connections
-from labctl.actions.remote import Remote
 from labctl.config import LabConfig, Paths
 from labctl.errors import NotFoundError
 from labctl.model import Endpoint, Facts, Server
 from labctl.providers import Provider, Surroundings, provider_class
 from labctl.state import State
+
+if TYPE_CHECKING:
+    from labctl.actions.connections import Connections
+    from labctl.actions.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Ground:
 
     @functools.cached_property
     def connections(self) -> Connections:
+        from labctl.actions.connections import Connections
+
         return Connections(self.paths.ssh_dir, self.paths.user_ssh_config)
 
     @functools.cached_property
@@ -40,6 +44,8 @@ class Ground:
         return made(made.settings_type() if settings is None else settings, self._surroundings())
 
     def _surroundings(self) -> Surroundings:
+        import getpass
+
         return Surroundings(
             data_dir=self.paths.data_dir,
             owner=getpass.getuser(),
@@ -75,6 +81,8 @@ class Ground:
 
     def remote(self, server: Server) -> Remote:
         """The program on the server, over labctl's shared connection."""
+        from labctl.actions.remote import Remote
+
         return Remote(self.connections.open(server))
 
     def keep_facts(self, server: Server, facts: Facts) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from labctl.actions import runs
 from labctl.actions.ground import Ground
 from labctl.errors import ConnectError
 
@@ -25,6 +24,8 @@ def status(ground: Ground, *, refresh: bool) -> dict[str, Any]:
         adopt(ground)
     server = ground.state.server_of_lab(ground.lab_id)
     if refresh and server is not None and server.state == "running":
+        from labctl.actions import runs
+
         try:
             machine = runs.refresh(ground, server)
             reachable = True

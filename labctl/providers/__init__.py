@@ -8,7 +8,6 @@ Providers never wait, retry or clean up after a half-made server: `actions/provi
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -86,11 +85,15 @@ class Console(Protocol):
 
 
 def provider_names() -> list[str]:
+    from importlib.metadata import entry_points
+
     return sorted(entry.name for entry in entry_points(group="labctl.providers"))
 
 
 def provider_class(name: str) -> type[Provider]:
     """The class registered under `name`; UsageError names what there is."""
+    from importlib.metadata import entry_points
+
     for entry in entry_points(group="labctl.providers", name=name):
         loaded: type[Provider] = entry.load()
         return loaded

@@ -1,0 +1,147 @@
+"""What a command imports before it says anything: start-up time is a feature.
+
+The lists say what is allowed, so that a new import at the top of a module shows up here. Times are
+in benchmarks/; nothing here is timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HELP_MODULES = {"labctl", "labctl.cli", "labctl.cli.exits", "labctl.errors"}
+"""All of labctl that `labctl --help` may import; beyond it click and the standard library."""
+
+STATUS_PACKAGES = {"click", "labctl", "msgspec", "yaml", "cython_runtime", "typing_extensions"}
+"""Every package beyond the standard library that `labctl status` may import; the last two come
+with yaml's C part and with msgspec."""
+
+STATUS_MODULES = {
+    "labctl.actions",
+    "labctl.actions.ground",
+    "labctl.actions.status",
+    "labctl.lab",
+    "labctl.model",
+    "labctl.providers",
+    "labctl.shell",
+}
+"""What `labctl status` may import beside the command line, the config and the state."""
+
+HEAVY = {
+    "ansible",
+    "boto3",
+    "cryptography",
+    "docker",
+    "fabric",
+    "jinja2",
+    "paramiko",
+    "pathspec",
+    "requests",
+    "rich",
+    "torch",
+}
+SLOW_STANDARD = {"asyncio", "http.client", "urllib.request", "ssl", "email.parser"}
+"""Of the standard library; each costs more than all of labctl's own modules for `status`."""
+
+SCRIPT = """
+import json, sys
+before = set(sys.modules)  # what the interpreter itself starts with
+from labctl.cli import cli
+from labctl.cli.exits import run_and_exit
+sys.argv = ["labctl", *sys.argv[1:]]
+code = run_and_exit(cli)
+print()
+print(json.dumps([code, sorted(set(sys.modules) - before)]))
+"""
+
+
+def imported_by(*words: str, cwd: Path, home: Path) -> tuple[int, set[str], str]:
+    """labctl in a process of its own: its exit code, every module it imported, what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", SCRIPT, *words],
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said, _, last = done.stdout.rstrip("\n").rpartition("\n")
+    code, modules = json.loads(last)
+    return code, set(modules), said
+
+
+def packages(modules: set[str]) -> set[str]:
+    """The packages beyond the standard library."""
+    own = {name.partition(".")[0] for name in modules}
+    return {name for name in own if name not in sys.stdlib_module_names and name[0] != "_"}
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("-h",)])
+def test_help_imports_click_and_the_frame_alone(words: tuple[str, ...], tmp_path: Path) -> None:
+    code, modules, said = imported_by(*words, cwd=tmp_path, home=tmp_path)
+    assert code == 0
+    assert said
+    assert {name for name in modules if name.startswith("labctl")} <= HELP_MODULES
+    assert packages(modules) == {"click", "labctl"}
+    assert not modules & SLOW_STANDARD
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """A lab with a server and a run on record, as `up` and `run` leave them."""
+    from labctl.config import lab_id, paths
+    from labctl.model import Endpoint, Offer, Run, Server
+    from labctl.state import State
+
+    root = tmp_path / "digits"
+    root.mkdir()
+    (root / "lab.yaml").write_text("lab: digits\nrun: python train.py\n")
+    identity = lab_id(root)
+    server = Server(
+        id="labctl-digits-1",
+        provider="local",
+        lab="digits",
+        lab_id=identity,
+        alias="digits",
+        endpoint=Endpoint(host="127.0.0.1", user="student"),
+        state="running",
+        offer=Offer(provider="local", type="container"),
+        created_at=time.time() - 3600,
+    )
+    with State(paths({"HOME": str(tmp_path)}).database) as state:
+        state.save_server(server)
+        state.save_run(Run(id="first", lab_id=identity, server_id=server.id, state="running"))
+    return root
+
+
+def test_status_imports_what_reading_the_record_needs(lab: Path, tmp_path: Path) -> None:
+    code, modules, said = imported_by("status", cwd=lab, home=tmp_path)
+    assert code == 0
+    assert "first" in said
+    assert packages(modules) <= STATUS_PACKAGES
+    assert not modules & (HEAVY | SLOW_STANDARD)
+    own = {name for name in modules if name.startswith("labctl.")} - HELP_MODULES - STATUS_MODULES
+    assert {name.split(".")[1] for name in own} <= {"cli", "config", "state"}
+
+
+def test_status_that_asks_the_provider_still_reads_its_settings(lab: Path, tmp_path: Path) -> None:
+    (lab / "lab.yaml").write_text("lab: digits\nserver: {local: {memori: 8GB}}\n")
+    code, modules, _ = imported_by("status", "--refresh", cwd=lab, home=tmp_path)
+    assert code == 2
+    assert "labctl.providers.local" in modules
+
+
+def test_no_command_pays_for_another_one_to_be_described(tmp_path: Path) -> None:
+    from labctl.cli import ABSENT, COMMANDS
+
+    for name in sorted({*COMMANDS} - ABSENT):
+        code, modules, said = imported_by(name, "--help", cwd=tmp_path, home=tmp_path)
+        assert code == 0
+        assert "Usage:" in said
+        assert not modules & HEAVY, name
