@@ -16,6 +16,7 @@ from labctl.errors import (
     LinkLostError,
 )
 from labctl.model import Endpoint
+from labctl.transports.patience import TurnedAwayError
 
 
 def place(endpoint: Endpoint) -> str:
@@ -45,6 +46,14 @@ def unreachable(endpoint: Endpoint, why: str) -> ConnectError:
         f"{place(endpoint)} cannot be reached",
         why=why or "no answer",
         hint="labctl doctor",
+    )
+
+
+def turned_away(endpoint: Endpoint, why: str) -> TurnedAwayError:
+    return TurnedAwayError(
+        f"{place(endpoint)} closed the connection before it greeted",
+        why=why or "its sshd may be starting, or too many log in at once",
+        hint="try again in a minute",
     )
 
 
@@ -94,9 +103,9 @@ def lost(endpoint: Endpoint, why: str) -> LinkLostError:
     )
 
 
-def too_slow(endpoint: Endpoint, timeout_s: float) -> BusyError:
+def too_slow(endpoint: Endpoint) -> BusyError:
     return BusyError(
-        f"{place(endpoint)} did not finish a command within {timeout_s:g} s",
+        f"{place(endpoint)} did not finish a command in time",
         why="it was given up; it may still be running there",
         hint="labctl status",
     )
@@ -119,10 +128,10 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("auth", r"Permission denied|Too many authentication failures|no mutual signature"),
     (
         "connect",
-        r"timed out|No route to host|unreachable|kex_exchange_identification|banner exchange"
-        r"|Connection (closed|reset) by|stdio forwarding failed|UNKNOWN port 65535"
+        r"timed out|No route to host|unreachable|banner exchange|stdio forwarding failed"
         r"|Unable to negotiate|Bad configuration|Host is down|Operation not permitted",
     ),
+    ("away", r"kex_exchange_identification|Connection (closed|reset) by"),
 )
 
 
@@ -132,7 +141,7 @@ def of_ssh(endpoint: Endpoint, said: str) -> LabError:
     why = _telling_line(text)
     kinds = [kind for kind, pattern in _SIGNS if re.search(pattern, text)]
     kind = "no key" if "no key" in kinds else (kinds or ["connect"])[0]
-    if "UNKNOWN port 65535" in text:
+    if (endpoint.jump or endpoint.proxy_command) and "away" in kinds and kind != "away":
         return on_the_way(endpoint, why, key=kind in ("key", "no key"))
     match kind:
         case "no key":
@@ -145,6 +154,8 @@ def of_ssh(endpoint: Endpoint, said: str) -> LabError:
             return refused(endpoint, why)
         case "auth":
             return not_accepted(endpoint, why)
+        case "away":
+            return turned_away(endpoint, why)
     return unreachable(endpoint, why)
 
 

@@ -5,6 +5,7 @@ An unknown host key is never accepted: `log_in` compares with the endpoint's pin
 
 from __future__ import annotations
 
+import logging
 import os
 import pwd
 import socket
@@ -22,12 +23,16 @@ from labctl.commands import ssh
 from labctl.errors import ConnectError, LabError
 from labctl.model import Endpoint
 from labctl.transports import failures
+from labctl.transports.patience import patiently
 
 STEP_TIMEOUT_S = 8.0
 PING_EVERY_S = 2.0
 SILENT_FOR_S = 7.0
+_HUNG_UP = (EOFError, ConnectionResetError)
 _KEX = ("curve25519-sha256@libssh.org", "mlkem768x25519-sha256", "ecdh-sha2-nistp256")
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
+# Else Python itself prints paramiko's tracebacks, of errors that are raised anyway.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 
@@ -105,7 +110,8 @@ def log_in(endpoint: Endpoint, known_hosts: Path | None = None) -> Login:
     """
     if not endpoint.host_key:
         raise failures.no_key(endpoint)
-    wire, transport = _greet(endpoint, known_hosts, _key_algorithms(endpoint.host_key))
+    kinds = _key_algorithms(endpoint.host_key)
+    wire, transport = patiently(lambda: _greet(endpoint, known_hosts, kinds))
     try:
         remote = transport.get_remote_server_key()
         presented = f"{remote.get_name()} {remote.get_base64()}"
@@ -125,7 +131,7 @@ def fetch_host_key(endpoint: Endpoint, known_hosts: Path | None = None) -> str:
 
     It proves nothing by itself: a person has to confirm it. Raises the ConnectError family.
     """
-    wire, transport = _greet(endpoint, known_hosts, ())
+    wire, transport = patiently(lambda: _greet(endpoint, known_hosts, ()))
     try:
         key = transport.get_remote_server_key()
         return f"{key.get_name()} {key.get_base64()}"
@@ -154,6 +160,8 @@ def _greet(
         if key_algorithms:
             options.key_types = key_algorithms
         transport.start_client(timeout=STEP_TIMEOUT_S)
+        if not transport.initial_kex_done:  # that timeout passes in silence
+            raise TimeoutError(f"no greeting within {STEP_TIMEOUT_S:g} s")
     except IncompatiblePeer as error:
         wire.close()
         if key_algorithms and "host key" in str(error):
@@ -161,6 +169,8 @@ def _greet(
         raise failures.unreachable(endpoint, str(error)) from error
     except (paramiko.SSHException, OSError, EOFError) as error:
         wire.close()
+        if isinstance(error, _HUNG_UP) or isinstance(error.__context__, _HUNG_UP):
+            raise failures.turned_away(endpoint, "") from error
         raise failures.unreachable(endpoint, _said(error)) from error
     return wire, transport
 

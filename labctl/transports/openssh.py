@@ -26,8 +26,10 @@ from labctl.model import Endpoint
 from labctl.shell import Command
 from labctl.transports import Result, failures
 from labctl.transports.framing import Frame, Unframer, frame
+from labctl.transports.patience import patiently
 
-MASTER_START_S = 20.0
+LOGIN_TIMEOUT_S = 20.0
+_NO_LOGIN = f"no login within {LOGIN_TIMEOUT_S:g} s"
 _SSH_FAILED = 255
 _CHUNK_BYTES = 64 * 1024
 
@@ -63,6 +65,7 @@ class OpenSshTransport:
         self, config_path: Path, server_id: str, endpoint: Endpoint, *, master: bool = True
     ) -> None:
         self.endpoint = endpoint
+        self.config_path = config_path
         self._config = str(config_path)
         self._server_id = ssh.check_id(server_id)
         self._master = master
@@ -127,6 +130,16 @@ class OpenSshTransport:
     ) -> tuple[int, bytes]:
         """The command's exit code, and what the login shell printed before it began."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return patiently(lambda: self._attempt(line, stdin, deadline, on_stdout, on_stderr))
+
+    def _attempt(
+        self,
+        line: Command | str,
+        stdin: bytes,
+        deadline: float | None,
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None],
+    ) -> tuple[int, bytes]:
         framed = frame(line)
         out = Unframer(framed.mark, on_stdout)
         err = Unframer(framed.mark, on_stderr)
@@ -135,7 +148,7 @@ class OpenSshTransport:
         with process:
             try:
                 if not _pump(process, stdin, (out, err), deadline):
-                    raise failures.too_slow(self.endpoint, timeout_s or 0)
+                    raise failures.too_slow(self.endpoint)
                 code = process.wait()
             finally:
                 process.kill()
@@ -175,17 +188,29 @@ class OpenSshTransport:
             argv = ssh.master_argv(self._config, self._server_id, path)
             process = _spawn(argv, subprocess.DEVNULL, stderr=said)
             try:
-                code = process.wait(MASTER_START_S)
+                code = process.wait(LOGIN_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                raise failures.unreachable(
-                    self.endpoint, f"no login within {MASTER_START_S:g} s"
-                ) from None
+                raise failures.unreachable(self.endpoint, _NO_LOGIN) from None
             finally:
                 process.kill()
                 process.wait()
             said.seek(0)
             if code:
-                raise failures.of_ssh(self.endpoint, said.read().decode(errors="replace"))
+                raise self._explained(said.read())
+
+    def _explained(self, said: bytes) -> LabError:
+        """Why no master came up. ssh silences a master's proxy, so a proxy is asked once more."""
+        if self.endpoint.jump or self.endpoint.proxy_command:
+            argv = ssh.command_argv(self._config, self._server_id, "true")
+            process = _spawn(argv, subprocess.PIPE)
+            try:
+                _, said = process.communicate(timeout=LOGIN_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                return failures.unreachable(self.endpoint, _NO_LOGIN)
+            finally:
+                process.kill()
+                process.wait()
+        return failures.of_ssh(self.endpoint, said.decode(errors="replace"))
 
 
 def _ignore(_: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import selectors
+import queue
 import tempfile
 import threading
 import time
@@ -22,6 +22,7 @@ from labctl.transports.logins import STEP_TIMEOUT_S, Login, fetch_host_key, log_
 __all__ = ["ParamikoTransport", "fetch_host_key"]
 
 MOST_CHANNELS = 8
+MOST_CHUNKS = 64
 _CHUNK_BYTES = 64 * 1024
 _NETWORK_ERRORS = (paramiko.SSHException, OSError, EOFError)
 
@@ -156,7 +157,7 @@ class ParamikoTransport:
             in_time = in_time and channel.status_event.wait(_left_s(deadline))
             code = channel.exit_status
         if not in_time:
-            raise failures.too_slow(self.endpoint, timeout_s or 0)
+            raise failures.too_slow(self.endpoint)
         out.finish()
         err.finish()
         if code < 0:
@@ -189,18 +190,31 @@ def _send(channel: paramiko.Channel, stdin: bytes) -> None:
 
 
 def _drain(channel: paramiko.Channel, out: Unframer, err: Unframer, deadline: float | None) -> bool:
-    """Move output until it ends; False where the deadline (monotonic) came first."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(channel.fileno(), selectors.EVENT_READ)
-        while True:
-            ended = channel.eof_received or channel.closed
-            while channel.recv_ready():
-                out.feed(channel.recv(_CHUNK_BYTES))
-            while channel.recv_stderr_ready():
-                err.feed(channel.recv_stderr(_CHUNK_BYTES))
-            if ended:
-                return True
-            left_s = _left_s(deadline)
-            if left_s == 0.0:
-                return False
-            selector.select(left_s)
+    """Move output until it ends; False where the deadline (monotonic) came first.
+
+    A thread reads each stream, since the file descriptor that paramiko offers for waiting on
+    both loses wake-ups when they race; this thread alone hands output over.
+    """
+    chunks: queue.Queue[tuple[Unframer, bytes]] = queue.Queue(MOST_CHUNKS)
+
+    def read(take: Callable[[int], bytes], stream: Unframer) -> None:
+        while chunk := take(_CHUNK_BYTES):
+            chunks.put((stream, chunk))
+        chunks.put((stream, b""))
+
+    for take, stream in ((channel.recv, out), (channel.recv_stderr, err)):
+        threading.Thread(target=read, args=(take, stream), daemon=True).start()
+    reading = 2
+    try:
+        while reading:
+            stream, chunk = chunks.get(timeout=_left_s(deadline))
+            stream.feed(chunk)
+            reading -= not chunk
+    except queue.Empty:
+        return False
+    finally:
+        if reading:
+            channel.close()
+        while reading:
+            reading -= not chunks.get()[1]
+    return True

@@ -1,0 +1,149 @@
+"""A small real sshd in a container, with odd login shells and iptables of its own.
+
+Its fixtures are in sshd_fixtures.py: `pytest_plugins = ["sshd_fixtures"]` in a test module.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from labctl.actions.host_keys import make_key
+from labctl.model import Endpoint, Offer, Server
+
+IMAGE = "labctl-test-sshd"
+DOCKERFILE = """
+ARG BASE
+FROM ${BASE}
+RUN apt-get update \\
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\
+        openssh-server iptables fish csh rsync procps \\
+    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
+RUN mkdir -p /run/sshd \\
+    && useradd -m -s /bin/bash student \\
+    && useradd -m -s /usr/bin/fish fishy \\
+    && useradd -m -s /bin/csh cshy \\
+    && useradd -m -s /bin/bash noisy \\
+    && { echo 'echo "Welcome to the lab!"'; echo 'echo "Be kind." >&2'; } > /tmp/banner \\
+    && cat /tmp/banner /home/noisy/.bashrc > /tmp/bashrc && cp /tmp/bashrc /home/noisy/.bashrc
+"""
+USERS = ("student", "fishy", "cshy", "noisy")
+
+
+def docker(*words: str, stdin: str = "") -> str:
+    """Standard output of `docker ...`; a failure shows what it said."""
+    done = subprocess.run(
+        ["docker", *words], input=stdin, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
+    return done.stdout
+
+
+@dataclass
+class Sshd:
+    """One container. `key` is the private key that every user in it accepts."""
+
+    name: str
+    key: Path
+
+    @property
+    def port(self) -> int:
+        return int(docker("port", self.name, "22/tcp").splitlines()[0].rpartition(":")[2])
+
+    @property
+    def host_key(self) -> str:
+        text = self.sh("cat /etc/ssh/ssh_host_ed25519_key.pub")
+        return " ".join(text.split()[:2])
+
+    def endpoint(self, user: str = "student", **other: str) -> Endpoint:
+        fields = {
+            "host": "127.0.0.1",
+            "identity": str(self.key),
+            "host_key": self.host_key,
+            **other,
+        }
+        return Endpoint(port=self.port, user=user, **fields)
+
+    def server(self, server_id: str = "box-1", alias: str = "digits", **other: str) -> Server:
+        return Server(
+            id=server_id,
+            provider="local",
+            lab=alias,
+            lab_id="lab-1",
+            alias=alias,
+            endpoint=self.endpoint(**other),
+            offer=Offer(provider="local", type="container"),
+            created_at=0.0,
+        )
+
+    def sh(self, line: str, *, user: str = "root") -> str:
+        return docker("exec", "-u", user, self.name, "sh", "-c", line)
+
+    def start_sshd(self, *options: str) -> None:
+        """Start sshd and wait until it greets."""
+        words = " ".join(f"-o {option}" for option in options)
+        self.sh(f"/usr/sbin/sshd {words}")
+        wait_for(lambda: greets(self.port))
+
+    def stop_sshd(self) -> None:
+        """End the listener and every session."""
+        self.sh("pkill -9 -x sshd || true")
+        wait_for(lambda: not self.sh("pgrep -x -r R,S,D sshd || true"))
+
+    def new_host_key(self) -> None:
+        self.sh("rm -f /etc/ssh/ssh_host_*; ssh-keygen -q -A")
+
+    def black_hole(self) -> None:
+        """From now on no packet of any SSH connection passes, and nobody is told."""
+        self.sh("iptables -I INPUT -p tcp --dport 22 -j DROP")
+        self.sh("iptables -I OUTPUT -p tcp --sport 22 -j DROP")
+
+    def mend(self) -> None:
+        self.sh("iptables -F")
+
+
+def greets(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2) as wire:
+            return wire.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Until `condition` holds; an assertion after `timeout_s`."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {timeout_s} s"
+        time.sleep(0.02)
+
+
+def base_image() -> str:
+    """What images of tests stand on: the variable's, one made here by debootstrap, or the hub's."""
+    if chosen := os.environ.get("LABCTL_BASE_IMAGE"):
+        return chosen
+    made_here = "labctl-base:bookworm"
+    return made_here if docker("images", "-q", made_here) else "debian:bookworm-slim"
+
+
+def start(image: str, key: Path, *words: str) -> Sshd:
+    name = f"labctl-test-sshd-{uuid.uuid4().hex[:8]}"
+    docker(
+        *("run", "-d", "--init", "--name", name, "--cap-add", "NET_ADMIN"),
+        *("-p", "127.0.0.1::22", *words, image, "sleep", "infinity"),
+    )
+    box = Sshd(name, key)
+    public = make_key(key)
+    for user in USERS:
+        folder = f"/home/{user}/.ssh"
+        box.sh(f"mkdir -p {folder} && echo '{public}' > {folder}/authorized_keys")
+        box.sh(f"chown -R {user} {folder}")
+    box.new_host_key()
+    box.start_sshd()
+    return box

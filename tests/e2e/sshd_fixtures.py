@@ -1,0 +1,48 @@
+"""Fixtures around the small sshd container."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sshd_container import DOCKERFILE, IMAGE, Sshd, base_image, docker, start
+
+from labctl.actions.connections import Connections
+
+
+@pytest.fixture(scope="session")
+def sshd_image() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "Dockerfile").write_text(DOCKERFILE)
+        docker("build", "-q", "-t", IMAGE, "--build-arg", f"BASE={base_image()}", folder)
+    return IMAGE
+
+
+@pytest.fixture(scope="session")
+def start_sshd(
+    sshd_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Sshd]]:
+    """Starts a container of its own; words go to `docker run`. All end with the tests."""
+    key = tmp_path_factory.mktemp("keys") / "id_ed25519"
+    started: list[Sshd] = []
+
+    def one(*words: str) -> Sshd:
+        started.append(start(sshd_image, key, *words))
+        return started[-1]
+
+    yield one
+    for box in started:
+        docker("rm", "-f", "-v", box.name)
+
+
+@pytest.fixture(scope="module")
+def sshd(start_sshd: Callable[..., Sshd]) -> Sshd:
+    """One container for a whole module; who breaks it mends it."""
+    return start_sshd()
+
+
+@pytest.fixture
+def connections(tmp_path: Path) -> Connections:
+    return Connections(tmp_path / "ssh", tmp_path / "home" / ".ssh" / "config")
