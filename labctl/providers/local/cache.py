@@ -26,15 +26,16 @@ _SUFFIX = "-claim"
 
 
 def free(docker: DockerClient, owner: str) -> list[str]:
-    """Names of the owner's volumes that no container has, in a stable order."""
+    """Names of the owner's volumes that no container has, the oldest and so fullest first."""
     used = {
         mount["Name"]
         for container in docker.containers.list(all=True, sparse=True)
         for mount in container.attrs["Mounts"]
         if mount["Type"] == "volume"
     }
-    pool = {volume.name for volume in docker.volumes.list(filters={"label": f"{LABEL}={owner}"})}
-    return sorted(pool - used)
+    pool = docker.volumes.list(filters={"label": f"{LABEL}={owner}"})
+    unused = [volume for volume in pool if volume.name not in used]
+    return [one.name for one in sorted(unused, key=lambda v: (v.attrs["CreatedAt"], v.name))]
 
 
 def claim(docker: DockerClient, owner: str, make: Callable[[str, str], Container]) -> Container:
