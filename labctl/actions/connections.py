@@ -60,8 +60,8 @@ class Connections:
             )
         path = self._describe(self._server_dir(server.id), server.id, server.alias, server.endpoint)
         with self._locked():
-            pattern = ssh.glob_safe(str(self._dir)) + "/*/config"
-            _write_if_changed(self._dir / "config", ssh.include_line(pattern) + "\n")
+            line = ssh.include_line(str(self._dir), "*/config")
+            _write_if_changed(self._dir / "config", line + "\n")
             self._include_in_user_config()
         return path
 
@@ -193,6 +193,7 @@ class Connections:
         )
         name = ssh.host_key_alias(server_id)
         pinned = ssh.known_hosts_line(name, endpoint.host_key) if endpoint.host_key else ""
+        _make_private(self._dir)
         _make_private(folder)
         _write_if_changed(known_hosts, pinned)
         _write_if_changed(folder / "config", text)
@@ -212,7 +213,7 @@ class Connections:
         """One line at the top, once; every byte of the user's stays as it is."""
         if self._user_config is None:
             return
-        line = ssh.include_line(str(self._dir / "config")).encode()
+        line = ssh.include_line(str(self._dir), "config").encode()
         path = self._user_config.resolve()  # dotfiles are often symbolic links
         old = path.read_bytes() if path.exists() else b""
         if line in (each.strip() for each in old.splitlines()):

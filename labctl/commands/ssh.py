@@ -197,14 +197,14 @@ def _path(path: str) -> str:
     return '"' + path.replace("%", "%%") + '"'
 
 
-def include_line(config: str) -> str:
-    """`Include` for this absolute path; a `*` in `config`'s last directory stays a pattern."""
-    return f"Include {_path(config).replace('%%', '%')}"
+def include_line(folder: str, files: str) -> str:
+    """`Include` for `files` (perhaps a pattern) in this absolute directory.
 
-
-def glob_safe(path: str) -> str:
-    """`path` with what Include would read as a pattern replaced by `?`, which matches it."""
-    return re.sub(r"[*?\[\]\\]", "?", path)
+    What Include would read as a pattern or token in the directory's name becomes `?`, which
+    matches it.
+    """
+    safe = re.sub(r"[*?\[\]\\%$]", "?", folder)
+    return f"Include {_path(f'{safe}/{files}')}"
 
 
 def host_key_alias(server_id: str) -> str:
@@ -215,7 +215,7 @@ def host_key_alias(server_id: str) -> str:
 def known_hosts_line(name: str, host_key: str) -> str:
     """One line of known_hosts, newline included. `host_key` is "type base64[ comment]"."""
     key = " ".join(host_key.split()[:2])
-    if not _HOST_KEY.match(key):
+    if not _HOST_KEY.match(key) or len(host_key.splitlines()) > 1:
         raise UsageError(f"{host_key[:40]!a} is not a public key")
     return f"{name} {key}\n"
 

@@ -1,0 +1,122 @@
+"""OpenSSH's last words, as several versions and systems say them, and what they amount to."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from labctl.errors import (
+    AuthenticationError,
+    ConnectError,
+    ConnectionRefusedByServerError,
+    DnsError,
+    HostKeyError,
+    LabError,
+)
+from labctl.model import Endpoint
+from labctl.transports import failures
+from labctl.transports.patience import PAUSES_S, TurnedAwayError, patiently
+
+HERE = Endpoint(host="gpu1", port=2222, user="alice", host_key="ssh-ed25519 AAAA")
+JUMPED = msgspec.structs.replace(HERE, jump="bob@bastion")
+
+CHANGED = """@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!\r
+Host key verification failed.\r
+"""
+WAY_CLOSED = "kex_exchange_identification: Connection closed by remote host\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("ssh: Could not resolve hostname gpu1: Name or service not known\r\n", DnsError),
+        ("ssh: Could not resolve hostname gpu1: nodename nor servname provided\n", DnsError),
+        ("ssh: Could not resolve hostname gpu1: Temporary failure in name resolution", DnsError),
+        (
+            "ssh: connect to host gpu1 port 2222: Connection refused\n",
+            ConnectionRefusedByServerError,
+        ),
+        ("ssh: connect to host gpu1 port 2222: Connection timed out\n", ConnectError),
+        ("ssh: connect to host gpu1 port 2222: Operation timed out\n", ConnectError),
+        ("ssh: connect to host gpu1 port 2222: No route to host\n", ConnectError),
+        ("ssh: connect to host gpu1 port 2222: Network is unreachable\n", ConnectError),
+        ("Connection timed out during banner exchange\n", ConnectError),
+        ("something never heard of\n", ConnectError),
+        ("", ConnectError),
+        ("alice@gpu1: Permission denied (publickey,password).\n", AuthenticationError),
+        ("Received disconnect from 1.2.3.4: Too many authentication failures", AuthenticationError),
+        (CHANGED, HostKeyError),
+        ("No ED25519 host key is known for i-1 and you have requested strict", HostKeyError),
+        (WAY_CLOSED, TurnedAwayError),
+        ("kex_exchange_identification: read: Connection reset by peer\n", TurnedAwayError),
+    ],
+)
+def test_each_kind_has_its_error(said: str, kind: type[LabError]) -> None:
+    error = failures.of_ssh(HERE, said)
+    assert type(error) is kind
+    assert "gpu1" in error.what
+    assert error.hint
+    assert "\r" not in error.why
+
+
+def test_messages_differ_and_quote_what_tells() -> None:
+    error = failures.of_ssh(HERE, "Warning: noise\nssh: connect to host gpu1: No route to host\n")
+    assert error.what == "alice@gpu1:2222 cannot be reached"
+    assert error.why == "connect to host gpu1: No route to host"
+
+
+def test_an_unpinned_key_is_not_a_changed_one() -> None:
+    said = "No ED25519 host key is known for i-1 and you have requested strict checking."
+    unpinned = failures.of_ssh(msgspec.structs.replace(HERE, host_key=""), said)
+    assert "no host key is pinned" in unpinned.what
+    assert "another one" in failures.of_ssh(HERE, said).what
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "word"),
+    [
+        ("No ED25519 host key is known for bastion\n" + WAY_CLOSED, HostKeyError, "bastion"),
+        (
+            "ssh: connect to host bastion: Connection refused\n" + WAY_CLOSED,
+            ConnectError,
+            "refused",
+        ),
+        ("bob@bastion: Permission denied (publickey).\n" + WAY_CLOSED, ConnectError, "denied"),
+        ("stdio forwarding failed\n" + WAY_CLOSED, ConnectError, "forwarding"),
+    ],
+)
+def test_a_failing_way_is_not_blamed_on_the_server(
+    said: str, kind: type[LabError], word: str
+) -> None:
+    error = failures.of_ssh(JUMPED, said)
+    assert type(error) is kind
+    assert "jump host bob@bastion" in error.what
+    assert word in f"{error.what} {error.why}"
+    assert error.hint == "ssh bob@bastion"
+
+
+def test_patience_is_for_being_turned_away_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("labctl.transports.patience.time.sleep", pauses.append)
+    calls: list[int] = []
+
+    def away() -> None:
+        calls.append(1)
+        raise TurnedAwayError("away")
+
+    with pytest.raises(TurnedAwayError):
+        patiently(away)
+    assert len(calls) == len(PAUSES_S) + 1
+    assert sum(pauses) <= 1.5 * sum(PAUSES_S)
+
+    def unreachable() -> None:
+        calls.append(1)
+        raise ConnectError("unreachable")
+
+    calls.clear()
+    with pytest.raises(ConnectError):
+        patiently(unreachable)
+    assert len(calls) == 1
