@@ -20,7 +20,7 @@ from typing import Any
 from labctl.actions.host_keys import make_key
 from labctl.model import CreateRequest, Endpoint, Need, Server
 from labctl.providers import Surroundings
-from labctl.providers.local import LocalProvider, LocalSettings, engine
+from labctl.providers.local import LocalProvider, LocalSettings, cache, engine
 
 ROOT = Path(__file__).parents[2]
 GPU_CONTEXT = ROOT / "tests" / "gpu-standin"
@@ -143,13 +143,36 @@ class LabServer:
             docker.containers.get(self.server.id).restart(timeout=30)
         self.wait_until_ready()
 
+    def inspected(self) -> dict[str, Any]:
+        """What `docker inspect` outside says."""
+        with engine.connected() as docker:
+            attrs: dict[str, Any] = docker.containers.get(self.server.id).attrs
+        return attrs
+
+    def kill(self) -> None:
+        """Cut the power: no process gets a chance."""
+        with engine.connected() as docker:
+            docker.containers.get(self.server.id).kill()
+
+    def vanish(self) -> None:
+        """Remove it behind the provider's back."""
+        with engine.connected() as docker:
+            docker.containers.get(self.server.id).remove(force=True)
+
     def terminate(self) -> None:
         self.provider.terminate(self.server.id)
 
 
-def start(directory: Path, base: str, lab: str, settings: LocalSettings) -> LabServer:
+def start(
+    directory: Path,
+    base: str,
+    lab: str,
+    settings: LocalSettings,
+    owner: str = "tests",
+    first_boot: str = "",
+) -> LabServer:
     """A new server that is ready. `directory` is for its key; `terminate` it afterwards."""
-    provider = LocalProvider(settings, surroundings(base))
+    provider = LocalProvider(settings, surroundings(base, owner))
     identity = directory / "id_ed25519"
     request = CreateRequest(
         lab=lab,
@@ -159,6 +182,7 @@ def start(directory: Path, base: str, lab: str, settings: LocalSettings) -> LabS
         identity=str(identity),
         need=Need(),
         tags={TEST_LABEL: "1", PID_LABEL: str(os.getpid())},
+        first_boot=first_boot,
     )
     made = provider.create(provider.offers(request.need)[0], request)
     try:
@@ -180,6 +204,16 @@ def _ready(
     lab_server = LabServer(provider, request, server, known_hosts)
     lab_server.wait_until_ready()
     return lab_server
+
+
+def drop_pool(base: str, owner: str) -> None:
+    """Remove the caches of this owner that no server uses."""
+    provider = LocalProvider(LocalSettings(), surroundings(base, owner))
+    with engine.connected() as docker:
+        volumes = cache.free(docker, owner)
+    for left in provider.leftovers():
+        if left.id in volumes:
+            provider.remove(left)
 
 
 def sweep(base: str) -> None:

@@ -1,0 +1,321 @@
+"""The lab server itself: what a student finds on it, and what it survives."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from lab_servers import (
+    TEST_LABEL,
+    LabServer,
+    drop_pool,
+    start,
+    surroundings,
+    wait_for,
+)
+
+from labctl.providers.local import LocalProvider, LocalSettings
+
+pytestmark = pytest.mark.engine
+
+DOCKERD_PID = "cat /run/docker.pid"
+BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
+
+
+@pytest.fixture
+def loaded(lab_server: LabServer, base_image: str) -> Iterator[LabServer]:
+    """The shared server with a base image on it; its containers go after each test."""
+    lab_server.load(base_image)
+    yield lab_server
+    lab_server.ssh("docker ps --all --quiet | xargs -r docker rm --force")
+
+
+def state_of(server: LabServer, container: str) -> dict[str, Any]:
+    shown = server.ssh(f"docker inspect --format '{{{{json .State}}}}' {container}").stdout
+    state: dict[str, Any] = json.loads(shown)
+    return state
+
+
+def engine_answers(server: LabServer) -> bool:
+    return server.ssh("docker version", check=False).returncode == 0
+
+
+def test_student_is_not_root_and_may_use_docker(lab_server: LabServer) -> None:
+    assert lab_server.ssh("id -u").stdout.strip() == "1000"
+    assert lab_server.ssh("id -un").stdout.strip() == "student"
+    assert "docker" in lab_server.ssh("id -nG").stdout.split()
+    assert lab_server.ssh("command -v sudo", check=False).returncode != 0
+    assert lab_server.ssh("cat /etc/shadow", check=False).returncode != 0
+    assert lab_server.ssh("echo $HOME $SHELL").stdout.split() == ["/home/student", "/bin/bash"]
+
+
+@pytest.mark.parametrize("program", ["docker", "tmux", "rsync", "python3", "ip", "ps"])
+def test_programs_are_there(lab_server: LabServer, program: str) -> None:
+    lab_server.ssh(f"command -v {program}")
+
+
+@pytest.mark.parametrize("user", ["root", "student"])
+def test_passwords_are_not_asked_for(lab_server: LabServer, user: str) -> None:
+    words = lab_server.ssh_words("-o", "PubkeyAuthentication=no", "-o", "BatchMode=no")
+    words[-1] = f"{user}@127.0.0.1"
+    done = subprocess.run(
+        [*words, "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 255
+    assert "Permission denied (publickey)" in done.stderr
+
+
+def test_root_cannot_log_in_even_with_a_key(lab_server: LabServer) -> None:
+    key = lab_server.request.public_key
+    lab_server.sh(f"mkdir -p /root/.ssh && echo '{key}' > /root/.ssh/authorized_keys")
+    words = lab_server.ssh_words()
+    words[-1] = "root@127.0.0.1"
+    done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
+    lab_server.sh("rm -r /root/.ssh")
+    assert done.returncode == 255
+    assert "Permission denied" in done.stderr
+
+
+def test_sshd_listens_on_this_machines_loopback_only(lab_server: LabServer) -> None:
+    assert lab_server.endpoint.host == "127.0.0.1"
+    attrs = lab_server.inspected()
+    assert {binding["HostIp"] for binding in attrs["NetworkSettings"]["Ports"]["22/tcp"]} == {
+        "127.0.0.1"
+    }
+
+
+def test_server_is_not_privileged_and_bears_its_labels(lab_server: LabServer) -> None:
+    attrs = lab_server.inspected()
+    assert attrs["HostConfig"]["Privileged"] is False
+    assert attrs["Name"] == f"/{lab_server.server.id}"
+    labels = attrs["Config"]["Labels"]
+    assert labels["labctl.lab-id"] == lab_server.request.lab_id
+    assert labels["labctl.token"] == lab_server.request.token
+    assert labels[TEST_LABEL] == "1"
+
+
+def test_stamp_says_which_image_it_is(lab_server: LabServer, server_image: str) -> None:
+    assert lab_server.ssh("cat /var/lib/labctl/stamp").stdout.strip() == server_image
+
+
+def test_images_build_and_run_inside(loaded: LabServer, base_image: str) -> None:
+    word = secrets.token_hex(8)
+    dockerfile = f"FROM {base_image}\nRUN echo {word} > /word\nCMD cat /word\n"
+    loaded.ssh(f"docker build --quiet --tag word-{word} -", stdin=dockerfile.encode())
+    ran = loaded.ssh(f"docker run --rm --init --user 1000:1000 word-{word}")
+    assert ran.stdout.strip() == word
+    loaded.ssh(f"docker rmi word-{word}")
+
+
+def test_memory_limit_of_a_container_holds(loaded: LabServer, base_image: str) -> None:
+    eat = "head -c 200M /dev/zero | tail"
+    loaded.ssh(
+        f"docker run --name eater --memory 32m --memory-swap 32m {base_image} sh -c '{eat}'",
+        check=False,
+    )
+    assert state_of(loaded, "eater")["OOMKilled"] is True
+
+
+def test_killed_dockerd_comes_back_and_containers_go_on(loaded: LabServer, base_image: str) -> None:
+    loaded.ssh(f"docker run --detach --name goes-on {base_image} sleep 600")
+    before = state_of(loaded, "goes-on")
+    old = loaded.sh(DOCKERD_PID)
+    loaded.sh(f"kill -9 {old}")
+    wait_for(lambda: loaded.sh(DOCKERD_PID, check=False) != old and engine_answers(loaded))
+    after = state_of(loaded, "goes-on")
+    assert after["Running"] is True
+    assert after["Pid"] == before["Pid"]
+    assert after["StartedAt"] == before["StartedAt"]
+
+
+def test_killed_sshd_comes_back(lab_server: LabServer) -> None:
+    old = lab_server.sh("pgrep --oldest --exact sshd")
+    lab_server.sh(f"kill -9 {old}")
+    lab_server.wait_until_ready()
+    assert lab_server.sh("pgrep --oldest --exact sshd") != old
+
+
+def test_orphans_are_reaped(lab_server: LabServer) -> None:
+    lab_server.ssh("sh -c '(sleep 0.05 &) ; true'")
+    wait_for(lambda: "Z" not in lab_server.sh("ps -eo stat="))
+
+
+def test_reboot_is_one(loaded: LabServer, base_image: str) -> None:
+    """Files, images and containers stay; processes end as at a shutdown; the boot id is new."""
+    catch = 'trap "echo saved; exit 7" TERM; while :; do sleep 0.1; done'
+    loaded.ssh(f"docker run --detach --name catches {base_image} sh -c '{catch}'")
+    wait_for(lambda: state_of(loaded, "catches")["Running"])
+    loaded.ssh("tmux new-session -d -s lost && echo kept > kept")
+    boot_id = loaded.ssh(BOOT_ID).stdout
+    host_key = loaded.server.endpoint.host_key
+    loaded.restart()
+    assert loaded.found().endpoint.host_key == host_key
+    assert loaded.ssh(BOOT_ID).stdout != boot_id
+    assert loaded.ssh("cat kept").stdout == "kept\n"
+    assert loaded.ssh("tmux ls", check=False).returncode != 0
+    state = state_of(loaded, "catches")
+    assert (state["Status"], state["ExitCode"]) == ("exited", 7)
+    assert loaded.ssh("docker logs catches").stdout == "saved\n"
+    loaded.ssh("docker start catches")
+    assert state_of(loaded, "catches")["Running"] is True
+
+
+def test_power_loss_leaves_a_server_that_boots(start_lab_server: Any, base_image: str) -> None:
+    server = start_lab_server("powerless")
+    server.load(base_image)
+    server.ssh(f"docker run --detach --name cut {base_image} sleep 600")
+    server.kill()
+    server.provider.start(server.server.id)
+    server.wait_until_ready()
+    state = state_of(server, "cut")
+    assert state["Status"] == "exited"
+    assert state["ExitCode"] != 0
+    server.ssh("docker start cut")
+    assert state_of(server, "cut")["Running"] is True
+    server.terminate()
+
+
+@pytest.fixture
+def own_pool(base_image: str) -> Iterator[str]:
+    """An owner whose caches nobody else takes."""
+    owner = f"tests-{secrets.token_hex(4)}"
+    yield owner
+    drop_pool(base_image, owner)
+
+
+def test_next_server_finds_the_images_and_nothing_else(
+    own_pool: str, base_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def one(lab: str) -> LabServer:
+        return start(tmp_path_factory.mktemp(lab), base_image, lab, LocalSettings(), own_pool)
+
+    first = one("first")
+    try:
+        first.load(base_image)
+        first.ssh(f"docker run --detach --name old --volume old:/old {base_image} sleep 600")
+        first.ssh("docker network create old")
+    finally:
+        first.terminate()
+    second = one("second")
+    try:
+        assert (
+            base_image
+            in second.ssh("docker images --format '{{.Repository}}:{{.Tag}}'").stdout.split()
+        )
+        assert second.ssh("docker ps --all --quiet").stdout == ""
+        assert second.ssh("docker volume ls --quiet").stdout == ""
+        networks = second.ssh("docker network ls --format '{{.Name}}'").stdout.split()
+        assert sorted(networks) == ["bridge", "host", "none"]
+    finally:
+        second.terminate()
+
+
+def test_cache_of_a_server_that_just_vanished_is_cleared_at_the_next_boot(
+    own_pool: str, base_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    first = start(tmp_path_factory.mktemp("a"), base_image, "a", LocalSettings(), own_pool)
+    first.load(base_image)
+    first.ssh(f"docker run --detach --restart always --name old {base_image} sleep 600")
+    first.vanish()
+    second = start(tmp_path_factory.mktemp("b"), base_image, "b", LocalSettings(), own_pool)
+    try:
+        assert second.ssh("docker ps --all --quiet").stdout == ""
+        assert second.ssh(f"docker image inspect {base_image}").returncode == 0
+    finally:
+        second.terminate()
+
+
+def test_first_boot_script_runs_once(
+    own_pool: str, base_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    script = "#!/bin/sh\nid -un >> /var/lib/labctl/ran\n"
+    server = start(
+        tmp_path_factory.mktemp("boot"), base_image, "boot", LocalSettings(), own_pool, script
+    )
+    try:
+        server.restart()
+        assert server.ssh("cat /var/lib/labctl/ran").stdout == "root\n"
+    finally:
+        server.terminate()
+
+
+def test_limits_of_the_settings_reach_the_engine(
+    own_pool: str, base_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    settings = LocalSettings(memory_bytes=512 * 1024**2, cpus=0.5)
+    server = start(tmp_path_factory.mktemp("small"), base_image, "small", settings, own_pool)
+    try:
+        host = server.inspected()["HostConfig"]
+        assert (host["Memory"], host["NanoCpus"]) == (512 * 1024**2, 500_000_000)
+        # What runs inside counts as the server's own.
+        server.load(base_image)
+        server.ssh(
+            f"docker run --name eater {base_image} sh -c 'head -c 2G /dev/zero | tail'", check=False
+        )
+        assert state_of(server, "eater")["ExitCode"] == 137
+    finally:
+        server.terminate()
+
+
+def test_listing_shows_servers_of_two_labs_side_by_side(
+    lab_server: LabServer, gpu_server: LabServer, base_image: str
+) -> None:
+    fresh = LocalProvider(LocalSettings(), surroundings(base_image))
+    listed = {server.id: server for server in fresh.servers()}
+    for mine in (lab_server, gpu_server):
+        assert listed[mine.server.id].endpoint == mine.endpoint
+    assert lab_server.endpoint.port != gpu_server.endpoint.port
+    assert lab_server.server.endpoint.host_key != gpu_server.server.endpoint.host_key
+
+
+class TestGpuStandIn:
+    """Everything between `--gpus` and nvidia-smi is Docker's own."""
+
+    @pytest.fixture
+    def gpus(self, gpu_server: LabServer, base_image: str) -> LabServer:
+        gpu_server.load(base_image)
+        return gpu_server
+
+    def uuids(self, server: LabServer) -> list[str]:
+        query = "nvidia-smi --query-gpu=uuid --format=csv,noheader"
+        return server.ssh(query).stdout.split()
+
+    def test_server_shows_two(self, gpus: LabServer) -> None:
+        fields = "name,uuid,memory.total,driver_version,utilization.gpu,memory.used,power.draw"
+        query = f"nvidia-smi --query-gpu={fields},temperature.gpu --format=csv,noheader,nounits"
+        rows = [row.split(", ") for row in gpus.ssh(query).stdout.splitlines()]
+        assert [row[0] for row in rows] == ["Tesla T4", "Tesla T4"]
+        for row in rows:
+            assert row[1].startswith("GPU-")
+            assert all(float(number) >= 0 for number in (row[2], *row[4:]))
+        assert len(gpus.ssh("nvidia-smi -L").stdout.splitlines()) == 2
+        assert "Tesla T4" in gpus.ssh("nvidia-smi").stdout
+
+    def test_all_reach_a_container(self, gpus: LabServer, base_image: str) -> None:
+        shown = gpus.ssh(f"docker run --rm --gpus all {base_image} nvidia-smi -L").stdout
+        assert [line.split("UUID: ")[1].rstrip(")") for line in shown.splitlines()] == self.uuids(
+            gpus
+        )
+
+    def test_chosen_one_reaches_a_container_of_another_user(
+        self, gpus: LabServer, base_image: str
+    ) -> None:
+        second = self.uuids(gpus)[1]
+        for device in ("1", second):
+            run = f"docker run --rm --gpus device={device} --user 1000 {base_image}"
+            shown = gpus.ssh(f"{run} nvidia-smi -L").stdout
+            assert shown.count("UUID") == 1
+            assert second in shown
+
+    def test_unknown_one_is_refused(self, gpus: LabServer, base_image: str) -> None:
+        done = gpus.ssh(f"docker run --rm --gpus device=7 {base_image} true", check=False)
+        assert done.returncode == 125
+        assert "unknown device" in done.stderr
+
+    def test_without_gpus_a_container_has_none(self, gpus: LabServer, base_image: str) -> None:
+        done = gpus.ssh(f"docker run --rm {base_image} nvidia-smi", check=False)
+        assert done.returncode == 127
