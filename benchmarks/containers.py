@@ -1,0 +1,122 @@
+"""A container on a server that is ready: labctl against `ssh HOST docker run`.
+
+labctl's side does more: it claims the run's id, makes its directories and a snapshot of the code,
+and opens a tmux session beside the container.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measure import Call, NotDoneError, Row, environment
+from benchmarks.startup import LABCTL
+
+DEFAULT_IMAGE = "debian:12-slim"
+BASELINE = "ssh HOST docker run"
+TARGET = 0.6
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A lab with a server that has the image. `ssh` is argv up to the remote command."""
+
+    home: Path
+    root: Path
+    image: str
+    ssh: tuple[str, ...]
+
+    def labctl(self, *words: str) -> str:
+        done = subprocess.run(
+            [LABCTL, *words],
+            cwd=self.root,
+            env=environment(self.home),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if done.returncode != 0:
+            raise NotDoneError(f"labctl {' '.join(words)} ended with {done.returncode}")
+        return done.stdout
+
+
+@contextmanager
+def ready(home: Path, image: str) -> Iterator[Ready]:
+    """A lab and its server; both are gone at the end."""
+    root = home / "bench"
+    root.mkdir(parents=True)
+    (root / "lab.yaml").write_text(f"lab: bench\nimage: {image}\nrun: echo done\n")
+    lab = Ready(home, root, image, ())
+    try:
+        print("making a lab server", file=sys.stderr)
+        server = json.loads(lab.labctl("up", "--yes", "--json"))["server"]
+        lab.labctl("run", "--id", "warm", "--json")
+        yield Ready(home, root, image, _ssh(home, server))
+    finally:
+        lab.labctl("down", "--yes", "--discard")
+
+
+def _ssh(home: Path, server: dict[str, dict[str, str]]) -> tuple[str, ...]:
+    """ssh as a person would have it: its defaults, a known host, no shared connection."""
+    endpoint = server["endpoint"]
+    known = home / "known_hosts"
+    place = f"[{endpoint['host']}]:{endpoint['port']}"
+    known.write_text(f"{place} {endpoint['host_key']}\n")
+    return (
+        *("ssh", "-F", "none", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes"),
+        *("-o", f"UserKnownHostsFile={known}", "-i", endpoint["identity"]),
+        *("-p", str(endpoint["port"]), f"{endpoint['user']}@{endpoint['host']}"),
+    )
+
+
+def rows(lab: Ready) -> list[Row]:
+    """The first row is the baseline."""
+
+    def row(name: str, *argv: str, expects: str = "", target: float | None = None) -> Row:
+        return Row("container start", name, Call(argv, lab.home, lab.root, expects), target)
+
+    shared = (
+        *lab.ssh[:1],
+        *("-o", "ControlMaster=auto", "-o", f"ControlPath={lab.home}/cm"),
+        *("-o", "ControlPersist=60", *lab.ssh[1:]),
+    )
+    run = f"docker run {lab.image} echo done"
+    detached = f"docker run -d {lab.image} echo done"
+    detach = ("run", "--detach", "--no-push", "--id", "bench-{n}", "--", "echo", "done")
+    return [
+        row(BASELINE, *lab.ssh, run, expects="done"),
+        row("ssh HOST docker run -d", *lab.ssh, detached),
+        row("ssh through a master, docker run -d", *shared, detached),
+        row("labctl run --detach", LABCTL, *detach, target=TARGET),
+        Row("container start", "Lab.run, in process", _InProcess(lab)),
+    ]
+
+
+class _InProcess:
+    """`Lab.run` without the start of an interpreter, over the same shared connection."""
+
+    def __init__(self, lab: Ready) -> None:
+        from labctl import Lab
+
+        self.lab = Lab.load(lab.root, environ=environment(lab.home))
+
+    def __call__(self, number: int) -> None:
+        run = self.lab.run(["echo", "done"], id=f"inner-{number}", push=False)
+        if run.seen.state not in ("running", "exited"):
+            raise NotDoneError(f"{run.id} is {run.seen.state}")
+
+
+def check(lab: Ready, rounds: int) -> None:
+    """Every run that was timed is on the server, ended with 0 and printed its line."""
+    runs = {run["id"]: run for run in json.loads(lab.labctl("status", "-r", "--json"))["runs"]}
+    for number in range(rounds + 1):
+        for name in (f"bench-{number}", f"inner-{number}"):
+            if runs.get(name, {}).get("exit_code") != 0:
+                raise NotDoneError(f"{name}: {runs.get(name)}")
+    if "done" not in lab.labctl("logs", f"bench-{rounds}"):
+        raise NotDoneError(f"bench-{rounds} printed nothing")

@@ -1,0 +1,88 @@
+"""Timing of whole processes, one after the other in turn, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Work = Callable[[int], None]
+"""One piece of work; it takes the round's number and raises when the work was not done."""
+
+
+class NotDoneError(Exception):
+    """A side did not do the work that it was timed for."""
+
+
+@dataclass
+class Row:
+    """One side of a comparison. `seconds` has one figure per round."""
+
+    group: str
+    name: str
+    work: Work
+    target: float | None = None
+    """At most so many times the group's baseline; None where none was set."""
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def in_turn(rows: Sequence[Row], rounds: int) -> None:
+    """Every row once per round, so that a slow minute of the machine falls on all of them.
+
+    A first round is thrown away: caches fill, byte code is written.
+    """
+    for number in range(rounds + 1):
+        for row in rows:
+            begun = time.perf_counter()
+            row.work(number)
+            took = time.perf_counter() - begun
+            if number > 0:
+                row.seconds.append(took)
+
+
+def ratio(row: Row, baseline: Row) -> float:
+    """The median over the rounds of row's time by the baseline's in the same round."""
+    pairs = zip(row.seconds, baseline.seconds, strict=True)
+    return statistics.median(one / other for one, other in pairs)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What every side runs with: a home of its own, and Python as a user has it."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "XDG_")) and name != "LABCTL_STATE_DIR"
+    }
+    return {**kept, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A process as a piece of work: it must end with 0 and say `expects` on standard output."""
+
+    argv: tuple[str, ...]
+    home: Path
+    cwd: Path
+    expects: str = ""
+
+    def __call__(self, number: int) -> None:
+        words = [word.replace("{n}", str(number)) for word in self.argv]
+        done = subprocess.run(
+            words,
+            cwd=self.cwd,
+            env=environment(self.home),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0 or self.expects not in done.stdout:
+            said = (done.stderr or done.stdout).strip()[-600:]
+            raise NotDoneError(f"{' '.join(words)} ended with {done.returncode}: {said}")

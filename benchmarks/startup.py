@@ -1,0 +1,67 @@
+"""Start-up: what a person waits for before the first word."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.measure import Call, Row
+from labctl.config import lab_id, paths
+from labctl.model import Endpoint, Offer, Run, Server
+from labctl.state import State
+
+LABCTL = str(Path(sys.executable).with_name("labctl"))
+BASELINE = 'python -c "import click"'
+MANY_SERVERS = 1000
+
+
+def recorded_lab(home: Path, servers: int) -> Path:
+    """A lab below `home` with `servers` servers on record, one of them its own, and three runs."""
+    root = home / "digits"
+    root.mkdir(parents=True)
+    (root / "lab.yaml").write_text("lab: digits\nrun: python train.py\n")
+    identity = lab_id(root)
+    with State(paths({"HOME": str(home)}).database) as state:
+        for number in range(servers):
+            state.save_server(_server(number, identity if number == 0 else f"other{number:07d}"))
+        for name in ("first", "second", "third"):
+            run = Run(id=name, lab_id=identity, server_id="server-0", state="exited", exit_code=0)
+            state.save_run(run)
+    return root
+
+
+def _server(number: int, identity: str) -> Server:
+    return Server(
+        id=f"server-{number}",
+        provider="local",
+        lab="digits",
+        lab_id=identity,
+        alias="digits",
+        endpoint=Endpoint(host="127.0.0.1", user="student"),
+        offer=Offer(provider="local", type="container"),
+        state="running",
+        created_at=time.time() - 3600,
+    )
+
+
+def rows(home: Path, fab: str | None, sky: str | None) -> list[Row]:
+    """The first row is the baseline."""
+    one = recorded_lab(home / "one", 1)
+    many = recorded_lab(home / "many", MANY_SERVERS)
+    found = [
+        _row(BASELINE, one, "1", sys.executable, "-c", "import click; print(1)"),
+        _row("labctl --help", one, "forward", LABCTL, "--help", target=1.3),
+        _row("labctl --version", one, "version", LABCTL, "--version", target=1.3),
+        _row("labctl status", one, "third", LABCTL, "status", target=2.2),
+        _row(f"labctl status, {MANY_SERVERS} servers", many, "third", LABCTL, "status"),
+    ]
+    if fab:
+        found.append(_row("fab --help", one, "Usage", fab, "--help"))
+    if sky:
+        found.append(_row("sky --help", one, "Usage", sky, "--help"))
+    return found
+
+
+def _row(name: str, lab: Path, expects: str, *argv: str, target: float | None = None) -> Row:
+    return Row("start-up", name, Call(argv, lab.parent, lab, expects), target)
