@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from labctl.errors import BusyError, DiskFullError, LabError
@@ -102,9 +102,8 @@ def spoken(path: Path) -> Iterator[None]:
     """Turns what SQLite says into the errors of the house."""
     try:
         yield
-    except sqlite3.IntegrityError:
-        raise
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        # The second is how Python tells of text that a damaged page holds.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise BusyError(
@@ -139,20 +138,31 @@ def _made(path: Path, network: bool | None) -> tuple[sqlite3.Connection, str]:
     # Built under another name, so that nobody ever sees one without its tables. A log left by
     # a deleted database would be applied to the new one.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    for suffix in _SUFFIXES:
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
-        Path(f"{draft}{suffix}").unlink(missing_ok=True)
-    os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    db = _connected(str(draft))
-    on_network = lies_on_network(path.parent) if network is None else network
-    with spoken(path):
+    _removed(path)
+    _removed(draft)
+    try:
+        with spoken(path):
+            _write_fresh(draft, lies_on_network(path.parent) if network is None else network)
+        draft.replace(path)
+    finally:
+        _removed(draft)
+    return _opened(path), why
+
+
+def _write_fresh(file: Path, on_network: bool) -> None:
+    """A new database with its tables, whole when this returns."""
+    os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    db = _connected(str(file))
+    with closing(db):
         db.executescript(
             f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
             f"PRAGMA journal_mode = {'DELETE' if on_network else 'WAL'};"
         )
-    db.close()
-    draft.replace(path)
-    return _opened(path), why
+
+
+def _removed(file: Path) -> None:
+    for suffix in _SUFFIXES:
+        Path(f"{file}{suffix}").unlink(missing_ok=True)
 
 
 def _opened(path: Path, *, fix_modes: bool = True) -> sqlite3.Connection:
@@ -168,13 +178,15 @@ def _opened(path: Path, *, fix_modes: bool = True) -> sqlite3.Connection:
         raise _UnusableError("the database was empty")
     if fix_modes and stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o600)
+    logged = any(_size(f"{path}{suffix}") for suffix in ("-wal", "-journal"))
     try:
         with spoken(path):
             db = _connected(f"{path.absolute().as_uri()}?mode=rw", uri=True)
-            _check(db, found.st_size)
+            with _closed_on_error(db):
+                _check(db, found.st_size, logged)
     except LabError as error:
         cause = error.__cause__
-        if isinstance(cause, sqlite3.DatabaseError) and _is_damage(cause):
+        if cause is not None and _is_damage(cause):
             raise _UnusableError(f"the database was damaged: {cause}") from error
         if not path.exists():
             raise _UnusableError("the database was gone") from error
@@ -182,14 +194,26 @@ def _opened(path: Path, *, fix_modes: bool = True) -> sqlite3.Connection:
     return db
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
+def _is_damage(error: BaseException) -> bool:
+    if isinstance(error, UnicodeDecodeError):
+        return True
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     damage = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
     return code in damage
 
 
-def _check(db: sqlite3.Connection, size: int) -> None:
-    """Raises _UnusableError or what SQLite raises unless this is a whole database of ours."""
+def _size(name: str) -> int:
+    try:
+        return Path(name).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _check(db: sqlite3.Connection, size: int, logged: bool) -> None:
+    """Raises _UnusableError or what SQLite raises unless this is a whole database of ours.
+
+    `size` is the file's before it was opened; `logged` tells that part of it stood in a log then.
+    """
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         raise _UnusableError(
@@ -197,9 +221,12 @@ def _check(db: sqlite3.Connection, size: int) -> None:
         )
     if version < SCHEMA_VERSION:
         raise _UnusableError("the database was not labctl's")
-    # SQLite itself notices a file that lacks whole pages, but reads a part of one as zeros.
-    page = db.execute("PRAGMA page_size").fetchone()[0]
-    if size <= MAX_CHECKED_BYTES or size % page:
+    # SQLite itself notices a file that lacks whole pages, but reads the rest of a cut one as zeros.
+    # With a log that is no sign of damage: a crash while it was folded in leaves such a file.
+    cut = size % db.execute("PRAGMA page_size").fetchone()[0]
+    if cut and not logged:
+        raise _UnusableError("the database was cut short")
+    if size <= MAX_CHECKED_BYTES or cut:
         said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if said != "ok":
             raise _UnusableError(f"the database was damaged: {said}")
@@ -209,9 +236,19 @@ def _connected(name: str, *, uri: bool = False) -> sqlite3.Connection:
     db = sqlite3.connect(
         name, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=uri
     )
-    for pragma in _ON_OPEN:
-        db.execute(pragma)
+    with _closed_on_error(db):
+        for pragma in _ON_OPEN:
+            db.execute(pragma)
     return db
+
+
+@contextmanager
+def _closed_on_error(db: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        db.close()
+        raise
 
 
 def lies_on_network(directory: Path) -> bool:

@@ -1,0 +1,208 @@
+"""Paths of lab.yaml on this disk, the places of this machine, and the id of a lab."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import labctl.config
+from labctl.config import LabConfig, check_files, known_lab_id, lab_id, load_lab, paths
+from labctl.errors import ConfigError, LabError, PolicyError, Problem
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "digits"
+    root.mkdir()
+    return root
+
+
+def load(root: Path, text: str, **environ: str) -> LabConfig:
+    (root / "lab.yaml").write_text(text)
+    return load_lab(root, environ={"HOME": str(root.parent), **environ})
+
+
+def file_problems(lab: LabConfig) -> list[Problem]:
+    with pytest.raises(ConfigError) as caught:
+        check_files(lab)
+    return list(caught.value.problems)
+
+
+def test_what_is_there_passes(root: Path) -> None:
+    (root / "set").mkdir()
+    (root / "docker").mkdir()
+    (root / "docker" / "Dockerfile").write_text("FROM scratch\n")
+    outside = root.parent / "elsewhere"
+    outside.mkdir()
+    (root / "link").symlink_to("set")
+    text = f"image: {{build: docker}}\ndata: {{a: set, b: {outside}, c: ~/elsewhere, d: link}}\n"
+    check_files(load(root, text + "store: s3://bucket/x"))
+
+
+def test_everything_missing_is_told_at_once_with_its_line(root: Path) -> None:
+    (root / "file").write_text("x")
+    (root / "empty").mkdir()
+    lab = load(
+        root,
+        "data:\n  a: ./gone\n  b: /nowhere/at/all\n  c: file\nimage:\n  build: empty\n",
+        LABCTL_WHEELHOUSE="/no/wheels",
+    )
+    found = file_problems(lab)
+    assert [(each.path, each.line) for each in found] == [
+        ("data.a", 2),
+        ("data.b", 3),
+        ("data.c", 4),
+        ("image.build", 6),
+        ("wheelhouse", 0),
+    ]
+    assert "no Dockerfile in 'empty'" in found[3].message
+    assert "(from LABCTL_WHEELHOUSE)" in found[4].message
+
+
+def test_links_out_of_the_lab_are_refused(root: Path) -> None:
+    outside = root.parent / "private"
+    outside.mkdir()
+    (outside / "Dockerfile").write_text("FROM scratch\n")
+    (root / "link").symlink_to(outside)
+    (root / "deep").mkdir()
+    (root / "deep" / "up").symlink_to("../../private")
+    (root / "direct").mkdir()
+    (root / "direct" / "Dockerfile").symlink_to(outside / "Dockerfile")
+    lab = load(root, "data: {a: link, b: deep/up}\nimage: {build: link}\n")
+    assert [each.path for each in file_problems(lab)] == ["data.a", "data.b", "image.build"]
+    assert all("out of the lab" in each.message for each in file_problems(lab))
+    lab = load(root, "image: {build: direct}\n")
+    assert "out of the lab" in file_problems(lab)[0].message
+
+
+def test_a_lab_reached_through_a_link_is_still_itself(root: Path) -> None:
+    (root / "set").mkdir()
+    (root / "lab.yaml").write_text("data: {a: set}")
+    other = root.parent / "alias"
+    other.symlink_to(root)
+    check_files(load_lab(other, environ={"HOME": str(root.parent)}))
+
+
+def test_loading_works_when_the_data_is_gone(root: Path) -> None:
+    assert load(root, "data: {a: ./gone}").data["a"].path == root / "gone"
+
+
+def test_the_id_is_made_once(root: Path) -> None:
+    assert known_lab_id(root) == ""
+    assert not (root / ".labctl").exists()
+    made = lab_id(root)
+    assert len(made) == 12
+    assert int(made, 16) >= 0
+    assert lab_id(root) == known_lab_id(root) == made
+    assert json.loads((root / ".labctl" / "lab.json").read_text())["created_at"] > 0
+    assert (root / ".labctl" / ".gitignore").read_text() == "*\n"
+    assert sorted(path.name for path in (root / ".labctl").iterdir()) == [".gitignore", "lab.json"]
+
+
+def test_many_at_once_get_the_same_id(root: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        assert len(set(pool.map(lambda _: lab_id(root), range(64)))) == 1
+
+
+def test_processes_at_once_get_the_same_id(root: Path) -> None:
+    line = "import sys; from pathlib import Path; from labctl.config import lab_id;"
+    line += "sys.stdin.readline(); print(lab_id(Path(sys.argv[1])))"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", line, str(root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    said = {each.communicate("\n", timeout=60)[0].strip() for each in started}
+    assert said == {known_lab_id(root)}
+
+
+def test_an_id_damaged_at_any_byte_is_told_or_whole(root: Path) -> None:
+    made = lab_id(root)
+    file = root / ".labctl" / "lab.json"
+    whole = file.read_bytes()
+    for length in range(len(whole.rstrip())):
+        file.write_bytes(whole[:length])
+        with pytest.raises(LabError, match="is damaged"):
+            lab_id(root)
+    file.write_bytes(whole)
+    assert lab_id(root) == made
+
+
+@pytest.mark.parametrize("text", ['{"id": "../../etc"}', '{"id": "A"}', '{"id": 5}', "[]", "null"])
+def test_an_id_that_is_none_is_refused(root: Path, text: str) -> None:
+    (root / ".labctl").mkdir()
+    (root / ".labctl" / "lab.json").write_text(text)
+    with pytest.raises(LabError, match="is damaged"):
+        lab_id(root)
+
+
+def test_a_strangers_links_do_not_choose_where_we_write(root: Path) -> None:
+    elsewhere = root.parent / "elsewhere"
+    elsewhere.mkdir()
+    (root / ".labctl").symlink_to(elsewhere)
+    with pytest.raises(PolicyError, match="leads elsewhere"):
+        lab_id(root)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_the_places_of_this_machine(tmp_path: Path) -> None:
+    home = str(tmp_path)
+    found = paths({"HOME": home})
+    assert found.state_dir == tmp_path / ".local/state/labctl"
+    assert found.config_file == tmp_path / ".config/labctl/config.yaml"
+    assert found.keys_dir == tmp_path / ".local/share/labctl/keys"
+    assert found.ssh_dir == found.state_dir / "ssh"
+    assert found.user_ssh_config == tmp_path / ".ssh/config"
+    assert found.database.parent == found.state_dir
+    assert not found.keys_dir.is_relative_to(found.state_dir)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_environment_moves_them(tmp_path: Path) -> None:
+    environ = {
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": "/x/state",
+        "XDG_CONFIG_HOME": "relative",
+        "XDG_DATA_HOME": "",
+    }
+    found = paths(environ)
+    assert found.state_dir == Path("/x/state/labctl")
+    assert found.config_dir == tmp_path / ".config/labctl"
+    assert found.keys_dir == tmp_path / ".local/share/labctl/keys"
+    moved = paths({**environ, "LABCTL_STATE_DIR": "~/s"})
+    assert moved.state_dir == tmp_path / "s"
+    assert moved.keys_dir == found.keys_dir
+    assert paths({**environ, "LABCTL_STATE_DIR": "here"}).state_dir == Path.cwd() / "here"
+
+
+def test_the_packages_own_files_are_found() -> None:
+    assert (labctl.config.data_dir() / "images").is_dir()
+
+
+def test_every_public_name_loads() -> None:
+    for name in labctl.config.__all__:
+        assert getattr(labctl.config, name) is not None
+    assert not hasattr(labctl.config, "nothing")
+
+
+def test_the_light_names_do_not_load_the_heavy_ones() -> None:
+    line = (
+        "import sys; from labctl.config import paths, known_lab_id; from labctl.state import State;"
+        "heavy = {'yaml', 'difflib', 'subprocess', 'labctl.config.lab', 'labctl.config.schema'};"
+        "print(*sorted(heavy & set(sys.modules)))"
+    )
+    environ = {**os.environ}
+    said = subprocess.run(
+        [sys.executable, "-c", line], capture_output=True, text=True, check=True, env=environ
+    )
+    assert said.stdout.strip() == ""
