@@ -33,10 +33,10 @@ def down(ground: Ground, *, discard: bool) -> Ending:
             return Ending(leftovers=tuple(ground.provider.leftovers()))
         running = [] if server.state == "stopped" else _running(ground, server, discard)
         _agree(ground, server, running, discard)
+        work.stop_forwards(ground, server)
         files = edits = 0
         if not discard:
             files, edits = _save(ground, server, running)
-        work.stop_forwards(ground, server)
         removal = provision.remove(ground, server)
         return Ending(
             removed=removal.server_id,
@@ -85,6 +85,7 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
     if missing:
         listed = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
         raise _kept(ground, server, LabError(f"{len(missing)} files are not here: {listed}"))
+    work.tidy(ground, server)
     return sum(one.files for one in pulled), edits
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -207,8 +208,15 @@ def forward_detached(ground: Ground, server_name: str, port: int) -> Forward:
         forward=_spec(ground, server, service, port),
         log_path=str(ground.paths.log_dir / f"forward-{server.id}-{service.name}.log"),
         request=wanted,
+        refresh_argv=_refresh_argv(ground),
     )
     return run_detached(spec, ground.state)
+
+
+def _refresh_argv(ground: Ground) -> tuple[str, ...]:
+    """What writes the server's present address into its ssh_config."""
+    lab = str(ground.config.root)
+    return (sys.executable, "-m", "labctl", "-C", lab, "status", "--refresh", "--json")
 
 
 def kept(ground: Ground) -> list[Forward]:
@@ -219,6 +227,13 @@ def kept(ground: Ground) -> list[Forward]:
 def stopped(ground: Ground, names: tuple[str, ...]) -> list[Forward]:
     """End the detached forwards of these services or ids, or all where none is named."""
     return [one for name in names or ("all",) for one in stop_forward(ground.state, name)]
+
+
+def tidy(ground: Ground, server: Server) -> None:
+    """Leave no container of ours behind on a server that others may get next."""
+    remote = ground.remote(server)
+    serving.stop_service(remote, ground.config.name, ground.lab_id)
+    remote.call("clear", {"lab": ground.config.name, "lab_id": ground.lab_id})
 
 
 def stop_forwards(ground: Ground, server: Server) -> None:
