@@ -40,9 +40,9 @@ def story(home: Path) -> dict[str, object]:
     lab = home / "digits"
     try:
         return _inside(lab)
-    finally:
-        if any((lab / ".labctl").glob("*")):
-            labctl("down", "--yes", "--discard", cwd=lab, check=False)
+    except BaseException:
+        labctl("down", "--yes", "--discard", cwd=lab, check=False)
+        raise
 
 
 def _inside(lab: Path) -> dict[str, object]:

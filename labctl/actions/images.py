@@ -11,7 +11,9 @@ from typing import Any
 
 from labctl.actions import Note, Progress, Step
 from labctl.actions.ground import Ground
+from labctl.actions.push import push
 from labctl.actions.remote import Remote
+from labctl.actions.scan import scan_data
 from labctl.commands.ssh import command_argv
 from labctl.config import ImageConfig
 from labctl.errors import BuildError, LabError
@@ -97,6 +99,7 @@ def _build(ground: Ground, server: Server, remote: Remote, image: ImageConfig, w
     absent = base and not remote.call("image", {"references": [base]})["ids"][base]
     if absent and not _send_if_here(ground, server, base):
         _pull(ground, remote, base)
+    _push_wheelhouse(ground, server, remote)
     name = f"building {wanted}"
     ground.reporter.emit(Step(name=name))
     lines = _Lines(ground, name)
@@ -121,6 +124,16 @@ def _build(ground: Ground, server: Server, remote: Remote, image: ImageConfig, w
             hint=f"the whole log: labctl ssh -- cat {closing['log']}",
         )
     ground.reporter.emit(Step(name=name, done=True))
+
+
+def _push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
+    """This machine's wheels, for pip in the build; only a build needs them."""
+    if not ground.config.wheelhouse:
+        return
+    root, wheels = ground.config.root, Path(ground.config.wheelhouse)
+    files = scan_data(root, "wheelhouse", wheels, ground.reporter)
+    about = (remote, ground.config.name, ground.lab_id, "wheelhouse")
+    push(*about, wheels, files, ground.reporter, ssh=ground.way(server))
 
 
 def _pull(ground: Ground, remote: Remote, wanted: str) -> None:

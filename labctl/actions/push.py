@@ -23,7 +23,7 @@ from labctl.model import GIB, FileEntry, Value
 
 SMALL_BYTES = 32 * 1024**2
 """Up to this much goes through the control connection: one round trip, no new login."""
-FIRST_BATCH_BYTES = 8 * 1024**2
+FIRST_BATCH_BYTES = 16 * 1024**2
 CHUNK_BYTES = 16 * 1024**2
 BATCH_S = 2.0
 TRIES = 3
@@ -180,7 +180,7 @@ class _Push:
         """`done` bytes of this round have gone."""
         self.sent_bytes = min(self.total, self.before + done)
         self.reporter.emit(
-            Progress(name="push", done=self.sent_bytes, total=self.total, unit="bytes")
+            Progress(name=f"sending {self.request['target']}", done=self.sent_bytes, total=self.total, unit="bytes")
         )
 
     def _by_hand(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from labctl.commands import rsync, ssh
-from labctl.errors import DiskFullError, LabError, TransferError
+from labctl.errors import DiskFullError, LinkLostError, TransferError
 from labctl.model import Endpoint
 from labctl.transports import failures
 
@@ -20,6 +20,7 @@ _NOT_USABLE = (1, 2, 5, 126, 127)
 _LINK = (10, 12, 30, 255)
 _PARTLY = (0, 23, 24)
 """Some files vanished or could not be read: the receiver's hash check names them."""
+_KEPT = "what has arrived is kept and used"
 _FULL = ("No space left on device", "Disk quota exceeded")
 
 
@@ -36,8 +37,8 @@ def way(config_path: Path, server_id: str) -> rsync.Way | None:
     version = rsync.parse_version(done.stdout.decode(errors="replace"))
     if version < rsync.OLDEST:
         return None
-    shell = ssh.rsync_shell(str(config_path))
-    return rsync.Way(shell=shell, host=ssh.check_id(server_id), version=version)
+    line = ssh.rsync_shell(str(config_path))
+    return rsync.Way(ssh_line=line, host=ssh.check_id(server_id), version=version)
 
 
 def run(
@@ -94,13 +95,14 @@ def _judge(code: int, words: str, endpoint: Endpoint, receiver: str, hint: str) 
     if code in _NOT_USABLE or "is your shell clean" in words:
         return False
     if code == 255:
-        raise _retry(failures.of_ssh(endpoint, words), hint)
+        raise failures.of_ssh(endpoint, words)
     if code in _LINK:
-        raise _retry(failures.lost(endpoint, words[-300:]), hint)
+        lost = failures.lost(endpoint, words[-300:])
+        raise LinkLostError(lost.what, why=lost.why, hint=f"{hint}  ({_KEPT})")
     raise TransferError(
         f"rsync ended before everything was there ({_ending(code)})",
         why=words[-600:],
-        hint=f"{hint}  (what has arrived is kept and used)",
+        hint=f"{hint}  ({_KEPT})",
     )
 
 
@@ -110,8 +112,3 @@ def disk_full(receiver: str, why: str, hint: str) -> DiskFullError:
 
 def _ending(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit {code}"
-
-
-def _retry(error: LabError, hint: str) -> LabError:
-    error.hint = error.hint or f"{hint}  (what has arrived is kept and used)"
-    return error

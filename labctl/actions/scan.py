@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import stat
 import time
@@ -253,11 +254,13 @@ def parse_rules(lines: list[str]) -> tuple[GitIgnoreSpec, list[str]]:
     from pathspec import GitIgnoreSpec
 
     good, bad = [], []
-    for line in lines:
+    for written in lines:
+        # With git, `a/**` is all that lies in `a`, but not `a` itself, so that `!a/keep` can follow.
+        line = re.sub(r"/\*\*(/?)\s*$", r"/**/*\1", written)
         try:
             GitIgnoreSpec.from_lines([line])
         except ValueError:
-            bad.append(line)
+            bad.append(written)
         else:
             good.append(line)
     return GitIgnoreSpec.from_lines(good), bad

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from labctl.actions import images, runs, sync
 from labctl.actions import services as serving
@@ -17,7 +16,6 @@ from labctl.actions.forwards import (
     stop_forward,
 )
 from labctl.actions.ground import Ground
-from labctl.commands.rsync import Way
 from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.errors import UsageError
 from labctl.model import Forward, Server, Service, Value
@@ -33,16 +31,8 @@ class Pushed(Value, frozen=True):
     unchanged: int
 
 
-def way(ground: Ground, server: Server) -> Way | None:
-    """How rsync reaches the server; None where it cannot, then labctl sends the bytes itself."""
-    facts = ground.facts(server)
-    if not facts.rsync or facts.noisy_shell:
-        return None
-    return sync.way(ground.connections.config_path(server.id), server.id)
-
-
 def push(ground: Ground, server: Server, *, force: bool) -> list[Pushed]:
-    """The lab's code, its data directories, and this machine's wheelhouse if it has one."""
+    """The lab's code and its data directories; what has an address is fetched by the server."""
     config, reporter = ground.config, ground.reporter
     inside = [one.path for one in config.data.values() if one.path and one.inside_lab]
     trees = [("code", config.root, sync.scan_code(config.root, reporter, data=inside))]
@@ -50,12 +40,7 @@ def push(ground: Ground, server: Server, *, force: bool) -> list[Pushed]:
         if source.path is not None:
             files = sync.scan_data(config.root, name, source.path, reporter)
             trees.append((f"data/{name}", source.path, files))
-    if config.wheelhouse and images.chosen(ground).build:
-        wheels = Path(config.wheelhouse)
-        trees.append(
-            ("wheelhouse", wheels, sync.scan_data(config.root, "wheelhouse", wheels, reporter))
-        )
-    remote, route = ground.remote(server), way(ground, server)
+    remote, route = ground.remote(server), ground.way(server)
     done = []
     for target, root, files in trees:
         result = sync.push(
@@ -97,7 +82,7 @@ def pull(
         ground.config.root,
         reporter=ground.reporter,
         everything=everything,
-        ssh=way(ground, server),
+        ssh=ground.way(server),
         records=ground.state.runs(ground.lab_id),
     )
     return list(result.runs)
@@ -130,7 +115,7 @@ def _edits(
         ground.lab_id,
         ground.config.root,
         reporter=ground.reporter,
-        ssh=way(ground, server),
+        ssh=ground.way(server),
     )
 
 
