@@ -20,19 +20,8 @@ from labctl.errors import BuildError, LabError
 from labctl.model import Server
 from labctl.shell import portable
 
-DEFAULT_IMAGE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 STEP = re.compile(r"^(?:Step (\d+)/(\d+) : (.*)|#\d+ \[[^\]]*?(\d+)/(\d+)\] (.*))")
 COPY = re.compile(r"^\s*(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
-
-
-def chosen(ground: Ground) -> ImageConfig:
-    """What lab.yaml says; without a word of it a Dockerfile in the lab, else PyTorch's image."""
-    image = ground.config.image
-    if image.reference or image.build:
-        return image
-    if (ground.config.root / "Dockerfile").is_file():
-        return ImageConfig(build=".")
-    return ImageConfig(reference=DEFAULT_IMAGE)
 
 
 def build_args(ground: Ground, image: ImageConfig) -> dict[str, str]:
@@ -47,7 +36,7 @@ def build_args(ground: Ground, image: ImageConfig) -> dict[str, str]:
 
 def reference(ground: Ground) -> str:
     """The image that a run uses; for a build a tag that holds the hash of all that goes in."""
-    image = chosen(ground)
+    image = ground.config.image
     if image.reference:
         return image.reference
     digest = content_hash(ground.config.root / image.build, build_args(ground, image))
@@ -86,7 +75,7 @@ def copied_files(directory: Path, dockerfile: str) -> set[Path]:
 
 def ensure(ground: Ground, server: Server, remote: Remote, wanted: str) -> None:
     """Get `wanted` onto the server: built there, or pulled, or sent from this machine."""
-    image = chosen(ground)
+    image = ground.config.image
     if image.build:
         _build(ground, server, remote, image, wanted)
     elif not _send_if_here(ground, server, wanted):

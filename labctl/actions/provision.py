@@ -10,7 +10,7 @@ import msgspec
 from labctl.actions import Decision, Note, Step
 from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key
-from labctl.actions.prepare import prepare, probe
+from labctl.actions.prepare import gpu_for, prepare, probe
 from labctl.errors import (
     BusyError,
     HostKeyError,
@@ -43,7 +43,9 @@ def up(ground: Ground, need: Need) -> Server:
     with ground.state.exclusive(ground.lab_id, "up"):
         try:
             server = adopt(ground) or _create(ground, need)
-            return make_ready(ground, server)
+            server = make_ready(ground, server)
+            gpu_for(need, ground.facts(server), ground.reporter)
+            return server
         except KeyboardInterrupt:
             raise InterruptError(
                 "interrupted while the server was being made",

@@ -74,6 +74,7 @@ class _Push:
     ) -> None:
         self.remote = remote
         self.request = request
+        self.said = f"sending {request['target']}"
         self.root = root
         self.reporter = reporter
         self.way = way
@@ -180,7 +181,7 @@ class _Push:
         """`done` bytes of this round have gone."""
         self.sent_bytes = min(self.total, self.before + done)
         self.reporter.emit(
-            Progress(name=f"sending {self.request['target']}", done=self.sent_bytes, total=self.total, unit="bytes")
+            Progress(name=self.said, done=self.sent_bytes, total=self.total, unit="bytes")
         )
 
     def _by_hand(

@@ -144,7 +144,7 @@ def service_request(ground: Ground, server: Server, name: str) -> serving.Servic
         command=own.command if own else (),
         port=port,
         gpus=gpu_for(config.server.need, ground.facts(server), None),
-        args=images.build_args(ground, images.chosen(ground)),
+        args=images.build_args(ground, config.image),
         wheelhouse=bool(config.wheelhouse),
     )
 
