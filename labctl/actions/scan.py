@@ -255,7 +255,7 @@ def parse_rules(lines: list[str]) -> tuple[GitIgnoreSpec, list[str]]:
 
     good, bad = [], []
     for written in lines:
-        # With git, `a/**` is all that lies in `a`, but not `a` itself, so that `!a/keep` can follow.
+        # With git, `a/**` is all that lies in `a`, not `a` itself, so that `!a/keep` can follow.
         line = re.sub(r"/\*\*(/?)\s*$", r"/**/*\1", written)
         try:
             GitIgnoreSpec.from_lines([line])

@@ -22,7 +22,7 @@ class Way(Value, frozen=True):
     `version` is the local rsync's (major, minor).
     """
 
-    shell: str
+    ssh_line: str
     host: str
     version: tuple[int, int] = OLDEST
 
@@ -49,7 +49,7 @@ def _common(way: Way, names_file: str) -> list[str]:
     argv += ["--append", "--no-links", "--no-devices", "--no-specials", "--chmod=Du+rwx,Fu+rw"]
     if way.version >= (3, 1):
         argv += ["--info=progress2,name0", "--no-human-readable"]
-    return [*argv, "-e", way.shell]
+    return [*argv, "-e", way.ssh_line]
 
 
 def parse_progress(segment: bytes) -> int | None:

@@ -117,7 +117,8 @@ def _have(place: Place, name: str, key: Key) -> int:
 
 
 def _relative(key: str, prefix: str) -> str:
-    name = key[len(prefix) :].lstrip("/") if key != prefix else key.rpartition("/")[2]
+    below = key[len(prefix) + 1 :] if prefix else key
+    name = key.rpartition("/")[2] if key == prefix else below
     if any(p in ("", ".", "..") for p in name.split("/")) or any(ord(c) < 32 for c in name):
         raise Failure("policy", f"the bucket holds the key {key!r}, which leaves its directory")
     return name

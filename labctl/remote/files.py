@@ -112,7 +112,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
             conflicts += _in_the_way(inside(target.root, path), target.root, doomed, force)
             present = ""
         elif present == sha256:
-            if path not in target.record:
+            if target.edited(path, present):
                 target.note(path, sha256)
             _set_mode(inside(target.root, path), mode)
             continue

@@ -97,7 +97,7 @@ class Box:
 
     def hashes(self, path: str) -> dict[str, str]:
         """sha256 of each file below `path` of the lab."""
-        said = self.sh(f'cd "{HOME}/{path}" && find . -type f -exec sha256sum {{}} +')
+        said = self.sh(f'cd ~/labctl/{LAB}/"{path}" && find . -type f -exec sha256sum {{}} +')
         pairs = (line.split("  ", 1) for line in said.splitlines())
         return {name.removeprefix("./"): sha256 for sha256, name in pairs}
 

@@ -1,0 +1,414 @@
+"""Transfers that go wrong: cut links, killed rsyncs, full disks, half-written files, bad servers.
+
+The numbers are those of the table of faults in the documentation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sshd_container import Sshd, docker, start, wait_for
+from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes
+
+from labctl.actions import Event, Progress
+from labctl.actions.connections import Connections
+from labctl.actions.remote import Remote, program
+from labctl.actions.sync import PushResult, pull, push, scan_code
+from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError
+
+pytest_plugins = ["sshd_fixtures"]
+pytestmark = pytest.mark.engine
+MIB = 1024**2
+BIG_BYTES = 384 * MIB
+DISK = "/home/student/labctl"
+
+
+@pytest.fixture(scope="module")
+def machine(sshd_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A server whose labs lie on a disk of 1200 MiB of their own."""
+    disk = f"{DISK}:size=1200m,uid=1000,mode=755"
+    sshd = start(build_image(), tmp_path_factory.mktemp("keys") / "id", "--tmpfs", disk)
+    yield sshd
+    docker("rm", "-f", "-v", sshd.name)
+
+
+@pytest.fixture
+def box(machine: Sshd, connections: Connections) -> Iterator[Box]:
+    machine.sh(f"find {DISK} -mindepth 1 -delete; rm -rf /home/student/.cache")
+    found = Box(machine, connections)
+    yield found
+    machine.mend()
+    found.transport.close()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    root = tmp_path / "lab"
+    root.mkdir()
+    (root / "model.bin").write_bytes(b"the good one")
+    return root
+
+
+class AtProgress(Recorder):
+    """Does `deed` once, when a step of this name is some way on but not done."""
+
+    def __init__(self, name: str, deed: Callable[[], None]) -> None:
+        super().__init__()
+        self.name = name
+        self.deed: Callable[[], None] | None = deed
+        self.at = 0.0
+
+    def emit(self, event: Event) -> None:
+        super().emit(event)
+        if isinstance(event, Progress) and event.name == self.name and self.deed:
+            assert event.done < event.total, "it was over before the deed"
+            if event.done > 0:
+                deed, self.deed = self.deed, None
+                deed()
+                self.at = time.monotonic()
+
+
+def write_big(path: Path) -> None:
+    with path.open("wb") as file:
+        for _ in range(BIG_BYTES // MIB):
+            file.write(os.urandom(MIB))
+
+
+def push_code(box: Box, lab: Path, told: Recorder) -> PushResult:
+    return push(box.remote, LAB, LAB_ID, "code", lab, scan_code(lab, told), told, ssh=box.ssh)
+
+
+def local_rsyncs() -> list[int]:
+    """The rsync processes that this one has started."""
+    said = subprocess.run(
+        ["ps", "-o", "pid=,ppid=,comm=", "-A"], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split(None, 2) for line in said.splitlines()]
+    ours = {os.getpid()}
+    for _ in rows:
+        ours |= {int(pid) for pid, parent, _ in rows if int(parent) in ours}
+    return [int(pid) for pid, _, name in rows if int(pid) in ours and name.strip() == "rsync"]
+
+
+def assert_resumed(box: Box, lab: Path) -> None:
+    """The good file is still there, and the next push sends only the rest."""
+    assert box.sh(f"cat {HOME}/code/model.bin") == "the good one"
+    result = push_code(box, lab, Recorder())
+    assert 0 < result.bytes < BIG_BYTES - MIB
+    assert box.hashes("code") == local_hashes(lab)
+
+
+def test_18_a_link_cut_during_rsync_is_noticed_and_the_transfer_goes_on(
+    box: Box, lab: Path
+) -> None:
+    push_code(box, lab, Recorder())
+    write_big(lab / "model.bin")
+    told = AtProgress("push", box.sshd.black_hole)
+    with pytest.raises(LinkLostError) as caught:
+        push_code(box, lab, told)
+    assert time.monotonic() - told.at < 10
+    assert "labctl push" in caught.value.hint
+    box.sshd.mend()
+    box.transport.close()
+    wait_for(lambda: not box.sh("pgrep -x rsync || true"), 60)
+    assert_resumed(box, lab)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["19", "20"])
+@pytest.mark.parametrize("side", ["here", "there"])
+def test_19_20_a_push_whose_rsync_is_killed_loses_nothing(
+    box: Box, lab: Path, side: str, number: signal.Signals
+) -> None:
+    push_code(box, lab, Recorder())
+    write_big(lab / "model.bin")
+
+    def kill() -> None:
+        if side == "here":
+            for pid in local_rsyncs():
+                os.kill(pid, number)
+        else:
+            box.sh(f"pkill -{int(number)} -x rsync")
+
+    with pytest.raises((TransferError, LinkLostError)):
+        push_code(box, lab, AtProgress("push", kill))
+    wait_for(lambda: not box.sh("pgrep -x rsync || true"))
+    assert_resumed(box, lab)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["19", "20"])
+def test_19_20_a_pull_whose_rsync_is_killed_loses_nothing(
+    box: Box, lab: Path, number: signal.Signals
+) -> None:
+    box.make_run("r1")
+    box.put("runs/r1/checkpoints/model.bin", b"the good one")
+    pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh)
+    box.sh(f"head -c {BIG_BYTES} /dev/urandom > {HOME}/runs/r1/checkpoints/model.bin")
+    model = lab / "runs" / "r1" / "checkpoints" / "model.bin"
+    told = AtProgress("pull r1", lambda: [os.kill(pid, number) for pid in local_rsyncs()] and None)
+    with pytest.raises((TransferError, LinkLostError)):
+        pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=told, ssh=box.ssh)
+    assert model.read_bytes() == b"the good one"
+    result = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh).runs[0]
+    assert 0 < result.bytes < BIG_BYTES - MIB
+    assert result.complete
+    assert hashlib.sha256(model.read_bytes()).hexdigest() in box.hashes("runs/r1").values()
+
+
+WRITER = """
+import os, sys
+os.makedirs(os.path.dirname(sys.argv[1]), exist_ok=True)
+with open(sys.argv[1], "wb") as file:
+    file.write(b"x" * 6000000)
+    file.flush()
+    os.utime(sys.argv[1], (1, 1))
+    print("half", flush=True)
+    sys.stdin.readline()
+    file.write(b"y" * 12000000)
+os.utime(sys.argv[1], (1, 1))
+"""
+
+
+def test_21_a_file_that_is_being_written_is_never_taken_for_whole(box: Box, lab: Path) -> None:
+    """6 of 18 MB are there, and its time stands still as long as anybody cares to look."""
+    box.make_run("r1", ended=False)
+    path = f"{HOME}/runs/r1/checkpoints/model.pt"
+    argv = ["docker", "exec", "-i", "-u", "student", box.sshd.name, "python3", "-c", WRITER, path]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"half\n"
+        run = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh).runs[0]
+        assert [(m.path, m.reason) for m in run.skipped] == [
+            ("checkpoints/model.pt", "still open for writing")
+        ]
+        assert not (lab / "runs" / "r1" / "checkpoints").exists()
+        writer.communicate(b"go on\n")
+    pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh)
+    assert (lab / "runs" / "r1" / "checkpoints" / "model.pt").stat().st_size == 18_000_000
+
+
+class Meddling(Remote):
+    """Calls `meddle` after the server has said what there is, before any of it is read."""
+
+    def __init__(self, transport: Any, meddle: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self.meddle = meddle
+
+    def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
+        reply = super().call(verb, request, **more)
+        if verb == "manifest":
+            self.meddle()
+        return reply
+
+
+def put_checkpoint(box: Box, content: bytes) -> None:
+    listed = {"files": {"m.bin": {"sha256": hashlib.sha256(content).hexdigest()}}}
+    box.put("runs/r1/checkpoints/s1/m.bin", content)
+    box.put("runs/r1/checkpoints/s1/manifest.json", json.dumps(listed).encode())
+
+
+def test_21_a_checkpoint_replaced_while_it_is_pulled_arrives_as_one_of_the_two(
+    box: Box, lab: Path
+) -> None:
+    box.make_run("r1")
+    put_checkpoint(box, b"first")
+    later = [b"second, and longer"]
+    seen: list[bool] = []
+
+    def replace() -> None:
+        seen.append((lab / "runs" / "r1" / "checkpoints" / "s1").exists())
+        if later:
+            put_checkpoint(box, later.pop())
+
+    remote = Meddling(box.transport, replace)
+    assert pull(remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder()).complete
+    assert seen == [False, False]  # never half of it, between the two tries either
+    here = lab / "runs" / "r1" / "checkpoints" / "s1"
+    assert (here / "m.bin").read_bytes() == b"second, and longer"
+    listed = json.loads((here / "manifest.json").read_text())["files"]["m.bin"]["sha256"]
+    assert listed == hashlib.sha256(b"second, and longer").hexdigest()
+
+
+def test_21_a_checkpoint_with_half_a_file_is_left_out(box: Box, lab: Path) -> None:
+    box.make_run("r1")
+    put_checkpoint(box, b"whole")
+    box.put("runs/r1/checkpoints/s1/m.bin", b"who")
+    run = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder()).runs[0]
+    assert not run.complete
+    assert "manifest does not match" in run.skipped[0].reason
+    assert not (lab / "runs" / "r1" / "checkpoints").exists()
+
+
+def fill(box: Box, keep_bytes: int) -> None:
+    """Leave `keep_bytes` of the server's disk for the labs."""
+    free = int(box.sh(f"df -B1 --output=avail {DISK} | tail -1"))
+    box.sh(f"head -c {free - keep_bytes} /dev/zero > {DISK}/ballast")
+
+
+def test_22_a_full_disk_there_is_told_before_anything_is_sent(box: Box, lab: Path) -> None:
+    push_code(box, lab, Recorder())
+    fill(box, 80 * MIB)
+    (lab / "model.bin").write_bytes(os.urandom(20 * MIB))
+    told = Recorder()
+    with pytest.raises(DiskFullError, match="no room") as caught:
+        push_code(box, lab, told)
+    assert "4 MiB are missing, 80 MiB are free" in caught.value.why
+    assert told.progress("push") == []
+    assert box.sh(f"cat {HOME}/code/model.bin") == "the good one"
+
+
+@pytest.mark.parametrize("rsync", [True, False])
+def test_22_a_disk_there_that_fills_up_meanwhile_is_told(box: Box, lab: Path, rsync: bool) -> None:
+    push_code(box, lab, Recorder())
+    write_big(lab / "model.bin")
+    if not rsync:
+        box.ssh = None
+    with pytest.raises(DiskFullError, match="full"):
+        push_code(box, lab, AtProgress("push", lambda: fill(box, 0)))
+    box.sh(f"rm {DISK}/ballast")
+    assert_resumed(box, lab)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk here of 160 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    line = ["mount", "-t", "tmpfs", "-o", f"size=160m,mode=700,uid={os.geteuid()}"]
+    subprocess.run([*sudo, *line, "labctl-test", str(place)], check=True)
+    yield place
+    subprocess.run([*sudo, "umount", str(place)], check=True)
+
+
+def test_23_a_full_disk_here_is_told_before_anything_is_brought(box: Box, small_disk: Path) -> None:
+    box.make_run("r1")
+    box.sh(f"head -c {100 * MIB} /dev/urandom > {HOME}/runs/r1/logs/big.bin")
+    told = Recorder()
+    with pytest.raises(DiskFullError, match="no room here") as caught:
+        pull(box.remote, LAB, LAB_ID, ["r1"], small_disk, reporter=told, ssh=box.ssh)
+    assert "101 MiB are to come" in caught.value.why
+    assert told.progress("pull r1") == []
+
+
+@pytest.mark.parametrize("rsync", [True, False])
+def test_23_a_disk_here_that_fills_up_meanwhile_is_told(
+    box: Box, small_disk: Path, rsync: bool
+) -> None:
+    box.make_run("r1")
+    box.sh(f"head -c {90 * MIB} /dev/urandom > {HOME}/runs/r1/logs/big.bin")
+    ballast = small_disk / "ballast"
+
+    def fill_here() -> None:
+        found = os.statvfs(small_disk)
+        with ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, found.f_bavail * found.f_frsize)
+
+    told = AtProgress("pull r1", fill_here)
+    way = box.ssh if rsync else None
+    with pytest.raises(DiskFullError, match="disk of this machine is full"):
+        pull(box.remote, LAB, LAB_ID, ["r1"], small_disk, reporter=told, ssh=way)
+    ballast.unlink()
+    kept = (small_disk / "runs" / "r1" / ".labctl-partial" / "logs" / "big.bin").stat().st_size
+    run = pull(box.remote, LAB, LAB_ID, ["r1"], small_disk, reporter=Recorder(), ssh=way).runs[0]
+    assert run.complete
+    assert kept > 0
+    assert run.bytes <= 90 * MIB - kept + 8
+    assert local_hashes(small_disk / "runs" / "r1" / "logs") == box.hashes("runs/r1/logs")
+
+
+EVIL = """
+import json, sys
+name, content = {name!r}, {content!r}
+sys.stdin.buffer.readline()
+def say(body, to):
+    to.buffer.write(b"\\x1elabctl " + json.dumps(body).encode() + b"\\n")
+    to.flush()
+if sys.argv[1] == "manifest":
+    import hashlib
+    entry = [name, len(content), hashlib.sha256(content.encode()).hexdigest(), False]
+    run = {{"files": [entry], "skipped": [], "directory": {directory!r}, "ended": True}}
+    say({{"runs": {{{run!r}: run}}}}, sys.stdout)
+else:
+    say({{"sizes": [len(content)]}}, sys.stdout)
+    sys.stdout.write(content)
+    sys.stdout.flush()
+    say({{}}, sys.stderr)
+"""
+
+
+def turn_evil(box: Box, name: str, *, run: str = "r1", content: str = "evil") -> None:
+    """Replace the program on the server by one that answers as it likes."""
+    box.transport.run("true")
+    directory = f"{HOME}/runs/r1"
+    text = EVIL.format(name=name, content=content, directory=directory, run=run)
+    path = f".cache/labctl/remote-{program()[0]}.pyz"
+    line = f"mkdir -p ~/.cache/labctl && cat > ~/{path}"
+    docker("exec", "-i", "-u", "student", box.sshd.name, "sh", "-c", line, stdin=text)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/abs", "logs/../../../x", "a//b", "logs/.", "\0"])
+def test_34_35_names_that_lead_elsewhere_are_refused(box: Box, lab: Path, name: str) -> None:
+    turn_evil(box, name)
+    with pytest.raises(PolicyError, match="leaves its directory"):
+        pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh)
+    assert local_hashes(lab) == {"model.bin": hashlib.sha256(b"the good one").hexdigest()}
+    assert not (lab.parent / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "x\ny", "run.json", ".labctl-partial/x"])
+def test_34_35_odd_names_are_left_out_and_told_escaped(box: Box, lab: Path, name: str) -> None:
+    turn_evil(box, name)
+    run = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh).runs[0]
+    assert not run.complete
+    assert run.skipped[0].path.isprintable()
+    assert list((lab / "runs" / "r1").iterdir()) == []
+
+
+def test_34_35_a_run_that_was_not_asked_for_is_refused(box: Box, lab: Path) -> None:
+    turn_evil(box, "logs/x", run="../../elsewhere")
+    with pytest.raises(PolicyError, match="not asked for"):
+        pull(box.remote, LAB, LAB_ID, [], lab, reporter=Recorder(), ssh=box.ssh)
+
+
+def test_34_35_nothing_is_written_through_a_link_here(box: Box, lab: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    box.make_run("r1")
+    (lab / "runs" / "r1").mkdir(parents=True)
+    (lab / "runs" / "r1" / "logs").symlink_to(outside)
+    with pytest.raises(PolicyError, match="is a link"):
+        pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh)
+    assert list(outside.iterdir()) == []
+
+
+def test_34_35_links_do_not_travel_over_rsync(box: Box, lab: Path) -> None:
+    """The server promises a file of 40 MiB and, when rsync comes, has a link to another."""
+    box.make_run("r1")
+    secret = "s" * (40 * MIB)
+    box.sh(f"head -c {40 * MIB} /dev/zero | tr '\\0' s > {DISK}/elsewhere")
+    box.sh(f"ln -s {DISK}/elsewhere {HOME}/runs/r1/logs/link")
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    promised = {
+        "files": [["logs/link", 40 * MIB, digest, False]],
+        "skipped": [],
+        "directory": f"{HOME}/runs/r1",
+        "ended": True,
+    }
+
+    class Lying(Remote):
+        def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
+            return {"runs": {"r1": promised}}
+
+    with pytest.raises(TransferError, match="arrived different"):
+        pull(Lying(box.transport), LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh)
+    assert not any(p.is_symlink() for p in (lab / "runs").rglob("*"))
+    assert not (lab / "runs" / "r1" / "logs").exists()

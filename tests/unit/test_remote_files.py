@@ -1,0 +1,419 @@
+"""The server's half of a push: plan, receive, append, commit, edits, in a home of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from labctl.remote import fetch_https, fetch_s3, files, outputs, unpack
+from labctl.remote.reply import Failure
+
+LAB = {"lab": "digits", "lab_id": "0f1e2d3c4b5a"}
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The lab's code directory on this "server"."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / "labctl" / "digits" / "code"
+
+
+def entry(path: str, content: bytes, mode: int = 0o644) -> list[Any]:
+    return [path, len(content), hashlib.sha256(content).hexdigest(), mode]
+
+
+def request(contents: dict[str, bytes], **more: Any) -> dict[str, Any]:
+    wanted = [entry(path, content) for path, content in contents.items()]
+    return {**LAB, "target": "code", "files": wanted, **more}
+
+
+def send(
+    monkeypatch: pytest.MonkeyPatch, contents: dict[str, bytes], **more: Any
+) -> dict[str, Any]:
+    """A plan and, where something is needed, a receive of it."""
+    plan = files.plan(request(contents, **more))
+    if not plan["needed"] or plan["conflicts"]:
+        return plan
+    needed = {path: contents[path] for path in plan["needed"]}
+    stdin(monkeypatch, archive(needed))
+    return files.receive(request(needed, removed=plan["removed"], **more))
+
+
+def archive(contents: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path, content in contents.items():
+            info = tarfile.TarInfo(path)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_what_is_sent_is_there_and_a_second_plan_needs_nothing(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {"a.py": b"one", "sub/b.py": b"two", "empty": b""}
+    assert send(monkeypatch, contents)["bad"] == []
+    assert tree(code) == contents
+    again = files.plan(request(contents))
+    assert (again["needed"], again["conflicts"], again["removed"]) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"a": b"1"}, {"a/b": b"2"}),
+        ({"a/b": b"1", "a/c/d": b"1"}, {"a": b"2"}),
+        ({"a/b/c": b"1", "x": b"1"}, {"x": b"1"}),
+        ({"a": b"1", "b": b"2"}, {"a": b"2", "b": b"1"}),
+        ({"a": b"1"}, {}),
+    ],
+)
+def test_any_tree_becomes_any_other(
+    code: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: dict[str, bytes],
+    after: dict[str, bytes],
+) -> None:
+    send(monkeypatch, before)
+    for cache in (code / "a" / "__pycache__", code / "__pycache__"):
+        if cache.parent.is_dir():
+            cache.mkdir()
+            (cache / "x.pyc").write_bytes(b"bytecode")
+    send(monkeypatch, after)
+    assert {n: c for n, c in tree(code).items() if "__pycache__" not in n} == after
+    assert not [d for d in code.rglob("*") if d.is_dir() and not any(d.iterdir())]
+
+
+def test_an_edit_is_a_conflict_until_force(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch, {"a.py": b"one", "b.py": b"one"})
+    (code / "a.py").write_bytes(b"edited")
+    (code / "new.py").write_bytes(b"made here")
+    mine = {"a.py": b"mine", "b.py": b"mine", "new.py": b"mine too"}
+    refused = files.plan(request(mine))
+    assert refused["conflicts"] == ["a.py", "new.py"]
+    assert tree(code)["b.py"] == b"one"
+    send(monkeypatch, mine, force=True)
+    assert tree(code) == mine
+
+
+def test_an_edited_file_that_is_gone_at_home_stays(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(monkeypatch, {"a.py": b"one"})
+    (code / "a.py").write_bytes(b"edited")
+    assert files.plan(request({}))["conflicts"] == ["a.py"]
+    assert tree(code) == {"a.py": b"edited"}
+    files.plan(request({}, force=True))
+    assert tree(code) == {}
+
+
+def test_an_edit_between_plan_and_commit_stays(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch, {"a.py": b"one", "gone.py": b"one"})
+    plan = files.plan(request({"a.py": b"two"}))
+    (code / "a.py").write_bytes(b"edited")
+    (code / "gone.py").write_bytes(b"edited")
+    stdin(monkeypatch, archive({"a.py": b"two"}))
+    reply = files.receive(request({"a.py": b"two"}, removed=plan["removed"]))
+    assert sorted(reply["conflicts"]) == ["a.py", "gone.py"]
+    assert tree(code) == {"a.py": b"edited", "gone.py": b"edited"}
+
+
+def test_the_same_edit_on_both_sides_is_none(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch, {"a.py": b"one"})
+    (code / "a.py").write_bytes(b"both")
+    assert files.plan(request({"a.py": b"both"}))["conflicts"] == []
+    assert files.edits(LAB)["files"] == []
+    assert files.plan(request({"a.py": b"later"}))["conflicts"] == []
+
+
+def test_a_commit_cut_before_its_record_is_no_edit(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(monkeypatch, {"a.py": b"one"})
+    target = files.Target(request({}))
+    old_record = target.record_path.read_bytes()
+    send(monkeypatch, {"a.py": b"two"})
+    target.record_path.write_bytes(old_record)  # killed between the rename and the record
+    assert files.edits(LAB)["files"] == []
+    assert files.plan(request({"a.py": b"three"}))["conflicts"] == []
+
+
+def test_staged_bytes_of_another_version_do_not_count(code: Path) -> None:
+    files.plan(request({"a.bin": b"old content"}))
+    staged = files.Target(request({})).staging / "a.bin"
+    staged.write_bytes(b"old ")
+    assert files.plan(request({"a.bin": b"old content"}))["staged"] == {"a.bin": 4}
+    assert files.plan(request({"a.bin": b"new content"}))["staged"] == {}
+    assert not staged.exists()
+
+
+def test_chunks_append_resume_and_repeat(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = request({"a.bin": b"hello world"})
+    files.plan(one)
+    for offset, chunk in ((0, b"hello"), (5, b" wor"), (5, b" world")):
+        stdin(monkeypatch, chunk)
+        files.append({**one, "path": "a.bin", "offset": offset})
+    with pytest.raises(Failure):
+        files.append({**one, "path": "a.bin", "offset": 100})
+    assert files.commit(one) == {"committed": 1, "bad": [], "conflicts": []}
+    assert files.commit(one)["bad"] == []
+    assert tree(code) == {"a.bin": b"hello world"}
+
+
+def test_what_arrived_wrong_is_named_and_nothing_is_replaced(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(monkeypatch, {"a.py": b"one", "b.py": b"one"})
+    wanted = {"a.py": b"two", "b.py": b"two"}
+    plan = files.plan(request(wanted))
+    stdin(monkeypatch, archive({"a.py": b"two", "b.py": b"2wo"}))
+    assert files.receive(request(wanted, removed=plan["removed"]))["bad"] == ["b.py"]
+    assert tree(code) == {"a.py": b"two", "b.py": b"one"}
+
+
+def test_a_cut_archive_changes_nothing(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch, {"a.py": b"one"})
+    files.plan(request({"a.py": b"t" * 5000}))
+    stdin(monkeypatch, archive({"a.py": b"t" * 5000})[:2000])
+    with pytest.raises(Failure):
+        files.receive(request({"a.py": b"t" * 5000}))
+    assert tree(code) == {"a.py": b"one"}
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "not-due"])
+def test_an_archive_holds_only_what_is_due(
+    code: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    stdin(monkeypatch, archive({name: b"x"}))
+    with pytest.raises(Failure):
+        files.receive(request({"a.py": b"x"}))
+    assert not (code.parent / "x").exists()
+
+
+def test_a_changed_mode_needs_no_bytes(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch, {"go.sh": b"#!/bin/sh"})
+    assert not os.access(code / "go.sh", os.X_OK)
+    plan = files.plan({**request({}), "files": [entry("go.sh", b"#!/bin/sh", 0o755)]})
+    assert plan["needed"] == []
+    assert os.access(code / "go.sh", os.X_OK)
+
+
+def test_nothing_is_written_through_a_link(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    send(monkeypatch, {"a.py": b"one"})
+    (code / "sub").symlink_to(outside)
+    with pytest.raises(Failure):
+        files.plan(request({"sub/x": b"1"}))
+    (code / "a.py").unlink()
+    (code / "a.py").symlink_to(outside / "a.py")
+    assert files.plan(request({"a.py": b"two"}))["conflicts"] == ["a.py"]
+    send(monkeypatch, {"a.py": b"two"}, force=True)
+    assert (code / "a.py").read_bytes() == b"two"
+    assert not (code / "a.py").is_symlink()
+    assert not any(outside.iterdir())
+
+
+def test_edits_tell_what_they_were_made_from(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch, {"a.py": b"one", "b.py": b"one"})
+    (code / "a.py").write_bytes(b"edited")
+    (code / "n.ipynb").write_bytes(b"{}")
+    (code / ".ipynb_checkpoints").mkdir()
+    (code / ".ipynb_checkpoints" / "n.ipynb").write_bytes(b"{}")
+    base = hashlib.sha256(b"one").hexdigest()
+    found = {path: (size, old) for path, size, _, old in files.edits(LAB)["files"]}
+    assert found == {"a.py": (6, base), "n.ipynb": (2, "")}
+
+
+def test_a_short_disk_is_told_before_anything_is_staged(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "free_bytes", lambda _: files.RESERVE_BYTES + 4)
+    plan = files.plan(request({"a.bin": b"12345"}))
+    assert plan["short_bytes"] == 1
+    assert not files.Target(request({})).staging.exists()
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "data/../x", "data/", ""])
+def test_only_known_targets(code: Path, target: str) -> None:
+    with pytest.raises(Failure):
+        files.plan({**LAB, "target": target, "files": []})
+
+
+def make_run(code: Path, contents: dict[str, bytes], *, ended: bool) -> Path:
+    run = code.parent / "runs" / "r1"
+    (run / ".labctl").mkdir(parents=True)
+    (run / ".labctl" / "spec.json").write_text('{"outputs":["checkpoints"]}')
+    if ended:
+        (run / ".labctl" / "record.json").write_text('{"state":"exited"}')
+    for name, content in contents.items():
+        path = run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, (1.0, 1.0))
+    return run
+
+
+def look(**more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = outputs.manifest({**LAB, "runs": ["r1"], **more})["runs"]["r1"]
+    return found
+
+
+def test_a_file_that_somebody_writes_is_not_whole(code: Path) -> None:
+    run = make_run(code, {"checkpoints/m.bin": b"half"}, ended=False)
+    with (run / "checkpoints" / "m.bin").open("ab"):
+        found = look()
+        assert (found["files"], found["skipped"]) == (
+            [],
+            [["checkpoints/m.bin", "still open for writing"]],
+        )
+    assert [f[0] for f in look()["files"]] == ["checkpoints/m.bin"]
+
+
+def test_a_log_counts_while_it_grows(code: Path) -> None:
+    run = make_run(code, {"logs/run.log": b"one\n"}, ended=False)
+    with (run / "logs" / "run.log").open("ab", buffering=0) as log:
+        log.write(b"two\n")
+        digest = hashlib.sha256(b"one\ntwo\n").hexdigest()
+        assert look()["files"] == [["logs/run.log", 8, digest, True]]
+
+
+def checkpoint(content: bytes, promised: bytes) -> dict[str, bytes]:
+    digest = hashlib.sha256(promised).hexdigest()
+    text = f'{{"files":{{"m.bin":{{"size":{len(promised)},"sha256":"{digest}"}}}}}}'
+    return {"checkpoints/s1/m.bin": content, "checkpoints/s1/manifest.json": text.encode()}
+
+
+def test_a_checkpoint_counts_only_as_its_manifest_says(code: Path) -> None:
+    make_run(code, {**checkpoint(b"half", b"half and half"), "checkpoints/x": b"1"}, ended=True)
+    found = look()
+    assert [f[0] for f in found["files"]] == ["checkpoints/x"]
+    assert {s[0] for s in found["skipped"]} == {
+        "checkpoints/s1/m.bin",
+        "checkpoints/s1/manifest.json",
+    }
+
+
+def test_a_checkpoint_whose_manifest_is_not_ready_waits(code: Path) -> None:
+    run = make_run(code, checkpoint(b"whole", b"whole"), ended=False)
+    assert len(look()["files"]) == 2
+    (run / "checkpoints" / "s1" / "manifest.json").touch()
+    assert look()["files"] == []
+
+
+def test_all_brings_new_files_but_not_the_code_that_was_sent(code: Path) -> None:
+    run = make_run(code, {"code/train.py": b"x", "code/model.pth": b"y", "z": b"z"}, ended=True)
+    (run / ".labctl" / "code.json").write_text('["train.py"]')
+    assert look()["files"] == []
+    assert {f[0] for f in look(all=True)["files"]} == {"code/model.pth", "z"}
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_archives_are_unpacked_without_links(tmp_path: Path, kind: str) -> None:
+    into = tmp_path / "into"
+    into.mkdir()
+    path = tmp_path / f"a.{kind}"
+    if kind == "tar":
+        with tarfile.open(path, "w") as tar:
+            info = tarfile.TarInfo("./d/x")
+            info.size = 2
+            tar.addfile(info, io.BytesIO(b"hi"))
+            for type_, name in ((tarfile.SYMTYPE, "link"), (tarfile.CHRTYPE, "device")):
+                odd = tarfile.TarInfo(name)
+                odd.type, odd.linkname = type_, "/etc/passwd"
+                tar.addfile(odd)
+        left_out = 2
+    else:
+        with zipfile.ZipFile(path, "w") as zipped:
+            zipped.writestr("d/x", "hi")
+            link = zipfile.ZipInfo("link")
+            link.external_attr = 0o120777 << 16
+            zipped.writestr(link, "/etc/passwd")
+        left_out = 1
+    assert unpack.unpack(path, path.name, into) == (1, left_out)
+    assert tree(into) == {"d/x": b"hi"}
+
+
+@pytest.mark.parametrize("name", ["../x", "/abs", "a/../../x", "a\\..\\x", "a\x1bb"])
+def test_archives_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+    into = tmp_path / "into"
+    into.mkdir()
+    (tmp_path / "a.tar").write_bytes(archive({name: b"x"}))
+    with pytest.raises(Failure, match="leaves"):
+        unpack.unpack(tmp_path / "a.tar", "a.tar", into)
+    assert tree(into) == {}
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_archive_larger_than_the_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpack, "free_bytes", lambda _: files.RESERVE_BYTES + 5)
+    (tmp_path / "a.tar").write_bytes(archive({"a": b"123", "b": b"456"}))
+    (tmp_path / "into").mkdir()
+    with pytest.raises(Failure, match="no room"):
+        unpack.unpack(tmp_path / "a.tar", "a.tar", tmp_path / "into")
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", archive({"a": b"x" * 3000})[:1000]])
+@pytest.mark.parametrize("name", ["a.tar", "a.tgz", "a.zip"])
+def test_damaged_archives_are_told(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "into").mkdir()
+    with pytest.raises(Failure, match="whole"):
+        unpack.unpack(tmp_path / name, name, tmp_path / "into")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://example.org/x", "ftp://h/x", "file:///etc/passwd", "https:///x", "http://169.254.1.1"],
+)
+def test_unsafe_addresses_are_refused(address: str) -> None:
+    with pytest.raises(Failure):
+        fetch_https.check_address(address)
+
+
+@pytest.mark.parametrize("address", ["https://h/x", "http://127.0.0.1:8/x", "http://[::1]/x"])
+def test_safe_addresses(address: str) -> None:
+    fetch_https.check_address(address)
+
+
+def test_buckets_have_https_addresses() -> None:
+    plain = fetch_s3._Bucket("sets", "")
+    assert plain.address("a b/c", {}) == "https://sets.s3.amazonaws.com/a%20b/c"
+    plain.region = "eu-west-1"
+    assert plain.address("k", {}) == "https://sets.s3.eu-west-1.amazonaws.com/k"
+    assert fetch_s3._Bucket("a.b", "").address("k", {}) == "https://s3.amazonaws.com/a.b/k"
+    other = fetch_s3._Bucket("sets", "https://store.example/")
+    assert other.address("", {"prefix": "x"}) == "https://store.example/sets/?prefix=x"
+
+
+def test_a_listing_with_entities_is_refused() -> None:
+    with pytest.raises(Failure):
+        fetch_s3._parsed(b'<!DOCTYPE x [<!ENTITY a "b">]><x>&a;</x>')
+
+
+@pytest.mark.parametrize("key", ["p/../../x", "p//x", "p/./x", "p/a\x1b"])
+def test_keys_that_lead_elsewhere_are_refused(key: str) -> None:
+    with pytest.raises(Failure):
+        fetch_s3._relative(key, "p")

@@ -1,0 +1,79 @@
+"""Names that a server sends never lead out of the directory they belong to (faults 34, 35)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labctl.actions.arrivals import contained, unwelcome
+from labctl.errors import PolicyError
+from labctl.remote.place import inside
+from labctl.remote.reply import Failure
+
+HOSTILE = ["../../x", "/etc/abs", "a/../../x", "a//b", "./a", "a/.", "", "a/", "..", "a\0b"]
+ANY_PATH = st.lists(
+    st.one_of(st.sampled_from(["..", ".", "", "a", "b.c", "\0", "~"]), st.text(max_size=4)),
+    max_size=5,
+).map("/".join)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_that_lead_elsewhere_are_refused_on_both_sides(name: str, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError):
+        contained(name)
+    with pytest.raises(PolicyError):
+        unwelcome(name)
+    with pytest.raises(Failure):
+        inside(tmp_path, name)
+
+
+@given(ANY_PATH)
+def test_what_passes_stays_below_its_root(name: str) -> None:
+    root = "/some/root"
+    try:
+        path = os.path.normpath(f"{root}/{contained(name)}")
+    except PolicyError:
+        return
+    assert path.startswith(root + "/")
+    assert path == f"{root}/{name}"
+
+
+@given(ANY_PATH)
+def test_both_sides_agree(name: str) -> None:
+    def passes(check: object) -> bool:
+        try:
+            contained(name) if check is contained else inside(Path("/nowhere/root"), name)
+        except (PolicyError, Failure):
+            return False
+        return True
+
+    assert passes(contained) == passes(inside)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a\x1b[2Jb", "control character"),
+        ("a\nb", "control character"),
+        ("a\x9bb", "control character"),
+        ("caf\udce9", "UTF-8"),
+        (".labctl-partial/x", "own"),
+        (".labctl/spec.json", "own"),
+        ("run.json", "own"),
+        ("x" * 256, "too long"),
+        ("logs/run.log", ""),
+    ],
+)
+def test_what_is_left_out_is_told_why(name: str, reason: str) -> None:
+    assert reason in unwelcome(name, reserved=("run.json",))
+    assert bool(reason) == bool(unwelcome(name, reserved=("run.json",)))
+
+
+def test_the_server_writes_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("/etc")
+    with pytest.raises(Failure):
+        inside(tmp_path, "out/passwd")

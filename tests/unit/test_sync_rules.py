@@ -1,0 +1,223 @@
+"""What counts as the lab's code: ignore rules as git reads them, names, links, the index."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from labctl.actions import Event, Note, Silent
+from labctl.actions.scan import (
+    Index,
+    hash_file,
+    ignored,
+    parse_rules,
+    refresh,
+    scan_code,
+    scan_data,
+)
+from labctl.errors import NotFoundError, UsageError
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self.texts.append(event.text)
+
+
+def put(root: Path, name: str, text: str = "x") -> Path:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def names(root: Path, **options: list[Path]) -> list[str]:
+    return [f.path for f in scan_code(root, Silent(), **options)]
+
+
+def test_ignore_files_count_and_the_nearest_one_wins(tmp_path: Path) -> None:
+    put(tmp_path, ".gitignore", "*.log\nbuild/\n")
+    put(tmp_path, ".labignore", "big.bin\n!keep.log\n")
+    put(tmp_path, "sub/.gitignore", "!again.log\n/only-here\n")
+    for name in ("a.log", "keep.log", "big.bin", "build/x", "sub/again.log", "sub/only-here"):
+        put(tmp_path, name)
+    put(tmp_path, "sub/deep/only-here")
+    assert names(tmp_path) == [
+        ".gitignore",
+        ".labignore",
+        "keep.log",
+        "sub/.gitignore",
+        "sub/again.log",
+        "sub/deep/only-here",
+    ]
+
+
+def test_what_lies_in_an_ignored_tree_can_be_kept_by_name(tmp_path: Path) -> None:
+    put(tmp_path, ".gitignore", "cache/**\n!cache/.keep\n")
+    put(tmp_path, "cache/.keep")
+    put(tmp_path, "cache/sub/x")
+    assert names(tmp_path) == [".gitignore", "cache/.keep"]
+
+
+def test_own_directories_and_data_are_never_code(tmp_path: Path) -> None:
+    for name in (
+        ".git/x",
+        ".labctl/x",
+        "runs/r1/x",
+        "server-edits/x",
+        ".venv/x",
+        "a/__pycache__/x",
+    ):
+        put(tmp_path, name)
+    put(tmp_path, "dataset/1.png")
+    put(tmp_path, "src/runs/kept.py")
+    assert names(tmp_path, data=[tmp_path / "dataset"]) == ["src/runs/kept.py"]
+
+
+def test_data_is_taken_whole_whatever_ignore_files_say(tmp_path: Path) -> None:
+    lab, data = tmp_path / "lab", tmp_path / "data"
+    lab.mkdir()
+    for name in (".gitignore", "a.log", "runs/x", ".git/x"):
+        put(data, name, "*\n")
+    found = scan_data(lab, "digits", data, Silent())
+    assert [f.path for f in found] == [".git/x", ".gitignore", "a.log", "runs/x"]
+
+
+def test_missing_data_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="digits"):
+        scan_data(tmp_path, "digits", tmp_path / "nowhere", Silent())
+
+
+def test_links_are_told_and_never_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    put(outside, "secret")
+    lab = tmp_path / "lab"
+    put(lab, "real.py")
+    (lab / "dir").symlink_to(outside)
+    (lab / "file").symlink_to(outside / "secret")
+    (lab / "round").symlink_to(lab)
+    told = Notes()
+    assert [f.path for f in scan_code(lab, told)] == ["real.py"]
+    assert told.texts == ["links are not carried: dir, file, round"]
+
+
+def test_control_characters_are_refused_and_shown_escaped(tmp_path: Path) -> None:
+    put(tmp_path, "a\x1b[2Jb")
+    with pytest.raises(UsageError, match=r"a\\x1b\[2Jb"):
+        names(tmp_path)
+    put(tmp_path, ".labignore", "a*\n")
+    assert names(tmp_path) == [".labignore"]
+
+
+def test_names_that_are_not_utf8_are_left_out_and_told(tmp_path: Path) -> None:
+    put(tmp_path, os.fsdecode(b"caf\xe9"))
+    put(tmp_path, "café")
+    told = Notes()
+    assert [f.path for f in scan_code(tmp_path, told)] == ["café"]
+    assert told.texts == [r"names that are not UTF-8 are not carried: caf\udce9"]
+
+
+def test_a_line_that_is_no_rule_is_told_and_the_others_count(tmp_path: Path) -> None:
+    put(tmp_path, ".gitignore", "!\n*.log\n")
+    put(tmp_path, "a.log")
+    told = Notes()
+    assert [f.path for f in scan_code(tmp_path, told)] == [".gitignore"]
+    assert told.texts == ["ignore rules that cannot be read are skipped: .gitignore: !"]
+
+
+def age(path: Path, by_s: float = 60.0) -> None:
+    old = time.time() - by_s
+    os.utime(path, (old, old))
+
+
+def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
+    path = put(tmp_path, "a.bin", "one")
+    age(path)
+    first = scan_code(tmp_path, Silent())
+    found = path.stat()
+    index = Index(tmp_path, "code")
+    assert index.known("a.bin", found) == first[0].sha256 == hash_file(path)
+    # Same size and time, but another content: only ctime tells, and it does.
+    path.write_text("two")
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert scan_code(tmp_path, Silent())[0].sha256 == hash_file(path) != first[0].sha256
+
+
+def test_a_file_written_just_now_is_not_cached(tmp_path: Path) -> None:
+    path = put(tmp_path, "a.bin", "one")
+    scan_code(tmp_path, Silent())
+    assert Index(tmp_path, "code").known("a.bin", path.stat()) == ""
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"code":{"a.bin":[1]}}', b"\xff"])
+def test_a_broken_index_is_made_anew(tmp_path: Path, broken: bytes) -> None:
+    path = put(tmp_path, "a.bin", "one")
+    age(path)
+    put(tmp_path, ".labctl/index.json").write_bytes(broken)
+    assert scan_code(tmp_path, Silent())[0].sha256 == hash_file(path)
+    assert Index(tmp_path, "code").known("a.bin", path.stat()) == hash_file(path)
+
+
+def test_refresh_reads_the_changed_and_drops_the_gone(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        put(tmp_path, name, name)
+    before = scan_code(tmp_path, Silent())
+    put(tmp_path, "a", "changed")
+    put(tmp_path, "b", "changed too, but nobody asked")
+    (tmp_path / "c").unlink()
+    after = refresh(tmp_path, before, {"a", "c"})
+    assert [f.path for f in after] == ["a", "b"]
+    assert after[0].sha256 == hash_file(tmp_path / "a")
+    assert after[1] == before[1]
+
+
+WORD = st.text(alphabet="ab*?.", min_size=1, max_size=4).filter(lambda w: w not in (".", ".."))
+RULE = st.builds(
+    lambda sign, front, words, back: sign + front + "/".join(words) + back,
+    st.sampled_from(["", "", "!"]),
+    st.sampled_from(["", "/"]),
+    st.lists(st.one_of(WORD, st.just("**")), min_size=1, max_size=3),
+    st.sampled_from(["", "/"]),
+)
+NAME = st.text(alphabet="ab.", min_size=1, max_size=3).filter(lambda w: w.strip("."))
+PATH = st.lists(NAME, min_size=1, max_size=3).map("/".join)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(top=st.lists(RULE, max_size=4), deeper=st.lists(RULE, max_size=2), asked=st.lists(PATH))
+def test_rules_mean_what_git_says_they_mean(
+    tmp_path_factory: pytest.TempPathFactory, top: list[str], deeper: list[str], asked: list[str]
+) -> None:
+    root = tmp_path_factory.mktemp("repo")
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    put(root, ".gitignore", "".join(f"{r}\n" for r in top))
+    put(root, "a/.gitignore", "".join(f"{r}\n" for r in deeper))
+    for path in asked:
+        if not any((root / p).is_file() for p in parents(path)) and not (root / path).is_dir():
+            put(root, path)
+    argv = ["git", "-C", str(root), "ls-files", "--others", "--exclude-standard", "-z"]
+    said = subprocess.run(argv, capture_output=True, check=True).stdout.decode()
+    assert names(root) == sorted(said.split("\0")[:-1])
+
+
+def parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+@given(st.lists(st.text(max_size=12), max_size=5), PATH)
+def test_no_text_in_an_ignore_file_breaks_the_scan(lines: list[str], name: str) -> None:
+    spec, bad = parse_rules(lines)
+    assert set(bad) <= set(lines)
+    assert ignored((("", spec),), name, is_folder=False) in (True, False)
