@@ -75,7 +75,7 @@ class Ground:
         if known.state == "stopped":
             raise NotFoundError(
                 f"the server of {self.config.name} is stopped",
-                why="its disk was kept, since not everything on it is here",
+                why="its disk is kept",
                 hint="labctl up",
             )
         return known

@@ -137,13 +137,13 @@ def write_log(block: bytes) -> None:
 
 def _still_running(lab: Lab, run: Run) -> None:
     price = lab.ground.server().offer.price_usd_per_hour
-    click.echo(
-        f"\nrun {run.id} goes on at {price:.2f} dollars an hour\n"
-        f"  labctl logs -f {run.id}    follow it again\n"
-        f"  labctl cancel {run.id}     end the run\n"
-        "  labctl down             end the bill",
-        err=True,
-    )
+    click.echo(f"\nrun {run.id} goes on at {price:.2f} dollars an hour", err=True)
+    for line, deed in (
+        (f"labctl logs -f {run.id}", "follow it again"),
+        (f"labctl cancel {run.id}", "end the run"),
+        ("labctl down", "end the bill"),
+    ):
+        click.echo(f"  {line:<{len(run.id) + 18}}{deed}", err=True)
 
 
 def _replace(lab: Lab, line: str, *, tty: bool = True) -> None:
