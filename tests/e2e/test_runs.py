@@ -1,0 +1,275 @@
+"""Runs through the real command: codes, logs, exactly once, snapshots, secrets, limits, tmux."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lab_directory import TOKEN, UNTIL_GO, LabDirectory, Process
+from lab_servers import wait_for
+
+pytest_plugins = ["lab_fixture"]
+pytestmark = pytest.mark.engine
+
+Followed = Callable[..., Process]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("sh", "-c", "echo out; echo err >&2"), 0, "done"),
+        (("sh", "-c", "echo out; echo err >&2; exit 3"), 3, "failed with exit code 3"),
+        (("sh", "-c", "echo out; echo err; kill -USR1 $$"), 138, "ended by SIGUSR1 (exit 138)"),
+    ],
+)
+def test_the_commands_own_code_passes_through(
+    lab: LabDirectory, words: tuple[str, ...], code: int, told: str
+) -> None:
+    done = lab.labctl("run", "--", *words, code=code)
+    assert done.stdout.split()[:2] == ["out", "err"]
+    assert done.stderr.rstrip().endswith(f": {told}")
+
+
+def test_a_command_that_is_not_there_is_127(lab: LabDirectory) -> None:
+    done = lab.labctl("run", "--", "no-such-program", code=127)
+    assert "no-such-program" in done.stdout
+    assert "the command was not found in the image" in done.stderr
+
+
+def test_a_long_log_arrives_whole_and_in_order(lab: LabDirectory) -> None:
+    many = "$i = 0; print 'line ', $i++, qq(\\n) while $i < 100000"
+    done = lab.labctl("run", "--", "perl", "-e", many)
+    assert done.stdout == "".join(f"line {i}\n" for i in range(100_000))
+
+
+def test_ctrl_c_detaches_and_the_run_goes_on(lab: LabDirectory, followed: Followed) -> None:
+    process = followed("detached")
+    process.said("line 3\n")
+    process.interrupt()
+    process.end(130)
+    for word in ("goes on", "labctl logs -f detached", "labctl cancel detached", "labctl down"):
+        assert word in process.stderr
+    assert lab.seen("detached")["state"] == "running"
+    again = lab.start("logs", "-f", "detached")
+    again.said("line 3\n")
+    lab.let_go("detached")
+    again.end(0)
+    assert again.stdout == lab.log("detached")
+    assert again.stdout.endswith("last\n")
+    assert "run detached: done" in again.stderr
+
+
+def test_one_id_is_one_run(lab: LabDirectory) -> None:
+    line = "echo once >> /lab/run/logs/count; echo hello"
+    first, second = lab.run(line, "--id", "once"), lab.run(line, "--id", "once")
+    assert first.stdout == second.stdout == "hello\n"
+    assert ("started" in first.stderr, "found" in second.stderr) == (True, True)
+    assert lab.student(f"cat {lab.place('once')}/logs/count") == "once\n"
+    other = lab.run("echo other", "--id", "once", code=255)
+    assert "there is another run once" in other.stderr
+    assert "labctl run --id" in other.stderr
+
+
+def test_three_at_once_with_one_id_are_one_container(lab: LabDirectory) -> None:
+    line = "echo once >> /lab/run/logs/count; echo hello"
+    words = ("run", "--id", "at-once", "--", "sh", "-c", line)
+    processes = [lab.start(*words) for _ in range(3)]
+    assert [process.end(0).stdout for process in processes] == ["hello\n"] * 3
+    assert len(lab.containers("at-once")) == 1
+    assert lab.student(f"cat {lab.place('at-once')}/logs/count") == "once\n"
+
+
+def test_a_push_changes_nothing_in_a_run(lab: LabDirectory, followed: Followed) -> None:
+    with lab.holding("value.txt", "old\n"):
+        process = followed("snapshot", f"cat value.txt; {UNTIL_GO}; cat value.txt; ls")
+        process.said("old\n")
+        (lab.root / "value.txt").write_text("new\n")
+        (lab.root / "late.txt").write_text("late\n")
+        lab.labctl("push")
+        lab.let_go("snapshot")
+        process.end(0)
+        assert process.stdout.split()[:2] == ["old", "old"]
+        assert "late.txt" not in process.stdout
+        assert lab.run("cat value.txt late.txt").stdout == "new\nlate\n"
+    (lab.root / "late.txt").unlink()
+
+
+def test_new_files_outside_the_outputs_are_named_and_can_be_had(lab: LabDirectory) -> None:
+    line = "echo m > model.pth; echo e > /lab/run/extra.bin; echo c > /lab/run/checkpoints/c"
+    done = lab.run(line, "--id", "leaves")
+    named = done.stderr.split("new files outside outputs: ")[1]
+    assert named.strip() == "code/model.pth, extra.bin (labctl pull --all)"
+    lab.labctl("pull", "leaves")
+    here = lab.root / "runs" / "leaves"
+    assert (here / "checkpoints" / "c").read_text() == "c\n"
+    assert not (here / "extra.bin").exists()
+    lab.labctl("pull", "leaves", "--all")
+    assert (here / "extra.bin").read_text() == "e\n"
+    assert (here / "code" / "model.pth").read_text() == "m\n"
+
+
+def test_a_secret_is_inside_the_run_and_nowhere_else(lab: LabDirectory, followed: Followed) -> None:
+    hashed = 'printf %s "$E2E_TOKEN" | sha256sum | cut -d" " -f1'
+    process = followed("secretive", f"{hashed}; {UNTIL_GO}")
+    process.said(hashlib.sha256(TOKEN.encode()).hexdigest())
+    word = TOKEN.splitlines()[1]
+    assert word not in str(lab.inspected("secretive"))
+    assert "E2E_TOKEN=" not in str(lab.inspected("secretive"))
+    assert word not in lab.sh("ps -eo args")
+    kept = f"grep -rlsF -- {_quoted(word)} /home/student /var/lib/docker/containers /tmp /run || :"
+    assert lab.sh(kept) == ""
+    shown = lab.student("stat -c '%a %n' /dev/shm/labctl-1000 /dev/shm/labctl-1000/secretive/*")
+    assert [row.split()[0] for row in shown.splitlines()] == ["700", "600"]
+    lab.let_go("secretive")
+    process.end(0)
+    assert lab.student("ls /dev/shm/labctl-1000") == ""
+    assert word.encode() not in process.out + process.err
+    home = Path(lab.environ["HOME"])
+    files = [path for path in [*home.rglob("*"), *lab.root.rglob("*")] if path.is_file()]
+    assert any(path.name == "labctl.db" for path in files)
+    assert [path for path in files if word.encode() in path.read_bytes()] == []
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+def test_out_of_memory_is_told_with_limit_and_peak(lab: LabDirectory) -> None:
+    done = lab.labctl("run", "--", "perl", "-e", "$x = 'a' x 300_000_000", code=137)
+    assert "out of memory: killed at its limit of 0.09 GiB (peak 0.09 GiB)" in done.stderr
+
+
+def test_a_runs_container_is_limited_and_the_students(
+    lab: LabDirectory, followed: Followed
+) -> None:
+    questions = "id -un; id -u; echo $SEED $FROM_ENTRYPOINT $LABCTL_RUN_ID; pwd; touch $HOME/w"
+    process = followed("limited", f"{questions} && echo home; touch /lab/data/x; {UNTIL_GO}")
+    process.said("Read-only")
+    found = lab.inspected("limited")
+    host = found["HostConfig"]
+    megabyte = 1000**2
+    assert host["Memory"] in (96 * megabyte, 96 * 2**20)
+    assert host["MemorySwap"] == host["Memory"]
+    assert host["NanoCpus"] == 1_500_000_000
+    assert host["ShmSize"] in (32 * megabyte, 32 * 2**20)
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert not host["DeviceRequests"]
+    assert not host["Privileged"]
+    assert found["Config"]["User"] == "1000:1000"
+    lab.let_go("limited")
+    process.end(0)
+    assert process.stdout.splitlines()[:5] == ["lab", "1000", "7 yes limited", "/lab/code", "home"]
+
+
+def test_cancel_lets_it_write_first(lab: LabDirectory, followed: Followed) -> None:
+    saves = "trap 'echo saved > /lab/run/checkpoints/last; exit 4' TERM"
+    process = followed("saves", f"{saves}; echo ready; while :; do sleep 0.02; done")
+    process.said("ready\n")
+    told = lab.labctl("cancel", "saves", "--grace", "30")
+    assert told.stdout == "run saves: cancelled; the command ended with 4\n"
+    process.end(4)
+    assert lab.student(f"cat {lab.place('saves')}/checkpoints/last") == "saved\n"
+    assert "had ended before" in lab.labctl("cancel", "saves").stdout
+    assert lab.seen("saves")["state"] == "cancelled"
+
+
+def test_cancel_kills_what_does_not_stop(lab: LabDirectory, followed: Followed) -> None:
+    process = followed("deaf", "trap '' TERM; echo ready; while :; do sleep 0.02; done")
+    process.said("ready\n")
+    told = lab.labctl("cancel", "deaf", "--grace", "1")
+    assert "did not stop within its time and was killed" in told.stdout
+    process.end(137)
+    assert lab.inspected("deaf")["State"]["Running"] is False
+
+
+def test_the_session_beside_a_run_can_be_killed_and_comes_back(
+    lab: LabDirectory, followed: Followed
+) -> None:
+    process = followed("seen")
+    process.said("line 1\n")
+    windows = "tmux list-windows -t =labctl-seen -F '#W'"
+    assert lab.student(windows).split() == ["run", "gpu", "shell"]
+    before = lab.inspected("seen")["State"]
+    lab.student("tmux kill-server")
+    wait_for(lambda: "seen" not in lab.student("tmux ls", check=False))
+    _attach_and_leave(lab, "seen")
+    assert lab.student(windows).split() == ["run", "gpu", "shell"]
+    after = lab.inspected("seen")["State"]
+    assert (after["Running"], after["Pid"]) == (True, before["Pid"])
+    inside = lab.labctl(
+        "exec", "--run", "seen", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 5", code=5
+    )
+    assert inside.stdout == "seen\n"
+    lab.let_go("seen")
+    assert process.end(0).stdout == lab.log("seen")
+
+
+def _attach_and_leave(lab: LabDirectory, run: str) -> None:
+    """`labctl attach` in a terminal of its own, left with Ctrl-b d."""
+    outside, terminal = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "labctl", "attach", run],
+        cwd=lab.root,
+        env={**lab.environ, "TERM": "xterm"},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    ) as process:
+        os.close(terminal)
+        fcntl.fcntl(outside, fcntl.F_SETFL, os.O_NONBLOCK)
+        shown = f"tmux list-clients -t =labctl-{run} 2>/dev/null"
+        wait_for(lambda: lab.student(shown, check=False), 30)
+        os.write(outside, b"\x02d")
+        assert process.wait(30) == 0
+    os.close(outside)
+
+
+def test_an_unchanged_image_is_not_built_again(lab: LabDirectory) -> None:
+    with lab.holding("train.sh", "echo edited\n"):
+        done = lab.labctl("run")
+    assert done.stdout == "edited\n"
+    assert "building" not in done.stderr
+    assert "sending" not in done.stderr
+
+
+def test_a_dockerfile_that_fails_shows_its_last_lines(lab: LabDirectory) -> None:
+    bad = "ARG BASE\nFROM ${BASE}\nRUN echo one\nRUN echo no such wheel >&2; exit 9\n"
+    with lab.holding("Dockerfile", bad):
+        done = lab.labctl("run", "--id", "unbuilt", code=255)
+    assert "the image did not build" in done.stderr
+    assert "no such wheel" in done.stderr
+    hint = next(row for row in done.stderr.splitlines() if "labctl ssh -- cat" in row)
+    log = hint.split("cat ")[1]
+    assert "no such wheel" in lab.student(f"cat {log}")
+    assert lab.student(f"ls {lab.place('unbuilt')}", check=False).startswith("ls: cannot access")
+
+
+def test_a_run_is_refused_where_its_name_or_command_is_no_good(lab: LabDirectory) -> None:
+    assert "cannot name a run" in lab.run("true", "--id", "Not/This", code=255).stderr
+    assert "there is no run never" in lab.labctl("cancel", "never", code=4).stderr
+
+
+def test_status_counts_what_goes_on(lab: LabDirectory, followed: Followed) -> None:
+    progress = """echo '{"step": 3, "total_steps": 9}' > /lab/run/logs/progress.json; echo ok"""
+    process = followed("steps", f"{progress}; {UNTIL_GO}")
+    process.said("ok\n")
+    assert lab.seen("steps")["progress"] == {"step": 3.0, "total_steps": 9.0}
+    row = next(r for r in lab.labctl("status").stdout.splitlines() if r.strip().startswith("steps"))
+    assert "running" in row
+    assert "3/9" in row
+    lab.let_go("steps")
+    process.end(0)
+
+
+def test_logs_shows_the_end_of_a_log(lab: LabDirectory) -> None:
+    lab.run("for i in 1 2 3 4 5; do echo $i; done", "--id", "tailed")
+    assert lab.labctl("logs", "tailed", "-n", "2").stdout == "4\n5\n"
+    assert lab.labctl("logs", "tailed").stdout == "1\n2\n3\n4\n5\n"
