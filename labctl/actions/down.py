@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labctl.actions import Decision, Note, provision, runs, work
 from labctl.actions.ground import Ground
-from labctl.errors import LabError, PolicyError
+from labctl.errors import HostKeyError, LabError, PolicyError
 from labctl.model import Resource, Server, Value
 from labctl.providers import Stoppable
 
@@ -28,7 +28,7 @@ def down(ground: Ground, *, discard: bool) -> Ending:
     and the disk stays.
     """
     with ground.state.exclusive(ground.lab_id, "down"):
-        server = provision.adopt(ground)
+        server = _ours(ground, discard)
         if server is None:
             return Ending(leftovers=tuple(ground.provider.leftovers()))
         running = [] if server.state == "stopped" else _running(ground, server, discard)
@@ -45,6 +45,16 @@ def down(ground: Ground, *, discard: bool) -> Ending:
             servers_left=removal.survivors,
             leftovers=removal.leftovers,
         )
+
+
+def _ours(ground: Ground, discard: bool) -> Server | None:
+    """The lab's server. One with a foreign host key can be removed, but only unsaved."""
+    try:
+        return provision.adopt(ground)
+    except HostKeyError:
+        if not discard:
+            raise
+        return ground.state.server_of_lab(ground.lab_id)
 
 
 def _running(ground: Ground, server: Server, discard: bool) -> list[str]:

@@ -69,7 +69,9 @@ def copied_files(directory: Path, dockerfile: str) -> set[Path]:
     return {
         p
         for p in found
-        if p.is_file() and not p.is_symlink() and not {".git", ".labctl"} & {*p.parts}
+        if p.is_file()
+        and not p.is_symlink()
+        and not {".git", ".labctl"} & {*p.relative_to(directory).parts}
     }
 
 

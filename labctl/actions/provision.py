@@ -175,7 +175,9 @@ def _request(ground: Ground, need: Need) -> CreateRequest:
 
 def make_ready(ground: Ground, server: Server) -> Server:
     """Wait for the machine and its sshd, then for what labctl needs on it."""
-    fresh = server.state != "running" or not ground.state.events(server_id=server.id, kind="ready")
+    # Only a server that was made here and was never ready can hold nothing: others are kept.
+    made = ground.state.events(server_id=server.id, kind="created")
+    fresh = bool(made) and not ground.state.events(server_id=server.id, kind="ready")
     try:
         ground.reporter.emit(Step(name="waiting for its sshd"))
         server = _running(ground, server)

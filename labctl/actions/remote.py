@@ -144,11 +144,14 @@ class _Splitter:
 
 
 def find_reply(output: bytes) -> dict[str, Any] | None:
-    """The last marked line in some output."""
+    """The last marked line in some output; None where there is none, or only the half of one."""
     start = output.rfind(MARK)
     if start < 0:
         return None
-    found: dict[str, Any] = json.loads(output[start + len(MARK) :].split(b"\n", 1)[0])
+    try:
+        found: dict[str, Any] = json.loads(output[start + len(MARK) :].split(b"\n", 1)[0])
+    except ValueError:
+        return None
     return found
 
 

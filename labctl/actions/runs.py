@@ -39,7 +39,7 @@ def spec(
             why="lab.yaml has no `run:` and nothing follows `--`",
             hint="labctl run -- python train.py",
         )
-    if not NAME_PATTERN.match(run_id):
+    if not NAME_PATTERN.fullmatch(run_id):
         clean = re.sub(r"[^a-z0-9-]+", "-", run_id.lower()).strip("-")[:38]
         raise UsageError(
             f"{run_id!r} cannot name a run",

@@ -66,8 +66,18 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
 
 
 def _own(code: int) -> int:
-    words = [w for w in sys.argv[1:] if not w.startswith("-")]
-    return OWN_FAILURE if words and words[0] in PASSES_CODES else code
+    return OWN_FAILURE if _called(sys.argv[1:]) in PASSES_CODES else code
+
+
+def _called(words: list[str]) -> str:
+    """The command among the words; the value of -C is none."""
+    rest = iter(words)
+    for word in rest:
+        if word == "-C":
+            next(rest, "")
+        elif not word.startswith("-"):
+            return word
+    return ""
 
 
 def _bug(error: Exception) -> int:

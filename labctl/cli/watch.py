@@ -39,12 +39,14 @@ def status_command(ctx: click.Context, refresh: bool, json_: bool) -> None:
 
 
 def _draw_server(said: dict[str, Any], server: Server) -> None:
+    from labctl.cli.exits import clean
     from labctl.cli.screen import size, span
 
     state = {True: server.state, False: "NOT REACHABLE", None: f"{server.state} (as recorded)"}
-    click.echo(f"{server.alias}: {state[said['reachable']]}, {server.provider} {server.offer.type}")
+    kind = clean(f"{server.provider} {server.offer.type}")
+    click.echo(f"{clean(server.alias)}: {state[said['reachable']]}, {kind}")
     if said["why"]:
-        click.echo(f"  {said['why']}")
+        click.echo(f"  {clean(said['why'])}")
     price = server.offer.price_usd_per_hour
     cost = f"{said['cost_usd']:.2f} dollars so far at {price:.2f} an hour" if price else "no cost"
     clocks = said["clocks"]

@@ -22,7 +22,7 @@ def home() -> Path:
 
 
 def checked_name(name: str) -> str:
-    if not NAME.match(name):
+    if not NAME.fullmatch(name):
         raise Failure("usage", f"bad name {name!r}", "names look like ^[a-z0-9][a-z0-9-]{0,38}$")
     return name
 
