@@ -7,37 +7,47 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from . import fetch, files, follow, images, looks, outputs, runs, services
 from .reply import Failure, answer, finish
 
-ANSWERING: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "start": runs.start,
-    "status": looks.status,
-    "cancel": runs.cancel,
-    "clear": runs.clear,
-    "session": runs.session,
-    "plan": files.plan,
-    "receive": files.receive,
-    "append": files.append,
-    "commit": files.commit,
-    "edits": files.edits,
-    "manifest": outputs.manifest,
-    "image": images.present,
-    "service": services.start,
-    "services": services.status,
-    "service-stop": services.stop,
+ANSWERING = {
+    "start": "runs.start",
+    "status": "looks.status",
+    "cancel": "runs.cancel",
+    "clear": "runs.clear",
+    "session": "runs.session",
+    "plan": "files.plan",
+    "receive": "files.receive",
+    "append": "files.append",
+    "commit": "files.commit",
+    "edits": "files.edits",
+    "manifest": "outputs.manifest",
+    "image": "images.present",
+    "service": "services.start",
+    "services": "services.status",
+    "service-stop": "services.stop",
 }
-STREAMING: dict[str, Callable[[dict[str, Any]], None]] = {
-    "follow": follow.follow,
-    "run": follow.start_and_follow,
-    "read": outputs.read,
-    "build": images.build,
-    "pull-image": images.pull,
-    "service-image": services.build,
-    "fetch": fetch.fetch,
+STREAMING = {
+    "follow": "follow.follow",
+    "run": "follow.start_and_follow",
+    "read": "outputs.read",
+    "build": "images.build",
+    "pull-image": "images.pull",
+    "service-image": "services.build",
+    "fetch": "fetch.fetch",
 }
+"""Verb -> module and function. Python compiles what lies in a zip at every call, so only the verb's
+own module is imported."""
+
+
+def _deed(name: str) -> Callable[[dict[str, Any]], Any]:
+    module, _, function = name.partition(".")
+    found: Callable[[dict[str, Any]], Any] = getattr(
+        import_module(f".{module}", __package__), function
+    )
+    return found
 
 
 def main() -> int:
@@ -45,9 +55,9 @@ def main() -> int:
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
     try:
         if verb in STREAMING:
-            STREAMING[verb](request)
+            _deed(STREAMING[verb])(request)
         elif verb in ANSWERING:
-            answer(ANSWERING[verb](request))
+            answer(_deed(ANSWERING[verb])(request))
         else:
             raise Failure("usage", f"the server's program knows no verb {verb!r}")
     except Failure as failure:

@@ -49,6 +49,7 @@ HEAVY = {
 SLOW_STANDARD = {"asyncio", "http.client", "urllib.request", "ssl", "email.parser"}
 """Of the standard library; each costs more than all of labctl's own modules for `status`."""
 
+ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, sys
 before = set(sys.modules)  # what the interpreter itself starts with
@@ -145,3 +146,29 @@ def test_no_command_pays_for_another_one_to_be_described(tmp_path: Path) -> None
         assert code == 0
         assert "Usage:" in said
         assert not modules & HEAVY, name
+
+
+def test_every_verb_of_the_program_on_the_server_leads_to_a_function() -> None:
+    script = """
+from labctl.remote import door
+names = [*door.ANSWERING.values(), *door.STREAMING.values()]
+assert all(callable(door._deed(name)) for name in names)
+"""
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
+
+
+def test_the_program_on_the_server_imports_one_verb_alone() -> None:
+    """It is compiled anew at each call, since it lies in a zip: what it imports is waited for."""
+    script = """
+import sys
+before = set(sys.modules)
+from labctl.remote import door
+door._deed(door.ANSWERING["start"])
+print(*(set(sys.modules) - before))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    imported = set(done.stdout.split())
+    assert "labctl.remote.runs" in imported
+    assert not imported & {"labctl.remote.fetch", "labctl.remote.services", "http.client", "ssl"}
