@@ -1,0 +1,254 @@
+"""A lab on an in-memory provider, whose server is a directory on this machine.
+
+The program on the server, the state, the ssh files and every flow are the real ones; only the
+provider's API and the wire are not.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from labctl.actions import Decision, Event, Note
+from labctl.actions.connections import Connections
+from labctl.actions.ground import Ground
+from labctl.actions.host_keys import make_key
+from labctl.config import Paths, load_lab, paths
+from labctl.errors import ConnectError, LabError
+from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
+from labctl.state import State
+from labctl.transports import Result, Transport
+from labctl.transports.fake import FakeTransport
+
+LAB_ID = "0f1e2d3c4b5a"
+PROBE = (
+    "Welcome!\n=== labctl probe ===\npython=3.11.2\ntmux=tmux 3.3a\nrsync=rsync  version 3.2.7\n"
+    "docker_said=labctl-engine 27.3.1\n=== labctl probe end ===\n"
+)
+"""Nothing is missing; the banner keeps rsync, which needs a real ssh, out of it."""
+
+
+class Settings(Value, frozen=True):
+    pass
+
+
+class Cloud:
+    """Servers in memory. Its switches make it as awkward as real ones are."""
+
+    name: ClassVar[str] = "cloud"
+    settings_type: ClassVar[type[Value]] = Settings
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.price = 0.0
+        self.kinds = ["small"]
+        self.machines: dict[str, Server] = {}
+        self.calls: list[str] = []
+        self.create_error: BaseException | None = None
+        self.interrupt_after_create = False
+        self.invisible_finds = 0
+        self.never_gone = False
+        self.dies_at_once = False
+        self.left: list[Resource] = []
+        self.at_create: Any = lambda request: None
+        self.guard = threading.Lock()
+
+    def check(self) -> list[Check]:
+        return [Check(name="cloud", ok=True)]
+
+    def offers(self, need: Need) -> list[Offer]:
+        if need.gpu.required:
+            return []
+        price = self.price
+        return [Offer(provider=self.name, type=k, price_usd_per_hour=price) for k in self.kinds]
+
+    def create(self, offer: Offer, request: CreateRequest) -> Server:
+        self.at_create(request)
+        if self.create_error is not None:
+            raise self.create_error
+        with self.guard:
+            self.calls.append("create")
+            server = self.add(f"srv-{request.token}", request.lab, request.lab_id, offer)
+        if self.interrupt_after_create:
+            raise KeyboardInterrupt
+        return server
+
+    def add(self, server_id: str, lab: str, lab_id: str, offer: Offer | None = None) -> Server:
+        server = Server(
+            id=server_id,
+            provider=self.name,
+            lab=lab,
+            lab_id=lab_id,
+            alias=lab,
+            endpoint=Endpoint(host="127.0.0.1", port=2222, host_key=self.key),
+            offer=offer or Offer(provider=self.name, type="small"),
+            created_at=time.time(),
+            state="running",
+        )
+        self.machines[server_id] = server
+        return server
+
+    def find(self, server_id: str) -> Server | None:
+        if self.invisible_finds:
+            self.invisible_finds -= 1
+            return None
+        if self.dies_at_once and server_id in self.machines:
+            self.change(server_id, state="terminated")
+        return self.machines.get(server_id)
+
+    def servers(self) -> list[Server]:
+        return [] if self.invisible_finds else list(self.machines.values())
+
+    def change(self, server_id: str, **fields: Any) -> None:
+        self.machines[server_id] = msgspec.structs.replace(self.machines[server_id], **fields)
+
+    def terminate(self, server_id: str) -> None:
+        self.calls.append("terminate")
+        if not self.never_gone:
+            self.machines.pop(server_id, None)
+
+    def leftovers(self) -> list[Resource]:
+        return self.left
+
+    def remove(self, resource: Resource) -> None:
+        self.left.remove(resource)
+
+
+class DiskCloud(Cloud):
+    """One that can also stop servers, and shows their console."""
+
+    def stop(self, server_id: str) -> None:
+        self.calls.append("stop")
+        self.change(server_id, state="stopped")
+
+    def start(self, server_id: str) -> None:
+        self.calls.append("start")
+        self.change(server_id, state="running")
+
+    def console(self, server_id: str) -> str:
+        return "kernel panic\nno sshd today\n"
+
+
+@dataclass
+class Recorded:
+    """Keeps events; answers with `answers` in turn, then with yes."""
+
+    events: list[Event] = field(default_factory=list)
+    asked: list[Decision] = field(default_factory=list)
+    answers: list[bool] = field(default_factory=list)
+    on_event: Callable[[Event], None] = lambda event: None
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+        self.on_event(event)
+
+    def ask(self, decision: Decision) -> bool:
+        self.asked.append(decision)
+        return self.answers.pop(0) if self.answers else True
+
+    @property
+    def said(self) -> str:
+        return "\n".join(event.text for event in self.events if isinstance(event, Note))
+
+
+class Machine:
+    """The server: a home directory, and a shell of this machine. `error` cuts the wire."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.error: LabError | None = None
+        self.lines: list[str] = []
+
+    def transport(self) -> FakeTransport:
+        wire = FakeTransport()
+        return wire.reply("", self._answer)
+
+    def _answer(self, line: str, stdin: bytes) -> Result:
+        self.lines.append(line)
+        if self.error is not None:
+            raise self.error
+        if "sh" in line and "-s" in line.split():
+            return Result(code=0, stdout=PROBE)
+        done = subprocess.run(
+            ["sh", "-c", line],
+            input=stdin,
+            capture_output=True,
+            env={"PATH": os.environ["PATH"], "HOME": str(self.home)},
+            check=False,
+        )
+        return Result(
+            code=done.returncode, stdout=done.stdout.decode(), stderr=done.stderr.decode()
+        )
+
+    def run_with(self, run_id: str, **files: str) -> Path:
+        """A run that has ended on the server, with these files below checkpoints/."""
+        lab = self.home / "labctl" / "digits"
+        directory = lab / "runs" / run_id
+        for name in (".labctl", "checkpoints", "logs", "code"):
+            (directory / name).mkdir(parents=True)
+        (lab / ".labctl").mkdir(exist_ok=True)
+        (lab / ".labctl" / "id").write_text(LAB_ID)
+        record = {"id": run_id, "lab_id": LAB_ID, "state": "exited", "exit_code": 0, "told": "done"}
+        own = directory / ".labctl"
+        own.joinpath("record.json").write_bytes(msgspec.json.encode(record))
+        own.joinpath("spec.json").write_text('{"outputs": ["checkpoints", "logs"]}')
+        for name, text in files.items():
+            (directory / "checkpoints" / name).write_text(text)
+        return directory
+
+
+class Wires(Connections):
+    """Real ssh files; every transport leads to one Machine, and patience is short."""
+
+    def __init__(self, places: Paths, machine: Machine) -> None:
+        super().__init__(places.ssh_dir, places.user_ssh_config)
+        self.machine = machine
+
+    def _transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
+        return self.machine.transport()
+
+    def wait_for_ssh(self, server: Server, deadline_s: float) -> Transport:
+        return super().wait_for_ssh(server, 0.2)
+
+
+@dataclass
+class World:
+    """A user's home, a lab in it, a provider and a server."""
+
+    home: Path
+    cloud: Cloud
+    machine: Machine
+
+    @property
+    def places(self) -> Paths:
+        return paths({"HOME": str(self.home)})
+
+    def ground(self, reporter: Recorded | None = None) -> Ground:
+        """As a new process would make it."""
+        config = load_lab(self.home / "lab", environ={"HOME": str(self.home)})
+        state = State(self.places.database)
+        made = Ground(config, LAB_ID, self.places, state, reporter or Recorded())
+        made.__dict__["provider"] = self.cloud
+        made.__dict__["connections"] = Wires(self.places, self.machine)
+        return made
+
+
+def world(directory: Path, kind: type[Cloud] = DiskCloud) -> World:
+    home = directory / "home"
+    (home / "lab").mkdir(parents=True)
+    (home / "lab" / "lab.yaml").write_text("lab: digits\nrun: [python, train.py]\n")
+    (directory / "machine").mkdir()
+    key = make_key(directory / "host").rpartition(" ")[0]
+    return World(home, kind(key), Machine(directory / "machine"))
+
+
+def unreachable() -> ConnectError:
+    return ConnectError("no answer", why="it is silent")

@@ -1,0 +1,140 @@
+"""down: results come home first, and nothing that bills is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
+
+from labctl.actions import provision
+from labctl.actions.down import Ending, down
+from labctl.actions.host_keys import make_key
+from labctl.errors import BusyError, HostKeyError, NotFoundError, PolicyError
+from labctl.model import Need, Resource
+
+
+@pytest.fixture
+def ready(lab: World) -> World:
+    provision.up(lab.ground(), Need())
+    return lab
+
+
+def end(lab: World, reporter: Recorded | None = None, *, discard: bool = False) -> Ending:
+    return down(lab.ground(reporter), discard=discard)
+
+
+def test_results_are_home_before_the_server_is_gone(ready: World) -> None:
+    ready.machine.run_with("night", **{"model.pt": "weights", "best.pt": "better"})
+    ending = end(ready)
+    assert ending.removed.startswith("srv-")
+    assert ending.pulled_files == 2
+    assert (ready.home / "lab/runs/night/checkpoints/model.pt").read_text() == "weights"
+    assert ready.cloud.machines == {}
+    ground = ready.ground()
+    assert ground.state.servers() == []
+    assert [run.id for run in ground.state.runs(LAB_ID)] == ["night"], "history stays"
+    assert not (ready.places.ssh_dir / ending.removed).exists()
+
+
+def test_without_a_server_it_says_so_and_asks_nothing(lab: World) -> None:
+    reporter = Recorded()
+    assert end(lab, reporter) == Ending()
+    assert reporter.asked == []
+    assert lab.cloud.calls == []
+
+
+def test_a_refusal_changes_nothing(ready: World) -> None:
+    reporter = Recorded(answers=[False])
+    with pytest.raises(PolicyError, match="nothing was removed") as caught:
+        end(ready, reporter)
+    assert caught.value.exit_code == 3
+    assert caught.value.hint == "labctl down --yes"
+    assert len(ready.cloud.machines) == 1
+    assert "LOST" not in reporter.asked[0].question
+
+
+def test_what_cannot_be_saved_is_stopped_and_kept(ready: World) -> None:
+    ready.machine.error = unreachable()
+    with pytest.raises(PolicyError, match="was not removed") as caught:
+        end(ready)
+    assert "its disk kept" in caught.value.why
+    assert "it is silent" in caught.value.why
+    assert ready.cloud.calls == ["create", "stop"]
+    with pytest.raises(NotFoundError, match="is stopped"):
+        ready.ground().server()
+
+
+def test_a_stopped_server_comes_back_with_up_and_its_results_with_down(ready: World) -> None:
+    ready.machine.error = unreachable()
+    with pytest.raises(PolicyError):
+        end(ready)
+    ready.machine.error = None
+    ready.machine.run_with("night", **{"model.pt": "weights"})
+    assert end(ready).pulled_files == 1
+    assert ready.cloud.calls == ["create", "stop", "start", "terminate"]
+    assert (ready.home / "lab/runs/night/checkpoints/model.pt").exists()
+
+
+def test_where_nothing_can_be_stopped_it_goes_on(tmp_path: Path) -> None:
+    lab = world(tmp_path, Cloud)
+    provision.up(lab.ground(), Need())
+    lab.machine.error = unreachable()
+    with pytest.raises(PolicyError) as caught:
+        end(lab)
+    assert "it goes on as it is" in caught.value.why
+    assert lab.cloud.calls == ["create"]
+
+
+def test_discard_asks_in_plain_words_and_needs_no_answer_of_the_server(ready: World) -> None:
+    ready.machine.error = unreachable()
+    reporter = Recorded()
+    end(ready, reporter, discard=True)
+    assert "LOST" in reporter.asked[0].question
+    assert ready.cloud.machines == {}
+
+
+def test_discard_leads_out_of_a_foreign_host_key_as_the_hint_says(
+    ready: World, tmp_path: Path
+) -> None:
+    (server,) = ready.cloud.machines.values()
+    key = make_key(tmp_path / "other").rpartition(" ")[0]
+    foreign = msgspec.structs.replace(server.endpoint, host_key=key)
+    ready.cloud.change(server.id, endpoint=foreign)
+    with pytest.raises(HostKeyError) as caught:
+        end(ready)
+    assert "labctl down --discard" in caught.value.hint
+    assert end(ready, discard=True).removed == server.id
+    assert ready.cloud.machines == {}
+
+
+def test_a_removal_never_confirmed_stays_on_record(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision, "GONE_DEADLINE_S", 0.3)
+    ready.cloud.never_gone = True
+    with pytest.raises(BusyError, match="has not confirmed") as caught:
+        end(ready)
+    assert caught.value.hint == "labctl down"
+    assert len(ready.ground().state.servers()) == 1
+    ready.cloud.never_gone = False
+    assert end(ready).removed
+    assert ready.ground().state.servers() == []
+
+
+def test_what_is_left_is_listed(ready: World) -> None:
+    ready.cloud.add("second", "digits", LAB_ID)
+    ready.cloud.add("stranger", "digits", "ffffffffffff")
+    disk = Resource(provider="cloud", kind="disk", id="d1", price_usd_per_month=2.0)
+    ready.cloud.left.append(disk)
+    ending = end(ready)
+    assert [one.id for one in ending.servers_left] == ["second"]
+    assert ending.leftovers == (disk,)
+    assert ending.removed != "second"
+
+
+def test_twice_is_once(ready: World) -> None:
+    assert end(ready).removed
+    assert end(ready) == Ending()
+    assert ready.cloud.calls.count("terminate") == 1

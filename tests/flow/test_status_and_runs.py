@@ -1,0 +1,109 @@
+"""status without the network; what a run is before it starts."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+from lab_ground import Recorded, World, unreachable
+
+from labctl.actions import provision, runs
+from labctl.actions.status import status
+from labctl.errors import ConnectError, NotFoundError, UsageError
+from labctl.model import Need, Run
+
+
+class Untouchable:
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AssertionError(f"{name} was used")
+
+
+def test_status_asks_nobody(lab: World) -> None:
+    lab.cloud.price = 0.5
+    server = provision.up(lab.ground(), Need())
+    ground = lab.ground(Recorded())
+    ground.__dict__["provider"] = ground.__dict__["connections"] = Untouchable()
+    said = status(ground, refresh=False)
+    assert said["server"].id == server.id
+    assert said["reachable"] is None
+    assert said["clocks"]["enforced"] is False
+    assert 0 <= said["cost_usd"] < 0.01
+
+
+def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
+    provision.up(lab.ground(), Need())
+    lab.machine.run_with("night")
+    said = status(lab.ground(), refresh=True)
+    assert said["reachable"] is True
+    assert [run.id for run in said["runs"]] == ["night"]
+    assert said["disk"]["free_bytes"] > 0
+    lab.machine.error = unreachable()
+    said = status(lab.ground(), refresh=True)
+    assert (said["reachable"], said["why"]) == (False, "no answer")
+
+
+def test_refresh_drops_a_server_that_is_gone(lab: World) -> None:
+    server = provision.up(lab.ground(), Need())
+    lab.cloud.change(server.id, state="terminated")
+    assert status(lab.ground(), refresh=True)["server"] is None
+
+
+def test_a_lab_without_a_server(lab: World) -> None:
+    said = status(lab.ground(), refresh=False)
+    assert (said["server"], said["runs"], said["cost_usd"]) == (None, [], 0.0)
+    with pytest.raises(NotFoundError) as caught:
+        lab.ground().server()
+    assert (caught.value.exit_code, caught.value.hint) == (4, "labctl up")
+
+
+def test_what_a_run_is(lab: World) -> None:
+    server = provision.up(lab.ground(), Need())
+    ground = lab.ground()
+    wanted = runs.spec(ground, server, (), "night", False)
+    assert wanted.command == ("python", "train.py")
+    assert runs.spec(ground, server, ("ls",), "night", False).command == ("ls",)
+    for name in ("Night Run", "", "a\n", "x" * 40):
+        with pytest.raises(UsageError) as caught:
+            runs.spec(ground, server, (), name, False)
+        assert caught.value.hint.startswith("labctl run --id ")
+    (lab.home / "lab" / "lab.yaml").write_text("lab: digits\n")
+    with pytest.raises(UsageError, match="nothing to run"):
+        runs.spec(lab.ground(), server, (), "night", False)
+
+
+def test_names_made_for_runs_are_good_ones_and_differ() -> None:
+    from labctl.model import NAME_PATTERN
+
+    names = {runs.new_id() for _ in range(20)}
+    assert all(NAME_PATTERN.fullmatch(name) for name in names)
+    assert len(names) > 15
+
+
+def test_a_log_is_followed_through_a_cut_link(lab: World) -> None:
+    server = provision.up(lab.ground(), Need())
+    directory = lab.machine.run_with("night")
+    (directory / "logs" / "run.log").write_text("one\ntwo\n")
+    reporter = Recorded(on_event=lambda event: setattr(lab.machine, "error", None))
+    ground = lab.ground(reporter)
+    lab.machine.error = unreachable()
+    got = bytearray()
+    run = runs.watch(ground, server, "night", on_log=got.extend)
+    assert (run.state, run.exit_code, run.told) == ("exited", 0, "done")
+    assert got == b"one\ntwo\n"
+    assert "the run goes on" in reporter.said
+    lab.machine.error = unreachable()
+    with pytest.raises(ConnectError):
+        runs.watch(ground, server, "night", follow=False, on_log=got.extend)
+
+
+def test_the_latest_run_and_one_that_is_not_there(lab: World) -> None:
+    ground = lab.ground()
+    with pytest.raises(NotFoundError, match="has no run yet"):
+        runs.latest(ground)
+    for number, name in enumerate(("a", "b")):
+        run = Run(id=name, lab_id=ground.lab_id, server_id="s", state="exited", created_at=number)
+        ground.state.save_run(run)
+    assert runs.latest(ground).id == "b"
+    assert runs.latest(ground, "a").id == "a"
+    with pytest.raises(NotFoundError, match="no run c"):
+        runs.latest(ground, "c")

@@ -1,0 +1,236 @@
+"""up: one server, whatever happens on the way."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
+
+from labctl.actions import provision
+from labctl.actions.host_keys import make_key
+from labctl.errors import (
+    BusyError,
+    ConnectError,
+    HostKeyError,
+    InterruptError,
+    PolicyError,
+    ProviderError,
+)
+from labctl.model import CreateRequest, GpuNeed, Need, Server
+
+NEED = Need()
+
+
+def up(lab: World, need: Need = NEED, reporter: Recorded | None = None) -> Server:
+    return provision.up(lab.ground(reporter), need)
+
+
+def test_the_first_makes_a_server_and_the_second_finds_it(lab: World) -> None:
+    first, second = up(lab), up(lab)
+    assert first.id == second.id
+    assert (first.alias, first.state) == ("digits", "running")
+    assert lab.cloud.calls == ["create"]
+    ground = lab.ground()
+    assert ground.server().id == first.id
+    assert ground.facts(first).docker == "27.3.1"
+    assert ground.state.open_attempts() == []
+    kinds = [line.kind for line in ground.state.events(lab_id=LAB_ID)]
+    assert kinds == ["attempt", "created", "ready", "ready"]
+
+
+def test_the_intent_is_on_disk_before_the_provider_is_asked(lab: World) -> None:
+    seen: list[str] = []
+
+    def look(request: CreateRequest) -> None:
+        (attempt,) = lab.ground().state.open_attempts(LAB_ID)
+        assert attempt.token == request.token
+        assert attempt.request == request
+        seen.append(request.token)
+
+    lab.cloud.at_create = look
+    up(lab)
+    assert len(seen) == 1
+
+
+def test_the_request_carries_our_tag_and_a_key_that_is_ours(lab: World) -> None:
+    requests: list[CreateRequest] = []
+    lab.cloud.at_create = requests.append
+    up(lab)
+    (request,) = requests
+    assert request.tags == {"labctl.lab-id": LAB_ID}
+    assert request.public_key == make_key(Path(request.identity))
+
+
+def test_a_provider_that_says_no_leaves_nothing_behind(lab: World) -> None:
+    lab.cloud.create_error = ProviderError("quota exceeded")
+    with pytest.raises(ProviderError, match="quota"):
+        up(lab)
+    ground = lab.ground()
+    assert ground.state.open_attempts() == []
+    assert ground.state.servers() == []
+    lab.cloud.create_error = None
+    up(lab)
+    assert lab.cloud.calls == ["create"]
+
+
+def test_a_new_server_that_never_answers_is_removed_with_its_console_shown(lab: World) -> None:
+    lab.machine.error = unreachable()
+    reporter = Recorded()
+    with pytest.raises(ConnectError, match="no login") as caught:
+        up(lab, reporter=reporter)
+    assert "removed again" in caught.value.why
+    assert "no sshd today" in reporter.said
+    assert lab.cloud.machines == {}
+    assert lab.ground().state.servers() == []
+
+
+def test_a_server_that_was_ready_once_is_kept_when_it_does_not_answer(lab: World) -> None:
+    server = up(lab)
+    lab.machine.error = unreachable()
+    with pytest.raises(ConnectError):
+        up(lab)
+    assert server.id in lab.cloud.machines
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_what_may_hold_results_is_never_removed_as_if_it_were_new(
+    lab: World, forgotten: bool
+) -> None:
+    """A stopped server kept its disk on purpose; one adopted without a record may hold anything."""
+    server = up(lab)
+    if forgotten:
+        lab.places.database.unlink()
+    else:
+        lab.cloud.change(server.id, state="stopped")
+    lab.machine.error = unreachable()
+    with pytest.raises(ConnectError):
+        up(lab)
+    assert server.id in lab.cloud.machines
+    assert "terminate" not in lab.cloud.calls
+
+
+def test_ctrl_c_while_it_is_made_says_what_to_do_and_up_goes_on(lab: World) -> None:
+    lab.cloud.interrupt_after_create = True
+    with pytest.raises(InterruptError) as caught:
+        up(lab)
+    assert caught.value.exit_code == 130
+    assert "labctl up" in caught.value.hint
+    assert "labctl down" in caught.value.hint
+    assert len(lab.ground().state.open_attempts()) == 1
+    lab.cloud.interrupt_after_create = False
+    server = up(lab)
+    assert [*lab.cloud.machines] == [server.id]
+    assert lab.cloud.calls == ["create"]
+    assert lab.ground().state.open_attempts() == []
+
+
+def test_a_server_not_shown_yet_is_not_gone(lab: World) -> None:
+    server = up(lab)
+    lab.cloud.invisible_finds = 2
+    assert up(lab).id == server.id
+    assert lab.cloud.calls == ["create"]
+
+
+def test_a_server_that_is_really_gone_is_made_again(lab: World) -> None:
+    server = up(lab)
+    lab.cloud.change(server.id, state="terminated")
+    again = up(lab)
+    assert again.id != server.id
+    assert [one.id for one in lab.ground().state.servers()] == [again.id]
+
+
+def test_without_its_state_the_lab_is_found_by_its_id_and_never_by_its_name(lab: World) -> None:
+    lab.cloud.add("stranger", "digits", "ffffffffffff")
+    server = up(lab)
+    lab.places.database.unlink()
+    assert up(lab).id == server.id != "stranger"
+    assert lab.cloud.calls == ["create"]
+
+
+def test_two_at_once_make_one_server(lab: World) -> None:
+    gate = threading.Barrier(4)
+    found: list[str] = []
+
+    def one() -> None:
+        ground = lab.ground()
+        gate.wait(10)
+        found.append(provision.up(ground, NEED).id)
+
+    threads = [threading.Thread(target=one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 4
+    assert len({*found}) == 1
+    assert lab.cloud.calls == ["create"]
+
+
+def test_an_alias_of_the_users_is_left_to_them(lab: World) -> None:
+    lab.places.user_ssh_config.parent.mkdir()
+    lab.places.user_ssh_config.write_text("Host digits\n  HostName 192.0.2.1\n")
+    reporter = Recorded()
+    server = up(lab, reporter=reporter)
+    assert server.alias == f"digits-{LAB_ID[:4]}"
+    assert server.alias in reporter.said
+    again = Recorded()
+    assert up(lab, reporter=again).alias == server.alias
+    assert server.alias not in again.said, "said once"
+
+
+def test_a_price_above_the_ceiling(lab: World) -> None:
+    lab.cloud.price = 0.75
+    with pytest.raises(ProviderError) as caught:
+        up(lab, Need(max_price_usd_per_hour=0.5))
+    assert "0.75 dollars an hour, above max_price" in caught.value.why
+    assert lab.cloud.calls == []
+    up(lab, Need(max_price_usd_per_hour=0.75))
+
+
+def test_money_is_agreed_to_before_it_is_spent(lab: World) -> None:
+    lab.cloud.price = 0.75
+    reporter = Recorded(answers=[False])
+    with pytest.raises(PolicyError, match="nothing was started"):
+        up(lab, reporter=reporter)
+    assert "0.75 dollars" in reporter.asked[0].question
+    assert lab.cloud.calls == []
+    assert lab.ground().state.events(kind="attempt") == []
+
+
+def test_a_gpu_on_this_machine(lab: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cloud, "name", "local")
+    with pytest.raises(ProviderError, match="local has no server") as caught:
+        up(lab, Need(gpu=GpuNeed(kind="T4", count=1)))
+    assert "`gpu: T4`" in caught.value.why
+    assert "runs on the CPU" in caught.value.why
+
+
+def test_another_host_key_at_the_provider(lab: World, tmp_path: Path) -> None:
+    server = up(lab)
+    other = make_key(tmp_path / "other").rpartition(" ")[0]
+    foreign = server.endpoint.__class__(host="127.0.0.1", port=2222, host_key=other)
+    lab.cloud.change(server.id, endpoint=foreign)
+    with pytest.raises(HostKeyError, match="another host key"):
+        up(lab)
+    assert lab.ground().server().endpoint.host_key == lab.cloud.key
+    assert server.id in lab.cloud.machines
+
+
+def test_a_server_that_stops_while_it_starts_is_removed(tmp_path: Path) -> None:
+    lab = world(tmp_path, Cloud)
+    lab.cloud.dies_at_once = True
+    with pytest.raises(ProviderError, match="stopped while it was starting"):
+        up(lab)
+    assert lab.cloud.machines == {}
+
+
+def test_while_one_works_another_is_told_who(lab: World) -> None:
+    ground = lab.ground()
+    with (
+        ground.state.exclusive(LAB_ID, "down"),
+        pytest.raises(BusyError, match="down"),
+        lab.ground().state.exclusive(LAB_ID, "up", wait_s=0.1),
+    ):
+        raise AssertionError("two hold the lab")
