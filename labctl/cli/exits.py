@@ -58,9 +58,11 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
     except LabError as error:
         tell(error)
         return INTERRUPTED if isinstance(error, InterruptError) else _own(error.exit_code)
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
+    except SystemExit as left:
+        # click's own end, with 1, where the reader of a pipe has left (`labctl logs | head`).
+        if isinstance(left.__context__, BrokenPipeError):
+            return 0
+        raise
     except Exception as error:  # a bug: say so shortly, keep the whole of it
         return _own(_bug(error))
 

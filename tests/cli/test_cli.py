@@ -1,0 +1,317 @@
+"""What people type and read: help, errors in three parts, exit codes, JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from labctl.actions import Decision
+from labctl.cli import ABSENT, COMMANDS, cli
+from labctl.cli.exits import BUG, clean, run_and_exit, tell
+from labctl.cli.screen import Screen, as_json, size, span, table
+from labctl.config import paths
+from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
+from labctl.lab import Lab
+from labctl.model import Endpoint, Offer, Run, Server
+
+NAMES = [name for name in COMMANDS if name not in ABSENT]
+
+
+def test_help_lists_every_command_under_its_heading() -> None:
+    said = CliRunner().invoke(cli, ["--help"])
+    assert said.exit_code == 0
+    for name in NAMES:
+        assert f"\n  {name} " in said.output
+    assert "What a student needs:" in said.output
+    assert not [name for name in ABSENT if f"\n  {name} " in said.output]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_help_of_a_command_shows_how_to_call_it(name: str) -> None:
+    said = CliRunner().invoke(cli, [name, "--help"], prog_name="labctl")
+    assert said.exit_code == 0
+    assert f"\n  labctl {name}" in said.output or f"\n  labctl pull && labctl {name}" in said.output
+    assert all(len(line) <= 100 for line in said.output.splitlines())
+
+
+def test_a_word_misspelt(labctl: Any) -> None:
+    said = labctl("statsu")
+    assert said.code == 2
+    assert "Did you mean status?" in said.err
+    assert "See labctl --help" in labctl("qqq").err
+    assert labctl("up", "--no-such-option").code == 2
+
+
+def test_everything_wrong_in_lab_yaml_is_told_at_once(labctl: Any, home: Path) -> None:
+    (home / "digits" / "lab.yaml").write_text("lab: Bad Name\nrum: x\nserver:\n  max_price: lots\n")
+    said = labctl("up")
+    assert (said.code, said.out) == (2, "")
+    for line, word in ((1, "lab"), (2, "rum"), (4, "server.max_price")):
+        assert f"line {line}: {word}" in said.err
+    assert "3 problems" in said.err
+
+
+def test_without_a_lab_the_way_to_one_is_named(labctl: Any, home: Path) -> None:
+    (home / "empty").mkdir()
+    said = labctl("-C", str(home / "empty"), "status")
+    assert said.code in (2, 4)
+    assert "next: labctl init" in said.err
+
+
+def test_c_leads_to_another_directory(labctl: Any, home: Path) -> None:
+    os.chdir(home)
+    said = labctl("-C", "digits", "status")
+    assert (said.code, said.out) == (0, "digits: no server. Next: labctl up\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run",),
+        ("ssh",),
+        ("exec", "--", "ls"),
+        ("attach",),
+        ("-C", ".", "ssh"),
+        ("-C", ".", "exec", "ls"),
+        ("run", "--no-such-option-before", "--id", "BAD NAME"),
+    ],
+)
+def test_own_failure_is_255_where_codes_pass_through(labctl: Any, words: tuple[str, ...]) -> None:
+    said = labctl(*words)
+    assert said.code == 255
+    assert "labctl:" in said.err
+
+
+@pytest.mark.parametrize("words", [("pull",), ("logs",), ("cancel",), ("push",), ("inventory",)])
+def test_not_found_is_4_elsewhere(labctl: Any, words: tuple[str, ...]) -> None:
+    said = labctl(*words)
+    assert said.code == 4
+    assert "next: labctl " in said.err
+
+
+def kept(home: Path, **more: Any) -> Server:
+    """A server and a run on record, with names that would steer a terminal."""
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    offer = Offer(provider="local", type="\x1b[2Jbig", price_usd_per_hour=0.5)
+    server = Server(
+        id="box-1", provider="local", lab="digits", lab_id=lab.id, alias="digits",
+        endpoint=Endpoint(host="127.0.0.1"), offer=offer, created_at=time.time() - 7200,
+        state="running",
+    )  # fmt: skip
+    lab.ground.state.save_server(server)
+    run = Run(
+        id="night", lab_id=lab.id, server_id="box-1", state="exited", exit_code=1,
+        command=("python", "train.py"), told="failed \x1b]0;title\x07 \u202eexe",
+        started_at=time.time() - 60, ended_at=time.time(), created_at=time.time() - 61, **more,
+    )  # fmt: skip
+    lab.ground.state.save_run(run)
+    lab.ground.state.close()
+    return server
+
+
+def test_status_draws_names_that_cannot_steer_a_terminal(labctl: Any, home: Path) -> None:
+    kept(home)
+    said = labctl("status")
+    assert said.code == 0
+    assert "\\x1b[2Jbig" in said.out
+    assert not {"\x1b", "\x07", "\u202e"} & {*said.out}
+    assert "1.00 dollars so far at 0.50 an hour" in said.out
+    assert "night" in said.out
+
+
+def test_json_is_one_object_with_a_version(labctl: Any, home: Path) -> None:
+    kept(home)
+    for words in (("status",), ("config",), ("secret", "list"), ("forward", "--list")):
+        said = labctl(*words, "--json")
+        assert said.code == 0
+        assert json.loads(said.out)["version"] == 1
+        assert said.err == ""
+    body = json.loads(labctl("status", "--json").out)
+    assert body["runs"][0]["exit_code"] == 1
+    assert body["server"]["id"] == "box-1"
+
+
+@pytest.mark.parametrize("name", ["Bad_Name", "-x", "a" * 40])
+def test_init_refuses_names_that_no_lab_can_have(labctl: Any, home: Path, name: str) -> None:
+    said = labctl("init", "--provider", "local", "--", str(home / name))
+    assert said.code == 2
+    assert not (home / name).exists()
+
+
+def test_init_writes_only_into_what_is_empty(labctl: Any, home: Path) -> None:
+    said = labctl("init", str(home / "digits"))
+    assert said.code == 3
+    assert "is not empty" in said.err
+    assert [p.name for p in (home / "digits").iterdir()] == ["lab.yaml"]
+    assert labctl("init", str(home / "x"), "--provider", "nowhere").code == 2
+    assert not (home / "x").exists()
+
+
+def test_what_init_makes_is_a_lab(labctl: Any, home: Path) -> None:
+    said = labctl("init", str(home / "fresh"))
+    assert said.code == 0, said.err
+    assert "labctl up" in said.out
+    assert {"lab.yaml", "train.py"} <= {p.name for p in (home / "fresh").iterdir()}
+    assert not list(home.glob(".fresh-*"))
+    assert labctl("-C", str(home / "fresh"), "status").out.startswith("fresh: no server")
+
+
+def test_a_secret_is_kept_and_never_shown(labctl: Any, home: Path) -> None:
+    said = labctl("secret", "set", "WANDB_API_KEY", stdin="hunter2\n")
+    assert said.code == 0
+    (file,) = (home / ".config" / "labctl" / "secrets").iterdir()
+    assert json.loads(file.read_text()) == {"WANDB_API_KEY": "hunter2"}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    shown = [said, labctl("secret", "list"), labctl("secret", "list", "--json"), labctl("config")]
+    assert shown[1].out == "WANDB_API_KEY\n"
+    assert not [one for one in shown if "hunter2" in one.out + one.err]
+    assert labctl("secret", "set", "bad name", stdin="x").code == 2
+
+
+def test_config_tells_where_each_setting_comes_from(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABCTL_BASE_IMAGE", "mine:1")
+    rows = {r["key"]: r for r in json.loads(labctl("config", "--json").out)["settings"]}
+    assert rows["run"]["origin"] == "lab.yaml:2"
+    assert rows["base_image"]["value"] == "mine:1"
+    assert "LABCTL_BASE_IMAGE" in rows["base_image"]["origin"]
+    assert rows["server.provider"]["origin"] == "default"
+    assert "lab.yaml:2" in labctl("config").out
+
+
+def test_a_lab_that_wants_what_is_yours_is_approved_first(labctl: Any, home: Path) -> None:
+    lab = home / "digits" / "lab.yaml"
+    lab.write_text("lab: digits\nrun: [python, train.py]\nsecrets: [TOKEN]\n")
+    refused = labctl("up")
+    assert refused.code == 3
+    assert "give your TOKEN" in refused.err
+    assert "next: labctl trust" in refused.err
+    said = labctl("trust")
+    assert (said.code, said.out.splitlines()[-1]) == (0, "approved")
+    assert "TOKEN" in said.out
+    assert labctl("run").code == 255, "no server, but no question either"
+    assert "approve" not in labctl("run").err
+    lab.write_text(lab.read_text() + "store: s3://bucket/x\n")
+    assert "was not approved" in labctl("up").err
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def command(**_: object) -> None:
+        raise error
+
+    return command
+
+
+def test_a_failure_is_told_in_three_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    tell(PolicyError("no\x1b[31m", why="first\nsecond", hint="labctl trust"))
+    assert capsys.readouterr().err == (
+        "labctl: no\\x1b[31m\n  first\n  second\n  next: labctl trust\n"
+    )
+    tell(ConfigError("bad", (Problem("a.b", 3, "wrong"), Problem("", 0, "empty"))))
+    assert capsys.readouterr().err == "labctl: bad\n  line 3: a.b: wrong\n  empty\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (LabError("x"), 1), (PolicyError("x"), 3), (InterruptError("x"), 130),
+        (KeyboardInterrupt(), 130), (click.Abort(), 130), (click.UsageError("x"), 2),
+        (click.exceptions.Exit(7), 7),
+    ],
+)  # fmt: skip
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
+    monkeypatch.setattr(sys, "argv", ["labctl", "status"])
+    assert run_and_exit(raising(error)) == code
+
+
+def test_a_bug_is_kept_whole_and_said_shortly(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["labctl", "status"])
+    assert run_and_exit(raising(ZeroDivisionError("by \x1b zero"))) == BUG == 70
+    said = capsys.readouterr().err
+    (log,) = paths().log_dir.glob("bug-*.log")
+    assert str(log) in said
+    assert "Traceback" not in said
+    assert "\x1b" not in said
+    assert "Traceback" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_drawing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert clean("a\x00\tb\n\x9bé") == "a\\x00\tb\n\\x9bé"
+    assert [size(n) for n in (0, 1023, 1536, 3 * 1024**3)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3.0 GiB",
+    ]
+    assert [span(s) for s in (-1, 42, 180, 9000, 300_000)] == [
+        "0 s",
+        "42 s",
+        "3 min",
+        "2.5 h",
+        "3 d",
+    ]
+    table([("a", "x" * 200), ("b\n\x1b", "y")], ("ONE", "TWO"), width=40)
+    out = capsys.readouterr().out
+    assert all(len(line) <= 40 for line in out.splitlines())
+    assert "b \\x1b" in out
+    as_json({"x": Endpoint(host="\x1b")})
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_without_a_terminal_the_answer_is_no_and_yes_is_yes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert Screen().ask(Decision(question="go\x1b?", default=True)) is False
+    assert "--yes says yes" in capsys.readouterr().err
+    assert Screen(yes=True).ask(Decision(question="go?")) is True
+
+
+def process(home: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": os.environ["PATH"], "HOME": str(home)}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "labctl", *words],
+        cwd=home / "digits", env=environ, capture_output=True, text=True, check=False, **more,
+    )  # fmt: skip
+
+
+def test_real_processes_end_with_these_codes(home: Path) -> None:
+    assert process(home, "--version").returncode == 0
+    assert process(home, "frobnicate").returncode == 2
+    assert process(home, "ssh").returncode == 255
+    done = process(home, "status", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["lab"] == "digits"
+
+
+@pytest.mark.parametrize("words", [("config",), ("status", "--json"), ("--help",)])
+def test_a_reader_that_leaves_is_no_error(home: Path, words: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "labctl", *words],
+            cwd=home / "digits",
+            env={"PATH": os.environ["PATH"], "HOME": str(home)},
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,207 @@
+"""Starting a run: exactly once, whatever the wire does, and secrets only on standard input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from lab_ground import LAB_ID, Recorded, World, unreachable
+
+from labctl.actions import provision, runs
+from labctl.actions.ground import Ground
+from labctl.config import load_lab, set_secret, trust
+from labctl.errors import ConnectError, LabError, LinkLostError, PolicyError
+from labctl.model import Endpoint, Need, Run, RunSpec, Server
+from labctl.remote import reply
+from labctl.transports import Result
+
+IMAGE = "labctl-tests/no-such-image:1"
+RUNNING = {"id": "night", "lab_id": LAB_ID, "state": "running", "command": ["python"]}
+DONE = {**RUNNING, "state": "exited", "exit_code": 0, "told": "done"}
+STARTED = {"run": RUNNING, "found": False}
+MISSING = {"missing": IMAGE}
+
+
+@dataclass
+class Turn:
+    """One call of the program: its first reply, the bytes after it, then a closing or an error."""
+
+    first: dict[str, Any] | None = None
+    data: bytes = b""
+    end: dict[str, Any] | LabError = field(default_factory=dict)
+
+
+@dataclass
+class Wire:
+    """A server that answers in turns; what was asked is in `asked` as (verb, request)."""
+
+    turns: list[Turn]
+    endpoint: Endpoint = field(default_factory=lambda: Endpoint(host="fake.example"))
+    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+    def transport(self) -> Wire:
+        return self
+
+    def stream(
+        self,
+        line: object,
+        *,
+        stdin: bytes = b"",
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> int:
+        turn = self._next(str(line), stdin)
+        if turn.first is not None:
+            on_stdout(reply.line(turn.first) + turn.data)
+        if isinstance(turn.end, LabError):
+            raise turn.end
+        assert on_stderr
+        on_stderr(reply.line(turn.end))
+        return 0
+
+    def run(self, line: object, *, stdin: bytes = b"", **_: object) -> Result:
+        turn = self._next(str(line), stdin)
+        if isinstance(turn.end, LabError):
+            raise turn.end
+        return Result(code=0, stdout=reply.line(turn.first or {}).decode())
+
+    def close(self) -> None:
+        pass
+
+    def _next(self, line: str, stdin: bytes) -> Turn:
+        self.lines.append(line)
+        self.asked.append((line.split()[-1], json.loads(stdin.split(b"\n")[0])))
+        return self.turns.pop(0)
+
+
+@dataclass
+class Started:
+    """The lab with a server, a run about to start, and what came of it."""
+
+    lab: World
+    server: Server
+    wanted: RunSpec
+    began: list[tuple[str, bool]] = field(default_factory=list)
+    log: bytearray = field(default_factory=bytearray)
+    reporter: Recorded = field(default_factory=Recorded)
+
+    def ground(self, wire: Wire) -> Ground:
+        made = self.lab.ground(self.reporter)
+        made.connections.__dict__["machine"] = wire
+        return made
+
+    def start(self, *turns: Turn, follow: bool = True) -> tuple[Run, Wire]:
+        wire = Wire([*turns])
+        run = runs.start(
+            self.ground(wire),
+            self.server,
+            self.wanted,
+            follow=follow,
+            on_start=lambda run, found: self.began.append((run.id, found)),
+            on_log=self.log.extend,
+        )
+        assert wire.turns == []
+        return run, wire
+
+
+@pytest.fixture
+def started(lab: World) -> Started:
+    (lab.home / "lab" / "lab.yaml").write_text(f"lab: digits\nrun: [python]\nimage: {IMAGE}\n")
+    ground = lab.ground()
+    server = provision.up(ground, Need())
+    return Started(lab, server, runs.spec(ground, server, (), "night", False))
+
+
+def test_followed_to_its_end_in_one_round_trip(started: Started) -> None:
+    run, wire = started.start(Turn(STARTED, b"epoch 1\n", {"run": DONE}))
+    assert (run.state, run.exit_code, run.server_id) == ("exited", 0, started.server.id)
+    assert started.began == [("night", False)]
+    assert started.log == b"epoch 1\n"
+    ((verb, request),) = wire.asked
+    assert (verb, request["spec"]["image"], request["secrets"]) == ("run", IMAGE, {})
+    assert started.lab.ground().state.run(LAB_ID, "night") == run
+
+
+def test_detached(started: Started) -> None:
+    run, wire = started.start(Turn({**STARTED, "found": True}), follow=False)
+    assert [verb for verb, _ in wire.asked] == ["start"]
+    assert run.state == "running"
+    assert started.began == [("night", True)]
+
+
+def test_a_wire_dead_before_the_answer_is_an_error_and_asks_nothing_twice(
+    started: Started,
+) -> None:
+    for follow in (True, False):
+        with pytest.raises(ConnectError):
+            started.start(Turn(end=unreachable()), follow=follow)
+    assert started.began == []
+    assert started.lab.ground().state.runs() == []
+
+
+def test_a_wire_cut_later_resumes_at_the_byte_where_it_was_cut(started: Started) -> None:
+    run, wire = started.start(
+        Turn(STARTED, b"epoch 1\nepo", LinkLostError("cut")),
+        Turn(end=unreachable()),
+        Turn({"run": RUNNING, "offset": 11}, b"ch 2\n", LinkLostError("cut")),
+        Turn({"run": RUNNING, "offset": 16}, b"epoch 3\n", {"run": DONE}),
+    )
+    assert started.log == b"epoch 1\nepoch 2\nepoch 3\n"
+    assert started.began == [("night", False)]
+    assert [verb for verb, _ in wire.asked] == ["run", "follow", "follow", "follow"]
+    assert [request["offset"] for _, request in wire.asked[1:]] == [11, 11, 16]
+    assert run.told == "done"
+    assert "trying again in 0.5 s" in started.reporter.said
+
+
+def test_an_image_that_is_not_there_is_fetched_and_the_run_started_once(started: Started) -> None:
+    _, wire = started.start(
+        Turn(MISSING, end=MISSING),
+        Turn({}, end={"code": 0, "tail": []}),
+        Turn(STARTED, b"", {"run": DONE}),
+    )
+    assert [verb for verb, _ in wire.asked] == ["run", "pull-image", "run"]
+    assert wire.asked[1][1] == {"reference": IMAGE}
+    assert wire.asked[0] == wire.asked[2]
+    assert started.began == [("night", False)]
+
+
+def test_an_image_that_cannot_be_had(started: Started) -> None:
+    no = {"code": 1, "tail": ["a", "b", "c", "manifest unknown"]}
+    with pytest.raises(LabError, match="cannot pull") as caught:
+        started.start(Turn(MISSING, end=MISSING), Turn({}, end=no))
+    assert caught.value.why == "b\nc\nmanifest unknown"
+    made = Turn({}, end={"code": 0, "tail": []})
+    with pytest.raises(LabError, match="not on the server after it was made"):
+        started.start(Turn(MISSING, end=MISSING), made, Turn(MISSING, end=MISSING), made)
+    assert started.began == []
+
+
+def test_secrets_go_by_standard_input_and_only_with_approval(started: Started) -> None:
+    lab = started.lab
+    yaml = lab.home / "lab" / "lab.yaml"
+    yaml.write_text(yaml.read_text() + "secrets: [TOKEN]\n")
+    with pytest.raises(PolicyError, match="was not approved"):
+        started.start()
+    trust(lab.places, load_lab(yaml, environ={"HOME": str(lab.home)}))
+    set_secret(lab.places, LAB_ID, "TOKEN", "hunter2")
+    _, wire = started.start(Turn(STARTED, b"", {"run": DONE}))
+    assert wire.asked[0][1]["secrets"] == {"TOKEN": "hunter2"}
+    assert "hunter2" not in " ".join(wire.lines)
+    assert b"hunter2" not in lab.places.database.read_bytes()
+    assert "hunter2" not in json.dumps(wire.asked[0][1]["spec"])
+
+
+def test_cancel_says_whether_it_had_ended_before(started: Started) -> None:
+    ended = {**DONE, "state": "cancelled", "told": "cancelled; the command ended with 143"}
+    wire = Wire([Turn({"run": ended, "already": False}), Turn({"run": ended, "already": True})])
+    ground = started.ground(wire)
+    assert [runs.cancel(ground, started.server, "night", 5)[1] for _ in range(2)] == [False, True]
+    assert wire.asked[0][1] == {"lab": "digits", "lab_id": LAB_ID, "run": "night", "grace_s": 5}
+    known = ground.state.run(LAB_ID, "night")
+    assert known is not None
+    assert known.state == "cancelled"
