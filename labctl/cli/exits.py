@@ -46,11 +46,9 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as done:
         return done.exit_code
-    except click.Abort:
-        click.echo("labctl: interrupted", err=True)
-        return _own(INTERRUPTED)
-    except KeyboardInterrupt:
-        click.echo("\nlabctl: interrupted; labctl status shows what there is", err=True)
+    except (click.Abort, KeyboardInterrupt):
+        said = "labctl: interrupted; labctl status shows what there is, labctl down removes it"
+        click.echo(f"\n{said}", err=True)
         return INTERRUPTED
     except click.ClickException as error:
         error.show()
