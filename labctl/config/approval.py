@@ -53,7 +53,9 @@ def _server_questions(config: LabConfig, from_lab: set[str]) -> list[str]:
     details = [
         f"{key.removeprefix(section).removeprefix('server.')} {value}"
         for key, value, _ in settings(config)
-        if key != "server.provider" and any(_covers(key, named) for named in own)
+        if key != "server.provider"
+        and value not in ("", "0")  # left out in an entry of a list
+        and any(_covers(key, named) for named in own)
     ]
     if not own:
         return []
@@ -62,7 +64,8 @@ def _server_questions(config: LabConfig, from_lab: set[str]) -> list[str]:
 
 
 def _covers(key: str, named: str) -> bool:
-    return named == key or named.startswith(f"{key}.")
+    """Whether a setting is one that the file names, holds one, or lies within one."""
+    return named == key or named.startswith(f"{key}.") or key.startswith((f"{named}.", f"{named}["))
 
 
 def trusted(paths: Paths, config: LabConfig) -> bool:

@@ -190,3 +190,17 @@ def test_names_that_no_secret_may_have(places: Paths, name: str) -> None:
 def test_a_lab_id_never_leads_out_of_the_directory(places: Paths, lab_id: str) -> None:
     with pytest.raises(ValueError, match="not a lab id"):
         set_secret(places, lab_id, "A", "x")
+
+
+def test_machines_written_as_mappings_are_named_too(home: Path) -> None:
+    from labctl.providers.static import StaticSettings
+
+    machine = "{host: 10.0.0.7, jump: eve@gate.example}"
+    text = f"server: {{provider: static, static: {{hosts: [gpu1, {machine}]}}}}\n"
+    (home / "digits" / "lab.yaml").write_text(text)
+    lab = load_lab(
+        home / "digits", environ={"HOME": str(home)}, settings_type=lambda name: StaticSettings
+    )
+    (question,) = trust_questions(lab)
+    assert all(said in question for said in ("gpu1", "10.0.0.7", "eve@gate.example"))
+    assert "identity" not in question
