@@ -13,7 +13,7 @@ from labctl.actions import Note, Progress, Step
 from labctl.actions.ground import Ground
 from labctl.actions.push import push
 from labctl.actions.remote import Remote
-from labctl.actions.scan import scan_data
+from labctl.actions.scan import NEVER_AT_TOP, scan_data
 from labctl.commands.ssh import command_argv
 from labctl.config import ImageConfig
 from labctl.errors import BuildError, LabError
@@ -39,17 +39,28 @@ def reference(ground: Ground) -> str:
     image = ground.config.image
     if image.reference:
         return image.reference
-    digest = content_hash(ground.config.root / image.build, build_args(ground, image))
+    directory = ground.config.root / image.build
+    # What never reaches the server cannot be in the image: a pull must not change the tag.
+    absent = NEVER_AT_TOP if directory == ground.config.root else frozenset[str]()
+    digest = content_hash(directory, build_args(ground, image), absent)
     return f"labctl/{ground.config.name}:{digest[:16]}"
 
 
-def content_hash(directory: Path, args: dict[str, str]) -> str:
-    """Hash of the Dockerfile, the build arguments and every file that COPY or ADD names."""
+def content_hash(
+    directory: Path, args: dict[str, str], absent: frozenset[str] = frozenset()
+) -> str:
+    """Hash of the Dockerfile, the build arguments and every file that COPY or ADD names.
+
+    `absent` are names at the top of the directory that do not count.
+    """
     digest = hashlib.sha256(repr(sorted(args.items())).encode())
     text = (directory / "Dockerfile").read_text(encoding="utf-8", errors="replace")
     digest.update(text.encode())
     for path in sorted(copied_files(directory, text)):
-        digest.update(f"\0{path.relative_to(directory)}\0".encode())
+        name = path.relative_to(directory)
+        if name.parts[0] in absent:
+            continue
+        digest.update(f"\0{name}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lab_ground import LAB_ID, Recorded, World, unreachable
 
-from labctl.actions import provision, runs
+from labctl.actions import images, provision, runs
 from labctl.actions.ground import Ground
 from labctl.config import load_lab, set_secret, trust
 from labctl.errors import ConnectError, LabError, LinkLostError, PolicyError
@@ -205,3 +205,18 @@ def test_cancel_says_whether_it_had_ended_before(started: Started) -> None:
     known = ground.state.run(LAB_ID, "night")
     assert known is not None
     assert known.state == "cancelled"
+
+
+def test_what_a_pull_brings_does_not_make_another_image(started: Started) -> None:
+    directory = started.lab.home / "lab"
+    (directory / "lab.yaml").write_text("lab: digits\n")
+    (directory / "Dockerfile").write_text("FROM base\nCOPY . /x\n")
+    ground = started.lab.ground()
+    before = images.reference(ground)
+    assert before.startswith("labctl/digits:")
+    for name in ("runs", "server-edits", ".labctl"):
+        (directory / name / "night").mkdir(parents=True)
+        (directory / name / "night" / "model.pt").write_text("weights")
+    assert images.reference(ground) == before
+    (directory / "train.py").write_text("changed")
+    assert images.reference(ground) != before
