@@ -21,6 +21,8 @@ class Surroundings(Value, frozen=True):
     `connect` makes a connection where a provider needs SSH (claiming a static machine): it takes
     an Endpoint and returns a Transport. `settle_host_key` takes an Endpoint without a pinned key,
     has the user confirm its fingerprint once, and returns the Endpoint with the key.
+    `resolve_alias` takes a host's name and returns what the user's own ssh_config says of it;
+    None where that is not to be read.
     `base_image`, `wheelhouse`, `package_index` are the switches for every image build.
     """
 
@@ -33,6 +35,7 @@ class Surroundings(Value, frozen=True):
     base_image: str = ""
     wheelhouse: str = ""
     package_index: str = ""
+    resolve_alias: Callable[[str], Endpoint] | None = None
 
 
 class Provider(Protocol):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import pytest
 from case import Case
 from local_case import local_case, local_provider
+from static_case import static_case, static_machines
 
 from labctl.providers import provider_names
 
-__all__ = ["local_case", "local_provider"]
+__all__ = ["local_case", "local_provider", "static_case", "static_machines"]
 
 
 @pytest.fixture(params=provider_names())

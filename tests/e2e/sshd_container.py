@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -130,6 +131,13 @@ def base_image() -> str:
         return chosen
     made_here = "labctl-base:bookworm"
     return made_here if docker("images", "-q", made_here) else "debian:bookworm-slim"
+
+
+def build_image() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "Dockerfile").write_text(DOCKERFILE)
+        docker("build", "-q", "-t", IMAGE, "--build-arg", f"BASE={base_image()}", folder)
+    return IMAGE
 
 
 def start(image: str, key: Path, *words: str) -> Sshd:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sshd_container import DOCKERFILE, IMAGE, Sshd, base_image, docker, start
+from sshd_container import Sshd, build_image, docker, start
 
 from labctl.actions.connections import Connections
 
 
 @pytest.fixture(scope="session")
 def sshd_image() -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "Dockerfile").write_text(DOCKERFILE)
-        docker("build", "-q", "-t", IMAGE, "--build-arg", f"BASE={base_image()}", folder)
-    return IMAGE
+    return build_image()
 
 
 @pytest.fixture(scope="session")
