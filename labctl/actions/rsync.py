@@ -69,32 +69,38 @@ def run(
         with process:
             try:
                 assert process.stdout is not None
-                _follow(process.stdout, on_bytes)
+                begun = _follow(process.stdout, on_bytes)
                 code = process.wait()
             finally:
                 process.terminate()
         said.seek(0)
         words = said.read().decode(errors="replace").strip()
-    return _judge(code, words, endpoint, receiver, hint)
+    return _judge(code, words, endpoint, receiver, hint, begun=begun)
 
 
-def _follow(stdout: IO[bytes], on_bytes: Callable[[int], None]) -> None:
+def _follow(stdout: IO[bytes], on_bytes: Callable[[int], None]) -> bool:
+    """Hand on how far it is until it ends; whether anything was transferred."""
     rest = b""
+    begun = False
     while block := os.read(stdout.fileno(), 65536):
         *segments, rest = (rest + block).replace(b"\n", b"\r").split(b"\r")
         counts = [count for s in segments if (count := rsync.parse_progress(s)) is not None]
         if counts:
+            begun = True
             on_bytes(counts[-1])
+    return begun
 
 
-def _judge(code: int, words: str, endpoint: Endpoint, receiver: str, hint: str) -> bool:
+def _judge(
+    code: int, words: str, endpoint: Endpoint, receiver: str, hint: str, *, begun: bool = False
+) -> bool:
     if any(text in words for text in _FULL):
         raise disk_full(receiver, words[-300:], hint)
     if code in _PARTLY:
         return True
     if code in _NOT_USABLE or "is your shell clean" in words:
         return False
-    if code == 255:
+    if code == 255 and not begun:
         raise failures.of_ssh(endpoint, words)
     if code in _LINK:
         lost = failures.lost(endpoint, words[-300:])

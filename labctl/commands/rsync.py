@@ -48,7 +48,7 @@ def _common(way: Way, names_file: str) -> list[str]:
     # A file staged without its owner's write bit could not be appended to after a cut.
     argv += ["--append", "--no-links", "--no-devices", "--no-specials", "--chmod=Du+rwx,Fu+rw"]
     if way.version >= (3, 1):
-        argv += ["--info=progress2,name0", "--no-human-readable"]
+        argv += ["--info=progress2,name0", "--no-human-readable", "--outbuf=N"]
     return [*argv, "-e", way.ssh_line]
 
 

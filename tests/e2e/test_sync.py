@@ -127,7 +127,7 @@ def test_much_arrives_whichever_way_it_goes(
     size = sum(p.stat().st_size for p in lab.rglob("*") if p.is_file() and ".labctl" not in p.parts)
     assert result == PushResult(sent=44, bytes=size)
     assert box.hashes("code") == local_hashes(lab)
-    bars = told.progress("push")
+    bars = told.progress("sending code")
     assert len(bars) > 2
     assert [b.done for b in bars] == sorted(b.done for b in bars)
     assert (bars[-1].done, bars[-1].total, bars[-1].unit) == (size, size, "bytes")

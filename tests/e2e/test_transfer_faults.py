@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -28,7 +29,8 @@ from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferErr
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
 MIB = 1024**2
-BIG_BYTES = 384 * MIB
+BIG_BYTES = 128 * MIB
+RATE = "24m"
 DISK = "/home/student/labctl"
 
 
@@ -48,6 +50,17 @@ def box(machine: Sshd, connections: Connections) -> Iterator[Box]:
     yield found
     machine.mend()
     found.transport.close()
+
+
+@pytest.fixture(autouse=True)
+def slow_rsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real rsync, held to some MiB a second, so that there is a middle to disturb it in."""
+    real = shutil.which("rsync")
+    script = tmp_path / "bin" / "rsync"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {real} --bwlimit={RATE} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
 
 
 @pytest.fixture
@@ -112,7 +125,7 @@ def test_18_a_link_cut_during_rsync_is_noticed_and_the_transfer_goes_on(
 ) -> None:
     push_code(box, lab, Recorder())
     write_big(lab / "model.bin")
-    told = AtProgress("push", box.sshd.black_hole)
+    told = AtProgress("sending code", box.sshd.black_hole)
     with pytest.raises(LinkLostError) as caught:
         push_code(box, lab, told)
     assert time.monotonic() - told.at < 10
@@ -139,7 +152,7 @@ def test_19_20_a_push_whose_rsync_is_killed_loses_nothing(
             box.sh(f"pkill -{int(number)} -x rsync")
 
     with pytest.raises((TransferError, LinkLostError)):
-        push_code(box, lab, AtProgress("push", kill))
+        push_code(box, lab, AtProgress("sending code", kill))
     wait_for(lambda: not box.sh("pgrep -x rsync || true"))
     assert_resumed(box, lab)
 
@@ -250,7 +263,7 @@ def test_21_a_checkpoint_with_half_a_file_is_left_out(box: Box, lab: Path) -> No
 def fill(box: Box, keep_bytes: int) -> None:
     """Leave `keep_bytes` of the server's disk for the labs."""
     free = int(box.sh(f"df -B1 --output=avail {DISK} | tail -1"))
-    box.sh(f"head -c {free - keep_bytes} /dev/zero > {DISK}/ballast")
+    box.sh(f"head -c {free - keep_bytes} /dev/zero > {DISK}/ballast || true")
 
 
 def test_22_a_full_disk_there_is_told_before_anything_is_sent(box: Box, lab: Path) -> None:
@@ -261,7 +274,7 @@ def test_22_a_full_disk_there_is_told_before_anything_is_sent(box: Box, lab: Pat
     with pytest.raises(DiskFullError, match="no room") as caught:
         push_code(box, lab, told)
     assert "4 MiB are missing, 80 MiB are free" in caught.value.why
-    assert told.progress("push") == []
+    assert told.progress("sending code") == []
     assert box.sh(f"cat {HOME}/code/model.bin") == "the good one"
 
 
@@ -272,7 +285,7 @@ def test_22_a_disk_there_that_fills_up_meanwhile_is_told(box: Box, lab: Path, rs
     if not rsync:
         box.ssh = None
     with pytest.raises(DiskFullError, match="full"):
-        push_code(box, lab, AtProgress("push", lambda: fill(box, 0)))
+        push_code(box, lab, AtProgress("sending code", lambda: fill(box, 0)))
     box.sh(f"rm {DISK}/ballast")
     assert_resumed(box, lab)
 

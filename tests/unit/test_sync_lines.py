@@ -6,7 +6,7 @@ import pytest
 
 from labctl.actions.rsync import _judge
 from labctl.commands.rsync import Way, parse_progress, parse_version, pull_argv, push_argv
-from labctl.errors import DiskFullError, LabError, LinkLostError, TransferError
+from labctl.errors import ConnectError, DiskFullError, LabError, LinkLostError, TransferError
 from labctl.model import Endpoint
 
 WAY = Way(ssh_line="ssh -F /c -T", host="box-1", version=(3, 2))
@@ -26,6 +26,7 @@ def test_push_line() -> None:
         "--chmod=Du+rwx,Fu+rw",
         "--info=progress2,name0",
         "--no-human-readable",
+        "--outbuf=N",
         "-e",
         "ssh -F /c -T",
         "--",
@@ -100,3 +101,12 @@ def test_what_a_failure_means(code: int, words: str, error: type[LabError]) -> N
 )
 def test_what_rsync_can_be_used_for(code: int, words: str, usable: bool) -> None:
     assert _judge(code, words, ENDPOINT, "the server", "labctl push") is usable
+
+
+def test_a_255_is_a_failed_login_before_anything_was_sent_and_a_lost_link_after() -> None:
+    words = "unexplained error (code 255)"
+    with pytest.raises(ConnectError) as before:
+        _judge(255, words, ENDPOINT, "the server", "labctl push")
+    assert not isinstance(before.value, LinkLostError)
+    with pytest.raises(LinkLostError):
+        _judge(255, words, ENDPOINT, "the server", "labctl push", begun=True)
