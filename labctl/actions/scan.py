@@ -14,7 +14,6 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,16 +21,14 @@ from labctl.actions import Note, Progress, Reporter
 from labctl.errors import NotFoundError, UsageError
 from labctl.model import FileEntry
 
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
-
 IGNORE_FILES = (".gitignore", ".labignore")
 NEVER_ANYWHERE = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints"})
 NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits"})
 RACY_S = 2.0
 """A file written this recently may be written again without its time changing: not cached."""
 NAMED_AT_MOST = 5
-Ignore = tuple[tuple[str, "GitIgnoreSpec"], ...]
+Rules = tuple[tuple[bool, re.Pattern[str]], ...]
+Ignore = tuple[tuple[str, Rules], ...]
 Found = tuple[str, os.stat_result]
 Entry = tuple[int, int, int, int, str]
 """Size, mtime_ns, inode, ctime_ns and the hash of the file that had them."""
@@ -249,33 +246,40 @@ class _Walk:
                 reporter.emit(Note(text=f"{what}: {shown}{more}", level="warning"))
 
 
-def parse_rules(lines: list[str]) -> tuple[GitIgnoreSpec, list[str]]:
-    """The rules of one directory's ignore files, and the lines that are no rules."""
+def parse_rules(lines: list[str]) -> tuple[Rules, list[str]]:
+    """The rules of one directory's ignore files, in order, and the lines that are no rules."""
     from pathspec import GitIgnoreSpec
 
-    good, bad = [], []
-    for written in lines:
+    rules: list[tuple[bool, re.Pattern[str]]] = []
+    bad = []
+    for line in lines:
         # With git, `a/**` is all that lies in `a`, not `a` itself, so that `!a/keep` can follow.
-        line = re.sub(r"/\*\*(/?)\s*$", r"/**/*\1", written)
+        read = re.sub(r"/\*\*(/?)\s*$", r"/**/*\1", line)
         try:
-            GitIgnoreSpec.from_lines([line])
+            parsed = GitIgnoreSpec.from_lines([read]).patterns
         except ValueError:
-            bad.append(written)
-        else:
-            good.append(line)
-    return GitIgnoreSpec.from_lines(good), bad
+            bad.append(line)
+            continue
+        rules += [(bool(p.include), p.regex) for p in parsed if p.include is not None and p.regex]
+    return tuple(rules), bad
 
 
 def ignored(ignore: Ignore, name: str, *, is_folder: bool) -> bool:
-    """Whether the rules leave `name` out. As with git, the nearest directory's rules win.
+    """Whether the rules leave `name` out: the last one counts, the nearest directory's first.
 
     `ignore` holds (the directory's prefix, its rules) from the root down to `name`'s directory.
-    What lies in an ignored directory is not asked about.
+    What lies in an ignored directory is not asked about, so a rule counts only where it means
+    the very name; pathspec's own look would count what it says of the directories above too.
     """
-    for prefix, spec in reversed(ignore):
-        verdict = spec.check_file(name[len(prefix) :] + ("/" if is_folder else "")).include
-        if verdict is not None:
-            return verdict
+    for prefix, rules in reversed(ignore):
+        asked = name[len(prefix) :] + ("/" if is_folder else "")
+        for include, regex in reversed(rules):
+            if regex.pattern.startswith("^"):
+                meant = regex.fullmatch(asked) is not None
+            else:  # `**` means everything, `**/` every directory
+                meant = is_folder or not regex.groups
+            if meant:
+                return include
     return False
 
 

@@ -68,6 +68,13 @@ def test_what_lies_in_an_ignored_tree_can_be_kept_by_name(tmp_path: Path) -> Non
     assert names(tmp_path) == [".gitignore", "cache/.keep"]
 
 
+def test_a_later_rule_for_a_directory_does_not_bring_back_its_files(tmp_path: Path) -> None:
+    put(tmp_path, ".gitignore", "a\na/b\n!a/\n")
+    put(tmp_path, "a/b")
+    put(tmp_path, "a/c")
+    assert names(tmp_path) == [".gitignore", "a/c"]
+
+
 def test_own_directories_and_data_are_never_code(tmp_path: Path) -> None:
     for name in (
         ".git/x",
@@ -193,7 +200,7 @@ PATH = st.lists(NAME, min_size=1, max_size=3).map("/".join)
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(top=st.lists(RULE, max_size=4), deeper=st.lists(RULE, max_size=2), asked=st.lists(PATH))
 def test_rules_mean_what_git_says_they_mean(
