@@ -105,9 +105,11 @@ def start(
             else:
                 closing = remote.call("start", request)
                 started(closing)
-        except ConnectError:
+        except ConnectError as error:
             if not log.begun:
                 raise
+            text = f"{error.what}; the run goes on, trying again"
+            ground.reporter.emit(Note(text=text, level="warning"))
             return watch(ground, server, wanted.id, offset=log.offset, on_log=on_log)
         if not log.missing:
             break
@@ -156,7 +158,7 @@ def watch(
             keep(ground, server, reply["run"])
 
         try:
-            closing = ground.remote(server).stream(
+            closing = ground.remote(_as_recorded(ground, server)).stream(
                 "follow", request, on_reply=placed, on_bytes=log.feed
             )
         except ConnectError as error:
@@ -168,6 +170,12 @@ def watch(
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             continue
         return keep(ground, server, closing["run"])
+
+
+def _as_recorded(ground: Ground, server: Server) -> Server:
+    """The server under its newest address: restarted, it may have a port that `up` has found."""
+    known = ground.state.server_of_lab(ground.lab_id)
+    return known if known and known.id == server.id else server
 
 
 def cancel(ground: Ground, server: Server, run_id: str, grace_s: int) -> tuple[Run, bool]:

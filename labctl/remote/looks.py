@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import signal
@@ -17,6 +18,7 @@ from .secrets_tmpfs import drop as drop_secrets
 
 IGNORED_NEW = ("__pycache__", ".ipynb_checkpoints", ".git", ".labctl")
 GIB = 1024**3
+LEAST_ROOM_BYTES = 1024**2
 UNENDED = ("claimed", "starting", "running")
 
 
@@ -82,9 +84,15 @@ def look(directory: Path, seen: dict[str, dict[str, Any]]) -> dict[str, Any]:
     if state["state"] in ("exited", "lost", "cancelled"):
         state["new_files"] = new_files(directory, spec.get("outputs", []))
         state["progress"] = _progress(directory)
-        _keep_console(directory, spec, name, found)
-        write_json(directory / ".labctl" / "record.json", state)
         drop_secrets(directory.name)
+        try:
+            _keep_console(directory, spec, name, found)
+            write_json(directory / ".labctl" / "record.json", state)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # Told all the same; recorded by the first look that finds room.
+            state["told"] += "; the server's disk is full"
     return state
 
 
@@ -100,18 +108,24 @@ def _ending(
     if inner.get("Status") == "created" and not inner.get("Error"):
         return {"state": "claimed"}
     written = read_json(directory / ".labctl" / "exit.json")
+    rebooted = bool(attempt.get("boot")) and attempt["boot"] != boot_token()
     cancelled = (directory / ".labctl" / "cancel").exists()
     if written:
-        told = told_of(int(written["code"]), written, spec, cancelled)
+        code = int(written["code"])
+        told = told_of(code, written, spec, cancelled)
         end = float(written["ended_at"])
+        if not cancelled and written.get("asked") and rebooted:
+            told = f"lost: the server was shut down while it ran (the command ended with {code})"
+            return {"state": "lost", "ended_at": end, "told": told}
         state = "cancelled" if cancelled else "exited"
-        return {"state": state, "exit_code": written["code"], "ended_at": end, "told": told}
-    if attempt.get("boot") and attempt["boot"] != boot_token():
+        return {"state": state, "exit_code": code, "ended_at": end, "told": told}
+    if rebooted:
         told = "lost: the server restarted while it ran; its outputs up to then are kept"
         return {"state": "lost", "ended_at": None, "told": told}
     if found is None:
         # `docker run` may still be at work for a claim that another call made this second.
-        if time.time() - float(attempt.get("started_at") or 0) < 30:
+        recent = time.time() - float(attempt.get("started_at") or 0) < 30
+        if recent and not attempt.get("launched"):
             return {"state": "starting"}
         return {"state": "lost", "ended_at": None, "told": "lost: its container was removed"}
     code = int(inner.get("ExitCode", -1))
@@ -122,6 +136,9 @@ def _ending(
         told = "cancelled: it did not stop within its time and was killed"
     elif inner.get("Error"):
         told = f"could not start: {inner['Error'][-500:]}"
+    elif code <= 128 and shutil.disk_usage(directory).free < LEAST_ROOM_BYTES:
+        # There was no room for the entry script to write this down; it passes the code on.
+        told = told_of(code, {}, spec, False)
     else:
         told = f"its container was killed from outside ({signal_name(code - 128)})"
         told = told if code > 128 else f"its container ended with {code} before the command did"

@@ -95,8 +95,9 @@ def _launch(
     write_text(own / "entry.sh", entry_script(), 0o755)
     attempt = len(list(own.glob("attempt-*"))) + 1
     container = f"{root.name}-{spec['id']}-{attempt}"
-    place = {"container": container, "boot": boot_token(), "image_id": found["Id"]}
-    write_json(own / f"attempt-{attempt}", {**place, "started_at": time.time()})
+    place: dict[str, Any] = {"container": container, "boot": boot_token(), "image_id": found["Id"]}
+    place["started_at"] = time.time()
+    write_json(own / f"attempt-{attempt}", place)
     secrets_tmpfs.put(spec["id"], values)
     line = run_line(root, directory, spec, found, container)
     done = docker(*line, check=False)
@@ -105,6 +106,7 @@ def _launch(
     if done.returncode != 0 and "is already in use" not in done.stderr:
         docker("rm", "-f", container, check=False)
         raise _refused(spec, done.stderr)
+    write_json(own / f"attempt-{attempt}", {**place, "launched": True})
     open_session(spec["id"], directory, container)
 
 

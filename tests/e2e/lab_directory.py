@@ -85,8 +85,11 @@ class Process:
         try:
             self.popen.wait(deadline_s)
         except subprocess.TimeoutExpired:
-            self.popen.kill()
             raise AssertionError(f"still there: {self.out[-500:]!r} {self.err.decode()}") from None
+        finally:
+            if self.popen.poll() is None:
+                self.popen.kill()
+                self.popen.wait()
         for reader in self.readers:
             reader.join()
         for pipe in (self.popen.stdout, self.popen.stderr):
@@ -207,7 +210,7 @@ class LabDirectory:
     def gpu(self, need: str) -> Iterator[None]:
         text = (self.root / "lab.yaml").read_text().replace("gpu: auto", f'gpu: "{need}"')
         with self.holding("lab.yaml", text):
-            self.labctl("trust", "--yes")
+            self.labctl("trust")
             yield
 
 

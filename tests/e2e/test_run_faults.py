@@ -72,7 +72,6 @@ def test_a_black_hole_is_noticed_and_the_follower_resumes(
     with black_hole(lab):
         process.said("trying again", deadline_s=NOTICED_S)
         assert time.monotonic() - begun < NOTICED_S
-        process.said("trying again", times=2, deadline_s=20)
     next_lines(lab, "hole", process)
     ends_whole(lab, "hole", process)
 
@@ -102,7 +101,7 @@ def test_a_container_removed_by_hand_is_told(lab: LabDirectory, followed: Follow
     process.end(None)
     seen = lab.seen("removed")
     assert seen["state"] in ("lost", "exited")
-    assert process.code not in (0, 70)
+    assert process.code in (137, 255)
     assert "removed" in seen["told"] or "killed from outside" in seen["told"]
     assert lab.seen("removed") == {**seen, "seen_at": lab.seen("removed")["seen_at"]}
 
