@@ -176,7 +176,8 @@ class OpenSshTransport:
         path = self.control_path
         if not path or _listens(path):
             return
-        with _locked(path + ".lock"):
+        # One of at most 256 lock files: removing one that another process waits for would race.
+        with _locked(str(runtime_dir() / f"lock-{path[-2:]}")):
             if _listens(path):
                 return
             Path(path).unlink(missing_ok=True)
