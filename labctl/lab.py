@@ -106,10 +106,12 @@ class Lab:
     ) -> LabRun:
         """Push, then start `command` (lab.yaml's `run:` if empty), exactly once for one `id`."""
         from labctl.actions import runs
+        from labctl.actions.provision import renew
 
         self._settle_trust()
         check_files(self.config)
         server = self.ground.server()
+        renew(self.ground, server)
         wanted = runs.spec(self.ground, server, tuple(command), id or runs.new_id(), tty)
         if push:
             self.push()

@@ -20,7 +20,7 @@ from labctl.errors import (
     ProviderError,
 )
 from labctl.model import CreateRequest, Need, Offer, Resource, Server, Value
-from labctl.providers import Console, Stoppable
+from labctl.providers import Console, Deadline, Stoppable
 
 INVISIBLE_S = 60.0
 """A server just created may not be shown for so long: not found is not gone."""
@@ -28,6 +28,8 @@ RUNNING_DEADLINE_S = 300.0
 SSH_DEADLINE_S = 120.0
 GONE_DEADLINE_S = 120.0
 POLL_S = 0.25
+LEASE_S = 24 * 3600
+"""How long a machine that others share is held without `ttl`, counted from the last run."""
 
 
 class Removal(Value, frozen=True):
@@ -219,6 +221,18 @@ def _running(ground: Ground, server: Server) -> Server:
                 f"the server {server.id} did not start within {RUNNING_DEADLINE_S:.0f} s"
             )
         time.sleep(POLL_S)
+
+
+def renew(ground: Ground, server: Server) -> None:
+    """Count a provider's own deadline from now on, since somebody is at work."""
+    if not isinstance(ground.provider, Deadline):
+        return
+    if ground.provider.extend(server.id, ground.config.server.need.ttl_s or LEASE_S) is None:
+        raise PolicyError(
+            f"{server.alias} is not yours any more",
+            why="its lease ended, and somebody else may have it",
+            hint="labctl up",
+        )
 
 
 def renamed(found: Server, known: Server) -> Server:

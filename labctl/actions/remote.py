@@ -101,20 +101,25 @@ class Remote:
         return checked(verb, find_reply(bytes(errors)), code, errors.decode(errors="replace"))
 
     def install(self) -> None:
-        """Put the program on the server by rename, and drop earlier versions of it."""
+        """Put the program on the server by rename, and drop earlier versions of it.
+
+        It is unpacked there: Python keeps what it compiled of a directory, never of a zip.
+        """
         name, content = program()
-        path = f"$HOME/.cache/labctl/remote-{name}.pyz"
         self.transport.run(
-            f'set -e; umask 077; mkdir -p "$HOME/.cache/labctl"; '
-            f'find "$HOME/.cache/labctl" -name "remote-*.pyz" -mtime +30 -exec rm -f {{}} + ; '
-            f'cat > "{path}.new.$$"; mv "{path}.new.$$" "{path}"',
+            "set -e; umask 077; "
+            f'all="$HOME/.cache/labctl"; here="$all/remote-{name}"; new="$all/new.$$"; '
+            'mkdir -p "$all" "$new"; '
+            'find "$all" -maxdepth 1 -name "remote-*" -mtime +30 -exec rm -rf {} + ; '
+            'cat > "$new.zip"; python3 -m zipfile -e "$new.zip" "$new"; rm -f "$new.zip"; '
+            'if [ -d "$here" ]; then rm -rf "$new"; else mv "$new" "$here"; fi',
             stdin=content,
         )
 
 
 def _line(verb: str) -> str:
-    path = f"$HOME/.cache/labctl/remote-{program()[0]}.pyz"
-    return f'[ -f "{path}" ] || exit {NOT_INSTALLED}; exec python3 "{path}" {verb}'
+    path = f"$HOME/.cache/labctl/remote-{program()[0]}"
+    return f'[ -f "{path}/__main__.py" ] || exit {NOT_INSTALLED}; exec python3 "{path}" {verb}'
 
 
 class _Splitter:

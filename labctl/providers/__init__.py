@@ -81,6 +81,14 @@ class Stoppable(Protocol):
 
 
 @runtime_checkable
+class Deadline(Protocol):
+    """The provider itself ends what it gave after a time: a lease, or a timer."""
+
+    def extend(self, server_id: str, span_s: int) -> Server | None:
+        """Let it end `span_s` seconds from now; None where it has ended already."""
+
+
+@runtime_checkable
 class Console(Protocol):
     """What the machine printed while it booted, for when SSH never opens."""
 

@@ -1,4 +1,4 @@
-"""The door: `python3 remote.pyz VERB`, one JSON line in, one marked JSON line out."""
+"""The door: `python3 remote-HASH VERB`, one JSON line in, one marked JSON line out."""
 
 from __future__ import annotations
 

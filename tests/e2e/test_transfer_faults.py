@@ -363,8 +363,8 @@ def turn_evil(box: Box, name: str, *, run: str = "r1", content: str = "evil") ->
     box.transport.run("true")
     directory = f"{HOME}/runs/r1"
     text = EVIL.format(name=name, content=content, directory=directory, run=run)
-    path = f".cache/labctl/remote-{program()[0]}.pyz"
-    line = f"mkdir -p ~/.cache/labctl && cat > ~/{path}"
+    folder = f".cache/labctl/remote-{program()[0]}"
+    line = f"mkdir -p ~/{folder} && cat > ~/{folder}/__main__.py"
     docker("exec", "-i", "-u", "student", box.sshd.name, "sh", "-c", line, stdin=text)
 
 

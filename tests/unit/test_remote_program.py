@@ -111,9 +111,10 @@ def test_it_is_installed_at_the_first_call_alone(tmp_path: Path) -> None:
         said = remote.call("status", {"lab": "digits", "lab_id": "0f1e2d3c4b5a"})
         assert said["runs"] == []
     assert len(transport.sent) == 4, "asked, installed, asked again; then asked once"
-    (file,) = (tmp_path / ".cache" / "labctl").iterdir()
-    assert file.name == f"remote-{program()[0]}.pyz"
-    assert file.stat().st_mode & 0o077 == 0
+    (folder,) = (tmp_path / ".cache" / "labctl").iterdir()
+    assert folder.name == f"remote-{program()[0]}"
+    assert folder.stat().st_mode & 0o077 == 0
+    assert list(folder.glob("remote/__pycache__/*.pyc")), "compiled once, not at every call"
 
 
 def test_a_stream_is_installed_too_and_hands_on_the_bytes(tmp_path: Path) -> None:
