@@ -85,6 +85,10 @@ class Process:
         try:
             self.popen.wait(deadline_s)
         except subprocess.TimeoutExpired:
+            # faulthandler then says on standard error where it hangs.
+            self.popen.send_signal(signal.SIGABRT)
+            self.popen.wait()
+            self.readers[1].join(5)
             raise AssertionError(f"still there: {self.out[-500:]!r} {self.err.decode()}") from None
         finally:
             if self.popen.poll() is None:
@@ -226,6 +230,7 @@ def make_lab(folder: Path, name: str, base_image: str, local: str = "") -> LabDi
     environ |= {"HOME": str(home), "LABCTL_BASE_IMAGE": base_image, "E2E_TOKEN": TOKEN}
     # Whose cached image layers are used: those of the other test servers.
     environ["LOGNAME"] = "tests"
+    environ["PYTHONFAULTHANDLER"] = "1"
     return LabDirectory(root, name, environ)
 
 
