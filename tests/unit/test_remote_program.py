@@ -105,7 +105,8 @@ def by_shell(home: Path, prelude: str = "") -> FakeTransport:
 
 
 def test_it_is_installed_at_the_first_call_alone(tmp_path: Path) -> None:
-    transport = by_shell(tmp_path, "echo Welcome; printf 'no newline'; echo warn >&2; ")
+    before = "unset PYTHONDONTWRITEBYTECODE; echo Welcome; printf 'no newline'; echo warn >&2; "
+    transport = by_shell(tmp_path, before)
     remote = Remote(transport)
     for _ in range(2):
         said = remote.call("status", {"lab": "digits", "lab_id": "0f1e2d3c4b5a"})
