@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -11,6 +12,8 @@ import shlex
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,40 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     if found is None and not directory.exists():
         return {"missing": spec["image"]}
     again = not _claim(root, directory, spec)
+    with _launching(directory):
+        return _started(request, root, directory, found, again)
+
+
+@contextmanager
+def _launching(directory: Path) -> Iterator[None]:
+    """Calls that claim the same run at once go one after another; the later ones find it.
+
+    The lock ends with this process: no child inherits it.
+    """
+    try:
+        file = (directory / ".labctl" / "claim.json").open("r+")
+    except FileNotFoundError:
+        raise _failed_elsewhere(directory) from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not directory.exists():
+            raise _failed_elsewhere(directory)
+        yield
+
+
+def _failed_elsewhere(directory: Path) -> Failure:
+    said = f"run {directory.name} was being started by another call, which failed"
+    return Failure("docker", said, hint=f"labctl run --id {directory.name}")
+
+
+def _started(
+    request: dict[str, Any],
+    root: Path,
+    directory: Path,
+    found: dict[str, Any] | None,
+    again: bool,
+) -> dict[str, Any]:
+    spec = request["spec"]
     state = look(directory, {})
     if again and state["state"] != "claimed":
         return {"run": state, "found": True, "directory": str(directory)}
@@ -106,7 +143,9 @@ def _launch(
     if done.returncode != 0 and "is already in use" not in done.stderr:
         docker("rm", "-f", container, check=False)
         raise _refused(spec, done.stderr)
-    write_json(own / f"attempt-{attempt}", {**place, "launched": True})
+    # It runs: that it has filled the disk by now must not make its start a failure.
+    with suppress(OSError):
+        write_json(own / f"attempt-{attempt}", {**place, "launched": True})
     open_session(spec["id"], directory, container)
 
 

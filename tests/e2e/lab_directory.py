@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,25 @@ class Process:
 
 
 def _drain(pipe: int, kept: bytearray) -> None:
-    while block := os.read(pipe, 65536):
-        kept.extend(block)
+    # EIO is how a terminal says that nobody is at its other end any more.
+    with suppress(OSError):
+        while block := os.read(pipe, 65536):
+            kept.extend(block)
+
+
+@dataclass
+class Terminal:
+    """A `labctl` in a terminal of its own: what it shows, and a keyboard."""
+
+    popen: subprocess.Popen[bytes]
+    keyboard: int
+    shown: bytearray
+
+    def type(self, text: str) -> None:
+        os.write(self.keyboard, text.encode())
+
+    def said(self, text: str, deadline_s: float = 30.0) -> None:
+        wait_for(lambda: text.encode() in self.shown, deadline_s)
 
 
 @dataclass
@@ -141,6 +159,30 @@ class LabDirectory:
             start_new_session=True,
         )
         return Process(popen).read()
+
+    @contextmanager
+    def in_terminal(self, *words: str) -> Iterator[Terminal]:
+        outside, inside = pty.openpty()
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "labctl", *words],
+            cwd=self.root,
+            env={**self.environ, "TERM": "xterm"},
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            start_new_session=True,
+        )
+        os.close(inside)
+        terminal = Terminal(popen, outside, bytearray())
+        reader = threading.Thread(target=_drain, args=(outside, terminal.shown), daemon=True)
+        reader.start()
+        try:
+            yield terminal
+        finally:
+            popen.kill()
+            popen.wait()
+            reader.join(5)
+            os.close(outside)
 
     def labctl(self, *words: str, code: int | None = 0) -> Process:
         """`labctl` with these words, to its end."""

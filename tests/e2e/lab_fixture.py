@@ -39,7 +39,7 @@ def followed(lab: LabDirectory) -> Iterator[Callable[[str, str], Process]]:
     def one(run: str, shell: str = COUNTING) -> Process:
         process = lab.follow(run, shell)
         begun.append((run, process))
-        process.said("started")
+        process.said(f"run {run} ")
         return process
 
     yield one

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
-import pty
-import subprocess
-import sys
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,13 +73,16 @@ def test_one_id_is_one_run(lab: LabDirectory) -> None:
     assert "labctl run --id" in other.stderr
 
 
-def test_three_at_once_with_one_id_are_one_container(lab: LabDirectory) -> None:
-    line = "echo once >> /lab/run/logs/count; echo hello"
-    words = ("run", "--id", "at-once", "--", "sh", "-c", line)
+@pytest.mark.parametrize("turn", range(3))
+def test_three_at_once_with_one_id_are_one_container(lab: LabDirectory, turn: int) -> None:
+    run, line = f"at-once-{turn}", "echo once >> /lab/run/logs/count; echo hello"
+    words = ("run", "--id", run, "--", "sh", "-c", line)
     processes = [lab.start(*words) for _ in range(3)]
-    assert [process.end(0).stdout for process in processes] == ["hello\n"] * 3
-    assert len(lab.containers("at-once")) == 1
-    assert lab.student(f"cat {lab.place('at-once')}/logs/count") == "once\n"
+    ended = [process.end(0) for process in processes]
+    assert [process.stdout for process in ended] == ["hello\n"] * 3
+    assert sum(f"run {run} started" in process.stderr for process in ended) == 1
+    assert len(lab.containers(run)) == 1
+    assert lab.student(f"cat {lab.place(run)}/logs/count") == "once\n"
 
 
 def test_a_push_changes_nothing_in_a_run(lab: LabDirectory, followed: Followed) -> None:
@@ -213,23 +212,46 @@ def test_the_session_beside_a_run_can_be_killed_and_comes_back(
 
 def _attach_and_leave(lab: LabDirectory, run: str) -> None:
     """`labctl attach` in a terminal of its own, left with Ctrl-b d."""
-    outside, terminal = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "labctl", "attach", run],
-        cwd=lab.root,
-        env={**lab.environ, "TERM": "xterm"},
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-    ) as process:
-        os.close(terminal)
-        fcntl.fcntl(outside, fcntl.F_SETFL, os.O_NONBLOCK)
+    with lab.in_terminal("attach", run) as terminal:
         shown = f"tmux list-clients -t =labctl-{run} 2>/dev/null"
         wait_for(lambda: lab.student(shown, check=False), 30)
-        os.write(outside, b"\x02d")
-        assert process.wait(30) == 0
-    os.close(outside)
+        terminal.type("\x02d")
+        assert terminal.popen.wait(30) == 0
+
+
+def test_a_run_with_a_terminal_asks_and_is_answered(lab: LabDirectory) -> None:
+    line = "test -t 0 && echo a terminal; read -r name; echo hello $name; exit 3"
+    with lab.in_terminal("run", "-it", "--id", "asks", "--", "sh", "-c", line) as terminal:
+        terminal.said("a terminal")
+        terminal.type("ada\n")
+        terminal.said("hello ada")
+        assert terminal.popen.wait(30) == 3
+    seen = lab.seen("asks")
+    assert (seen["state"], seen["exit_code"]) == ("exited", 3)
+    assert "hello ada" in lab.labctl("logs", "asks").stdout
+
+
+def test_a_killed_labctl_leaves_a_run_that_the_same_command_finds(
+    lab: LabDirectory, followed: Followed
+) -> None:
+    process = followed("orphan")
+    process.said("line 3\n")
+    process.popen.kill()
+    process.end(-9)
+    again = followed("orphan")
+    again.said("found")
+    again.said("line 3\n")
+    assert len(lab.containers("orphan")) == 1
+    lab.let_go("orphan")
+    assert again.end(0).stdout == lab.log("orphan")
+    refused = lab.labctl("exec", "--run", "orphan", "--", "true", code=255)
+    assert "run orphan has ended" in refused.stderr
+
+
+def test_json_is_one_object_and_keeps_the_code(lab: LabDirectory) -> None:
+    words = ("run", "--json", "--id", "told", "--", "sh", "-c", "echo noise; exit 3")
+    said = json.loads(lab.labctl(*words, code=3).stdout)
+    assert (said["run"]["id"], said["run"]["exit_code"]) == ("told", 3)
 
 
 def test_an_unchanged_image_is_not_built_again(lab: LabDirectory) -> None:
