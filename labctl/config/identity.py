@@ -45,7 +45,7 @@ def known_lab_id(root: Path) -> str:
         raise LabError(
             f"{plain(str(file))} is damaged",
             why="it holds the id by which this lab's servers are found",
-            hint="labctl orphans   # what the lab still has; then delete that file",
+            hint="labctl status --refresh   # what the lab still has; then delete that file",
         )
     return record.id
 
