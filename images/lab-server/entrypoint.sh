@@ -110,7 +110,7 @@ first_boot() {
 shut_down() {
   say "shutting down"
   kill "${KEEPERS[@]}" 2>/dev/null
-  docker ps --quiet | timeout 12 xargs -r docker stop --time 10 >/dev/null
+  docker ps --quiet | timeout 18 xargs -r docker stop --time 10 >/dev/null
   local pid
   if pid=$(cat /run/docker.pid 2>/dev/null) && kill "$pid" 2>/dev/null; then
     timeout 5 tail --pid="$pid" -f /dev/null || kill -KILL "$pid" 2>/dev/null
