@@ -113,7 +113,7 @@ shut_down() {
   docker ps --quiet | timeout 18 xargs -r docker stop --time 10 >/dev/null
   local pid
   if pid=$(cat /run/docker.pid 2>/dev/null) && kill "$pid" 2>/dev/null; then
-    timeout 5 tail --pid="$pid" -f /dev/null || kill -KILL "$pid" 2>/dev/null
+    timeout 5 tail --pid="$pid" --sleep-interval=0.1 -f /dev/null || kill -KILL "$pid" 2>/dev/null
   fi
   exit 0
 }
