@@ -78,15 +78,7 @@ def start(
     the run goes on.
     """
     remote = ground.remote(server)
-    request = {
-        "spec": msgspec.to_builtins(wanted),
-        "secrets": {
-            name: value.reveal()
-            for name, value in secret_values(
-                ground.paths, ground.lab_id, ground.config, environment()
-            ).items()
-        },
-    }
+    request = {"spec": msgspec.to_builtins(wanted), "secrets": _secrets(ground)}
     log = _Log(on_log)
 
     def started(reply: dict[str, Any]) -> None:
@@ -120,6 +112,12 @@ def start(
             f"{wanted.image} is not on the server after it was made", hint="labctl doctor"
         )
     return keep(ground, server, closing["run"])
+
+
+def _secrets(ground: Ground) -> dict[str, str]:
+    """The values that lab.yaml's secrets stand for, bared: they travel on standard input only."""
+    values = secret_values(ground.paths, ground.lab_id, ground.config, environment())
+    return {name: value.reveal() for name, value in values.items()}
 
 
 class _Log:

@@ -10,6 +10,7 @@ import click
 if TYPE_CHECKING:
     from labctl.lab import Lab
 
+SCREEN = "labctl.screen"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -39,7 +40,13 @@ def open_lab(
 
     given = {k: v for k, v in (overrides or {}).items() if v is not None}
     screen = Screen(yes=yes, quiet=quiet)
+    ctx.meta[SCREEN] = screen
     ctx.call_on_close(screen.rest)
     return Lab.load(
         ctx.find_root().obj or ".", overrides=given, reporter=screen, record_only=record_only
     )
+
+
+def rest(ctx: click.Context) -> None:
+    """Take live drawing off the screen, before a program's own output begins."""
+    ctx.meta[SCREEN].rest()

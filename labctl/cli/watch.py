@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 from labctl.cli.options import json_option, open_lab, yes_option
 
 if TYPE_CHECKING:
+    from labctl.lab import Lab
     from labctl.model import Run, Server
 
 
@@ -156,31 +158,49 @@ def forward_command(
     labctl forward 8000 --detach
     labctl forward --list
     """
-    from labctl.actions import work
-    from labctl.cli.screen import as_json, table
     from labctl.errors import UsageError
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if list_ or stop:
-        kept = work.stopped(lab.ground, services) if stop else work.kept(lab.ground)
-        if json_:
-            as_json({"forwards": kept})
-        elif kept:
-            rows = [(f.id, f.service, "stopped" if stop else f.url) for f in kept]
-            table(rows, ("ID", "SERVICE", "URL"))
-        else:
-            click.echo("no forwards are kept", err=True)
+        _kept_forwards(lab, services, stop, json_)
         return
     if not services:
         raise UsageError("which service?", hint="labctl forward tensorboard jupyter")
     if port and len(services) > 1:
         raise UsageError("--port goes with one service", hint=f"labctl forward {services[0]}")
     if detach:
+        from labctl.actions import work
+
         made = [work.forward_detached(lab.ground, name, port) for name in services]
-        urls = [(one.service, one.url) for one in made]
+        _show([(one.service, one.url) for one in made], open_, json_)
     else:
-        open_ones = [lab.forward(name, port=port) for name in services]
-        urls = [(one.service.name, one.url) for one in open_ones]
+        with contextlib.ExitStack() as opened:
+            here = [opened.enter_context(lab.forward(name, port=port)) for name in services]
+            _show([(one.service.name, one.url) for one in here], open_, json_)
+            click.echo("Ctrl-C ends; --detach keeps them open", err=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                for one in here:
+                    one.wait()
+
+
+def _kept_forwards(lab: Lab, services: tuple[str, ...], stop: bool, json_: bool) -> None:
+    """List or end what --detach keeps."""
+    from labctl.actions import work
+    from labctl.cli.screen import as_json, table
+
+    kept = work.stopped(lab.ground, services) if stop else work.kept(lab.ground)
+    if json_:
+        as_json({"forwards": kept})
+    elif kept:
+        rows = [(one.id, one.service, "stopped" if stop else one.url) for one in kept]
+        table(rows, ("ID", "SERVICE", "URL"))
+    else:
+        click.echo("no forwards are kept", err=True)
+
+
+def _show(urls: list[tuple[str, str]], open_: bool, json_: bool) -> None:
+    from labctl.cli.screen import as_json
+
     if json_:
         as_json({"forwards": [{"service": name, "url": url} for name, url in urls]})
     for name, url in urls:
@@ -188,14 +208,3 @@ def forward_command(
             click.echo(f"{name}: {url}")
         if open_:
             click.launch(url)
-    if detach:
-        return
-    click.echo("Ctrl-C ends; --detach keeps them open", err=True)
-    try:
-        for one in open_ones:
-            one.wait()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for one in open_ones:
-            one.close()

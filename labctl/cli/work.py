@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.options import json_option, open_lab, rest, yes_option
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -71,12 +71,11 @@ def run_command(
     from labctl.cli.exits import clean
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
-    screen = lab.ground.reporter
     seen: list[Run] = []
 
     def started(run: Run, found: bool) -> None:
         seen.append(run)
-        screen.rest()  # type: ignore[attr-defined]
+        rest(ctx)
         if not json_:
             said = "found" if found else "started"
             click.echo(f"run {run.id} {said}: {clean(shlex.join(run.command))}", err=True)
