@@ -58,7 +58,12 @@ def secret_command() -> None:
 @click.argument("name")
 @click.pass_context
 def _set(ctx: click.Context, name: str) -> None:
-    """Keep a value for NAME; it is asked for, or read from standard input."""
+    """Keep a value for NAME; it is asked for, or read from standard input.
+
+    \b
+    labctl secret set WANDB_API_KEY
+    pass wandb | labctl secret set WANDB_API_KEY
+    """
     from labctl.config import set_secret
 
     lab = open_lab(ctx)
@@ -74,7 +79,11 @@ def _set(ctx: click.Context, name: str) -> None:
 @json_option
 @click.pass_context
 def _list(ctx: click.Context, json_: bool) -> None:
-    """The names that have values; never the values."""
+    """The names that have values; never the values.
+
+    \b
+    labctl secret list
+    """
     from labctl.cli.screen import as_json
     from labctl.config import secret_names
 
