@@ -170,12 +170,6 @@ class Facts(Value, frozen=True):
         return self.home_filesystem.startswith(NETWORK_FILESYSTEMS)
 
 
-class Mount(Value, frozen=True):
-    source: str
-    target: str
-    read_only: bool = False
-
-
 class RunSpec(Value, frozen=True):
     """Everything that a run is, but for its secrets. The server stores its hash as the claim.
 

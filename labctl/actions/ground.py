@@ -53,7 +53,6 @@ class Ground:
             connect=self.connections.connect,
             settle_host_key=self._settle,
             resolve_alias=self.connections.resolve_alias,
-            remote_program=lambda _: "",
             progress=self._progress,
             base_image=self.config.base_image,
             wheelhouse=self.config.wheelhouse,

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from labctl.actions import Note, Progress, Step
+from labctl.actions import Progress, Step
+from labctl.actions.build_lines import BuildLines
 from labctl.actions.ground import Ground
 from labctl.actions.push import push
 from labctl.actions.remote import Remote
@@ -20,7 +21,6 @@ from labctl.errors import BuildError, LabError
 from labctl.model import Server
 from labctl.shell import portable
 
-STEP = re.compile(r"^(?:Step (\d+)/(\d+) : (.*)|#\d+ \[[^\]]*?(\d+)/(\d+)\] (.*))")
 COPY = re.compile(r"^\s*(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
 
 
@@ -104,7 +104,7 @@ def _build(ground: Ground, server: Server, remote: Remote, image: ImageConfig, w
     _push_wheelhouse(ground, server, remote)
     name = f"building {wanted}"
     ground.reporter.emit(Step(name=name))
-    lines = _Lines(ground, name)
+    lines = BuildLines(ground.reporter, name)
     closing = remote.stream(
         "build",
         {
@@ -141,7 +141,7 @@ def _push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
 def _pull(ground: Ground, remote: Remote, wanted: str) -> None:
     name = f"pulling {wanted} on the server"
     ground.reporter.emit(Step(name=name))
-    lines = _Lines(ground, name)
+    lines = BuildLines(ground.reporter, name)
     closing = remote.stream(
         "pull-image", {"reference": wanted}, on_reply=lambda _: None, on_bytes=lines.feed
     )
@@ -195,23 +195,3 @@ def _pump(ground: Ground, name: str, save: Any, loading: Any, total: int) -> Non
         loading.stdin.close()
     except BrokenPipeError:
         save.terminate()
-
-
-class _Lines:
-    """A build's output, told as steps."""
-
-    def __init__(self, ground: Ground, name: str) -> None:
-        self.ground = ground
-        self.name = name
-        self.rest = b""
-
-    def feed(self, block: bytes) -> None:
-        *lines, self.rest = (self.rest + block).split(b"\n")
-        for raw in lines:
-            match = STEP.match(raw.decode(errors="replace"))
-            if match:
-                at, of = match[1] or match[4], match[2] or match[5]
-                event = Progress(name=self.name, done=int(at), total=int(of), unit="steps")
-                self.ground.reporter.emit(event)
-                told = f"{at}/{of} {match[3] or match[6]}"
-                self.ground.reporter.emit(Note(text=told, level="detail"))

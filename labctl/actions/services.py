@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from labctl.actions import Note, Progress, Reporter, Step
+from labctl.actions import Note, Reporter, Step
+from labctl.actions.build_lines import BuildLines
 from labctl.actions.remote import Remote
 from labctl.config import KNOWN_SERVICE_PORTS, data_dir
 from labctl.errors import BuildError, NotFoundError
@@ -16,7 +16,6 @@ from labctl.model import Service, Value
 
 START_TIMEOUT_S = 180.0
 """Above the time that the server gives a service to answer."""
-_STEP = re.compile(r"^(?:Step (\d+)/(\d+) : (.*)|#\d+ \[[^\]]*?(\d+)/(\d+)\] (.*))")
 
 
 class ServiceRequest(Value, frozen=True, kw_only=True):
@@ -105,18 +104,11 @@ def _extend(remote: Remote, wanted: ServiceRequest, reporter: Reporter) -> None:
     """Build the image that has the programs which the lab's own lacks."""
     name = f"adding TensorBoard and Jupyter to {wanted.image}"
     reporter.emit(Step(name=name))
-    rest = b""
-
-    def tell(block: bytes) -> None:
-        nonlocal rest
-        *lines, rest = (rest + block).split(b"\n")
-        for raw in lines:
-            if match := _STEP.match(raw.decode(errors="replace")):
-                at, of = match[1] or match[4], match[2] or match[5]
-                reporter.emit(Progress(name=name, done=int(at), total=int(of), unit="steps"))
-
     closing = remote.stream(
-        "service-image", _request(wanted), on_reply=lambda _: None, on_bytes=tell
+        "service-image",
+        _request(wanted),
+        on_reply=lambda _: None,
+        on_bytes=BuildLines(reporter, name).feed,
     )
     if closing["code"] != 0:
         raise BuildError(

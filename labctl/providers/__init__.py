@@ -30,7 +30,6 @@ class Surroundings(Value, frozen=True):
     owner: str
     connect: Callable[[Endpoint], Any]
     settle_host_key: Callable[[Endpoint], Endpoint]
-    remote_program: Callable[[Any], str]
     progress: Callable[[str, float, float], None]
     base_image: str = ""
     wheelhouse: str = ""

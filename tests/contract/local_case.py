@@ -35,7 +35,6 @@ def surroundings(owner: str, base: str) -> Surroundings:
         owner=owner,
         connect=unexpected,
         settle_host_key=unexpected,
-        remote_program=unexpected,
         progress=lambda text, done, total: None,
         base_image=base,
     )

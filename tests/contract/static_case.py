@@ -49,7 +49,6 @@ def static_case(static_machines: list[Sshd], tmp_path: Path) -> Iterator[Case]:
         owner="contract",
         connect=connections.connect,
         settle_host_key=lambda endpoint: connections.settle_host_key(endpoint, Silent()),
-        remote_program=unexpected,
         progress=lambda text, done, total: None,
         resolve_alias=connections.resolve_alias,
     )

@@ -52,7 +52,6 @@ def surroundings(base: str, owner: str = "tests") -> Surroundings:
         owner=owner,
         connect=unexpected,
         settle_host_key=unexpected,
-        remote_program=unexpected,
         progress=lambda text, done, total: None,
         base_image=base,
     )

@@ -67,9 +67,12 @@ def test_jupyterlab_opens_with_its_token_and_runs_code(
         expect(launcher).to_be_visible(timeout=PAGE_MS)
         keep(browser_page, "jupyter-launcher")
         launcher.click()
+        # A cell that is run before its kernel answers is dropped without a word.
+        expect(browser_page.get_by_text("| Idle")).to_be_visible(timeout=PAGE_MS)
         cell = browser_page.locator(".jp-Notebook .cm-content").first
         cell.click(timeout=PAGE_MS)
         browser_page.keyboard.type("print(6 * 7, __import__('os').getcwd())")
+        expect(cell).to_contain_text("getcwd())")
         browser_page.keyboard.press("Shift+Enter")
         said = browser_page.locator(".jp-OutputArea-output").first
         expect(said).to_contain_text("42 /lab/code", timeout=PAGE_MS)

@@ -34,7 +34,6 @@ class Person(Silent):
             owner=name,
             connect=self.connections.connect,
             settle_host_key=lambda endpoint: self.connections.settle_host_key(endpoint, self),
-            remote_program=str,
             progress=lambda text, done, total: None,
             resolve_alias=self.connections.resolve_alias,
         )

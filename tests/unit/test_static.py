@@ -63,7 +63,6 @@ class Pool:
             owner="alice",
             connect=connect,
             settle_host_key=settle,
-            remote_program=unexpected,
             progress=unexpected,
             resolve_alias=lambda name: self.aliases.get(name, Endpoint(host=name, user="local")),
         )
