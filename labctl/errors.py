@@ -14,7 +14,13 @@
     ├── AuthenticationError      1    the server does not accept our key
     ├── CommandError             1    a command on the server failed
     ├── ProviderError            1    the provider said no
-    │   └── EngineError          1    no usable Docker Engine
+    │   ├── EngineError          1    no usable Docker Engine
+    │   ├── CredentialsError     1    none, or none that the provider takes
+    │   ├── DeniedError          1    the account may not do this
+    │   ├── QuotaError           1    the account's quota is too small
+    │   ├── NoOfferError         4    nothing fits the need
+    │   ├── CapacityError       75    this offer has no machine left now: the next may
+    │   └── ThrottledError      75    too many calls: the same again, later
     ├── BuildError               1    an image did not build
     ├── TransferError            1    files did not arrive whole
     │   └── DiskFullError        1    no room for them
@@ -119,6 +125,32 @@ class ProviderError(LabError):
 
 class EngineError(ProviderError):
     pass
+
+
+class CredentialsError(ProviderError):
+    pass
+
+
+class DeniedError(ProviderError):
+    pass
+
+
+class QuotaError(ProviderError):
+    pass
+
+
+class NoOfferError(ProviderError):
+    """Nothing fits. `why` says which condition ruled out what, one per line."""
+
+    exit_code = 4
+
+
+class CapacityError(ProviderError):
+    exit_code = 75
+
+
+class ThrottledError(ProviderError):
+    exit_code = 75
 
 
 class BuildError(LabError):

@@ -17,6 +17,7 @@ GIB = 1024**3
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "afs", "9p", "lustre")
 
 Spot = Literal["never", "prefer", "only"]
+Work = Literal["", "fp32", "fp16", "bandwidth"]
 ServerState = Literal["starting", "running", "stopped", "terminated"]
 RunState = Literal["starting", "running", "exited", "lost", "cancelled"]
 
@@ -42,9 +43,15 @@ class GpuNeed(Value, frozen=True):
 
 
 class Need(Value, frozen=True):
-    """What a lab asks of a server."""
+    """What a lab asks of a server.
+
+    `arch` is "x86_64", "arm64" or "" (either). `work` says what the GPU mostly does, so that offers
+    are ranked by price per unit of it: "fp32", "fp16", "bandwidth"; "" ranks by price per hour.
+    """
 
     gpu: GpuNeed = GpuNeed()
+    arch: str = ""
+    work: Work = ""
     spot: Spot = "prefer"
     max_price_usd_per_hour: float | None = None
     budget_usd: float | None = None
@@ -62,20 +69,37 @@ class Gpu(Value, frozen=True):
 
 
 class Offer(Value, frozen=True):
-    """One thing that a provider would give for a need. `price_usd_per_hour` 0.0 costs nothing."""
+    """One thing that a provider would give for a need. `price_usd_per_hour` 0.0 costs nothing.
+
+    What a provider does not know is None, "" or 0. The week's lowest and highest price are those of
+    the spot market in this zone; `placement_score` is AWS's, 1 to 10, how likely spot capacity is.
+    `priced_at` is when the price was asked for.
+    """
 
     provider: str
     type: str
+    region: str = ""
     zone: str = ""
+    cpus: int = 0
+    memory_bytes: int = 0
+    arch: str = ""
     gpu_name: str = ""
     gpu_count: int = 0
     gpu_memory_bytes: int = 0
     price_usd_per_hour: float = 0.0
     spot: bool = False
+    on_demand_usd_per_hour: float | None = None
+    week_low_usd_per_hour: float | None = None
+    week_high_usd_per_hour: float | None = None
+    placement_score: int | None = None
+    priced_at: float = 0.0
 
 
 class Endpoint(Value, frozen=True):
-    """How SSH reaches a server. `host_key` is the pinned public key ("ssh-ed25519 AAAA...")."""
+    """How SSH reaches a server. `host_key` is the pinned public key ("ssh-ed25519 AAAA...").
+
+    `next_host_key` is believed too: the key that is about to replace it, or has.
+    """
 
     host: str
     port: int = 22
@@ -84,6 +108,7 @@ class Endpoint(Value, frozen=True):
     jump: str = ""
     proxy_command: str = ""
     host_key: str = ""
+    next_host_key: str = ""
 
 
 class Server(Value, frozen=True):
@@ -102,10 +127,11 @@ class Server(Value, frozen=True):
 
 
 class CreateRequest(Value, frozen=True):
-    """All that `Provider.create` needs. It is stored before the call, without private keys.
+    """All that `Provider.create` needs. It is stored before the call, to be repeated exactly.
 
     `token` is random per attempt and makes the call idempotent where the provider can.
     `public_key` is the line for authorized_keys. `tags` must reach the provider in the same call.
+    `first_boot` may hold the private half of `host_key`, which is replaced at first contact.
     """
 
     lab: str
@@ -119,14 +145,37 @@ class CreateRequest(Value, frozen=True):
     first_boot: str = ""
 
 
+class Boot(Value, frozen=True):
+    """What a machine must be told at its first boot, before anybody can log in.
+
+    `host_private_key` is in OpenSSH's format. `ttl_s` counts from the boot.
+    """
+
+    lab: str
+    public_key: str
+    host_key: str
+    host_private_key: str
+    ttl_s: int | None = None
+
+
 class Resource(Value, frozen=True):
-    """Something besides a server that bears our tag: a volume, a key, a group."""
+    """Something besides a server that bears our tag: a volume, a key, a group.
+
+    `server_id` is the server it belongs to, "" where that is gone or there never was one.
+    `expires_at` is when its owner allowed it to be removed.
+    """
 
     provider: str
     kind: str
     id: str
     price_usd_per_month: float = 0.0
     note: str = ""
+    lab: str = ""
+    lab_id: str = ""
+    region: str = ""
+    server_id: str = ""
+    created_at: float | None = None
+    expires_at: float | None = None
 
 
 class Check(Value, frozen=True):

@@ -20,7 +20,7 @@ from labctl.errors import (
     ProviderError,
 )
 from labctl.model import CreateRequest, Need, Offer, Resource, Server, Value
-from labctl.providers import Console, Deadline, Stoppable
+from labctl.providers import Console, Lease, Stoppable
 
 INVISIBLE_S = 60.0
 """A server just created may not be shown for so long: not found is not gone."""
@@ -225,7 +225,7 @@ def _running(ground: Ground, server: Server) -> Server:
 
 def renew(ground: Ground, server: Server) -> None:
     """Count a provider's own deadline from now on, since somebody is at work."""
-    if not isinstance(ground.provider, Deadline):
+    if not isinstance(ground.provider, Lease):
         return
     if ground.provider.extend(server.id, ground.config.server.need.ttl_s or LEASE_S) is None:
         raise PolicyError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from labctl.errors import UsageError
-from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
+from labctl.model import Boot, Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
 
 
 class Surroundings(Value, frozen=True):
@@ -24,6 +24,8 @@ class Surroundings(Value, frozen=True):
     `resolve_alias` takes a host's name and returns what the user's own ssh_config says of it;
     None where that is not to be read.
     `base_image`, `wheelhouse`, `package_index` are the switches for every image build.
+    `cache_dir` may be deleted at any time. `everywhere` asks for every region, not only the
+    configured ones.
     """
 
     data_dir: Path
@@ -35,6 +37,8 @@ class Surroundings(Value, frozen=True):
     wheelhouse: str = ""
     package_index: str = ""
     resolve_alias: Callable[[str], Endpoint] | None = None
+    cache_dir: Path | None = None
+    everywhere: bool = False
 
 
 class Provider(Protocol):
@@ -49,10 +53,18 @@ class Provider(Protocol):
         """Credentials, quota, engine: one Check each, with the way to mend it."""
 
     def offers(self, need: Need) -> list[Offer]:
-        """What there is for this need, cheapest first; perhaps nothing."""
+        """What there is for this need, the best first; perhaps nothing.
+
+        NoOfferError, instead of nothing, tells which condition ruled out what.
+        """
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
-        """Make a server and return at once; the same token gives the same server."""
+        """Make a server and return at once; the same token gives the same server.
+
+        CapacityError: the next offer may do. QuotaError, DeniedError, CredentialsError: none will.
+        ThrottledError and BusyError: the same request again, later. Any other error leaves it open
+        whether the server was made; the same request tells.
+        """
 
     def find(self, server_id: str) -> Server | None:
         """The server as it is now, or None when the provider knows none (yet, or any more)."""
@@ -80,11 +92,52 @@ class Stoppable(Protocol):
 
 
 @runtime_checkable
-class Deadline(Protocol):
-    """The provider itself ends what it gave after a time: a lease, or a timer."""
+class Lease(Protocol):
+    """What the provider gave is held for a time, which work on it renews."""
 
     def extend(self, server_id: str, span_s: int) -> Server | None:
         """Let it end `span_s` seconds from now; None where it has ended already."""
+
+
+@runtime_checkable
+class Deadline(Protocol):
+    """A timer at the provider ends the server, even if the machine hangs."""
+
+    def set_deadline(self, server_id: str, at: float) -> None:
+        """Let it end at `at` (Unix seconds), in place of any earlier setting.
+
+        DeniedError where the account does not permit it: the server then ends only itself.
+        """
+
+
+@runtime_checkable
+class FirstBoot(Protocol):
+    """The machine sets itself up from a script that goes with `create`, host key included."""
+
+    def first_boot(self, boot: Boot) -> str:
+        """The script, for CreateRequest.first_boot. UsageError where it would be too large."""
+
+    def pin(self, server_id: str, host_key: str, next_host_key: str = "") -> None:
+        """Write the host keys to believe into the server's tags."""
+
+
+@runtime_checkable
+class Gate(Protocol):
+    """The provider lets in only known addresses."""
+
+    def admit(self, server_id: str) -> str:
+        """Let the caller's present address in; returns it where that was news, else ""."""
+
+
+@runtime_checkable
+class Keep(Protocol):
+    """A server's disk can outlive it."""
+
+    def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
+        """Its disks stay when it is terminated, tagged with the expiry; what they cost."""
+
+    def attach_kept(self, resource: Resource, server_id: str) -> str:
+        """Give a kept disk to a server; returns the device's name there."""
 
 
 @runtime_checkable
