@@ -118,6 +118,9 @@ shut_down() {
   exit 0
 }
 
+# An image made FROM this one may source these functions for a boot of its own.
+[ "${BASH_SOURCE[0]}" = "$0" ] || return 0
+
 KEEPERS=()
 prepare_ssh
 prepare_sysctl
