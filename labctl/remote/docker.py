@@ -1,24 +1,25 @@
-"""docker and tmux on the server: command lines as values, and one place that runs them."""
+"""The docker and tmux commands on the server; what a start asks of Docker is in engine.py."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
-import subprocess
-import tarfile
 import time
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from .reply import Failure
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
 
 ATTEMPTS_S = 20.0
 """How long a daemon that is being restarted is waited for."""
 
 
-def docker(*args: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProcess[str]:
     """One docker command. A daemon that does not answer is asked again for ATTEMPTS_S."""
+    import subprocess  # a start needs none, and need not pay for it
+
     deadline = time.monotonic() + ATTEMPTS_S
     while True:
         try:
@@ -45,67 +46,14 @@ def docker(*args: str, check: bool = True, stdin: str = "") -> subprocess.Comple
     return done
 
 
-def inspect(names: list[str]) -> dict[str, dict[str, Any]]:
-    """name -> what `docker inspect` says, for those that exist."""
-    if not names:
-        return {}
-    done = docker("container", "inspect", *names, check=False)
-    found = json.loads(done.stdout or "[]")
-    return {one["Name"].lstrip("/"): one for one in found}
+def tmux(*args: str) -> CompletedProcess[str]:
+    import subprocess
 
-
-def image(reference: str) -> dict[str, Any] | None:
-    done = docker("image", "inspect", reference, check=False)
-    if done.returncode != 0:
-        return None
-    found: dict[str, Any] = json.loads(done.stdout)[0]
-    return found
-
-
-def mount(source: Path | str, target: str, read_only: bool = False) -> list[str]:
-    """A bind mount. `--mount` splits at commas, so those are refused rather than misread."""
-    if "," in str(source):
-        raise Failure("usage", f"the path {source} has a comma, which docker cannot mount")
-    ending = ",readonly" if read_only else ""
-    return ["--mount", f"type=bind,source={source},target={target}{ending}"]
-
-
-def passwd_file(image_id: str, directory: Path) -> Path:
-    """The image's /etc/passwd with our user in it, made once per image.
-
-    Libraries ask who they are (getpass, torch's cache, ssh): without an entry they fail.
-    """
-    path = directory / f"passwd-{image_id.rpartition(':')[2][:24]}"
-    if path.exists():
-        return path
-    directory.mkdir(parents=True, exist_ok=True)
-    made = docker("create", "--entrypoint", "/bin/true", image_id).stdout.strip()
-    try:
-        text = _file_in(made, "/etc/passwd")
-    finally:
-        docker("rm", made, check=False)
-    kept = [
-        row
-        for row in text.splitlines()
-        if row.count(":") == 6 and row.split(":")[2] != str(os.getuid())
-    ]
-    kept.append(f"lab:x:{os.getuid()}:{os.getgid()}:labctl:/lab/cache/home:/bin/sh")
-    staging = path.with_name(path.name + ".new")
-    staging.write_text("\n".join(kept) + "\n")
-    staging.replace(path)
-    return path
-
-
-def _file_in(container: str, path: str) -> str:
-    """A file of a container that need not run and need not hold any program; "" if absent."""
-    words = ["docker", "cp", f"{container}:{path}", "-"]
-    copied = subprocess.run(words, capture_output=True, check=False)
-    if copied.returncode != 0:
-        return ""
-    with tarfile.open(fileobj=io.BytesIO(copied.stdout)) as archive:
-        member = archive.extractfile(archive.getmembers()[0])
-        return member.read().decode(errors="replace") if member else ""
-
-
-def tmux(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["tmux", *args], capture_output=True, text=True, check=False)
+
+
+def tmux_begun(*args: str) -> None:
+    """The same, not waited for: a session is for people, who come later than the reply."""
+    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+    with suppress(FileNotFoundError):
+        os.posix_spawnp("tmux", ["tmux", *args], os.environ, file_actions=null)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .docker import inspect
+from .engine import inspect
 from .looks import UNENDED, existing, last_attempt, look
 from .reply import answer, finish
 from .runs import start

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .docker import image
+from .engine import image
 from .place import home, inside, lab_dir
 from .reply import Failure, answer, finish
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
-import shutil
 import signal
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .docker import docker, inspect
-from .place import boot_token, lab_dir, read_json, read_text, run_dir, write_json
+from .docker import docker
+from .engine import inspect
+from .place import boot_token, disk, lab_dir, read_json, read_text, run_dir, write_json
 from .reply import Failure
 from .secrets_tmpfs import drop as drop_secrets
 
@@ -45,10 +44,10 @@ def status(request: dict[str, Any]) -> dict[str, Any]:
     ]
     names = [last_attempt(d).get("container", "") for d in directories if not final(d)]
     seen = inspect([n for n in names if n])
-    usage = shutil.disk_usage(str(root))
+    free, total = disk(root)
     return {
         "runs": [look(d, seen) for d in directories],
-        "disk": {"free_bytes": usage.free, "total_bytes": usage.total},
+        "disk": {"free_bytes": free, "total_bytes": total},
         "uptime_s": float(read_text(Path("/proc/uptime")).split()[0]),
         "now": time.time(),
     }
@@ -136,7 +135,7 @@ def _ending(
         told = "cancelled: it did not stop within its time and was killed"
     elif inner.get("Error"):
         told = f"could not start: {inner['Error'][-500:]}"
-    elif code <= 128 and shutil.disk_usage(directory).free < LEAST_ROOM_BYTES:
+    elif code <= 128 and disk(directory)[0] < LEAST_ROOM_BYTES:
         # There was no room for the entry script to write this down; it passes the code on.
         told = told_of(code, {}, spec, False)
     else:
@@ -175,6 +174,8 @@ def signal_name(number: int) -> str:
 
 
 def _docker_time(text: str) -> float | None:
+    from datetime import datetime, timezone  # a start need not pay for it
+
     try:
         moment = datetime.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")
     except ValueError:

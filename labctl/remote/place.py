@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +66,7 @@ def read_text(path: Path) -> str:
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     """Write by rename, so that a reader sees the old file or the new one."""
-    staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    staging = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
             file.write(text)
@@ -120,4 +118,17 @@ def boot_token() -> str:
 def free_bytes(path: Path) -> int:
     while not path.exists():
         path = path.parent
-    return shutil.disk_usage(path).free
+    return disk(path)[0]
+
+
+def disk(path: Path) -> tuple[int, int]:
+    """(free for us, total) bytes of the filesystem that holds `path`."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def drop_tree(path: Path) -> None:
+    """Remove a directory with all that is in it; an absent one is fine."""
+    import shutil  # a start that goes well need not pay for it
+
+    shutil.rmtree(path, ignore_errors=True)

@@ -6,32 +6,29 @@ import fcntl
 import hashlib
 import json
 import os
-import pkgutil
-import secrets
 import shlex
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from . import secrets_tmpfs
-from .docker import docker, image, inspect, mount, passwd_file, tmux
+from . import engine, secrets_tmpfs
+from .containers import run_body
+from .docker import docker, tmux, tmux_begun
 from .looks import UNENDED, existing, final, last_attempt, look
-from .place import boot_token, home, inside, lab_dir, read_json, run_dir, write_json, write_text
+from .place import (
+    boot_token,
+    drop_tree,
+    inside,
+    lab_dir,
+    read_json,
+    run_dir,
+    write_json,
+    write_text,
+)
 from .reply import Failure
 
-HOME_ENV = {
-    "HOME": "/lab/cache/home",
-    "USER": "lab",
-    "PYTHONUNBUFFERED": "1",
-    "HF_HOME": "/lab/cache/huggingface",
-    "TORCH_HOME": "/lab/cache/torch",
-    "PIP_CACHE_DIR": "/lab/cache/pip",
-    "LABCTL_CACHE_DIR": "/lab/cache",
-}
 BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 
 
@@ -43,7 +40,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     spec = request["spec"]
     root = lab_dir(spec["lab"], spec["lab_id"])
     directory = run_dir(root, spec["id"])
-    found = image(spec["image"]) if not directory.exists() else None
+    found = engine.image(spec["image"]) if not directory.exists() else None
     if found is None and not directory.exists():
         return {"missing": spec["image"]}
     again = not _claim(root, directory, spec)
@@ -82,19 +79,20 @@ def _started(
 ) -> dict[str, Any]:
     spec = request["spec"]
     state = look(directory, {})
-    if again and state["state"] != "claimed":
+    if state["state"] != "claimed":
+        # Launched before, or by a call that found our claim and was quicker.
         return {"run": state, "found": True, "directory": str(directory)}
-    found = found or image(spec["image"])
+    found = found or engine.image(spec["image"])
     if found is None:
         return {"missing": spec["image"]}
     try:
-        _launch(root, directory, spec, found, request.get("secrets", {}))
+        seen = _launch(root, directory, spec, found, request.get("secrets", {}))
     except Failure:
         if not again:
-            shutil.rmtree(directory, ignore_errors=True)
+            drop_tree(directory)
         secrets_tmpfs.drop(spec["id"])
         raise
-    return {"run": look(directory, {}), "found": again, "directory": str(directory)}
+    return {"run": look(directory, seen), "found": again, "directory": str(directory)}
 
 
 def _claim(root: Path, directory: Path, spec: dict[str, Any]) -> bool:
@@ -102,7 +100,7 @@ def _claim(root: Path, directory: Path, spec: dict[str, Any]) -> bool:
     text = json.dumps(spec, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     directory.parent.mkdir(parents=True, exist_ok=True)
-    fresh = directory.parent / f".{spec['id']}.{secrets.token_hex(4)}"
+    fresh = directory.parent / f".{spec['id']}.{os.urandom(4).hex()}"
     (fresh / ".labctl").mkdir(parents=True)
     write_text(fresh / ".labctl" / "spec.json", text)
     write_json(fresh / ".labctl" / "claim.json", {"hash": digest, "created_at": time.time()})
@@ -110,7 +108,7 @@ def _claim(root: Path, directory: Path, spec: dict[str, Any]) -> bool:
         fresh.rename(directory)
         return True
     except OSError:
-        shutil.rmtree(fresh, ignore_errors=True)
+        drop_tree(fresh)
         if read_json(directory / ".labctl" / "claim.json").get("hash") != digest:
             raise Failure(
                 "policy",
@@ -123,7 +121,8 @@ def _claim(root: Path, directory: Path, spec: dict[str, Any]) -> bool:
 
 def _launch(
     root: Path, directory: Path, spec: dict[str, Any], found: dict[str, Any], values: dict[str, str]
-) -> None:
+) -> dict[str, dict[str, Any]]:
+    """Start the container; what is known of it then, as `inspect` would show it."""
     _snapshot(root / "code", directory / "code")
     for name in {*spec["outputs"], "logs", "checkpoints"}:
         inside(directory, name).mkdir(parents=True, exist_ok=True)
@@ -136,21 +135,29 @@ def _launch(
     place["started_at"] = time.time()
     write_json(own / f"attempt-{attempt}", place)
     secrets_tmpfs.put(spec["id"], values)
-    line = run_line(root, directory, spec, found, container)
-    done = docker(*line, check=False)
-    if done.returncode != 0 and container not in inspect([container]):
-        raise _refused(spec, done.stderr)
-    if done.returncode != 0 and "is already in use" not in done.stderr:
-        docker("rm", "-f", container, check=False)
-        raise _refused(spec, done.stderr)
+    seen = _begun(container, spec, run_body(root, directory, spec, found))
     # It runs: that it has filled the disk by now must not make its start a failure.
     with suppress(OSError):
         write_json(own / f"attempt-{attempt}", {**place, "launched": True})
-    open_session(spec["id"], directory, container)
+    tmux_begun(*_session(spec["id"], directory, container))
+    return seen
 
 
-def _refused(spec: dict[str, Any], stderr: str) -> Failure:
-    why = stderr.strip()[-1500:]
+def _begun(container: str, spec: dict[str, Any], body: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Make the container and start it. One of that name is the same attempt's, and left alone."""
+    try:
+        if not engine.create(container, body):
+            return {}
+        engine.start(container)
+    except engine.Refused as refused:
+        engine.remove(container)
+        raise _refused(spec, refused.message) from None
+    # The engine has just said so. Asked now, it answers a command that ends at once 80 ms later.
+    return {container: {"State": {"Running": True}}}
+
+
+def _refused(spec: dict[str, Any], message: str) -> Failure:
+    why = message.strip()[-1500:]
     if "could not select device driver" in why:
         return Failure("gpu", "Docker on the server cannot give a GPU", why, "labctl doctor")
     if "no space left on device" in why:
@@ -158,72 +165,8 @@ def _refused(spec: dict[str, Any], stderr: str) -> Failure:
     return Failure("docker", f"the container of run {spec['id']} did not start", why)
 
 
-def run_line(
-    root: Path, directory: Path, spec: dict[str, Any], found: dict[str, Any], container: str
-) -> list[str]:
-    """The words after `docker` that start a run. Pure but for what `as_user` makes."""
-    config = found.get("Config") or {}
-    env = {**HOME_ENV, **_fixed_env(spec), **spec["env"]}
-    words = ["run", "--detach", "--name", container, "--entrypoint", "/bin/sh"]
-    words += [*as_user(root, spec, found), "--stop-timeout", "60"]
-    words += ["--label", f"labctl.run={spec['id']}"]
-    words += mount(directory / "code", "/lab/code")
-    words += mount(directory, "/lab/run")
-    if spec["secrets"]:
-        words += mount(
-            secrets_tmpfs.directory_of(spec["id"]), "/run/labctl-secrets", read_only=True
-        )
-    for key, value in sorted(env.items()):
-        words += ["--env", f"{key}={value}"]
-    words += gpu_words(spec["gpus"])
-    if spec["memory_bytes"]:
-        words += ["--memory", str(spec["memory_bytes"]), "--memory-swap", str(spec["memory_bytes"])]
-    if spec["cpus"]:
-        words += ["--cpus", str(spec["cpus"])]
-    if spec["shm_bytes"]:
-        words += ["--shm-size", str(spec["shm_bytes"])]
-    if spec["tty"]:
-        words += ["--interactive", "--tty"]
-    entry = config.get("Entrypoint") or []
-    return [*words, found["Id"], "/lab/run/.labctl/entry.sh", *entry, *spec["command"]]
-
-
-def as_user(root: Path, spec: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """What every container of a lab has: our user, its home and cache, data, a label.
-
-    `spec` has lab and lab_id, `found` is the image as `docker inspect` shows it.
-    """
-    (home() / ".cache" / "home").mkdir(parents=True, exist_ok=True)
-    (root / "data").mkdir(exist_ok=True)
-    words = ["--user", f"{os.getuid()}:{os.getgid()}", "--workdir", "/lab/code"]
-    words += ["--security-opt", "no-new-privileges", "--hostname", spec["lab"]]
-    words += ["--label", f"labctl.lab-id={spec['lab_id']}", "--log-opt", "max-size=50m"]
-    words += mount(root / "data", "/lab/data", read_only=True)
-    words += mount(home() / ".cache", "/lab/cache")
-    return words + mount(
-        passwd_file(found["Id"], home() / ".passwd"), "/etc/passwd", read_only=True
-    )
-
-
-def gpu_words(gpus: str) -> list[str]:
-    """`gpus` is "", "all" or device UUIDs joined by commas."""
-    if not gpus:
-        return []
-    return ["--gpus", gpus if gpus == "all" else f'"device={gpus}"']
-
-
-def _fixed_env(spec: dict[str, Any]) -> dict[str, str]:
-    return {
-        "LABCTL_RUN_ID": spec["id"],
-        "LABCTL_DATA_DIR": "/lab/data",
-        "LABCTL_RUN_DIR": "/lab/run",
-        "LABCTL_CHECKPOINT_DIR": "/lab/run/checkpoints",
-        "LABCTL_LOG_DIR": "/lab/run/logs",
-    }
-
-
 def entry_script() -> str:
-    return (pkgutil.get_data(__package__ or "remote", "entry.sh") or b"").decode()
+    return Path(__file__).with_name("entry.sh").read_text()
 
 
 def _snapshot(code: Path, target: Path) -> None:
@@ -232,19 +175,15 @@ def _snapshot(code: Path, target: Path) -> None:
         return
     code.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(".code.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    done = subprocess.run(
-        ["cp", "-a", "--reflink=auto", str(code), str(partial)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        full = "No space left" in done.stderr
+    if partial.exists():
+        drop_tree(partial)
+    complaint = _copied(code, partial)
+    if complaint:
+        full = "No space left" in complaint
         raise Failure(
             "disk" if full else "docker",
             "the server's disk is full" if full else "the code could not be copied for the run",
-            done.stderr.strip()[-500:],
+            complaint[-500:],
             "labctl ssh -- df -h",
         )
     names = sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
@@ -252,30 +191,43 @@ def _snapshot(code: Path, target: Path) -> None:
     partial.rename(target)
 
 
-def open_session(run_id: str, directory: Path, container: str) -> str:
-    """The tmux session for people: run (the log), gpu, shell. Killing it harms nothing."""
+def _copied(source: Path, target: Path) -> str:
+    """What `cp` complains of, "" where all was copied. (To import subprocess takes 3 ms.)"""
+    words = ["cp", "-a", "--reflink=auto", str(source), str(target)]
+    reading, writing = os.pipe()
+    errors = [(os.POSIX_SPAWN_DUP2, writing, 2)]
+    process = os.posix_spawnp("cp", words, os.environ, file_actions=errors)
+    os.close(writing)
+    with os.fdopen(reading, errors="replace") as said:
+        text = said.read().strip()
+    _, status = os.waitpid(process, 0)
+    return text or f"cp ended with status {status}" if status else ""
+
+
+def _session(run_id: str, directory: Path, container: str) -> list[str]:
+    """The words after `tmux` for the session for people: run (the log), gpu, shell.
+
+    Killing it harms nothing. Where there is one of that name, tmux does none of it.
+    """
     name = f"labctl-{run_id}"
-    if tmux("has-session", "-t", f"={name}").returncode == 0:
-        return name
     log = directory / "logs" / "run.log"
     gpu = "if command -v nvidia-smi >/dev/null; then exec watch -n 2 nvidia-smi; else exec top; fi"
     enter = f"exec sh /lab/run/.labctl/entry.sh sh -c {shlex.quote(BEST_SHELL)}"
     shell = f"docker exec -it -e LABCTL_ENTER=1 {container} sh -c {shlex.quote(enter)}"
     shell += " || exec ${SHELL:-sh}"
-    tmux(
+    return [
         *("new-session", "-d", "-s", name, "-n", "run", "-c", str(directory)),
         *("-x", "200", "-y", "50", f"exec tail -n +1 -F {shlex.quote(str(log))}", ";"),
         *("new-window", "-d", "-t", f"={name}:", "-n", "gpu", gpu, ";"),
         *("new-window", "-d", "-t", f"={name}:", "-n", "shell", shell),
-    )
-    return name
+    ]
 
 
 def session(request: dict[str, Any]) -> dict[str, Any]:
     """The name of a run's tmux session, made again if it is gone."""
     directory = existing(request)
-    attempt = last_attempt(directory)
-    return {"session": open_session(directory.name, directory, attempt.get("container", ""))}
+    tmux(*_session(directory.name, directory, last_attempt(directory).get("container", "")))
+    return {"session": f"labctl-{directory.name}"}
 
 
 def cancel(request: dict[str, Any]) -> dict[str, Any]:
@@ -302,7 +254,9 @@ def clear(request: dict[str, Any]) -> dict[str, Any]:
     gone = []
     for directory in sorted((root / "runs").glob("*")):
         if not directory.name.startswith(".") and final(directory):
-            docker("rm", "-f", last_attempt(directory).get("container", ""), check=False)
+            name = last_attempt(directory).get("container", "")
+            if name:
+                engine.remove(name)
             tmux("kill-session", "-t", f"=labctl-{directory.name}")
             gone.append(directory.name)
     return {"cleared": gone}

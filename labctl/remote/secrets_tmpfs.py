@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
-from .place import write_text
+from .place import drop_tree, write_text
 from .reply import Failure
 
 
@@ -28,4 +27,4 @@ def put(run_id: str, values: dict[str, str]) -> None:
 
 
 def drop(run_id: str) -> None:
-    shutil.rmtree(directory_of(run_id), ignore_errors=True)
+    drop_tree(directory_of(run_id))

@@ -18,11 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .docker import docker, image, inspect, mount
+from . import engine
+from .containers import lab_body, mount
+from .docker import docker
+from .engine import image, inspect
 from .images import failing_lines, streamed, wheelhouse
 from .place import checked_name, home, lab_dir, read_json, read_text, write_json, write_text
 from .reply import Failure, answer, finish
-from .runs import HOME_ENV, as_user, gpu_words
 
 READY_S = 90.0
 """How long a service may take until its port answers, unless the request says "deadline_s"."""
@@ -90,7 +92,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         if extended is None:
             return {"lacks": name, "tag": _tag(found, request)}
         if seen:
-            docker("rm", "-f", container, check=False)
+            engine.remove(container)
         _launch(root, container, extended, request)
         seen = _wait(container, request)
     return {**_told(root, seen, name), "found": False, "stale": False}
@@ -117,7 +119,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
         if wanted not in ("", container):
             continue
         docker("stop", "--time", "10", container, check=False)
-        docker("rm", "-f", container, check=False)
+        engine.remove(container)
         name = container[len(_container(root, "")) :]
         token = _token_path(root, name)
         if token.exists():
@@ -221,31 +223,40 @@ def _stale(seen: dict[str, Any], request: dict[str, Any]) -> bool:
 
 
 def _launch(root: Path, container: str, found: dict[str, Any], request: dict[str, Any]) -> None:
-    name, argv, port = request["name"], _inner(request), _port(request)
     for each in ("code", "runs"):
         (root / each).mkdir(exist_ok=True)
-    words = ["run", "--detach", "--init", "--name", container]
-    words += [*as_user(root, request, found), "--publish", f"127.0.0.1::{port}"]
-    words += ["--label", f"labctl.service={name}", "--label", f"labctl.service-port={port}"]
-    words += ["--label", f"labctl.service-wish={_wish(request)}"]
-    words += mount(root / "code", "/lab/code")
-    words += mount(root / "runs", "/lab/runs", read_only=name == "tensorboard")
-    env = {**HOME_ENV, "LABCTL_DATA_DIR": "/lab/data", "LABCTL_SERVICE_PORT": str(port)}
+    try:
+        if not engine.create(container, _body(root, found, request)):
+            raise engine.Refused(409, f"there is a container {container} already")
+        engine.start(container)
+    except engine.Refused as refused:
+        engine.remove(container)
+        said = f"the service {request['name']} did not start"
+        raise Failure("docker", said, refused.message[-1500:], "labctl doctor") from None
+
+
+def _body(root: Path, found: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    """The container of a service, as the engine's `create` takes it."""
+    name, argv, port = request["name"], _inner(request), _port(request)
+    mounts = [
+        mount(root / "code", "/lab/code"),
+        mount(root / "runs", "/lab/runs", read_only=name == "tensorboard"),
+    ]
+    env = {"LABCTL_DATA_DIR": "/lab/data", "LABCTL_SERVICE_PORT": str(port)}
     if name == "jupyter":
-        words += mount(_token(root, name), TOKEN_FILE, read_only=True)
+        mounts.append(mount(_token(root, name), TOKEN_FILE, read_only=True))
         env["JUPYTER_TOKEN_FILE"] = TOKEN_FILE
-    for key, value in sorted(env.items()):
-        words += ["--env", f"{key}={value}"]
-    words += gpu_words(request.get("gpus", ""))
+    labels = {"labctl.service": name, "labctl.service-port": str(port)}
+    labels["labctl.service-wish"] = _wish(request)
+    body = lab_body(root, request, found, mounts, env, labels)
+    body["ExposedPorts"] = {f"{port}/tcp": {}}
+    published = [{"HostIp": "127.0.0.1", "HostPort": ""}]
+    body["HostConfig"].update({"Init": True, "PortBindings": {f"{port}/tcp": published}})
     if request.get("command"):
-        words += [found["Id"], *argv]
+        body["Cmd"] = argv
     else:
-        words += ["--entrypoint", argv[0], found["Id"], *argv[1:]]
-    done = docker(*words, check=False)
-    if done.returncode != 0:
-        docker("rm", "-f", container, check=False)
-        said = f"the service {name} did not start"
-        raise Failure("docker", said, done.stderr.strip()[-1500:], "labctl doctor")
+        body["Entrypoint"], body["Cmd"] = argv[:1], argv[1:]
+    return body
 
 
 def _token_path(root: Path, name: str) -> Path:
@@ -298,7 +309,7 @@ def _wait(container: str, request: dict[str, Any]) -> dict[str, Any]:
 
 def _failed(container: str, said: str) -> Failure:
     done = docker("logs", "--tail", "20", container, check=False)
-    docker("rm", "-f", container, check=False)
+    engine.remove(container)
     return Failure("service", said, (done.stdout + done.stderr).strip()[-2000:])
 
 

@@ -1,25 +1,37 @@
-"""The server's half of runs: claims, the container's command line, and how a run is said to end."""
+"""The server's half of runs: claims, what a container is made of, how a run is said to end."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
 import subprocess
 import sys
+import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_socket import Answer, EngineSocket, engine_socket
 
-from labctl.remote import looks, runs, secrets_tmpfs
-from labctl.remote.place import boot_token, checked_name, inside, lab_dir, read_json, write_json
+from labctl.remote import containers, looks, runs, secrets_tmpfs
+from labctl.remote.place import (
+    boot_token,
+    checked_name,
+    home,
+    inside,
+    lab_dir,
+    read_json,
+    write_json,
+)
 from labctl.remote.reply import Failure
 
 LAB_ID = "0f1e2d3c4b5a"
 GIB = 1024**3
-IMAGE = {"Id": "sha256:" + "ab" * 32, "Config": {"Entrypoint": ["/tini", "--"]}}
+IMAGE: dict[str, Any] = {"Id": "sha256:" + "ab" * 32, "Config": {"Entrypoint": ["/tini", "--"]}}
 
 
 def spec(**more: Any) -> dict[str, Any]:
@@ -31,12 +43,23 @@ def spec(**more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The lab's directory on a "server" whose docker knows no container at all."""
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineSocket]:
+    """The server's Docker Engine; it knows no container and no image at all."""
+    with engine_socket() as made:
+        monkeypatch.setenv("DOCKER_HOST", made.host)
+        yield made
+
+
+@pytest.fixture
+def root(engine: EngineSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The lab's directory on a server."""
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
     (bin_dir / "docker").write_text('#!/bin/sh\n[ "$1" = logs ] && echo from the container\nexit 1')
-    (bin_dir / "docker").chmod(0o755)
+    said = tmp_path / "tmux.said"
+    (bin_dir / "tmux").write_text(f'#!/bin/sh\n[ ! -p {said} ] || echo "$@" >{said}')
+    for name in ("docker", "tmux"):
+        (bin_dir / name).chmod(0o755)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", f"{bin_dir}:{os.environ['PATH']}")
     passwd = tmp_path / "home" / "labctl" / ".passwd" / ("passwd-" + "ab" * 12)
@@ -45,52 +68,159 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return lab_dir("digits", LAB_ID)
 
 
-def pairs(words: list[str], flag: str) -> list[str]:
-    return [words[i + 1] for i, word in enumerate(words) if word == flag]
+def bind(source: Path | str, target: str, read_only: bool = False) -> dict[str, Any]:
+    return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
 
 
-def test_the_line_of_a_plain_run(root: Path) -> None:
+def test_the_container_of_a_plain_run(root: Path) -> None:
     directory = root / "runs" / "night"
-    words = runs.run_line(root, directory, spec(), IMAGE, "digits-night-1")
-    assert words[:4] == ["run", "--detach", "--name", "digits-night-1"]
-    assert pairs(words, "--user") == [f"{os.getuid()}:{os.getgid()}"]
-    assert pairs(words, "--workdir") == ["/lab/code"]
-    assert pairs(words, "--security-opt") == ["no-new-privileges"]
-    assert pairs(words, "--label") == [f"labctl.lab-id={LAB_ID}", "labctl.run=night"]
-    assert pairs(words, "--log-opt") == ["max-size=50m"]
-    mounts = pairs(words, "--mount")
-    assert f"type=bind,source={directory},target=/lab/run" in mounts
-    assert f"type=bind,source={directory}/code,target=/lab/code" in mounts
-    assert f"type=bind,source={root}/data,target=/lab/data,readonly" in mounts
-    assert {"LABCTL_RUN_ID=night", "PYTHONUNBUFFERED=1"} <= {*pairs(words, "--env")}
-    assert not {"--gpus", "--memory", "--cpus", "--shm-size", "--tty", "--privileged"} & {*words}
-    assert words[-6:] == [
-        *(IMAGE["Id"], "/lab/run/.labctl/entry.sh", "/tini", "--", "python", "train.py")
+    body = containers.run_body(root, directory, spec(), IMAGE)
+    assert (body["Image"], body["Hostname"]) == (IMAGE["Id"], "digits")
+    assert (body["User"], body["WorkingDir"]) == (f"{os.getuid()}:{os.getgid()}", "/lab/code")
+    assert body["Labels"] == {"labctl.lab-id": LAB_ID, "labctl.run": "night"}
+    assert {"LABCTL_RUN_ID=night", "PYTHONUNBUFFERED=1"} <= {*body["Env"]}
+    assert body["Entrypoint"] == ["/bin/sh"]
+    assert body["Cmd"] == ["/lab/run/.labctl/entry.sh", "/tini", "--", "python", "train.py"]
+    assert (body["StopTimeout"], body["Tty"], body["OpenStdin"]) == (60, False, False)
+    host = body["HostConfig"]
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["LogConfig"]["Config"] == {"max-size": "50m"}
+    kept = home() / ".passwd" / ("passwd-" + "ab" * 12)
+    assert host["Mounts"] == [
+        bind(root / "data", "/lab/data", read_only=True),
+        bind(home() / ".cache", "/lab/cache"),
+        bind(kept, "/etc/passwd", read_only=True),
+        bind(directory / "code", "/lab/code"),
+        bind(directory, "/lab/run"),
     ]
+    assert not any(host[limit] for limit in ("Memory", "MemorySwap", "NanoCpus", "ShmSize"))
+    assert host["DeviceRequests"] == []
+    assert not {"Privileged", "NetworkMode", "CapAdd", "Binds"} & {*host}
 
 
-def test_the_line_of_a_run_with_everything(root: Path) -> None:
+def test_the_container_of_a_run_with_everything(root: Path) -> None:
     wanted = spec(
         env={"LR": "1 2", "HOME": "/elsewhere"}, gpus="GPU-1,GPU-2", memory_bytes=3 * GIB,
-        cpus=1.5, shm_bytes=GIB, tty=True, secrets=["TOKEN"], command=["echo", "a b", "$HOME"],
+        cpus=1.1, shm_bytes=GIB, tty=True, secrets=["TOKEN"], command=["echo", "a b", "$HOME"],
     )  # fmt: skip
-    words = runs.run_line(root, root / "runs" / "night", wanted, {"Id": IMAGE["Id"]}, "c")
-    assert pairs(words, "--gpus") == ['"device=GPU-1,GPU-2"']
-    assert pairs(words, "--memory") == pairs(words, "--memory-swap") == [str(3 * GIB)]
-    assert (pairs(words, "--cpus"), pairs(words, "--shm-size")) == (["1.5"], [str(GIB)])
-    assert {"--interactive", "--tty"} <= {*words}
-    assert {"LR=1 2", "HOME=/elsewhere"} <= {*pairs(words, "--env")}
-    (secrets,) = [m for m in pairs(words, "--mount") if "labctl-secrets" in m]
-    assert secrets.startswith("type=bind,source=/dev/shm/")
-    assert secrets.endswith("readonly")
-    assert not [e for e in pairs(words, "--env") if e.startswith("TOKEN")]
-    assert words[-3:] == ["echo", "a b", "$HOME"]
-    assert runs.gpu_words("all") == ["--gpus", "all"]
+    body = containers.run_body(root, root / "runs" / "night", wanted, {"Id": IMAGE["Id"]})
+    host = body["HostConfig"]
+    gpu = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
+    assert host["DeviceRequests"] == [{**gpu, "DeviceIDs": ["GPU-1", "GPU-2"]}]
+    assert host["Memory"] == host["MemorySwap"] == 3 * GIB
+    assert (host["NanoCpus"], host["ShmSize"]) == (1_100_000_000, GIB)
+    assert (body["Tty"], body["OpenStdin"]) == (True, True)
+    assert {"LR=1 2", "HOME=/elsewhere"} <= {*body["Env"]}
+    (secrets,) = [m for m in host["Mounts"] if m["Target"] == "/run/labctl-secrets"]
+    assert secrets["Source"].startswith("/dev/shm/")
+    assert secrets["ReadOnly"] is True
+    assert not [e for e in body["Env"] if e.startswith("TOKEN")]
+    assert body["Cmd"][-3:] == ["echo", "a b", "$HOME"]
+    every = containers.run_body(root, root / "runs" / "night", spec(gpus="all"), IMAGE)
+    assert every["HostConfig"]["DeviceRequests"] == [{**gpu, "Count": -1}]
 
 
-def test_a_comma_in_a_mounted_path_is_refused(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="comma"):
-        runs.run_line(root, tmp_path / "a,readonly", spec(), IMAGE, "c")
+def test_a_path_with_a_comma_is_mounted_like_any_other(root: Path, tmp_path: Path) -> None:
+    body = containers.run_body(root, tmp_path / "a,readonly", spec(), IMAGE)
+    assert bind(tmp_path / "a,readonly", "/lab/run") in body["HostConfig"]["Mounts"]
+
+
+def test_the_passwd_of_an_image_gets_our_user_and_is_made_once(
+    engine: EngineSocket, tmp_path: Path
+) -> None:
+    said = b"root:x:0:0::/root:/bin/sh\nbroken\nme:x:%d:1::/:/bin/false\n" % os.getuid()
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        info = tarfile.TarInfo("passwd")
+        info.size = len(said)
+        tar.addfile(info, io.BytesIO(said))
+    engine.answers = lambda method, path, body: (200, buffer.getvalue() if method == "GET" else {})
+    path = containers.passwd_file(IMAGE["Id"], tmp_path / "kept")
+    lines = path.read_text().splitlines()
+    assert lines[-1] == f"lab:x:{os.getuid()}:{os.getgid()}:labctl:/lab/cache/home:/bin/sh"
+    assert lines[:-1] == ([] if os.getuid() == 0 else ["root:x:0:0::/root:/bin/sh"])
+    assert [method for method, _, _ in engine.asked] == ["POST", "GET", "DELETE"]
+    assert containers.passwd_file(IMAGE["Id"], tmp_path / "kept") == path
+    assert len(engine.asked) == 3
+
+
+class Containers:
+    """What an engine says while one container is made and started; `refusal` at its start."""
+
+    def __init__(self, refusal: str = "", *, taken: bool = False) -> None:
+        self.refusal = refusal
+        self.taken = taken
+        self.deeds: list[str] = []
+
+    def __call__(self, method: str, path: str, body: Any) -> Answer | None:
+        deed = path.split("/", 2)[2]
+        if method != "GET":
+            self.deeds.append(f"{method} {deed}")
+        if deed.startswith("images/"):
+            return 200, IMAGE
+        if deed.startswith("containers/create"):
+            said = 'The container name "/x" is already in use by container "7"'
+            return (409, {"message": said}) if self.taken else (201, {"Id": "7"})
+        if deed.endswith("/start"):
+            return (500, {"message": self.refusal}) if self.refusal else (204, b"")
+        return (204, b"") if method == "DELETE" else None
+
+
+def test_a_start_makes_and_starts_one_container_and_asks_no_more(
+    root: Path, engine: EngineSocket, tmp_path: Path
+) -> None:
+    engine.answers = calls = Containers()
+    os.mkfifo(tmp_path / "tmux.said")
+    said = runs.start({"spec": spec()})
+    name = "digits-night-1"
+    assert calls.deeds == [f"POST containers/create?name={name}", f"POST containers/{name}/start"]
+    assert [path for method, path, _ in engine.asked if method == "GET"] == [
+        "/v1.41/images/python:3.11/json"
+    ]
+    assert (said["found"], said["run"]["state"], said["run"]["container"]) == (
+        False, "running", name,
+    )  # fmt: skip
+    assert read_json(root / "runs" / "night" / ".labctl" / "attempt-1")["launched"] is True
+    asked_of_tmux = (tmp_path / "tmux.said").read_text()
+    assert f"new-session -d -s labctl-night -n run -c {root}/runs/night" in asked_of_tmux
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        ('could not select device driver "" with capabilities: [[gpu]]', "gpu"),
+        ("mkdir /var/lib/docker/x: no space left on device", "disk"),
+        ("OCI runtime create failed", "docker"),
+    ],
+)
+def test_a_start_that_the_engine_refuses_leaves_nothing(
+    root: Path, engine: EngineSocket, refusal: str, kind: str
+) -> None:
+    engine.answers = calls = Containers(refusal)
+    with pytest.raises(Failure) as caught:
+        runs.start({"spec": spec()})
+    assert (caught.value.body["kind"], caught.value.body["why"]) == (kind, refusal)
+    assert calls.deeds[-1] == "DELETE containers/digits-night-1?force=1"
+    assert not (root / "runs" / "night").exists()
+
+
+def test_a_container_of_that_name_is_left_alone(root: Path, engine: EngineSocket) -> None:
+    engine.answers = calls = Containers(taken=True)
+    runs.start({"spec": spec()})
+    assert calls.deeds == ["POST containers/create?name=digits-night-1"]
+
+
+def test_whoever_claimed_launches_nothing_that_was_launched_meanwhile(
+    root: Path, engine: EngineSocket
+) -> None:
+    """Between a claim and its launch another call of the same run may have been quicker."""
+    engine.answers = calls = Containers()
+    directory = root / "runs" / "night"
+    assert runs._claim(root, directory, spec())
+    write_json(directory / ".labctl" / "attempt-1", {"container": "c", "started_at": time.time()})
+    said = runs._started({"spec": spec()}, root, directory, IMAGE, again=False)
+    assert (said["found"], said["run"]["state"]) == (True, "starting")
+    assert not calls.deeds
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a server is Linux")
