@@ -12,7 +12,6 @@ from typing import Any
 from labctl.actions import Progress, Step
 from labctl.actions.build_lines import BuildLines
 from labctl.actions.ground import Ground
-from labctl.actions.push import push
 from labctl.actions.remote import Remote
 from labctl.actions.scan import NEVER_AT_TOP, scan_data
 from labctl.commands.ssh import command_argv
@@ -130,6 +129,8 @@ def _build(ground: Ground, server: Server, remote: Remote, image: ImageConfig, w
 
 def _push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
     """This machine's wheels, for pip in the build; only a build needs them."""
+    from labctl.actions.push import push
+
     if not ground.config.wheelhouse:
         return
     root, wheels = ground.config.root, Path(ground.config.wheelhouse)

@@ -22,7 +22,7 @@ from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes
 
 from labctl.actions import Event, Progress
 from labctl.actions.connections import Connections
-from labctl.actions.remote import Remote, program
+from labctl.actions.remote import Remote, program_name
 from labctl.actions.sync import PushResult, pull, push, scan_code
 from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError
 
@@ -363,7 +363,7 @@ def turn_evil(box: Box, name: str, *, run: str = "r1", content: str = "evil") ->
     box.transport.run("true")
     directory = f"{HOME}/runs/r1"
     text = EVIL.format(name=name, content=content, directory=directory, run=run)
-    folder = f".cache/labctl/remote-{program()[0]}"
+    folder = f".cache/labctl/{program_name()}"
     line = f"mkdir -p ~/{folder} && cat > ~/{folder}/__main__.py"
     docker("exec", "-i", "-u", "student", box.sshd.name, "sh", "-c", line, stdin=text)
 

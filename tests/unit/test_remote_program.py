@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from labctl.actions.remote import (
     Remote,
     _Splitter,
     checked,
+    files,
     find_reply,
     program,
+    program_name,
 )
 from labctl.errors import (
     CommandError,
@@ -40,13 +44,16 @@ QUIET = st.binary(max_size=40).filter(lambda noise: b"\x1e" not in noise)
 
 
 def test_it_is_built_the_same_each_time() -> None:
-    assert program.__wrapped__() == program.__wrapped__() == program()
+    assert (program_name.__wrapped__(), program()) == (program_name(), program())
+    with zipfile.ZipFile(io.BytesIO(program())) as archive:
+        assert tuple((one, archive.read(one)) for one in archive.namelist()) == files()
+    assert {"__main__.py", "remote/door.py", "remote/entry.sh"} <= {path for path, _ in files()}
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     path = tmp_path / "remote.pyz"
-    path.write_bytes(program()[1])
+    path.write_bytes(program())
     return path
 
 
@@ -113,7 +120,7 @@ def test_it_is_installed_at_the_first_call_alone(tmp_path: Path) -> None:
         assert said["runs"] == []
     assert len(transport.sent) == 4, "asked, installed, asked again; then asked once"
     (folder,) = (tmp_path / ".cache" / "labctl").iterdir()
-    assert folder.name == f"remote-{program()[0]}"
+    assert folder.name == program_name()
     assert folder.stat().st_mode & 0o077 == 0
     assert list(folder.glob("remote/__pycache__/*.pyc")), "compiled once, not at every call"
 
