@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,20 @@ def test_status_that_asks_the_provider_still_reads_its_settings(lab: Path, tmp_p
     assert "labctl.providers.local" in modules
 
 
+def test_a_provider_of_labctls_own_is_found_without_asking_what_is_installed() -> None:
+    from labctl.providers import BUILT_IN
+
+    registered = {each.name: each.value for each in entry_points(group="labctl.providers")}
+    assert BUILT_IN == {name: registered.get(name) for name in BUILT_IN}
+    script = """
+import sys
+from labctl.providers import provider_class
+assert provider_class("local").__name__ == "LocalProvider"
+assert "importlib.metadata" not in sys.modules
+"""
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
+
+
 def test_no_command_pays_for_another_one_to_be_described(tmp_path: Path) -> None:
     from labctl.cli import ABSENT, COMMANDS
 
@@ -158,7 +173,7 @@ assert all(callable(door._deed(name)) for name in names)
 
 
 def test_the_program_on_the_server_imports_one_verb_alone() -> None:
-    """It is compiled anew at each call, since it lies in a zip: what it imports is waited for."""
+    """What it imports is waited for, at every call."""
     script = """
 import sys
 before = set(sys.modules)
@@ -171,4 +186,11 @@ print(*(set(sys.modules) - before))
     )
     imported = set(done.stdout.split())
     assert "labctl.remote.runs" in imported
-    assert not imported & {"labctl.remote.fetch", "labctl.remote.services", "http.client", "ssl"}
+    assert not imported & {
+        "labctl.remote.fetch",
+        "labctl.remote.services",
+        "http.client",
+        "ssl",
+        "subprocess",
+        "shutil",
+    }
