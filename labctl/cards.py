@@ -1,0 +1,74 @@
+"""What GPUs can do, as their maker publishes it: the measure for price per unit of work.
+
+Sources are NVIDIA's data sheets of each card (T4, A10G, L4, L40S, V100, A100, H100, H200, B200,
+Tesla M60, Tesla K80), per GPU and not per board:
+
+- `fp32_tflops`: plain single precision.
+- `fp16_tflops`: half precision with fp32 sums on tensor cores, without sparsity; where a card has
+  no tensor cores, what half precision gains there, which is nothing: the figure of fp32.
+- `bandwidth_gb_per_s`: of the GPU's memory, in 10^9 bytes.
+
+They are peaks. Real work reaches a part of them, a similar part on cards of one age.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+GIB = 1024**3
+NOMINAL = 0.02
+"""Drivers and clouds report up to so much less memory than is printed on the box."""
+
+
+class Card(NamedTuple):
+    """One GPU model, named as clouds and nvidia-smi do, without the maker."""
+
+    name: str
+    memory_bytes: int
+    fp32_tflops: float
+    fp16_tflops: float
+    bandwidth_gb_per_s: float
+
+
+CARDS = (
+    Card("K80", 12 * GIB, 4.37, 4.37, 240.0),
+    Card("M60", 8 * GIB, 4.8, 4.8, 160.0),
+    Card("V100", 16 * GIB, 15.7, 125.0, 900.0),
+    Card("V100", 32 * GIB, 15.7, 125.0, 900.0),
+    Card("T4", 16 * GIB, 8.1, 65.0, 320.0),
+    Card("T4G", 16 * GIB, 8.1, 65.0, 320.0),
+    Card("A10G", 24 * GIB, 35.0, 70.0, 600.0),
+    Card("L4", 24 * GIB, 30.3, 121.0, 300.0),
+    Card("L40S", 48 * GIB, 91.6, 362.0, 864.0),
+    Card("A100", 40 * GIB, 19.5, 312.0, 1555.0),
+    Card("A100", 80 * GIB, 19.5, 312.0, 2039.0),
+    Card("H100", 80 * GIB, 67.0, 989.0, 3350.0),
+    Card("H200", 141 * GIB, 67.0, 989.0, 4800.0),
+    Card("B200", 180 * GIB, 75.0, 2250.0, 7700.0),
+)
+
+
+def plain_name(name: str) -> str:
+    """A GPU's name for comparing: `NVIDIA A100-SXM4` and `a100-sxm4` are the same."""
+    words = name.upper().replace("NVIDIA", "").replace("TESLA", "")
+    return "".join(letter for letter in words if letter.isalnum())
+
+
+def card(name: str, memory_bytes: int) -> Card | None:
+    """The card of this name whose memory is nearest; None where its figures are not known."""
+    wanted = plain_name(name)
+    known = [one for one in CARDS if plain_name(one.name) == wanted]
+    return min(known, key=lambda one: abs(one.memory_bytes - memory_bytes), default=None)
+
+
+def speed(name: str, memory_bytes: int, work: str) -> float | None:
+    """How fast this GPU does "fp32", "fp16" (TFLOPS) or "bandwidth" (GB/s) work."""
+    found = card(name, memory_bytes)
+    if found is None:
+        return None
+    figures = {
+        "fp32": found.fp32_tflops,
+        "fp16": found.fp16_tflops,
+        "bandwidth": found.bandwidth_gb_per_s,
+    }
+    return figures.get(work)

@@ -1,0 +1,111 @@
+"""Servers from Amazon EC2: the cheapest that fits, spot or on demand.
+
+What exists stands in tags (tags.py); what may be asked for stands in a cache for a while
+(catalog.py). A server's id is `<instance id>.<region>`, any other resource's `<id>.<region>`.
+AWS's own library is imported where a call is made, and not for an answer from the cache.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import ClassVar
+
+from labctl.config.places import environment
+from labctl.model import Boot, Check, CreateRequest, GpuNeed, Need, Offer, Resource, Server, Value
+from labctl.providers import Surroundings
+from labctl.providers.aws import account, deadline, disks, gate, instances, remains, tags
+from labctl.providers.aws.checks import checks
+from labctl.providers.aws.clients import Clients
+from labctl.providers.aws.launch import Launcher
+from labctl.providers.aws.offers import offers
+from labctl.providers.aws.settings import AwsSettings
+from labctl.providers.aws.userdata import user_data
+
+__all__ = ["AwsProvider", "AwsSettings"]
+
+
+class AwsProvider:
+    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, Keep, and has a Console."""
+
+    name: ClassVar[str] = "aws"
+    settings_type: ClassVar[type[Value]] = AwsSettings
+    settle_s: float = 60.0
+
+    def __init__(self, settings: AwsSettings, surroundings: Surroundings) -> None:
+        self.settings = settings
+        self.surroundings = surroundings
+        self.clients = Clients(settings.profile)
+
+    def check(self, need: Need | None = None) -> list[Check]:
+        """With a need: its quotas. Without: those of the smallest machine with a GPU."""
+        wanted = need or Need(gpu=GpuNeed(kind="any", count=1))
+        return checks(self.clients, self.settings, self._configured, wanted, self.offers)
+
+    def offers(self, need: Need) -> list[Offer]:
+        around = self.surroundings
+        cached = around.cache_dir / "aws" if around.cache_dir else None
+        mark = account.fingerprint(self.settings.profile, environment())
+        return offers(self.clients, self.settings, need, self._configured, cached, mark)
+
+    def create(self, offer: Offer, request: CreateRequest) -> Server:
+        return self._launcher.create(offer, request)
+
+    def find(self, server_id: str) -> Server | None:
+        found = instances.one(self.clients, server_id)
+        region = server_id.rpartition(".")[2]
+        return tags.server_of(found, region, self.settings.user) if found else None
+
+    def servers(self) -> list[Server]:
+        return instances.every(self.clients, self._regions(), self.settings.user)
+
+    def terminate(self, server_id: str) -> None:
+        instances.terminate(self.clients, server_id)
+
+    def leftovers(self) -> list[Resource]:
+        return remains.leftovers(self.clients, self._regions())
+
+    def remove(self, resource: Resource) -> None:
+        """BusyError while something still uses it, such as a machine that is just ending."""
+        remains.remove(self.clients, resource)
+
+    def first_boot(self, boot: Boot) -> str:
+        templates = self.surroundings.data_dir / "templates" / "cloud-init"
+        return user_data(templates, boot, self.settings.user)
+
+    def pin(self, server_id: str, host_key: str, next_host_key: str = "") -> None:
+        instances.pin(self.clients, server_id, host_key, next_host_key)
+
+    def stop(self, server_id: str) -> None:
+        instances.stop(self.clients, server_id)
+
+    def start(self, server_id: str) -> None:
+        instances.start(self.clients, server_id)
+
+    def console(self, server_id: str) -> str:
+        return instances.console(self.clients, server_id)
+
+    def admit(self, server_id: str) -> str:
+        return gate.admit(self.clients, self.settings, self.surroundings.owner, server_id)
+
+    def set_deadline(self, server_id: str, at: float) -> None:
+        deadline.set_deadline(self.clients, self.settings.scheduler_role, server_id, at)
+
+    def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
+        return disks.keep(self.clients, server_id, expires_at)
+
+    def attach_kept(self, resource: Resource, server_id: str) -> str:
+        return disks.attach(self.clients, resource, server_id)
+
+    @functools.cached_property
+    def _launcher(self) -> Launcher:
+        return Launcher(self.clients, self.settings, self.surroundings.owner)
+
+    @functools.cached_property
+    def _configured(self) -> tuple[str, ...]:
+        home = account.home_region(self.settings.profile, environment())
+        return self.settings.regions or (home,)
+
+    def _regions(self) -> tuple[str, ...]:
+        if not self.surroundings.everywhere:
+            return self._configured
+        return tuple(instances.enabled_regions(self.clients, self._configured[0]))

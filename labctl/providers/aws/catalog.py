@@ -1,0 +1,114 @@
+"""What is known of AWS's machines and prices, as values, and where they lie for a while on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from labctl.model import Value
+
+VERSION = 1
+TYPES_FRESH_S = 7 * 86_400.0
+PRICES_FRESH_S = 15 * 60.0
+SCORES_FRESH_S = 3_600.0
+FORGET_S = 30 * 86_400.0
+
+
+class Hardware(Value, frozen=True):
+    """One instance type. GPU memory is per GPU; `part` is below 1 where it has a slice of one."""
+
+    type: str
+    cpus: int
+    memory_bytes: int
+    arch: str
+    gpu_name: str = ""
+    gpu_maker: str = ""
+    gpu_count: int = 0
+    gpu_memory_bytes: int = 0
+    part: float = 1.0
+    spot: bool = True
+    on_demand: bool = True
+
+
+class Catalog(Value, frozen=True):
+    """The types of one region, and the zones that have each."""
+
+    version: int
+    made_at: float
+    hardware: tuple[Hardware, ...]
+    zones: dict[str, tuple[str, ...]]
+
+
+class SpotPrice(Value, frozen=True):
+    """USD per hour: now, and the week's lowest and highest."""
+
+    now: float
+    low: float
+    high: float
+
+
+class Prices(Value, frozen=True):
+    """USD per hour in one region: `spot` by type and zone, `on_demand` by type."""
+
+    version: int
+    made_at: float
+    spot: dict[str, dict[str, SpotPrice]]
+    on_demand: dict[str, float]
+
+
+class Market(Value, frozen=True):
+    region: str
+    catalog: Catalog
+    prices: Prices
+
+
+class Scores(Value, frozen=True):
+    """How likely spot capacity is, 1 to 10, by type and zone; empty where AWS did not say."""
+
+    version: int
+    made_at: float
+    by_type: dict[str, dict[str, int]]
+
+
+Kept = TypeVar("Kept", Catalog, Prices, Scores)
+
+
+class Shelf:
+    """Files below a directory that may be deleted, or be nonsense, at any time. None keeps none."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    def read(self, name: str, kind: type[Kept], fresh_s: float) -> Kept | None:
+        if self._directory is None:
+            return None
+        try:
+            kept = msgspec.json.decode((self._directory / name).read_bytes(), type=kind)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        age_s = time.time() - kept.made_at
+        return kept if kept.version == VERSION and 0 <= age_s < fresh_s else None
+
+    def write(self, name: str, value: Value) -> None:
+        if self._directory is None:
+            return
+        # What cannot be kept is asked for again.
+        with contextlib.suppress(OSError):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._forget_old()
+            descriptor, draft = tempfile.mkstemp(dir=self._directory, prefix=".")
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(value))
+            Path(draft).replace(self._directory / name)
+
+    def _forget_old(self) -> None:
+        assert self._directory is not None
+        for path in self._directory.iterdir():
+            if time.time() - path.stat().st_mtime > FORGET_S:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,79 @@
+"""AWS's own library, made once per provider: sessions, clients, time limits."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from labctl.errors import ProviderError
+
+if TYPE_CHECKING:
+    import boto3
+
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 30
+ATTEMPTS = 4
+MOST_CONNECTIONS = 32
+
+
+class Clients:
+    """Clients by service and region. They may be used from several threads at once."""
+
+    def __init__(self, profile: str) -> None:
+        self._profile = profile
+        self._lock = threading.Lock()
+        self._session: boto3.session.Session | None = None
+        self._made: dict[tuple[str, str, bool], Any] = {}
+
+    def client(self, service: str, region: str, *, once: bool = False) -> Any:
+        """`once`: a call is sent a single time, since the library itself repeats capacity errors
+        where they came from, and a reply that was lost must be asked for with the same token."""
+        key = (service, region, once)
+        # Making one is not safe on two threads.
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = self._new(service, region, 1 if once else ATTEMPTS)
+            return self._made[key]
+
+    def ec2(self, region: str) -> Any:
+        return self.client("ec2", region)
+
+    def partition(self, region: str) -> str:
+        """ "aws", "aws-cn", ...: the second word of every ARN there."""
+        with self._lock:
+            return str(self._connected().get_partition_for_region(region))
+
+    def _connected(self) -> boto3.session.Session:
+        if self._session is None:
+            from labctl.providers.aws.errors import told
+
+            try:
+                import boto3
+            except ModuleNotFoundError as error:
+                raise ProviderError(
+                    "the AWS provider is not installed",
+                    why=f"there is no module {error.name}",
+                    hint="pip install 'labctl[aws]'",
+                ) from error
+            with told():
+                self._session = boto3.session.Session(profile_name=self._profile or None)
+        return self._session
+
+    def _new(self, service: str, region: str, attempts: int) -> Any:
+        session = self._connected()
+        from botocore.config import Config
+
+        from labctl.providers.aws.errors import told
+
+        with told():
+            return session.client(
+                service,
+                region_name=region,
+                config=Config(
+                    connect_timeout=CONNECT_TIMEOUT_S,
+                    read_timeout=READ_TIMEOUT_S,
+                    retries={"mode": "standard", "total_max_attempts": attempts},
+                    max_pool_connections=MOST_CONNECTIONS,
+                    user_agent_appid="labctl",
+                ),
+            )

@@ -1,0 +1,68 @@
+"""A timer at AWS that ends a server even if it hangs: a one-time EventBridge schedule."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from labctl.errors import DeniedError
+from labctl.providers.aws import instances, tags
+from labctl.providers.aws.clients import Clients
+from labctl.providers.aws.errors import POLICY_PAGE, code_of, told
+
+PREFIX = "labctl-"
+RETRY_S = 3600
+
+
+def schedule_name(lab_id: str, instance_id: str) -> str:
+    return f"{PREFIX}{lab_id}-{instance_id}"
+
+
+def set_deadline(clients: Clients, role: str, server_id: str, at: float) -> None:
+    """In place of any earlier one. DeniedError without a role, or where it may not be used."""
+    if not role:
+        raise DeniedError(
+            "no role lets EventBridge Scheduler end servers",
+            why="server.aws.scheduler_role is not set",
+            hint=f"{POLICY_PAGE} has the role and its policy",
+        )
+    instance = instances.present(clients, server_id)
+    region = server_id.rpartition(".")[2]
+    schedule = _schedule(clients.partition(region), role, instance, at)
+    _put(clients.client("scheduler", region), schedule)
+    with told():
+        clients.ec2(region).create_tags(
+            Resources=[instance["InstanceId"]], Tags=tags.pairs({tags.DEADLINE: f"{at:.0f}"})
+        )
+
+
+def _schedule(partition: str, role: str, instance: dict[str, Any], at: float) -> dict[str, Any]:
+    instance_id = instance["InstanceId"]
+    when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return {
+        "Name": schedule_name(tags.tags_of(instance).get(tags.LAB_ID, ""), instance_id),
+        "Description": "Ends a labctl server at its TTL",
+        "ScheduleExpression": f"at({when})",
+        "ScheduleExpressionTimezone": "UTC",
+        "FlexibleTimeWindow": {"Mode": "OFF"},
+        "ActionAfterCompletion": "DELETE",
+        "Target": {
+            "Arn": f"arn:{partition}:scheduler:::aws-sdk:ec2:terminateInstances",
+            "RoleArn": role,
+            "Input": json.dumps({"InstanceIds": [instance_id]}),
+            "RetryPolicy": {"MaximumEventAgeInSeconds": RETRY_S, "MaximumRetryAttempts": 10},
+        },
+    }
+
+
+def _put(scheduler: Any, schedule: dict[str, Any]) -> None:
+    from botocore.exceptions import ClientError
+
+    with told():
+        try:
+            scheduler.create_schedule(**schedule)
+        except ClientError as error:
+            if code_of(error) != "ConflictException":
+                raise
+            scheduler.update_schedule(**schedule)

@@ -1,0 +1,86 @@
+"""Which machine image a server boots from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labctl.errors import UsageError
+from labctl.model import Offer, Value
+from labctl.providers.aws.clients import Clients
+from labctl.providers.aws.errors import is_absent, message_of, told
+
+if TYPE_CHECKING:
+    from labctl.providers.aws.settings import AwsSettings
+
+GPU_PARAMETER = (
+    "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+)
+"""AWS's Deep Learning Base OSS Nvidia Driver GPU AMI: driver, Docker, the container toolkit."""
+PLAIN_PARAMETER = (
+    "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
+)
+_CANONICAL_ARCH = {"x86_64": "amd64", "arm64": "arm64"}
+
+
+class Image(Value, frozen=True):
+    """`root` is the root volume's device name, `gib` the least that it may have."""
+
+    id: str
+    root: str
+    gib: int
+
+
+def parameter(offer: Offer) -> str:
+    if offer.gpu_count:
+        return GPU_PARAMETER.format(arch=offer.arch)
+    return PLAIN_PARAMETER.format(arch=_CANONICAL_ARCH.get(offer.arch, offer.arch))
+
+
+def image(clients: Clients, settings: AwsSettings, offer: Offer) -> Image:
+    """The given image, else the newest that fits the offer. UsageError where there is none."""
+    chosen = settings.ami or parameter(offer)
+    if chosen.startswith("/"):
+        chosen = _resolved(clients, chosen, offer.region)
+    return _described(clients, chosen, offer.region)
+
+
+def _resolved(clients: Clients, name: str, region: str) -> str:
+    from botocore.exceptions import ClientError
+
+    with told():
+        try:
+            answer = clients.client("ssm", region).get_parameter(Name=name)
+        except ClientError as error:
+            if not is_absent(error):
+                raise
+            raise _absent(name, region, message_of(error)) from error
+    return str(answer["Parameter"]["Value"])
+
+
+def _described(clients: Clients, ami: str, region: str) -> Image:
+    from botocore.exceptions import ClientError
+
+    with told():
+        try:
+            found = clients.ec2(region).describe_images(ImageIds=[ami])["Images"]
+        except ClientError as error:
+            if not is_absent(error):
+                raise
+            found = []
+    if not found:
+        raise _absent(ami, region, "there is no such image, or it is not shared with this account")
+    root = found[0].get("RootDeviceName") or "/dev/sda1"
+    sizes = [
+        mapping["Ebs"].get("VolumeSize", 0)
+        for mapping in found[0].get("BlockDeviceMappings", ())
+        if mapping.get("DeviceName") == root and "Ebs" in mapping
+    ]
+    return Image(id=ami, root=root, gib=max(sizes, default=0))
+
+
+def _absent(name: str, region: str, why: str) -> UsageError:
+    return UsageError(
+        f"the image {name} is not in {region}",
+        why=why,
+        hint="set server.aws.ami to one that is, or server.aws.regions to where it is",
+    )

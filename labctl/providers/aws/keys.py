@@ -1,0 +1,44 @@
+"""The lab's key pair, as AWS keeps it: the public half alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labctl.providers.aws import tags
+from labctl.providers.aws.errors import code_of, told
+
+
+def key_name(lab_id: str) -> str:
+    return f"labctl-{lab_id}"
+
+
+def ensure_key(ec2: Any, public_key: str, bears: dict[str, str]) -> str:
+    """Have the lab's key pair there, with this key; returns its name."""
+    from botocore.exceptions import ClientError
+
+    name = key_name(bears[tags.LAB_ID])
+    with told():
+        try:
+            _import(ec2, name, public_key, bears)
+        except ClientError as error:
+            if code_of(error) != "InvalidKeyPair.Duplicate":
+                raise
+            if not _is_same(ec2, name, public_key):
+                ec2.delete_key_pair(KeyName=name)
+                _import(ec2, name, public_key, bears)
+    return name
+
+
+def _import(ec2: Any, name: str, public_key: str, bears: dict[str, str]) -> None:
+    ec2.import_key_pair(
+        KeyName=name,
+        PublicKeyMaterial=public_key.encode(),
+        TagSpecifications=[{"ResourceType": "key-pair", "Tags": tags.pairs(bears)}],
+    )
+
+
+def _is_same(ec2: Any, name: str, public_key: str) -> bool:
+    found = ec2.describe_key_pairs(
+        Filters=[{"Name": "key-name", "Values": [name]}], IncludePublicKey=True
+    )["KeyPairs"]
+    return any(one.get("PublicKey", "").split()[:2] == public_key.split()[:2] for one in found)

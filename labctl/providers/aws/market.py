@@ -1,0 +1,209 @@
+"""What AWS has and what it costs: every region asked at once, answers kept for a while."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from labctl.providers.aws.catalog import (
+    PRICES_FRESH_S,
+    TYPES_FRESH_S,
+    VERSION,
+    Catalog,
+    Hardware,
+    Market,
+    Prices,
+    Shelf,
+    SpotPrice,
+)
+from labctl.providers.aws.clients import Clients
+from labctl.providers.aws.errors import told
+
+WEEK = timedelta(days=7)
+MIB = 1024**2
+PRICING_REGION = "us-east-1"
+TYPES_PER_CALL = 8
+THREADS = 12
+
+Group = Literal["gpu", "cpu"]
+CPU_TYPES = (
+    *("m7i-flex.large", "m7i-flex.xlarge", "m7i-flex.2xlarge"),
+    *("c7i-flex.xlarge", "c7i-flex.2xlarge", "c7i-flex.4xlarge"),
+    *("m7g.large", "m7g.xlarge", "c7g.xlarge", "c7g.2xlarge"),
+)
+"""Without GPUs: small, current, at least 8 GiB, and none that bills bursts extra (as t3 does)."""
+PATTERNS: dict[Group, tuple[str, ...]] = {"gpu": ("g*", "p*"), "cpu": CPU_TYPES}
+
+
+def markets(
+    clients: Clients, shelf: Shelf, account: str, regions: Iterable[str], group: Group
+) -> list[Market]:
+    """One Market per region, from the shelf where it is fresh, else asked for."""
+    found = {region: _kept(shelf, account, region, group) for region in regions}
+    missing = [region for region, market in found.items() if market is None]
+    if missing:
+        # Two pools: what waits for other calls never takes the place of one of them.
+        with ThreadPoolExecutor(len(missing)) as each, ThreadPoolExecutor(THREADS) as threads:
+            asked = each.map(
+                lambda region: _asked(clients, shelf, account, region, group, threads), missing
+            )
+            found.update(zip(missing, asked, strict=True))
+    return [market for market in found.values() if market]
+
+
+def _name(account: str, region: str, group: Group, what: str) -> str:
+    return f"{account}-{region}-{group}-{what}.json"
+
+
+def _kept(shelf: Shelf, account: str, region: str, group: Group) -> Market | None:
+    catalog = shelf.read(_name(account, region, group, "types"), Catalog, TYPES_FRESH_S)
+    prices = shelf.read(_name(account, region, group, "prices"), Prices, PRICES_FRESH_S)
+    return Market(region=region, catalog=catalog, prices=prices) if catalog and prices else None
+
+
+def _asked(
+    clients: Clients,
+    shelf: Shelf,
+    account: str,
+    region: str,
+    group: Group,
+    threads: ThreadPoolExecutor,
+) -> Market:
+    catalog_name = _name(account, region, group, "types")
+    catalog = shelf.read(catalog_name, Catalog, TYPES_FRESH_S)
+    listed = threads.submit(on_demand_prices, clients, region, group)
+    if catalog is None:
+        catalog = ask_catalog(clients, region, group, threads)
+        shelf.write(catalog_name, catalog)
+    spot = spot_prices(clients, region, [one.type for one in catalog.hardware if one.spot], threads)
+    prices = Prices(version=VERSION, made_at=time.time(), spot=spot, on_demand=listed.result())
+    shelf.write(_name(account, region, group, "prices"), prices)
+    return Market(region=region, catalog=catalog, prices=prices)
+
+
+def ask_catalog(
+    clients: Clients, region: str, group: Group, threads: ThreadPoolExecutor
+) -> Catalog:
+    ec2 = clients.ec2(region)
+    only = [{"Name": "instance-type", "Values": list(PATTERNS[group])}]
+
+    def types() -> list[Hardware]:
+        with told():
+            return [
+                hardware(entry)
+                for page in ec2.get_paginator("describe_instance_types").paginate(Filters=only)
+                for entry in page["InstanceTypes"]
+                if group == "cpu" or entry.get("GpuInfo")
+            ]
+
+    def zones() -> dict[str, tuple[str, ...]]:
+        found: dict[str, list[str]] = {}
+        with told():
+            pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
+                LocationType="availability-zone", Filters=only
+            )
+            for page in pages:
+                for entry in page["InstanceTypeOfferings"]:
+                    found.setdefault(entry["InstanceType"], []).append(entry["Location"])
+        return {name: tuple(sorted(where)) for name, where in found.items()}
+
+    pending = threads.submit(zones)
+    listed = tuple(sorted(types(), key=lambda one: one.type))
+    return Catalog(version=VERSION, made_at=time.time(), hardware=listed, zones=pending.result())
+
+
+def hardware(entry: dict[str, Any]) -> Hardware:
+    """One entry of DescribeInstanceTypes."""
+    gpus = entry.get("GpuInfo", {}).get("Gpus", [])
+    gpu = gpus[0] if gpus else {}
+    usage = entry.get("SupportedUsageClasses", [])
+    return Hardware(
+        type=entry["InstanceType"],
+        cpus=entry["VCpuInfo"]["DefaultVCpus"],
+        memory_bytes=entry["MemoryInfo"]["SizeInMiB"] * MIB,
+        arch=next((a for a in entry["ProcessorInfo"]["SupportedArchitectures"] if a != "i386"), ""),
+        gpu_name=gpu.get("Name", ""),
+        gpu_maker=gpu.get("Manufacturer", ""),
+        gpu_count=sum(one.get("Count", 0) for one in gpus),
+        gpu_memory_bytes=gpu.get("MemoryInfo", {}).get("SizeInMiB", 0) * MIB,
+        part=gpu.get("GpuPartitionSize", 1.0),
+        spot="spot" in usage,
+        on_demand="on-demand" in usage,
+    )
+
+
+def spot_prices(
+    clients: Clients, region: str, types: list[str], threads: ThreadPoolExecutor
+) -> dict[str, dict[str, SpotPrice]]:
+    """The week's prices by type and zone."""
+    ec2 = clients.ec2(region)
+    since = datetime.now(UTC) - WEEK
+
+    def history(some: list[str]) -> list[dict[str, Any]]:
+        with told():
+            pages = ec2.get_paginator("describe_spot_price_history").paginate(
+                InstanceTypes=some, ProductDescriptions=["Linux/UNIX"], StartTime=since
+            )
+            return [entry for page in pages for entry in page["SpotPriceHistory"]]
+
+    parts = [types[at : at + TYPES_PER_CALL] for at in range(0, len(types), TYPES_PER_CALL)]
+    seen: dict[tuple[str, str], list[tuple[Any, float]]] = {}
+    for entries in threads.map(history, parts):
+        for entry in entries:
+            place = (entry["InstanceType"], entry["AvailabilityZone"])
+            seen.setdefault(place, []).append((entry["Timestamp"], float(entry["SpotPrice"])))
+    prices: dict[str, dict[str, SpotPrice]] = {}
+    for (name, zone), points in sorted(seen.items()):
+        amounts = [amount for _, amount in points]
+        price = SpotPrice(now=max(points)[1], low=min(amounts), high=max(amounts))
+        prices.setdefault(name, {})[zone] = price
+    return prices
+
+
+def on_demand_prices(clients: Clients, region: str, group: Group) -> dict[str, float]:
+    """List prices by type: Linux, shared hardware, nothing else installed."""
+    pricing = clients.client("pricing", PRICING_REGION)
+    base = {
+        "regionCode": region,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+    }
+    asked = [base | {"instanceFamily": "GPU instance"}]
+    if group == "cpu":
+        asked = [base | {"instanceType": name} for name in CPU_TYPES]
+
+    def products(fields: dict[str, str]) -> list[str]:
+        filters = [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()]
+        with told():
+            pages = pricing.get_paginator("get_products").paginate(
+                ServiceCode="AmazonEC2", Filters=filters
+            )
+            return [product for page in pages for product in page["PriceList"]]
+
+    return _at_once(asked, products)
+
+
+def _at_once(
+    asked: list[dict[str, str]], products: Callable[[dict[str, str]], list[str]]
+) -> dict[str, float]:
+    with ThreadPoolExecutor(len(asked)) as threads:
+        listed = [list_price(text) for some in threads.map(products, asked) for text in some]
+    return {name: price for name, price in listed if name and price}
+
+
+def list_price(product: str) -> tuple[str, float]:
+    """(type, USD per hour) of one product of the price list; ("", 0.0) where it has none."""
+    entry = json.loads(product)
+    name = entry.get("product", {}).get("attributes", {}).get("instanceType", "")
+    for term in entry.get("terms", {}).get("OnDemand", {}).values():
+        for dimension in term.get("priceDimensions", {}).values():
+            price = float(dimension.get("pricePerUnit", {}).get("USD", 0))
+            if dimension.get("unit") == "Hrs" and price > 0:
+                return name, price
+    return "", 0.0

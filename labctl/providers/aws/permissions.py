@@ -1,0 +1,86 @@
+"""What the credentials may do, found out without doing it: EC2 answers a DryRun with yes or no."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from labctl.providers.aws.errors import DENIED, code_of, told
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
+
+INSTANCE = "i-00000000000000000"
+GROUP = "sg-00000000000000000"
+IMAGE = "ami-00000000000000000"
+SOME_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFRaSd4ggqnoCXfoeoYLdFMIOKfuu+umL/Zr5GkuWNP4 doctor"
+
+_DRY: dict[str, dict[str, Any]] = {
+    "CreateSecurityGroup": {"GroupName": "labctl-doctor", "Description": "never made"},
+    "AuthorizeSecurityGroupIngress": {
+        "GroupId": GROUP,
+        "IpPermissions": [{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}],
+    },
+    "ImportKeyPair": {"KeyName": "labctl-doctor", "PublicKeyMaterial": SOME_KEY.encode()},
+    "CreateTags": {"Resources": [INSTANCE], "Tags": [{"Key": "labctl", "Value": "1"}]},
+    "TerminateInstances": {"InstanceIds": [INSTANCE]},
+    "DescribeInstances": {},
+    "DescribeImages": {"ImageIds": [IMAGE]},
+    "DescribeSubnets": {},
+    "DescribeSecurityGroups": {},
+    "DescribeVolumes": {},
+    "DescribeNetworkInterfaces": {},
+    "DescribeKeyPairs": {},
+}
+"""Each changes something or is needed on the way; an id that is nobody's is answered with "not
+found", which is no denial."""
+
+
+def denied_actions(ec2: Any) -> list[str]:
+    """The actions that AWS refuses to these credentials, as IAM names them."""
+    with ThreadPoolExecutor(len(_DRY)) as threads:
+        answers = threads.map(lambda action: _is_denied(ec2, action), _DRY)
+        return [f"ec2:{action}" for action, denied in zip(_DRY, answers, strict=True) if denied]
+
+
+def tried() -> int:
+    return len(_DRY) + 1
+
+
+def may_run(ec2: Any, ami: str, instance_type: str, subnet: str) -> None:
+    """DeniedError where these credentials may not start such a machine."""
+    from botocore.exceptions import ClientError
+
+    with told():
+        try:
+            ec2.run_instances(
+                DryRun=True,
+                ImageId=ami,
+                InstanceType=instance_type,
+                SubnetId=subnet,
+                MinCount=1,
+                MaxCount=1,
+            )
+        except ClientError as error:
+            if code_of(error) != "DryRunOperation":
+                raise
+
+
+def _is_denied(ec2: Any, action: str) -> bool:
+    from botocore import xform_name
+    from botocore.exceptions import ClientError
+
+    with told():
+        try:
+            getattr(ec2, xform_name(action))(DryRun=True, **_DRY[action])
+        except ClientError as error:
+            if _is_other_trouble(error):
+                raise
+            return code_of(error) in DENIED
+    return False
+
+
+def _is_other_trouble(error: ClientError) -> bool:
+    """Whether the answer speaks neither of the permission nor of the made-up arguments."""
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
+    return status >= 500 or status == 401

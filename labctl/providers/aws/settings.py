@@ -1,0 +1,97 @@
+"""lab.yaml's `server.aws`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+
+from labctl.config.document import shown
+from labctl.config.reader import Parsed
+from labctl.config.schema import Size
+from labctl.model import Value
+
+CHECK_ADDRESS = "https://checkip.amazonaws.com"
+_REGION = re.compile(r"[a-z]{2}(-[a-z]{3,10}){1,3}-[0-9]{1,2}")
+_AMI = re.compile(r"ami-[0-9a-f]{8,17}|/[A-Za-z0-9_./-]{1,300}")
+_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+_SUBNET = re.compile(r"subnet-[0-9a-f]{8,17}")
+_PROFILE = re.compile(r"[A-Za-z0-9+=,.@_-]{1,128}")
+_INSTANCE_PROFILE = re.compile(
+    r"[A-Za-z0-9+=,.@_-]{1,128}|arn:aws[a-z-]*:iam::[0-9]{12}:instance-profile/[\x21-\x7e]{1,512}"
+)
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\x21-\x7e]{1,512}")
+_LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?(/\S*)?")
+
+
+def _matching(pattern: re.Pattern[str], what: str) -> Parsed:
+    def parse(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError(f"{shown(text)} is not {what}")
+        return text
+
+    return Parsed(parse)
+
+
+def parse_region(text: str) -> str:
+    if not _REGION.fullmatch(text):
+        raise ValueError(f"{shown(text)} is not a region: write us-east-1")
+    return text
+
+
+def parse_network(text: str) -> str:
+    """A network as AWS wants it, such as 192.0.2.0/24; a bare address is a network of one."""
+    from ipaddress import ip_network
+
+    try:
+        return str(ip_network(text.strip(), strict=True))
+    except ValueError as error:
+        raise ValueError(f"{shown(text)} is not a network: {error}; write 192.0.2.0/24") from None
+
+
+def parse_address_source(text: str) -> str:
+    """https://, or http:// on this machine: anybody in between could name an address to let in."""
+    if re.fullmatch(r"https://[^\s/@]+(/\S*)?", text) or _LOOPBACK.fullmatch(text):
+        return text
+    raise ValueError(f"{shown(text)} is not an https:// address")
+
+
+def _regions(text: str) -> tuple[str, ...]:
+    return tuple(parse_region(part.strip()) for part in text.split(","))
+
+
+def _networks(text: str) -> tuple[str, ...]:
+    return tuple(parse_network(part) for part in text.split(","))
+
+
+Region = Annotated[str, Parsed(parse_region)]
+Network = Annotated[str, Parsed(parse_network)]
+
+
+class AwsSettings(Value, frozen=True):
+    """`regions`: where to look for offers and servers; left out, the one that AWS's own
+    configuration or environment names, else us-east-1. A text may hold several, with commas.
+
+    `ami`: an image's id (ami-...) or the name of a public SSM parameter (/aws/service/...); left
+    out, the newest that fits the need: AWS's Deep Learning Base GPU image, or plain Ubuntu. `user`
+    is the account that it logs in with.
+
+    `ssh_from`: the networks that may reach SSH; left out, the caller's own address alone, which
+    `address_from` answers as text. `disk` is the root volume's size.
+
+    `subnet`: in place of the default VPC's. `instance_profile` (name or ARN): what the server
+    itself may do. `scheduler_role` (ARN): lets EventBridge Scheduler end the server at its TTL.
+    `profile`: of AWS's own configuration.
+    """
+
+    regions: Annotated[tuple[str, ...], Parsed(_regions)] | tuple[Region, ...] = ()
+    ami: Annotated[str, _matching(_AMI, "an image: write ami-... or /aws/service/...")] = ""
+    user: Annotated[str, _matching(_USER, "a user's name")] = "ubuntu"
+    ssh_from: Annotated[tuple[str, ...], Parsed(_networks)] | tuple[Network, ...] = ()
+    address_from: Annotated[str, Parsed(parse_address_source)] = CHECK_ADDRESS
+    disk_bytes: Size = msgspec.field(default=100 * 10**9, name="disk")
+    subnet: Annotated[str, _matching(_SUBNET, "a subnet: write subnet-...")] = ""
+    instance_profile: Annotated[str, _matching(_INSTANCE_PROFILE, "an instance profile")] = ""
+    scheduler_role: Annotated[str, _matching(_ROLE, "a role: write arn:aws:iam::...:role/...")] = ""
+    profile: Annotated[str, _matching(_PROFILE, "a profile of AWS's configuration")] = ""

@@ -1,0 +1,151 @@
+"""The truth about a server, as it stands in its tags: written in one place, read in one place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from labctl.model import CreateRequest, Endpoint, Offer, Server, ServerState
+from labctl.providers.aws.fit import PROVIDER
+
+OURS = "labctl"
+LAB = "labctl:lab"
+LAB_ID = "labctl:lab-id"
+OWNER = "labctl:owner"
+TOKEN = "labctl:token"
+PRICE = "labctl:price"
+SPOT = "labctl:spot"
+ON_DEMAND = "labctl:on-demand"
+HARDWARE = "labctl:hardware"
+HOST_KEY = "labctl:host-key"
+NEXT_HOST_KEY = "labctl:host-key-next"
+DEADLINE = "labctl:deadline"
+EXPIRES = "labctl:expires"
+
+SSH_PORT = 22
+_SERVER_ID = re.compile(r"(i-[0-9a-f]{8,17})\.([a-z0-9-]{3,30})")
+_STATES: dict[str, ServerState] = {
+    "pending": "starting",
+    "running": "running",
+    "stopping": "stopped",
+    "stopped": "stopped",
+    "shutting-down": "ending",
+    "terminated": "terminated",
+}
+
+
+def ours(*more: dict[str, Any]) -> list[dict[str, Any]]:
+    """The filter for what bears our tag, and whatever else is given."""
+    return [{"Name": f"tag:{OURS}", "Values": ["1"]}, *more]
+
+
+def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Tags as AWS takes them."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in described.get("Tags") or ()}
+
+
+def of_lab(lab: str, lab_id: str, owner: str) -> dict[str, str]:
+    """What every resource of a lab bears."""
+    return {OURS: "1", LAB: lab, LAB_ID: lab_id, OWNER: owner, "Name": f"labctl-{lab}"}
+
+
+def of_request(offer: Offer, request: CreateRequest, owner: str) -> dict[str, str]:
+    """What a server bears: all that is needed to know it again without any other record."""
+    hardware = (
+        f"cpus={offer.cpus} memory={offer.memory_bytes} arch={offer.arch}"
+        f" gpus={offer.gpu_count} gpu_memory={offer.gpu_memory_bytes} gpu={offer.gpu_name}"
+    )
+    return {
+        **request.tags,
+        **of_lab(request.lab, request.lab_id, owner),
+        TOKEN: request.token,
+        PRICE: repr(offer.price_usd_per_hour),
+        SPOT: "1" if offer.spot else "0",
+        ON_DEMAND: ""
+        if offer.on_demand_usd_per_hour is None
+        else repr(offer.on_demand_usd_per_hour),
+        HARDWARE: hardware,
+        HOST_KEY: request.host_key,
+    }
+
+
+def offer_of(instance: Mapping[str, Any], region: str) -> Offer:
+    tags = tags_of(instance)
+    # The GPU's name stands last, since it may hold spaces.
+    words, _, gpu_name = tags.get(HARDWARE, "").partition(" gpu=")
+    known = dict(word.split("=", 1) for word in words.split() if "=" in word)
+    return Offer(
+        provider=PROVIDER,
+        type=instance["InstanceType"],
+        region=region,
+        zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
+        cpus=int(_number(known.get("cpus", ""))),
+        memory_bytes=int(_number(known.get("memory", ""))),
+        arch=known.get("arch", ""),
+        gpu_name=gpu_name,
+        gpu_count=int(_number(known.get("gpus", ""))),
+        gpu_memory_bytes=int(_number(known.get("gpu_memory", ""))),
+        price_usd_per_hour=_number(tags.get(PRICE, "")),
+        spot=tags.get(SPOT) == "1" or instance.get("InstanceLifecycle") == "spot",
+        on_demand_usd_per_hour=_number(tags.get(ON_DEMAND, "")) or None,
+    )
+
+
+def server_of(instance: Mapping[str, Any], region: str, user: str) -> Server:
+    """A described instance as a Server; its key file is for the caller to know."""
+    tags = tags_of(instance)
+    host = instance.get("PublicIpAddress") or ""
+    state = _STATES.get(instance["State"]["Name"], "starting")
+    lab = tags.get(LAB, "")
+    return Server(
+        id=f"{instance['InstanceId']}.{region}",
+        provider=PROVIDER,
+        lab=lab,
+        lab_id=tags.get(LAB_ID, ""),
+        alias=lab or str(instance["InstanceId"]),
+        endpoint=Endpoint(
+            host=host,
+            port=SSH_PORT,
+            user=user,
+            host_key=tags.get(HOST_KEY, ""),
+            next_host_key=tags.get(NEXT_HOST_KEY, ""),
+        ),
+        offer=offer_of(instance, region),
+        created_at=_created_at(instance),
+        state="starting" if state == "running" and not host else state,
+        deadline_at=_number(tags.get(DEADLINE, "")) or None,
+    )
+
+
+def with_identity(server: Server, identity: str) -> Server:
+    endpoint = msgspec.structs.replace(server.endpoint, identity=identity)
+    return msgspec.structs.replace(server, endpoint=endpoint)
+
+
+def split_id(server_id: str) -> tuple[str, str] | None:
+    """(instance id, region); None for what is no id of ours."""
+    match = _SERVER_ID.fullmatch(server_id)
+    return (match[1], match[2]) if match else None
+
+
+def _created_at(instance: Mapping[str, Any]) -> float:
+    """Its first launch: LaunchTime is that of the last start, attachments stay as they were."""
+    times = [instance.get("LaunchTime")]
+    times += [
+        one.get("Attachment", {}).get("AttachTime") for one in instance.get("NetworkInterfaces", ())
+    ]
+    return min((time.timestamp() for time in times if time), default=0.0)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

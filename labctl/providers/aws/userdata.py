@@ -1,0 +1,51 @@
+"""What a machine is told at its first boot: a hook that arms the TTL, then cloud-init's file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labctl.errors import UsageError
+from labctl.model import Boot
+
+LIMIT_BYTES = 16 * 1024
+"""AWS's limit on user data, counted before base64."""
+BOUNDARY = "labctl-first-boot"
+LONGEST_HOSTNAME = 63
+
+
+def user_data(templates: Path, boot: Boot, user: str) -> str:
+    """A MIME message for cloud-init; the same Boot gives the same text. UsageError above 16 KB.
+
+    It holds no secret but the private half of the throw-away host key. `templates` is the
+    directory of cloud-init's templates.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(templates), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    values = {
+        "hostname": f"labctl-{boot.lab}"[:LONGEST_HOSTNAME].rstrip("-"),
+        "host_key": boot.host_key,
+        "host_private_key": boot.host_private_key.rstrip("\n") + "\n",
+        "public_key": boot.public_key,
+        "ttl_s": boot.ttl_s,
+        "user": user,
+    }
+    parts = (
+        ("text/cloud-boothook", "boothook.sh.j2"),
+        ("text/cloud-config", "cloud-config.yaml.j2"),
+    )
+    lines = [f'Content-Type: multipart/mixed; boundary="{BOUNDARY}"', "MIME-Version: 1.0", ""]
+    for kind, name in parts:
+        text = environment.get_template(name).render(values)
+        lines += [f"--{BOUNDARY}", f'Content-Type: {kind}; charset="utf-8"', "", text]
+    made = "\n".join([*lines, f"--{BOUNDARY}--", ""])
+    size = len(made.encode())
+    if size > LIMIT_BYTES:
+        raise UsageError(
+            f"the first-boot script has {size} bytes, and AWS takes {LIMIT_BYTES}",
+            why="the lab's public key is unusually long",
+            hint="use an ed25519 key",
+        )
+    return made
