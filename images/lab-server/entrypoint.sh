@@ -118,6 +118,11 @@ shut_down() {
   exit 0
 }
 
+# What labctl armed before a restart (labctl/remote/watch_install.py) goes on.
+start_watchdog() {
+  [ ! -x "$STATE/watchdog/start" ] || setsid "$STATE/watchdog/start" &
+}
+
 # An image made FROM this one may source these functions for a boot of its own.
 [ "${BASH_SOURCE[0]}" = "$0" ] || return 0
 
@@ -131,6 +136,7 @@ trap shut_down TERM INT
 keep_dockerd & KEEPERS+=("$!")
 # sshd comes last: whoever can log in finds the engine ready, or can look why it is not.
 wait_for_dockerd && [ ! -e "$STATE/booted" ] && first_boot
+start_watchdog
 keep_sshd & KEEPERS+=("$!")
 say "ready"
 while :; do wait; done

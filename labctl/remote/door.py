@@ -7,9 +7,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from .place import home
 from .reply import Failure, answer, finish
 
 ANSWERING = {
@@ -28,6 +30,12 @@ ANSWERING = {
     "service": "services.start",
     "services": "services.status",
     "service-stop": "services.stop",
+    "pulled": "watch_saved.pulled",
+    "guard": "watch_install.guard",
+    "watch": "watch_place.watch",
+    "extend": "watch_install.extend",
+    "mirror": "watch_mirror.mirror",
+    "keep-disk": "watch_mirror.keep_disk",
 }
 STREAMING = {
     "follow": "follow.follow",
@@ -37,9 +45,23 @@ STREAMING = {
     "pull-image": "images.pull",
     "service-image": "services.build",
     "fetch": "fetch.fetch",
+    "watchdog": "watchdog.run",
 }
 """Verb -> module and function. Python compiles what lies in a zip at every call, so only the verb's
 own module is imported."""
+LOOKING = (
+    "status",
+    "manifest",
+    "image",
+    "services",
+    "watch",
+    "pulled",
+    "follow",
+    "watchdog",
+    "mirror",
+    "keep-disk",
+)
+"""Verbs that need nobody at work; the others show that a server is in use."""
 
 
 def _deed(name: str) -> Callable[[dict[str, Any]], Any]:
@@ -50,8 +72,16 @@ def _deed(name: str) -> Callable[[dict[str, Any]], Any]:
     return found
 
 
+def _used() -> None:
+    """For watch_signs.used; not worth a failure."""
+    with suppress(OSError):
+        (home() / ".used").touch()
+
+
 def main() -> int:
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    if verb not in LOOKING:
+        _used()
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
     try:
         if verb in STREAMING:

@@ -14,6 +14,7 @@ from .engine import inspect
 from .place import boot_token, disk, lab_dir, read_json, read_text, run_dir, write_json
 from .reply import Failure
 from .secrets_tmpfs import drop as drop_secrets
+from .watch_place import watch
 
 IGNORED_NEW = ("__pycache__", ".ipynb_checkpoints", ".git", ".labctl")
 GIB = 1024**3
@@ -34,7 +35,7 @@ def last_attempt(directory: Path) -> dict[str, Any]:
 
 
 def status(request: dict[str, Any]) -> dict[str, Any]:
-    """Every run of the lab (or those named in "runs"), asked of Docker in one call."""
+    """Every run of the lab (or those named in "runs"), the disk, and what the watchdog says."""
     root = lab_dir(request["lab"], request["lab_id"])
     wanted = request.get("runs")
     directories = [
@@ -50,6 +51,7 @@ def status(request: dict[str, Any]) -> dict[str, Any]:
         "disk": {"free_bytes": free, "total_bytes": total},
         "uptime_s": float(read_text(Path("/proc/uptime")).split()[0]),
         "now": time.time(),
+        **watch(request),
     }
 
 

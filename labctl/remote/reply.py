@@ -31,3 +31,15 @@ def finish(body: dict[str, Any]) -> None:
     """The closing reply of a verb that streams, on standard error."""
     sys.stderr.buffer.write(line(body))
     sys.stderr.buffer.flush()
+
+
+def reply_of(verb: str, stdout: str, stderr: str) -> dict[str, Any]:
+    """What another process of this program answered; its failure is raised here."""
+    for text in (stdout, stderr):
+        start = text.rfind(MARK)
+        if start >= 0:
+            said: dict[str, Any] = json.loads(text[start + len(MARK) :].split("\n", 1)[0])
+            if "error" in said:
+                raise Failure(**said["error"])
+            return said
+    raise Failure("server", f"{verb} ended without an answer", stderr.strip()[-1000:])

@@ -1,0 +1,95 @@
+"""The watchdog on the server, from here: armed with lab.yaml's limits, looked at, extended.
+
+`arm`, `watch` and `extend` return what labctl/remote/watch_place.py calls W: "alive", the clocks in
+seconds, "spent_usd", why it is "busy", what "cannot" be saved at the end, the last "decisions".
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from labctl.actions.ground import Ground
+from labctl.model import Server
+from labctl.providers import Keep, Lease, Stoppable
+
+DECISIONS = 20
+EVENT = "guarded"
+
+
+def arm(
+    ground: Ground,
+    server: Server,
+    *,
+    budget_left_usd: float | None = None,
+    ceiling_s: int | None = None,
+) -> dict[str, Any]:
+    """Have the server's watchdog hold lab.yaml's limits; safe to repeat. Returns W.
+
+    `budget_left_usd` is what this server may cost, None the whole budget. {} where there is nothing
+    to guard: no limit, no price, and none armed before. Time and dollars that the watchdog has
+    counted stay counted, whatever this side has lost.
+    """
+    need, price = ground.config.server.need, server.offer.price_usd_per_hour
+    limited = any((need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s))
+    before = ground.state.events(server_id=server.id, kind=EVENT)
+    if not (limited or price or before):
+        return {}
+    budget = need.budget_usd if budget_left_usd is None else budget_left_usd
+    limits = {
+        "ttl_s": need.ttl_s,
+        "idle_s": need.idle_s,
+        "budget_usd": budget,
+        "budget_whole_usd": need.budget_usd,
+        "price_usd_per_hour": price,
+        "ceiling_s": ceiling_s,
+    }
+    reply = ground.remote(server).call(
+        "guard",
+        {
+            **_about(ground),
+            "server_id": server.id,
+            "limits": limits,
+            "elapsed_s": max(0.0, time.time() - server.created_at),
+            "ending": _ending(ground, server),
+            "store": ground.config.store,
+        },
+    )
+    if not before:
+        ground.state.record(
+            EVENT, lab_id=ground.lab_id, server_id=server.id, detail={"limits": limits}
+        )
+    return _watch(reply)
+
+
+def watch(ground: Ground, server: Server, *, decisions: int = DECISIONS) -> dict[str, Any]:
+    """W now, with the last `decisions`; {} where no watchdog was armed."""
+    return _watch(ground.remote(server).call("watch", {**_about(ground), "decisions": decisions}))
+
+
+def extend(ground: Ground, server: Server, span_s: int) -> dict[str, Any]:
+    """Move the deadline by `span_s` seconds, and keep idleness away for so long; W afterwards.
+
+    PolicyError beyond the ceiling or the budget, NotFoundError where nothing guards the server.
+    """
+    request = {**_about(ground), "span_s": span_s}
+    return _watch(ground.remote(server).call("extend", request))
+
+
+def _about(ground: Ground) -> dict[str, Any]:
+    return {"lab": ground.config.name, "lab_id": ground.lab_id}
+
+
+def _ending(ground: Ground, server: Server) -> dict[str, Any]:
+    """What the end of this provider's servers means, and what becomes of their disks."""
+    provider = ground.provider
+    if isinstance(provider, Lease):
+        return {"kind": "release", "disk": "stays", "lease": server.id}
+    if isinstance(provider, Keep):
+        return {"kind": "poweroff", "disk": "keepable"}
+    return {"kind": "poweroff", "disk": "stays" if isinstance(provider, Stoppable) else "goes"}
+
+
+def _watch(reply: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = reply["watch"] or {}
+    return found

@@ -1,0 +1,34 @@
+"""The bell of a watchdog: whoever changes its limits rings, and it reads them at once."""
+
+from __future__ import annotations
+
+import select
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+NAME = "bell"
+
+
+class Bell:
+    def __init__(self, place: Path) -> None:
+        path = place / NAME
+        with suppress(FileNotFoundError):
+            path.unlink()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        path.chmod(0o600)
+        self._socket.setblocking(False)
+
+    def wait(self, span_s: float) -> None:
+        """Until it rings, at most `span_s` seconds."""
+        if select.select([self._socket], [], [], span_s)[0]:
+            with suppress(BlockingIOError):
+                while True:
+                    self._socket.recv(16)
+
+
+def ring(place: Path) -> None:
+    """Nobody there to hear it is fine."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell, suppress(OSError):
+        bell.sendto(b"!", str(place / NAME))

@@ -1,0 +1,243 @@
+"""The end of a server: runs stop and write their checkpoints, results are saved, the machine goes.
+
+What happens to results that are only on this server, in the order of the tables' rows:
+
+| results                                   | at the ttl or the budget | when idle             |
+|-------------------------------------------|--------------------------|-----------------------|
+| none, or all pulled or mirrored           | it ends                  | it ends               |
+| the disk stays anyway (local, static)     | it ends                  | it ends               |
+| EC2 keeps the disk (tagged with expiry)   | it ends                  | it ends               |
+| none of these works                       | it ends: money was the   | it stays on, asks for |
+|                                           | limit; the loss was told | `labctl pull`, and    |
+|                                           | by `up` and each warning | looks again           |
+
+Nothing is stopped before an idle server is known to end. Files that cannot be handed out whole (a
+checkpoint cut short) count as results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+from urllib.parse import quote
+
+from . import engine
+from .place import home
+from .reply import Failure
+from .watch_mirror import python_with_boto3
+from .watch_saved import Unsaved, ask, note, unsaved
+from .watch_signs import Account
+
+GRACE_S = 60.0
+"""What a run has after SIGTERM, and again where it is still writing a checkpoint then."""
+WRITING_S = 10.0
+POLL_S = 0.2
+KEPT_DAYS = 14
+Say = Callable[[str, str], None]
+
+
+class Plan(NamedTuple):
+    """What was agreed on for the end. `disk` is "stays", "keepable" or "goes"."""
+
+    account: Account
+    lab_id: str
+    kind: str
+    disk: str
+    store: str
+    lease: str
+    grace_s: float
+
+    @property
+    def every_lab(self) -> bool:
+        """Whether the whole machine ends, with whatever other labs are on it."""
+        return self.kind == "poweroff"
+
+
+class Outcome(NamedTuple):
+    """`end` False: it stays on. `rate_bytes_s` is what a mirror reached, 0.0 for none."""
+
+    end: bool
+    rate_bytes_s: float = 0.0
+
+
+def fate(by: str, only_here: bool, disk_safe: bool) -> bool:
+    """The table above: whether the machine ends."""
+    return not only_here or disk_safe or by != "idle"
+
+
+def wind_down(plan: Plan, by: str, say: Say) -> Outcome:
+    """All but the very end: that is `power_off` or `release`."""
+    rate = 0.0
+    if by == "idle":
+        # Nothing runs, so what is saved now is all there is, and it may be a reason to stay on.
+        rate, safe = _save(plan, by, say)
+        if not safe:
+            return Outcome(False, rate)
+    _stop_runs(plan, say)
+    if by != "idle":
+        rate, _ = _save(plan, by, say)
+    if plan.kind == "release":
+        _stop_services(plan, say)
+    return Outcome(True, rate)
+
+
+def _save(plan: Plan, by: str, say: Say) -> tuple[float, bool]:
+    """Mirror what is only here, else see to the disk; (bytes a second, whether it may end)."""
+    try:
+        left = unsaved(plan.account, plan.lab_id, plan.every_lab)
+    except (Failure, OSError, subprocess.SubprocessError) as error:
+        say("results unknown", f"what is only here cannot be told: {_why(error)}")
+        left = Unsaved([], [f"what is only here cannot be told: {_why(error)}"])
+    rate = 0.0
+    if left.files and plan.store:
+        rate, left = _mirror(plan, left, say)
+    only_here = bool(left.files or left.broken)
+    if not only_here:
+        say("results saved", "everything is pulled or mirrored")
+        return rate, True
+    told = f"{len(left.files) + len(left.broken)} files, {left.size} bytes, are only on this server"
+    safe = plan.disk == "stays" or (plan.disk == "keepable" and _keep_disk(say))
+    if safe:
+        say("disk kept", told)
+    elif fate(by, only_here, safe):
+        say("results lost", f"{told}; its disk cannot be kept and the {by} is spent")
+    else:
+        say("staying on", f"{told}, and its disk cannot be kept: labctl pull, or labctl down")
+    return rate, fate(by, only_here, safe)
+
+
+def _mirror(plan: Plan, left: Unsaved, say: Say) -> tuple[float, Unsaved]:
+    python = python_with_boto3()
+    if not python:
+        say("not mirrored", "no Python on the server has boto3")
+        return 0.0, left
+    files = [[f.path, f.key, f.size, f.sha256] for f in left.files]
+    try:
+        done = ask(plan.account, "mirror", {"store": plan.store, "files": files}, python)
+    except (Failure, OSError, subprocess.SubprocessError) as error:
+        say("not mirrored", _why(error))
+        return 0.0, left
+    sent = [left.files[index] for index in done["sent"]]
+    for file in sent:
+        _note_mirrored(file.path, file.name, [file.size, file.sha256])
+    for index, why in done["failed"]:
+        say("not mirrored", f"{left.files[index].key}: {why}")
+    size = sum(file.size for file in sent)
+    say("mirrored", f"{len(sent)} files, {size} bytes, to {plan.store}, verified")
+    rest = [left.files[index] for index, _ in done["failed"]]
+    return float(done["bytes_s"]), Unsaved(rest, left.broken)
+
+
+def _note_mirrored(path: str, name: str, known: list[Any]) -> None:
+    """Beside the run, or for edited code beside the lab."""
+    root = Path(path[: -len(name)])
+    if (root / ".labctl" / "spec.json").exists():
+        note(root / ".labctl" / "mirrored.json", {name: known})
+    else:
+        note(root.parent / ".labctl" / "saved-edits.json", {name: known[1]})
+
+
+def _keep_disk(say: Say) -> bool:
+    """By EC2's leave, which the server asks for itself."""
+    python = python_with_boto3()
+    if not python:
+        say("disk not kept", "no Python on the server has boto3")
+        return False
+    wish = {"expires": time.time() + KEPT_DAYS * 86400}
+    try:
+        done = ask(Account(os.geteuid(), os.getegid()), "keep-disk", wish, python)
+    except (Failure, OSError, subprocess.SubprocessError) as error:
+        say("disk not kept", _why(error))
+        return False
+    say("disk kept", f"{', '.join(done['volumes'])} for {KEPT_DAYS} days")
+    return True
+
+
+def running(label: str, lab_id: str = "") -> list[dict[str, Any]]:
+    """Containers that run and have this label, as the engine lists them."""
+    if not shutil.which("docker"):
+        return []
+    labels = [label, *([f"labctl.lab-id={lab_id}"] if lab_id else [])]
+    filters = quote(json.dumps({"label": labels}))
+    found: list[dict[str, Any]] = json.loads(
+        engine.ask("GET", f"/containers/json?filters={filters}")
+    )
+    return found
+
+
+def _stop_runs(plan: Plan, say: Say) -> None:
+    """SIGTERM to every run at once; each may finish the checkpoint that it writes."""
+    try:
+        found = running("labctl.run", "" if plan.every_lab else plan.lab_id)
+    except Failure as failure:
+        say("runs not stopped", failure.body["what"])
+        return
+    if not found:
+        return
+    with ThreadPoolExecutor(len(found)) as pool:
+        list(pool.map(lambda one: _stop_run(one, plan, say), found))
+
+
+def _stop_run(container: dict[str, Any], plan: Plan, say: Say) -> None:
+    run, began = container["Labels"]["labctl.run"], time.monotonic()
+    with suppress(engine.Refused):
+        engine.ask("POST", f"/containers/{container['Id']}/kill?signal=SIGTERM")
+    until = began + plan.grace_s
+    last = until + plan.grace_s
+    while _lives(container["Id"]):
+        now = time.monotonic()
+        if now > until and (now > last or not _writes_checkpoint(run)):
+            with suppress(engine.Refused):
+                engine.ask("POST", f"/containers/{container['Id']}/kill?signal=SIGKILL")
+            say("run killed", f"{run} had not ended {now - began:.0f} s after SIGTERM")
+            return
+        time.sleep(POLL_S)
+    say("run stopped", f"{run} ended {time.monotonic() - began:.1f} s after SIGTERM")
+
+
+def _lives(container: str) -> bool:
+    try:
+        said = json.loads(engine.ask("GET", f"/containers/{container}/json"))
+    except engine.Refused:
+        return False
+    return bool(said["State"]["Running"])
+
+
+def _writes_checkpoint(run: str) -> bool:
+    """Whether a file of its checkpoints was written just now, and its manifest is not there yet."""
+    for top in home().glob(f"*/runs/{run}/checkpoints"):
+        for folder, _, names in os.walk(top):
+            times = [_written(Path(folder) / name) for name in names if name != "manifest.json"]
+            done = _written(Path(folder) / "manifest.json")
+            if times and time.time() - max(times) < WRITING_S and done < max(times):
+                return True
+    return False
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _stop_services(plan: Plan, say: Say) -> None:
+    """A machine that goes back to others keeps nothing of ours running."""
+    with suppress(Failure):
+        for one in running("labctl.service", plan.lab_id):
+            with suppress(engine.Refused):
+                engine.ask("POST", f"/containers/{one['Id']}/stop?t=10")
+            say("service stopped", one["Labels"]["labctl.service"])
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, Failure):
+        return " ".join(filter(None, [error.body["what"], error.body["why"]]))
+    return str(error)

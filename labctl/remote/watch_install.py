@@ -1,0 +1,272 @@
+"""The verbs that change the watchdog: `guard` arms it, `extend` gives it more time.
+
+Where the server ends by powering off, it runs as root (through sudo without a password, where there
+is that), as a systemd unit where systemd is: no `pkill python` and no full memory ends it. Shared
+machines, which are only released, run it as the person's own account and need no root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Callable
+
+from .place import read_json, write_json, write_text
+from .reply import Failure, reply_of
+from .watch_bell import ring
+from .watch_clocks import Limits, budget_left, carried, refusal, spoken
+from .watch_place import (
+    ROOT_DIR,
+    Lock,
+    alone,
+    boot_id,
+    boottime_s,
+    decided,
+    found_dir,
+    made,
+    own_dir,
+    shown,
+)
+
+UNIT = Path("/etc/systemd/system/labctl-watchdog.service")
+DEADLINE_S = 15.0
+POLL_S = 0.02
+DECISIONS = 5
+
+
+def guard(request: dict[str, Any]) -> dict[str, Any]:
+    """Write the limits, have a watchdog of this version run, and reply once it has ticked.
+
+    Repeated, it changes what has changed. Time that has gone by stays gone, and so does a budget:
+    see watch_clocks.budget_left. A server with another id starts afresh.
+    """
+    request = {**request, **_account(request)}
+    if request["ending"]["kind"] == "poweroff" and os.geteuid() != 0 and _sudo():
+        return _as_root("guard", request)
+    place = made(own_dir())
+    with alone(place):
+        body = _merged(read_json(place / "limits.json"), request)
+        write_json(place / "limits.json", body, 0o644 if os.geteuid() == 0 else 0o600)
+        program = _installed(place)
+        _ensure(place, program)
+    return {"watch": _ticked(place, body["edition"], program.name)}
+
+
+def extend(request: dict[str, Any]) -> dict[str, Any]:
+    """Move the deadline by "span_s", and keep idleness away for so long.
+
+    Failure "policy" beyond the ceiling or the budget, and once the end has begun.
+    """
+    place = found_dir(request["lab_id"])
+    if place is None:
+        said = "nothing guards this server, so nothing ends it"
+        raise Failure("missing", said, "", "labctl up arms the watchdog")
+    if place == ROOT_DIR and os.geteuid() != 0:
+        return _as_root("extend", request)
+    span_s = float(request["span_s"])
+    with alone(place):
+        body = read_json(place / "limits.json")
+        limits = Limits(**body["limits"])
+        now = shown(place, True, 0)
+        why = "it is ending at this moment" if now.get("ending") else ""
+        why = why or refusal(limits, span_s)
+        if why:
+            decided(place, now.get("elapsed_s", 0.0), "extension refused", why)
+            raise Failure("policy", f"no {spoken(span_s)} more", why, "labctl status --why")
+        until = max(limits.held_until_s, now["elapsed_s"] + span_s)
+        changed = {"extended_s": limits.extended_s + span_s, "held_until_s": until}
+        body["limits"] = {**body["limits"], **changed}
+        body["edition"] += 1
+        write_json(place / "limits.json", body, 0o644 if os.geteuid() == 0 else 0o600)
+        decided(place, now["elapsed_s"], f"extended by {spoken(span_s)}", "somebody asked")
+    return {"watch": _ticked(place, body["edition"], "")}
+
+
+def _account(request: dict[str, Any]) -> dict[str, Any]:
+    """Whose lab this is; told along when root goes on."""
+    if "uid" in request and os.geteuid() == 0:
+        return {}
+    who = pwd.getpwuid(os.getuid())
+    return {"uid": os.getuid(), "gid": os.getgid(), "home": str(Path.home()), "user": who.pw_name}
+
+
+def _sudo() -> bool:
+    if not shutil.which("sudo"):
+        return False
+    done = subprocess.run(["sudo", "-n", "true"], capture_output=True, timeout=20, check=False)
+    return done.returncode == 0
+
+
+def _as_root(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+    """This verb again as root: its whole reply, or its failure."""
+    program = Path(__file__).parents[1] / "__main__.py"
+    words = ["sudo", "-n", "env", f"HOME={Path.home()}"]
+    done = subprocess.run(
+        [*words, sys.executable, "-I", "-S", "-B", str(program), verb],
+        input=json.dumps(request) + "\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return reply_of(verb, done.stdout, done.stderr)
+
+
+def _merged(known: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    """limits.json: what is asked for now, with what must not be forgotten of before."""
+    asked = request["limits"]
+    edition = int(known.get("edition") or 0) + 1
+    if known.get("server_id") != request["server_id"]:
+        known = {}
+    before = known.get("limits", {})
+    limits = {
+        "ttl_s": asked.get("ttl_s"),
+        "idle_s": asked.get("idle_s"),
+        "budget_usd": budget_left({**known, **before}, asked),
+        "price_usd_per_hour": float(asked.get("price_usd_per_hour") or 0.0),
+        "ceiling_s": asked.get("ceiling_s") or before.get("ceiling_s"),
+        "extended_s": before.get("extended_s", 0.0),
+        "from_s": before.get("from_s", 0.0),
+        "held_until_s": before.get("held_until_s", 0.0),
+    }
+    boot, now, wall = boot_id(), boottime_s(), time.time()
+    elapsed = float(request.get("elapsed_s") or 0.0)
+    if known:
+        elapsed = max(elapsed, carried(known["age"], boot, now, wall))
+    return {
+        "edition": edition,
+        **{key: request[key] for key in ("lab", "lab_id", "server_id", "uid", "gid", "home")},
+        "limits": limits,
+        "budget_whole_usd": asked.get("budget_whole_usd"),
+        "age": {"boot": boot, "boottime_s": now, "wall_s": wall, "elapsed_s": elapsed},
+        "ending": _ending(request),
+        "store": request.get("store") or "",
+    }
+
+
+def _ending(request: dict[str, Any]) -> dict[str, Any]:
+    ending = dict(request["ending"])
+    if "disk" not in ending:
+        ending["disk"] = "keepable" if request.get("keep_disk") else "stays"
+    return ending
+
+
+def _installed(place: Path) -> Path:
+    """A copy of this program that no clean-up of a home takes away."""
+    source = Path(__file__).parents[1]
+    target = place / source.name
+    if not target.is_dir():
+        fresh = place / f".new-{os.getpid()}"
+        shutil.copytree(source, fresh, ignore=shutil.ignore_patterns("__pycache__"))
+        fresh.chmod(0o755)
+        fresh.rename(target)
+    for old in place.glob("remote-*"):
+        if old != target:
+            shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def _ensure(place: Path, program: Path) -> None:
+    """A watchdog of this program runs; one of another version makes way."""
+    if os.geteuid() == 0 and Path("/run/systemd/system").is_dir() and shutil.which("systemctl"):
+        _ensure_unit(place, program)
+        return
+    lock = Lock(place)
+    pid = lock.holder()
+    if pid and read_json(place / "status.json").get("version") == program.name:
+        ring(place)
+        return
+    if pid:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        _until(lambda: not lock.holder(), "the earlier watchdog does not end")
+    _spawn(place, program)
+
+
+def unit_text(place: Path, program: Path) -> str:
+    return f"""[Unit]
+Description=labctl's watchdog: ends this server at its deadline, its budget, or when idle
+After=docker.service
+
+[Service]
+ExecStart={sys.executable} {program} watchdog {place}
+StandardInput=null
+Restart=always
+RestartSec=1
+KillMode=process
+OOMScoreAdjust=-1000
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def _ensure_unit(place: Path, program: Path) -> None:
+    text = unit_text(place, program)
+    same = UNIT.exists() and UNIT.read_text() == text
+    if same and Lock(place).holder():
+        ring(place)
+        return
+    write_text(UNIT, text)
+    for words in (["daemon-reload"], ["enable", UNIT.name], ["restart", UNIT.name]):
+        done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            said = f"systemctl {words[0]} failed"
+            raise Failure("server", said, done.stderr.strip()[-1000:], "labctl doctor")
+
+
+def start_script(place: Path, program: Path) -> str:
+    """Starts the watchdog, and starts it again when it dies; ends when it has nothing to do."""
+    log = place / "watchdog.log"
+    return f"""#!/bin/sh
+# Written by labctl. An init without systemd may run this at boot.
+exec </dev/null >{log} 2>&1
+while [ -f {program}/__main__.py ]; do
+  {sys.executable} {program} watchdog {place} && break
+  sleep 1
+done
+"""
+
+
+def _spawn(place: Path, program: Path) -> None:
+    """A process of its own session, which a logout and a killed client leave alone."""
+    script = place / "start"
+    write_text(script, start_script(place, program), 0o755)
+    subprocess.Popen(
+        [str(script)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+    _until(lambda: bool(Lock(place).holder()), "the watchdog does not start")
+
+
+def _ticked(place: Path, edition: int, version: str) -> dict[str, Any]:
+    """W, once the watchdog has taken this edition of the limits."""
+
+    def seen() -> bool:
+        body = read_json(place / "status.json")
+        return body.get("edition") == edition and version in ("", body.get("version"))
+
+    ring(place)
+    _until(seen, "the watchdog does not tick")
+    return shown(place, bool(Lock(place).holder()), DECISIONS)
+
+
+def _until(condition: Callable[[], bool], said: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            log = own_dir() / "watchdog.log"
+            why = log.read_text(errors="replace")[-1000:] if log.exists() else ""
+            raise Failure("server", said, why, "labctl doctor")
+        time.sleep(POLL_S)
