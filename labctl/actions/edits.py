@@ -103,6 +103,7 @@ class _Edits:
         self.partial = self.root / ".labctl" / "partial-edits"
         self.directory = self.root / SAVED / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
         self.skipped: list[str] = []
+        self.held: list[list[str]] = []
 
     def fetch(self) -> Sequence[_Edit]:
         """All edited files, checked, in the partial directory."""
@@ -131,6 +132,7 @@ class _Edits:
                 f"{bad[0].path} changed on the server while it was pulled",
                 hint="labctl pull --code",
             )
+        self.held = [[edit.due.path, edit.due.sha256] for edit in edits]
         return edits
 
     def keep(self, due: Due) -> str:
@@ -149,6 +151,9 @@ class _Edits:
 
     def result(self, *, saved: tuple[str, ...] = (), brought: tuple[str, ...] = ()) -> EditsResult:
         shutil.rmtree(self.partial, ignore_errors=True)
+        if self.held:
+            # Its watchdog saves only what is not safe here.
+            self.remote.call("pulled", {**self.request, "edits": self.held})
         return EditsResult(
             directory=str(self.directory) if saved else "",
             saved=saved,

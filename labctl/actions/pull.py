@@ -130,6 +130,7 @@ class _Look:
         self.index = Index(lab_root.resolve(), f"runs/{run}")
         self.ended = bool(found["ended"])
         self.directory = str(found["directory"])
+        self.unpulled = int(found.get("unpulled", 0))
         self.files: dict[str, Due] = {}
         self.skipped = [
             Missing(run=run, path=ascii(path)[1:-1], reason=reason)
@@ -207,6 +208,7 @@ class _Pull:
                 self.name,
                 _manifest(self.remote, self.request, [self.name])[self.name],
             )
+        self._tell(look, bad)
         skipped = [*look.skipped, *self._late(bad, look.ended)]
         shutil.rmtree(look.home / PARTIAL, ignore_errors=True)
         return PulledRun(
@@ -217,6 +219,14 @@ class _Pull:
             skipped=tuple(skipped),
             complete=look.ended and not skipped,
         )
+
+    def _tell(self, look: _Look, bad: list[Due]) -> None:
+        """Have the server know what is safe here: its watchdog saves only the rest."""
+        held = [d for d in look.files.values() if d not in bad]
+        if look.unpulled and held:
+            files = [[d.path, d.size, d.sha256] for d in held]
+            about = {key: self.request[key] for key in ("lab", "lab_id")}
+            self.remote.call("pulled", {**about, "runs": {self.name: files}})
 
     def _late(self, bad: list[Due], ended: bool) -> list[Missing]:
         if bad and ended:

@@ -52,6 +52,7 @@ own module is imported."""
 LOOKING = (
     "status",
     "manifest",
+    "edits",
     "image",
     "services",
     "watch",

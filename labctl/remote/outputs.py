@@ -30,7 +30,8 @@ Open = Set[Tuple[int, int]]
 def manifest(request: dict[str, Any]) -> dict[str, Any]:
     """The whole files of each run in "runs" (all if empty), below its outputs (or "all").
 
-    Replies per run: files [path, size, sha256, growing], and skipped [path, reason]. A checkpoint
+    Replies per run: files [path, size, sha256, growing], skipped [path, reason], and how many of
+    the files no client has said to hold (verb `pulled`): "unpulled". A checkpoint
     directory with a manifest.json counts only when every file in it matches. While a run lives,
     other files count only when nobody has them open for writing and size and time stand still.
     "outputs" adds to those that the run was started with.
@@ -108,8 +109,14 @@ class _Look:
                 skipped.append([name, reason])
             else:
                 kept.append(entry)
-        place = str(self.directory)
-        return {"files": kept, "skipped": skipped, "directory": place, "ended": self.ended}
+        known = read_json(self.directory / ".labctl" / "pulled.json")
+        return {
+            "files": kept,
+            "skipped": skipped,
+            "directory": str(self.directory),
+            "ended": self.ended,
+            "unpulled": sum(known.get(name) != [size, sha256] for name, size, sha256, _ in kept),
+        }
 
     def _chosen(self) -> Iterator[Path]:
         if not self.everything:

@@ -52,7 +52,7 @@ class Limits(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """`left_s` until its limit, `ends_in_s` until the wind-down for it begins."""
+    """A limit of `limit_s`: `left_s` until it, `ends_in_s` until the wind-down for it begins."""
 
     name: str
     limit_s: float
@@ -78,11 +78,12 @@ def clocks(
 ) -> dict[str, Clock]:
     """The clocks that run. That of idleness runs only while nothing happens."""
     found = {}
-    for name, limit in (("ttl", limits.deadline_s), ("budget", limits.budget_s)):
-        if limit is not None:
-            left = limit - elapsed_s
-            early = min(wind_down_s, limit * MOST_EARLY)
-            found[name] = Clock(name, limit, left, left - early)
+    ends = (("ttl", limits.deadline_s, limits.from_s), ("budget", limits.budget_s, 0.0))
+    for name, end, start in ends:
+        if end is not None:
+            left = end - elapsed_s
+            early = min(wind_down_s, (end - start) * MOST_EARLY)
+            found[name] = Clock(name, end - start, left, left - early)
     if limits.idle_s is not None and idle_for_s > 0:
         left = max(limits.idle_s - idle_for_s, limits.held_until_s - elapsed_s)
         found["idle"] = Clock("idle", limits.idle_s, left, left)
