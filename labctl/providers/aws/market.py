@@ -27,6 +27,7 @@ WEEK = timedelta(days=7)
 MIB = 1024**2
 PRICING_REGION = "us-east-1"
 TYPES_PER_CALL = 8
+MOST_FILTERED = 200
 THREADS = 12
 
 Group = Literal["gpu", "cpu"]
@@ -77,7 +78,7 @@ def _asked(
     catalog = shelf.read(catalog_name, Catalog, TYPES_FRESH_S)
     listed = threads.submit(on_demand_prices, clients, region, group)
     if catalog is None:
-        catalog = ask_catalog(clients, region, group, threads)
+        catalog = ask_catalog(clients, region, group)
         shelf.write(catalog_name, catalog)
     spot = spot_prices(clients, region, [one.type for one in catalog.hardware if one.spot], threads)
     prices = Prices(version=VERSION, made_at=time.time(), spot=spot, on_demand=listed.result())
@@ -85,23 +86,26 @@ def _asked(
     return Market(region=region, catalog=catalog, prices=prices)
 
 
-def ask_catalog(
-    clients: Clients, region: str, group: Group, threads: ThreadPoolExecutor
-) -> Catalog:
+def ask_catalog(clients: Clients, region: str, group: Group) -> Catalog:
     ec2 = clients.ec2(region)
     only = [{"Name": "instance-type", "Values": list(PATTERNS[group])}]
+    with told():
+        listed = [
+            hardware(entry)
+            for page in ec2.get_paginator("describe_instance_types").paginate(Filters=only)
+            for entry in page["InstanceTypes"]
+            if group == "cpu" or entry.get("GpuInfo")
+        ]
+    zones = _zones(ec2, [one.type for one in listed])
+    ordered = tuple(sorted(listed, key=lambda one: one.type))
+    return Catalog(version=VERSION, made_at=time.time(), hardware=ordered, zones=zones)
 
-    def types() -> list[Hardware]:
-        with told():
-            return [
-                hardware(entry)
-                for page in ec2.get_paginator("describe_instance_types").paginate(Filters=only)
-                for entry in page["InstanceTypes"]
-                if group == "cpu" or entry.get("GpuInfo")
-            ]
 
-    def zones() -> dict[str, tuple[str, ...]]:
-        found: dict[str, list[str]] = {}
+def _zones(ec2: Any, types: list[str]) -> dict[str, tuple[str, ...]]:
+    """By type. The filter here takes whole names alone, 200 at most."""
+    found: dict[str, list[str]] = {}
+    for at in range(0, len(types), MOST_FILTERED):
+        only = [{"Name": "instance-type", "Values": types[at : at + MOST_FILTERED]}]
         with told():
             pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
                 LocationType="availability-zone", Filters=only
@@ -109,11 +113,7 @@ def ask_catalog(
             for page in pages:
                 for entry in page["InstanceTypeOfferings"]:
                     found.setdefault(entry["InstanceType"], []).append(entry["Location"])
-        return {name: tuple(sorted(where)) for name, where in found.items()}
-
-    pending = threads.submit(zones)
-    listed = tuple(sorted(types(), key=lambda one: one.type))
-    return Catalog(version=VERSION, made_at=time.time(), hardware=listed, zones=pending.result())
+    return {name: tuple(sorted(where)) for name, where in found.items()}
 
 
 def hardware(entry: dict[str, Any]) -> Hardware:

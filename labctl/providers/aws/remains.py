@@ -148,7 +148,7 @@ def _groups(clients: Clients, region: str, living: Living) -> list[Resource]:
 def _keys(clients: Clients, region: str, living: Living) -> list[Resource]:
     with told():
         found = clients.ec2(region).describe_key_pairs(Filters=tags.ours())["KeyPairs"]
-    return [_of_lab("key-pair", one["KeyPairId"], region, one, living) for one in found]
+    return [_of_lab("key-pair", one["KeyName"], region, one, living) for one in found]
 
 
 def _of_lab(
@@ -228,7 +228,7 @@ _DELETE = {
     "volume": ("delete_volume", "VolumeId"),
     "network-interface": ("delete_network_interface", "NetworkInterfaceId"),
     "security-group": ("delete_security_group", "GroupId"),
-    "key-pair": ("delete_key_pair", "KeyPairId"),
+    "key-pair": ("delete_key_pair", "KeyName"),
     "address": ("release_address", "AllocationId"),
     "snapshot": ("delete_snapshot", "SnapshotId"),
     "schedule": ("delete_schedule", "Name"),

@@ -22,6 +22,7 @@ ON_DEMAND = "labctl:on-demand"
 HARDWARE = "labctl:hardware"
 HOST_KEY = "labctl:host-key"
 NEXT_HOST_KEY = "labctl:host-key-next"
+TTL_S = "labctl:ttl-s"
 DEADLINE = "labctl:deadline"
 EXPIRES = "labctl:expires"
 
@@ -62,7 +63,9 @@ def of_request(offer: Offer, request: CreateRequest, owner: str) -> dict[str, st
         f"cpus={offer.cpus} memory={offer.memory_bytes} arch={offer.arch}"
         f" gpus={offer.gpu_count} gpu_memory={offer.gpu_memory_bytes} gpu={offer.gpu_name}"
     )
+    ttl_s = request.need.ttl_s
     return {
+        **({} if ttl_s is None else {TTL_S: str(ttl_s)}),
         **request.tags,
         **of_lab(request.lab, request.lab_id, owner),
         TOKEN: request.token,

@@ -1,0 +1,90 @@
+"""EC2 as moto plays it, over HTTP on loopback, with other answers where a test says so."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+Start = Callable[..., Any]
+REGION = "us-east-1"
+XML_ERROR = (
+    "<?xml version='1.0' encoding='UTF-8'?><Response><Errors><Error><Code>{code}</Code>"
+    "<Message>{message}</Message></Error></Errors><RequestID>1</RequestID></Response>"
+)
+
+
+class Cloud:
+    """`refuse` and `reply` hold for the next call of that name (EC2's Action, JSON's target)."""
+
+    def __init__(self) -> None:
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._refusals: dict[str, deque[tuple[int, str, bool]]] = {}
+        self._replies: dict[str, Any] = {}
+        self.seen: Counter[str] = Counter()
+        self.bodies: list[dict[str, str]] = []
+        self.url = ""
+
+    def refuse(
+        self, name: str, code: str, message: str = "no", *, status: int = 400, applied: bool = False
+    ) -> None:
+        """`applied`: the call is carried out, and its answer lost behind this one."""
+        text = XML_ERROR.format(code=code, message=message)
+        self._refusals.setdefault(name, deque()).append((status, text, applied))
+
+    def reply(self, name: str, value: Any) -> None:
+        """A JSON service's answer to every call of this name; a callable gets the request."""
+        self._replies[name] = value
+
+    def __call__(self, environ: dict[str, Any], start: Start) -> Any:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(body)
+        name, asked = self._name(environ, body)
+        self.seen[name] += 1
+        if name in self._replies:
+            return self._replied(self._replies[name], json.loads(body or b"{}"), start)
+        if waiting := self._refusals.get(name):
+            status, text, applied = waiting.popleft()
+            if applied:
+                b"".join(self._moto(environ, lambda *_: None))
+            start(f"{status} Refused", [("Content-Type", "text/xml")])
+            return [text.encode()]
+        self.bodies.append(asked)
+        return self._moto(environ, start)
+
+    def _name(self, environ: dict[str, Any], body: bytes) -> tuple[str, dict[str, str]]:
+        if target := environ.get("HTTP_X_AMZ_TARGET", ""):
+            return target.partition(".")[2], {}
+        form = {key: values[0] for key, values in parse_qs(body.decode("latin-1")).items()}
+        return form.get("Action", environ["PATH_INFO"]), form
+
+    def _replied(self, value: Any, request: dict[str, Any], start: Start) -> list[bytes]:
+        made = value(request) if callable(value) else value
+        status = 400 if isinstance(made, dict) and "__type" in made else 200
+        start(f"{status} OK", [("Content-Type", "application/x-amz-json-1.1")])
+        return [json.dumps(made).encode()]
+
+
+@contextmanager
+def running() -> Iterator[Cloud]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    cloud = Cloud()
+    server = make_server("127.0.0.1", 0, cloud, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    cloud.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield cloud
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
