@@ -1,0 +1,69 @@
+#!/bin/bash
+# The boot of a rehearsal's machine. An init (docker run --init) above it reaps orphans.
+#
+# The order is systemd's on an Ubuntu machine: cloud-init's local and network stages (boothooks,
+# host keys, users) come before sshd, its config and final stages (runcmd, scripts) beside it, and
+# the engine starts meanwhile. /rehearsal/machine is this machine's directory on the host,
+# read-only: seed/ (user-data and meta-data), ingress (its security groups) and imds.sock.
+#
+# Exit code 0 is a power-off, 75 asks for a reboot.
+set -u
+
+readonly MACHINE=/rehearsal/machine
+readonly OWN=/usr/local/lib/rehearsal
+readonly REBOOT=75
+
+# shellcheck source=../lab-server/entrypoint.sh
+source /usr/local/lib/lab-server/entrypoint.sh
+
+say() { echo "[$(cut -d' ' -f1 /proc/uptime)] rehearsal: $*"; }
+
+prepare_cloud_init() {
+  install -d -m 0755 /run/cloud-init /var/lib/cloud/seed
+  # One that booted before has its instance there; the seed may have changed since.
+  ln -sfn "$MACHINE/seed" /var/lib/cloud/seed/nocloud
+}
+
+prepare_network() {
+  ip address add 169.254.169.254/32 dev lo
+  "$OWN/forward.py" &
+  "$OWN/ingress.sh"
+}
+
+# Only files of this boot count: /run is new each time, but a reboot within the container is not.
+end() {
+  local code=0
+  [ -e /run/rehearsal-reboot ] && code=$REBOOT
+  KEEPERS+=("$@")
+  # shut_down of the lab server's boot ends with 0.
+  (shut_down)
+  exit "$code"
+}
+
+KEEPERS=()
+trap end TERM INT
+install -d -m 0755 /run/sshd
+case ${REHEARSAL_BOOT:-cloud-init} in
+  sshd)
+    "$OWN/ingress.sh"
+    "$OWN/seed.py"
+    ;;
+  cloud-init)
+    prepare_network
+    prepare_cloud_init
+    prepare_sysctl
+    renew_boot_id
+    prepare_cgroups
+    prepare_iptables
+    keep_dockerd & KEEPERS+=("$!")
+    "$OWN/stages.py" & stages=$!
+    # Until the network stage is over, as ssh.service is ordered after cloud-init.service.
+    until [ -e /run/rehearsal-network-stage ] || ! kill -0 "$stages" 2>/dev/null; do
+      sleep 0.02
+    done
+    ;;
+esac
+[ -s "$HOST_KEY" ] || ssh-keygen -q -t ed25519 -N '' -C '' -f "$HOST_KEY"
+keep_sshd & KEEPERS+=("$!")
+say "sshd is starting"
+while :; do wait; done

@@ -1,0 +1,89 @@
+"""What goes wrong on purpose, before a call is applied and after it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from fnmatch import fnmatchcase
+
+from labctl.model import Value
+from labctl.rehearsal.calls import Call, Reply, refusal
+from labctl.rehearsal.scenario import Loss, Scenario, Throttle
+
+NONE = Reply(status=0)
+"""The connection closes without an answer."""
+THROTTLED = {"ec2": ("RequestLimitExceeded", 503)}
+EXPIRED = {
+    "ec2": ("RequestExpired", "Request has expired."),
+    "sts": ("ExpiredToken", "The security token included in the request is expired"),
+}
+DENIED = {"ec2": ("UnauthorizedOperation", 403), "sts": ("AccessDenied", 403)}
+
+
+class Faults:
+    """Counts what was lost and how fast calls come. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: Counter[tuple[str, Value]] = Counter()
+        self._buckets: dict[Throttle, tuple[float, float]] = {}
+
+    def before(self, call: Call, scenario: Scenario) -> Reply | None:
+        """What is answered instead of applying the call, if anything."""
+        if self._hits("dropped", call, scenario.dropped):
+            return NONE
+        if scenario.expired:
+            default = ("ExpiredTokenException", EXPIRED["sts"][1])
+            return refusal(call, *EXPIRED.get(call.service, default), status=400)
+        if any(matches(pattern, call) for pattern in scenario.denied):
+            return _denied(call)
+        if self._too_fast(call, scenario):
+            code, status = THROTTLED.get(call.service, ("ThrottlingException", 400))
+            return refusal(call, code, "Request limit exceeded.", status)
+        return None
+
+    def loses_reply(self, call: Call, scenario: Scenario) -> bool:
+        return self._hits("lost", call, scenario.lost)
+
+    def _hits(self, kind: str, call: Call, losses: tuple[Loss, ...]) -> bool:
+        with self._lock:
+            for loss in losses:
+                if not matches(loss.action, call):
+                    continue
+                self._seen[kind, loss] += 1
+                if loss.skip < self._seen[kind, loss] <= loss.skip + loss.count:
+                    return True
+        return False
+
+    def _too_fast(self, call: Call, scenario: Scenario) -> bool:
+        with self._lock:
+            for throttle in scenario.throttle:
+                if not matches(throttle.action, call):
+                    continue
+                now = time.monotonic()
+                tokens, since = self._buckets.get(throttle, (float(throttle.burst), now))
+                tokens = min(float(throttle.burst), tokens + (now - since) * throttle.rate)
+                self._buckets[throttle] = (tokens - 1 if tokens >= 1 else tokens, now)
+                if tokens < 1:
+                    return True
+        return False
+
+    def forget(self) -> None:
+        """Counts begin anew, as after a change of the scenario."""
+        with self._lock:
+            self._seen.clear()
+            self._buckets.clear()
+
+
+def matches(pattern: str, call: Call) -> bool:
+    """`RunInstances`, `Describe*` or `ec2:RunInstances` against this call."""
+    return fnmatchcase(call.name if ":" in pattern else call.action, pattern)
+
+
+def _denied(call: Call) -> Reply:
+    code, status = DENIED.get(call.service, ("AccessDeniedException", 400))
+    words = f"User: arn:aws:iam::rehearsal:user/student is not authorized to perform: {call.name}"
+    if call.service == "ec2":
+        words = f"You are not authorized to perform this operation. {words}"
+    return refusal(call, code, words, status)

@@ -1,0 +1,85 @@
+"""The metadata service (version 2) of one machine, on a Unix socket that only it can reach.
+
+Tokens are required, as labctl asks for it; a PUT gives one.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+from labctl.rehearsal.calls import Environ
+
+TOKEN_PATH = "/latest/api/token"
+MAX_TTL_S = 21_600
+
+Look = Callable[[str], str | None]
+"""The text below /latest/ at this path, or None."""
+
+
+class QuietHandler(WSGIRequestHandler):
+    """Requests are counted, not written to the terminal."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        return
+
+    def address_string(self) -> str:
+        return "machine"
+
+
+class Metadata:
+    """A WSGI application: what `look` knows, to whoever has a token."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._tokens: dict[str, float] = {}
+
+    def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
+        status, body = self._answer(environ)
+        headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
+        start_response(status, headers)
+        return [body]
+
+    def _answer(self, environ: Environ) -> tuple[str, bytes]:
+        path = environ["PATH_INFO"]
+        if path == TOKEN_PATH:
+            return self._token(environ)
+        if environ["REQUEST_METHOD"] != "GET":
+            return "405 Method Not Allowed", b""
+        token = environ.get("HTTP_X_AWS_EC2_METADATA_TOKEN", "")
+        if self._tokens.get(token, 0.0) < time.monotonic():
+            return "401 Unauthorized", b""
+        found = self._look(path.removeprefix("/latest/").rstrip("/"))
+        return ("404 Not Found", b"") if found is None else ("200 OK", found.encode())
+
+    def _token(self, environ: Environ) -> tuple[str, bytes]:
+        if environ["REQUEST_METHOD"] != "PUT":
+            return "405 Method Not Allowed", b""
+        ttl = environ.get("HTTP_X_AWS_EC2_METADATA_TOKEN_TTL_SECONDS", "")
+        if not ttl.isdigit() or not 1 <= int(ttl) <= MAX_TTL_S:
+            return "400 Bad Request", b""
+        token = secrets.token_urlsafe(40)
+        self._tokens[token] = time.monotonic() + int(ttl)
+        return "200 OK", token.encode()
+
+
+def serve(application: Any, socket: Path) -> BaseWSGIServer:
+    """A server on a Unix socket, running until its `shutdown`."""
+    server = make_server(
+        f"unix://{socket}", 0, application, threaded=True, request_handler=QuietHandler
+    )
+    socket.chmod(0o666)
+    name = f"rehearsal-{socket.stem}"
+    threading.Thread(target=server.serve_forever, args=(0.2,), name=name, daemon=True).start()
+    return server
+
+
+def document(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, indent=2)

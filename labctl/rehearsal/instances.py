@@ -1,0 +1,257 @@
+"""EC2's calls about instances, where moto does not say enough or not the truth."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from xml.etree.ElementTree import Element
+
+from labctl.rehearsal import launch
+from labctl.rehearsal.backend import Backend
+from labctl.rehearsal.calls import Call, Reply, ec2_reply, element, parsed, refusal, xml_reply
+from labctl.rehearsal.fleet import STOPPED, Fleet, Record, State
+from labctl.rehearsal.scenario import Scenario
+from labctl.rehearsal.tokens import Tokens
+
+
+class Instances:
+    """`operations` answers calls by their action; None hands a call on to moto."""
+
+    def __init__(self, backend: Backend, fleet: Fleet, scenario: Callable[[], Scenario]) -> None:
+        self._backend = backend
+        self._fleet = fleet
+        self._scenario = scenario
+        self._tokens = Tokens()
+        self.operations: dict[str, Callable[[Call], Reply | None]] = {
+            "RunInstances": self.run,
+            "TerminateInstances": self._terminate,
+            "StopInstances": self._stop,
+            "StartInstances": self._start,
+            "RebootInstances": self._reboot,
+            "DescribeInstances": self._describe,
+            "DescribeInstanceStatus": self._describe,
+            "DescribeVolumes": self._describe_volumes,
+            "GetConsoleOutput": self._console,
+            "DeleteSecurityGroup": self._delete_group,
+        }
+
+    def run(self, call: Call) -> Reply | None:
+        """RunInstances: replay, refusals, then moto and a machine for each."""
+        if call.dry:
+            return None
+        with self._tokens.lock:
+            before = self._tokens.replayed(call)
+            if isinstance(before, Reply):
+                return before
+            if before is not None:
+                return self._reservation(call, before)
+            placed = launch.placed(call, self._scenario(), self._backend, self._fleet)
+            if isinstance(placed, Reply):
+                return placed
+            reply = self._backend.apply(placed)
+            if reply.status != 200:
+                return reply
+            ids = [node.text or "" for node in parsed(reply).iter("instanceId")]
+            for instance_id in dict.fromkeys(ids):
+                self._made(placed, instance_id)
+            self._tokens.keep(call, list(dict.fromkeys(ids)))
+            return self._reservation(call, ids)
+
+    def _made(self, call: Call, instance_id: str) -> None:
+        data = base64.b64decode(call.form.get("UserData", "")).decode(errors="replace")
+        record = Record(instance_id, call.region, data)
+        with self._backend.held():
+            instance = self._backend.instance(call.region, instance_id)
+            launch.complete(call, instance)
+            if instance.lifecycle == "spot":
+                record.spot_request = f"sir-{secrets.token_hex(4)}"
+                instance.spot_instance_request_id = record.spot_request
+        self._fleet.add(record)
+
+    def _reservation(self, call: Call, ids: list[str]) -> Reply:
+        """RunInstances' answer for these instances as they are now."""
+        numbered = {f"InstanceId.{n}": one for n, one in enumerate(dict.fromkeys(ids), 1)}
+        asked = call.with_form({"Action": "DescribeInstances", "Version": "2016-11-15", **numbered})
+        found = parsed(self._backend.apply(asked)).find("reservationSet/item")
+        return ec2_reply("RunInstances", list(found) if found is not None else [])
+
+    def _terminate(self, call: Call) -> Reply | None:
+        def allowed(record: Record) -> Reply | None:
+            if not self._fleet.instance(record).disable_api_termination:
+                return None
+            words = f"The instance '{record.id}' may not be terminated. Modify its attribute."
+            return refusal(call, "OperationNotPermitted", words)
+
+        return self._moved(call, allowed, self._fleet.terminate)
+
+    def _stop(self, call: Call) -> Reply | None:
+        def allowed(record: Record) -> Reply | None:
+            if not record.spot_request:
+                return None
+            words = (
+                f"You can't stop the Spot Instance '{record.id}' because it is associated with a "
+                "one-time Spot Instance request."
+            )
+            return refusal(call, "UnsupportedOperation", words)
+
+        return self._moved(call, allowed, self._fleet.stop)
+
+    def _start(self, call: Call) -> Reply | None:
+        def allowed(record: Record) -> Reply | None:
+            if self._fleet.state(record)[0] in (0, 16, STOPPED[0]):
+                return None
+            words = f"The instance '{record.id}' is not in a state from which it can be started."
+            return refusal(call, "IncorrectInstanceState", words)
+
+        return self._moved(call, allowed, self._fleet.start)
+
+    def _reboot(self, call: Call) -> Reply | None:
+        records = self._records(call)
+        if call.dry or isinstance(records, Reply) or records is None:
+            return records if isinstance(records, Reply) else None
+        for record in records:
+            self._fleet.reboot(record)
+        return ec2_reply(call.action, [element("return", "true")])
+
+    def _moved(
+        self,
+        call: Call,
+        refuse: Callable[[Record], Reply | None],
+        move: Callable[[Record], tuple[State, State]],
+    ) -> Reply | None:
+        """A change of state of every instance named, all or none."""
+        records = self._records(call)
+        if call.dry or records is None or isinstance(records, Reply):
+            return records if isinstance(records, Reply) else None
+        with self._backend.held():
+            for record in records:
+                if (refused := refuse(record)) is not None:
+                    return refused
+        items = []
+        for record in records:
+            before, after = move(record)
+            fields = [element("instanceId", record.id)]
+            fields.append(element("currentState", _state(after)))
+            fields.append(element("previousState", _state(before)))
+            items.append(element("item", fields))
+        return ec2_reply(call.action, [element("instancesSet", items)])
+
+    def _records(self, call: Call) -> list[Record] | Reply | None:
+        """The instances that a call names; None where moto shall say what is wrong."""
+        names = call.many("InstanceId")
+        found = [self._fleet.records.get(name) for name in names]
+        known = [record for record in found if record is not None]
+        gone = [r for r in known if self._hidden(r) or r.region != call.region]
+        if gone:
+            return _unknown(call, gone[0].id)
+        return known if len(known) == len(names) > 0 else None
+
+    def _hidden(self, record: Record) -> bool:
+        """Not shown yet, or not shown any more."""
+        delays = self._scenario().delays
+        now = time.monotonic()
+        if now - record.created < delays.visible:
+            return True
+        return record.ended is not None and now - record.ended > delays.forget
+
+    def _describe(self, call: Call) -> Reply | None:
+        """moto's answer, less what is hidden, and as it was a while ago."""
+        hidden = {r.id for r in list(self._fleet.records.values()) if self._hidden(r)}
+        for name in call.many("InstanceId"):
+            if name in hidden:
+                return _unknown(call, name)
+        behind_s = self._scenario().delays.state
+        reply = self._backend.apply(call)
+        if reply.status != 200 or not (hidden or behind_s):
+            return reply
+        root = parsed(reply)
+        for parent in list(root.iter()):
+            for item in list(parent):
+                instance_id = item.findtext("instanceId")
+                if item.tag != "item" or instance_id is None:
+                    continue
+                if instance_id in hidden:
+                    parent.remove(item)
+                elif behind_s and (record := self._fleet.records.get(instance_id)) is not None:
+                    _as_it_was(item, record, time.monotonic() - behind_s)
+        _drop_empty(root)
+        return xml_reply(_named(root))
+
+    def _describe_volumes(self, call: Call) -> Reply | None:
+        """Volumes of instances that are not shown are not shown either."""
+        now = time.monotonic()
+        lag_s = self._scenario().delays.visible
+        hidden = {r.id for r in list(self._fleet.records.values()) if now - r.created < lag_s}
+        reply = self._backend.apply(call)
+        if reply.status != 200 or not hidden:
+            return reply
+        root = parsed(reply)
+        volumes = root.find("volumeSet")
+        for item in list(volumes if volumes is not None else []):
+            if item.findtext("attachmentSet/item/instanceId") in hidden and volumes is not None:
+                volumes.remove(item)
+        return xml_reply(_named(root))
+
+    def _console(self, call: Call) -> Reply | None:
+        record = self._fleet.records.get(call.form.get("InstanceId", ""))
+        if call.dry or record is None or record.region != call.region:
+            return None
+        text = base64.b64encode(self._fleet.console(record).encode()).decode()
+        when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        fields = [element("instanceId", record.id), element("timestamp", when)]
+        return ec2_reply(call.action, [*fields, element("output", text)])
+
+    def _delete_group(self, call: Call) -> Reply | None:
+        """moto deletes a group that is in use; AWS does not."""
+        group_id = call.form.get("GroupId", "")
+        if call.dry or not group_id:
+            return None
+        with self._backend.held():
+            nics = self._backend.ec2(call.region).get_all_network_interfaces()
+            used = any(group.id == group_id for nic in nics for group in nic.group_set)
+        if used:
+            words = f"resource {group_id} has a dependent object"
+            return refusal(call, "DependencyViolation", words)
+        return None
+
+
+def _state(state: State) -> list[Element]:
+    return [element("code", str(state[0])), element("name", state[1])]
+
+
+def _unknown(call: Call, instance_id: str) -> Reply:
+    words = f"The instance ID '{instance_id}' does not exist"
+    return refusal(call, "InvalidInstanceID.NotFound", words)
+
+
+def _as_it_was(item: Element, record: Record, at: float) -> None:
+    """The state that this instance was in at a time, and no address before it ran."""
+    before = [state for since, state in record.states if since <= at] or [(0, "pending")]
+    for name in ("instanceState", "state"):
+        state = item.find(name)
+        if state is not None and state.find("code") is not None:
+            for field, value in zip(("code", "name"), before[-1], strict=True):
+                found = state.find(field)
+                if found is not None:
+                    found.text = str(value)
+    if before[-1][1] == "pending":
+        for name in ("ipAddress", "dnsName"):
+            for found in item.findall(name):
+                item.remove(found)
+
+
+def _drop_empty(root: Element) -> None:
+    """Reservations of which nothing is left."""
+    reservations = root.find("reservationSet")
+    for item in list(reservations if reservations is not None else []):
+        if item.find("instancesSet/item") is None and reservations is not None:
+            reservations.remove(item)
+
+
+def _named(root: Element) -> Any:
+    root.set("xmlns", "http://ec2.amazonaws.com/doc/2016-11-15/")
+    return root

@@ -1,0 +1,150 @@
+"""The WSGI layer over moto: counts a call, breaks it where it should break, answers or hands on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from labctl.errors import LabError
+from labctl.rehearsal import limits, market, pricelist
+from labctl.rehearsal.backend import Backend
+from labctl.rehearsal.calls import Call, Environ, Reply, json_reply, parsed, refusal, xml_reply
+from labctl.rehearsal.faults import NONE, Faults
+from labctl.rehearsal.fleet import Fleet
+from labctl.rehearsal.instances import Instances
+from labctl.rehearsal.scenario import Scenario
+from labctl.rehearsal.schedules import Schedules
+
+CONTROL_HEADER = "HTTP_X_LABCTL_REHEARSAL"
+"""A web page cannot send it to another origin unasked."""
+INGRESS_ACTIONS = (
+    "AuthorizeSecurityGroupIngress",
+    "RevokeSecurityGroupIngress",
+    "ModifySecurityGroupRules",
+    "ModifyInstanceAttribute",
+    "ModifyNetworkInterfaceAttribute",
+)
+NOT_FOUND = Reply(status=404, body=b"this is a rehearsal of AWS; calls are signed\n")
+Operation = Callable[[Call], Reply | None]
+Control = Callable[[str, dict[str, Any]], Any]
+
+
+class Layer:
+    """A WSGI application. `control` answers POST /rehearsal/NAME with its JSON body."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        fleet: Fleet,
+        schedules: Schedules,
+        scenario: Callable[[], Scenario],
+        control: Control,
+        address: Callable[[], str],
+    ) -> None:
+        self.calls: Counter[str] = Counter()
+        self.faults = Faults()
+        self._lock = threading.Lock()
+        self._backend = backend
+        self._fleet = fleet
+        self._scenario = scenario
+        self._control = control
+        self._address = address
+        ec2 = Instances(backend, fleet, scenario).operations
+        self._operations: dict[str, Operation] = {
+            **{f"ec2:{name}": operation for name, operation in ec2.items()},
+            "ec2:DescribeSpotPriceHistory": lambda c: market.history(c, scenario(), backend),
+            "ec2:GetSpotPlacementScores": self._scores,
+            "ec2:DescribeRegions": self._regions,
+            "pricing:GetProducts": lambda c: pricelist.products(c, scenario(), backend),
+            "scheduler:CreateSchedule": schedules.put,
+            "scheduler:UpdateSchedule": schedules.put,
+            **{f"ec2:{name}": self._ingress for name in INGRESS_ACTIONS},
+        }
+
+    def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/checkip":
+            reply = Reply(status=200, body=f"{self._address()}\n".encode())
+        elif environ["PATH_INFO"].startswith("/rehearsal/"):
+            reply = self._controlled(environ)
+        else:
+            reply = self._answer(Call(environ))
+        if reply.status == 0:
+            _hang_up(environ)
+        start_response(f"{reply.status or 500} -", _headers(reply))
+        return [reply.body]
+
+    def _answer(self, call: Call) -> Reply:
+        if not call.service:
+            signed = "X-Amz-Credential=" in call.environ.get("QUERY_STRING", "")
+            return self._backend.apply(call) if signed else NOT_FOUND
+        scenario = self._scenario()
+        with self._lock:
+            self.calls[call.action] += 1
+        if scenario.delays.api:
+            time.sleep(scenario.delays.api)
+        reply = self.faults.before(call, scenario)
+        if reply is not None:
+            return reply
+        reply = self._applied(call, scenario)
+        return NONE if self.faults.loses_reply(call, scenario) else reply
+
+    def _applied(self, call: Call, scenario: Scenario) -> Reply:
+        if call.service == "ec2" and call.region not in self._backend.regions:
+            words = f"You are not subscribed to this service in {call.region}."
+            return refusal(call, "OptInRequired", words, 403)
+        if call.service == "servicequotas":
+            told = limits.answer(call, scenario, self._backend.account)
+            if told is not None:
+                return told
+        operation = self._operations.get(call.name)
+        own = operation(call) if operation is not None else None
+        return self._backend.apply(call) if own is None else own
+
+    def _ingress(self, call: Call) -> Reply:
+        reply = self._backend.apply(call)
+        if reply.status == 200 and not call.dry:
+            self._fleet.admit(call.region)
+        return reply
+
+    def _scores(self, call: Call) -> Reply | None:
+        return None if call.dry else market.scores(call, self._scenario(), self._backend)
+
+    def _regions(self, call: Call) -> Reply:
+        """Only those of the scenario."""
+        reply = self._backend.apply(call)
+        if reply.status != 200:
+            return reply
+        root = parsed(reply)
+        listed = root.find("regionInfo")
+        for item in list(listed if listed is not None else []):
+            if item.findtext("regionName") not in self._backend.regions and listed is not None:
+                listed.remove(item)
+        return xml_reply(root)
+
+    def _controlled(self, environ: Environ) -> Reply:
+        """What a later command, or a test in another process, asks of this rehearsal."""
+        if not environ.get(CONTROL_HEADER):
+            return NOT_FOUND
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        try:
+            said = json.loads(environ["wsgi.input"].read(length) or b"{}")
+            return json_reply(self._control(environ["PATH_INFO"].rpartition("/")[2], said))
+        except (LabError, ValueError, TypeError, KeyError) as error:
+            return json_reply({"error": str(error)}, 400)
+
+
+def _headers(reply: Reply) -> list[tuple[str, str]]:
+    kept = [pair for pair in reply.headers if pair[0].lower() != "content-length"]
+    return [*kept, ("Content-Length", str(len(reply.body)))]
+
+
+def _hang_up(environ: Environ) -> None:
+    """Close the connection under the server: the caller reads its end and no answer."""
+    wire = environ["werkzeug.socket"]
+    wire.shutdown(socket.SHUT_RDWR)
+    raise ConnectionAbortedError("the rehearsal loses this reply")

@@ -1,0 +1,107 @@
+"""The Pricing API's GetProducts for EC2: on-demand Linux machines, as its long JSON texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from labctl.rehearsal.backend import Backend, offers
+from labctl.rehearsal.calls import Call, Reply, json_reply
+from labctl.rehearsal.prices import ON_DEMAND, on_demand
+from labctl.rehearsal.scenario import Scenario
+
+PAGE = 100
+
+
+def products(call: Call, scenario: Scenario, backend: Backend) -> Reply:
+    """Those that match every TERM_MATCH filter, in pages of at most 100."""
+    if call.json.get("ServiceCode") != "AmazonEC2":
+        return json_reply({"FormatVersion": "aws_v1", "PriceList": []})
+    filters = {one["Field"]: str(one["Value"]) for one in call.json.get("Filters", [])}
+    regions = [filters["regionCode"]] if "regionCode" in filters else list(backend.regions)
+    listed = [
+        product
+        for region in regions
+        for name in dict.fromkeys([*ON_DEMAND, *scenario.on_demand])
+        if (product := _product(name, region, scenario, backend)) and _fits(product, filters)
+    ]
+    first = int(call.json.get("NextToken") or 0)
+    size = min(PAGE, int(call.json.get("MaxResults") or PAGE))
+    said: dict[str, Any] = {
+        "FormatVersion": "aws_v1",
+        "PriceList": [json.dumps(product) for product in listed[first : first + size]],
+    }
+    if first + size < len(listed):
+        said["NextToken"] = str(first + size)
+    return json_reply(said)
+
+
+def _fits(product: dict[str, Any], filters: dict[str, str]) -> bool:
+    attributes = product["product"]["attributes"]
+    return all(attributes.get(field) == value for field, value in filters.items())
+
+
+def _product(name: str, region: str, scenario: Scenario, backend: Backend) -> dict[str, Any]:
+    about = backend.type_of(name)
+    price = on_demand(name, region, scenario.on_demand)
+    if not about or price is None or not offers(scenario, name):
+        return {}
+    if not backend.zones_of(region, name):
+        return {}
+    sku = re.sub(r"[^A-Z0-9]", "", f"{name}{region}".upper()).ljust(16, "X")[:16]
+    return {
+        "product": {
+            "productFamily": "Compute Instance",
+            "sku": sku,
+            "attributes": _attributes(name, region, about),
+        },
+        "serviceCode": "AmazonEC2",
+        "terms": {"OnDemand": {f"{sku}.JRTCKXETXF": _term(sku, name, price)}},
+        "version": "rehearsal",
+        "publicationDate": "2025-10-01T00:00:00Z",
+    }
+
+
+def _attributes(name: str, region: str, about: dict[str, Any]) -> dict[str, str]:
+    gpus = about.get("GpuInfo", {}).get("Gpus", [])
+    family = "GPU instance" if gpus else "General purpose"
+    return {
+        "servicecode": "AmazonEC2",
+        "instanceType": name,
+        "instanceFamily": family,
+        "regionCode": region,
+        "locationType": "AWS Region",
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+        "licenseModel": "No License required",
+        "marketoption": "OnDemand",
+        "operation": "RunInstances",
+        "currentGeneration": "Yes",
+        "vcpu": str(about["VCpuInfo"]["DefaultVCpus"]),
+        "memory": f"{about['MemoryInfo']['SizeInMiB'] / 1024:g} GiB",
+        **({"gpu": str(sum(gpu.get("Count", 1) for gpu in gpus))} if gpus else {}),
+    }
+
+
+def _term(sku: str, name: str, price: float) -> dict[str, Any]:
+    rate = f"{sku}.JRTCKXETXF.6YS6EN2CT7"
+    return {
+        "sku": sku,
+        "offerTermCode": "JRTCKXETXF",
+        "effectiveDate": "2025-10-01T00:00:00Z",
+        "termAttributes": {},
+        "priceDimensions": {
+            rate: {
+                "rateCode": rate,
+                "unit": "Hrs",
+                "beginRange": "0",
+                "endRange": "Inf",
+                "appliesTo": [],
+                "description": f"${price:.10f} per On Demand Linux {name} Instance Hour",
+                "pricePerUnit": {"USD": f"{price:.10f}"},
+            }
+        },
+    }

@@ -1,0 +1,66 @@
+"""Taking spot instances back: recommendation, notice, end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+from labctl.errors import NotFoundError
+from labctl.rehearsal.backend import Backend
+from labctl.rehearsal.clock import Clock
+from labctl.rehearsal.fleet import RECLAIMED, Fleet, Record
+from labctl.rehearsal.scenario import Reclaim, Scenario
+
+
+class Reclaims:
+    """`began` is told of each instance that runs; the scenario's reclaims follow from there."""
+
+    def __init__(
+        self, backend: Backend, clock: Clock, fleet: Fleet, scenario: Callable[[], Scenario]
+    ) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._fleet = fleet
+        self._scenario = scenario
+        self._done: Counter[Reclaim] = Counter()
+
+    def began(self, record: Record) -> None:
+        if not record.spot_request:
+            return
+        with self._backend.held():
+            instance = self._fleet.instance(record)
+            kind, zone = instance.instance_type, str(instance.availability_zone)
+            for reclaim in self._scenario().spot.reclaims:
+                fits = fnmatchcase(kind, reclaim.type) and fnmatchcase(zone, reclaim.zone)
+                if fits and self._done[reclaim] < reclaim.count:
+                    self._done[reclaim] += 1
+                    self._plan(record, reclaim)
+                    return
+
+    def reclaim(self, instance_id: str, notice_s: float = 120.0, rebalance_s: float = 0.0) -> None:
+        """From now: a recommendation, `rebalance_s` later the notice, `notice_s` later the end.
+
+        0 leaves that out. NotFoundError where there is no such spot instance.
+        """
+        record = self._fleet.records.get(instance_id)
+        if record is None or not record.spot_request:
+            raise NotFoundError(f"there is no spot instance {instance_id!r} here")
+        if rebalance_s:
+            record.rebalance_at = time.time()
+        self._clock.after(rebalance_s, lambda: self._notice(record, notice_s))
+
+    def _plan(self, record: Record, reclaim: Reclaim) -> None:
+        begin_s = max(0.0, reclaim.after - reclaim.notice - reclaim.rebalance)
+        self._clock.after(
+            begin_s, lambda: self.reclaim(record.id, reclaim.notice, reclaim.rebalance)
+        )
+
+    def _notice(self, record: Record, notice_s: float) -> None:
+        if notice_s:
+            record.notice_at = time.time() + notice_s
+        self._clock.after(notice_s, lambda: self._take(record))
+
+    def _take(self, record: Record) -> None:
+        self._fleet.terminate(record, RECLAIMED)

@@ -1,0 +1,204 @@
+"""What a rehearsal is told: a scenario file, switches over it, and knobs while it runs.
+
+Every value has a default that lets everything succeed at once. Actions are AWS's own names,
+`RunInstances` or `scheduler:CreateSchedule`, with `*` and `?` as in a shell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from labctl.config.document import Node, parse, read_bytes, shown
+from labctl.config.reader import Parsed, read
+from labctl.errors import ConfigError, Problem, UsageError
+from labctl.model import Value
+
+Boot = Literal["cloud-init", "sshd", "none"]
+Market = Literal["*", "spot", "on-demand"]
+
+ALWAYS = 1_000_000_000
+_SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(ms|s|m|h|d)?")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of `0s`, `1.5s`, `250ms`, `2m`, `1h`."""
+    match = _SECONDS.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{shown(text)} is not a time: write 250ms, 1.5s, 2m or 1h")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+Seconds = Annotated[float, Parsed(parse_seconds)]
+
+
+class Delays(Value, frozen=True):
+    """How late the cloud is.
+
+    `api` before every answer; `boot` from RunInstances to a machine that starts; `visible` until
+    describe calls show a new instance; `state` by which describe calls are behind; `terminate` in
+    the state shutting-down; `forget` until a terminated instance is no longer listed.
+    """
+
+    api: Seconds = 0.0
+    boot: Seconds = 0.0
+    visible: Seconds = 0.0
+    state: Seconds = 0.0
+    terminate: Seconds = 0.0
+    forget: Seconds = 3600.0
+
+
+class Capacity(Value, frozen=True):
+    """`left` more machines can be had of these; all others without end."""
+
+    type: str = "*"
+    zone: str = "*"
+    market: Market = "*"
+    left: int = 0
+
+
+class Quotas(Value, frozen=True):
+    """The account's limits in vCPUs, each for on-demand and for spot machines."""
+
+    standard: int = 512
+    g: int = 512
+    p: int = 512
+    spot_standard: int = 512
+    spot_g: int = 512
+    spot_p: int = 512
+    spot_p5: int = 512
+
+
+class Throttle(Value, frozen=True):
+    """Calls beyond `burst` get RequestLimitExceeded until `rate` a second have passed."""
+
+    action: str = "*"
+    rate: float = 1.0
+    burst: int = 1
+
+
+class Loss(Value, frozen=True):
+    """The next `count` calls lose their reply, or themselves, after `skip` that do not."""
+
+    action: str = "*"
+    count: int = 1
+    skip: int = 0
+
+
+class Reclaim(Value, frozen=True):
+    """Spot instances are taken `after` they run, with a notice this long before; 0s is none.
+
+    A rebalance recommendation comes `rebalance` before the notice; 0s is none. `count` machines
+    at most. The type and zone are patterns.
+    """
+
+    after: Seconds
+    notice: Seconds = 120.0
+    rebalance: Seconds = 0.0
+    type: str = "*"
+    zone: str = "*"
+    count: int = ALWAYS
+
+
+class Spot(Value, frozen=True):
+    """The spot market: `discount` off the on-demand price on average, `swing` around it.
+
+    `prices` are fixed ones, by `type` or `type/zone`. `scores` are placement scores by zone.
+    """
+
+    discount: float = 0.6
+    swing: float = 0.15
+    prices: dict[str, float] = msgspec.field(default_factory=dict)
+    scores: dict[str, int] = msgspec.field(default_factory=dict)
+    reclaims: tuple[Reclaim, ...] = ()
+
+
+class Scenario(Value, frozen=True):
+    """Everything that a rehearsal can be told; docs/rehearsal.md explains each.
+
+    `image` is what machines stand on instead of the lab server's image; `types` are the instance
+    types offered ("" all); `images` further machine images by their SSM parameter.
+    """
+
+    regions: tuple[str, ...] = ("us-east-1", "us-west-2")
+    seed: int = 1
+    boot: Boot = "cloud-init"
+    image: str = ""
+    types: tuple[str, ...] = ()
+    delays: Delays = Delays()
+    capacity: tuple[Capacity, ...] = ()
+    quotas: Quotas = Quotas()
+    throttle: tuple[Throttle, ...] = ()
+    denied: tuple[str, ...] = ()
+    expired: bool = False
+    lost: tuple[Loss, ...] = ()
+    dropped: tuple[Loss, ...] = ()
+    spot: Spot = Spot()
+    on_demand: dict[str, float] = msgspec.field(default_factory=dict)
+    images: tuple[str, ...] = ()
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.regions:
+            raise ValueError("at least one region")
+
+
+def load(path: Path | None, switches: Iterable[str] = ()) -> Scenario:
+    """The scenario of a file (None is an empty one) with `key=value` switches laid over it.
+
+    Keys are dotted (`delays.boot=2s`); values are as in the file, lists and mappings included.
+    ConfigError holds every problem; UsageError is a switch that is none.
+    """
+    problems: list[Problem] = []
+    tree = Node(value={})
+    if path is not None:
+        data = read_bytes(path, "scenario", hint="labctl rehearse aws --help")
+        tree = parse(data, path.name, problems) or tree
+    return _switched(tree, switches, problems)
+
+
+def switched(scenario: Scenario, switches: Iterable[str]) -> Scenario:
+    """The same with `key=value` switches laid over it."""
+    return _switched(_node(msgspec.to_builtins(scenario)), switches, [])
+
+
+def _switched(tree: Node, switches: Iterable[str], problems: list[Problem]) -> Scenario:
+    for switch in switches:
+        key, equals, text = switch.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{shown(switch)} is not KEY=VALUE", hint="--set delays.boot=2s")
+        origin = f"--set {key}"
+        value = parse(text.encode(), origin, problems) or Node(None, 0, origin)
+        tree = _laid(tree, key.split("."), value)
+    scenario = read(tree, Scenario, "", problems)
+    if problems:
+        raise ConfigError(
+            "the scenario is wrong", tuple(problems), hint="labctl rehearse aws --help"
+        )
+    assert isinstance(scenario, Scenario)
+    return scenario
+
+
+def _node(value: Any) -> Node:
+    """What msgspec made of a scenario, as if it had been read."""
+    if isinstance(value, dict):
+        return Node({str(key): _node(item) for key, item in value.items()})
+    if isinstance(value, list):
+        return Node([_node(item) for item in value])
+    if isinstance(value, bool):
+        return Node("true" if value else "false")
+    return Node(str(value))
+
+
+def _laid(tree: Node, keys: list[str], value: Node) -> Node:
+    """`tree` with `value` at the dotted key."""
+    entries = dict(tree.value) if isinstance(tree.value, dict) else {}
+    first, *rest = keys
+    inner = entries.get(first) or Node({}, value.line, value.origin)
+    entries[first] = _laid(inner, rest, value) if rest else value
+    return Node(entries, tree.line, tree.origin)

@@ -1,0 +1,79 @@
+"""EventBridge Scheduler's one-time schedules, fired: moto only keeps them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from labctl.rehearsal.backend import Backend
+from labctl.rehearsal.calls import Call, Reply, refusal
+from labctl.rehearsal.clock import Clock
+from labctl.rehearsal.fleet import Fleet
+
+TERMINATE = re.compile(r"arn:aws[a-z-]*:scheduler:::aws-sdk:ec2:terminateInstances")
+_AT = re.compile(r"at\(([0-9T:-]+)\)")
+
+
+class Schedules:
+    """Each schedule that is made or changed is looked at again when its time has come."""
+
+    def __init__(
+        self, backend: Backend, clock: Clock, fleet: Fleet, now: Callable[[], float]
+    ) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._fleet = fleet
+        self._now = now
+
+    def put(self, call: Call) -> Reply | None:
+        """CreateSchedule and UpdateSchedule."""
+        expression = str(call.json.get("ScheduleExpression", ""))
+        zone = str(call.json.get("ScheduleExpressionTimezone") or "UTC")
+        if expression.startswith("at("):
+            due = _time(expression, zone)
+            if due is None:
+                words = f"Invalid Schedule Expression {expression}."
+                return refusal(call, "ValidationException", words)
+        reply = self._backend.apply(call)
+        if reply.status == 200 and expression.startswith("at(") and due is not None:
+            name = call.environ["PATH_INFO"].rpartition("/")[2]
+            group = str(call.json.get("GroupName") or "default")
+            self._clock.after(
+                max(0.0, due - self._now()),
+                lambda: self._fire(call.region, group, name, expression),
+            )
+        return reply
+
+    def _fire(self, region: str, group: str, name: str, expression: str) -> None:
+        with self._backend.held():
+            groups = self._backend.of("scheduler", region).schedule_groups
+            schedule = groups[group].schedules.get(name) if group in groups else None
+            if schedule is None or schedule.schedule_expression != expression:
+                return
+            if schedule.state != "ENABLED":
+                return
+            target: dict[str, Any] = schedule.target
+            if schedule.action_after_completion == "DELETE":
+                groups[group].delete_schedule(name)
+        if TERMINATE.fullmatch(target["Arn"]):
+            for instance_id in json.loads(target.get("Input") or "{}").get("InstanceIds", []):
+                record = self._fleet.records.get(instance_id)
+                if record is not None and record.region == region:
+                    self._fleet.terminate(record)
+
+
+def _time(expression: str, zone: str) -> float | None:
+    """Unix seconds of `at(2030-01-01T00:00:00)`; None where it is none."""
+    match = _AT.fullmatch(expression)
+    try:
+        return (
+            datetime.fromisoformat(match[1]).replace(tzinfo=ZoneInfo(zone)).timestamp()
+            if match
+            else None
+        )
+    except (ValueError, ZoneInfoNotFoundError):
+        return None
