@@ -19,7 +19,10 @@ def admit(clients: Clients, settings: AwsSettings, owner: str, server_id: str) -
         allowed = threads.submit(_networks, settings)
         instance = instances.present(clients, server_id)
         ec2 = clients.ec2(server_id.rpartition(".")[2])
-        ids = [group["GroupId"] for group in instance.get("SecurityGroups", ())]
+        held = [*instance.get("SecurityGroups", ())]
+        for interface in instance.get("NetworkInterfaces", ()):
+            held += interface.get("Groups", ())
+        ids = sorted({group["GroupId"] for group in held})
         groups = groups_of(ec2, ids)
         networks = allowed.result()
     news: set[str] = set()
