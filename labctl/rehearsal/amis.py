@@ -80,8 +80,9 @@ def _add(backend: Backend, region: str, name: str, arch: str) -> None:
         hypervisor="xen",
         region_name=f"{region}a",
     )
+    kind: Any = Parameter
     backend.of("ssm", region)._parameters[name].append(
-        Parameter(
+        kind(
             account_id=backend.account,
             name=name,
             value=ami_id,

@@ -72,7 +72,7 @@ class Call:
 
     def many(self, prefix: str) -> list[str]:
         """The values of a numbered field: InstanceId.1, InstanceId.2, ..."""
-        found = []
+        found: list[str] = []
         while (value := self.form.get(f"{prefix}.{len(found) + 1}")) is not None:
             found.append(value)
         return found
@@ -114,9 +114,9 @@ class Call:
             top = self.environ["PATH_INFO"].strip("/").split("/")[0]
             named = self.environ["PATH_INFO"].strip("/").count("/") > 0
             read = "GetSchedule" if named else "ListSchedules"
-            return REST_ACTIONS.get((self.service, method, top), read)
+            return REST_ACTIONS.get((self.service, str(method), str(top)), read)
         query = parse_qs(self.environ.get("QUERY_STRING", ""))
-        return next(iter(query.get("Action", [])), self.environ.get("REQUEST_METHOD", ""))
+        return next(iter(query.get("Action", [])), str(self.environ["REQUEST_METHOD"]))
 
 
 def element(name: str, content: str | Iterable[ElementTree.Element] = "") -> ElementTree.Element:

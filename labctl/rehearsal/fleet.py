@@ -66,6 +66,7 @@ class Fleet:
         machines: Machines | None,
         scenario: Callable[[], Scenario],
         metadata: Callable[[Record], imds.Look],
+        said: Callable[[str], None],
     ) -> None:
         self.records: dict[str, Record] = {}
         self._backend = backend
@@ -73,6 +74,7 @@ class Fleet:
         self._machines = machines
         self._scenario = scenario
         self._metadata = metadata
+        self._said = said
         self._closed = False
         self.running: Callable[[Record], None] = lambda record: None
         """Told of each instance that runs."""
@@ -246,6 +248,9 @@ class Fleet:
         with record.changed:
             record.states.append((time.monotonic(), state))
             record.changed.notify_all()
+        kind = instance.instance_type + (" spot" if record.spot_request else "")
+        shown = f" at {record.address}" if state == RUNNING else ""
+        self._said(f"{record.id} {kind} in {record.region}: {state[1]}{shown} {reason}".rstrip())
 
     def _show_address(self, record: Record, address: str) -> None:
         nics = self.instance(record).nics

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labctl.config.places import environment, paths
 from labctl.errors import BuildError
 from labctl.model import Value
 from labctl.providers.local import image as lab_server
@@ -28,6 +29,12 @@ class Building(Value, frozen=True):
     base_image: str
     progress: Callable[[str, float, float], None]
     stands_on: str = ""
+
+
+def here(progress: Callable[[str, float, float], None] = lambda text, done, of: None) -> Building:
+    """From labctl's own directories and the switches of this process's environment."""
+    base = environment().get("LABCTL_BASE_IMAGE", "")
+    return Building(data_dir=paths().data_dir, base_image=base, progress=progress)
 
 
 def ensure(docker: DockerClient, building: Building) -> str:

@@ -32,7 +32,7 @@ INSTANCE_LABEL = "labctl.rehearsal-instance"
 SHUTDOWN_S = 30
 REBOOT_CODE = 75
 """entrypoint.sh's exit code when `reboot` was typed inside."""
-ADDRESSES = ipaddress.ip_network("198.18.0.0/15")
+ADDRESSES = "198.18.0.0/15"
 """Reserved for measuring networks: nothing real is there, and it does not look private."""
 HTTP_CONFLICT = 409
 
@@ -84,10 +84,10 @@ class Machines:
         self._write_rules(instance_id, rules)
         with self._lock:
             address = str(next(self._hosts))
-        networking = self._docker.api.create_networking_config(
-            {self._network.name: self._docker.api.create_endpoint_config(ipv4_address=address)}
+        api: Any = self._docker.api
+        networking = api.create_networking_config(
+            {self._network.name: api.create_endpoint_config(ipv4_address=address)}
         )
-        api = self._docker.api
         api.create_container(
             self._image,
             name=f"{self.name}-{instance_id}",
@@ -140,8 +140,8 @@ class Machines:
         """A shell line inside, as root: for tests. (exit code, what it printed)"""
         container = self._container(instance_id)
         assert container is not None, f"{instance_id} has no machine"
-        code, output = container.exec_run(["sh", "-c", line])
-        return code, output.decode(errors="replace")
+        done: Any = container.exec_run(["sh", "-c", line])
+        return int(done.exit_code), done.output.decode(errors="replace")
 
     def close(self) -> None:
         """Nothing of this rehearsal is left."""
@@ -222,7 +222,7 @@ def _network(docker: DockerClient, name: str) -> tuple[Network, Iterator[Any]]:
     from docker.errors import APIError
     from docker.types import IPAMConfig, IPAMPool
 
-    parts = list(ADDRESSES.subnets(new_prefix=24))
+    parts = list(ipaddress.IPv4Network(ADDRESSES).subnets(new_prefix=24))
     for part in random.sample(parts, 20):
         ipam = IPAMConfig(pool_configs=[IPAMPool(subnet=str(part), gateway=str(part[1]))])
         try:

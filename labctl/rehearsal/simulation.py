@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -15,9 +15,10 @@ from labctl.errors import EngineError, NotFoundError
 from labctl.providers.local import engine
 from labctl.rehearsal import amis, images, imds
 from labctl.rehearsal.backend import Backend
+from labctl.rehearsal.calls import Environ
 from labctl.rehearsal.clock import Clock
 from labctl.rehearsal.fleet import Fleet, Record
-from labctl.rehearsal.images import Building
+from labctl.rehearsal.images import Building, here
 from labctl.rehearsal.layer import Layer
 from labctl.rehearsal.machines import Machines, sweep
 from labctl.rehearsal.metadata import metadata_of
@@ -36,8 +37,9 @@ class QuietMotoHandler(imds.QuietHandler, MotoRequestHandler):
 class Rehearsal:
     """`with Rehearsal(Scenario(boot="none")) as rehearsal:` and export `rehearsal.environment`.
 
-    `building` says where images come from; it is needed unless machines are not real. `port` 0 is
-    any free one. Everything listens on the loopback or on Unix sockets in a directory of its own.
+    `building` says what the machines' image is built from (labctl's own directory and
+    LABCTL_BASE_IMAGE). `port` 0 is any free one; `said` is told of every change of an instance.
+    Everything listens on the loopback or on Unix sockets in a directory of its own.
     """
 
     def __init__(
@@ -45,9 +47,11 @@ class Rehearsal:
         scenario: Scenario | None = None,
         building: Building | None = None,
         port: int = 0,
+        said: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.scenario = scenario or Scenario()
-        self._building = building
+        self._building = building or here()
+        self._said = said
         self._port = port
         self._servers: list[BaseWSGIServer] = []
         self._machines: Machines | None = None
@@ -160,6 +164,7 @@ class Rehearsal:
             self._machines,
             lambda: self.scenario,
             lambda record: metadata_of(record, self.backend),
+            self._said,
         )
         self._reclaims = Reclaims(self.backend, self._clock, self.fleet, lambda: self.scenario)
         self.fleet.running = self._reclaims.began
@@ -194,8 +199,6 @@ class Rehearsal:
     def _real(self) -> Machines:
         import docker
 
-        if self._building is None:
-            raise EngineError("no machines without knowing where their image comes from")
         with engine.connected() as client:
             sweep(client)
             image = images.ensure(
@@ -218,6 +221,6 @@ class Rehearsal:
         return {"instances": self.instances, "calls": self.calls}
 
 
-def _not_yet(environ: imds.Environ, start_response: Any) -> list[bytes]:
+def _not_yet(environ: Environ, start_response: Any) -> list[bytes]:
     start_response("503 -", [])
     return []
