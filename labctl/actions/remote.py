@@ -90,7 +90,9 @@ class Remote:
         if result.code == NOT_INSTALLED:
             self.install()
             result = self.transport.run(line, stdin=stdin, timeout_s=timeout_s, check=False)
-        reply = find_reply(result.stdout.encode()) or find_reply(result.stderr.encode())
+        reply = find_reply(result.stdout.encode())
+        if reply is None:
+            reply = find_reply(result.stderr.encode())
         return checked(verb, reply, result.code, result.stderr)
 
     def stream(

@@ -125,6 +125,11 @@ def test_it_is_installed_at_the_first_call_alone(tmp_path: Path) -> None:
     assert list(folder.glob("remote/__pycache__/*.pyc")), "compiled once, not at every call"
 
 
+def test_an_answer_may_say_nothing() -> None:
+    transport = FakeTransport().reply("", Result(code=0, stdout=reply.line({}).decode()))
+    assert Remote(transport).call("pulled", {}) == {}
+
+
 def test_a_stream_is_installed_too_and_hands_on_the_bytes(tmp_path: Path) -> None:
     run = tmp_path / "labctl" / "digits" / "runs" / "r1"
     (run / ".labctl").mkdir(parents=True)
