@@ -7,13 +7,21 @@ everything away again, and import it here. A provider without one fails the suit
 from __future__ import annotations
 
 import pytest
+from aws_case import aws_case, aws_rehearsal
 from case import Case
 from local_case import local_case, local_provider
 from static_case import static_case, static_machines
 
 from labctl.providers import provider_names
 
-__all__ = ["local_case", "local_provider", "static_case", "static_machines"]
+__all__ = [
+    "aws_case",
+    "aws_rehearsal",
+    "local_case",
+    "local_provider",
+    "static_case",
+    "static_machines",
+]
 
 
 @pytest.fixture(params=provider_names())
