@@ -149,6 +149,7 @@ class Console(Protocol):
 
 
 BUILT_IN = {
+    "aws": "labctl.providers.aws:AwsProvider",
     "local": "labctl.providers.local:LocalProvider",
     "static": "labctl.providers.static:StaticProvider",
 }

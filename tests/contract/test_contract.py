@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
-from case import Case
+from case import Case, wait_for
 
+from labctl.errors import BusyError
 from labctl.model import GpuNeed, Need, Resource, Value
 from labctl.providers import Console, Stoppable, provider_class, provider_names
 
@@ -146,7 +147,16 @@ def test_stopped_server_keeps_its_identity_and_starts_again(case: Case) -> None:
     stopped = case.provider.find(server.id)
     assert stopped is not None
     assert stopped.state == "stopped"
-    case.provider.start(server.id)
+
+    def starts() -> bool:
+        try:
+            case.provider.start(server.id)
+        except BusyError:
+            # It is still on its way down.
+            return False
+        return True
+
+    wait_for(starts)
     started = case.running(server)
     assert started.endpoint.host_key == server.endpoint.host_key
     case.log_in(started)
