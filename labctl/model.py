@@ -18,7 +18,8 @@ NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "afs", "9p", "lustre")
 
 Spot = Literal["never", "prefer", "only"]
 Work = Literal["", "fp32", "fp16", "bandwidth"]
-ServerState = Literal["starting", "running", "stopped", "terminated"]
+ServerState = Literal["starting", "running", "stopped", "ending", "terminated"]
+"""An "ending" server was told to end, and its provider has not confirmed that it has."""
 RunState = Literal["starting", "running", "exited", "lost", "cancelled"]
 
 
