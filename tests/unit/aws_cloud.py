@@ -30,6 +30,7 @@ class Cloud:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._refusals: dict[str, deque[tuple[int, str, bool]]] = {}
         self._replies: dict[str, Any] = {}
+        self._never: dict[str, str] = {}
         self.seen: Counter[str] = Counter()
         self.bodies: list[dict[str, str]] = []
         self.url = ""
@@ -40,6 +41,10 @@ class Cloud:
         """`applied`: the call is carried out, and its answer lost behind this one."""
         text = XML_ERROR.format(code=code, message=message)
         self._refusals.setdefault(name, deque()).append((status, text, applied))
+
+    def never(self, name: str, code: str) -> None:
+        """Every call of this name is refused."""
+        self._never[name] = XML_ERROR.format(code=code, message="not here")
 
     def reply(self, name: str, value: Any) -> None:
         """A JSON service's answer to every call of this name; a callable gets the request."""
@@ -52,6 +57,9 @@ class Cloud:
         self.seen[name] += 1
         if name in self._replies:
             return self._replied(self._replies[name], json.loads(body or b"{}"), start)
+        if name in self._never:
+            start("400 Refused", [("Content-Type", "text/xml")])
+            return [self._never[name].encode()]
         if waiting := self._refusals.get(name):
             status, text, applied = waiting.popleft()
             if applied:

@@ -85,7 +85,8 @@ def a_server(aws: AwsProvider, directory: Path, *, spot: bool = False) -> Server
 
 
 def with_market(cloud: Cloud) -> None:
-    """List prices, an image by parameter, and quotas, which moto does not have."""
+    """List prices, an image by parameter, and quotas, which moto does not have; and no scores."""
+    cloud.never("GetSpotPlacementScores", "UnsupportedOperation")
     cloud.reply("GetProducts", lambda asked: {"PriceList": _products(asked)})
     cloud.reply("GetParameter", lambda asked: {"Parameter": {"Value": an_image(cloud)}})
     cloud.reply("GetServiceQuota", {"Quota": {"Value": 8.0}})

@@ -133,11 +133,12 @@ def test_nothing_that_fits_is_told(aws: AwsProvider) -> None:
     assert "no price known" in raised.value.why
 
 
-def test_placement_scores_are_shown_where_aws_gives_them(aws: AwsProvider, cloud: Cloud) -> None:
-    """moto knows none, and answers with an error: offers come without, and it is not asked again
-    within the hour."""
+def test_scores_that_aws_does_not_give_are_not_asked_for_again_at_once(
+    aws: AwsProvider, cloud: Cloud
+) -> None:
     assert {offer.placement_score for offer in aws.offers(NEED)} == {None}
     asked = cloud.seen["GetSpotPlacementScores"]
+    assert asked
     aws.offers(NEED)
     assert cloud.seen["GetSpotPlacementScores"] == asked
 
