@@ -84,6 +84,7 @@ def _aws(
 
 
 def _announce(rehearsal: Any) -> None:
+    click.echo("unset AWS_PROFILE AWS_SESSION_TOKEN")
     for name, value in rehearsal.environment.items():
         click.echo(f"export {name}={shlex.quote(value)}")
     _said("this is a simulated AWS: put the lines above into another shell; Ctrl-C ends it")

@@ -28,10 +28,12 @@ State = tuple[int, str]
 USER_SHUTDOWN = "Client.UserInitiatedShutdown"
 OWN_SHUTDOWN = "Client.InstanceInitiatedShutdown"
 RECLAIMED = "Server.SpotInstanceTermination"
+FAILED = "Server.InternalError"
 REASONS = {
     USER_SHUTDOWN: "User initiated shutdown",
     OWN_SHUTDOWN: "Instance initiated shutdown",
     RECLAIMED: "Spot instance termination",
+    FAILED: "Internal error on launch",
 }
 
 log = logging.getLogger(__name__)
@@ -50,10 +52,13 @@ class Record:
     states: list[tuple[float, State]] = field(default_factory=list)
     address: str = ""
     asked_to_end: bool = False
+    started_ns: int = 0
     notice_at: float | None = None
     rebalance_at: float | None = None
     metadata: BaseWSGIServer | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
+    machine: threading.Lock = field(default_factory=threading.Lock)
+    """Held by whoever makes, starts, stops or removes its machine."""
 
 
 class Fleet:
@@ -127,18 +132,18 @@ class Fleet:
             before = self.state(record)
             if before != STOPPED:
                 return before, before
-            record.asked_to_end = False
             self._set(record, PENDING)
         self._clock.after(self._scenario().delays.boot, lambda: self._boot(record))
         return before, PENDING
 
     def reboot(self, record: Record) -> None:
         def again() -> None:
-            record.asked_to_end = True
-            if self._machines is not None:
+            if self._machines is None:
+                return
+            with record.machine:
+                record.asked_to_end = True
                 self._machines.stop(record.id)
-                record.asked_to_end = False
-                self._machines.start(record.id)
+                self._switch_on(record)
 
         self._clock.now(again)
 
@@ -158,6 +163,15 @@ class Fleet:
     def console(self, record: Record) -> str:
         return self._machines.console(record.id) if self._machines is not None else ""
 
+    def attach(self, instance_id: str, volume_id: str) -> None:
+        """A kept disk's files appear in a machine."""
+        if self._machines is not None:
+            self._machines.attach_disk(instance_id, volume_id)
+
+    def drop_disk(self, volume_id: str) -> None:
+        if self._machines is not None:
+            self._machines.drop_disk(volume_id)
+
     def wait(self, record: Record, state: State, timeout_s: float) -> bool:
         """Until it is in this state, at most so long."""
 
@@ -174,32 +188,53 @@ class Fleet:
 
     def _boot(self, record: Record) -> None:
         """The machine starts, then the instance is running."""
-        with self._backend.held():
-            if self.state(record) != PENDING:
+        from docker.errors import DockerException
+
+        with record.machine:
+            with self._backend.held():
+                if self.state(record) != PENDING:
+                    return
+                rules = self._rules(record)
+            try:
+                self._make(record, rules)
+            except (DockerException, OSError) as error:
+                self._said(f"{record.id} cannot be made: {error}")
+                self.terminate(record, FAILED)
                 return
-            rules = self._rules(record)
-        if self._machines is None:
-            record.address = record.address or f"127.64.0.{len(self.records) % 250 + 1}"
-        elif record.address:
-            self._machines.allow(record.id, rules)
-            self._machines.start(record.id)
-        else:
-            record.address = self._machines.create(record.id, rules, self._seed(record))
-            socket = self._machines.directory(record.id) / "imds.sock"
-            record.metadata = imds.serve(imds.Metadata(self._metadata(record)), socket)
-            self._machines.start(record.id)
         with self._backend.held():
             if self.state(record) == PENDING:
                 self._show_address(record, record.address)
                 self._set(record, RUNNING)
         self.running(record)
 
+    def _make(self, record: Record, rules: list[str]) -> None:
+        """A machine for it, or the one that it has, started."""
+        if self._machines is None:
+            record.address = record.address or f"127.64.0.{len(self.records) % 250 + 1}"
+            return
+        if record.address:
+            self._machines.allow(record.id, rules)
+        else:
+            record.address = self._machines.create(record.id, rules, self._seed(record))
+            if self._machines.whole:
+                socket = self._machines.directory(record.id) / "imds.sock"
+                record.metadata = imds.serve(imds.Metadata(self._metadata(record)), socket)
+        self._switch_on(record)
+
+    def _switch_on(self, record: Record) -> None:
+        assert self._machines is not None
+        record.asked_to_end = False
+        record.started_ns = time.time_ns()
+        self._machines.start(record.id)
+
     def _end(self, record: Record, reason: str, delay_s: float) -> None:
         """The machine goes, then moto's instance with the disks that end with it."""
         began = time.monotonic()
-        self._silence(record)
-        if self._machines is not None:
-            self._machines.remove(record.id, politely=reason != RECLAIMED)
+        with record.machine:
+            self._silence(record)
+            if self._machines is not None:
+                kept = self._kept(record)
+                self._machines.remove(record.id, politely=reason != RECLAIMED, disk=kept)
         left_s = delay_s - (time.monotonic() - began)
         self._clock.after(max(0.0, left_s), lambda: self._ended(record, reason))
 
@@ -212,21 +247,21 @@ class Fleet:
 
     def _stopped(self, record: Record, reason: str) -> None:
         if self._machines is not None:
-            self._machines.stop(record.id)
+            with record.machine:
+                self._machines.stop(record.id)
         with self._backend.held():
             if self.state(record) == STOPPING:
                 self.instance(record).stop()
                 self._show_address(record, "")
                 self._set(record, STOPPED, reason)
 
-    def _machine_ended(self, instance_id: str, code: int) -> None:
+    def _machine_ended(self, instance_id: str, code: int, at_ns: int) -> None:
         """Its own doing, unless it was asked to: what the shutdown behaviour says then happens."""
         record = self.records.get(instance_id)
-        if record is None or record.asked_to_end or self._closed:
+        if record is None or record.asked_to_end or self._closed or at_ns < record.started_ns:
             return
-        if code == REBOOT_CODE and self._machines is not None:
-            machines = self._machines
-            self._clock.now(lambda: machines.start(instance_id))
+        if code == REBOOT_CODE:
+            self._clock.now(lambda: self._switch_on(record))
             return
         with self._backend.held():
             behaviour = self.instance(record).instance_initiated_shutdown_behavior
@@ -273,6 +308,13 @@ class Fleet:
     def _seed(self, record: Record) -> dict[str, str]:
         meta = imds.document({"instance-id": record.id, "local-hostname": record.id})
         return {"user-data": record.user_data, "meta-data": meta}
+
+    def _kept(self, record: Record) -> str:
+        """The root volume's id where it outlives the instance."""
+        with self._backend.held():
+            instance = self.instance(record)
+            root = dict(instance.get_block_device_mapping).get(instance.root_device_name)
+            return root.volume_id if root is not None and not root.delete_on_termination else ""
 
     def _silence(self, record: Record) -> None:
         if record.metadata is not None:

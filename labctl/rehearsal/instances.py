@@ -37,6 +37,8 @@ class Instances:
             "DescribeVolumes": self._describe_volumes,
             "GetConsoleOutput": self._console,
             "DeleteSecurityGroup": self._delete_group,
+            "AttachVolume": self._attach,
+            "DeleteVolume": self._delete_volume,
         }
 
     def run(self, call: Call) -> Reply | None:
@@ -204,6 +206,18 @@ class Instances:
         when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
         fields = [element("instanceId", record.id), element("timestamp", when)]
         return ec2_reply(call.action, [*fields, element("output", text)])
+
+    def _attach(self, call: Call) -> Reply:
+        reply = self._backend.apply(call)
+        if reply.status == 200 and not call.dry:
+            self._fleet.attach(call.form["InstanceId"], call.form["VolumeId"])
+        return reply
+
+    def _delete_volume(self, call: Call) -> Reply:
+        reply = self._backend.apply(call)
+        if reply.status == 200 and not call.dry:
+            self._fleet.drop_disk(call.form["VolumeId"])
+        return reply
 
     def _delete_group(self, call: Call) -> Reply | None:
         """moto deletes a group that is in use; AWS does not."""

@@ -35,10 +35,14 @@ REBOOT_CODE = 75
 ADDRESSES = "198.18.0.0/15"
 """Reserved for measuring networks: nothing real is there, and it does not look private."""
 HTTP_CONFLICT = 409
+DISKS = "/var/lib/rehearsal/disks"
+BY_ID = "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_"
+KEPT = ("/home", "/root", "/srv", "/opt", "/var/lib/labctl", "/var/log")
+"""What of a disk is shown where it is attached again."""
 
 
 class Machines:
-    """The containers of one rehearsal. `ended` is told an instance's id and its exit code.
+    """The containers of one rehearsal. `root` is a directory on this machine for their files.
 
     Methods that take an id of no machine do nothing. Safe to use from many threads.
     """
@@ -58,8 +62,14 @@ class Machines:
         self._events: Any = None
         self._closed = False
 
-    def watch(self, ended: Callable[[str, int], None]) -> None:
-        """From now on, say when a machine has ended, for whatever reason."""
+    @property
+    def whole(self) -> bool:
+        """Whether machines have more than sshd: cloud-init, an engine, a metadata service."""
+        return self._mode == "cloud-init"
+
+    def watch(self, ended: Callable[[str, int, int], None]) -> None:
+        """Say from now on when a machine has ended, for whatever reason: id, exit code, when
+        (Unix nanoseconds)."""
         filters = {"label": f"{LABEL}={self.name}", "event": "die", "type": "container"}
         self._events = self._docker.events(decode=True, filters=filters)
 
@@ -68,7 +78,9 @@ class Machines:
             with suppress(OSError, ValueError, AttributeError):
                 for event in self._events:
                     about = event["Actor"]["Attributes"]
-                    ended(about[INSTANCE_LABEL], int(about["exitCode"]))
+                    if INSTANCE_LABEL in about:
+                        when = int(event["timeNano"])
+                        ended(about[INSTANCE_LABEL], int(about["exitCode"]), when)
 
         threading.Thread(target=listen, name="rehearsal-machines", daemon=True).start()
 
@@ -108,16 +120,20 @@ class Machines:
         if (container := self._container(instance_id)) is not None:
             container.stop(timeout=SHUTDOWN_S)
 
-    def remove(self, instance_id: str, *, politely: bool) -> None:
-        """Its disk goes too. Politely, what runs inside is asked to end first."""
+    def remove(self, instance_id: str, *, politely: bool, disk: str = "") -> None:
+        """Its disk goes too, or is kept under a volume's id. Politely, what runs inside is asked
+        to end first."""
         from docker.errors import APIError, NotFound
 
         container = self._container(instance_id)
         if container is None:
             return
         with suppress(NotFound):
-            if politely:
-                container.stop(timeout=SHUTDOWN_S)
+            if politely or disk:
+                container.stop(timeout=SHUTDOWN_S if politely else 0)
+            if disk:
+                container.rename(f"{self.name}-{disk}")
+                return
             try:
                 container.remove(force=True, v=True)
             except APIError as error:
@@ -131,6 +147,33 @@ class Machines:
             container = self._container(instance_id)
             if container is not None and container.status == "running":
                 container.exec_run(["/usr/local/lib/rehearsal/ingress.sh"])
+
+    def drop_disk(self, volume_id: str) -> None:
+        """A kept disk ends; what is none is left alone."""
+        if (container := self._container(volume_id)) is not None:
+            container.remove(force=True, v=True)
+
+    def attach_disk(self, instance_id: str, volume_id: str) -> None:
+        """What people keep on a kept disk appears in a machine, under the device's usual name.
+
+        No block device can be given to a container: `mount` there knows what is meant.
+        """
+        from docker.errors import NotFound
+
+        machine, disk = self._container(instance_id), self._container(volume_id)
+        if machine is None or not self.whole:
+            return
+        place = f"{DISKS}/{volume_id}"
+        device = f"{BY_ID}{volume_id.replace('-', '')}"
+        line = f"mkdir -p {place} /dev/disk/by-id && ln -sfn {place} {device}"
+        machine.exec_run(["sh", "-c", f"{line} && ln -sfn {place} {device}-part1"])
+        for path in KEPT if disk is not None else ():
+            assert disk is not None
+            with suppress(NotFound):
+                parts, _ = disk.get_archive(path)
+                parent = f"{place}{path.rpartition('/')[0]}"
+                machine.exec_run(["mkdir", "-p", parent])
+                machine.put_archive(parent, parts)
 
     def console(self, instance_id: str) -> str:
         container = self._container(instance_id)

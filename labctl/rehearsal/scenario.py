@@ -173,7 +173,7 @@ def _switched(tree: Node, switches: Iterable[str], problems: list[Problem]) -> S
         if not equals or not key:
             raise UsageError(f"{shown(switch)} is not KEY=VALUE", hint="--set delays.boot=2s")
         origin = f"--set {key}"
-        value = parse(text.encode(), origin, problems) or Node(None, 0, origin)
+        value = parse(text.encode(), origin, problems) or Node(value=None, origin=origin)
         tree = _laid(tree, key.split("."), value)
     scenario = read(tree, Scenario, "", problems)
     if problems:
@@ -187,18 +187,18 @@ def _switched(tree: Node, switches: Iterable[str], problems: list[Problem]) -> S
 def _node(value: Any) -> Node:
     """What msgspec made of a scenario, as if it had been read."""
     if isinstance(value, dict):
-        return Node({str(key): _node(item) for key, item in value.items()})
-    if isinstance(value, list):
-        return Node([_node(item) for item in value])
+        return Node(value={str(key): _node(item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return Node(value=[_node(item) for item in value])
     if isinstance(value, bool):
-        return Node("true" if value else "false")
-    return Node(str(value))
+        return Node(value="true" if value else "false")
+    return Node(value=str(value))
 
 
 def _laid(tree: Node, keys: list[str], value: Node) -> Node:
     """`tree` with `value` at the dotted key."""
     entries = dict(tree.value) if isinstance(tree.value, dict) else {}
     first, *rest = keys
-    inner = entries.get(first) or Node({}, value.line, value.origin)
+    inner = entries.get(first) or Node(value={}, line=value.line, origin=value.origin)
     entries[first] = _laid(inner, rest, value) if rest else value
-    return Node(entries, tree.line, tree.origin)
+    return Node(value=entries, line=tree.line, origin=tree.origin)

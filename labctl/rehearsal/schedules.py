@@ -42,11 +42,20 @@ class Schedules:
         if reply.status == 200 and expression.startswith("at(") and due is not None:
             name = call.environ["PATH_INFO"].rpartition("/")[2]
             group = str(call.json.get("GroupName") or "default")
+            self._complete(call, group, name)
             self._clock.after(
                 max(0.0, due - self._now()),
                 lambda: self._fire(call.region, group, name, expression),
             )
         return reply
+
+    def _complete(self, call: Call, group: str, name: str) -> None:
+        """An update sets everything anew, what it leaves out to its default; moto's does not."""
+        with self._backend.held():
+            groups = self._backend.of("scheduler", call.region).schedule_groups
+            schedule = groups[group].schedules[name]
+            schedule.state = call.json.get("State") or "ENABLED"
+            schedule.action_after_completion = call.json.get("ActionAfterCompletion") or "NONE"
 
     def _fire(self, region: str, group: str, name: str, expression: str) -> None:
         with self._backend.held():
