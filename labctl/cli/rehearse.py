@@ -80,7 +80,7 @@ def _aws(
         except KeyboardInterrupt:
             click.echo(err=True)
         ending = sum(state != "terminated" for state in rehearsal.instances.values())
-        _said(f"ending; {ending} instance{'' if ending == 1 else 's'} go with it")
+        _said(f"ending; {ending} instance{' goes' if ending == 1 else 's go'} with it")
 
 
 def _announce(rehearsal: Any) -> None:

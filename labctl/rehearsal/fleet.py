@@ -6,6 +6,7 @@ the backend held, so that states, addresses and machines agree.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import threading
 import time
@@ -28,6 +29,8 @@ State = tuple[int, str]
 USER_SHUTDOWN = "Client.UserInitiatedShutdown"
 OWN_SHUTDOWN = "Client.InstanceInitiatedShutdown"
 RECLAIMED = "Server.SpotInstanceTermination"
+NOWHERE = "127.64.0.0/16"
+"""The addresses of instances without machines: connections are refused at once."""
 FAILED = "Server.InternalError"
 REASONS = {
     USER_SHUTDOWN: "User initiated shutdown",
@@ -81,6 +84,7 @@ class Fleet:
         self._metadata = metadata
         self._said = said
         self._closed = False
+        self._nowhere = ipaddress.IPv4Network(NOWHERE).hosts()
         self.running: Callable[[Record], None] = lambda record: None
         """Told of each instance that runs."""
         if machines is not None:
@@ -210,7 +214,7 @@ class Fleet:
     def _make(self, record: Record, rules: list[str]) -> None:
         """A machine for it, or the one that it has, started."""
         if self._machines is None:
-            record.address = record.address or f"127.64.0.{len(self.records) % 250 + 1}"
+            record.address = record.address or str(next(self._nowhere))
             return
         if record.address:
             self._machines.allow(record.id, rules)
