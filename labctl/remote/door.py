@@ -1,4 +1,4 @@
-"""The door: `python3 remote-HASH VERB`, one JSON line in, one marked JSON line out."""
+"""The door: `python3 __main__.py VERB`, one JSON line in, one marked JSON line out."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ STREAMING = {
     "fetch": "fetch.fetch",
     "watchdog": "watchdog.run",
 }
-"""Verb -> module and function. Python compiles what lies in a zip at every call, so only the verb's
-own module is imported."""
+"""Verb -> module and function. Imports are waited for, so only the verb's own module is one."""
 LOOKING = (
     "status",
     "manifest",
