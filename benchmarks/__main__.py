@@ -35,7 +35,7 @@ def main() -> int:
         if options.only in (None, "containers"):
             with containers.ready(home / "containers", options.image) as lab:
                 rows = containers.rows(lab)
-                in_turn(rows, options.rounds)
+                in_turn(rows, options.rounds, containers.PAUSE_S)
                 containers.check(lab, options.rounds)
             measured += rows
     report = {"version": 1, **_circumstances(options.rounds), "rows": _lines(measured)}

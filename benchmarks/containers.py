@@ -20,6 +20,7 @@ from benchmarks.startup import LABCTL
 DEFAULT_IMAGE = "debian:12-slim"
 BASELINE = "ssh HOST docker run"
 TARGET = 0.6
+PAUSE_S = 0.7
 
 
 @dataclass(frozen=True)

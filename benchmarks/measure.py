@@ -34,13 +34,15 @@ class Row:
         return statistics.median(self.seconds)
 
 
-def in_turn(rows: Sequence[Row], rounds: int) -> None:
+def in_turn(rows: Sequence[Row], rounds: int, pause_s: float = 0.0) -> None:
     """Every row once per round, so that a slow minute of the machine falls on all of them.
 
-    A first round is thrown away: caches fill, byte code is written.
+    A first round is thrown away: caches fill, byte code is written. `pause_s` lies before each
+    row, so that what one leaves running (a container that ends, a tmux session) slows no other.
     """
     for number in range(rounds + 1):
         for row in rows:
+            time.sleep(pause_s)
             begun = time.perf_counter()
             row.work(number)
             took = time.perf_counter() - begun
