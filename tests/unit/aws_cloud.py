@@ -31,6 +31,8 @@ class Cloud:
         self._refusals: dict[str, deque[tuple[int, str, bool]]] = {}
         self._replies: dict[str, Any] = {}
         self._never: dict[str, str] = {}
+        # moto is not made for several threads at once.
+        self._one = threading.Lock()
         self.seen: Counter[str] = Counter()
         self.bodies: list[dict[str, str]] = []
         self.url = ""
@@ -63,11 +65,13 @@ class Cloud:
         if waiting := self._refusals.get(name):
             status, text, applied = waiting.popleft()
             if applied:
-                b"".join(self._moto(environ, lambda *_: None))
+                with self._one:
+                    b"".join(self._moto(environ, lambda *_: None))
             start(f"{status} Refused", [("Content-Type", "text/xml")])
             return [text.encode()]
         self.bodies.append(asked)
-        return self._moto(environ, start)
+        with self._one:
+            return list(self._moto(environ, start))
 
     def _name(self, environ: dict[str, Any], body: bytes) -> tuple[str, dict[str, str]]:
         if target := environ.get("HTTP_X_AMZ_TARGET", ""):

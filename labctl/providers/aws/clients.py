@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import ProviderError
+from labctl.providers.aws.together import Answer, Together
 
 if TYPE_CHECKING:
     import boto3
@@ -24,6 +26,7 @@ class Clients:
         self._lock = threading.Lock()
         self._session: boto3.session.Session | None = None
         self._made: dict[tuple[str, str, bool], Any] = {}
+        self._kept: dict[tuple[str, str], Any] = {}
 
     def client(self, service: str, region: str, *, once: bool = False) -> Any:
         """`once`: a call is sent a single time, since the library itself repeats capacity errors
@@ -37,6 +40,17 @@ class Clients:
 
     def ec2(self, region: str) -> Any:
         return self.client("ec2", region)
+
+    def together(
+        self, call: str, region: str, ask: Callable[[Any, list[str]], dict[str, Answer]]
+    ) -> Together[Answer]:
+        """The one place where calls of this kind to a region meet; `ask` gets its EC2 client."""
+        ec2 = self.ec2(region)
+        with self._lock:
+            kept: Together[Answer] = self._kept.setdefault(
+                (call, region), Together(lambda ids: ask(ec2, ids))
+            )
+            return kept
 
     def partition(self, region: str) -> str:
         """ "aws", "aws-cn", ...: the second word of every ARN there."""

@@ -30,16 +30,19 @@ def described(ec2: Any, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def one(clients: Clients, server_id: str) -> dict[str, Any] | None:
     """An instance of ours as AWS describes it, the terminated included; None where it shows none.
 
-    A filter rather than the id: AWS answers with an empty list then instead of an error.
+    Several at the same time are asked for in one call.
     """
     place = tags.split_id(server_id)
     if place is None:
         return None
     instance_id, region = place
-    found = described(
-        clients.ec2(region), tags.ours({"Name": "instance-id", "Values": [instance_id]})
-    )
-    return found[0] if found else None
+    return clients.together("describe", region, _by_id).call(instance_id)
+
+
+def _by_id(ec2: Any, ids: list[str]) -> dict[str, dict[str, Any]]:
+    """A filter rather than the ids as such: one that is not shown would fail the whole call."""
+    found = described(ec2, tags.ours({"Name": "instance-id", "Values": ids}))
+    return {str(instance["InstanceId"]): instance for instance in found}
 
 
 def present(clients: Clients, server_id: str) -> dict[str, Any]:
@@ -73,18 +76,27 @@ def enabled_regions(clients: Clients, home: str) -> list[str]:
 
 def terminate(clients: Clients, server_id: str) -> None:
     """An absent one counts as success. One just made may be absent for a moment: ask again."""
-    from botocore.exceptions import ClientError
-
     place = tags.split_id(server_id)
     if place is None:
         return
     instance_id, region = place
+    clients.together("terminate", region, _terminate).call(instance_id)
+
+
+def _terminate(ec2: Any, ids: list[str]) -> dict[str, bool]:
+    """AWS ends all of them or, where it does not know one, none."""
+    from botocore.exceptions import ClientError
+
     with told():
         try:
-            clients.ec2(region).terminate_instances(InstanceIds=[instance_id])
+            ec2.terminate_instances(InstanceIds=ids)
         except ClientError as error:
             if not is_absent(error):
                 raise
+            if len(ids) > 1:
+                for instance_id in ids:
+                    _terminate(ec2, [instance_id])
+    return dict.fromkeys(ids, True)
 
 
 def stop(clients: Clients, server_id: str) -> None:
