@@ -14,6 +14,7 @@ import yaml
 
 USER = pwd.getpwnam("ubuntu")
 HOST_KEY = Path("/etc/ssh/ssh_host_ed25519_key")
+SUDOERS = Path("/etc/sudoers.d/90-cloud-init-users")
 
 
 def configs(text: str) -> list[dict]:
@@ -40,6 +41,8 @@ for config in configs(Path("/rehearsal/machine/seed/user-data").read_text()):
         HOST_KEY.write_text(private if private.endswith("\n") else f"{private}\n")
     if name := config.get("hostname"):
         socket.sethostname(name)
+SUDOERS.touch(0o440)
+SUDOERS.write_text("ubuntu ALL=(ALL) NOPASSWD:ALL\n")
 folder = Path(USER.pw_dir, ".ssh")
 folder.mkdir(mode=0o700, exist_ok=True)
 authorized = folder / "authorized_keys"

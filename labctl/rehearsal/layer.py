@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -22,6 +23,11 @@ from labctl.rehearsal.schedules import Schedules
 
 CONTROL_HEADER = "HTTP_X_LABCTL_REHEARSAL"
 """A web page cannot send it to another origin unasked."""
+LOCAL = ("127.0.0.1", "localhost")
+"""The names of this machine that a page cannot have taken for its own."""
+INSIDE = "rehearsal.inside"
+"""In the environment of calls that come from a machine."""
+PRESIGNED = re.compile(r"(?:X-Amz-Credential|AWSAccessKeyId)=")
 INGRESS_ACTIONS = (
     "AuthorizeSecurityGroupIngress",
     "RevokeSecurityGroupIngress",
@@ -78,10 +84,14 @@ class Layer:
         start_response(f"{reply.status or 500} -", _headers(reply))
         return [reply.body]
 
+    def inside(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
+        """The same application for machines: they control nothing."""
+        return self({**environ, INSIDE: True}, start_response)
+
     def _answer(self, call: Call) -> Reply:
         if not call.service:
-            signed = "X-Amz-Credential=" in call.environ.get("QUERY_STRING", "")
-            return self._backend.apply(call) if signed else NOT_FOUND
+            query = call.environ.get("QUERY_STRING", "")
+            return self._backend.apply(call) if PRESIGNED.search(query) else NOT_FOUND
         scenario = self._scenario()
         with self._lock:
             self.calls[call.action] += 1
@@ -128,7 +138,8 @@ class Layer:
 
     def _controlled(self, environ: Environ) -> Reply:
         """What a later command, or a test in another process, asks of this rehearsal."""
-        if not environ.get(CONTROL_HEADER):
+        host = environ.get("HTTP_HOST", "").rpartition(":")[0]
+        if not environ.get(CONTROL_HEADER) or host not in LOCAL or environ.get(INSIDE):
             return NOT_FOUND
         length = int(environ.get("CONTENT_LENGTH") or 0)
         try:

@@ -180,7 +180,8 @@ class Rehearsal:
         listener.app = self._layer
         self._serve(listener)
         if self._machines is not None:
-            self._servers.append(imds.serve(self._layer, self._machines.root / "api" / "api.sock"))
+            socket = self._machines.root / "api" / "api.sock"
+            self._servers.append(imds.serve(self._layer.inside, socket))
 
     def _listen(self) -> BaseWSGIServer:
         """The port is taken before machines are told of it."""

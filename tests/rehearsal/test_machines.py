@@ -59,6 +59,9 @@ def test_metadata_needs_a_token_and_knows_the_instance(machine: Machine) -> None
 def test_the_api_is_at_the_same_address_inside(machine: Machine) -> None:
     said = machine.ssh(f"curl -s {machine.ground.rehearsal.url}/checkip")
     assert said.stdout.strip() == machine.ground.rehearsal.caller
+    control = "curl -s -o /dev/null -w '%{http_code}' -H 'X-Labctl-Rehearsal: 1' -d '{}'"
+    said = machine.ssh(f"{control} {machine.ground.rehearsal.url}/rehearsal/state")
+    assert said.stdout == "404", "a machine controls nothing"
 
 
 def test_only_what_the_group_allows_gets_in(machine: Machine) -> None:
@@ -119,6 +122,14 @@ def test_power_off_inside_ends_the_instance_and_a_kept_disk_stays(real: Ground) 
     assert _containers(real.rehearsal) == []
 
 
+def test_an_instance_that_ends_while_it_boots_leaves_nothing(real: Ground) -> None:
+    ids = [real.run()["InstanceId"] for _ in range(2)]
+    real.ec2.terminate_instances(InstanceIds=ids)
+    for instance_id in ids:
+        real.rehearsal.wait(instance_id, "terminated", timeout_s=20)
+    assert _containers(real.rehearsal) == []
+
+
 def test_machines_that_only_accept_ssh(images: Building, tmp_path: Path) -> None:
     with Rehearsal(Scenario(boot="sshd"), images) as rehearsal:
         ground = Ground(rehearsal, tmp_path)
@@ -129,6 +140,8 @@ def test_machines_that_only_accept_ssh(images: Building, tmp_path: Path) -> None
             one.wait_for_login()
             assert one.ssh("hostname").stdout == "labctl-digits\n"
         assert len(_containers(rehearsal)) == 3
+        one.ssh("sudo poweroff")
+        rehearsal.wait(one.id, "terminated", timeout_s=10)
         label = _label(rehearsal)
     with engine.connected() as docker:
         assert docker.containers.list(all=True, filters={"label": label}) == []
