@@ -66,8 +66,8 @@ def test_quota_of_zero_comes_with_the_page_that_raises_it(aws: AwsProvider, clou
     found = by_name(checks := aws.check())
     assert failed(checks) == ["quota spot", "quota on-demand"]
     assert "needs 4" in found["quota on-demand"].detail
-    assert found["quota on-demand"].next.endswith("/L-DB2E81BA")
-    assert found["quota spot"].next.endswith("/L-3819A6DF")
+    assert found["quota on-demand"].next.endswith("/L-DB2E81BA?region=us-east-1")
+    assert found["quota spot"].next.endswith("/L-3819A6DF?region=us-east-1")
 
 
 def test_one_market_is_enough_where_spot_is_preferred(aws: AwsProvider, cloud: Cloud) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from labctl.model import Value
+from labctl.providers.aws.errors import QUOTAS_LINK
 
 
 class Quota(Value, frozen=True):
@@ -15,10 +16,7 @@ class Quota(Value, frozen=True):
 
     def link(self, region: str) -> str:
         """The page that raises it."""
-        return (
-            f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/"
-            f"{self.code}"
-        )
+        return f"{QUOTAS_LINK}/{self.code}?region={region}"
 
 
 ON_DEMAND = {
