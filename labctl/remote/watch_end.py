@@ -160,6 +160,29 @@ def _keep_disk(say: Say) -> bool:
     return True
 
 
+def unable(plan: Plan) -> list[str]:
+    """What could not be saved at the end, in sentences, tried out beforehand. [] is all well."""
+    cannot = []
+    wishes: list[tuple[str, dict[str, Any], str]] = []
+    if plan.store:
+        wish = {"store": plan.store, "probe": True}
+        wishes.append(("mirror", wish, f"results cannot go to {plan.store}"))
+    if plan.disk == "keepable":
+        wish = {"expires": time.time(), "probe": True}
+        wishes.append(("keep-disk", wish, "the disk cannot outlive this server"))
+    python = python_with_boto3() if wishes else ""
+    for verb, request, said in wishes:
+        try:
+            if not python:
+                raise Failure("store", "no Python on the server has boto3")
+            ask(plan.account, verb, request, python)
+        except (Failure, OSError, subprocess.SubprocessError) as error:
+            cannot.append(f"{said}: {_why(error)}")
+    if plan.disk == "goes":
+        cannot.append("the disk ends with the server: pull what you want to keep")
+    return cannot
+
+
 def running(label: str, lab_id: str = "") -> list[dict[str, Any]]:
     """Containers that run and have this label, as the engine lists them."""
     if not shutil.which("docker"):
@@ -170,6 +193,15 @@ def running(label: str, lab_id: str = "") -> list[dict[str, Any]]:
         engine.ask("GET", f"/containers/json?filters={filters}")
     )
     return found
+
+
+def live_runs(plan: Plan) -> list[str]:
+    """Ids of the runs that the end will stop; none where the engine does not say."""
+    try:
+        found = running("labctl.run", "" if plan.every_lab else plan.lab_id)
+    except (Failure, OSError, ValueError):
+        return []
+    return [one["Labels"]["labctl.run"] for one in found]
 
 
 def _stop_runs(plan: Plan, say: Say) -> None:

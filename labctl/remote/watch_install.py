@@ -165,7 +165,8 @@ def _installed(place: Path) -> Path:
     if not target.is_dir():
         fresh = place / f".new-{os.getpid()}"
         shutil.copytree(source, fresh, ignore=shutil.ignore_patterns("__pycache__"))
-        fresh.chmod(0o755)
+        for path in (fresh, *fresh.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # the lab's account runs it too
         fresh.rename(target)
     for old in place.glob("remote-*"):
         if old != target:

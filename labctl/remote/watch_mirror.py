@@ -180,23 +180,3 @@ def _errors() -> tuple[type[BaseException], ...]:
     from botocore.exceptions import BotoCoreError, ClientError
 
     return (BotoCoreError, ClientError, Boto3Error, OSError)
-
-
-def capabilities(store: str, keeps: bool, ask: Callable[[str, dict[str, Any]], Any]) -> list[str]:
-    """What cannot be saved at the end, in sentences, tried out beforehand. [] is all well.
-
-    `ask` runs a verb of this program by a Python with boto3.
-    """
-    cannot = []
-    wishes: list[tuple[str, dict[str, Any], str]] = []
-    if store:
-        wishes.append(("mirror", {"store": store, "probe": True}, f"results cannot go to {store}"))
-    if keeps:
-        wish = {"expires": time.time(), "probe": True}
-        wishes.append(("keep-disk", wish, "the disk cannot outlive this server"))
-    for verb, request, said in wishes:
-        try:
-            ask(verb, request)
-        except Failure as failure:
-            cannot.append(f"{said}: {failure.body['what']} {failure.body['why']}".rstrip())
-    return cannot

@@ -200,8 +200,9 @@ def used() -> list[Sign]:
 class Looker:
     """Looks from a thread of its own, since any sign may hang: the clocks go on meanwhile."""
 
-    def __init__(self, signs: Signs) -> None:
+    def __init__(self, signs: Signs, looked: Callable[[], None]) -> None:
         self.signs = signs
+        self.looked = looked
         self.latest: Look | None = None
         self.interval_s = SHORTEST_S
         self._now = threading.Event()
@@ -217,5 +218,6 @@ class Looker:
     def _go(self) -> None:
         while True:
             self.latest = self.signs.look()
+            self.looked()
             self._now.wait(self.interval_s)
             self._now.clear()

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .place import read_json
-from .reply import Failure
-from .watch_bell import Bell
+from .watch_bell import Bell, ring
 from .watch_clocks import (
     RATE_BYTES_S,
     Decision,
@@ -29,10 +28,10 @@ from .watch_clocks import (
     spoken,
     wind_down_s,
 )
+from .watch_end import live_runs, unable
 from .watch_ending import Ending
-from .watch_mirror import capabilities, python_with_boto3
 from .watch_place import FRESH_S, Lock, boot_id, boottime_s, decided, keep
-from .watch_saved import ask, estimate
+from .watch_saved import estimate
 from .watch_signs import Look, Looker, Signs
 from .watch_tell import run_logs, tell
 from .watch_told import Told
@@ -42,6 +41,8 @@ LAST_S = 90.0
 ESTIMATE_EVERY_S = 60.0
 STAY_S = 600.0
 """How long an idle server that keeps unsaved results is left alone before the next look."""
+AFTER_BOOT_S = 60.0
+"""Who starts a server again whose budget is spent has so long to raise it, or to pull."""
 MOST_WIND_DOWN_S = 2 * 3600.0
 SHOWN_S = 60.0
 
@@ -59,7 +60,9 @@ class Watchdog:
         self.was_busy: bool | None = None
         self.unsaved = (0, 0)
         self.cannot: list[str] = []
+        self.explore_now = threading.Event()
         self.stay_until_s = 0.0
+        self.not_before_s = 0.0
         self.idle_due_s = 0.0
         self.rate_bytes_s = float(self.state.get("rate_bytes_s") or RATE_BYTES_S)
         self.bell = Bell(place)
@@ -82,24 +85,30 @@ class Watchdog:
     # What it knows
 
     def _resume(self) -> None:
-        """Elapsed and idle time as they were. A reboot is work; time without a watchdog is none."""
         self.told.changed()
         if self.state.get("server_id") != self.told.body.get("server_id"):
             self.state = {}
-        self.state.pop("ending", None)
         if self.state:
-            again = "again after a reboot" if self.state["boot"] != self.boot else "again"
-            elapsed = carried(self.state, self.boot, boottime_s(), time.time())
-            self.say(f"watching {again}", f"{spoken(elapsed)} had gone by", elapsed)
-            if self.state["boot"] == self.boot:
-                self.last_work_s -= float(self.state["idle_for_s"])
-            elif begins_anew(self.told.limits, elapsed, self.state.pop("ended", "") == "ttl"):
-                self._begin_anew(elapsed)
+            self._carry_on()
         self._take_limits()
-        body = self.told.body
-        self.looker = Looker(Signs(self.told.plan.account))
+        self.looker = Looker(Signs(self.told.plan.account), lambda: ring(self.place))
         self.looker.set_idle_limit(self.told.limits.idle_s)
-        threading.Thread(target=self._explore, args=(body,), daemon=True).start()
+        threading.Thread(target=self._explore, daemon=True).start()
+
+    def _carry_on(self) -> None:
+        """Elapsed and idle time as they were. A reboot is work; time without a watchdog is none."""
+        rebooted = self.state["boot"] != self.boot
+        elapsed = carried(self.state, self.boot, boottime_s(), time.time())
+        why = f"{spoken(elapsed)} had gone by"
+        self.say("watching again" + (" after a reboot" if rebooted else ""), why, elapsed)
+        self.state.pop("ending", None)
+        ended = self.state.pop("ended", "")
+        if not rebooted:
+            self.last_work_s -= float(self.state["idle_for_s"])
+            return
+        self.not_before_s = boottime_s() + AFTER_BOOT_S
+        if begins_anew(self.told.limits, elapsed, ended == "ttl"):
+            self._begin_anew(elapsed)
 
     def _begin_anew(self, elapsed: float) -> None:
         with self.told.changing() as limits:
@@ -116,7 +125,8 @@ class Watchdog:
             if self.looker:
                 self.looker.set_idle_limit(self.told.limits.idle_s)
                 self.looker.look_now()
-            self.stay_until_s = 0.0
+            self.explore_now.set()
+            self.stay_until_s = self.not_before_s = 0.0
 
     def _take_limits(self) -> None:
         """The server is as old as the oldest that anybody knows."""
@@ -146,27 +156,20 @@ class Watchdog:
         """A decision, written down."""
         decided(self.place, self.elapsed_s() if elapsed_s is None else elapsed_s, what, why)
 
-    def _explore(self, body: dict[str, Any]) -> None:
-        """Slow questions, from a thread: what could not be saved, and what is not saved yet."""
-        plan = self.told.plan
-        python = python_with_boto3() if plan.store or plan.disk == "keepable" else ""
-
-        def by_python(verb: str, request: dict[str, Any]) -> Any:
-            if not python:
-                raise Failure("store", "no Python on the server has boto3")
-            return ask(plan.account, verb, request, python)
-
-        self.cannot = capabilities(plan.store, plan.disk == "keepable", by_python)
-        if plan.disk == "goes":
-            self.cannot.append("the disk ends with the server: pull what you want to keep")
-        for one in self.cannot:
-            self.say("cannot be saved", one)
-        self.state["explored"] = True
+    def _explore(self) -> None:
+        """Slow questions, in a thread: what could not be saved at the end, what is not yet."""
+        asked = None
         while True:
             plan = self.told.plan
+            if (plan.store, plan.disk) != asked:
+                asked = (plan.store, plan.disk)
+                self.cannot = unable(plan)
+                for one in self.cannot:
+                    self.say("cannot be saved", one)
             with suppress(OSError, ValueError):
                 self.unsaved = estimate(plan.lab_id, plan.every_lab)
-            time.sleep(ESTIMATE_EVERY_S)
+            self.explore_now.wait(ESTIMATE_EVERY_S)
+            self.explore_now.clear()
 
     # What it decides
 
@@ -189,7 +192,7 @@ class Watchdog:
         elif decision.end and self._sure(decision, look, now):
             self._begin(decision, elapsed, idle_for)
         elif decision.warn_s is not None:
-            self._warn(decision, look)
+            self._warn(decision)
         self._remember(elapsed)
         keep(self.place, "state.json", self.state)
         self._show(decision, look, elapsed, idle_for)
@@ -218,6 +221,8 @@ class Watchdog:
 
     def _sure(self, decision: Decision, look: Look | None, now: float) -> bool:
         """A server ends as idle only after a look that began when it was due to."""
+        if now < self.not_before_s:
+            return False
         if decision.ends_by != "idle":
             return True
         if now < self.stay_until_s:
@@ -230,7 +235,7 @@ class Watchdog:
             self.looker.look_now()
         return False
 
-    def _warn(self, decision: Decision, look: Look | None) -> None:
+    def _warn(self, decision: Decision) -> None:
         self.idle_due_s = 0.0
         left = spoken(decision.warn_s or 0.0)
         why = self._because(decision.ends_by)
@@ -240,11 +245,12 @@ class Watchdog:
         if decision.ends_by != "budget":
             text += " labctl extend 30m gives more time."
         self.say(f"warned, {left} left", why)
-        threading.Thread(target=self._tell, args=(text, look), daemon=True).start()
+        threading.Thread(target=self._tell, args=(text,), daemon=True).start()
 
-    def _tell(self, text: str, look: Look | None) -> None:
-        runs = [said.split()[1] for said in (look.busy if look else []) if said.startswith("run ")]
-        tell(self.told.plan.account, text, run_logs(runs))
+    def _tell(self, text: str) -> None:
+        """In a thread: the engine is asked which runs live at this moment."""
+        plan = self.told.plan
+        tell(plan.account, text, run_logs(live_runs(plan)))
 
     def _because(self, by: str) -> str:
         limits = self.told.limits
@@ -262,8 +268,8 @@ class Watchdog:
         limit = clocks(self.told.limits, elapsed, idle_for, 0.0)[by]
         self.say(f"ending ({by})", self._because(by))
         self.state["ending"] = by
-        look = self.looker.latest if self.looker else None
-        self._tell(f"this server ends now: {self._because(by)}.", look)
+        text = f"this server ends now: {self._because(by)}."
+        threading.Thread(target=self._tell, args=(text,), daemon=True).start()
         self.ending = Ending(self.told.plan, by, elapsed, elapsed + limit.left_s, self.say)
 
     def _go_on(self, ending: Ending, elapsed: float) -> None:
