@@ -13,10 +13,13 @@ Leaving `with lab.up()` brings results home, verifies them, and removes the serv
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from labctl.actions import Decision, Reporter, Silent
 from labctl.actions.ground import Ground
@@ -43,6 +46,10 @@ if TYPE_CHECKING:
     from labctl.actions.work import Pushed
 
 
+NO_LAB = "none"
+"""The id that stands for no lab: nothing bears it."""
+
+
 class Lab:
     """One lab: a directory with a lab.yaml. Making it touches no network."""
 
@@ -60,11 +67,15 @@ class Lab:
         reporter: Reporter | None = None,
         environ: Mapping[str, str] | None = None,
         record_only: bool = False,
+        needs_file: bool = True,
+        everywhere: bool = False,
     ) -> Lab:
         """The lab of a directory or a lab.yaml. ConfigError lists everything wrong in it.
 
         With `record_only` the providers' own sections stay unread and no provider is loaded: enough
-        for a `status` that asks nobody, and for nothing else.
+        for a `status` that asks nobody, and for nothing else. Without `needs_file` a directory that
+        is no lab stands for none: what asks the provider about everything works there.
+        `everywhere` asks in every region.
         """
         around = environment() if environ is None else environ
         places: Paths = paths(around)
@@ -73,9 +84,12 @@ class Lab:
             overrides=overrides,
             environ=around,
             settings_type=None if record_only else lambda name: provider_class(name).settings_type,
+            needs_file=needs_file,
         )
         state = State(places.database)
-        return cls(Ground(config, lab_id(config.root), places, state, reporter or Silent()))
+        own_id = lab_id(config.root) if config.path.exists() else NO_LAB
+        ground = Ground(config, own_id, places, state, reporter or Silent(), everywhere)
+        return cls(ground)
 
     def up(self, need: Need | None = None) -> LabServer:
         """A ready server: the lab's own, or a new one. `need` goes over lab.yaml's."""
@@ -83,8 +97,11 @@ class Lab:
 
         self._settle_trust()
         check_files(self.config)
-        server = up(self.ground, need or self.config.server.need)
-        return LabServer(self, server)
+        if need is not None:
+            server_config = msgspec.structs.replace(self.config.server, need=need)
+            self.config = msgspec.structs.replace(self.config, server=server_config)
+            self.ground = dataclasses.replace(self.ground, config=self.config)
+        return LabServer(self, up(self.ground))
 
     def push(self, *, force: bool = False) -> list[Pushed]:
         """Code and data to the server; what was edited there stops it (PolicyError)."""

@@ -48,6 +48,7 @@ class Need(Value, frozen=True):
 
     `arch` is "x86_64", "arm64" or "" (either). `work` says what the GPU mostly does, so that offers
     are ranked by price per unit of it: "fp32", "fp16", "bandwidth"; "" ranks by price per hour.
+    `ttl_s` counts from the server's creation, and can be extended up to `max_ttl_s`.
     """
 
     gpu: GpuNeed = GpuNeed()
@@ -57,6 +58,7 @@ class Need(Value, frozen=True):
     max_price_usd_per_hour: float | None = None
     budget_usd: float | None = None
     ttl_s: int | None = None
+    max_ttl_s: int | None = None
     idle_s: int | None = None
 
 

@@ -192,7 +192,8 @@ class Connections:
             user_config=self._jump_config(),
         )
         name = ssh.host_key_alias(server_id)
-        pinned = ssh.known_hosts_line(name, endpoint.host_key) if endpoint.host_key else ""
+        keys = [key for key in (endpoint.host_key, endpoint.next_host_key) if key]
+        pinned = "".join(ssh.known_hosts_line(name, key) for key in keys)
         _make_private(self._dir)
         _make_private(folder)
         _write_if_changed(known_hosts, pinned)

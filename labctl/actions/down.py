@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from labctl.actions import Decision, Note, provision, runs, work
+import time
+
+from labctl.actions import Decision, Note, Step, attempts, provision, removal, runs, work
 from labctl.actions.ground import Ground
 from labctl.errors import HostKeyError, LabError, PolicyError
 from labctl.model import Resource, Server, Value
@@ -28,22 +30,23 @@ def down(ground: Ground, *, discard: bool) -> Ending:
     and the disk stays.
     """
     with ground.state.exclusive(ground.lab_id, "down"):
-        server = _ours(ground, discard)
+        server = _ours(ground, discard) or _unheard(ground)
         if server is None:
-            return Ending(leftovers=tuple(ground.provider.leftovers()))
+            rest = removal.swept(ground)
+            return Ending(servers_left=rest.survivors, leftovers=rest.leftovers)
         running = [] if server.state == "stopped" else _running(ground, server, discard)
         _agree(ground, server, running, discard)
         work.stop_forwards(ground, server)
         files = edits = 0
         if not discard:
             files, edits = _save(ground, server, running)
-        removal = provision.remove(ground, server)
+        rest = removal.remove(ground, server)
         return Ending(
-            removed=removal.server_id,
+            removed=rest.server_id,
             pulled_files=files,
             saved_edits=edits,
-            servers_left=removal.survivors,
-            leftovers=removal.leftovers,
+            servers_left=rest.survivors,
+            leftovers=rest.leftovers,
         )
 
 
@@ -55,6 +58,20 @@ def _ours(ground: Ground, discard: bool) -> Server | None:
         if not discard:
             raise
         return ground.state.server_of_lab(ground.lab_id)
+
+
+def _unheard(ground: Ground) -> Server | None:
+    """The server of an attempt whose answer was lost, which may take a while to be shown."""
+    step = Step(name="waiting whether an interrupted `up` has made a server")
+    while attempts.unheard(ground):
+        ground.reporter.emit(step)
+        time.sleep(min(1.0, ground.provider.settle_s))
+        if found := provision.adopt(ground):
+            return found
+    for attempt in ground.state.open_attempts(ground.lab_id):
+        if attempt.provider == ground.provider.name:
+            ground.state.end_attempt(attempt.token, "never seen")
+    return None
 
 
 def _running(ground: Ground, server: Server, discard: bool) -> list[str]:

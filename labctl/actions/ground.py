@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from labctl.actions import Progress, Reporter
+from labctl.actions import Note, Progress, Reporter
 from labctl.config import LabConfig, Paths
 from labctl.errors import NotFoundError
 from labctl.model import Endpoint, Facts, Server
@@ -23,13 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ground:
-    """Made once per command. Nothing here touches the network before it is used."""
+    """Made once per command. Nothing here touches the network before it is used.
+
+    `everywhere` has the provider look at every region that the account has.
+    """
 
     config: LabConfig
     lab_id: str
     paths: Paths
     state: State
     reporter: Reporter
+    everywhere: bool = False
 
     @functools.cached_property
     def connections(self) -> Connections:
@@ -57,6 +62,8 @@ class Ground:
             base_image=self.config.base_image,
             wheelhouse=self.config.wheelhouse,
             package_index=self.config.package_index,
+            cache_dir=self.paths.cache_dir,
+            everywhere=self.everywhere,
         )
 
     def _settle(self, endpoint: Endpoint) -> Endpoint:
@@ -79,6 +86,23 @@ class Ground:
                 hint="labctl up",
             )
         return known
+
+    def as_ours(self, found: Server, known: Server | None) -> Server:
+        """A server of the provider's, with our key and under an alias that nothing else bears."""
+        alias = known.alias if known else self.config.name
+        if not self.connections.alias_free(alias, found.id):
+            alias = f"{self.config.name}-{self.lab_id[:4]}"
+            if known is None or known.alias != alias:
+                text = f"ssh already knows a host {self.config.name}; this one is called {alias}"
+                self.reporter.emit(Note(text=text))
+        identity = found.endpoint.identity or str(self.identity)
+        endpoint = msgspec.structs.replace(found.endpoint, identity=identity)
+        return msgspec.structs.replace(found, alias=alias, endpoint=endpoint)
+
+    @property
+    def identity(self) -> Path:
+        """The private key that labctl logs in with, where the provider says nothing else."""
+        return self.paths.keys_dir / self.lab_id / "id_ed25519"
 
     def remote(self, server: Server) -> Remote:
         """The program on the server, over labctl's shared connection."""

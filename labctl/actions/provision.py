@@ -1,50 +1,39 @@
-"""Getting a server and giving it back. Waiting, adopting and cleaning up live only here."""
+"""Getting a server ready: the one that the lab has, or a new one."""
 
 from __future__ import annotations
 
-import secrets
 import time
 
 import msgspec
 
-from labctl.actions import Decision, Note, Step
+from labctl.actions import Note, Step, attempts, first_contact, guard, removal
 from labctl.actions.ground import Ground
-from labctl.actions.host_keys import make_key
 from labctl.actions.prepare import gpu_for, prepare, probe
 from labctl.errors import (
     BusyError,
+    DeniedError,
     HostKeyError,
     InterruptError,
     LabError,
     PolicyError,
     ProviderError,
 )
-from labctl.model import CreateRequest, Need, Offer, Resource, Server, Value
-from labctl.providers import Console, Lease, Stoppable
+from labctl.model import Server
+from labctl.providers import Console, Deadline, Gate, Lease, Stoppable
 
-INVISIBLE_S = 60.0
-"""A server just created may not be shown for so long: not found is not gone."""
 RUNNING_DEADLINE_S = 300.0
 SSH_DEADLINE_S = 120.0
-GONE_DEADLINE_S = 120.0
 POLL_S = 0.25
 LEASE_S = 24 * 3600
 """How long a machine that others share is held without `ttl`, counted from the last run."""
 
 
-class Removal(Value, frozen=True):
-    """What `remove` left behind: nothing, if both are empty but for caches."""
-
-    server_id: str
-    survivors: tuple[Server, ...] = ()
-    leftovers: tuple[Resource, ...] = ()
-
-
-def up(ground: Ground, need: Need) -> Server:
+def up(ground: Ground) -> Server:
     """A ready server for the lab: the one it has, or a new one. Safe to repeat and to interrupt."""
     with ground.state.exclusive(ground.lab_id, "up"):
         try:
-            server = adopt(ground) or _create(ground, need)
+            need = ground.config.server.need
+            server = adopt(ground) or attempts.make(ground, need)
             server = make_ready(ground, server)
             gpu_for(need, ground.facts(server), ground.reporter)
             return server
@@ -67,8 +56,9 @@ def adopt(ground: Ground) -> Server | None:
     if found is None:
         if known is not None:
             ground.state.drop_server(known.id)
+            ground.state.record("gone", lab_id=ground.lab_id, server_id=known.id)
         return None
-    found = _named(ground, found, known)
+    found = ground.as_ours(found, known)
     ground.state.save_server(found)
     for token in [attempt.token for attempt in ground.state.open_attempts(ground.lab_id)]:
         ground.state.end_attempt(token, "adopted")
@@ -77,7 +67,7 @@ def adopt(ground: Ground) -> Server | None:
 
 def _as_provided(ground: Ground, known: Server) -> Server | None:
     """What the provider says of a server we know; its pinned key must be the one we know."""
-    deadline = known.created_at + INVISIBLE_S
+    deadline = known.created_at + ground.provider.settle_s
     while True:
         found = ground.provider.find(known.id)
         if found is not None and found.state != "terminated":
@@ -85,8 +75,8 @@ def _as_provided(ground: Ground, known: Server) -> Server | None:
         if found is not None or time.time() > deadline:
             return None
         time.sleep(POLL_S)
-    pinned, seen = known.endpoint.host_key, found.endpoint.host_key
-    if pinned and seen and pinned != seen:
+    pinned, seen = _keys(known), _keys(found)
+    if pinned and seen and not pinned & seen:
         raise HostKeyError(
             f"the server {known.id} shows another host key than the one that was pinned",
             why="it was replaced, or somebody stands in between",
@@ -95,84 +85,8 @@ def _as_provided(ground: Ground, known: Server) -> Server | None:
     return found
 
 
-def _named(ground: Ground, server: Server, known: Server | None) -> Server:
-    """`server` under an alias that nothing else in the user's ssh config bears."""
-    alias = known.alias if known else ground.config.name
-    if not ground.connections.alias_free(alias, server.id):
-        alias = f"{ground.config.name}-{ground.lab_id[:4]}"
-        if known is None or known.alias != alias:
-            text = f"ssh already knows a host {ground.config.name}; this one is called {alias}"
-            ground.reporter.emit(Note(text=text))
-    return msgspec.structs.replace(server, alias=alias)
-
-
-def _create(ground: Ground, need: Need) -> Server:
-    offers = ground.provider.offers(need)
-    ceiling = need.max_price_usd_per_hour
-    fitting = [o for o in offers if ceiling is None or o.price_usd_per_hour <= ceiling]
-    if not fitting:
-        raise _no_offer(ground, need, offers)
-    offer = fitting[0]
-    _agree(ground, offer)
-    request = _request(ground, need)
-    ground.state.begin_attempt(request.token, request, offer)
-    ground.state.record("attempt", lab_id=ground.lab_id, detail={"token": request.token})
-    step = Step(name=f"making a server ({ground.provider.name} {offer.type})")
-    ground.reporter.emit(step)
-    try:
-        server = ground.provider.create(offer, request)
-    except LabError:
-        ground.state.end_attempt(request.token, "failed")
-        raise
-    server = _named(ground, server, None)
-    ground.state.save_server(server)
-    ground.state.end_attempt(request.token, "created")
-    ground.state.record(
-        "created",
-        lab_id=ground.lab_id,
-        server_id=server.id,
-        detail={"price_usd_per_hour": offer.price_usd_per_hour, "type": offer.type},
-    )
-    ground.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))
-    return server
-
-
-def _no_offer(ground: Ground, need: Need, offers: list[Offer]) -> ProviderError:
-    if offers:
-        cheapest = min(o.price_usd_per_hour for o in offers)
-        why = f"the cheapest costs {cheapest:.2f} dollars an hour, above max_price"
-    elif need.gpu.required:
-        why = f"it has no GPU for `gpu: {need.gpu.kind}`"
-        if ground.provider.name == "local":
-            why += "; a container on this machine runs on the CPU"
-    else:
-        why = "it gives nothing that fits lab.yaml's server section"
-    return ProviderError(
-        f"{ground.provider.name} has no server for {ground.config.name}",
-        why=why,
-        hint="labctl config shows what is asked for",
-    )
-
-
-def _agree(ground: Ground, offer: Offer) -> None:
-    if offer.price_usd_per_hour <= 0:
-        return
-    question = f"start {offer.type} for {offer.price_usd_per_hour:.2f} dollars an hour?"
-    if not ground.reporter.ask(Decision(question=question)):
-        raise PolicyError("nothing was started", why="the price was not agreed to")
-
-
-def _request(ground: Ground, need: Need) -> CreateRequest:
-    identity = ground.paths.keys_dir / ground.lab_id / "id_ed25519"
-    return CreateRequest(
-        lab=ground.config.name,
-        lab_id=ground.lab_id,
-        token=secrets.token_hex(8),
-        public_key=make_key(identity),
-        identity=str(identity),
-        need=need,
-        tags={"labctl.lab-id": ground.lab_id},
-    )
+def _keys(server: Server) -> set[str]:
+    return {server.endpoint.host_key, server.endpoint.next_host_key} - {""}
 
 
 def make_ready(ground: Ground, server: Server) -> Server:
@@ -183,12 +97,15 @@ def make_ready(ground: Ground, server: Server) -> Server:
     try:
         ground.reporter.emit(Step(name="waiting for its sshd"))
         server = _running(ground, server)
+        _limit(ground, server)
+        admit(ground, server)
         transport = ground.connections.wait_for_ssh(server, SSH_DEADLINE_S)
         ground.reporter.emit(Step(name="waiting for its sshd", done=True))
     except (BusyError, ProviderError) as error:
         if fresh:
             _undo(ground, server, error)
         raise
+    server = first_contact.settle(ground, server, transport)
     facts = prepare(
         transport,
         server,
@@ -199,14 +116,43 @@ def make_ready(ground: Ground, server: Server) -> Server:
     )
     ground.keep_facts(server, facts)
     ground.state.save_server(server)
+    need = ground.config.server.need
+    left = attempts.budget_left_usd(ground, need, but=server.id)
+    guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
     ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id)
     return server
+
+
+def _limit(ground: Ground, server: Server) -> None:
+    """Have the provider itself end the server at its `ttl`, where it can and may; said if not."""
+    ttl_s = ground.config.server.need.ttl_s
+    if ttl_s is None or not isinstance(ground.provider, Deadline):
+        return
+    if ground.state.events(server_id=server.id, kind="deadline", limit=1):
+        return
+    at = server.created_at + ttl_s
+    try:
+        ground.provider.set_deadline(server.id, at)
+    except DeniedError as error:
+        text = f"nothing at {ground.provider.name} ends the server if it hangs: {error.what}"
+        ground.reporter.emit(Note(text=text, level="warning"))
+        return
+    ground.state.record("deadline", lab_id=ground.lab_id, server_id=server.id, detail={"at": at})
+
+
+def admit(ground: Ground, server: Server) -> None:
+    """Let this machine's present address reach the server, where the provider keeps a gate."""
+    if not isinstance(ground.provider, Gate):
+        return
+    if address := ground.provider.admit(server.id):
+        ground.reporter.emit(Note(text=f"ssh is open to {address} and to no other address"))
 
 
 def _running(ground: Ground, server: Server) -> Server:
     """The server once it runs and its address and host key are known."""
     if server.state == "stopped" and isinstance(ground.provider, Stoppable):
         ground.provider.start(server.id)
+        ground.state.record("started", lab_id=ground.lab_id, server_id=server.id)
     deadline = time.monotonic() + RUNNING_DEADLINE_S
     while True:
         found = ground.provider.find(server.id) or server
@@ -246,32 +192,5 @@ def _undo(ground: Ground, server: Server, error: LabError) -> None:
         tail = ground.provider.console(server.id).strip().splitlines()[-15:]
         text = "the server's console:\n" + "\n".join(tail)
         ground.reporter.emit(Note(text=text, level="warning"))
-    remove(ground, server)
+    removal.remove(ground, server)
     error.why = f"{error.why}; the server was removed again".lstrip("; ")
-
-
-def remove(ground: Ground, server: Server) -> Removal:
-    """Terminate, wait for the provider's word, forget; then say what is left. Safe to repeat.
-
-    BusyError where the provider does not confirm in time: the record stays.
-    """
-    ground.connections.close(server)
-    ground.provider.terminate(server.id)
-    deadline = time.monotonic() + GONE_DEADLINE_S
-    while (found := ground.provider.find(server.id)) and found.state != "terminated":
-        if time.monotonic() > deadline:
-            raise BusyError(
-                f"{ground.provider.name} has not confirmed that {server.id} is gone",
-                why=f"it says: {found.state}",
-                hint="labctl down",
-            )
-        time.sleep(POLL_S)
-    ground.state.drop_server(server.id)
-    ground.connections.forget(server.id)
-    ground.state.record("terminated", lab_id=ground.lab_id, server_id=server.id)
-    ours = [s for s in ground.provider.servers() if s.lab_id == ground.lab_id]
-    return Removal(
-        server_id=server.id,
-        survivors=tuple(s for s in ours if s.state != "terminated"),
-        leftovers=tuple(ground.provider.leftovers()),
-    )

@@ -26,6 +26,29 @@ def json_option(function: F) -> F:
     )(function)
 
 
+def need_options(function: F) -> F:
+    """What a lab asks of a server, over lab.yaml, for `up` and `offers`."""
+    for option in reversed(
+        (
+            click.option("--provider", help="Over lab.yaml's server.provider."),
+            click.option("--gpu", help="auto, none, any, T4, A100:2, '>=24GB'."),
+            click.option("--min-gpu-memory", "gpu_memory", help="Of one GPU: 16GB."),
+            click.option("--arch", type=click.Choice(["x86_64", "arm64"])),
+            click.option("--work", type=click.Choice(["fp32", "fp16", "bandwidth"])),
+            click.option(
+                "--spot",
+                is_flag=False,
+                flag_value="only",
+                type=click.Choice(["never", "prefer", "only"]),
+                help="Alone: only.",
+            ),
+            click.option("--max-price", help="USD per hour."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
 def open_lab(
     ctx: click.Context,
     *,
@@ -33,6 +56,8 @@ def open_lab(
     quiet: bool = False,
     overrides: dict[str, str] | None = None,
     record_only: bool = False,
+    needs_file: bool = True,
+    everywhere: bool = False,
 ) -> Lab:
     """The lab in -C's directory, drawn on this screen. Options set to None do not override."""
     from labctl.cli.screen import Screen
@@ -43,7 +68,12 @@ def open_lab(
     ctx.meta[SCREEN] = screen
     ctx.call_on_close(screen.rest)
     return Lab.load(
-        ctx.find_root().obj or ".", overrides=given, reporter=screen, record_only=record_only
+        ctx.find_root().obj or ".",
+        overrides=given,
+        reporter=screen,
+        record_only=record_only,
+        needs_file=needs_file,
+        everywhere=everywhere,
     )
 
 

@@ -1,10 +1,176 @@
-"""down."""
+"""offers, cost, extend, down, orphans: what is decided and what is paid."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import click
 
-from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.options import json_option, need_options, open_lab, yes_option
+
+if TYPE_CHECKING:
+    from labctl.actions.cost import Costs
+    from labctl.actions.orphans import Orphans
+    from labctl.model import Offer, Resource
+
+MOST_SHOWN = 20
+
+
+@click.command("offers")
+@need_options
+@click.option("--all", "all_", is_flag=True, help=f"More than the best {MOST_SHOWN}.")
+@json_option
+@click.pass_context
+def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: str) -> None:
+    """What the provider would give for this need, the best first, with its price.
+
+    \b
+    labctl offers --gpu any --min-gpu-memory 16GB --max-price 1.50
+    """
+    from labctl.cli.screen import as_json
+    from labctl.errors import NoOfferError
+
+    lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
+    found = lab.ground.provider.offers(lab.config.server.need)
+    if json_:
+        as_json({"offers": found})
+    elif found:
+        _draw_offers(found if all_ else found[:MOST_SHOWN], len(found))
+    if not found:
+        raise NoOfferError(
+            f"{lab.ground.provider.name} has nothing that fits", hint="labctl config"
+        )
+
+
+def _draw_offers(offers: Sequence[Offer], total: int) -> None:
+    import time
+
+    from labctl.cli.screen import span, table
+
+    rows = [
+        (
+            one.type,
+            f"{one.gpu_count} x {one.gpu_name}" if one.gpu_count else "-",
+            f"{one.gpu_memory_bytes / 1024**3:.0f} GiB" if one.gpu_memory_bytes else "-",
+            one.zone or "-",
+            f"{one.price_usd_per_hour:.4f}",
+            "spot" if one.spot else "on demand" if one.price_usd_per_hour else "-",
+            _week(one),
+            f"{one.on_demand_usd_per_hour:.4f}" if one.on_demand_usd_per_hour else "-",
+            _saving(one),
+        )
+        for one in offers
+    ]
+    table(
+        rows, ("TYPE", "GPU", "MEMORY", "ZONE", "USD/H", "MARKET", "7 DAYS", "ON DEMAND", "SAVES")
+    )
+    oldest = min((one.priced_at for one in offers if one.priced_at), default=0.0)
+    said = [f"prices {span(time.time() - oldest)} old"] if oldest else []
+    said += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
+    if said:
+        click.echo("; ".join(said), err=True)
+
+
+def _week(offer: Offer) -> str:
+    low, high = offer.week_low_usd_per_hour, offer.week_high_usd_per_hour
+    return f"{low:.4f}-{high:.4f}" if low is not None and high is not None else "-"
+
+
+def _saving(offer: Offer) -> str:
+    full = offer.on_demand_usd_per_hour
+    return f"{1 - offer.price_usd_per_hour / full:.0%}" if offer.spot and full else "-"
+
+
+@click.command("extend")
+@click.argument("span")
+@json_option
+@click.pass_context
+def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
+    """Let the server live SPAN longer, within max_ttl and the budget.
+
+    \b
+    labctl extend 30m
+    """
+    from labctl.actions.extend import extend
+    from labctl.cli.screen import as_json
+    from labctl.cli.screen import span as spoken
+    from labctl.config import parse_duration
+    from labctl.errors import UsageError
+
+    try:
+        span_s = parse_duration(span)
+    except ValueError as error:
+        raise UsageError(str(error), hint="labctl extend 30m") from None
+    watch = extend(open_lab(ctx, quiet=json_).ground, span_s)
+    if json_:
+        as_json({"watch": watch})
+    elif watch.get("ttl_left_s") is not None:
+        click.echo(f"it ends in {spoken(watch['ttl_left_s'])} now")
+    else:
+        click.echo("no ttl is set: only idle time, the budget or `labctl down` end it")
+
+
+@click.command("cost")
+@click.option("--all", "all_", is_flag=True, help="Of every lab that this machine has a record of.")
+@json_option
+@click.pass_context
+def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
+    """Hours and dollars of each server and run, from the ledger.
+
+    Disk and traffic are not in it. What is not known says so.
+
+    \b
+    labctl cost
+    labctl cost --all --json
+    """
+    from labctl.actions.cost import costs
+    from labctl.cli.screen import as_json
+
+    lab = open_lab(ctx, quiet=json_, record_only=True, needs_file=not all_)
+    found = costs(lab.ground, every_lab=all_)
+    if json_:
+        as_json({"costs": found})
+    else:
+        _draw_costs(found)
+
+
+def _draw_costs(costs: Costs) -> None:
+    from labctl.cli.screen import table
+
+    if not costs.servers:
+        click.echo("no server is on record")
+        return
+    rows = [
+        (
+            one.server_id,
+            one.lab or "-",
+            f"{one.type}{' spot' if one.spot else ''}",
+            f"{one.hours:.2f}{' so far' if one.running else ''}",
+            _dollars(one.price_usd_per_hour, 4),
+            _dollars(one.cost_usd),
+            _dollars(one.spot_saved_usd) if one.spot else "-",
+            "not known" if one.idle_share is None else f"{one.idle_share:.0%}",
+            one.note,
+        )
+        for one in costs.servers
+    ]
+    headings = ("SERVER", "LAB", "TYPE", "HOURS", "USD/H", "USD", "SPOT SAVED", "IDLE", "")
+    table(rows, headings)
+    if costs.runs:
+        click.echo()
+        runs = [
+            (one.run_id, one.server_id, f"{one.hours:.2f}", _dollars(one.cost_usd))
+            for one in costs.runs
+        ]
+        table(runs, ("RUN", "SERVER", "HOURS", "USD"))
+    known = "" if costs.complete else " of what is known"
+    saved = f"; spot saved {costs.spot_saved_usd:.2f}" if costs.spot_saved_usd else ""
+    click.echo(f"\ntotal{known}: {costs.total_usd:.2f} dollars{saved}")
+
+
+def _dollars(amount: float | None, digits: int = 2) -> str:
+    return "not known" if amount is None else f"{amount:.{digits}f}"
 
 
 @click.command("down")
@@ -50,8 +216,89 @@ def down_command(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> N
         for left in ending.servers_left:
             click.echo(f"STILL THERE: {left.id} ({left.state})", err=True)
         for one in [r for r in ending.leftovers if r.kind != "cache"]:
-            click.echo(f"left: {one.kind} {one.id}, {one.price_usd_per_month:.2f} dollars a month")
+            click.echo(_left(one))
         if not ending.servers_left and not billing:
             kept = f" ({len(caches)} image caches stay for the next up)" if caches else ""
             click.echo(f"nothing of it is left that runs or costs anything{kept}")
     ctx.exit(1 if ending.servers_left or billing else 0)
+
+
+def _left(one: Resource) -> str:
+    note = f" ({one.note})" if one.note else ""
+    return f"left: {one.kind} {one.id}, {one.price_usd_per_month:.2f} dollars a month{note}"
+
+
+@click.command("orphans")
+@click.option("--provider", help="Over lab.yaml's server.provider.")
+@click.option("--all-regions", is_flag=True, help="In every region of the account.")
+@click.option("--terminate", is_flag=True, help="End all of it; results there are lost.")
+@click.option("--kept-too", is_flag=True, help="Also the disks that were kept for their data.")
+@yes_option
+@json_option
+@click.pass_context
+def orphans_command(
+    ctx: click.Context,
+    provider: str | None,
+    all_regions: bool,
+    terminate: bool,
+    kept_too: bool,
+    yes: bool,
+    json_: bool,
+) -> None:
+    """Everything at the provider that labctl made, also what this machine knows nothing of.
+
+    Exit 1 if anything bills.
+
+    \b
+    labctl orphans --provider aws --all-regions
+    labctl orphans --terminate
+    """
+    from labctl.actions.orphans import end_them, orphans
+    from labctl.cli.screen import as_json
+
+    overrides = {"provider": provider} if provider else {}
+    lab = open_lab(
+        ctx, yes=yes, quiet=json_, overrides=overrides, needs_file=False, everywhere=all_regions
+    )
+    found = orphans(lab.ground)
+    if terminate:
+        found = end_them(lab.ground, found, kept_too=kept_too)
+    if json_:
+        as_json({"orphans": found, "billing": found.billing})
+    else:
+        _draw_orphans(found)
+    ctx.exit(1 if found.billing else 0)
+
+
+def _draw_orphans(found: Orphans) -> None:
+    import time
+
+    from labctl.cli.screen import ago, table
+
+    if not found.servers and not found.resources:
+        click.echo("nothing that labctl made is there")
+        return
+    now = time.time()
+    rows = [
+        (
+            "server",
+            one.id,
+            one.lab,
+            f"{one.offer.price_usd_per_hour:.4f} an hour",
+            ago(one.created_at, now),
+            f"{one.state}{', known here' if one.id in found.here else ''}",
+        )
+        for one in found.servers
+    ]
+    rows += [
+        (
+            one.kind,
+            one.id,
+            one.lab,
+            f"{one.price_usd_per_month:.2f} a month",
+            ago(one.created_at, now),
+            one.note,
+        )
+        for one in found.resources
+    ]
+    table(rows, ("WHAT", "ID", "LAB", "USD", "AGE", ""))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.options import json_option, need_options, open_lab, yes_option
 
 
 @click.command("init")
@@ -42,10 +42,7 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
 
 
 @click.command("up")
-@click.option("--provider", help="Over lab.yaml's server.provider.")
-@click.option("--gpu", help="auto, none, any, T4, A100:2, '>=24GB'.")
-@click.option("--spot", type=click.Choice(["never", "prefer", "only"]))
-@click.option("--max-price", help="USD per hour.")
+@need_options
 @click.option("--budget", help="USD.")
 @click.option("--ttl", help="Longest life: 8h.")
 @click.option("--idle", help="Stop after so long without work: 30m.")

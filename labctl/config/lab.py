@@ -22,7 +22,7 @@ from labctl.config.reader import (
     read,
     read_known,
 )
-from labctl.config.scalars import cleaned_name, parse_name
+from labctl.config.scalars import cleaned_name, duration_text, parse_name
 from labctl.config.schema import (
     DEFAULT_IMAGE,
     DEFAULT_PROVIDER,
@@ -49,12 +49,14 @@ def load_lab(
     overrides: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
     settings_type: SettingsType | None = None,
+    needs_file: bool = True,
 ) -> LabConfig:
     """The lab at a directory or lab.yaml, with nothing checked beyond what the files say.
 
     `overrides` are flags, by short name or dotted key. `settings_type` gives a provider's settings
     type, or None (or raises UsageError, NotFoundError) where there is no such provider; without it
-    the providers' sections stay plain and unchecked, which loads no provider.
+    the providers' sections stay plain and unchecked, which loads no provider. Without `needs_file`
+    a directory that has no lab.yaml is read as if its lab.yaml said nothing.
     Raises ConfigError with every problem of lab.yaml, config.yaml and the switches.
     """
     path = _lab_file(path_or_dir)
@@ -62,7 +64,8 @@ def load_lab(
     given = os.environ if environ is None else environ
     problems: list[Problem] = []
     hint = _missing_hint(path)
-    data = read_bytes(path, LAB_FILE, hint=hint)
+    loose = not needs_file and not path.exists()
+    data = b"{}" if loose else read_bytes(path, LAB_FILE, hint=hint)
     if not data.strip(b"\xef\xbb\xbf \t\r\n"):
         raise ConfigError(
             f"{plain(str(path))} is empty",
@@ -247,6 +250,10 @@ class _Loading:
         for key, names in (("secrets", file.secrets), ("outputs", file.outputs)):
             for name in {name for name in names if names.count(name) > 1}:
                 self.problems.append(problem(self.at(key), key, f"{shown(name)} stands twice"))
+        longest = file.server.max_ttl
+        if longest and file.server.ttl and file.server.ttl > longest:
+            said = f"is longer than max_ttl ({duration_text(longest)})"
+            self.problems.append(problem(self.at("server.ttl"), "server.ttl", said))
         for name in sorted(set(file.secrets) & set(file.env)):
             said = "is also in secrets; a secret's value never stands in lab.yaml"
             self.problems.append(problem(self.at(f"env.{name}"), f"env.{name}", said))
@@ -297,11 +304,18 @@ def _has_port(service: Node) -> bool:
 
 
 def _need(server: ServerFile) -> Need:
+    gpu = server.gpu
+    if server.gpu_memory and gpu.kind != "none":
+        least = max(server.gpu_memory, gpu.min_memory_bytes)
+        gpu = msgspec.structs.replace(gpu, min_memory_bytes=least)
     return Need(
-        gpu=server.gpu,
+        gpu=gpu,
+        arch=server.arch,
+        work=server.work,
         spot=server.spot,
         max_price_usd_per_hour=server.max_price,
         budget_usd=server.budget,
         ttl_s=server.ttl,
+        max_ttl_s=server.max_ttl,
         idle_s=server.idle,
     )

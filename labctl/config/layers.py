@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,10 +15,14 @@ SWITCHES = {
     "name": "lab",
     "provider": "server.provider",
     "gpu": "server.gpu",
+    "gpu_memory": "server.gpu_memory",
+    "arch": "server.arch",
+    "work": "server.work",
     "spot": "server.spot",
     "max_price": "server.max_price",
     "budget": "server.budget",
     "ttl": "server.ttl",
+    "max_ttl": "server.max_ttl",
     "idle": "server.idle",
     "image": "image",
     "store": "store",
@@ -29,6 +34,9 @@ SWITCHES = {
     "package_index": "package_index",
 }
 """Short name -> dotted key. `--short-name` and LABCTL_SHORT_NAME set it for one call."""
+
+PROVIDER_VARIABLE = re.compile(r"LABCTL_SERVER_([A-Z0-9]+)_([A-Z0-9_]+)")
+"""LABCTL_SERVER_AWS_PROFILE sets server.aws.profile."""
 
 _NOT_FROM_ENVIRONMENT = frozenset({"name"})
 
@@ -71,6 +79,10 @@ def switch_layers(overrides: Mapping[str, str], environ: Mapping[str, str]) -> I
         variable = f"LABCTL_{short.upper()}"
         if environ.get(variable) and short not in _NOT_FROM_ENVIRONMENT:
             yield _nested(dotted, environ[variable], variable)
+    for variable, text in sorted(environ.items()):
+        if text and (found := PROVIDER_VARIABLE.fullmatch(variable)):
+            provider, key = (part.lower() for part in found.groups())
+            yield _nested(f"server.{provider}.{key}", text, variable)
     for key, text in overrides.items():
         flag = f"--{key.replace('_', '-')}" if key in SWITCHES else key
         yield _nested(SWITCHES.get(key, key), text, flag)

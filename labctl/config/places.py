@@ -13,6 +13,7 @@ class Paths(Value, frozen=True):
     """Absolute directories and files; none of them need exist.
 
     `keys_dir` is never below `state_dir` by default: the state may be deleted, keys may not.
+    `cache_dir` may be deleted at any time.
     `data_dir` holds the package's images/, playbooks/ and templates/.
     """
 
@@ -23,6 +24,7 @@ class Paths(Value, frozen=True):
     ssh_dir: Path
     log_dir: Path
     data_dir: Path
+    cache_dir: Path
     user_ssh_config: Path
 
     @property
@@ -57,6 +59,7 @@ def paths(environ: Mapping[str, str] | None = None) -> Paths:
         ssh_dir=state_dir / "ssh",
         log_dir=state_dir / "logs",
         data_dir=data_dir(),
+        cache_dir=_directory(given.get("XDG_CACHE_HOME", ""), home / ".cache") / "labctl",
         user_ssh_config=home / ".ssh" / "config",
     )
 

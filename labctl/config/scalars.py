@@ -147,7 +147,8 @@ def parse_gpu(text: str) -> GpuNeed:
 
 
 def gpu_text(gpu: GpuNeed) -> str:
-    kind = f">={size_text(gpu.min_memory_bytes)}" if gpu.min_memory_bytes else gpu.kind
+    at_least = gpu.min_memory_bytes and gpu.kind == "any"
+    kind = f">={size_text(gpu.min_memory_bytes)}" if at_least else gpu.kind
     return f"{kind}:{gpu.count}" if gpu.count > 1 else kind
 
 

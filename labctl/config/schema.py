@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -23,7 +23,7 @@ from labctl.config.scalars import (
     parse_secret_name,
     parse_size,
 )
-from labctl.model import GpuNeed, Need, Spot, Value
+from labctl.model import GpuNeed, Need, Spot, Value, Work
 
 DEFAULT_PROVIDER = "local"
 DEFAULT_IMAGE = "python:3.12-slim"
@@ -152,10 +152,14 @@ class ServerFile(Value, frozen=True):
 
     provider: Name = DEFAULT_PROVIDER
     gpu: Annotated[GpuNeed, Parsed(parse_gpu)] = GpuNeed()
+    gpu_memory: Size = 0
+    arch: Literal["", "x86_64", "arm64"] = ""
+    work: Work = ""
     spot: Spot = "prefer"
     max_price: Price = None
     budget: Price = None
     ttl: Duration = None
+    max_ttl: Duration = None
     idle: Duration = None
 
 

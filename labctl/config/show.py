@@ -54,10 +54,14 @@ def _server_rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     need = config.server.need
     yield "server.provider", config.server.provider
     yield "server.gpu", gpu_text(need.gpu)
+    yield "server.gpu_memory", _size(need.gpu.min_memory_bytes)
+    yield "server.arch", need.arch
+    yield "server.work", need.work
     yield "server.spot", need.spot
     yield "server.max_price", _price(need.max_price_usd_per_hour)
     yield "server.budget", _price(need.budget_usd)
     yield "server.ttl", duration_text(need.ttl_s) if need.ttl_s else ""
+    yield "server.max_ttl", duration_text(need.max_ttl_s) if need.max_ttl_s else ""
     yield "server.idle", duration_text(need.idle_s) if need.idle_s else ""
     for provider, value in config.server.provider_settings.items():
         plain_value = msgspec.to_builtins(value, enc_hook=str)

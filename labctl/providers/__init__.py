@@ -43,10 +43,14 @@ class Surroundings(Value, frozen=True):
 
 
 class Provider(Protocol):
-    """The whole contract. Every method may raise ProviderError and its subclasses."""
+    """The whole contract. Every method may raise ProviderError and its subclasses.
+
+    `settle_s` is how long the provider may hide a server that it has just made.
+    """
 
     name: ClassVar[str]
     settings_type: ClassVar[type[Value]]
+    settle_s: float
 
     def __init__(self, settings: Any, surroundings: Surroundings) -> None: ...
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
 import pytest
 from case import Case, wait_for
 
-from labctl.errors import BusyError
+from labctl.errors import BusyError, NoOfferError
 from labctl.model import GpuNeed, Need, Resource, Value
 from labctl.providers import Console, Stoppable, provider_class, provider_names
 
@@ -38,7 +39,8 @@ def test_offers_come_cheapest_first_and_bear_the_provider(case: Case) -> None:
 
 def test_who_must_have_gpus_is_offered_nothing_without(case: Case) -> None:
     need = Need(gpu=GpuNeed(kind="any", count=1))
-    assert [offer for offer in case.provider.offers(need) if offer.gpu_count < 1] == []
+    with suppress(NoOfferError):
+        assert [offer for offer in case.provider.offers(need) if offer.gpu_count < 1] == []
 
 
 def test_created_server_tells_whose_it_is(case: Case) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from service_lab import Recorder, ServiceLab
 from sshd_container import wait_for
 
@@ -25,11 +25,18 @@ PAGE_MS = 60_000
 
 
 @pytest.fixture(scope="module")
-def browser_page() -> Iterator[Page]:
+def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser.new_page(viewport={"width": 1280, "height": 800})
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def browser_page(browser: Browser) -> Iterator[Page]:
+    """A page without cookies, and without a notebook that asks whether it may be left."""
+    with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+        yield context.new_page()
 
 
 def keep(page: Page, name: str) -> None:
@@ -83,7 +90,6 @@ def test_jupyterlab_refuses_who_has_no_token(
     service_lab: ServiceLab, recorder: Recorder, browser_page: Page
 ) -> None:
     service = service_lab.ensure("jupyter")
-    browser_page.context.clear_cookies()
     with Forwarding(service_lab.spec(service), recorder) as forward:
         browser_page.goto(forward.url.partition("?")[0])
         expect(browser_page.get_by_text("Token authentication is enabled")).to_be_visible()

@@ -18,6 +18,7 @@ import pytest
 from service_lab import LAB, LAB_ID, Recorder, ServiceLab
 from sshd_container import docker, greets, wait_for
 
+from labctl.actions.forwarding import free_port
 from labctl.actions.forwards import (
     DetachedSpec,
     Forwarding,
@@ -61,20 +62,27 @@ def forwarded(
     service: Service,
     recorder: Recorder,
     refresh: Callable[[], Service] | None = None,
+    local_port: int = 0,
 ) -> Iterator[Forwarding]:
-    with Forwarding(lab.spec(service), recorder, refresh) as forwarding:
+    with Forwarding(lab.spec(service, local_port), recorder, refresh) as forwarding:
         yield forwarding
+
+
+def quiet_port() -> int:
+    """A free port below those that systems and engines hand out by themselves."""
+    return next(port for port in range(18_000, 28_000) if free_port(port) == port)
 
 
 def test_it_leads_to_the_service_and_leaves_nothing_behind(
     service_lab: ServiceLab, web: Service, recorder: Recorder
 ) -> None:
+    port = quiet_port()
     with (
-        forwarded(service_lab, web, recorder) as first,
-        forwarded(service_lab, web, recorder) as second,
+        forwarded(service_lab, web, recorder, local_port=port) as first,
+        forwarded(service_lab, web, recorder, local_port=port) as second,
     ):
-        assert first.local_port == web.port
-        assert second.local_port != web.port
+        assert first.local_port == port
+        assert second.local_port != port
         assert works(first.local_port)
         assert works(second.local_port)
     assert not works(first.local_port)
@@ -84,12 +92,13 @@ def test_it_leads_to_the_service_and_leaves_nothing_behind(
 def test_a_taken_port_stays_with_whoever_has_it(
     service_lab: ServiceLab, web: Service, recorder: Recorder
 ) -> None:
-    with socket.create_server(("127.0.0.1", web.port)) as holder:
-        with forwarded(service_lab, web, recorder) as forwarding:
-            assert forwarding.local_port != web.port
+    port = quiet_port()
+    with socket.create_server(("127.0.0.1", port)) as holder:
+        with forwarded(service_lab, web, recorder, local_port=port) as forwarding:
+            assert forwarding.local_port != port
             assert works(forwarding.local_port)
-            assert recorder.count(f"port {web.port} is taken") == 1
-        with socket.create_connection(("127.0.0.1", web.port), timeout=2):
+            assert recorder.count(f"port {port} is taken") == 1
+        with socket.create_connection(("127.0.0.1", port), timeout=2):
             holder.accept()[0].close()
 
 

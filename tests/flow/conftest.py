@@ -1,9 +1,36 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab_ground import World, world
+
+from labctl.actions import guard
+from labctl.actions.ground import Ground
+from labctl.model import Server
+
+
+@pytest.fixture(autouse=True)
+def guarded(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """No watchdog is started here: the server is a directory of this machine, which it would end.
+
+    Holds the budgets that servers were armed with.
+    """
+    armed: list[float | None] = []
+
+    def arm(
+        ground: Ground,
+        server: Server,
+        *,
+        budget_left_usd: float | None,
+        ceiling_s: int | None,
+    ) -> dict[str, Any]:
+        armed.append(budget_left_usd)
+        return {}
+
+    monkeypatch.setattr(guard, "arm", arm)
+    return armed
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from labctl.actions.connections import Connections
 from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key
 from labctl.config import Paths, load_lab, paths
-from labctl.errors import ConnectError, LabError
+from labctl.errors import ConnectError, LabError, LinkLostError
 from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
 from labctl.state import State
 from labctl.transports import Result, Transport
@@ -47,12 +47,16 @@ class Cloud:
     settings_type: ClassVar[type[Value]] = Settings
 
     def __init__(self, key: str) -> None:
+        self.settle_s = 60.0
         self.key = key
         self.price = 0.0
         self.kinds = ["small"]
         self.machines: dict[str, Server] = {}
         self.calls: list[str] = []
         self.create_error: BaseException | None = None
+        self.create_errors: list[BaseException] = []
+        self.loses_reply = False
+        self.tried: list[tuple[str, str]] = []
         self.interrupt_after_create = False
         self.invisible_finds = 0
         self.never_gone = False
@@ -72,11 +76,19 @@ class Cloud:
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
         self.at_create(request)
+        self.tried.append((offer.type, request.token))
+        if self.create_errors:
+            raise self.create_errors.pop(0)
         if self.create_error is not None:
             raise self.create_error
         with self.guard:
+            if (known := self.machines.get(f"srv-{request.token}")) is not None:
+                return known
             self.calls.append("create")
             server = self.add(f"srv-{request.token}", request.lab, request.lab_id, offer)
+            if self.loses_reply:
+                self.loses_reply = False
+                raise LinkLostError("the answer never came")
         if self.interrupt_after_create:
             raise KeyboardInterrupt
         return server
@@ -231,9 +243,12 @@ class World:
     def places(self) -> Paths:
         return paths({"HOME": str(self.home)})
 
-    def ground(self, reporter: Recorded | None = None) -> Ground:
+    def ground(self, reporter: Recorded | None = None, need: Need | None = None) -> Ground:
         """As a new process would make it."""
         config = load_lab(self.home / "lab", environ={"HOME": str(self.home)})
+        if need is not None:
+            server = msgspec.structs.replace(config.server, need=need)
+            config = msgspec.structs.replace(config, server=server)
         state = State(self.places.database)
         made = Ground(config, LAB_ID, self.places, state, reporter or Recorded())
         made.__dict__["provider"] = self.cloud

@@ -8,16 +8,16 @@ import msgspec
 import pytest
 from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
 
-from labctl.actions import provision
+from labctl.actions import provision, removal
 from labctl.actions.down import Ending, down
 from labctl.actions.host_keys import make_key
 from labctl.errors import BusyError, HostKeyError, NotFoundError, PolicyError
-from labctl.model import Need, Resource
+from labctl.model import Resource
 
 
 @pytest.fixture
 def ready(lab: World) -> World:
-    provision.up(lab.ground(), Need())
+    provision.up(lab.ground())
     return lab
 
 
@@ -79,7 +79,7 @@ def test_a_stopped_server_comes_back_with_up_and_its_results_with_down(ready: Wo
 
 def test_where_nothing_can_be_stopped_it_goes_on(tmp_path: Path) -> None:
     lab = world(tmp_path, Cloud)
-    provision.up(lab.ground(), Need())
+    provision.up(lab.ground())
     lab.machine.error = unreachable()
     with pytest.raises(PolicyError) as caught:
         end(lab)
@@ -112,7 +112,7 @@ def test_discard_leads_out_of_a_foreign_host_key_as_the_hint_says(
 def test_a_removal_never_confirmed_stays_on_record(
     ready: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provision, "GONE_DEADLINE_S", 0.3)
+    monkeypatch.setattr(removal, "GONE_DEADLINE_S", 0.3)
     ready.cloud.never_gone = True
     with pytest.raises(BusyError, match="has not confirmed") as caught:
         end(ready)

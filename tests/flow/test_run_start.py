@@ -14,7 +14,7 @@ from labctl.actions import images, provision, runs
 from labctl.actions.ground import Ground
 from labctl.config import load_lab, set_secret, trust
 from labctl.errors import ConnectError, LabError, LinkLostError, PolicyError
-from labctl.model import Endpoint, Need, Run, RunSpec, Server
+from labctl.model import Endpoint, Run, RunSpec, Server
 from labctl.remote import reply
 from labctl.transports import Result
 
@@ -112,7 +112,7 @@ class Started:
 def started(lab: World) -> Started:
     (lab.home / "lab" / "lab.yaml").write_text(f"lab: digits\nrun: [python]\nimage: {IMAGE}\n")
     ground = lab.ground()
-    server = provision.up(ground, Need())
+    server = provision.up(ground)
     return Started(lab, server, runs.spec(ground, server, (), "night", False))
 
 

@@ -10,7 +10,7 @@ from lab_ground import Recorded, World, unreachable
 from labctl.actions import provision, runs
 from labctl.actions.status import status
 from labctl.errors import ConnectError, NotFoundError, UsageError
-from labctl.model import Need, Run
+from labctl.model import Run
 
 
 class Untouchable:
@@ -20,7 +20,7 @@ class Untouchable:
 
 def test_status_asks_nobody(lab: World) -> None:
     lab.cloud.price = 0.5
-    server = provision.up(lab.ground(), Need())
+    server = provision.up(lab.ground())
     ground = lab.ground(Recorded())
     ground.__dict__["provider"] = ground.__dict__["connections"] = Untouchable()
     said = status(ground, refresh=False)
@@ -31,7 +31,7 @@ def test_status_asks_nobody(lab: World) -> None:
 
 
 def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
-    provision.up(lab.ground(), Need())
+    provision.up(lab.ground())
     lab.machine.run_with("night")
     said = status(lab.ground(), refresh=True)
     assert said["reachable"] is True
@@ -43,7 +43,7 @@ def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
 
 
 def test_refresh_drops_a_server_that_is_gone(lab: World) -> None:
-    server = provision.up(lab.ground(), Need())
+    server = provision.up(lab.ground())
     lab.cloud.change(server.id, state="terminated")
     assert status(lab.ground(), refresh=True)["server"] is None
 
@@ -57,7 +57,7 @@ def test_a_lab_without_a_server(lab: World) -> None:
 
 
 def test_what_a_run_is(lab: World) -> None:
-    server = provision.up(lab.ground(), Need())
+    server = provision.up(lab.ground())
     ground = lab.ground()
     wanted = runs.spec(ground, server, (), "night", False)
     assert wanted.command == ("python", "train.py")
@@ -80,7 +80,7 @@ def test_names_made_for_runs_are_good_ones_and_differ() -> None:
 
 
 def test_a_log_is_followed_through_a_cut_link(lab: World) -> None:
-    server = provision.up(lab.ground(), Need())
+    server = provision.up(lab.ground())
     directory = lab.machine.run_with("night")
     (directory / "logs" / "run.log").write_text("one\ntwo\n")
     reporter = Recorded(on_event=lambda event: setattr(lab.machine, "error", None))

@@ -8,23 +8,27 @@ from pathlib import Path
 import pytest
 from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
 
-from labctl.actions import provision
+from labctl.actions import attempts, provision
 from labctl.actions.host_keys import make_key
 from labctl.errors import (
     BusyError,
+    CapacityError,
     ConnectError,
     HostKeyError,
     InterruptError,
+    NoOfferError,
     PolicyError,
     ProviderError,
+    QuotaError,
+    ThrottledError,
 )
-from labctl.model import CreateRequest, GpuNeed, Need, Server
+from labctl.model import CreateRequest, GpuNeed, Need, Offer, Server
 
 NEED = Need()
 
 
 def up(lab: World, need: Need = NEED, reporter: Recorded | None = None) -> Server:
-    return provision.up(lab.ground(reporter), need)
+    return provision.up(lab.ground(reporter, need))
 
 
 def test_the_first_makes_a_server_and_the_second_finds_it(lab: World) -> None:
@@ -64,8 +68,8 @@ def test_the_request_carries_our_tag_and_a_key_that_is_ours(lab: World) -> None:
 
 
 def test_a_provider_that_says_no_leaves_nothing_behind(lab: World) -> None:
-    lab.cloud.create_error = ProviderError("quota exceeded")
-    with pytest.raises(ProviderError, match="quota"):
+    lab.cloud.create_error = QuotaError("quota exceeded")
+    with pytest.raises(QuotaError, match="quota"):
         up(lab)
     ground = lab.ground()
     assert ground.state.open_attempts() == []
@@ -156,7 +160,7 @@ def test_two_at_once_make_one_server(lab: World) -> None:
     def one() -> None:
         ground = lab.ground()
         gate.wait(10)
-        found.append(provision.up(ground, NEED).id)
+        found.append(provision.up(ground).id)
 
     threads = [threading.Thread(target=one) for _ in range(4)]
     for thread in threads:
@@ -199,12 +203,10 @@ def test_money_is_agreed_to_before_it_is_spent(lab: World) -> None:
     assert lab.ground().state.events(kind="attempt") == []
 
 
-def test_a_gpu_on_this_machine(lab: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cloud, "name", "local")
-    with pytest.raises(ProviderError, match="local has no server") as caught:
+def test_a_gpu_where_there_is_none(lab: World) -> None:
+    with pytest.raises(NoOfferError, match="cloud has no server") as caught:
         up(lab, Need(gpu=GpuNeed(kind="T4", count=1)))
     assert "`gpu: T4`" in caught.value.why
-    assert "runs on the CPU" in caught.value.why
 
 
 def test_another_host_key_at_the_provider(lab: World, tmp_path: Path) -> None:
@@ -234,3 +236,119 @@ def test_while_one_works_another_is_told_who(lab: World) -> None:
         lab.ground().state.exclusive(LAB_ID, "up", wait_s=0.1),
     ):
         raise AssertionError("two hold the lab")
+
+
+def test_without_capacity_the_next_offer_is_asked_with_a_token_of_its_own(lab: World) -> None:
+    lab.cloud.kinds = ["full", "small", "spare"]
+    lab.cloud.create_errors = [CapacityError("no machine left")]
+    reporter = Recorded()
+    assert up(lab, reporter=reporter).offer.type == "small"
+    kinds, tokens = zip(*lab.cloud.tried, strict=True)
+    assert kinds == ("full", "small")
+    assert len(set(tokens)) == 2
+    assert "no capacity: full" in reporter.said
+    assert lab.ground().state.open_attempts() == []
+
+
+def test_no_capacity_anywhere_names_what_was_tried(lab: World) -> None:
+    lab.cloud.kinds = ["full", "small"]
+    lab.cloud.create_error = CapacityError("no machine left")
+    with pytest.raises(CapacityError, match="no machine left for digits") as caught:
+        up(lab)
+    assert caught.value.why.splitlines() == ["full: no machine left", "small: no machine left"]
+    assert caught.value.exit_code == 75
+    assert lab.ground().state.open_attempts() == []
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "FIRST_PAUSE_S", 0.01)
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_throttling_and_a_lost_reply_repeat_the_same_request(lab: World) -> None:
+    lab.cloud.create_errors = [ThrottledError("too fast"), unreachable()]
+    lab.cloud.loses_reply = True
+    up(lab)
+    assert len(lab.cloud.tried) == 4
+    assert len(set(lab.cloud.tried)) == 1
+    assert lab.cloud.calls == ["create"]
+
+
+def test_an_answer_that_was_never_heard_is_asked_for_by_the_next_up(lab: World) -> None:
+    lab.cloud.create_errors = [ProviderError("500: internal error")]
+    with pytest.raises(ProviderError, match="internal"):
+        up(lab)
+    (attempt,) = lab.ground().state.open_attempts()
+    reporter = Recorded()
+    up(lab, reporter=reporter)
+    assert {token for _, token in lab.cloud.tried} == {attempt.token}
+    assert "asking again" in reporter.said
+    assert lab.ground().state.open_attempts() == []
+
+
+def test_an_old_attempt_is_not_repeated(lab: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.cloud.create_errors = [ProviderError("500: internal error")]
+    with pytest.raises(ProviderError):
+        up(lab)
+    monkeypatch.setattr(attempts, "REPLAY_S", 0.0)
+    up(lab)
+    assert len({token for _, token in lab.cloud.tried}) == 2
+    assert lab.ground().state.open_attempts() == []
+
+
+def test_a_dearer_offer_is_asked_about_again(lab: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    prices = {"full": 0.40, "near": 0.45, "dear": 2.0}
+    monkeypatch.setattr(
+        lab.cloud,
+        "offers",
+        lambda need: [
+            Offer(provider="cloud", type=kind, price_usd_per_hour=price)
+            for kind, price in prices.items()
+        ],
+    )
+    lab.cloud.create_errors = [CapacityError("none"), CapacityError("none")]
+    reporter = Recorded(answers=[True, False])
+    with pytest.raises(PolicyError, match="nothing was started"):
+        up(lab, reporter=reporter)
+    assert [decision.question for decision in reporter.asked] == [
+        "start full on demand for 0.40 dollars an hour?",
+        "start dear on demand for 2.00 dollars an hour?",
+    ]
+    assert [kind for kind, _ in lab.cloud.tried] == ["full", "near"]
+
+
+def test_the_plan_says_what_it_costs_at_most_and_what_ends_it(lab: World) -> None:
+    lab.cloud.price = 0.5
+    reporter = Recorded()
+    up(lab, Need(budget_usd=3.0, ttl_s=4 * 3600, idle_s=1800), reporter)
+    plan = reporter.asked[0].detail
+    assert "after 4.0 h" in plan
+    assert "when 3.00 dollars are spent" in plan
+    assert "after 30 min without work" in plan
+    assert "2.00 dollars at most" in plan
+
+
+def test_a_budget_smaller_than_one_hour_starts_nothing(lab: World) -> None:
+    lab.cloud.price = 0.5
+    with pytest.raises(PolicyError, match="smaller than one hour") as caught:
+        up(lab, Need(budget_usd=0.4))
+    assert "0.40 dollars are left" in caught.value.why
+    assert lab.cloud.tried == []
+
+
+def test_the_budget_is_the_labs_and_not_each_servers(
+    lab: World, guarded: list[float | None]
+) -> None:
+    lab.cloud.price = 0.5
+    need = Need(budget_usd=1.0)
+    server = up(lab, need)
+    assert guarded == [1.0]
+    lab.ground().state.record(
+        "terminated", lab_id=LAB_ID, server_id=server.id, detail={"at": server.created_at + 5400}
+    )
+    lab.ground().state.drop_server(server.id)
+    lab.cloud.machines.clear()
+    with pytest.raises(PolicyError, match="smaller than one hour") as caught:
+        up(lab, need)
+    assert "0.25 dollars are left" in caught.value.why

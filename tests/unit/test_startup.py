@@ -143,7 +143,7 @@ def test_a_provider_of_labctls_own_is_found_without_asking_what_is_installed() -
     from labctl.providers import BUILT_IN
 
     registered = {each.name: each.value for each in entry_points(group="labctl.providers")}
-    assert BUILT_IN == {name: registered.get(name) for name in BUILT_IN}
+    assert {name: registered.get(name) for name in BUILT_IN} == BUILT_IN
     script = """
 import sys
 from labctl.providers import provider_class

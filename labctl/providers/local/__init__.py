@@ -15,7 +15,7 @@ import msgspec
 from labctl.config.reader import Parsed
 from labctl.config.scalars import parse_cpus
 from labctl.config.schema import Reference, Size
-from labctl.errors import EngineError, ProviderError
+from labctl.errors import EngineError, NoOfferError, ProviderError
 from labctl.model import Check, CreateRequest, Need, Offer, Resource, Server, Value
 from labctl.providers import Surroundings
 from labctl.providers.local import cache, checks, engine, image
@@ -63,6 +63,7 @@ class LocalProvider:
 
     name: ClassVar[str] = "local"
     settings_type: ClassVar[type[Value]] = LocalSettings
+    settle_s: float = 0.0
 
     def __init__(self, settings: LocalSettings, surroundings: Surroundings) -> None:
         self.settings = settings
@@ -78,7 +79,13 @@ class LocalProvider:
             return checks.without_engine(error)
 
     def offers(self, need: Need) -> list[Offer]:
-        return [] if need.gpu.required else [OFFER]
+        if need.gpu.required:
+            raise NoOfferError(
+                f"local has no GPU for `gpu: {need.gpu.kind}`",
+                why="a container on this machine runs on the CPU",
+                hint="labctl up --gpu auto, or --provider static with this machine as a host",
+            )
+        return [OFFER]
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
         """The first one on this machine builds the server's image, which takes about a minute."""

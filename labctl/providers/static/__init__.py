@@ -44,6 +44,7 @@ class StaticProvider:
 
     name: ClassVar[str] = PROVIDER
     settings_type: ClassVar[type[Value]] = StaticSettings
+    settle_s: float = 0.0
 
     def __init__(self, settings: StaticSettings, surroundings: Surroundings) -> None:
         self.settings = settings

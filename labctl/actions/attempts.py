@@ -1,0 +1,291 @@
+"""Making a server: the intent is on disk before each call, and a lost reply is asked for again.
+
+An attempt is one token with one exact request. It is closed only by an answer: a server, or a plain
+no. One that is open is repeated by the next `up` (the provider replays a token it has seen) and
+waited for by `down`.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from labctl.actions import Decision, Note, Step
+from labctl.actions.cost import spent_usd
+from labctl.actions.ground import Ground
+from labctl.actions.host_keys import make_key
+from labctl.errors import (
+    BusyError,
+    CapacityError,
+    CredentialsError,
+    DeniedError,
+    NoOfferError,
+    PolicyError,
+    QuotaError,
+    ThrottledError,
+    UsageError,
+)
+from labctl.model import Boot, CreateRequest, Need, Offer, Server
+from labctl.providers import FirstBoot
+from labctl.state import Attempt
+
+REPLAY_S = 600.0
+"""An attempt this young is repeated as it is; an older one's price was agreed to too long ago."""
+PATIENCE_S = 120.0
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 15.0
+MOST_OFFERS = 24
+DEARER = 1.25
+"""An offer that costs so much more than the agreed one is asked about again."""
+NO = (
+    CapacityError,
+    CredentialsError,
+    DeniedError,
+    NoOfferError,
+    PolicyError,
+    QuotaError,
+    UsageError,
+)
+"""Answers after which no server can have been made."""
+
+
+def make(ground: Ground, need: Need) -> Server:
+    """A new server: the first of the offers that has a machine, each asked for once.
+
+    PolicyError where the price is not agreed to or the budget is smaller than one hour.
+    """
+    if replayed := _replayed(ground):
+        return replayed
+    offers = _affordable(ground, need)
+    refused: list[str] = []
+    for offer in _agreed(ground, need, offers[:MOST_OFFERS]):
+        try:
+            return _attempt(ground, need, offer)
+        except CapacityError as error:
+            refused.append(f"{_named(offer)}: {error.what}")
+            ground.reporter.emit(Note(text=f"no capacity: {_named(offer)}"))
+    raise CapacityError(
+        f"{ground.provider.name} has no machine left for {ground.config.name}",
+        why="\n".join(refused),
+        hint="labctl offers   # other types and regions; or try again in some minutes",
+    )
+
+
+def _replayed(ground: Ground) -> Server | None:
+    """The server of an attempt whose answer nobody heard, by the same request again."""
+    for attempt in ground.state.open_attempts(ground.lab_id):
+        if attempt.provider != ground.provider.name:
+            continue
+        if time.time() - attempt.created_at > REPLAY_S:
+            ground.state.end_attempt(attempt.token, "abandoned")
+            continue
+        ground.reporter.emit(Note(text="asking again for the server of an interrupted `up`"))
+        try:
+            return _asked(ground, attempt.offer, attempt.request)
+        except NO:
+            continue
+    return None
+
+
+def unheard(ground: Ground) -> list[Attempt]:
+    """Attempts that may still show up as servers: no answer was heard, and they are young."""
+    horizon = time.time() - ground.provider.settle_s
+    attempts = ground.state.open_attempts(ground.lab_id)
+    return [
+        one
+        for one in attempts
+        if one.provider == ground.provider.name and one.created_at >= horizon
+    ]
+
+
+def _affordable(ground: Ground, need: Need) -> list[Offer]:
+    offers = ground.provider.offers(need)
+    ceiling = need.max_price_usd_per_hour
+    fitting = [o for o in offers if ceiling is None or o.price_usd_per_hour <= ceiling]
+    if not fitting:
+        raise _no_offer(ground, need, offers)
+    left = budget_left_usd(ground, need)
+    cheapest = min(o.price_usd_per_hour for o in fitting)
+    if left is not None and left < cheapest:
+        raise PolicyError(
+            f"the budget of {ground.config.name} is used up"
+            if left <= 0
+            else f"the budget of {ground.config.name} is smaller than one hour",
+            why=f"{left:.2f} dollars are left, the cheapest offer costs {cheapest:.2f} an hour",
+            hint="labctl cost; then raise `budget:` in lab.yaml, or labctl up --budget 5",
+        )
+    return [o for o in fitting if left is None or o.price_usd_per_hour <= left]
+
+
+def budget_left_usd(ground: Ground, need: Need, but: str = "") -> float | None:
+    """What this lab may still spend, USD; None without a budget.
+
+    `but` is a server's id whose own cost is not counted: its watchdog does. What is not on record
+    counts as nothing.
+    """
+    if need.budget_usd is None:
+        return None
+    return need.budget_usd - spent_usd(ground.state, ground.lab_id, time.time(), but=but)
+
+
+def _no_offer(ground: Ground, need: Need, offers: list[Offer]) -> NoOfferError:
+    if offers:
+        cheapest = min(o.price_usd_per_hour for o in offers)
+        why = f"the cheapest costs {cheapest:.2f} dollars an hour, above max_price"
+    elif need.gpu.required:
+        why = f"it has no GPU for `gpu: {need.gpu.kind}`"
+    else:
+        why = "it gives nothing that fits lab.yaml's server section"
+    return NoOfferError(
+        f"{ground.provider.name} has no server for {ground.config.name}",
+        why=why,
+        hint="labctl config shows what is asked for",
+    )
+
+
+def _agreed(ground: Ground, need: Need, offers: list[Offer]) -> Iterator[Offer]:
+    """The offers, each once its price is agreed to; nothing is asked where nothing costs."""
+    ceiling = 0.0
+    for number, offer in enumerate(offers):
+        price = offer.price_usd_per_hour
+        if price > ceiling:
+            _agree(ground, need, offer, offers[number + 1 :])
+            ceiling = need.max_price_usd_per_hour or price * DEARER
+        yield offer
+
+
+def _agree(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> None:
+    question = f"start {_named(offer)} for {offer.price_usd_per_hour:.2f} dollars an hour?"
+    if not ground.reporter.ask(
+        Decision(question=question, detail=_plan(ground, need, offer, others))
+    ):
+        raise PolicyError(
+            "nothing was started", why="the price was not agreed to", hint="labctl offers"
+        )
+
+
+def _plan(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> str:
+    """What is about to be made, what it costs, and what ends it."""
+    gpus = f"{offer.gpu_count} x {offer.gpu_name}" if offer.gpu_count else "no GPU"
+    lines = [f"{offer.provider} {_named(offer)}: {gpus}, {offer.price_usd_per_hour:.4f} USD/h"]
+    if offer.spot and offer.on_demand_usd_per_hour:
+        saving = 1 - offer.price_usd_per_hour / offer.on_demand_usd_per_hour
+        lines[0] += f" (on demand {offer.on_demand_usd_per_hour:.4f}: {saving:.0%} saved)"
+    left = budget_left_usd(ground, need)
+    ends = [
+        f"after {need.ttl_s / 3600:.1f} h" if need.ttl_s else "",
+        f"when {left:.2f} dollars are spent" if left is not None else "",
+        f"after {need.idle_s / 60:.0f} min without work" if need.idle_s else "",
+    ]
+    said = ", ".join(filter(None, ends))
+    lines.append(f"it stops itself {said}" if said else "nothing but `labctl down` ends it")
+    most = [left] if left is not None else []
+    most += [need.ttl_s / 3600 * offer.price_usd_per_hour] if need.ttl_s else []
+    if most:
+        lines.append(f"it costs {min(most):.2f} dollars at most, disk and traffic aside")
+    if others:
+        dearest = max(one.price_usd_per_hour for one in others)
+        lines.append(f"without capacity there: {len(others)} more offers up to {dearest:.4f} USD/h")
+    return "\n".join(lines)
+
+
+def _named(offer: Offer) -> str:
+    kind = "spot" if offer.spot else "on demand" if offer.price_usd_per_hour else ""
+    return " ".join(filter(None, [offer.type, offer.zone and f"in {offer.zone}", kind]))
+
+
+def _attempt(ground: Ground, need: Need, offer: Offer) -> Server:
+    request = _request(ground, need, offer)
+    ground.state.begin_attempt(request.token, request, offer)
+    ground.state.record("attempt", lab_id=ground.lab_id, detail={"token": request.token})
+    step = Step(name=f"making a server ({ground.provider.name} {_named(offer)})")
+    ground.reporter.emit(step)
+    server = _asked(ground, offer, request)
+    ground.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))
+    return server
+
+
+def _asked(ground: Ground, offer: Offer, request: CreateRequest) -> Server:
+    """The answer to one attempt, through throttling and lost replies; then it is closed."""
+    try:
+        server = _patiently(ground, offer, request)
+    except NO as error:
+        ground.state.end_attempt(request.token, f"refused: {error.what}")
+        raise
+    server = ground.as_ours(server, None)
+    ground.state.save_server(server)
+    ground.state.end_attempt(request.token, "created")
+    ground.state.record(
+        "created",
+        lab_id=ground.lab_id,
+        server_id=server.id,
+        detail={
+            "provider": server.provider,
+            "lab": server.lab,
+            "type": offer.type,
+            "spot": offer.spot,
+            "price_usd_per_hour": offer.price_usd_per_hour,
+            "on_demand_usd_per_hour": offer.on_demand_usd_per_hour,
+            "created_at": server.created_at,
+        },
+    )
+    return server
+
+
+def _patiently(ground: Ground, offer: Offer, request: CreateRequest) -> Server:
+    deadline = time.monotonic() + PATIENCE_S
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return ground.provider.create(offer, request)
+        except (ThrottledError, BusyError):
+            if time.monotonic() + pause_s > deadline:
+                raise
+        # Jitter: a class that starts at once must not come back at once.
+        time.sleep(pause_s * random.uniform(0.5, 1.0))
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _request(ground: Ground, need: Need, offer: Offer) -> CreateRequest:
+    identity = ground.identity
+    tags = {"labctl.lab-id": ground.lab_id}
+    left = budget_left_usd(ground, need)
+    if left is not None:
+        tags["labctl:budget"] = f"{left:.4f}"
+    request = CreateRequest(
+        lab=ground.config.name,
+        lab_id=ground.lab_id,
+        token=secrets.token_hex(8),
+        public_key=make_key(identity),
+        identity=str(identity),
+        need=need,
+        tags=tags,
+    )
+    if not isinstance(ground.provider, FirstBoot):
+        return request
+    private, host_key = _host_key(identity.parent)
+    boot = Boot(
+        lab=request.lab,
+        public_key=request.public_key,
+        host_key=host_key,
+        host_private_key=private,
+        ttl_s=need.ttl_s,
+    )
+    script = ground.provider.first_boot(boot)
+    return msgspec.structs.replace(request, host_key=host_key, first_boot=script)
+
+
+def _host_key(folder: Path) -> tuple[str, str]:
+    """A key pair for first contact only: (private, public). It lives in the attempt's record."""
+    path = folder / f"first-contact-{secrets.token_hex(4)}"
+    try:
+        public = make_key(path).rpartition(" ")[0]
+        return path.read_text(), public
+    finally:
+        path.unlink(missing_ok=True)
+        path.with_name(path.name + ".pub").unlink(missing_ok=True)

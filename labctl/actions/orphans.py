@@ -1,0 +1,66 @@
+"""Everything that bears our tag at a provider, whatever this machine remembers of it."""
+
+from __future__ import annotations
+
+from labctl.actions import Decision, removal
+from labctl.actions.ground import Ground
+from labctl.errors import PolicyError
+from labctl.model import Resource, Server, Value
+
+CACHE = "cache"
+"""Kind of a resource that costs nothing and makes the next server quicker: it is left alone."""
+
+
+class Orphans(Value, frozen=True):
+    """What there is. `here` are the ids of servers that this machine's own record knows."""
+
+    servers: tuple[Server, ...]
+    resources: tuple[Resource, ...]
+    here: tuple[str, ...] = ()
+
+    @property
+    def billing(self) -> bool:
+        """Whether anything is left that costs money, or may."""
+        paid = any(one.price_usd_per_month > 0 for one in self.resources)
+        return paid or any(one.state != "terminated" for one in self.servers)
+
+
+def orphans(ground: Ground) -> Orphans:
+    """What the provider shows, servers first. Kept disks are among the resources."""
+    servers = [one for one in ground.provider.servers() if one.state != "terminated"]
+    ids = {one.id for one in servers}
+    resources = [
+        one for one in ground.provider.leftovers() if one.kind != CACHE and one.server_id not in ids
+    ]
+    known = {one.id for one in ground.state.servers()}
+    return Orphans(
+        servers=tuple(servers), resources=tuple(resources), here=tuple(sorted(ids & known))
+    )
+
+
+def end_them(ground: Ground, found: Orphans, *, kept_too: bool) -> Orphans:
+    """Terminate and remove what was found; what is left then. Results on them are lost.
+
+    Disks that were kept for their data go only with `kept_too`. PolicyError where the person says
+    no.
+    """
+    doomed = [one for one in found.resources if kept_too or one.expires_at is None]
+    if not found.servers and not doomed:
+        return found
+    names = {one.lab for one in found.servers} | {one.lab or one.lab_id for one in doomed}
+    labs = ", ".join(sorted(names - {""}))
+    asked = Decision(
+        question=f"terminate {len(found.servers)} servers and remove {len(doomed)} other things?",
+        detail=f"labs: {labs}\nResults that are only there are lost; labctl down saves them first.",
+    )
+    if not ground.reporter.ask(asked):
+        raise PolicyError(
+            "nothing was terminated",
+            why="it was not agreed to",
+            hint="labctl orphans --terminate --yes",
+        )
+    removal.end(ground, found.servers)
+    # Some things show themselves only once the servers that held them are gone.
+    rest = [one for one in orphans(ground).resources if kept_too or one.expires_at is None]
+    removal.take_away(ground, rest)
+    return orphans(ground)

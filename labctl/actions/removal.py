@@ -1,0 +1,132 @@
+"""Taking away what a lab has at its provider, and asking the provider what is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
+
+from labctl.actions import Step
+from labctl.actions.ground import Ground
+from labctl.errors import BusyError, ThrottledError
+from labctl.model import Resource, Server, Value
+
+T = TypeVar("T")
+GONE_DEADLINE_S = 300.0
+"""AWS takes up to some minutes to end a machine with GPUs."""
+RELEASE_DEADLINE_S = 120.0
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 5.0
+
+
+class Removal(Value, frozen=True):
+    """What `remove` left behind: nothing, if both are empty but for caches."""
+
+    server_id: str
+    survivors: tuple[Server, ...] = ()
+    leftovers: tuple[Resource, ...] = ()
+
+
+def remove(ground: Ground, server: Server) -> Removal:
+    """Terminate, wait for the provider's word, forget; then take away the rest. Safe to repeat.
+
+    BusyError where the provider does not confirm in time: the record stays.
+    """
+    end(ground, [server])
+    return swept(ground, server.id)
+
+
+def swept(ground: Ground, server_id: str = "") -> Removal:
+    """What is left of the lab once everything besides servers was taken away, kept disks aside."""
+    ours = [s for s in ground.provider.servers() if s.lab_id == ground.lab_id]
+    survivors = tuple(s for s in ours if s.state != "terminated")
+    if not survivors:
+        mine = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
+        take_away(ground, [r for r in mine if r.expires_at is None])
+    return Removal(
+        server_id=server_id,
+        survivors=survivors,
+        leftovers=tuple(r for r in ground.provider.leftovers() if r.lab_id in ("", ground.lab_id)),
+    )
+
+
+def end(ground: Ground, servers: Iterable[Server]) -> None:
+    """Terminate all of them, then wait until the provider confirms each; their records go then."""
+    waiting = list(servers)
+    for server in waiting:
+        ground.connections.close(server)
+        _patiently(partial(ground.provider.terminate, server.id))
+        ground.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
+    deadline = time.monotonic() + GONE_DEADLINE_S
+    pause_s = FIRST_PAUSE_S
+    told = time.monotonic() + 2.0
+    while waiting := [s for s in waiting if not _gone(ground, s)]:
+        if time.monotonic() > deadline:
+            raise BusyError(
+                f"{ground.provider.name} has not confirmed that {waiting[0].id} is gone",
+                why=f"it says: {waiting[0].state}; what is not gone may bill",
+                hint="labctl down",
+            )
+        if told and time.monotonic() > told:
+            ground.reporter.emit(Step(name=f"waiting until {ground.provider.name} says it is gone"))
+            told = 0.0
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _gone(ground: Ground, server: Server) -> bool:
+    found = _patiently(partial(ground.provider.find, server.id))
+    if found is not None and found.state != "terminated":
+        return False
+    young = time.time() - server.created_at < ground.provider.settle_s
+    if found is None and young and server.state == "starting":
+        # Just made and perhaps never shown yet: not found is not gone.
+        return False
+    ground.state.drop_server(server.id)
+    ground.connections.forget(server.id)
+    ground.state.record("terminated", lab_id=server.lab_id, server_id=server.id)
+    return True
+
+
+def take_away(ground: Ground, resources: Iterable[Resource]) -> None:
+    """Remove them all; one that something else still holds is tried again for a while.
+
+    BusyError names what is left when the time is over.
+    """
+    left = list(resources)
+    deadline = time.monotonic() + RELEASE_DEADLINE_S
+    pause_s = FIRST_PAUSE_S
+    while left:
+        held: list[Resource] = []
+        last: BusyError | ThrottledError | None = None
+        for resource in left:
+            try:
+                ground.provider.remove(resource)
+            except (BusyError, ThrottledError) as error:
+                held.append(resource)
+                last = error
+        left = held
+        if left and time.monotonic() > deadline:
+            raise BusyError(
+                f"{left[0].kind} {left[0].id} could not be removed",
+                why=str(last),
+                hint="labctl orphans --terminate",
+            )
+        if left:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _patiently(call: Callable[[], T]) -> T:
+    """The answer, through throttling."""
+    pause_s = FIRST_PAUSE_S
+    deadline = time.monotonic() + RELEASE_DEADLINE_S
+    while True:
+        try:
+            return call()
+        except ThrottledError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
