@@ -122,11 +122,13 @@ def _by_gpu(
             f"there are {there}",
         )
     if not surplus.any_driver:
-        some = funnel.keep(
-            "the default image's driver (set server.aws.ami)",
-            some,
-            lambda o: o.gpu_name not in OLD_GPUS,
-        )
+        condition = "the default image's driver (set server.aws.ami)"
+        some = funnel.keep(condition, some, lambda o: o.gpu_name not in OLD_GPUS)
+    return _by_gpu_size(need, some, funnel)
+
+
+def _by_gpu_size(need: Need, some: list[Offer], funnel: Funnel) -> list[Offer]:
+    gpu = need.gpu
     if gpu.count > 1:
         most = max((o.gpu_count for o in some), default=0)
         some = funnel.keep(
