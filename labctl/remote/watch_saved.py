@@ -21,6 +21,7 @@ from .watch_signs import Account
 NEVER_AN_OUTPUT = "not an output by its name"
 MOST_FILES = 20_000
 LONG_S = 3600.0
+PROGRAM = Path(__file__).parents[1]
 
 
 class File(NamedTuple):
@@ -136,7 +137,7 @@ def ask(
     account: Account, verb: str, request: dict[str, Any], python: str = sys.executable
 ) -> dict[str, Any]:
     """The answer of another process of this program, run as the lab's account."""
-    words = [*account.words, python, str(Path(__file__).parents[1]), verb]
+    words = [*account.words, python, str(PROGRAM), verb]
     done = subprocess.run(
         words,
         input=json.dumps(request) + "\n",

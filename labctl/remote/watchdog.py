@@ -44,7 +44,7 @@ STAY_S = 600.0
 AFTER_BOOT_S = 60.0
 """Who starts a server again whose budget is spent has so long to raise it, or to pull."""
 MOST_WIND_DOWN_S = 2 * 3600.0
-SHOWN_S = 60.0
+SHOWN_S = PAUSE_S = 60.0
 
 
 class Watchdog:
@@ -186,7 +186,7 @@ class Watchdog:
         warned = self.state.get("warned") or {}
         decision = decide(self.told.limits, elapsed, idle_for, early, warned)
         self.state["warned"] = decision.warned
-        self.state["idle_for_s"] = idle_for
+        self._count_idle(idle_for, elapsed)
         if self.ending is not None:
             self._go_on(self.ending, elapsed)
         elif decision.end and self._sure(decision, look, now):
@@ -197,6 +197,13 @@ class Watchdog:
         keep(self.place, "state.json", self.state)
         self._show(decision, look, elapsed, idle_for)
         return decision
+
+    def _count_idle(self, idle_for: float, elapsed: float) -> None:
+        """Idle time altogether, for the share that costs show. A short pause is none."""
+        since = max(0.0, elapsed - float(self.state.get("counted_s") or elapsed))
+        if idle_for > PAUSE_S:
+            self.state["idle_total_s"] = float(self.state.get("idle_total_s") or 0.0) + since
+        self.state.update(counted_s=elapsed, idle_for_s=idle_for)
 
     def _idle_for(self, look: Look | None, now: float) -> float:
         """Seconds since the last sign of work; 0 while there is one, or nobody could look."""
@@ -312,6 +319,7 @@ class Watchdog:
             "idle_left_s": left.get("idle", limits.idle_s),
             "ends_in_s": None if decision.ends_in_s is None else round(decision.ends_in_s, 1),
             "ends_by": decision.ends_by,
+            "idle_total_s": round(self.state.get("idle_total_s", 0.0), 1),
             "spent_usd": round(elapsed / 3600 * limits.price_usd_per_hour, 4),
             "busy": [f"{s.said}, {spoken(s.age_s)} ago" if s.age_s else s.said for s in recent],
             "cannot": self.cannot,

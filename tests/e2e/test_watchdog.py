@@ -245,26 +245,26 @@ def test_the_ttl_stops_a_run_saves_its_checkpoint_and_powers_off(watched: WatchL
 def test_an_idle_server_ends_and_says_so_in_time(watched: WatchLab) -> None:
     with watched.terminal() as terminal:
         terminal.said("$")
-        watched.guard("idle", idle_s=8)
-        terminal.said(" s: nobody has worked on it (limit 8 s)")
-        watched.extend(6)
+        watched.guard("idle", idle_s=5)
+        terminal.said(" s: nobody has worked on it (limit 5 s)")
+        watched.extend(4)
         began = time.monotonic()
         terminal.said("this server ends now: nobody has worked on it")
         watched.wait_for_power_off()
-    assert time.monotonic() - began > 6
-    assert any("extended by 6 s" in each for each in watched.decisions())
+    assert time.monotonic() - began > 4
+    assert any("extended by 4 s" in each for each in watched.decisions())
     watched.boot()
 
 
 def test_a_spent_budget_ends_it_at_once_however_busy(watched: WatchLab) -> None:
-    watch = watched.guard("budget", budget_usd=0.01, price_usd_per_hour=6.0)
+    watch = watched.guard("budget", budget_usd=0.01, price_usd_per_hour=6.0, ending={"grace_s": 3})
     assert watch["budget_left_s"] == pytest.approx(6.0, abs=1.0)
     watched.start("spends", "trap '' TERM; while :; do sleep 0.1; done")
     wait_for(lambda: watched.watch(0)["ends_by"] == "budget")
     watched.wait_for_power_off(60)
     told = "\n".join(watched.decisions())
     assert "ending (budget): its budget of 0.01 dollars is spent" in told
-    assert "run killed: spends had not ended 10 s after SIGTERM" in told
+    assert "run killed: spends had not ended 3 s after SIGTERM" in told
     assert "wound down:" in told
     watched.boot()
     wait_for(lambda: watched.watch(0)["alive"])
@@ -274,7 +274,7 @@ def test_a_spent_budget_ends_it_at_once_however_busy(watched: WatchLab) -> None:
 
 
 def test_an_idle_server_whose_results_would_be_lost_stays_on(watched: WatchLab) -> None:
-    watched.guard("stays", idle_s=6, ending={"disk": "goes"})
+    watched.guard("stays", idle_s=4, ending={"disk": "goes"})
     wait_for(lambda: any(d["what"] == "staying on" for d in watched.watch()["decisions"]), 30)
     assert watched.server.found().state == "running"
     watch = wait_for(lambda: found if (found := watched.watch())["unsaved"]["files"] else None)

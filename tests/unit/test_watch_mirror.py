@@ -1,0 +1,312 @@
+"""What the watchdog saves, and where: pulled.json, a real S3 and EC2 interface (moto), the rule."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.actions.remote import files
+from labctl.remote import watch_end, watch_ending, watch_mirror, watch_saved
+from labctl.remote.reply import Failure
+from labctl.remote.watch_end import Plan, fate
+from labctl.remote.watch_install import _merged, start_script, unit_text
+from labctl.remote.watch_processes import transfer_name
+from labctl.remote.watch_saved import Unsaved
+from labctl.remote.watch_signs import Account, _kernel
+
+boto3 = pytest.importorskip("boto3")
+pytest.importorskip("moto.server")
+
+LAB = {"lab": "digits", "lab_id": "0f1e2d3c4b5a"}
+REGION = "us-east-1"
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+
+
+def client(name: str, cloud: str) -> Any:
+    return boto3.client(name, endpoint_url=cloud, region_name=REGION)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_mirror_is_whole_and_repeats_nothing(
+    cloud: str, credentials: None, tmp_path: Path
+) -> None:
+    s3 = client("s3", cloud)
+    s3.create_bucket(Bucket="results")
+    contents = {"model": b"m" * 100_000, "log": b"", "changed": b"new"}
+    files = []
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        files.append([str(tmp_path / name), f"digits-1/{name}", len(content), sha256(content)])
+    files[2][3] = sha256(b"old")
+    request = {"store": "s3://results/labs", "files": files, "endpoint": cloud}
+    done = watch_mirror.mirror(request)
+    assert done["sent"] == [0, 1]
+    assert done["failed"][0][0] == 2
+    assert "changed while it was sent" in done["failed"][0][1]
+    assert done["bytes_s"] > 0
+    kept = s3.get_object(Bucket="results", Key="labs/digits-1/model")
+    assert kept["Body"].read() == contents["model"]
+    assert kept["Metadata"]["sha256"] == sha256(contents["model"])
+    before = s3.head_object(Bucket="results", Key="labs/digits-1/model")["LastModified"]
+    time.sleep(1.1)
+    assert watch_mirror.mirror({**request, "files": files[:1]})["sent"] == [0]
+    after = s3.head_object(Bucket="results", Key="labs/digits-1/model")["LastModified"]
+    assert after == before
+
+
+def test_a_store_is_tried_beforehand(cloud: str, credentials: None) -> None:
+    client("s3", cloud).create_bucket(Bucket="there")
+    watch_mirror.mirror({"store": "s3://there", "probe": True, "endpoint": cloud})
+    assert "Contents" not in client("s3", cloud).list_objects_v2(Bucket="there")
+    with pytest.raises(Failure, match="cannot be written"):
+        watch_mirror.mirror({"store": "s3://absent/x", "probe": True, "endpoint": cloud})
+
+
+class _Metadata(BaseHTTPRequestHandler):
+    """The part of EC2's metadata service that is asked; the real one requires tokens too."""
+
+    instance = ""
+
+    def do_PUT(self) -> None:
+        self._say("token")
+
+    def do_GET(self) -> None:
+        assert self.headers["X-aws-ec2-metadata-token"] == "token"
+        last = self.path.rpartition("/")[2]
+        self._say({"instance-id": self.instance, "region": REGION}[last])
+
+    def _say(self, text: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def imds() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Metadata)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_server_has_its_own_disk_kept(cloud: str, credentials: None, imds: str) -> None:
+    ec2 = client("ec2", cloud)
+    image = ec2.describe_images()["Images"][0]["ImageId"]
+    made = ec2.run_instances(ImageId=image, MinCount=1, MaxCount=1, InstanceType="t3.micro")
+    _Metadata.instance = made["Instances"][0]["InstanceId"]
+    request = {"imds": imds, "endpoint": cloud, "expires": 1_900_000_000}
+    watch_mirror.keep_disk({**request, "probe": True})
+
+    def disk() -> tuple[str, bool, dict[str, str]]:
+        found = ec2.describe_instances(InstanceIds=[_Metadata.instance])
+        ebs = found["Reservations"][0]["Instances"][0]["BlockDeviceMappings"][0]["Ebs"]
+        volume = ec2.describe_volumes(VolumeIds=[ebs["VolumeId"]])["Volumes"][0]
+        tags = {tag["Key"]: tag["Value"] for tag in volume.get("Tags", [])}
+        return ebs["VolumeId"], ebs["DeleteOnTermination"], tags
+
+    volume, _, tags = disk()
+    assert tags == {}, "a probe changes nothing"
+    assert watch_mirror.keep_disk(request) == {"volumes": [volume]}
+    assert disk()[2] == {"labctl:expires": "1900000000"}
+
+
+def test_a_machine_without_metadata_says_so(credentials: None) -> None:
+    with pytest.raises(Failure, match="does not answer"):
+        watch_mirror.keep_disk({"imds": "http://127.0.0.1:9", "expires": 1.0})
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, content in files():
+        path = tmp_path / "program" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    monkeypatch.setattr(watch_saved, "PROGRAM", tmp_path / "program")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    own = tmp_path / "labctl" / "digits" / "runs" / "first" / ".labctl"
+    own.mkdir(parents=True)
+    (tmp_path / "labctl" / "digits" / ".labctl").mkdir()
+    (tmp_path / "labctl" / "digits" / ".labctl" / "id").write_text(LAB["lab_id"])
+    spec = {"outputs": ["checkpoints"], "lab_id": LAB["lab_id"], "command": [], "image": ""}
+    (own / "spec.json").write_text(json.dumps(spec))
+    (own / "record.json").write_text(json.dumps({"id": "first", "state": "exited"}))
+    for name, content in (("logs/run.log", "log"), ("checkpoints/a", "aa"), ("code/model", "mmm")):
+        path = own.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return tmp_path
+
+
+def names(left: Unsaved) -> set[str]:
+    return {file.name for file in left.files}
+
+
+def test_what_is_pulled_is_saved_until_it_changes(home: Path) -> None:
+    account = Account(os.geteuid(), os.getegid())
+    (home / "labctl" / "digits" / "code").mkdir()
+    (home / "labctl" / "digits" / "code" / "edited.py").write_text("edit")
+    left = watch_saved.unsaved(account, LAB["lab_id"], False)
+    assert names(left) == {"logs/run.log", "checkpoints/a", "code/model", "edited.py"}
+    assert {f.key for f in left.files} >= {
+        "digits-0f1e2d3c4b5a/runs/first/checkpoints/a",
+        "digits-0f1e2d3c4b5a/server-edits/edited.py",
+    }
+    assert watch_saved.estimate(LAB["lab_id"], False) == (2, 5)
+    held = [[f.name, f.size, f.sha256] for f in left.files if f.name != "edited.py"]
+    edits = [[f.name, f.sha256] for f in left.files if f.name == "edited.py"]
+    watch_saved.pulled({**LAB, "runs": {"first": held}, "edits": edits})
+    assert watch_saved.unsaved(account, LAB["lab_id"], True) == Unsaved([], [])
+    assert watch_saved.estimate(LAB["lab_id"], True) == (0, 0)
+    (home / "labctl/digits/runs/first/checkpoints/a").write_text("bb")
+    assert names(watch_saved.unsaved(account, LAB["lab_id"], False)) == {"checkpoints/a"}
+    (home / "labctl/digits/runs/first/checkpoints/manifest.json").write_text(
+        json.dumps({"files": {"b": {"size": 1}}})
+    )
+    left = watch_saved.unsaved(account, LAB["lab_id"], False)
+    assert any("its manifest does not match b" in each for each in left.broken)
+    with pytest.raises(Failure, match="no run other"):
+        watch_saved.pulled({**LAB, "runs": {"other": []}})
+
+
+def test_what_is_mirrored_is_noted_beside_its_run(home: Path) -> None:
+    directory = home / "labctl/digits/runs/first"
+    watch_end._note_mirrored(f"{directory}/checkpoints/a", "checkpoints/a", [2, "hash"])
+    assert watch_saved.saved_files(directory) == {"checkpoints/a": [2, "hash"]}
+    watch_end._note_mirrored(f"{home}/labctl/digits/code/x.py", "x.py", [2, "hash"])
+    kept = json.loads((home / "labctl/digits/.labctl/saved-edits.json").read_text())
+    assert kept == {"x.py": "hash"}
+
+
+@pytest.mark.parametrize(
+    ("by", "only_here", "disk_safe", "ends"),
+    [
+        ("idle", False, False, True),
+        ("idle", True, True, True),
+        ("idle", True, False, False),
+        ("ttl", True, False, True),
+        ("budget", True, False, True),
+        ("ttl", False, False, True),
+    ],
+)
+def test_the_rule_for_results_that_are_only_here(
+    by: str, only_here: bool, disk_safe: bool, ends: bool
+) -> None:
+    assert fate(by, only_here, disk_safe) is ends
+
+
+def test_without_boto3_it_says_so_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_mirror, "PYTHONS", ("no-such-python",))
+    plan = Plan(Account(0, 0), "x", "poweroff", "keepable", "s3://b/p", "", 1.0)
+    said = watch_end.unable(plan)
+    assert [each.partition(":")[0] for each in said] == [
+        "results cannot go to s3",
+        "the disk cannot outlive this server",
+    ]
+    assert all("no Python on the server has boto3" in each for each in said)
+    assert watch_end.unable(plan._replace(store="", disk="stays")) == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "given"),
+    [
+        ({"token": "aa11", "lab_id": "mine"}, True),
+        ({"token": "bb22", "lab_id": "mine"}, False),
+        ({"token": "aa11", "lab_id": "other"}, False),
+        ({}, False),
+    ],
+)
+def test_only_our_own_lease_is_given_back(
+    tmp_path: Path, owner: dict[str, str], given: bool
+) -> None:
+    for number in (1, 2):
+        (tmp_path / f"lease-{number}").mkdir()
+    (tmp_path / "lease-1" / "owner.json").write_text(
+        json.dumps({"token": "aa11", "lab_id": "mine"})
+    )
+    (tmp_path / "lease-2" / "owner.json").write_text(json.dumps(owner))
+    assert watch_ending.release("static-gpu1-aa11", "mine", tmp_path) is given
+    assert (tmp_path / "lease-2" / "released").exists() is given
+    assert not (tmp_path / "lease-1" / "released").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "transfer"),
+    [
+        ("rsync", ["rsync", "--server"], "rsync"),
+        ("sshd", ["sshd: student@internal-sftp"], "sftp"),
+        ("sshd-session", ["sshd-session: student@pts/0"], ""),
+        ("sshd", [], ""),
+        (
+            "python3",
+            ["python3", "-I", "/h/.cache/labctl/remote-1/__main__.py", "read"],
+            "labctl read",
+        ),
+        ("python3", ["python3", "train.py"], ""),
+    ],
+)
+def test_what_a_process_transfers_with(name: str, words: list[str], transfer: str) -> None:
+    assert transfer_name(name, words) == transfer
+
+
+def test_a_kernel_at_rest_ages() -> None:
+    last = "2026-01-02T03:04:05.678901Z"
+    at = 1767323045.0
+    assert _kernel({"execution_state": "busy", "last_activity": last}, at + 900).age_s == 0
+    assert _kernel({"execution_state": "idle", "last_activity": last}, at + 900).age_s == 900
+
+
+def test_a_second_arming_forgets_nothing() -> None:
+    about = {**LAB, "uid": 1, "gid": 1, "home": "/h", "ending": {"kind": "poweroff"}}
+    first = _merged({}, {**about, "server_id": "i-1", "elapsed_s": 60, "limits": {"ttl_s": 100}})
+    first["limits"].update(extended_s=50.0)
+    again = _merged(first, {**about, "server_id": "i-1", "elapsed_s": 0, "limits": {"ttl_s": 200}})
+    assert again["age"]["elapsed_s"] >= 60
+    assert (again["limits"]["ttl_s"], again["limits"]["extended_s"]) == (200, 50.0)
+    assert again["edition"] == first["edition"] + 1
+    other = _merged(again, {**about, "server_id": "i-2", "elapsed_s": 0, "limits": {"ttl_s": 200}})
+    assert (other["age"]["elapsed_s"], other["limits"]["extended_s"]) == (0.0, 0.0)
+
+
+def test_the_unit_comes_back_whatever_ends_it() -> None:
+    text = unit_text(Path("/var/lib/labctl/watchdog"), Path("/var/lib/labctl/watchdog/remote-1"))
+    assert "Restart=always" in text
+    assert "OOMScoreAdjust=-1000" in text
+    script = start_script(Path("/place"), Path("/place/remote-1"))
+    assert "while [ -f /place/remote-1/__main__.py ]" in script
