@@ -124,7 +124,7 @@ def _kept(ground: Ground, server: Server, error: LabError) -> PolicyError:
         ground.provider.stop(server.id)
         found = ground.provider.find(server.id)
         if found is not None:
-            ground.state.save_server(provision.renamed(found, server))
+            ground.state.save_server(ground.as_ours(found, server))
         ground.state.record("stopped", lab_id=ground.lab_id, server_id=server.id)
         kept = "it was stopped and its disk kept"
     return PolicyError(

@@ -14,7 +14,7 @@ import msgspec
 
 from labctl.actions.connections import Connections
 from labctl.actions.ground import Ground
-from labctl.errors import HostKeyError, LabError, LinkLostError
+from labctl.errors import ConnectError, HostKeyError, LabError
 from labctl.model import Server
 from labctl.providers import FirstBoot
 from labctl.transports import Transport
@@ -25,7 +25,7 @@ PAUSE_S = 0.1
 
 _LOOK = """set -e; umask 077; here=/etc/ssh/ssh_host_ed25519_key; next=/etc/ssh/labctl_next_key
 of() { ssh-keygen -y -f "$1" | cut -d' ' -f1,2; }
-if [ "$(of $here)" = "$1" ] && ! of $next >/dev/null 2>&1; then
+if [ "$(of $here)" = "$1" ] && ! ssh-keygen -y -f $next >/dev/null 2>&1; then
   rm -f $next $next.pub; ssh-keygen -q -t ed25519 -N '' -C '' -f $next
 fi
 echo "here $(of $here)"; [ ! -e $next ] || echo "next $(of $next)"
@@ -46,8 +46,14 @@ def settle(ground: Ground, server: Server, transport: Transport) -> Server:
         return server
     first = server.endpoint.host_key
     present, following = _look(transport, first)
-    if present != first and not following:
+    if present not in ("", first) and not following:
         following = present
+    if not following:
+        raise LabError(
+            "the server's first host key could not be replaced",
+            why="no new key could be made there",
+            hint="labctl up tries again; labctl down removes the server",
+        )
     if not server.endpoint.next_host_key:
         provider.pin(server.id, first, following)
         server = _pinned(ground, server, first, following)
@@ -106,7 +112,7 @@ def _prove(connections: Connections, server: Server, key: str) -> None:
         try:
             connections.open(alone).run("true", timeout_s=SWITCH_S)
             return
-        except (HostKeyError, LinkLostError):
+        except (HostKeyError, ConnectError):
             if time.monotonic() > deadline:
                 connections.write(server)
                 raise

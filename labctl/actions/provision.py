@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import msgspec
-
 from labctl.actions import Note, Step, attempts, first_contact, guard, removal
 from labctl.actions.ground import Ground
 from labctl.actions.prepare import gpu_for, prepare, probe
@@ -157,7 +155,7 @@ def _running(ground: Ground, server: Server) -> Server:
     while True:
         found = ground.provider.find(server.id) or server
         if found.state == "running" and found.endpoint.host_key and found.endpoint.port:
-            found = renamed(found, server)
+            found = ground.as_ours(found, server)
             ground.state.save_server(found)
             return found
         if found.state in ("terminated", "stopped") and server.state != "stopped":
@@ -179,11 +177,6 @@ def renew(ground: Ground, server: Server) -> None:
             why="its lease ended, and somebody else may have it",
             hint="labctl up",
         )
-
-
-def renamed(found: Server, known: Server) -> Server:
-    """What the provider found, under the alias that we gave it."""
-    return msgspec.structs.replace(found, alias=known.alias)
 
 
 def _undo(ground: Ground, server: Server, error: LabError) -> None:
