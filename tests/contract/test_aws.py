@@ -74,6 +74,8 @@ def test_machine_presents_the_pinned_host_key_and_no_other(
     [line] = said.strip().splitlines()
     assert line.split()[:2] == server.endpoint.host_key.split()
     assert rehearsal.execute(instance_id, "hostname")[1].strip() == "labctl-contract"
+    code, said = rehearsal.execute(instance_id, "cloud-init schema --system")
+    assert code == 0, said
     assert "docker" in rehearsal.execute(instance_id, "id -nG ubuntu")[1].split()
 
 
