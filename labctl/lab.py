@@ -160,11 +160,11 @@ class Lab:
 
         return down(self.ground, discard=discard)
 
-    def status(self, *, refresh: bool = False) -> dict[str, Any]:
+    def status(self, *, refresh: bool = False, why: bool = False) -> dict[str, Any]:
         """What is recorded of the lab; with `refresh` what the provider and the server say now."""
         from labctl.actions.status import status
 
-        return status(self.ground, refresh=refresh)
+        return status(self.ground, refresh=refresh, why=why)
 
     def _settle_trust(self) -> None:
         questions = trust_questions(self.config)

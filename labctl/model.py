@@ -46,8 +46,9 @@ class GpuNeed(Value, frozen=True):
 class Need(Value, frozen=True):
     """What a lab asks of a server.
 
-    `arch` is "x86_64", "arm64" or "" (either). `work` says what the GPU mostly does, so that offers
-    are ranked by price per unit of it: "fp32", "fp16", "bandwidth"; "" ranks by price per hour.
+    `arch` is "x86_64", "arm64" or "" (what most images are made for: x86_64). `work` says what the
+    GPU mostly does, so that offers are ranked by price per unit of it: "fp32", "fp16", "bandwidth";
+    "" ranks by price per hour.
     `ttl_s` counts from the server's creation, and can be extended up to `max_ttl_s`.
     """
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.actions import Decision, Note, Step
-from labctl.actions.cost import spent_usd
+from labctl.actions.cost import note_life, spent_usd
 from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key
 from labctl.errors import (
@@ -220,20 +220,7 @@ def _asked(ground: Ground, offer: Offer, request: CreateRequest) -> Server:
     server = ground.as_ours(server, None)
     ground.state.save_server(server)
     ground.state.end_attempt(request.token, "created")
-    ground.state.record(
-        "created",
-        lab_id=ground.lab_id,
-        server_id=server.id,
-        detail={
-            "provider": server.provider,
-            "lab": server.lab,
-            "type": offer.type,
-            "spot": offer.spot,
-            "price_usd_per_hour": offer.price_usd_per_hour,
-            "on_demand_usd_per_hour": offer.on_demand_usd_per_hour,
-            "created_at": server.created_at,
-        },
-    )
+    note_life(ground.state, server, "created")
     return server
 
 

@@ -15,6 +15,8 @@ from labctl.state import LedgerEntry, State
 
 HOUR_S = 3600.0
 ENDS = ("terminated", "gone", "stopped")
+BEGINS = ("created", "adopted")
+"""The first was written when we made it; the second when it was found by its tags."""
 
 
 class ServerCost(Value, frozen=True):
@@ -100,7 +102,7 @@ def server_costs(state: State, lab_id: str | None, now: float) -> list[ServerCos
 def _life(
     lines: list[LedgerEntry], server: Server | None, server_id: str, now: float
 ) -> ServerCost:
-    made = next((line for line in lines if line.kind == "created"), None)
+    made = next((line for line in lines if line.kind in BEGINS), None)
     detail: dict[str, Any] = made.detail if made else {}
     first = lines[0].at if lines else now
     since = detail.get("created_at") or (server.created_at if server else first)
@@ -129,7 +131,36 @@ def _life(
         if spot and on_demand is not None and price is not None
         else None,
         idle_share=told[-1].get("idle_share") if told else None,
-        note="" if made else "its beginning is not on record: what is here was read from its tags",
+        note=_note(lines, made),
+    )
+
+
+def _note(lines: list[LedgerEntry], made: LedgerEntry | None) -> str:
+    if made is None:
+        return "its price and beginning are not on record"
+    if any(line.kind == "gone" for line in lines):
+        return "it ended unseen: the hours count until that was noticed"
+    return "" if made.kind == "created" else "known from its tags: earlier stops are not counted"
+
+
+def note_life(state: State, server: Server, kind: str = "adopted") -> None:
+    """Write a server's price and beginning into the ledger, once."""
+    if any(line.kind in BEGINS for line in state.events(server_id=server.id)):
+        return
+    offer = server.offer
+    state.record(
+        kind,
+        lab_id=server.lab_id,
+        server_id=server.id,
+        detail={
+            "provider": server.provider,
+            "lab": server.lab,
+            "type": offer.type,
+            "spot": offer.spot,
+            "price_usd_per_hour": offer.price_usd_per_hour,
+            "on_demand_usd_per_hour": offer.on_demand_usd_per_hour,
+            "created_at": server.created_at,
+        },
     )
 
 

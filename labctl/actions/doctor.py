@@ -38,7 +38,7 @@ def _version(program: str) -> str:
 
 def _provider(ground: Ground) -> list[Check]:
     try:
-        return ground.provider.check()
+        return ground.provider.check(ground.config.server.need)
     except LabError as error:
         return [Check(name="provider", ok=False, detail=error.what, next=error.hint)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labctl.actions import Decision, removal
+from labctl.actions import Decision, cost, removal
 from labctl.actions.ground import Ground
 from labctl.errors import PolicyError
 from labctl.model import Resource, Server, Value
@@ -59,6 +59,8 @@ def end_them(ground: Ground, found: Orphans, *, kept_too: bool) -> Orphans:
             why="it was not agreed to",
             hint="labctl orphans --terminate --yes",
         )
+    for server in found.servers:
+        cost.note_life(ground.state, server)
     removal.end(ground, found.servers)
     # Some things show themselves only once the servers that held them are gone.
     rest = [one for one in orphans(ground).resources if kept_too or one.expires_at is None]

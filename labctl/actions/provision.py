@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from labctl.actions import Note, Step, attempts, first_contact, guard, removal
+from labctl.actions import Note, Step, attempts, cost, first_contact, guard, removal
 from labctl.actions.ground import Ground
 from labctl.actions.prepare import gpu_for, prepare, probe
 from labctl.errors import (
@@ -19,6 +19,7 @@ from labctl.errors import (
 from labctl.model import Server
 from labctl.providers import Console, Deadline, Gate, Lease, Stoppable
 
+ENDED = ("ending", "terminated")
 RUNNING_DEADLINE_S = 300.0
 SSH_DEADLINE_S = 120.0
 POLL_S = 0.25
@@ -49,7 +50,7 @@ def adopt(ground: Ground) -> Server | None:
     found = _as_provided(ground, known) if known else None
     if found is None:
         ours = [s for s in ground.provider.servers() if s.lab_id == ground.lab_id]
-        alive = [s for s in ours if s.state != "terminated"]
+        alive = [s for s in ours if s.state not in ENDED]
         found = alive[0] if alive else None
     if found is None:
         if known is not None:
@@ -58,6 +59,7 @@ def adopt(ground: Ground) -> Server | None:
         return None
     found = ground.as_ours(found, known)
     ground.state.save_server(found)
+    cost.note_life(ground.state, found)
     for token in [attempt.token for attempt in ground.state.open_attempts(ground.lab_id)]:
         ground.state.end_attempt(token, "adopted")
     return found
@@ -68,7 +70,7 @@ def _as_provided(ground: Ground, known: Server) -> Server | None:
     deadline = known.created_at + ground.provider.settle_s
     while True:
         found = ground.provider.find(known.id)
-        if found is not None and found.state != "terminated":
+        if found is not None and found.state not in ENDED:
             break
         if found is not None or time.time() > deadline:
             return None
@@ -116,7 +118,9 @@ def make_ready(ground: Ground, server: Server) -> Server:
     ground.state.save_server(server)
     need = ground.config.server.need
     left = attempts.budget_left_usd(ground, need, but=server.id)
-    guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
+    watch = guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
+    for lack in watch.get("cannot", ()):
+        ground.reporter.emit(Note(text=lack, level="warning"))
     ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id)
     return server
 
@@ -134,7 +138,7 @@ def _limit(ground: Ground, server: Server) -> None:
     except DeniedError as error:
         text = f"nothing at {ground.provider.name} ends the server if it hangs: {error.what}"
         ground.reporter.emit(Note(text=text, level="warning"))
-        return
+        at = 0.0
     ground.state.record("deadline", lab_id=ground.lab_id, server_id=server.id, detail={"at": at})
 
 
@@ -158,7 +162,7 @@ def _running(ground: Ground, server: Server) -> Server:
             found = ground.as_ours(found, server)
             ground.state.save_server(found)
             return found
-        if found.state in ("terminated", "stopped") and server.state != "stopped":
+        if found.state in (*ENDED, "stopped") and server.state != "stopped":
             raise ProviderError(f"the server {server.id} stopped while it was starting")
         if time.monotonic() > deadline:
             raise ProviderError(

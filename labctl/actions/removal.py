@@ -40,6 +40,9 @@ def remove(ground: Ground, server: Server) -> Removal:
 def swept(ground: Ground, server_id: str = "") -> Removal:
     """What is left of the lab once everything besides servers was taken away, kept disks aside."""
     ours = [s for s in ground.provider.servers() if s.lab_id == ground.lab_id]
+    ending = [s for s in ours if s.state == "ending"]
+    _wait_for(ground, ending)
+    ours = [s for s in ours if s not in ending]
     survivors = tuple(s for s in ours if s.state != "terminated")
     if not survivors:
         mine = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
@@ -58,6 +61,11 @@ def end(ground: Ground, servers: Iterable[Server]) -> None:
         ground.connections.close(server)
         _patiently(partial(ground.provider.terminate, server.id))
         ground.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
+    _wait_for(ground, waiting)
+
+
+def _wait_for(ground: Ground, waiting: list[Server]) -> None:
+    """Until the provider says of each that it is gone; it may have missed the first order."""
     deadline = time.monotonic() + GONE_DEADLINE_S
     pause_s = FIRST_PAUSE_S
     told = time.monotonic() + 2.0
@@ -78,6 +86,9 @@ def end(ground: Ground, servers: Iterable[Server]) -> None:
 def _gone(ground: Ground, server: Server) -> bool:
     found = _patiently(partial(ground.provider.find, server.id))
     if found is not None and found.state != "terminated":
+        if found.state != "ending":
+            # An order given while the provider did not show it yet may have gone astray.
+            _patiently(partial(ground.provider.terminate, server.id))
         return False
     young = time.time() - server.created_at < ground.provider.settle_s
     if found is None and young and server.state == "starting":

@@ -5,55 +5,83 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from labctl.actions.cost import spent_usd
 from labctl.actions.ground import Ground
 from labctl.errors import ConnectError
+from labctl.model import Server
 
 
-def status(ground: Ground, *, refresh: bool) -> dict[str, Any]:
+def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any]:
     """Server, runs, clocks and dollars of a lab, as plain values.
 
-    `server` is None where there is none. `reachable` is None when nobody asked. Costs are the
-    price times the hours since creation; there is no figure where the price is not known.
+    `server` is None where there is none. `reachable` is None when nobody asked. `watch` is what its
+    watchdog last said, and `watched_at` when; {} where none was heard. Costs are those of the
+    ledger. With `why` the watchdog's last decisions are in `watch`, as "decisions".
     """
     machine: dict[str, Any] = {}
     reachable: bool | None = None
-    why = ""
+    said = ""
     if refresh:
-        from labctl.actions.provision import adopt
+        from labctl.actions.provision import admit, adopt
 
-        adopt(ground)
+        adopted = adopt(ground)
+        if adopted is not None and adopted.state == "running":
+            admit(ground, adopted)
     server = ground.state.server_of_lab(ground.lab_id)
     if refresh and server is not None and server.state == "running":
-        from labctl.actions import runs
+        from labctl.actions import guard, runs
 
         try:
             machine = runs.refresh(ground, server)
             reachable = True
+            watched = guard.watch(ground, server) if why else machine.get("watch")
+            _keep_watch(ground, server, watched or {})
         except ConnectError as error:
-            reachable, why = False, error.what
+            reachable, said = False, error.what
     now = time.time()
-    hours = (now - server.created_at) / 3600 if server else 0.0
+    watch, watched_at = _last_watch(ground, server) if server else ({}, None)
     return {
         "lab": ground.config.name,
         "lab_id": ground.lab_id,
         "server": server,
         "reachable": reachable,
-        "why": why,
+        "why": said,
         "disk": machine.get("disk"),
-        "clocks": _clocks(ground, hours) if server else {},
-        "cost_usd": round(hours * server.offer.price_usd_per_hour, 4) if server else 0.0,
+        "clocks": _clocks(ground, server, watch, now) if server else {},
+        "watch": watch,
+        "watched_at": watched_at,
+        "cost_usd": round(spent_usd(ground.state, ground.lab_id, now), 4),
         "runs": list(reversed(ground.state.runs(ground.lab_id))),
         "now": now,
     }
 
 
-def _clocks(ground: Ground, hours: float) -> dict[str, Any]:
-    """The server's age and the limits that lab.yaml names; `enforced` says who acts on them."""
+def _clocks(ground: Ground, server: Server, watch: dict[str, Any], now: float) -> dict[str, Any]:
+    """The server's age and the limits that lab.yaml names; `enforced` whether it acts on them."""
     need = ground.config.server.need
     return {
-        "up_s": hours * 3600,
+        "up_s": now - server.created_at,
         "ttl_s": need.ttl_s,
         "idle_s": need.idle_s,
         "budget_usd": need.budget_usd,
-        "enforced": False,
+        "enforced": bool(watch.get("alive")),
     }
+
+
+def _keep_watch(ground: Ground, server: Server, watch: dict[str, Any]) -> None:
+    """Write down what the watchdog says: the ledger's only knowledge of idle hours."""
+    if not watch:
+        return
+    elapsed_s, idle_s = watch.get("elapsed_s") or 0.0, watch.get("idle_total_s") or 0.0
+    share = round(min(1.0, idle_s / elapsed_s), 4) if elapsed_s else None
+    ground.state.record(
+        "watch",
+        lab_id=ground.lab_id,
+        server_id=server.id,
+        detail={"watch": watch, "idle_share": share},
+    )
+
+
+def _last_watch(ground: Ground, server: Server) -> tuple[dict[str, Any], float | None]:
+    said = ground.state.events(server_id=server.id, kind="watch", limit=1)
+    return (said[0].detail["watch"], said[0].at) if said else ({}, None)

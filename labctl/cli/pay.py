@@ -151,12 +151,13 @@ def _draw_costs(costs: Costs) -> None:
             _dollars(one.cost_usd),
             _dollars(one.spot_saved_usd) if one.spot else "-",
             "not known" if one.idle_share is None else f"{one.idle_share:.0%}",
-            one.note,
         )
         for one in costs.servers
     ]
-    headings = ("SERVER", "LAB", "TYPE", "HOURS", "USD/H", "USD", "SPOT SAVED", "IDLE", "")
-    table(rows, headings)
+    table(rows, ("SERVER", "LAB", "TYPE", "HOURS", "USD/H", "USD", "SPOT SAVED", "IDLE"))
+    for one in costs.servers:
+        if one.note:
+            click.echo(f"{one.server_id}: {one.note}")
     if costs.runs:
         click.echo()
         runs = [

@@ -17,17 +17,20 @@ if TYPE_CHECKING:
 
 @click.command("status")
 @click.option("--refresh", "-r", is_flag=True, help="Ask the provider and the server now.")
+@click.option("--why", is_flag=True, help="What the server's watchdog decided last, and why.")
 @json_option
 @click.pass_context
-def status_command(ctx: click.Context, refresh: bool, json_: bool) -> None:
+def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) -> None:
     """Server, runs, clocks and dollars; from the record, or with --refresh as they are now.
 
     \b
     labctl status --refresh
+    labctl status --why
     """
     from labctl.cli.screen import as_json
 
-    said = open_lab(ctx, quiet=json_, record_only=not refresh).status(refresh=refresh)
+    asks = refresh or why
+    said = open_lab(ctx, quiet=json_, record_only=not asks).status(refresh=asks, why=why)
     if json_:
         as_json(said)
         return
@@ -36,7 +39,9 @@ def status_command(ctx: click.Context, refresh: bool, json_: bool) -> None:
         click.echo(f"{said['lab']}: no server. Next: labctl up")
     else:
         _draw_server(said, server)
-    if said["runs"]:
+    if why:
+        _draw_why(said["watch"])
+    elif said["runs"]:
         _draw_runs(said["runs"], said["now"])
 
 
@@ -51,19 +56,57 @@ def _draw_server(said: dict[str, Any], server: Server) -> None:
         click.echo(f"  {clean(said['why'])}")
     price = server.offer.price_usd_per_hour
     cost = f"{said['cost_usd']:.2f} dollars so far at {price:.2f} an hour" if price else "no cost"
-    clocks = said["clocks"]
-    limits = [
-        f"{name} {span(clocks[key])}"
-        for name, key in (("ttl", "ttl_s"), ("idle", "idle_s"))
-        if clocks[key]
-    ]
-    if clocks["budget_usd"]:
-        limits.append(f"budget {clocks['budget_usd']:.2f} dollars")
-    held = f"; {', '.join(limits)}: not enforced on this provider" if limits else ""
-    click.echo(f"  up {span(clocks['up_s'])}, {cost}{held}")
+    click.echo(f"  up {span(said['clocks']['up_s'])}, {cost}")
+    _draw_clocks(said, price)
     if said["disk"]:
         click.echo(f"  disk {size(said['disk']['free_bytes'])} free")
     click.echo(f"  ssh {server.alias}")
+
+
+def _draw_clocks(said: dict[str, Any], price: float) -> None:
+    """When the server ends and by what, as its watchdog said, or what nobody watches."""
+    from labctl.cli.exits import clean
+    from labctl.cli.screen import ago, span
+
+    watch, clocks = said["watch"], said["clocks"]
+    if not watch:
+        if any(clocks[key] for key in ("ttl_s", "idle_s", "budget_usd")):
+            click.echo("  its clocks are not known here; next: labctl status --refresh")
+        return
+    gone_s = said["now"] - said["watched_at"]
+    left = {
+        name: watch[key] - gone_s
+        for name, key in (("ttl", "ttl_left_s"), ("idle", "idle_left_s"))
+        if watch.get(key) is not None
+    }
+    told = [f"{name} {span(seconds)} left" for name, seconds in left.items()]
+    if watch.get("budget_left_s") is not None and price:
+        told.append(f"{(watch['budget_left_s'] - gone_s) / 3600 * price:.2f} dollars left")
+    if told:
+        heard = f" (heard {ago(said['watched_at'], said['now'])} ago)" if gone_s > 5 else ""
+        click.echo(f"  {', '.join(told)}{heard}")
+    if not watch.get("alive"):
+        click.echo(click.style("  its watchdog does not run; next: labctl up", fg="red"))
+    if watch.get("busy"):
+        click.echo(f"  not idle: {clean('; '.join(watch['busy'][:3]))}")
+    for one in watch.get("cannot", []):
+        click.echo(click.style(f"  {clean(one)}", fg="yellow"))
+
+
+def _draw_why(watch: dict[str, Any]) -> None:
+    import time
+
+    from labctl.cli.screen import table
+
+    rows = [
+        (time.strftime("%m-%d %H:%M:%S", time.localtime(one["at"])), one["what"], one["why"])
+        for one in watch.get("decisions", [])
+    ]
+    click.echo()
+    if rows:
+        table(rows, ("WHEN", "DECIDED", "WHY"))
+    else:
+        click.echo("no watchdog has decided anything")
 
 
 def _draw_runs(runs: list[Run], now: float) -> None:

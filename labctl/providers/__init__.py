@@ -54,8 +54,8 @@ class Provider(Protocol):
 
     def __init__(self, settings: Any, surroundings: Surroundings) -> None: ...
 
-    def check(self) -> list[Check]:
-        """Credentials, quota, engine: one Check each, with the way to mend it."""
+    def check(self, need: Need | None = None) -> list[Check]:
+        """Credentials, quota for the need, engine: one Check each, with the way to mend it."""
 
     def offers(self, need: Need) -> list[Offer]:
         """What there is for this need, the best first; perhaps nothing.

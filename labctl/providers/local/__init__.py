@@ -70,7 +70,7 @@ class LocalProvider:
         self.surroundings = surroundings
         self._source = surroundings.data_dir / "images" / "lab-server"
 
-    def check(self) -> list[Check]:
+    def check(self, need: Need | None = None) -> list[Check]:
         wanted = image.reference(self._source, self.surroundings.base_image)
         try:
             with engine.connected() as docker:

@@ -54,7 +54,7 @@ class StaticProvider:
     def machines(self) -> tuple[Machine, ...]:
         return machines(self.settings, self.surroundings)
 
-    def check(self) -> list[Check]:
+    def check(self, need: Need | None = None) -> list[Check]:
         return [_check(machine, found) for machine, found in self._look()]
 
     def offers(self, need: Need) -> list[Offer]:
