@@ -33,12 +33,14 @@ subnet: subnet-0123456789abcdef0
 instance_profile: labctl-server
 scheduler_role: arn:aws:iam::123456789012:role/labctl-deadline
 profile: teaching
+settle: 90s
 """
     found = settings(text)
     assert isinstance(found, AwsSettings)
     assert found.regions == ("us-east-1", "eu-west-1")
     assert found.ssh_from == ("192.0.2.0/24", "2001:db8::/32", "198.51.100.7/32")
     assert found.disk_bytes == 200 * 10**9
+    assert found.settle_s == 90
 
 
 def test_text_may_hold_several_as_a_variable_does() -> None:

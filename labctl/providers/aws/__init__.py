@@ -29,10 +29,10 @@ class AwsProvider:
 
     name: ClassVar[str] = "aws"
     settings_type: ClassVar[type[Value]] = AwsSettings
-    settle_s: float = 60.0
 
     def __init__(self, settings: AwsSettings, surroundings: Surroundings) -> None:
         self.settings = settings
+        self.settle_s: float = settings.settle_s
         self.surroundings = surroundings
         self.clients = Clients(settings.profile)
 

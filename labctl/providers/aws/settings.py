@@ -9,6 +9,7 @@ import msgspec
 
 from labctl.config.document import shown
 from labctl.config.reader import Parsed
+from labctl.config.scalars import parse_duration
 from labctl.config.schema import Size
 from labctl.model import Value
 
@@ -82,7 +83,8 @@ class AwsSettings(Value, frozen=True):
 
     `subnet`: in place of the default VPC's. `instance_profile` (name or ARN): what the server
     itself may do. `scheduler_role` (ARN): lets EventBridge Scheduler end the server at its TTL.
-    `profile`: of AWS's own configuration.
+    `profile`: of AWS's own configuration. `settle`: how long AWS may hide what was just made; a
+    server that is not shown for so long does not exist.
     """
 
     regions: Annotated[tuple[str, ...], Parsed(_regions)] | tuple[Region, ...] = ()
@@ -95,3 +97,4 @@ class AwsSettings(Value, frozen=True):
     instance_profile: Annotated[str, _matching(_INSTANCE_PROFILE, "an instance profile")] = ""
     scheduler_role: Annotated[str, _matching(_ROLE, "a role: write arn:aws:iam::...:role/...")] = ""
     profile: Annotated[str, _matching(_PROFILE, "a profile of AWS's configuration")] = ""
+    settle_s: Annotated[int, Parsed(parse_duration)] = msgspec.field(default=60, name="settle")
