@@ -30,11 +30,12 @@ Environ = dict[str, Any]
 
 
 class Reply(Value, frozen=True):
-    """An answer over HTTP. Status 0 is none: the connection closes."""
+    """An answer over HTTP. Status 0 is none: the connection closes, after `hold_s` at most."""
 
     status: int
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
+    hold_s: float = 0.0
 
 
 class Call:

@@ -11,8 +11,6 @@ from labctl.model import Value
 from labctl.rehearsal.calls import Call, Reply, refusal
 from labctl.rehearsal.scenario import Loss, Scenario, Throttle
 
-NONE = Reply(status=0)
-"""The connection closes without an answer."""
 THROTTLED = {"ec2": ("RequestLimitExceeded", 503)}
 EXPIRED = {
     "ec2": ("RequestExpired", "Request has expired."),
@@ -31,8 +29,8 @@ class Faults:
 
     def before(self, call: Call, scenario: Scenario) -> Reply | None:
         """What is answered instead of applying the call, if anything."""
-        if self._hits("dropped", call, scenario.dropped):
-            return NONE
+        if (loss := self._hit("dropped", call, scenario.dropped)) is not None:
+            return Reply(status=0, hold_s=loss.hold)
         if scenario.expired:
             default = ("ExpiredTokenException", EXPIRED["sts"][1])
             return refusal(call, *EXPIRED.get(call.service, default), status=400)
@@ -43,18 +41,20 @@ class Faults:
             return refusal(call, code, "Request limit exceeded.", status)
         return None
 
-    def loses_reply(self, call: Call, scenario: Scenario) -> bool:
-        return self._hits("lost", call, scenario.lost)
+    def after(self, call: Call, scenario: Scenario, reply: Reply) -> Reply:
+        """The reply to a call that was applied, or its loss."""
+        loss = self._hit("lost", call, scenario.lost)
+        return reply if loss is None else Reply(status=0, hold_s=loss.hold)
 
-    def _hits(self, kind: str, call: Call, losses: tuple[Loss, ...]) -> bool:
+    def _hit(self, kind: str, call: Call, losses: tuple[Loss, ...]) -> Loss | None:
         with self._lock:
             for loss in losses:
                 if not matches(loss.action, call):
                     continue
                 self._seen[kind, loss] += 1
                 if loss.skip < self._seen[kind, loss] <= loss.skip + loss.count:
-                    return True
-        return False
+                    return loss
+        return None
 
     def _too_fast(self, call: Call, scenario: Scenario) -> bool:
         with self._lock:

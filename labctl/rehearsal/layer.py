@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from labctl.errors import LabError
 from labctl.rehearsal import limits, market, pricelist
 from labctl.rehearsal.backend import Backend
 from labctl.rehearsal.calls import Call, Environ, Reply, json_reply, parsed, refusal, xml_reply
-from labctl.rehearsal.faults import NONE, Faults
+from labctl.rehearsal.faults import Faults
 from labctl.rehearsal.fleet import Fleet
 from labctl.rehearsal.instances import Instances
 from labctl.rehearsal.scenario import Scenario
@@ -53,6 +54,7 @@ class Layer:
         address: Callable[[], str],
     ) -> None:
         self.calls: Counter[str] = Counter()
+        self.held: Counter[str] = Counter()
         self.faults = Faults()
         self._lock = threading.Lock()
         self._backend = backend
@@ -78,10 +80,11 @@ class Layer:
         elif environ["PATH_INFO"].startswith("/rehearsal/"):
             reply = self._controlled(environ)
         else:
-            reply = self._answer(Call(environ))
-        if reply.status == 0:
-            _hang_up(environ)
-        start_response(f"{reply.status or 500} -", _headers(reply))
+            call = Call(environ)
+            reply = self._answer(call)
+            if reply.status == 0:
+                self._lose(call, reply.hold_s)
+        start_response(f"{reply.status} -", _headers(reply))
         return [reply.body]
 
     def inside(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
@@ -100,8 +103,18 @@ class Layer:
         reply = self.faults.before(call, scenario)
         if reply is not None:
             return reply
-        reply = self._applied(call, scenario)
-        return NONE if self.faults.loses_reply(call, scenario) else reply
+        return self.faults.after(call, scenario, self._applied(call, scenario))
+
+    def _lose(self, call: Call, hold_s: float) -> NoReturn:
+        """Close the connection under the server: the caller reads its end and no answer."""
+        wire = call.environ["werkzeug.socket"]
+        if hold_s:
+            with self._lock:
+                self.held[call.action] += 1
+            # Whoever waits for an answer sends nothing: this can be read once the caller is gone.
+            select.select([wire], [], [], hold_s)
+        wire.shutdown(socket.SHUT_RDWR)
+        raise ConnectionAbortedError("the rehearsal loses this reply")
 
     def _applied(self, call: Call, scenario: Scenario) -> Reply:
         if call.service == "ec2" and call.region not in self._backend.regions:
@@ -152,10 +165,3 @@ class Layer:
 def _headers(reply: Reply) -> list[tuple[str, str]]:
     kept = [pair for pair in reply.headers if pair[0].lower() != "content-length"]
     return [*kept, ("Content-Length", str(len(reply.body)))]
-
-
-def _hang_up(environ: Environ) -> None:
-    """Close the connection under the server: the caller reads its end and no answer."""
-    wire = environ["werkzeug.socket"]
-    wire.shutdown(socket.SHUT_RDWR)
-    raise ConnectionAbortedError("the rehearsal loses this reply")

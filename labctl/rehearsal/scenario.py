@@ -83,11 +83,15 @@ class Throttle(Value, frozen=True):
 
 
 class Loss(Value, frozen=True):
-    """The next `count` calls lose their reply, or themselves, after `skip` that do not."""
+    """The next `count` calls lose their reply, or themselves, after `skip` that do not.
+
+    The connection stays open for `hold`, or until the caller is gone, and closes then.
+    """
 
     action: str = "*"
     count: int = 1
     skip: int = 0
+    hold: Seconds = 0.0
 
 
 class Reclaim(Value, frozen=True):

@@ -90,6 +90,11 @@ class Rehearsal:
         return dict(self._layer.calls)
 
     @property
+    def held(self) -> dict[str, int]:
+        """How many calls of each action have been held (see Loss) so far. A copy."""
+        return dict(self._layer.held)
+
+    @property
     def caller(self) -> str:
         """The address under which machines see a caller on this one."""
         if self.scenario.address:

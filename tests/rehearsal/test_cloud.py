@@ -151,6 +151,15 @@ def test_a_lost_reply_was_applied_and_a_dropped_call_was_not(ground: Ground) -> 
     assert [one["InstanceId"] for one in found] == [again["InstanceId"]]
 
 
+def test_a_lost_call_can_be_held_before_its_connection_closes(ground: Ground) -> None:
+    ground.rehearsal.change(lost=(Loss(action="DescribeVpcs", hold=0.3),))
+    began = time.monotonic()
+    with pytest.raises((ConnectionClosedError, HTTPClientError)):
+        ground.ec2.describe_vpcs()
+    assert 0.3 <= time.monotonic() - began < 5
+    assert ground.rehearsal.held["DescribeVpcs"] == 1
+
+
 def test_what_is_denied_and_what_a_dry_run_says(ground: Ground) -> None:
     assert refused(ground.run, DryRun=True) == "DryRunOperation"
     ground.rehearsal.change(denied=("ec2:Run*", "scheduler:*"))
