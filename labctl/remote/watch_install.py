@@ -260,6 +260,9 @@ def _ticked(place: Path, edition: int, version: str) -> dict[str, Any]:
 
     ring(place)
     _until(seen, "the watchdog does not tick")
+    # What cannot be saved may have to be asked of a cloud; whoever calls wants to be told.
+    with suppress(Failure):
+        _until(lambda: read_json(place / "status.json").get("cannot") is not None, "")
     return shown(place, bool(Lock(place).holder()), DECISIONS)
 
 

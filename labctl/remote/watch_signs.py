@@ -149,8 +149,9 @@ def kernels(container: dict[str, Any]) -> list[Sign]:
 
 
 def _kernel(kernel: dict[str, Any], now: float) -> Sign:
-    if kernel.get("execution_state") in ("busy", "starting", "restarting"):
-        return Sign(f"a Jupyter kernel is {kernel['execution_state']}")
+    """Only "busy" is work: a kernel that nobody ever connects to says "starting" for ever."""
+    if kernel.get("execution_state") == "busy":
+        return Sign("a Jupyter kernel is busy")
     moment = datetime.strptime(kernel["last_activity"][:19], "%Y-%m-%dT%H:%M:%S")
     at = moment.replace(tzinfo=timezone.utc).timestamp()
     return Sign("a Jupyter kernel was used", max(0.001, now - at))

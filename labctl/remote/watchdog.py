@@ -59,7 +59,7 @@ class Watchdog:
         self.last_work_s = boottime_s()
         self.was_busy: bool | None = None
         self.unsaved = (0, 0)
-        self.cannot: list[str] = []
+        self.cannot: list[str] | None = None
         self.explore_now = threading.Event()
         self.stay_until_s = 0.0
         self.not_before_s = 0.0
@@ -125,6 +125,7 @@ class Watchdog:
             if self.looker:
                 self.looker.set_idle_limit(self.told.limits.idle_s)
                 self.looker.look_now()
+            self.cannot = None
             self.explore_now.set()
             self.stay_until_s = self.not_before_s = 0.0
 
@@ -158,14 +159,16 @@ class Watchdog:
 
     def _explore(self) -> None:
         """Slow questions, in a thread: what could not be saved at the end, what is not yet."""
-        asked = None
+        asked, found = None, []
         while True:
             plan = self.told.plan
             if (plan.store, plan.disk) != asked:
-                asked = (plan.store, plan.disk)
-                self.cannot = unable(plan)
-                for one in self.cannot:
+                asked, found = (plan.store, plan.disk), unable(plan)
+                for one in found:
                     self.say("cannot be saved", one)
+            if self.cannot is None:
+                self.cannot = found
+                ring(self.place)
             with suppress(OSError, ValueError):
                 self.unsaved = estimate(plan.lab_id, plan.every_lab)
             self.explore_now.wait(ESTIMATE_EVERY_S)

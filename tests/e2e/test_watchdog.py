@@ -274,11 +274,11 @@ def test_a_spent_budget_ends_it_at_once_however_busy(watched: WatchLab) -> None:
 
 
 def test_an_idle_server_whose_results_would_be_lost_stays_on(watched: WatchLab) -> None:
-    watched.guard("stays", idle_s=4, ending={"disk": "goes"})
+    armed = watched.guard("stays", idle_s=4, ending={"disk": "goes"})
+    assert armed["cannot"] == ["the disk ends with the server: pull what you want to keep"]
     wait_for(lambda: any(d["what"] == "staying on" for d in watched.watch()["decisions"]), 30)
     assert watched.server.found().state == "running"
-    watch = wait_for(lambda: found if (found := watched.watch())["unsaved"]["files"] else None)
-    assert watch["cannot"] == ["the disk ends with the server: pull what you want to keep"]
+    wait_for(lambda: watched.watch()["unsaved"]["files"])
     watched.guard("next", ttl_s=LONG_S)
 
 
