@@ -3,9 +3,66 @@
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+
+TOGETHER_LONGEST_FIRST = (
+    # One lab with services, and what a browser shows of them.
+    "e2e/test_forwards_live e2e/test_services e2e/test_browser e2e/test_watchdog_jupyter",
+    "e2e/test_prepare_live",
+    "e2e/test_transfer_faults",
+    "e2e/test_watchdog",
+    "template/test_template_train",
+    "e2e/test_connection_faults",
+    # One lab made by `labctl up`.
+    "e2e/test_runs e2e/test_run_faults e2e/test_gpu",
+    "e2e/test_lab_server",
+    "rehearsal/test_machines",
+    "contract/test_contract contract/test_aws",
+    "contract/test_local",
+    "e2e/test_transports",
+    "e2e/test_sync",
+    "e2e/test_static_leases",
+    "template/test_template_checkpoints",
+)
+"""For workers side by side: files that share what takes long to make, and what is begun first.
+
+A file that is not named stands alone, after these.
+"""
 
 
 def pytest_configure() -> None:
     # A shell's background job ignores Ctrl-C, and so would every program that a test starts and
     # interrupts: an ignored signal stays ignored in what is executed, a handler does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def unit_of_work(nodeid: str) -> str:
+    """The name of what one worker does from beginning to end; `nodeid` as pytest shows it."""
+    file = nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
+    return next((unit for unit in TOGETHER_LONGEST_FIRST if file in unit.split()), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Whole files to each worker: their tests share what they made."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByUnit(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of_work(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByUnit(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not hasattr(config, "workerinput"):
+        return
+    ranks = {unit: rank for rank, unit in enumerate(TOGETHER_LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(unit_of_work(item.nodeid), len(ranks)))
