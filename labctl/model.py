@@ -135,7 +135,9 @@ class CreateRequest(Value, frozen=True):
 
     `token` is random per attempt and makes the call idempotent where the provider can.
     `public_key` is the line for authorized_keys. `tags` must reach the provider in the same call.
-    `first_boot` may hold the private half of `host_key`, which is replaced at first contact.
+    Servers of one `group` (a course, say; else the lab alone) share what the provider can share: a
+    security group, a key pair. `first_boot` may hold the private half of `host_key`, which is
+    replaced at first contact.
     """
 
     lab: str
@@ -145,6 +147,7 @@ class CreateRequest(Value, frozen=True):
     identity: str
     need: Need
     tags: dict[str, str] = {}
+    group: str = ""
     host_key: str = ""
     first_boot: str = ""
 

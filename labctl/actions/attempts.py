@@ -252,6 +252,7 @@ def _request(ground: Ground, need: Need, offer: Offer) -> CreateRequest:
         identity=str(identity),
         need=need,
         tags=tags,
+        group=ground.group,
     )
     if not isinstance(ground.provider, FirstBoot):
         return request

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -277,6 +278,17 @@ class Connections:
             yield
         finally:
             os.close(descriptor)
+
+
+def answers(endpoint: Endpoint, within_s: float) -> bool:
+    """Whether anything takes a connection at that address; True where a proxy leads there."""
+    if endpoint.jump or endpoint.proxy_command:
+        return True
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), within_s):
+            return True
+    except OSError:
+        return False
 
 
 def _unless_none(value: str) -> str:

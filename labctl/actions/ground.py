@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 class Ground:
     """Made once per command. Nothing here touches the network before it is used.
 
-    `everywhere` has the provider look at every region that the account has.
+    `everywhere` has the provider look at every region that the account has. Labs of one `group`
+    share a key pair and what else the provider can share.
     """
 
     config: LabConfig
@@ -35,6 +37,17 @@ class Ground:
     state: State
     reporter: Reporter
     everywhere: bool = False
+    group: str = ""
+
+    def beside(self, config: LabConfig, lab_id: str) -> Ground:
+        """The ground of another lab that shares this one's provider, state and connections."""
+        made = dataclasses.replace(self, config=config, lab_id=lab_id)
+        # What a cached_property holds lies in the instance's dictionary.
+        made.__dict__.update(provider=self.provider, connections=self.connections)
+        return made
+
+    def in_group(self, group: str) -> Ground:
+        return dataclasses.replace(self, group=group)
 
     @functools.cached_property
     def connections(self) -> Connections:
@@ -102,7 +115,7 @@ class Ground:
     @property
     def identity(self) -> Path:
         """The private key that labctl logs in with, where the provider says nothing else."""
-        return self.paths.keys_dir / self.lab_id / "id_ed25519"
+        return self.paths.keys_dir / (self.group or self.lab_id) / "id_ed25519"
 
     def remote(self, server: Server) -> Remote:
         """The program on the server, over labctl's shared connection."""

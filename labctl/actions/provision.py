@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from labctl.actions import Note, Step, attempts, cost, first_contact, guard, removal
+from labctl.actions.connections import answers
 from labctl.actions.ground import Ground
 from labctl.actions.prepare import gpu_for, prepare, probe
 from labctl.errors import (
@@ -18,8 +20,10 @@ from labctl.errors import (
 )
 from labctl.model import Server
 from labctl.providers import Console, Deadline, Gate, Lease, Stoppable
+from labctl.transports import Transport
 
 ENDED = ("ending", "terminated")
+ANSWER_S = 2.0
 RUNNING_DEADLINE_S = 300.0
 SSH_DEADLINE_S = 120.0
 POLL_S = 0.25
@@ -27,12 +31,15 @@ LEASE_S = 24 * 3600
 """How long a machine that others share is held without `ttl`, counted from the last run."""
 
 
-def up(ground: Ground) -> Server:
-    """A ready server for the lab: the one it has, or a new one. Safe to repeat and to interrupt."""
+def up(ground: Ground, listed: Sequence[Server] | None = None) -> Server:
+    """A ready server for the lab: the one it has, or a new one. Safe to repeat and to interrupt.
+
+    `listed` is what the provider has just shown, where somebody has asked it already.
+    """
     with ground.state.exclusive(ground.lab_id, "up"):
         try:
             need = ground.config.server.need
-            server = adopt(ground) or attempts.make(ground, need)
+            server = adopt(ground, listed) or attempts.make(ground, need)
             server = make_ready(ground, server)
             gpu_for(need, ground.facts(server), ground.reporter)
             return server
@@ -44,12 +51,13 @@ def up(ground: Ground) -> Server:
             ) from None
 
 
-def adopt(ground: Ground) -> Server | None:
+def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | None:
     """The lab's server as its provider knows it, recorded again; None where there is none."""
     known = ground.state.server_of_lab(ground.lab_id)
     found = _as_provided(ground, known) if known else None
     if found is None:
-        ours = [s for s in ground.provider.servers() if s.lab_id == ground.lab_id]
+        every = ground.provider.servers() if listed is None else listed
+        ours = [s for s in every if s.lab_id == ground.lab_id]
         alive = [s for s in ours if s.state not in ENDED]
         found = alive[0] if alive else None
     if found is None:
@@ -91,20 +99,7 @@ def _keys(server: Server) -> set[str]:
 
 def make_ready(ground: Ground, server: Server) -> Server:
     """Wait for the machine and its sshd, then for what labctl needs on it."""
-    # Only a server that was made here and was never ready can hold nothing: others are kept.
-    made = ground.state.events(server_id=server.id, kind="created")
-    fresh = bool(made) and not ground.state.events(server_id=server.id, kind="ready")
-    try:
-        ground.reporter.emit(Step(name="waiting for its sshd"))
-        server = _running(ground, server)
-        _limit(ground, server)
-        admit(ground, server)
-        transport = ground.connections.wait_for_ssh(server, SSH_DEADLINE_S)
-        ground.reporter.emit(Step(name="waiting for its sshd", done=True))
-    except (BusyError, ProviderError) as error:
-        if fresh:
-            _undo(ground, server, error)
-        raise
+    server, transport = reach(ground, server)
     server = first_contact.settle(ground, server, transport)
     facts = prepare(
         transport,
@@ -125,6 +120,29 @@ def make_ready(ground: Ground, server: Server) -> Server:
     return server
 
 
+def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:
+    """The server once it runs, and a transport on which a login has worked.
+
+    A new one that cannot be reached is shown for what it is and removed again.
+    """
+    # Only a server that was made here and was never ready can hold nothing: others are kept.
+    made = ground.state.events(server_id=server.id, kind="created")
+    fresh = bool(made) and not ground.state.events(server_id=server.id, kind="ready")
+    try:
+        ground.reporter.emit(Step(name="waiting for its sshd"))
+        server = _running(ground, server)
+        _limit(ground, server)
+        if not fresh:
+            admit(ground, server)
+        transport = ground.connections.wait_for_ssh(server, SSH_DEADLINE_S)
+        ground.reporter.emit(Step(name="waiting for its sshd", done=True))
+    except (BusyError, ProviderError) as error:
+        if fresh:
+            _undo(ground, server, error)
+        raise
+    return server, transport
+
+
 def _limit(ground: Ground, server: Server) -> None:
     """Have the provider itself end the server at its `ttl`, where it can and may; said if not."""
     ttl_s = ground.config.server.need.ttl_s
@@ -140,6 +158,12 @@ def _limit(ground: Ground, server: Server) -> None:
         ground.reporter.emit(Note(text=text, level="warning"))
         at = 0.0
     ground.state.record("deadline", lab_id=ground.lab_id, server_id=server.id, detail={"at": at})
+
+
+def let_in(ground: Ground, server: Server) -> None:
+    """`admit`, where the provider keeps a gate and the server does not answer from here now."""
+    if isinstance(ground.provider, Gate) and not answers(server.endpoint, ANSWER_S):
+        admit(ground, server)
 
 
 def admit(ground: Ground, server: Server) -> None:

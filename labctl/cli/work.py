@@ -151,9 +151,14 @@ def _replace(lab: Lab, line: str, *, tty: bool = True) -> None:
 
     from labctl.commands.ssh import interactive_argv
     from labctl.errors import LabError
+    from labctl.providers import Gate, provider_class
     from labctl.shell import portable
 
     server = lab.ground.server()
+    if issubclass(provider_class(server.provider), Gate):
+        from labctl.actions.provision import let_in
+
+        let_in(lab.ground, server)
     config = lab.ground.connections.write(server)
     if not shutil.which("ssh"):
         raise LabError(

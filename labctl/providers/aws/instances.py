@@ -136,10 +136,9 @@ def console(clients: Clients, server_id: str) -> str:
 
 def pin(clients: Clients, server_id: str, host_key: str, next_host_key: str) -> None:
     """Both in one call, so that no reader sees one without the other."""
-    instance = present(clients, server_id)
-    region = server_id.rpartition(".")[2]
+    instance_id, _, region = server_id.rpartition(".")
     with told():
         clients.ec2(region).create_tags(
-            Resources=[instance["InstanceId"]],
+            Resources=[instance_id],
             Tags=tags.pairs({tags.HOST_KEY: host_key, tags.NEXT_HOST_KEY: next_host_key}),
         )

@@ -58,6 +58,7 @@ class Launcher:
         self._settings = settings
         self._owner = owner
         self._locks: dict[tuple[str, str], threading.Lock] = {}
+        self._lock = threading.Lock()
         self._images: dict[tuple[str, str, bool], Image] = {}
         self._places: dict[tuple[str, str], Place] = {}
         self._groups: dict[tuple[str, str], str] = {}
@@ -117,7 +118,10 @@ class Launcher:
 
     def _arguments(self, offer: Offer, request: CreateRequest) -> dict[str, Any]:
         """RunInstances as it is sent: everything in it comes from the offer and the request."""
-        bears = tags.of_lab(request.lab, request.lab_id, self._owner)
+        own = tags.of_lab(request.lab, request.lab_id, self._owner)
+        bears = own
+        if request.group:
+            bears = tags.of_lab(request.group, request.group, self._owner)
         ec2 = self._clients.ec2(offer.region)
         with ThreadPoolExecutor(3) as threads:
             boots = threads.submit(self._image, offer)
@@ -144,7 +148,7 @@ class Launcher:
                         "DeleteOnTermination": True,
                     }
                 ],
-                "TagSpecifications": self._tags(offer, request, bears),
+                "TagSpecifications": self._tags(offer, request, own),
             }
 
     def _machine(self, offer: Offer, boots: Image) -> dict[str, Any]:
@@ -193,9 +197,10 @@ class Launcher:
 
     def _image(self, offer: Offer) -> Image:
         key = (offer.region, offer.arch, offer.gpu_count > 0)
-        if key not in self._images:
-            self._images[key] = image(self._clients, self._settings, offer)
-        return self._images[key]
+        with self._lock:
+            if key not in self._images:
+                self._images[key] = image(self._clients, self._settings, offer)
+            return self._images[key]
 
     def _place(self, ec2: Any, offer: Offer) -> Place:
         key = (offer.region, offer.zone)
@@ -219,9 +224,10 @@ class Launcher:
 
     def _key(self, ec2: Any, region: str, public_key: str, bears: dict[str, str]) -> str:
         key = (region, bears[tags.LAB_ID], public_key)
-        if key not in self._keys:
-            self._keys[key] = ensure_key(ec2, public_key, bears)
-        return self._keys[key]
+        with self._lock:
+            if key not in self._keys:
+                self._keys[key] = ensure_key(ec2, public_key, bears)
+            return self._keys[key]
 
     def _forget(self) -> None:
         self._groups.clear()

@@ -1,13 +1,14 @@
 """Calls of several threads about several servers, sent as one.
 
-The first caller sends at once. Whoever comes while a call is under way waits for its end and then
-goes with everybody else who came meanwhile. So one caller never waits for company, thirty at once
-make two calls, and an answer is never older than the question.
+Who asks about one server is never kept waiting. Where several servers were asked about lately, a
+call waits a moment for company, the longer the more there are: thirty threads that each poll make
+one call every few seconds. An answer is never older than the question.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
@@ -16,6 +17,10 @@ from labctl.errors import BusyError, LabError
 
 Answer = TypeVar("Answer")
 LONGEST_WAIT_S = 300.0
+LATELY_S = 5.0
+PACE_S = 0.15
+"""Waited for company, for each other server that was asked about lately."""
+LONGEST_PACE_S = 5.0
 
 
 class Together(Generic[Answer]):
@@ -27,6 +32,7 @@ class Together(Generic[Answer]):
         self._lock = threading.Lock()
         self._waiting: dict[str, Future[Answer | None]] = {}
         self._busy = False
+        self._asked_at: dict[str, float] = {}
 
     def call(self, item: str) -> Answer | None:
         """The answer for one id, or None. What `ask` raises reaches everyone who asked with it."""
@@ -44,13 +50,23 @@ class Together(Generic[Answer]):
     def _send_all(self) -> None:
         """Until nobody waits: the one who leads serves those who came meanwhile too."""
         try:
+            time.sleep(self._pace_s())
             while batch := self._next():
                 self._answer(batch)
+                time.sleep(self._pace_s())
         except BaseException:
             # Ctrl-C in between: the next caller leads.
             with self._lock:
                 self._busy = False
             raise
+
+    def _pace_s(self) -> float:
+        with self._lock:
+            now = time.monotonic()
+            self._asked_at.update(dict.fromkeys(self._waiting, now))
+            recent = {item: at for item, at in self._asked_at.items() if now - at < LATELY_S}
+            self._asked_at = recent
+            return min(LONGEST_PACE_S, PACE_S * (len(recent) - 1)) if self._waiting else 0.0
 
     def _next(self) -> dict[str, Future[Answer | None]]:
         with self._lock:

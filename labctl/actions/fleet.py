@@ -1,0 +1,81 @@
+"""The servers of many labs at once: what they share is asked once, and waiting is done together.
+
+One lab's failure stops no other, and the same call again mends what failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from labctl.actions import attempts, provision, removal
+from labctl.actions.ground import Ground
+from labctl.errors import LabError
+from labctl.model import Server
+
+T = TypeVar("T")
+AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What came of one lab: `value`, or `error`."""
+
+    ground: Ground
+    value: T | None = None
+    error: LabError | None = None
+
+
+def each(
+    grounds: Iterable[Ground],
+    deed: Callable[[Ground], T],
+    *,
+    at_once: int = AT_ONCE,
+    tell: Callable[[Outcome[T]], None] = lambda outcome: None,
+) -> list[Outcome[T]]:
+    """Do `deed` for every lab, `at_once` at a time; outcomes in the order of the labs.
+
+    `tell` hears of each as it ends, in the thread where it ended.
+    """
+
+    def one(ground: Ground) -> Outcome[T]:
+        try:
+            outcome = Outcome(ground, value=deed(ground))
+        except LabError as error:
+            outcome = Outcome(ground, error=error)
+        tell(outcome)
+        return outcome
+
+    with ThreadPoolExecutor(at_once) as threads:
+        return list(threads.map(one, grounds))
+
+
+def up(
+    grounds: Sequence[Ground],
+    *,
+    at_once: int = AT_ONCE,
+    tell: Callable[[Outcome[Server]], None] = lambda outcome: None,
+) -> list[Outcome[Server]]:
+    """A ready server for each lab. They share one provider (`Ground.beside`)."""
+    listed = grounds[0].provider.servers() if grounds else []
+    return each(grounds, lambda one: provision.up(one, listed), at_once=at_once, tell=tell)
+
+
+def reach(grounds: Sequence[Ground], *, at_once: int = AT_ONCE) -> list[Outcome[Server]]:
+    """Like `up`, but only to the first login: nothing is prepared there."""
+    listed = grounds[0].provider.servers() if grounds else []
+
+    def one(ground: Ground) -> Server:
+        need = ground.config.server.need
+        server = provision.adopt(ground, listed) or attempts.make(ground, need)
+        return provision.reach(ground, server)[0]
+
+    return each(grounds, one, at_once=at_once)
+
+
+def end(grounds: Sequence[Ground], servers: Sequence[Server]) -> None:
+    """Terminate all of these, ordered and waited for together; their records go."""
+    if grounds:
+        removal.end(grounds[0], servers)
