@@ -9,7 +9,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from labctl.errors import LabError
@@ -55,6 +56,7 @@ class Layer:
     ) -> None:
         self.calls: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
+        self.under_way = 0
         self.faults = Faults()
         self._lock = threading.Lock()
         self._backend = backend
@@ -80,8 +82,9 @@ class Layer:
         elif environ["PATH_INFO"].startswith("/rehearsal/"):
             reply = self._controlled(environ)
         else:
-            call = Call(environ)
-            reply = self._answer(call)
+            with self._counted():
+                call = Call(environ)
+                reply = self._answer(call)
             if reply.status == 0:
                 self._lose(call, reply.hold_s)
         start_response(f"{reply.status} -", _headers(reply))
@@ -104,6 +107,17 @@ class Layer:
         if reply is not None:
             return reply
         return self.faults.after(call, scenario, self._applied(call, scenario))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """One more call is being answered."""
+        with self._lock:
+            self.under_way += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.under_way -= 1
 
     def _lose(self, call: Call, hold_s: float) -> NoReturn:
         """Close the connection under the server: the caller reads its end and no answer."""

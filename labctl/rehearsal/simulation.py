@@ -95,6 +95,11 @@ class Rehearsal:
         return dict(self._layer.held)
 
     @property
+    def under_way(self) -> int:
+        """How many calls are being answered now: one may take effect though its caller is gone."""
+        return self._layer.under_way
+
+    @property
     def caller(self) -> str:
         """The address under which machines see a caller on this one."""
         if self.scenario.address:
