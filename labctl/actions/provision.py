@@ -114,7 +114,7 @@ def make_ready(ground: Ground, server: Server) -> Server:
     need = ground.config.server.need
     left = attempts.budget_left_usd(ground, need, but=server.id)
     watch = guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
-    for lack in watch.get("cannot", ()):
+    for lack in watch.get("cannot") or ():
         ground.reporter.emit(Note(text=lack, level="warning"))
     ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id)
     return server

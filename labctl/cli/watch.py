@@ -89,7 +89,7 @@ def _draw_clocks(said: dict[str, Any], price: float) -> None:
         click.echo(click.style("  its watchdog does not run; next: labctl up", fg="red"))
     if watch.get("busy"):
         click.echo(f"  not idle: {clean('; '.join(watch['busy'][:3]))}")
-    for one in watch.get("cannot", []):
+    for one in watch.get("cannot") or ():
         click.echo(click.style(f"  {clean(one)}", fg="yellow"))
 
 
