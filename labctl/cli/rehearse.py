@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import signal
-import threading
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +73,43 @@ def _aws(
             why=f"there is no module {error.name}",
             hint="pip install 'labctl[rehearse]'",
         ) from error
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with Rehearsal(scenario, here(_progress), port, _said) as rehearsal:
+    with _signals() as told, Rehearsal(scenario, here(_progress), port, _said) as rehearsal:
         _announce(rehearsal)
         try:
-            stop.wait()
+            told.recv(1)
         except KeyboardInterrupt:
             click.echo(err=True)
         ending = sum(state != "terminated" for state in rehearsal.instances.values())
         _said(f"ending; {ending} instance{' goes' if ending == 1 else 's go'} with it")
+
+
+@contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """The first SIGINT or SIGTERM is a KeyboardInterrupt, and a byte to read; no later one counts.
+
+    Also where SIGINT was ignored at the start, as it is in a script's background job. A second one
+    must not break off the removal of the machines.
+    """
+    ends = (signal.SIGINT, signal.SIGTERM)
+
+    def told(*_: object) -> None:
+        for each in ends:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    # A signal may reach another thread; a main thread that waits for anything else sleeps on then.
+    woken = signal.set_wakeup_fd(writing.fileno())
+    before = {each: signal.signal(each, told) for each in ends}
+    try:
+        yield reading
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        signal.set_wakeup_fd(woken)
+        reading.close()
+        writing.close()
 
 
 def _announce(rehearsal: Any) -> None:

@@ -227,7 +227,7 @@ def sweep(docker: DockerClient) -> int:
     """Remove what rehearsals left that were killed; how many there were."""
     left = {
         owned.labels[LABEL]
-        for owned in docker.containers.list(all=True, filters={"label": LABEL}, sparse=False)
+        for owned in docker.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True)
         if not _alive(owned.labels)
     }
     left |= {

@@ -27,10 +27,13 @@ PROGRAM = (
 
 
 @contextmanager
-def rehearsing(images: Building, *words: str) -> Iterator[tuple[Any, dict[str, str]]]:
+def rehearsing(
+    images: Building, *words: str, ignoring: signal.Signals | None = None
+) -> Iterator[tuple[Any, dict[str, str]]]:
     """The process, and what it says to export."""
     environment = {**os.environ, "LABCTL_BASE_IMAGE": images.base_image}
-    argv = [sys.executable, "-c", PROGRAM, "aws", *words]
+    first = f"import signal; signal.signal({int(ignoring)}, signal.SIG_IGN)\n" if ignoring else ""
+    argv = [sys.executable, "-c", first + PROGRAM, "aws", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, **pipes, text=True, env=environment) as process:
         try:
@@ -65,7 +68,8 @@ def run_one(exports: dict[str, str]) -> str:
 def made_by(pid: int) -> list[Any]:
     """The containers and networks of a rehearsal's process."""
     with engine.connected() as docker:
-        containers = docker.containers.list(all=True, filters={"label": PID_LABEL})
+        only = {"label": PID_LABEL}
+        containers = docker.containers.list(all=True, filters=only, ignore_removed=True)
         networks = docker.networks.list(filters={"label": PID_LABEL})
         labels = [one.labels for one in containers]
         labels += [one.attrs["Labels"] for one in networks]
@@ -82,6 +86,22 @@ def test_ctrl_c_leaves_nothing(images: Building) -> None:
         _, told = process.communicate(timeout=30)
         assert process.returncode == 0
         assert "1 instance goes with it" in told
+        assert made_by(process.pid) == []
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_background_job_that_ignored_ctrl_c_ends_whole_all_the_same(
+    images: Building, number: signal.Signals
+) -> None:
+    """As `labctl rehearse aws &` in a script; the signals of an impatient person come along."""
+    with rehearsing(images, "--boot", "sshd", ignoring=signal.SIGINT) as (process, exports):
+        run_one(exports)
+        wait_for(lambda: len(made_by(process.pid)) == 2)
+        for each in (number, signal.SIGINT, signal.SIGTERM):
+            process.send_signal(each)
+        process.communicate(timeout=30)
+        assert process.returncode == 0
         assert made_by(process.pid) == []
 
 
