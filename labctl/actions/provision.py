@@ -41,7 +41,7 @@ def up(ground: Ground, listed: Sequence[Server] | None = None) -> Server:
             need = ground.config.server.need
             server = adopt(ground, listed) or attempts.make(ground, need)
             server = make_ready(ground, server)
-            gpu_for(need, ground.facts(server), ground.reporter)
+            _check_gpu(ground, server)
             return server
         except KeyboardInterrupt:
             raise InterruptError(
@@ -49,6 +49,17 @@ def up(ground: Ground, listed: Sequence[Server] | None = None) -> Server:
                 why="it may exist already",
                 hint="labctl up goes on, labctl down removes it",
             ) from None
+
+
+def _check_gpu(ground: Ground, server: Server) -> None:
+    try:
+        gpu_for(ground.config.server.need, ground.facts(server), ground.reporter)
+    except LabError as error:
+        price = server.offer.price_usd_per_hour
+        if price:
+            error.why = f"{error.why}; the server goes on at {price:.2f} dollars an hour"
+            error.hint = f"labctl down, or {error.hint}"
+        raise
 
 
 def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | None:

@@ -51,20 +51,16 @@ def _draw_offers(offers: Sequence[Offer], total: int) -> None:
     rows = [
         (
             one.type,
-            f"{one.gpu_count} x {one.gpu_name}" if one.gpu_count else "-",
-            f"{one.gpu_memory_bytes / 1024**3:.0f} GiB" if one.gpu_memory_bytes else "-",
+            _gpus(one),
             one.zone or "-",
             f"{one.price_usd_per_hour:.4f}",
-            "spot" if one.spot else "on demand" if one.price_usd_per_hour else "-",
             _week(one),
             f"{one.on_demand_usd_per_hour:.4f}" if one.on_demand_usd_per_hour else "-",
-            _saving(one),
+            _market(one),
         )
         for one in offers
     ]
-    table(
-        rows, ("TYPE", "GPU", "MEMORY", "ZONE", "USD/H", "MARKET", "7 DAYS", "ON DEMAND", "SAVES")
-    )
+    table(rows, ("TYPE", "GPU", "ZONE", "USD/H", "7 DAYS", "LIST", "MARKET"))
     oldest = min((one.priced_at for one in offers if one.priced_at), default=0.0)
     said = [f"prices {span(time.time() - oldest)} old"] if oldest else []
     said += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
@@ -72,14 +68,24 @@ def _draw_offers(offers: Sequence[Offer], total: int) -> None:
         click.echo("; ".join(said), err=True)
 
 
+def _gpus(offer: Offer) -> str:
+    if not offer.gpu_count:
+        return "-"
+    many = f"{offer.gpu_count}x " if offer.gpu_count > 1 else ""
+    return f"{many}{offer.gpu_name} {offer.gpu_memory_bytes / 1024**3:.0f}GiB"
+
+
 def _week(offer: Offer) -> str:
     low, high = offer.week_low_usd_per_hour, offer.week_high_usd_per_hour
-    return f"{low:.4f}-{high:.4f}" if low is not None and high is not None else "-"
+    return f"{low:.3f}-{high:.3f}" if low is not None and high is not None else "-"
 
 
-def _saving(offer: Offer) -> str:
+def _market(offer: Offer) -> str:
+    """Spot, and what it saves against the list price."""
+    if not offer.spot:
+        return "on demand" if offer.price_usd_per_hour else "-"
     full = offer.on_demand_usd_per_hour
-    return f"{1 - offer.price_usd_per_hour / full:.0%}" if offer.spot and full else "-"
+    return f"spot -{1 - offer.price_usd_per_hour / full:.0%}" if full else "spot"
 
 
 @click.command("extend")
@@ -132,10 +138,10 @@ def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
     if json_:
         as_json({"costs": found})
     else:
-        _draw_costs(found)
+        _draw_costs(found, all_)
 
 
-def _draw_costs(costs: Costs) -> None:
+def _draw_costs(costs: Costs, every_lab: bool) -> None:
     from labctl.cli.screen import table
 
     if not costs.servers:
@@ -143,35 +149,39 @@ def _draw_costs(costs: Costs) -> None:
         return
     rows = [
         (
-            one.server_id,
-            one.lab or "-",
-            f"{one.type}{' spot' if one.spot else ''}",
-            f"{one.hours:.2f}{' so far' if one.running else ''}",
+            _short(one.server_id),
+            f"{one.lab or '?'}: {one.type}" if every_lab else one.type,
+            f"{one.hours:.2f}{' up' if one.running else ''}",
             _dollars(one.price_usd_per_hour, 4),
             _dollars(one.cost_usd),
-            _dollars(one.spot_saved_usd) if one.spot else "-",
-            "not known" if one.idle_share is None else f"{one.idle_share:.0%}",
+            (_dollars(one.spot_saved_usd) if one.spot else "-"),
+            "?" if one.idle_share is None else f"{one.idle_share:.0%}",
         )
         for one in costs.servers
     ]
-    table(rows, ("SERVER", "LAB", "TYPE", "HOURS", "USD/H", "USD", "SPOT SAVED", "IDLE"))
+    table(rows, ("SERVER", "TYPE", "HOURS", "USD/H", "USD", "SAVED", "IDLE"))
     for one in costs.servers:
         if one.note:
-            click.echo(f"{one.server_id}: {one.note}")
+            click.echo(f"{_short(one.server_id)}: {one.note}")
     if costs.runs:
         click.echo()
         runs = [
-            (one.run_id, one.server_id, f"{one.hours:.2f}", _dollars(one.cost_usd))
+            (one.run_id, _short(one.server_id), f"{one.hours:.2f}", _dollars(one.cost_usd))
             for one in costs.runs
         ]
         table(runs, ("RUN", "SERVER", "HOURS", "USD"))
-    known = "" if costs.complete else " of what is known"
+    known = "" if costs.complete else " of what is known (?: not known)"
     saved = f"; spot saved {costs.spot_saved_usd:.2f}" if costs.spot_saved_usd else ""
     click.echo(f"\ntotal{known}: {costs.total_usd:.2f} dollars{saved}")
 
 
+def _short(server_id: str) -> str:
+    """The id without its region: narrower, and as unique."""
+    return server_id.partition(".")[0]
+
+
 def _dollars(amount: float | None, digits: int = 2) -> str:
-    return "not known" if amount is None else f"{amount:.{digits}f}"
+    return "?" if amount is None else f"{amount:.{digits}f}"
 
 
 @click.command("down")
