@@ -24,6 +24,17 @@ prepare_cloud_init() {
   ln -sfn "$MACHINE/seed" /var/lib/cloud/seed/nocloud
 }
 
+# Any AWS SDK on the machine finds this cloud, as it would find the real one.
+prepare_aws() {
+  local home
+  for home in /root /home/*; do
+    [ -e "$home/.aws/config" ] && continue
+    install -d -m 0755 "$home/.aws"
+    printf '[default]\nendpoint_url = http://127.0.0.1:%s\n' "$REHEARSAL_API_PORT" \
+      > "$home/.aws/config"
+  done
+}
+
 prepare_network() {
   ip address add 169.254.169.254/32 dev lo
   "$OWN/forward.py" &
@@ -50,6 +61,7 @@ case ${REHEARSAL_BOOT:-cloud-init} in
     ;;
   cloud-init)
     prepare_network
+    prepare_aws
     prepare_cloud_init
     prepare_sysctl
     renew_boot_id

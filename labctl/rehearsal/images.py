@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import io
+import tarfile
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,11 @@ if TYPE_CHECKING:
 
 REPOSITORY = "labctl-rehearsal"
 BUILD_TIMEOUT_S = 1800
+BOTO3 = ("boto3", "botocore", "s3transfer", "jmespath", "python-dateutil", "six", "urllib3")
+"""What a machine image at AWS brings or can install: here it is this Python's own, all of it pure
+Python. A distribution's may be too old to be told where this cloud is."""
+SERVICES = ("ec2", "s3", "sts")
+"""What of AWS a machine calls; botocore knows 400 services."""
 
 
 class Building(Value, frozen=True):
@@ -43,7 +51,8 @@ def ensure(docker: DockerClient, building: Building) -> str:
     below = building.stands_on or lab_server.ensure(
         docker, building.data_dir / "images" / "lab-server", building.base_image, building.progress
     )
-    name = f"{REPOSITORY}:{lab_server.content_hash(source, below)}"
+    version = metadata.version("boto3")
+    name = f"{REPOSITORY}:{lab_server.content_hash(source, f'{below} boto3 {version}')}"
     with (source / "Dockerfile").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not lab_server.exists(docker, name):
@@ -56,7 +65,8 @@ def ensure(docker: DockerClient, building: Building) -> str:
 def _build(docker: DockerClient, source: Path, name: str, below: str) -> None:
     log: list[str] = []
     lines = docker.api.build(
-        path=str(source),
+        fileobj=_context(source),
+        custom_context=True,
         tag=name,
         buildargs={"LAB_SERVER": below},
         rm=True,
@@ -72,3 +82,24 @@ def _build(docker: DockerClient, source: Path, name: str, below: str) -> None:
                 why="".join(log)[-2000:],
                 hint="labctl rehearse aws --set boot=none needs no image",
             )
+
+
+def _context(source: Path) -> io.BytesIO:
+    """The image's directory and, below boto3/, the packages of BOTO3, as a tar."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(source, arcname=".")
+        for package in BOTO3:
+            for file in metadata.files(package) or ():
+                if _wanted(file.parts):
+                    tar.add(str(file.locate()), arcname=f"boto3/{file.as_posix()}")
+    packed.seek(0)
+    return packed
+
+
+def _wanted(parts: tuple[str, ...]) -> bool:
+    if "__pycache__" in parts or parts[0] == "..":
+        return False
+    if parts[:2] == ("botocore", "data"):
+        return len(parts) == 3 or parts[2] in SERVICES
+    return True

@@ -13,7 +13,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from labctl.errors import EngineError, NotFoundError
 from labctl.providers.local import engine
-from labctl.rehearsal import amis, images, imds
+from labctl.rehearsal import amis, images, imds, roles
 from labctl.rehearsal.backend import Backend
 from labctl.rehearsal.calls import Environ
 from labctl.rehearsal.clock import Clock
@@ -165,6 +165,7 @@ class Rehearsal:
         self._clock = Clock()
         self.backend = Backend(self.scenario.regions)
         amis.stock(self.backend, self.scenario.images)
+        roles.stock(self.backend)
         listener = self._listen()
         if self.scenario.boot != "none":
             self._machines = self._real()
