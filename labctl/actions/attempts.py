@@ -7,6 +7,7 @@ waited for by `down`.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import secrets
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import Decision, Note, Step
+from labctl.actions import Decision, Note, Step, removal
 from labctl.actions.cost import note_life, spent_usd
 from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key
@@ -24,6 +25,7 @@ from labctl.errors import (
     CapacityError,
     CredentialsError,
     DeniedError,
+    LabError,
     NoOfferError,
     PolicyError,
     QuotaError,
@@ -52,6 +54,8 @@ NO = (
     UsageError,
 )
 """Answers after which no server can have been made."""
+UNHEARD = (CredentialsError, DeniedError)
+"""Of these, those that say nothing about an earlier call of the same attempt."""
 
 
 def make(ground: Ground, need: Need) -> Server:
@@ -69,6 +73,10 @@ def make(ground: Ground, need: Need) -> Server:
         except CapacityError as error:
             refused.append(f"{_named(offer)}: {error.what}")
             ground.reporter.emit(Note(text=f"no capacity: {_named(offer)}"))
+        except NO:
+            _leave_nothing(ground)
+            raise
+    _leave_nothing(ground)
     raise CapacityError(
         f"{ground.provider.name} has no machine left for {ground.config.name}",
         why="\n".join(refused),
@@ -86,10 +94,20 @@ def _replayed(ground: Ground) -> Server | None:
             continue
         ground.reporter.emit(Note(text="asking again for the server of an interrupted `up`"))
         try:
-            return _asked(ground, attempt.offer, attempt.request)
+            return _asked(ground, attempt.offer, attempt.request, repeated=True)
+        except UNHEARD:
+            raise
         except NO:
             continue
     return None
+
+
+def _leave_nothing(ground: Ground) -> None:
+    """No server was made: what was made for it serves nobody. `down` takes away what stays."""
+    if ground.state.open_attempts(ground.lab_id):
+        return
+    with contextlib.suppress(LabError):
+        removal.swept(ground)
 
 
 def unheard(ground: Ground) -> list[Attempt]:
@@ -210,31 +228,38 @@ def _attempt(ground: Ground, need: Need, offer: Offer) -> Server:
     return server
 
 
-def _asked(ground: Ground, offer: Offer, request: CreateRequest) -> Server:
-    """The answer to one attempt, through throttling and lost replies; then it is closed."""
-    try:
-        server = _patiently(ground, offer, request)
-    except NO as error:
-        ground.state.end_attempt(request.token, f"refused: {error.what}")
-        raise
-    server = ground.as_ours(server, None)
+def _asked(
+    ground: Ground, offer: Offer, request: CreateRequest, *, repeated: bool = False
+) -> Server:
+    """The answer to one attempt, through throttling and lost replies; then it is closed.
+
+    `repeated`: it was asked before, and nobody heard the answer.
+    """
+    server = ground.as_ours(_patiently(ground, offer, request, unsure=repeated), None)
     ground.state.save_server(server)
     ground.state.end_attempt(request.token, "created")
     note_life(ground.state, server, "created")
     return server
 
 
-def _patiently(ground: Ground, offer: Offer, request: CreateRequest) -> Server:
+def _patiently(ground: Ground, offer: Offer, request: CreateRequest, *, unsure: bool) -> Server:
+    """`unsure`: an earlier call may have made the server, so that not every no closes it."""
     deadline = time.monotonic() + PATIENCE_S
     pause_s = FIRST_PAUSE_S
     while True:
         try:
             return ground.provider.create(offer, request)
-        except (ThrottledError, BusyError):
+        except NO as error:
+            if not (unsure and isinstance(error, UNHEARD)):
+                ground.state.end_attempt(request.token, f"refused: {error.what}")
+            raise
+        except (ThrottledError, BusyError) as error:
+            unsure = unsure or isinstance(error, BusyError)
             if time.monotonic() + pause_s > deadline:
                 raise
         # Jitter: a class that starts at once must not come back at once.
         time.sleep(pause_s * random.uniform(0.5, 1.0))
+        ground.state.renew_attempt(request.token)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 

@@ -6,17 +6,20 @@ import time
 from collections.abc import Sequence
 
 from labctl.actions import Note, Step, attempts, cost, first_contact, guard, removal
+from labctl.actions.bills import told_what_bills
 from labctl.actions.connections import answers
 from labctl.actions.ground import Ground
 from labctl.actions.prepare import gpu_for, prepare, probe
 from labctl.errors import (
     BusyError,
+    CredentialsError,
     DeniedError,
     HostKeyError,
     InterruptError,
     LabError,
     PolicyError,
     ProviderError,
+    ThrottledError,
 )
 from labctl.model import Server
 from labctl.providers import Console, Deadline, Gate, Lease, Stoppable
@@ -24,6 +27,7 @@ from labctl.transports import Transport
 
 ENDED = ("ending", "terminated")
 ANSWER_S = 2.0
+CONSOLE_LINES = 15
 RUNNING_DEADLINE_S = 300.0
 SSH_DEADLINE_S = 120.0
 POLL_S = 0.25
@@ -38,28 +42,18 @@ def up(ground: Ground, listed: Sequence[Server] | None = None) -> Server:
     """
     with ground.state.exclusive(ground.lab_id, "up"):
         try:
-            need = ground.config.server.need
-            server = adopt(ground, listed) or attempts.make(ground, need)
-            server = make_ready(ground, server)
-            _check_gpu(ground, server)
-            return server
+            with told_what_bills(ground, LabError):
+                need = ground.config.server.need
+                server = adopt(ground, listed) or attempts.make(ground, need)
+                server = make_ready(ground, server)
+                gpu_for(need, ground.facts(server), ground.reporter)
+                return server
         except KeyboardInterrupt:
             raise InterruptError(
                 "interrupted while the server was being made",
                 why="it may exist already",
                 hint="labctl up goes on, labctl down removes it",
             ) from None
-
-
-def _check_gpu(ground: Ground, server: Server) -> None:
-    try:
-        gpu_for(ground.config.server.need, ground.facts(server), ground.reporter)
-    except LabError as error:
-        price = server.offer.price_usd_per_hour
-        if price:
-            error.why = f"{error.why}; the server goes on at {price:.2f} dollars an hour"
-            error.hint = f"labctl down, or {error.hint}"
-        raise
 
 
 def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | None:
@@ -147,6 +141,9 @@ def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:
             admit(ground, server)
         transport = ground.connections.wait_for_ssh(server, SSH_DEADLINE_S)
         ground.reporter.emit(Step(name="waiting for its sshd", done=True))
+    except (CredentialsError, ThrottledError):
+        # Not the server's fault, and the provider would not hear of a removal either.
+        raise
     except (BusyError, ProviderError) as error:
         if fresh:
             _undo(ground, server, error)
@@ -159,14 +156,16 @@ def _limit(ground: Ground, server: Server) -> None:
     ttl_s = ground.config.server.need.ttl_s
     if ttl_s is None or not isinstance(ground.provider, Deadline):
         return
-    if ground.state.events(server_id=server.id, kind="deadline", limit=1):
+    if server.deadline_at or ground.state.events(server_id=server.id, kind="deadline", limit=1):
         return
     at = server.created_at + ttl_s
     try:
         ground.provider.set_deadline(server.id, at)
-    except DeniedError as error:
+    except (DeniedError, ThrottledError, BusyError) as error:
         text = f"nothing at {ground.provider.name} ends the server if it hangs: {error.what}"
         ground.reporter.emit(Note(text=text, level="warning"))
+        if not isinstance(error, DeniedError):
+            return
         at = 0.0
     ground.state.record("deadline", lab_id=ground.lab_id, server_id=server.id, detail={"at": at})
 
@@ -192,7 +191,7 @@ def _running(ground: Ground, server: Server) -> Server:
         ground.state.record("started", lab_id=ground.lab_id, server_id=server.id)
     deadline = time.monotonic() + RUNNING_DEADLINE_S
     while True:
-        found = ground.provider.find(server.id) or server
+        found = _seen(ground, server) or server
         if found.state == "running" and found.endpoint.host_key and found.endpoint.port:
             found = ground.as_ours(found, server)
             ground.state.save_server(found)
@@ -204,6 +203,15 @@ def _running(ground: Ground, server: Server) -> Server:
                 f"the server {server.id} did not start within {RUNNING_DEADLINE_S:.0f} s"
             )
         time.sleep(POLL_S)
+
+
+def _seen(ground: Ground, server: Server) -> Server | None:
+    """The server as its provider shows it; None also where the provider cannot be asked just now:
+    nothing is given up for that."""
+    try:
+        return ground.provider.find(server.id)
+    except (ThrottledError, BusyError):
+        return None
 
 
 def renew(ground: Ground, server: Server) -> None:
@@ -220,9 +228,22 @@ def renew(ground: Ground, server: Server) -> None:
 
 def _undo(ground: Ground, server: Server, error: LabError) -> None:
     """A server that never became reachable is shown for what it is and taken down again."""
-    if isinstance(ground.provider, Console):
-        tail = ground.provider.console(server.id).strip().splitlines()[-15:]
-        text = "the server's console:\n" + "\n".join(tail)
-        ground.reporter.emit(Note(text=text, level="warning"))
-    removal.remove(ground, server)
-    error.why = f"{error.why}; the server was removed again".lstrip("; ")
+    ground.reporter.emit(Note(text=_console(ground, server), level="warning"))
+    try:
+        removal.remove(ground, server)
+    except LabError as left:
+        left.why = "\n".join(filter(None, [f"it was to be removed: {error.what}", left.why]))
+        raise
+    error.why = "\n".join(filter(None, [error.why, "the server was removed again"]))
+    error.hint = "labctl up   # makes another one"
+
+
+def _console(ground: Ground, server: Server) -> str:
+    if not isinstance(ground.provider, Console):
+        return f"{server.id} is removed again"
+    try:
+        said = ground.provider.console(server.id).strip()
+    except LabError as error:
+        return f"the server's console cannot be read: {error.what}"
+    tail = "\n".join(f"  {line}" for line in said.splitlines()[-CONSOLE_LINES:])
+    return f"the end of the server's console:\n{tail}" if said else "the server's console is empty"

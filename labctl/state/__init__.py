@@ -160,6 +160,10 @@ class State:
             for token, lab, provider, request, offer, created_at, outcome in rows
         ]
 
+    def renew_attempt(self, token: str) -> None:
+        """The same attempt is made again now: what comes of it may show itself from now on."""
+        self._write("UPDATE attempts SET created_at = ? WHERE token = ?", (time.time(), token))
+
     def end_attempt(self, token: str, outcome: str) -> None:
         """Close an attempt: what came of it, in words, such as a server's id."""
         if not outcome:
