@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from labctl.actions import Decision, Reporter, Silent
+from labctl.actions import Decision, Note, Reporter, Silent
 from labctl.actions.ground import Ground
 from labctl.config import (
     Paths,
@@ -87,8 +87,12 @@ class Lab:
             needs_file=needs_file,
         )
         state = State(places.database)
+        told = reporter or Silent()
+        if state.was_rebuilt:
+            text = f"labctl's record on this machine was begun anew: {state.was_rebuilt}"
+            told.emit(Note(text=f"{text}; labctl status --refresh", level="warning"))
         own_id = lab_id(config.root) if config.path.exists() else NO_LAB
-        ground = Ground(config, own_id, places, state, reporter or Silent(), everywhere)
+        ground = Ground(config, own_id, places, state, told, everywhere)
         return cls(ground)
 
     def up(self, need: Need | None = None) -> LabServer:

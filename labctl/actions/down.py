@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from labctl.actions import Decision, Note, Step, attempts, provision, removal, runs, work
+from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
 from labctl.errors import HostKeyError, LabError, PolicyError
 from labctl.model import Resource, Server, Value
@@ -29,7 +30,7 @@ def down(ground: Ground, *, discard: bool) -> Ending:
     PolicyError where the person says no, or where results could not be saved: compute ends then
     and the disk stays.
     """
-    with ground.state.exclusive(ground.lab_id, "down"):
+    with ground.state.exclusive(ground.lab_id, "down"), told_what_bills(ground):
         server = _ours(ground, discard) or _unheard(ground)
         if server is None:
             rest = removal.swept(ground)

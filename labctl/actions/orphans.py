@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from labctl.actions import Decision, cost, removal
+from labctl.actions import Decision, Note, attempts, cost, removal
+from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
 from labctl.errors import PolicyError
 from labctl.model import Resource, Server, Value
@@ -27,11 +28,15 @@ class Orphans(Value, frozen=True):
 
 def orphans(ground: Ground) -> Orphans:
     """What the provider shows, servers first. Kept disks are among the resources."""
-    servers = [one for one in ground.provider.servers() if one.state != "terminated"]
+    with told_what_bills(ground, every_lab=True):
+        servers = [one for one in ground.provider.servers() if one.state != "terminated"]
+        others = ground.provider.leftovers()
     ids = {one.id for one in servers}
-    resources = [
-        one for one in ground.provider.leftovers() if one.kind != CACHE and one.server_id not in ids
-    ]
+    resources = [one for one in others if one.kind != CACHE and one.server_id not in ids]
+    for attempt in attempts.unheard(ground, every_lab=True):
+        text = f"an interrupted `up` of {attempt.request.lab} may have made a server"
+        said = f"{text} that is not shown yet: ask again in a minute"
+        ground.reporter.emit(Note(text=said, level="warning"))
     known = {one.id for one in ground.state.servers()}
     return Orphans(
         servers=tuple(servers), resources=tuple(resources), here=tuple(sorted(ids & known))

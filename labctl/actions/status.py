@@ -22,11 +22,13 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
     reachable: bool | None = None
     said = ""
     if refresh:
+        from labctl.actions.bills import told_what_bills
         from labctl.actions.provision import admit, adopt
 
-        adopted = adopt(ground)
-        if adopted is not None and adopted.state == "running":
-            admit(ground, adopted)
+        with told_what_bills(ground):
+            adopted = adopt(ground)
+            if adopted is not None and adopted.state == "running":
+                admit(ground, adopted)
     server = ground.state.server_of_lab(ground.lab_id)
     if refresh and server is not None and server.state == "running":
         from labctl.actions import guard, runs
