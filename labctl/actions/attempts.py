@@ -110,10 +110,10 @@ def _leave_nothing(ground: Ground) -> None:
         removal.swept(ground)
 
 
-def unheard(ground: Ground) -> list[Attempt]:
+def unheard(ground: Ground, *, every_lab: bool = False) -> list[Attempt]:
     """Attempts that may still show up as servers: no answer was heard, and they are young."""
     horizon = time.time() - ground.provider.settle_s
-    attempts = ground.state.open_attempts(ground.lab_id)
+    attempts = ground.state.open_attempts(None if every_lab else ground.lab_id)
     return [
         one
         for one in attempts
