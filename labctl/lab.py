@@ -122,11 +122,16 @@ class Lab:
         follow: bool = False,
         tty: bool = False,
         push: bool = True,
+        recover: bool = False,
         on_start: Callable[[Run, bool], None] = lambda run, found: None,
         on_log: Callable[[bytes], None] = lambda block: None,
     ) -> LabRun:
-        """Push, then start `command` (lab.yaml's `run:` if empty), exactly once for one `id`."""
-        from labctl.actions import runs
+        """Push, then start `command` (lab.yaml's `run:` if empty), exactly once for one `id`.
+
+        With `recover` it goes on, on another server, where its server ends before it does; that is
+        seen to while somebody follows it.
+        """
+        from labctl.actions import runs, saved
         from labctl.actions.provision import renew
 
         self._settle_trust()
@@ -136,9 +141,20 @@ class Lab:
         wanted = runs.spec(self.ground, server, tuple(command), id or runs.new_id(), tty)
         if push:
             self.push()
+        if recover:
+            saved.keep_code(self.ground, wanted)
         found = runs.start(
-            self.ground, server, wanted, follow=follow, on_start=on_start, on_log=on_log
+            self.ground,
+            server,
+            wanted,
+            follow=follow and not recover,
+            on_start=on_start,
+            on_log=on_log,
         )
+        if recover and follow:
+            from labctl.actions.recover import follow as follow_through
+
+            found = follow_through(self.ground, found.id, on_log=on_log)
         return LabRun(self, found)
 
     def pull(

@@ -44,6 +44,9 @@ LONGEST_PAUSE_S = 15.0
 MOST_OFFERS = 24
 DEARER = 1.25
 """An offer that costs so much more than the agreed one is asked about again."""
+LEFT = "zone-left"
+"""Kind of the ledger's line about a zone that took a server back."""
+AVOID_S = 3600.0
 NO = (
     CapacityError,
     CredentialsError,
@@ -137,7 +140,16 @@ def _affordable(ground: Ground, need: Need) -> list[Offer]:
             why=f"{left:.2f} dollars are left, the cheapest offer costs {cheapest:.2f} an hour",
             hint="labctl cost; then raise `budget:` in lab.yaml, or labctl up --budget 5",
         )
-    return [o for o in fitting if left is None or o.price_usd_per_hour <= left]
+    affordable = [o for o in fitting if left is None or o.price_usd_per_hour <= left]
+    avoided = _avoided(ground)
+    return sorted(affordable, key=lambda offer: offer.zone in avoided)
+
+
+def _avoided(ground: Ground) -> set[str]:
+    """Zones that have just lost a server of ours."""
+    since = time.time() - AVOID_S
+    lines = ground.state.events(lab_id=ground.lab_id, kind=LEFT, limit=8)
+    return {line.detail["zone"] for line in lines if line.at > since}
 
 
 def budget_left_usd(ground: Ground, need: Need, but: str = "") -> float | None:

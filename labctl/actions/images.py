@@ -85,16 +85,21 @@ def copied_files(directory: Path, dockerfile: str) -> set[Path]:
     }
 
 
-def ensure(ground: Ground, server: Server, remote: Remote, wanted: str) -> None:
-    """Get `wanted` onto the server: built there, or pulled, or sent from this machine."""
+def ensure(ground: Ground, server: Server, remote: Remote, wanted: str, of_run: str = "") -> None:
+    """Get `wanted` onto the server: built there, or pulled, or sent from this machine.
+
+    It is built from the code that was pushed, or from the snapshot of the run `of_run`.
+    """
     image = ground.config.image
     if image.build:
-        _build(ground, server, remote, image, wanted)
+        _build(ground, server, remote, image, wanted, of_run)
     elif not _send_if_here(ground, server, wanted):
         _pull(ground, remote, wanted)
 
 
-def _build(ground: Ground, server: Server, remote: Remote, image: ImageConfig, wanted: str) -> None:
+def _build(
+    ground: Ground, server: Server, remote: Remote, image: ImageConfig, wanted: str, of_run: str
+) -> None:
     args = build_args(ground, image)
     base = ground.config.base_image
     absent = base and not remote.call("image", {"references": [base]})["ids"][base]
@@ -110,6 +115,7 @@ def _build(ground: Ground, server: Server, remote: Remote, image: ImageConfig, w
             "lab": ground.config.name,
             "lab_id": ground.lab_id,
             "directory": image.build,
+            "run": of_run,
             "tag": wanted,
             "args": args,
             "wheelhouse": bool(ground.config.wheelhouse),

@@ -78,7 +78,7 @@ def start(
     the run goes on.
     """
     remote = ground.remote(server)
-    request = {"spec": msgspec.to_builtins(wanted), "secrets": _secrets(ground)}
+    request = asked(ground, wanted)
     log = _Log(on_log)
 
     def started(reply: dict[str, Any]) -> None:
@@ -114,6 +114,11 @@ def start(
     return keep(ground, server, closing["run"])
 
 
+def asked(ground: Ground, wanted: RunSpec) -> dict[str, Any]:
+    """What the server's program is told of a run, secrets bared."""
+    return {"spec": msgspec.to_builtins(wanted), "secrets": _secrets(ground)}
+
+
 def _secrets(ground: Ground) -> dict[str, str]:
     """The values that lab.yaml's secrets stand for, bared: they travel on standard input only."""
     values = secret_values(ground.paths, ground.lab_id, ground.config, environment())
@@ -143,8 +148,12 @@ def watch(
     tail: int = 0,
     follow: bool = True,
     on_log: Callable[[bytes], None],
+    on_cut: Callable[[], None] = lambda: None,
 ) -> Run:
-    """A run's log from `offset` bytes (or `tail` lines before the end), through cut links."""
+    """A run's log from `offset` bytes (or `tail` lines before the end), through cut links.
+
+    `on_cut` is called at each cut, and may raise to end the watching.
+    """
     log = _Log(on_log, offset)
     pause_s = 0.5
     while True:
@@ -162,6 +171,7 @@ def watch(
         except ConnectError as error:
             if not follow:
                 raise
+            on_cut()
             text = f"{error.what}; the run goes on, trying again in {pause_s:g} s"
             ground.reporter.emit(Note(text=text, level="warning"))
             time.sleep(pause_s)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from labctl.actions import images, runs, sync
 from labctl.actions import services as serving
@@ -18,7 +19,10 @@ from labctl.actions.forwards import (
 from labctl.actions.ground import Ground
 from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.errors import UsageError
-from labctl.model import Forward, Server, Service, Value
+from labctl.model import FileEntry, Forward, Server, Service, Value
+
+Tree = tuple[str, Path, Sequence[FileEntry]]
+"""Where it goes on the server, where it lies here, and its files."""
 
 
 class Pushed(Value, frozen=True):
@@ -33,13 +37,31 @@ class Pushed(Value, frozen=True):
 
 def push(ground: Ground, server: Server, *, force: bool) -> list[Pushed]:
     """The lab's code and its data directories; what has an address is fetched by the server."""
-    config, reporter = ground.config, ground.reporter
+    config = ground.config
     inside = [one.path for one in config.data.values() if one.path and one.inside_lab]
-    trees = [("code", config.root, sync.scan_code(config.root, reporter, data=inside))]
+    code = sync.scan_code(config.root, ground.reporter, data=inside)
+    return [
+        *_sent(ground, server, [("code", config.root, code)], force=force),
+        *push_data(ground, server, force=force),
+    ]
+
+
+def push_data(ground: Ground, server: Server, *, force: bool = False) -> list[Pushed]:
+    """The data alone: directories from here, addresses fetched by the server."""
+    config, reporter = ground.config, ground.reporter
+    trees = []
     for name, source in config.data.items():
         if source.path is not None:
             files = sync.scan_data(config.root, name, source.path, reporter)
             trees.append((f"data/{name}", source.path, files))
+    done = _sent(ground, server, trees, force=force)
+    urls = {name: source.url for name, source in config.data.items() if source.url}
+    sync.fetch_data(ground.remote(server), config.name, ground.lab_id, urls, reporter)
+    return done
+
+
+def _sent(ground: Ground, server: Server, trees: Sequence[Tree], *, force: bool) -> list[Pushed]:
+    config, reporter = ground.config, ground.reporter
     remote, route = ground.remote(server), ground.way(server)
     done = []
     for target, root, files in trees:
@@ -63,8 +85,6 @@ def push(ground: Ground, server: Server, *, force: bool) -> list[Pushed]:
                 unchanged=result.unchanged,
             )
         )
-    urls = {name: source.url for name, source in config.data.items() if source.url}
-    sync.fetch_data(remote, config.name, ground.lab_id, urls, reporter)
     return done
 
 

@@ -45,6 +45,7 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
 @click.option("--id", "run_id", default="", help="A name; repeated, the same run is found.")
 @click.option("-it", "tty", is_flag=True, help="With a terminal, for programs that ask.")
 @click.option("--no-push", is_flag=True, help="Run what is on the server already.")
+@click.option("--recover", is_flag=True, help="Go on elsewhere where its server ends too early.")
 @yes_option
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -55,6 +56,7 @@ def run_command(
     run_id: str,
     tty: bool,
     no_push: bool,
+    recover: bool,
     yes: bool,
     json_: bool,
     command: tuple[str, ...],
@@ -67,8 +69,17 @@ def run_command(
     labctl run
     labctl run -- python train.py --epochs 20
     labctl run --detach --id night
+    labctl run --recover
     """
     from labctl.cli.exits import clean
+    from labctl.errors import UsageError
+
+    if recover and (detach or tty or no_push):
+        raise UsageError(
+            "--recover follows the run and keeps the code that it sends",
+            why="so it goes neither with --detach nor with -it or --no-push",
+            hint="labctl run --recover",
+        )
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
     seen: list[Run] = []
@@ -87,6 +98,7 @@ def run_command(
             follow=not detach and not tty,
             tty=tty,
             push=not no_push,
+            recover=recover,
             on_start=started,
             on_log=(lambda block: None) if json_ else write_log,
         ).seen

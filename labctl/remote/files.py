@@ -35,7 +35,7 @@ BYTECODE = "__pycache__"
 
 
 class Target:
-    """One tree that is pushed to: the lab's code, a data set, or the wheelhouse.
+    """One tree that is pushed to: the lab's code, a data set, a run to restore, the wheelhouse.
 
     `record` holds [sha256, size, mtime_ns] of what a push brought, `due` the hash that each staged
     file is to have; a file with neither hash was edited here.
@@ -49,6 +49,8 @@ class Target:
             self.root = lab / "code"
         elif kind == "data":
             self.root = lab / "data" / checked_name(name)
+        elif kind == "restore":
+            self.root = lab / "restore" / checked_name(name)
         elif kind == "wheelhouse":
             self.root = home() / ".wheelhouse"
         else:

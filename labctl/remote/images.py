@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .engine import image
-from .place import home, inside, lab_dir
+from .place import home, inside, lab_dir, run_dir
 from .reply import Failure, answer, finish
 
 WHEELHOUSE_PORT = 8437
@@ -35,12 +35,13 @@ def pull(request: dict[str, Any]) -> None:
 
 
 def build(request: dict[str, Any]) -> None:
-    """`docker build` of "directory" below the lab's code as "tag"; output streamed and logged.
+    """`docker build` of "directory" below the lab's code, or below that of the run "run", as "tag".
 
-    Closes with code, log (path) and tail: the failing step's line and its last lines.
+    Output is streamed and logged. Closes with code, log (path) and tail: the failing step and its
+    last lines.
     """
     lab = lab_dir(request["lab"], request["lab_id"])
-    context = lab / "code"
+    context = run_dir(lab, request["run"]) / "code" if request.get("run") else lab / "code"
     if request["directory"] not in ("", "."):
         context = inside(context, request["directory"])
     if not (context / "Dockerfile").is_file():

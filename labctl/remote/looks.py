@@ -115,8 +115,10 @@ def _ending(
         code = int(written["code"])
         told = told_of(code, written, spec, cancelled)
         end = float(written["ended_at"])
-        if not cancelled and written.get("asked") and rebooted:
-            told = f"lost: the server was shut down while it ran (the command ended with {code})"
+        taken = (directory / ".labctl" / "reclaim.json").exists()
+        if not cancelled and written.get("asked") and (rebooted or taken):
+            whose = "taken back by its provider" if taken else "shut down"
+            told = f"lost: the server was {whose} while it ran (the command ended with {code})"
             return {"state": "lost", "ended_at": end, "told": told}
         state = "cancelled" if cancelled else "exited"
         return {"state": state, "exit_code": code, "ended_at": end, "told": told}

@@ -44,12 +44,12 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     if found is None and not directory.exists():
         return {"missing": spec["image"]}
     again = not _claim(root, directory, spec)
-    with _launching(directory):
+    with launching(directory):
         return _started(request, root, directory, found, again)
 
 
 @contextmanager
-def _launching(directory: Path) -> Iterator[None]:
+def launching(directory: Path) -> Iterator[None]:
     """Calls that claim the same run at once go one after another; the later ones find it.
 
     The lock ends with this process: no child inherits it.
@@ -86,7 +86,7 @@ def _started(
     if found is None:
         return {"missing": spec["image"]}
     try:
-        seen = _launch(root, directory, spec, found, request.get("secrets", {}))
+        seen = launch(root, directory, spec, found, request.get("secrets", {}))
     except Failure:
         if not again:
             drop_tree(directory)
@@ -119,7 +119,7 @@ def _claim(root: Path, directory: Path, spec: dict[str, Any]) -> bool:
         return False
 
 
-def _launch(
+def launch(
     root: Path, directory: Path, spec: dict[str, Any], found: dict[str, Any], values: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Start the container; what is known of it then, as `inspect` would show it."""
