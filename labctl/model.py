@@ -168,8 +168,9 @@ class Boot(Value, frozen=True):
 class Resource(Value, frozen=True):
     """Something besides a server that bears our tag: a volume, a key, a group.
 
-    `server_id` is the server it belongs to, "" where that is gone or there never was one.
-    `expires_at` is when its owner allowed it to be removed.
+    `server_id` is the server it belongs to, "" where that is gone or there never was one. `zone` is
+    where a server must be that is to use it, "" where that does not matter.
+    `expires_at` is when its owner allowed it to be removed: a disk that was kept for its data.
     """
 
     provider: str
@@ -180,6 +181,7 @@ class Resource(Value, frozen=True):
     lab: str = ""
     lab_id: str = ""
     region: str = ""
+    zone: str = ""
     server_id: str = ""
     created_at: float | None = None
     expires_at: float | None = None

@@ -85,8 +85,10 @@ def _ending(ground: Ground, server: Server) -> dict[str, Any]:
     provider = ground.provider
     if isinstance(provider, Lease):
         return {"kind": "release", "disk": "stays", "lease": server.id}
-    if isinstance(provider, Keep):
+    if isinstance(provider, Keep) and provider.keeps_itself:
         return {"kind": "poweroff", "disk": "keepable"}
+    if isinstance(provider, Keep):
+        return {"kind": "poweroff", "disk": "goes"}
     return {"kind": "poweroff", "disk": "stays" if isinstance(provider, Stoppable) else "goes"}
 
 

@@ -138,6 +138,10 @@ class Gate(Protocol):
 class Keep(Protocol):
     """A server's disk can outlive it."""
 
+    @property
+    def keeps_itself(self) -> bool:
+        """Whether its servers may keep their disks by themselves when they end."""
+
     def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
         """Its disks stay when it is terminated, tagged with the expiry; what they cost."""
 

@@ -7,9 +7,7 @@ machines, which are only released, run it as the person's own account and need n
 
 from __future__ import annotations
 
-import json
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -20,7 +18,8 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .place import read_json, write_json, write_text
-from .reply import Failure, reply_of
+from .reply import Failure
+from .root import account, as_root, may_sudo
 from .watch_bell import ring
 from .watch_clocks import Limits, budget_left, carried, refusal, spoken
 from .watch_place import (
@@ -48,9 +47,9 @@ def guard(request: dict[str, Any]) -> dict[str, Any]:
     Repeated, it changes what has changed. Time that has gone by stays gone, and so does a budget:
     see watch_clocks.budget_left. A server with another id starts afresh.
     """
-    request = {**request, **_account(request)}
-    if request["ending"]["kind"] == "poweroff" and os.geteuid() != 0 and _sudo():
-        return _as_root("guard", request)
+    request = {**request, **account(request)}
+    if request["ending"]["kind"] == "poweroff" and os.geteuid() != 0 and may_sudo():
+        return as_root("guard", request)
     place = made(own_dir())
     with alone(place):
         body = _merged(read_json(place / "limits.json"), request)
@@ -70,7 +69,7 @@ def extend(request: dict[str, Any]) -> dict[str, Any]:
         said = "nothing guards this server, so nothing ends it"
         raise Failure("missing", said, "", "labctl up arms the watchdog")
     if place == ROOT_DIR and os.geteuid() != 0:
-        return _as_root("extend", request)
+        return as_root("extend", request)
     span_s = float(request["span_s"])
     with alone(place):
         body = read_json(place / "limits.json")
@@ -88,35 +87,6 @@ def extend(request: dict[str, Any]) -> dict[str, Any]:
         write_json(place / "limits.json", body, 0o644 if os.geteuid() == 0 else 0o600)
         decided(place, now["elapsed_s"], f"extended by {spoken(span_s)}", "somebody asked")
     return {"watch": _ticked(place, body["edition"], "")}
-
-
-def _account(request: dict[str, Any]) -> dict[str, Any]:
-    """Whose lab this is; told along when root goes on."""
-    if "uid" in request and os.geteuid() == 0:
-        return {}
-    who = pwd.getpwuid(os.getuid())
-    return {"uid": os.getuid(), "gid": os.getgid(), "home": str(Path.home()), "user": who.pw_name}
-
-
-def _sudo() -> bool:
-    if not shutil.which("sudo"):
-        return False
-    done = subprocess.run(["sudo", "-n", "true"], capture_output=True, timeout=20, check=False)
-    return done.returncode == 0
-
-
-def _as_root(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-    """This verb again as root: its whole reply, or its failure."""
-    program = Path(__file__).parents[1] / "__main__.py"
-    words = ["sudo", "-n", "env", f"HOME={Path.home()}"]
-    done = subprocess.run(
-        [*words, sys.executable, "-I", "-S", "-B", str(program), verb],
-        input=json.dumps(request) + "\n",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return reply_of(verb, done.stdout, done.stderr)
 
 
 def _merged(known: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:

@@ -90,6 +90,10 @@ class AwsProvider:
     def set_deadline(self, server_id: str, at: float) -> None:
         deadline.set_deadline(self.clients, self.settings.scheduler_role, server_id, at)
 
+    @property
+    def keeps_itself(self) -> bool:
+        return bool(self.settings.instance_profile)
+
     def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
         return disks.keep(self.clients, server_id, expires_at)
 

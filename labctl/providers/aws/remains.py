@@ -75,6 +75,7 @@ def volume_resource(volume: dict[str, Any], region: str, server_id: str) -> Reso
         price_usd_per_month=round(size * USD_PER_GB_MONTH.get(kind, 0.125), 2),
         note=f"{size} GB {kind} in {volume['AvailabilityZone']}, at us-east-1's list price",
         created_at=made.timestamp() if made else None,
+        zone=volume["AvailabilityZone"],
     )
 
 
@@ -88,6 +89,7 @@ def _resource(
     price_usd_per_month: float = 0.0,
     note: str = "",
     created_at: float | None = None,
+    zone: str = "",
 ) -> Resource:
     expires = bears.get(tags.EXPIRES, "")
     return Resource(
@@ -99,6 +101,7 @@ def _resource(
         lab=bears.get(tags.LAB, ""),
         lab_id=bears.get(tags.LAB_ID, ""),
         region=region,
+        zone=zone,
         server_id=server_id,
         created_at=created_at,
         expires_at=float(expires) if expires.isdecimal() else None,
