@@ -18,6 +18,8 @@ ANSWERING = {
     "start": "runs.start",
     "status": "looks.status",
     "cancel": "runs.cancel",
+    "resume": "resume.resume",
+    "restore-pushed": "resume.from_push",
     "clear": "runs.clear",
     "session": "runs.session",
     "plan": "files.plan",
@@ -34,6 +36,7 @@ ANSWERING = {
     "guard": "watch_install.guard",
     "watch": "watch_place.watch",
     "extend": "watch_install.extend",
+    "reclaim-notice": "watch_reclaim.notice",
     "mirror": "watch_mirror.mirror",
     "keep-disk": "watch_mirror.keep_disk",
 }
