@@ -33,6 +33,7 @@ ANSWERING = {
     "services": "services.status",
     "service-stop": "services.stop",
     "pulled": "watch_saved.pulled",
+    "restore": "restored.restore",
     "guard": "watch_install.guard",
     "watch": "watch_place.watch",
     "extend": "watch_install.extend",

@@ -97,7 +97,7 @@ def _save(plan: Plan, by: str, say: Say) -> tuple[float, bool]:
         left = Unsaved([], [f"what is only here cannot be told: {_why(error)}"])
     rate = 0.0
     if left.files and plan.store:
-        rate, left = _mirror(plan, left, say)
+        rate, left = send(plan, left, say)
     only_here = bool(left.files or left.broken)
     if not only_here:
         say("results saved", "everything is pulled or mirrored")
@@ -113,7 +113,8 @@ def _save(plan: Plan, by: str, say: Say) -> tuple[float, bool]:
     return rate, fate(by, only_here, safe)
 
 
-def _mirror(plan: Plan, left: Unsaved, say: Say) -> tuple[float, Unsaved]:
+def send(plan: Plan, left: Unsaved, say: Say) -> tuple[float, Unsaved]:
+    """To the store; (bytes a second, what could not be sent)."""
     python = python_with_boto3()
     if not python:
         say("not mirrored", "no Python on the server has boto3")

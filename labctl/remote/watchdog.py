@@ -30,7 +30,9 @@ from .watch_clocks import (
 )
 from .watch_end import live_runs, unable
 from .watch_ending import Ending
+from .watch_imds import Imds
 from .watch_place import FRESH_S, Lock, boot_id, boottime_s, decided, keep
+from .watch_reclaim import Reclaims
 from .watch_saved import estimate
 from .watch_signs import Look, Looker, Signs
 from .watch_tell import run_logs, tell
@@ -66,6 +68,7 @@ class Watchdog:
         self.idle_due_s = 0.0
         self.rate_bytes_s = float(self.state.get("rate_bytes_s") or RATE_BYTES_S)
         self.bell = Bell(place)
+        self.reclaims = Reclaims(place, self.say)
 
     def run(self) -> None:
         """Until the server has been given back; where it is powered off, until that happens."""
@@ -94,6 +97,7 @@ class Watchdog:
         self.looker = Looker(Signs(self.told.plan.account), lambda: ring(self.place))
         self.looker.set_idle_limit(self.told.limits.idle_s)
         threading.Thread(target=self._explore, daemon=True).start()
+        self.reclaims.listen(Imds())
 
     def _carry_on(self) -> None:
         """Elapsed and idle time as they were. A reboot is work; time without a watchdog is none."""
@@ -192,6 +196,8 @@ class Watchdog:
         self._count_idle(idle_for, elapsed)
         if self.ending is not None:
             self._go_on(self.ending, elapsed)
+        elif self.reclaims.look(plan, self.unsaved[1], self.rate_bytes_s):
+            pass  # its provider ends it
         elif decision.end and self._sure(decision, look, now):
             self._begin(decision, elapsed, idle_for)
         elif decision.warn_s is not None:
@@ -329,6 +335,7 @@ class Watchdog:
             "unsaved": {"files": self.unsaved[0], "bytes": self.unsaved[1]},
             "ending": self.state.get("ending", ""),
             "overrun_s": self.state.get("overrun_s", 0.0),
+            "reclaim": self.reclaims.shown,
             "pid": os.getpid(),
         }
         keep(self.place, "status.json", body)

@@ -1,0 +1,256 @@
+"""Notices of a provider that takes a server back: what they say, where they come from, what then.
+
+The metadata service is the rehearsal's own, with its tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+
+from labctl.remote import watch_imds
+from labctl.remote.watch_imds import Imds, found
+from labctl.remote.watch_notice import (
+    MARGIN_S,
+    PASSED_S,
+    REBALANCE,
+    SEND_S,
+    USUAL_S,
+    Acted,
+    Notice,
+    decide,
+    handed,
+    interruption,
+    rebalance,
+    stop_within_s,
+)
+from labctl.remote.watch_taken import newest_whole
+
+NOW = 1_700_000_000.0
+LEAVES = Notice("interruption", "a", 120.0, "terminate")
+AGAIN = Notice("interruption", "b", 30.0, "terminate")
+RISK = Notice(REBALANCE, "r")
+
+
+def action(at: float, what: str = "terminate") -> str:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+    return json.dumps({"action": what, "time": stamp})
+
+
+# What it says
+
+
+def test_the_time_left_counts_by_the_answers_own_date() -> None:
+    notice = interruption(action(NOW + 118, "stop"), NOW)
+    assert (notice.kind, notice.action, notice.left_s) == ("interruption", "stop", 118.0)
+    assert interruption(action(NOW - 5), NOW).left_s == 0.0
+
+
+@pytest.mark.parametrize("body", ["", "<html>", "[]", '{"action": "terminate", "time": "soon"}'])
+def test_a_notice_that_cannot_be_read_is_one_all_the_same(body: str) -> None:
+    assert interruption(body, NOW)[2:4] == (USUAL_S, "terminate")
+
+
+def test_a_notice_handed_over_is_for_this_boot_and_ends() -> None:
+    body = {"boot": "x", "ends_s": 500.0, "kind": "interruption", "stamp": "s"}
+    body |= {"action": "terminate", "source": "labctl"}
+    assert handed(body, "x", 400.0) == Notice("interruption", "s", 100.0, "terminate", "labctl")
+    assert handed({}, "x", 400.0) is None
+    assert handed(body, "another boot", 400.0) is None
+    late = handed(body, "x", 500.0 + PASSED_S)
+    assert late is not None
+    assert late.left_s == 0
+    assert handed(body, "x", 501.0 + PASSED_S) is None
+
+
+# What follows
+
+
+def test_each_notice_is_acted_on_once() -> None:
+    acted, do = decide(Acted(), [], 0.0)
+    assert do == ""
+    acted, do = decide(acted, [RISK], 1.0)
+    assert (do, acted.under_way) == ("mirror", None)
+    acted, do = decide(acted, [RISK], 2.0)
+    assert do == ""
+    acted, do = decide(acted, [RISK, LEAVES], 10.0)
+    assert (do, acted.under_way, acted.ends_s) == ("wind down", LEAVES, 130.0)
+    assert decide(acted, [RISK, LEAVES], 15.0) == (acted, "")
+    assert decide(acted, [], 130.0 + PASSED_S) == (acted, "")
+
+
+def test_a_recommendation_together_with_a_notice_is_none() -> None:
+    acted, do = decide(Acted(), [RISK, LEAVES], 0.0)
+    assert do == "wind down"
+    assert decide(acted, [RISK, LEAVES, Notice(REBALANCE, "r2")], 1.0)[1] == ""
+
+
+def test_a_second_notice_only_brings_the_end_forward() -> None:
+    acted, _ = decide(Acted(), [LEAVES], 0.0)
+    acted, do = decide(acted, [LEAVES, AGAIN], 10.0)
+    assert (do, acted.ends_s, acted.under_way) == ("", 40.0, LEAVES)
+    acted, do = decide(acted, [Notice("interruption", "c", 500.0)], 11.0)
+    assert (do, acted.ends_s) == ("", 40.0)
+
+
+def test_a_server_that_was_not_taken_goes_on_and_can_be_taken_later() -> None:
+    acted, _ = decide(Acted(), [LEAVES], 0.0)
+    acted, do = decide(acted, [LEAVES], 120.1 + PASSED_S)
+    assert (do, acted.under_way) == ("passed", None)
+    assert decide(acted, [LEAVES], 200.0)[1] == ""
+    assert decide(acted, [LEAVES, AGAIN], 200.0)[1] == "wind down"
+
+
+def test_runs_have_the_notice_less_what_sending_takes() -> None:
+    assert stop_within_s(120.0, 0, 1e6, False) == 120.0 - MARGIN_S
+    assert stop_within_s(120.0, 30e6, 1e6, True) == 120.0 - MARGIN_S - SEND_S - 30.0
+    assert stop_within_s(120.0, 1e12, 1e6, True) == (120.0 - MARGIN_S) / 2
+    assert stop_within_s(1.0, 0, 1e6, True) == 0.0
+
+
+# Where it comes from
+
+
+class Service:
+    """The rehearsal's metadata service on a port of the loopback; `known` is what it tells."""
+
+    def __init__(self) -> None:
+        from werkzeug.serving import make_server
+
+        from labctl.rehearsal.imds import QuietHandler
+
+        self.known: dict[str, str] = {"meta-data/instance-life-cycle": "spot"}
+        self.server = make_server("127.0.0.1", 0, None, request_handler=QuietHandler, threaded=True)
+        self.forget_tokens()
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
+        self.thread.start()
+
+    def forget_tokens(self) -> None:
+        from labctl.rehearsal.imds import Metadata
+
+        self.server.app = Metadata(self.known.get)
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    pytest.importorskip("moto")  # the rehearsal is an extra
+    made = Service()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_imds, "LOOK_AGAIN_S", (0.0, 0.0))
+
+
+def test_notices_are_there_once_they_were_given(service: Service) -> None:
+    imds = Imds("127.0.0.1", service.server.port)
+    assert found(imds)
+    assert imds.notices() == []
+    stamp = "2026-01-02T03:04:05Z"
+    service.known[watch_imds.REBALANCE] = json.dumps({"noticeTime": stamp})
+    assert imds.notices() == [Notice(REBALANCE, stamp)]
+    service.known[watch_imds.ACTION] = action(time.time() + 100)
+    heard = imds.notices()
+    assert heard[0] == rebalance(json.dumps({"noticeTime": stamp}))
+    assert heard[1].action == "terminate"
+    assert 97 < heard[1].left_s <= 100
+
+
+def test_a_token_that_ran_out_is_replaced(service: Service) -> None:
+    imds = Imds("127.0.0.1", service.server.port)
+    assert imds.notices() == []
+    service.forget_tokens()
+    assert imds.notices() == []
+
+
+def test_a_machine_on_demand_is_not_asked_again(service: Service) -> None:
+    service.known["meta-data/instance-life-cycle"] = "on-demand"
+    assert not found(Imds("127.0.0.1", service.server.port))
+
+
+def test_a_machine_without_the_service_is_found_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert not found(Imds("127.0.0.1", port))
+
+
+def answering(reply: bytes) -> Iterator[int]:
+    """A port where whoever asks hears `reply`."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            while True:
+                try:
+                    link, _ = listening.accept()
+                except OSError:
+                    return
+                with link:
+                    link.recv(65536)
+                    link.sendall(reply)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.0 404 Not Found\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\n<html>welcome to our network</html>",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\nspot",
+    ],
+)
+def test_what_answers_otherwise_is_no_such_service(reply: bytes) -> None:
+    for port in answering(reply):
+        assert not found(Imds("127.0.0.1", port))
+
+
+def test_the_date_of_the_answer_counts() -> None:
+    old = formatdate(NOW, usegmt=True)
+    for port in answering(f"HTTP/1.0 200 OK\r\nDate: {old}\r\n\r\n{action(NOW + 60)}".encode()):
+        (notice,) = [n for n in Imds("127.0.0.1", port).notices() if n.kind != REBALANCE]
+        assert notice.left_s == 60.0
+
+
+# What a run has
+
+
+def checkpoint(run: Path, name: str, step: int, listed: int = 3, at: float = NOW) -> Path:
+    folder = run / "checkpoints" / name
+    folder.mkdir(parents=True)
+    (folder / "model").write_bytes(b"abc")
+    body = {"step": step, "files": {"model": {"size": listed, "sha256": "-"}}}
+    (folder / "manifest.json").write_text(json.dumps(body))
+    os.utime(folder / "manifest.json", (at, at))
+    return folder
+
+
+def test_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+    assert newest_whole(tmp_path) is None
+    checkpoint(tmp_path, "step-1", 1)
+    checkpoint(tmp_path, "step-2", 2, at=NOW + 5)
+    checkpoint(tmp_path, "step-3", 3, listed=4, at=NOW + 9)
+    checkpoint(tmp_path, ".step-4.partial-0", 4, at=NOW + 10)
+    checkpoint(tmp_path, "step-5", 5, at=NOW + 11).joinpath("model").unlink()
+    wanted = {"checkpoint": "checkpoints/step-2", "step": 2, "at": NOW + 5}
+    assert newest_whole(tmp_path) == wanted
