@@ -7,11 +7,14 @@ import time
 from labctl.actions import Decision, Note, Step, attempts, provision, removal, runs, work
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
-from labctl.errors import HostKeyError, LabError, PolicyError
+from labctl.errors import HostKeyError, LabError, PolicyError, ProviderError
 from labctl.model import Resource, Server, Value
-from labctl.providers import Stoppable
+from labctl.providers import Keep, Stoppable
 
 GRACE_S = 60
+DAY_S = 86_400
+KEPT_S = 30 * DAY_S
+"""As the watchdog has it."""
 
 
 class Ending(Value, frozen=True):
@@ -33,8 +36,12 @@ def down(ground: Ground, *, discard: bool) -> Ending:
     with ground.state.exclusive(ground.lab_id, "down"), told_what_bills(ground):
         server = _ours(ground, discard) or _unheard(ground)
         if server is None:
-            rest = removal.swept(ground)
-            return Ending(servers_left=rest.survivors, leftovers=rest.leftovers)
+            ending = ground.state.server_of_lab(ground.lab_id)
+            rest = removal.swept(ground, ending.id if ending else "")
+            return Ending(
+                removed=rest.server_id, servers_left=rest.survivors, leftovers=rest.leftovers
+            )
+        discard = discard or provision.is_fresh(ground, server)
         running = [] if server.state == "stopped" else _running(ground, server, discard)
         _agree(ground, server, running, discard)
         work.stop_forwards(ground, server)
@@ -63,9 +70,9 @@ def _ours(ground: Ground, discard: bool) -> Server | None:
 
 def _unheard(ground: Ground) -> Server | None:
     """The server of an attempt whose answer was lost, which may take a while to be shown."""
-    step = Step(name="waiting whether an interrupted `up` has made a server")
+    if attempts.unheard(ground):
+        ground.reporter.emit(Step(name="waiting whether an interrupted `up` has made a server"))
     while attempts.unheard(ground):
-        ground.reporter.emit(step)
         time.sleep(min(1.0, ground.provider.settle_s))
         if found := provision.adopt(ground):
             return found
@@ -119,17 +126,38 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
 
 def _kept(ground: Ground, server: Server, error: LabError) -> PolicyError:
     """Compute ends, the disk stays, and the person knows both."""
-    kept = "it goes on as it is"
-    if isinstance(ground.provider, Stoppable):
-        ground.connections.close(server)
-        ground.provider.stop(server.id)
-        found = ground.provider.find(server.id)
-        if found is not None:
-            ground.state.save_server(ground.as_ours(found, server))
-        ground.state.record("stopped", lab_id=ground.lab_id, server_id=server.id)
-        kept = "it was stopped and its disk kept"
+    ground.connections.close(server)
+    what = _stopped(ground, server) or _disk_kept(ground, server) or "it goes on as it is"
     return PolicyError(
         f"{server.alias} was not removed: not everything on it could be saved",
-        why="\n".join(filter(None, [error.what, error.why, kept])),
+        why="\n".join(filter(None, [error.what, error.why, what])),
         hint="labctl up && labctl pull, or labctl down --discard to lose what is there",
     )
+
+
+def _stopped(ground: Ground, server: Server) -> str:
+    """What was done, in words; "" where such a server cannot be stopped."""
+    if not isinstance(ground.provider, Stoppable):
+        return ""
+    try:
+        ground.provider.stop(server.id)
+    except ProviderError as error:
+        # Spot machines mostly cannot; trouble of any other kind is no reason to end it.
+        if type(error) is not ProviderError:
+            raise
+        return ""
+    found = ground.provider.find(server.id)
+    if found is not None:
+        ground.state.save_server(ground.as_ours(found, server))
+    ground.state.record("stopped", lab_id=ground.lab_id, server_id=server.id)
+    return "it was stopped and its disk kept"
+
+
+def _disk_kept(ground: Ground, server: Server) -> str:
+    """End the server, but not its disk: what was done, in words; "" where disks cannot stay."""
+    if not isinstance(ground.provider, Keep):
+        return ""
+    disks = ground.provider.keep_disk(server.id, time.time() + KEPT_S)
+    removal.end(ground, [server])
+    said = [f"{one.id} at {one.price_usd_per_month:.2f} dollars a month" for one in disks]
+    return f"it was ended and its disk kept for {KEPT_S // DAY_S} days: {', '.join(said)}"

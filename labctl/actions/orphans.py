@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labctl.actions import Decision, Note, attempts, cost, removal
+from labctl.actions import Decision, Note, Step, attempts, cost, removal
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
 from labctl.errors import PolicyError
@@ -28,15 +28,19 @@ class Orphans(Value, frozen=True):
 
 def orphans(ground: Ground) -> Orphans:
     """What the provider shows, servers first. Kept disks are among the resources."""
+    for attempt in attempts.unheard(ground, every_lab=True):
+        text = f"an interrupted `up` of {attempt.request.lab} may have made a server"
+        said = f"{text} that is not shown yet: ask again in a minute"
+        ground.reporter.emit(Note(text=said, level="warning"))
+    return _shown(ground)
+
+
+def _shown(ground: Ground) -> Orphans:
     with told_what_bills(ground, every_lab=True):
         servers = [one for one in ground.provider.servers() if one.state != "terminated"]
         others = ground.provider.leftovers()
     ids = {one.id for one in servers}
     resources = [one for one in others if one.kind != CACHE and one.server_id not in ids]
-    for attempt in attempts.unheard(ground, every_lab=True):
-        text = f"an interrupted `up` of {attempt.request.lab} may have made a server"
-        said = f"{text} that is not shown yet: ask again in a minute"
-        ground.reporter.emit(Note(text=said, level="warning"))
     known = {one.id for one in ground.state.servers()}
     return Orphans(
         servers=tuple(servers), resources=tuple(resources), here=tuple(sorted(ids & known))
@@ -49,6 +53,7 @@ def end_them(ground: Ground, found: Orphans, *, kept_too: bool) -> Orphans:
     Disks that were kept for their data go only with `kept_too`. PolicyError where the person says
     no.
     """
+    found = _heard(ground, found)
     doomed = [one for one in found.resources if kept_too or one.expires_at is None]
     if not found.servers and not doomed:
         return found
@@ -67,7 +72,20 @@ def end_them(ground: Ground, found: Orphans, *, kept_too: bool) -> Orphans:
     for server in found.servers:
         cost.note_life(ground.state, server)
     removal.end(ground, found.servers)
-    # Some things show themselves only once the servers that held them are gone.
-    rest = [one for one in orphans(ground).resources if kept_too or one.expires_at is None]
-    removal.take_away(ground, rest)
-    return orphans(ground)
+
+    def rest() -> list[Resource]:
+        # Things show themselves late, servers and what those held until they were gone.
+        removal.end(ground, _shown(ground).servers)
+        return [one for one in _shown(ground).resources if kept_too or one.expires_at is None]
+    removal.take_away(ground, rest(), rest)
+    return _shown(ground)
+
+
+def _heard(ground: Ground, found: Orphans) -> Orphans:
+    """What is there once all that interrupted `up`s may have made has had its time to show."""
+    if not attempts.unheard(ground, every_lab=True):
+        return found
+    ground.reporter.emit(Step(name="waiting for what an interrupted `up` may have made"))
+    while attempts.unheard(ground, every_lab=True):
+        time.sleep(min(1.0, ground.provider.settle_s))
+    return _shown(ground)

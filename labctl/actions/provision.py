@@ -65,10 +65,8 @@ def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | No
         ours = [s for s in every if s.lab_id == ground.lab_id]
         alive = [s for s in ours if s.state not in ENDED]
         found = alive[0] if alive else None
+    _drop_ended(ground, found)
     if found is None:
-        if known is not None:
-            ground.state.drop_server(known.id)
-            ground.state.record("gone", lab_id=ground.lab_id, server_id=known.id)
         return None
     found = ground.as_ours(found, known)
     ground.state.save_server(found)
@@ -76,6 +74,19 @@ def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | No
     for token in [attempt.token for attempt in ground.state.open_attempts(ground.lab_id)]:
         ground.state.end_attempt(token, "adopted")
     return found
+
+
+def _drop_ended(ground: Ground, alive: Server | None) -> None:
+    """Forget what has ended; what is still ending stays on record until it has."""
+    for known in ground.state.servers(ground.lab_id):
+        if alive is not None and known.id == alive.id:
+            continue
+        found = ground.provider.find(known.id)
+        if found is not None and found.state != "terminated":
+            ground.state.save_server(ground.as_ours(found, known))
+            continue
+        ground.state.drop_server(known.id)
+        ground.state.record("gone", lab_id=ground.lab_id, server_id=known.id)
 
 
 def _as_provided(ground: Ground, known: Server) -> Server | None:
@@ -130,9 +141,7 @@ def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:
 
     A new one that cannot be reached is shown for what it is and removed again.
     """
-    # Only a server that was made here and was never ready can hold nothing: others are kept.
-    made = ground.state.events(server_id=server.id, kind="created")
-    fresh = bool(made) and not ground.state.events(server_id=server.id, kind="ready")
+    fresh = is_fresh(ground, server)
     try:
         ground.reporter.emit(Step(name="waiting for its sshd"))
         server = _running(ground, server)
@@ -149,6 +158,12 @@ def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:
             _undo(ground, server, error)
         raise
     return server, transport
+
+
+def is_fresh(ground: Ground, server: Server) -> bool:
+    """Whether it was made here and was never ready: it can hold nothing that anybody wants."""
+    made = ground.state.events(server_id=server.id, kind="created", limit=1)
+    return bool(made) and not ground.state.events(server_id=server.id, kind="ready", limit=1)
 
 
 def _limit(ground: Ground, server: Server) -> None:
@@ -191,12 +206,14 @@ def _running(ground: Ground, server: Server) -> Server:
         ground.state.record("started", lab_id=ground.lab_id, server_id=server.id)
     deadline = time.monotonic() + RUNNING_DEADLINE_S
     while True:
-        found = _seen(ground, server) or server
-        if found.state == "running" and found.endpoint.host_key and found.endpoint.port:
+        found = _seen(ground, server)
+        if found is None:
+            pass
+        elif found.state == "running" and found.endpoint.host_key and found.endpoint.port:
             found = ground.as_ours(found, server)
             ground.state.save_server(found)
             return found
-        if found.state in (*ENDED, "stopped") and server.state != "stopped":
+        elif found.state in (*ENDED, "stopped") and server.state != "stopped":
             raise ProviderError(f"the server {server.id} stopped while it was starting")
         if time.monotonic() > deadline:
             raise ProviderError(

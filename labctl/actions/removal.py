@@ -82,9 +82,10 @@ def _wait_for(ground: Ground, waiting: list[Server]) -> None:
     told = time.monotonic() + 2.0
     while waiting := _not_gone(ground, waiting):
         if time.monotonic() > deadline:
+            found = ground.provider.find(waiting[0].id)
             raise BusyError(
                 f"{ground.provider.name} has not confirmed that {waiting[0].id} is gone",
-                why=f"it says: {waiting[0].state}; what is not gone may bill",
+                why=f"it says: {found.state if found else 'not shown'}; what is not gone may bill",
                 hint="labctl down",
             )
         if told and time.monotonic() > told:
@@ -116,10 +117,15 @@ def _gone(ground: Ground, server: Server) -> bool:
     return True
 
 
-def take_away(ground: Ground, resources: Iterable[Resource]) -> None:
+def take_away(
+    ground: Ground,
+    resources: Iterable[Resource],
+    again: Callable[[], Iterable[Resource]] | None = None,
+) -> None:
     """Remove them all; one that something else still holds is tried again for a while.
 
-    BusyError names what is left when the time is over.
+    `again` says what there is then: whoever holds it may have shown itself meanwhile. BusyError
+    names what is left when the time is over.
     """
     left = list(resources)
     deadline = time.monotonic() + RELEASE_DEADLINE_S
@@ -133,16 +139,16 @@ def take_away(ground: Ground, resources: Iterable[Resource]) -> None:
             except (BusyError, ThrottledError) as error:
                 held.append(resource)
                 last = error
-        left = held
-        if left and time.monotonic() > deadline:
+        if held and time.monotonic() > deadline:
             raise BusyError(
-                f"{left[0].kind} {left[0].id} could not be removed",
+                f"{held[0].kind} {held[0].id} could not be removed",
                 why=str(last),
                 hint="labctl orphans --terminate",
             )
-        if left:
+        if held:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        left = list(again()) if held and again else held
 
 
 def _patiently(call: Callable[[], T]) -> T:
