@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from labctl.actions import Decision, Note, Step, attempts, cost, removal
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
@@ -77,6 +79,7 @@ def end_them(ground: Ground, found: Orphans, *, kept_too: bool) -> Orphans:
         # Things show themselves late, servers and what those held until they were gone.
         removal.end(ground, _shown(ground).servers)
         return [one for one in _shown(ground).resources if kept_too or one.expires_at is None]
+
     removal.take_away(ground, rest(), rest)
     return _shown(ground)
 
