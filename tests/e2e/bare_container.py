@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sshd_container import Sshd, base_image, docker
+from sshd_container import Sshd, build, docker
 
 from labctl.actions.host_keys import make_key
 
@@ -31,9 +31,8 @@ RUN mkdir -p /run/sshd \\
 """
 
 
-def build() -> str:
-    docker("build", "-t", IMAGE, "--build-arg", f"BASE={base_image()}", "-", stdin=DOCKERFILE)
-    return IMAGE
+def build_image() -> str:
+    return build(IMAGE, DOCKERFILE)
 
 
 @contextmanager

@@ -20,6 +20,11 @@ def base_image() -> str:
 
 
 @pytest.fixture(scope="session")
+def small_image() -> str:
+    return lab_servers.small_image()
+
+
+@pytest.fixture(scope="session")
 def server_image(base_image: str) -> str:
     """The lab server's image, built if it is not there."""
     around = lab_servers.surroundings(base_image)

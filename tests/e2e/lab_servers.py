@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import sshd_container
+
 from labctl.actions.host_keys import make_key
 from labctl.model import CreateRequest, Endpoint, Need, Server
 from labctl.providers import Surroundings
@@ -29,6 +31,17 @@ MADE_BY_SCRIPT = "labctl-base:bookworm"
 TEST_LABEL = "labctl.test"
 PID_LABEL = "labctl.test-pid"
 READY_DEADLINE_S = 90.0
+SMALL_DOCKERFILE = """
+ARG BASE
+FROM ${BASE}
+RUN apt-get update \\
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends busybox-static
+
+FROM scratch
+COPY --from=0 /bin/busybox /bin/busybox
+RUN ["/bin/busybox", "mkdir", "-p", "/usr/bin", "/usr/sbin", "/sbin", "/tmp"]
+RUN ["/bin/busybox", "--install", "-s"]
+"""
 
 
 def base_image() -> str:
@@ -39,6 +52,11 @@ def base_image() -> str:
     with engine.connected() as docker:
         found = docker.images.list(name=MADE_BY_SCRIPT)
     return MADE_BY_SCRIPT if found else "debian:bookworm-slim"
+
+
+def small_image() -> str:
+    """Two megabytes with a shell, for what any container does: it is with a server in no time."""
+    return sshd_container.build("labctl-test-small:1", SMALL_DOCKERFILE)
 
 
 def surroundings(base: str, owner: str = "tests") -> Surroundings:

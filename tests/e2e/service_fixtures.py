@@ -13,7 +13,6 @@ from service_lab import HOME, Recorder, ServiceLab
 from sshd_container import Sshd, base_image, docker, wait_for
 
 from labctl.actions.host_keys import make_key
-from labctl.config import data_dir
 
 
 def _send(image: str, box: str) -> None:
@@ -49,11 +48,10 @@ def _logs(name: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def service_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceLab]:
+def service_lab(
+    server_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServiceLab]:
     folder = tmp_path_factory.mktemp("service-lab")
-    made = "labctl-test-services-server"
-    source = str(data_dir() / "images" / "lab-server")
-    docker("build", "-q", "-t", made, "--build-arg", f"BASE={base_image()}", source)
     key = folder / "id_ed25519"
     make_key(key)
     box = Sshd(f"labctl-test-services-{uuid.uuid4().hex[:8]}", key)
@@ -65,7 +63,7 @@ def service_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceLab
         words += ["-v", "/sys/fs/cgroup:/sys/fs/cgroup"]
     public = key.with_name(key.name + ".pub").read_text().strip()
     try:
-        docker(*words, "-e", f"LABCTL_AUTHORIZED_KEY={public}", made)
+        docker(*words, "-e", f"LABCTL_AUTHORIZED_KEY={public}", server_image)
         wait_for(lambda: "ready" in _logs(box.name), 60)
         _send(base_image(), box.name)
         wheels = os.environ.get("LABCTL_WHEELHOUSE", "")

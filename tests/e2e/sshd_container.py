@@ -5,6 +5,7 @@ Its fixtures are in sshd_fixtures.py: `pytest_plugins = ["sshd_fixtures"]` in a 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -133,11 +134,20 @@ def base_image() -> str:
     return made_here if docker("images", "-q", made_here) else "debian:bookworm-slim"
 
 
+def build(tag: str, dockerfile: str) -> str:
+    """The image `tag`; its BASE is `base_image()`.
+
+    One process at a time: the next one finds the layers instead of making them once more.
+    """
+    with (Path(tempfile.gettempdir()) / f"{tag}.{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        words = ("build", "-q", "-t", tag, "--build-arg", f"BASE={base_image()}", "-")
+        docker(*words, stdin=dockerfile)
+    return tag
+
+
 def build_image() -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "Dockerfile").write_text(DOCKERFILE)
-        docker("build", "-q", "-t", IMAGE, "--build-arg", f"BASE={base_image()}", folder)
-    return IMAGE
+    return build(IMAGE, DOCKERFILE)
 
 
 def start(image: str, key: Path, *words: str) -> Sshd:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from sshd_container import IMAGE, Sshd, docker
+from sshd_container import IMAGE, Sshd, build, docker
 
 from labctl.actions import Decision, Event, Note, Progress
 from labctl.actions.connections import Connections
@@ -25,6 +24,7 @@ LAB_ID = "0f1e2d3c4b5a"
 HOME = f"/home/student/labctl/{LAB}"
 SYNC_IMAGE = "labctl-test-sync"
 DOCKERFILE = f"""
+ARG BASE
 FROM {IMAGE}
 RUN apt-get update \\
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3 openssl \\
@@ -56,10 +56,8 @@ class Recorder:
 
 
 def build_image() -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "Dockerfile").write_text(DOCKERFILE)
-        docker("build", "-q", "-t", SYNC_IMAGE, folder)
-    return SYNC_IMAGE
+    """Stands on the image of `sshd_container`, which must be there."""
+    return build(SYNC_IMAGE, DOCKERFILE)
 
 
 class Box:

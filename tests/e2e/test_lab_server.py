@@ -23,13 +23,14 @@ from labctl.providers.local import LocalProvider, LocalSettings
 pytestmark = pytest.mark.engine
 
 DOCKERD_PID = "cat /run/docker.pid"
+EAT_MEMORY = """awk 'BEGIN { text = "x"; while (1) text = text text }'"""
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 
 
 @pytest.fixture
-def loaded(lab_server: LabServer, base_image: str) -> Iterator[LabServer]:
-    """The shared server with a base image on it; its containers go after each test."""
-    lab_server.load(base_image)
+def loaded(lab_server: LabServer, small_image: str) -> Iterator[LabServer]:
+    """The shared server with an image on it; its containers go after each test."""
+    lab_server.load(small_image)
     yield lab_server
     lab_server.ssh("docker ps --all --quiet | xargs -r docker rm --force")
 
@@ -102,26 +103,25 @@ def test_stamp_says_which_image_it_is(lab_server: LabServer, server_image: str) 
     assert lab_server.ssh("cat /var/lib/labctl/stamp").stdout.strip() == server_image
 
 
-def test_images_build_and_run_inside(loaded: LabServer, base_image: str) -> None:
+def test_images_build_and_run_inside(loaded: LabServer, small_image: str) -> None:
     word = secrets.token_hex(8)
-    dockerfile = f"FROM {base_image}\nRUN echo {word} > /word\nCMD cat /word\n"
+    dockerfile = f"FROM {small_image}\nRUN echo {word} > /word\nCMD cat /word\n"
     loaded.ssh(f"docker build --quiet --tag word-{word} -", stdin=dockerfile.encode())
     ran = loaded.ssh(f"docker run --rm --init --user 1000:1000 word-{word}")
     assert ran.stdout.strip() == word
     loaded.ssh(f"docker rmi word-{word}")
 
 
-def test_memory_limit_of_a_container_holds(loaded: LabServer, base_image: str) -> None:
-    eat = "head -c 200M /dev/zero | tail"
-    loaded.ssh(
-        f"docker run --name eater --memory 32m --memory-swap 32m {base_image} sh -c '{eat}'",
-        check=False,
-    )
+def test_memory_limit_of_a_container_holds(loaded: LabServer, small_image: str) -> None:
+    limits = "--memory 32m --memory-swap 32m"
+    loaded.ssh(f"docker run --name eater {limits} {small_image} {EAT_MEMORY}", check=False)
     assert state_of(loaded, "eater")["OOMKilled"] is True
 
 
-def test_killed_dockerd_comes_back_and_containers_go_on(loaded: LabServer, base_image: str) -> None:
-    loaded.ssh(f"docker run --detach --name goes-on {base_image} sleep 600")
+def test_killed_dockerd_comes_back_and_containers_go_on(
+    loaded: LabServer, small_image: str
+) -> None:
+    loaded.ssh(f"docker run --detach --name goes-on {small_image} sleep 600")
     before = state_of(loaded, "goes-on")
     old = loaded.sh(DOCKERD_PID)
     loaded.sh(f"kill -9 {old}")
@@ -144,10 +144,10 @@ def test_orphans_are_reaped(lab_server: LabServer) -> None:
     wait_for(lambda: "Z" not in lab_server.sh("ps -eo stat="))
 
 
-def test_reboot_is_one(loaded: LabServer, base_image: str) -> None:
+def test_reboot_is_one(loaded: LabServer, small_image: str) -> None:
     """Files, images and containers stay; processes end as at a shutdown; the boot id is new."""
     catch = 'trap "echo saved; exit 7" TERM; while :; do sleep 0.1; done'
-    loaded.ssh(f"docker run --detach --name catches {base_image} sh -c '{catch}'")
+    loaded.ssh(f"docker run --detach --name catches {small_image} sh -c '{catch}'")
     wait_for(lambda: state_of(loaded, "catches")["Running"])
     loaded.ssh("tmux new-session -d -s lost && echo kept > kept")
     boot_id = loaded.ssh(BOOT_ID).stdout
@@ -164,10 +164,10 @@ def test_reboot_is_one(loaded: LabServer, base_image: str) -> None:
     assert state_of(loaded, "catches")["Running"] is True
 
 
-def test_power_loss_leaves_a_server_that_boots(start_lab_server: Any, base_image: str) -> None:
+def test_power_loss_leaves_a_server_that_boots(start_lab_server: Any, small_image: str) -> None:
     server = start_lab_server("powerless")
-    server.load(base_image)
-    server.ssh(f"docker run --detach --name cut {base_image} sleep 600")
+    server.load(small_image)
+    server.ssh(f"docker run --detach --name cut {small_image} sleep 600")
     server.kill()
     server.provider.start(server.server.id)
     server.wait_until_ready()
@@ -188,22 +188,22 @@ def own_pool(base_image: str) -> Iterator[str]:
 
 
 def test_next_server_finds_the_images_and_nothing_else(
-    own_pool: str, base_image: str, tmp_path_factory: pytest.TempPathFactory
+    own_pool: str, base_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     def one(lab: str) -> LabServer:
         return start(tmp_path_factory.mktemp(lab), base_image, lab, LocalSettings(), own_pool)
 
     first = one("first")
     try:
-        first.load(base_image)
-        first.ssh(f"docker run --detach --name old --volume old:/old {base_image} sleep 600")
+        first.load(small_image)
+        first.ssh(f"docker run --detach --name old --volume old:/old {small_image} sleep 600")
         first.ssh("docker network create old")
     finally:
         first.terminate()
     second = one("second")
     try:
         assert (
-            base_image
+            small_image
             in second.ssh("docker images --format '{{.Repository}}:{{.Tag}}'").stdout.split()
         )
         assert second.ssh("docker ps --all --quiet").stdout == ""
@@ -215,16 +215,16 @@ def test_next_server_finds_the_images_and_nothing_else(
 
 
 def test_cache_of_a_server_that_just_vanished_is_cleared_at_the_next_boot(
-    own_pool: str, base_image: str, tmp_path_factory: pytest.TempPathFactory
+    own_pool: str, base_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     first = start(tmp_path_factory.mktemp("a"), base_image, "a", LocalSettings(), own_pool)
-    first.load(base_image)
-    first.ssh(f"docker run --detach --restart always --name old {base_image} sleep 600")
+    first.load(small_image)
+    first.ssh(f"docker run --detach --restart always --name old {small_image} sleep 600")
     first.vanish()
     second = start(tmp_path_factory.mktemp("b"), base_image, "b", LocalSettings(), own_pool)
     try:
         assert second.ssh("docker ps --all --quiet").stdout == ""
-        assert second.ssh(f"docker image inspect {base_image}").returncode == 0
+        assert second.ssh(f"docker image inspect {small_image}").returncode == 0
     finally:
         second.terminate()
 
@@ -244,7 +244,7 @@ def test_first_boot_script_runs_once(
 
 
 def test_limits_of_the_settings_reach_the_engine(
-    own_pool: str, base_image: str, tmp_path_factory: pytest.TempPathFactory
+    own_pool: str, base_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     settings = LocalSettings(memory_bytes=512 * 1024**2, cpus=0.5)
     server = start(tmp_path_factory.mktemp("small"), base_image, "small", settings, own_pool)
@@ -252,10 +252,8 @@ def test_limits_of_the_settings_reach_the_engine(
         host = server.inspected()["HostConfig"]
         assert (host["Memory"], host["NanoCpus"]) == (512 * 1024**2, 500_000_000)
         # What runs inside counts as the server's own.
-        server.load(base_image)
-        server.ssh(
-            f"docker run --name eater {base_image} sh -c 'head -c 2G /dev/zero | tail'", check=False
-        )
+        server.load(small_image)
+        server.ssh(f"docker run --name eater {small_image} {EAT_MEMORY}", check=False)
         assert state_of(server, "eater")["ExitCode"] == 137
     finally:
         server.terminate()
@@ -276,8 +274,8 @@ class TestGpuStandIn:
     """Everything between `--gpus` and nvidia-smi is Docker's own."""
 
     @pytest.fixture
-    def gpus(self, gpu_server: LabServer, base_image: str) -> LabServer:
-        gpu_server.load(base_image)
+    def gpus(self, gpu_server: LabServer, small_image: str) -> LabServer:
+        gpu_server.load(small_image)
         return gpu_server
 
     def uuids(self, server: LabServer) -> list[str]:
@@ -295,27 +293,27 @@ class TestGpuStandIn:
         assert len(gpus.ssh("nvidia-smi -L").stdout.splitlines()) == 2
         assert "Tesla T4" in gpus.ssh("nvidia-smi").stdout
 
-    def test_all_reach_a_container(self, gpus: LabServer, base_image: str) -> None:
-        shown = gpus.ssh(f"docker run --rm --gpus all {base_image} nvidia-smi -L").stdout
+    def test_all_reach_a_container(self, gpus: LabServer, small_image: str) -> None:
+        shown = gpus.ssh(f"docker run --rm --gpus all {small_image} nvidia-smi -L").stdout
         assert [line.split("UUID: ")[1].rstrip(")") for line in shown.splitlines()] == self.uuids(
             gpus
         )
 
     def test_chosen_one_reaches_a_container_of_another_user(
-        self, gpus: LabServer, base_image: str
+        self, gpus: LabServer, small_image: str
     ) -> None:
         second = self.uuids(gpus)[1]
         for device in ("1", second):
-            run = f"docker run --rm --gpus device={device} --user 1000 {base_image}"
+            run = f"docker run --rm --gpus device={device} --user 1000 {small_image}"
             shown = gpus.ssh(f"{run} nvidia-smi -L").stdout
             assert shown.count("UUID") == 1
             assert second in shown
 
-    def test_unknown_one_is_refused(self, gpus: LabServer, base_image: str) -> None:
-        done = gpus.ssh(f"docker run --rm --gpus device=7 {base_image} true", check=False)
+    def test_unknown_one_is_refused(self, gpus: LabServer, small_image: str) -> None:
+        done = gpus.ssh(f"docker run --rm --gpus device=7 {small_image} true", check=False)
         assert done.returncode == 125
         assert "unknown device" in done.stderr
 
-    def test_without_gpus_a_container_has_none(self, gpus: LabServer, base_image: str) -> None:
-        done = gpus.ssh(f"docker run --rm {base_image} nvidia-smi", check=False)
+    def test_without_gpus_a_container_has_none(self, gpus: LabServer, small_image: str) -> None:
+        done = gpus.ssh(f"docker run --rm {small_image} nvidia-smi", check=False)
         assert done.returncode == 127

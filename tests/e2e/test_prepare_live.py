@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from bare_container import CAROLS_PASSWORD, bare, build
+from bare_container import CAROLS_PASSWORD, bare, build_image
 from sshd_container import Sshd
 
 from labctl.actions import Decision, Event, Note, Progress, Step
@@ -121,7 +121,7 @@ def bench(box: Sshd, folder: Path, user: str) -> Bench:
 
 @pytest.fixture(scope="module")
 def image() -> str:
-    return build()
+    return build_image()
 
 
 @pytest.fixture(scope="module")

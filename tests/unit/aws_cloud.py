@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs
 
+import pytest
+from moto import settings
+from moto.backends import get_backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
@@ -84,6 +87,15 @@ class Cloud:
         status = 400 if isinstance(made, dict) and "__type" in made else 200
         start(f"{status} OK", [("Content-Type", "application/x-amz-json-1.1")])
         return [json.dumps(made).encode()]
+
+
+def forget_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """moto as it comes: a rehearsal in the same process, over or not, switched it for itself."""
+    monkeypatch.setattr(settings, "ec2_load_default_amis", lambda: True)
+    for name in ("ENABLE_AMI", "ENABLE_KEYPAIR", "EC2_ENABLE_INSTANCE_TYPE"):
+        monkeypatch.setattr(settings, f"{name}_VALIDATION", False)
+    for service in ("ec2", "scheduler", "sts"):
+        get_backend(service).reset()
 
 
 @contextmanager

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cloud]:
     """A simulated EC2, empty, and an environment that leads to it and to no real account."""
-    from aws_cloud import REGION, running
-    from moto.backends import get_backend
+    from aws_cloud import REGION, forget_rehearsals, running
 
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -25,8 +24,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cloud]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
-    for service in ("ec2", "scheduler", "sts"):
-        get_backend(service).reset()
+    forget_rehearsals(monkeypatch)
     with running() as made:
         monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
         yield made
