@@ -34,7 +34,7 @@ from labctl.config import (
     trust_questions,
     trusted,
 )
-from labctl.errors import PolicyError
+from labctl.errors import NotFoundError, PolicyError
 from labctl.model import Need, Run, Server
 from labctl.providers import provider_class
 from labctl.state import State
@@ -161,9 +161,14 @@ class Lab:
         self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False
     ) -> list[PulledRun]:
         """Outputs of a run (the latest), verified; with `everything` new files elsewhere too."""
-        from labctl.actions import runs, work
+        from labctl.actions import kept, runs, work
 
-        server = self.ground.server()
+        try:
+            server = self.ground.server()
+        except NotFoundError as error:
+            raise kept.explained(self.ground, error) from None
+        if kept.pending(self.ground, server):
+            kept.restore(self.ground, server)
         wanted = run.id if isinstance(run, LabRun) else (run or "")
         ids = [] if all_runs else [runs.latest(self.ground, wanted).id]
         return work.pull(self.ground, server, ids, everything=everything)

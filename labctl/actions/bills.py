@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from labctl.actions.disks import on_record, told
 from labctl.actions.ground import Ground
 from labctl.errors import BusyError, LabError, ProviderError
 
@@ -26,13 +27,14 @@ def told_what_bills(
 
 
 def still_billing(ground: Ground, lab_id: str | None) -> list[str]:
-    """One line for each server on record that costs money, and for what may have become one."""
+    """One line for each server and kept disk on record, and for what may have become a server."""
     lines = [
         f"{one.id} goes on, as far as is known here, at "
         f"{one.offer.price_usd_per_hour:.2f} dollars an hour until labctl down"
         for one in ground.state.servers(lab_id)
         if one.offer.price_usd_per_hour and one.state not in ("stopped", "terminated")
     ]
+    lines += [told(one) for one in on_record(ground.state, lab_id)]
     return lines + [
         f"a {one.offer.type} may have been made and not be shown yet, at "
         f"{one.offer.price_usd_per_hour:.2f} dollars an hour; labctl down finds it"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from labctl.actions.disks import KeptDisk, on_record
 from labctl.actions.ground import Ground
 from labctl.model import Server, Value
 from labctl.state import LedgerEntry, State
@@ -53,10 +54,14 @@ class RunCost(Value, frozen=True):
 
 
 class Costs(Value, frozen=True):
-    """All that is known. `total_usd` sums what has a price; `complete` says whether all has."""
+    """All that is known. `total_usd` sums what has a price; `complete` says whether all has.
+
+    `kept` are the disks that go on costing per month; they are in no total.
+    """
 
     servers: tuple[ServerCost, ...]
     runs: tuple[RunCost, ...]
+    kept: tuple[KeptDisk, ...]
     total_usd: float
     spot_saved_usd: float
     complete: bool
@@ -75,6 +80,7 @@ def costs(ground: Ground, *, every_lab: bool = False) -> Costs:
     return Costs(
         servers=tuple(servers),
         runs=runs,
+        kept=tuple(on_record(ground.state, lab_id)),
         total_usd=sum(one.cost_usd or 0.0 for one in servers),
         spot_saved_usd=sum(one.spot_saved_usd or 0.0 for one in servers),
         complete=all(one.cost_usd is not None for one in servers),

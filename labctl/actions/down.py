@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import time
 
-from labctl.actions import Decision, Note, Step, attempts, provision, removal, runs, work
+from labctl.actions import (
+    Decision,
+    Note,
+    Step,
+    attempts,
+    kept,
+    provision,
+    removal,
+    runs,
+    work,
+)
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
 from labctl.errors import HostKeyError, LabError, PolicyError, ProviderError
@@ -120,6 +130,7 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
     if missing:
         listed = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
         raise _kept(ground, server, LabError(f"{len(missing)} files are not here: {listed}"))
+    kept.note_saved(ground, server)
     work.tidy(ground, server)
     return sum(one.files for one in pulled), edits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from labctl.actions import Decision, Note, Step, attempts, cost, removal
+from labctl.actions import Decision, Note, Step, attempts, cost, disks, removal
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
 from labctl.errors import PolicyError
@@ -41,8 +41,11 @@ def _shown(ground: Ground) -> Orphans:
     with told_what_bills(ground, every_lab=True):
         servers = [one for one in ground.provider.servers() if one.state != "terminated"]
         others = ground.provider.leftovers()
+    disks.looked(ground, others, None)
     ids = {one.id for one in servers}
-    resources = [one for one in others if one.kind != CACHE and one.server_id not in ids]
+    resources = [
+        one for one in others if one.kind != CACHE and (one.expires_at or one.server_id not in ids)
+    ]
     known = {one.id for one in ground.state.servers()}
     return Orphans(
         servers=tuple(servers), resources=tuple(resources), here=tuple(sorted(ids & known))
@@ -52,11 +55,11 @@ def _shown(ground: Ground) -> Orphans:
 def end_them(ground: Ground, found: Orphans, *, kept_too: bool) -> Orphans:
     """Terminate and remove what was found; what is left then. Results on them are lost.
 
-    Disks that were kept for their data go only with `kept_too`. PolicyError where the person says
-    no.
+    Disks that were kept for their data go once their time is over, before that only with
+    `kept_too`. PolicyError where the person says no.
     """
     found = _heard(ground, found)
-    doomed = [one for one in found.resources if kept_too or one.expires_at is None]
+    doomed = [one for one in found.resources if kept_too or _is_over(one)]
     if not found.servers and not doomed:
         return found
     names = {one.lab for one in found.servers} | {one.lab or one.lab_id for one in doomed}
@@ -78,7 +81,7 @@ def end_them(ground: Ground, found: Orphans, *, kept_too: bool) -> Orphans:
     def rest() -> list[Resource]:
         # Things show themselves late, servers and what those held until they were gone.
         removal.end(ground, _shown(ground).servers)
-        return [one for one in _shown(ground).resources if kept_too or one.expires_at is None]
+        return [one for one in _shown(ground).resources if kept_too or _is_over(one)]
 
     removal.take_away(ground, rest(), rest)
     return _shown(ground)
@@ -92,3 +95,7 @@ def _heard(ground: Ground, found: Orphans) -> Orphans:
     while attempts.unheard(ground, every_lab=True):
         time.sleep(min(1.0, ground.provider.settle_s))
     return _shown(ground)
+
+
+def _is_over(one: Resource) -> bool:
+    return not one.expires_at or one.expires_at < time.time()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from labctl.actions import Note, Step, attempts, cost, first_contact, guard, removal
+from labctl.actions import Note, Step, attempts, cost, first_contact, guard, kept, removal
 from labctl.actions.bills import told_what_bills
 from labctl.actions.connections import answers
 from labctl.actions.ground import Ground
@@ -133,6 +133,7 @@ def make_ready(ground: Ground, server: Server) -> Server:
     for lack in watch.get("cannot") or ():
         ground.reporter.emit(Note(text=lack, level="warning"))
     ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id)
+    kept.restore(ground, server)
     return server
 
 

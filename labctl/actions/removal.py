@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from labctl.actions import Step
+from labctl.actions import Step, disks, kept
 from labctl.actions.ground import Ground
 from labctl.errors import BusyError, ThrottledError
 from labctl.model import Resource, Server, Value
@@ -40,7 +40,10 @@ def remove(ground: Ground, server: Server) -> Removal:
 
 
 def swept(ground: Ground, server_id: str = "") -> Removal:
-    """What is left of the lab once everything besides servers was taken away, kept disks aside."""
+    """What is left of the lab once everything besides servers was taken away.
+
+    A kept disk stays unless everything on it is home.
+    """
     ours = [s for s in ground.provider.servers() if s.lab_id == ground.lab_id]
     ending = [s for s in ours if s.state == "ending"]
     _wait_for(ground, ending)
@@ -48,11 +51,13 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
     survivors = tuple(s for s in ours if s.state != "terminated")
     if not survivors:
         mine = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
-        take_away(ground, [r for r in mine if r.expires_at is None])
+        take_away(ground, [r for r in mine if not r.expires_at or kept.is_saved(ground, r)])
+    left = ground.provider.leftovers()
+    disks.looked(ground, left, ground.lab_id)
     return Removal(
         server_id=server_id,
         survivors=survivors,
-        leftovers=tuple(r for r in ground.provider.leftovers() if r.lab_id in ("", ground.lab_id)),
+        leftovers=tuple(r for r in left if r.lab_id in ("", ground.lab_id)),
     )
 
 
@@ -136,6 +141,7 @@ def take_away(
         for resource in left:
             try:
                 ground.provider.remove(resource)
+                disks.removed(ground, resource)
             except (BusyError, ThrottledError) as error:
                 held.append(resource)
                 last = error

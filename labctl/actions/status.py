@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from labctl.actions.cost import spent_usd
+from labctl.actions.disks import on_record
 from labctl.actions.ground import Ground
 from labctl.errors import ConnectError
 from labctl.model import Server
@@ -16,19 +17,22 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
 
     `server` is None where there is none. `reachable` is None when nobody asked. `watch` is what its
     watchdog last said, and `watched_at` when; {} where none was heard. Costs are those of the
-    ledger. With `why` the watchdog's last decisions are in `watch`, as "decisions".
+    ledger; "kept" are the lab's disks that outlived a server. With `why` the watchdog's last
+    decisions are in `watch`, as "decisions".
     """
     machine: dict[str, Any] = {}
     reachable: bool | None = None
     said = ""
     if refresh:
         from labctl.actions.bills import told_what_bills
+        from labctl.actions.kept import look
         from labctl.actions.provision import admit, adopt
 
         with told_what_bills(ground):
             adopted = adopt(ground)
             if adopted is not None and adopted.state == "running":
                 admit(ground, adopted)
+            look(ground)
     server = ground.state.server_of_lab(ground.lab_id)
     if refresh and server is not None and server.state == "running":
         from labctl.actions import guard, runs
@@ -53,6 +57,7 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
         "watch": watch,
         "watched_at": watched_at,
         "cost_usd": round(spent_usd(ground.state, ground.lab_id, now), 4),
+        "kept": on_record(ground.state, ground.lab_id),
         "runs": list(reversed(ground.state.runs(ground.lab_id))),
         "now": now,
     }

@@ -11,6 +11,7 @@ from labctl.cli.options import json_option, need_options, open_lab, yes_option
 
 if TYPE_CHECKING:
     from labctl.actions.cost import Costs
+    from labctl.actions.disks import KeptDisk
     from labctl.actions.orphans import Orphans
     from labctl.model import Offer, Resource
 
@@ -146,6 +147,7 @@ def _draw_costs(costs: Costs, every_lab: bool) -> None:
 
     if not costs.servers:
         click.echo("no server is on record")
+        _draw_kept(costs.kept)
         return
     rows = [
         (
@@ -173,6 +175,23 @@ def _draw_costs(costs: Costs, every_lab: bool) -> None:
     known = "" if costs.complete else " of what is known (?: not known)"
     saved = f"; spot saved {costs.spot_saved_usd:.2f}" if costs.spot_saved_usd else ""
     click.echo(f"\ntotal{known}: {costs.total_usd:.2f} dollars{saved}")
+    _draw_kept(costs.kept)
+
+
+def _draw_kept(found: Sequence[KeptDisk]) -> None:
+    """Disks that outlived their server: what each costs per month, and what there is to do."""
+    from labctl.actions.disks import told
+    from labctl.cli.exits import clean
+
+    for one in found:
+        click.echo(clean(told(one)))
+    if found:
+        _say_ways()
+
+
+def _say_ways() -> None:
+    click.echo("  labctl up && labctl pull              brings home what is on it")
+    click.echo("  labctl orphans --terminate --kept-too  removes it with what is on it")
 
 
 def _short(server_id: str) -> str:
@@ -224,26 +243,33 @@ def down_command(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> N
             f"removed {ending.removed}" if ending.removed else f"{lab.config.name} had no server"
         )
         caches = [r for r in ending.leftovers if r.kind == "cache"]
+        kept = any(r.expires_at for r in ending.leftovers)
         for left in ending.servers_left:
             click.echo(f"STILL THERE: {left.id} ({left.state})", err=True)
         for one in [r for r in ending.leftovers if r.kind != "cache"]:
             click.echo(_left(one))
+        if kept:
+            _say_ways()
         if not ending.servers_left and not billing:
-            kept = f" ({len(caches)} image caches stay for the next up)" if caches else ""
-            click.echo(f"nothing of it is left that runs or costs anything{kept}")
+            stays = f" ({len(caches)} image caches stay for the next up)" if caches else ""
+            click.echo(f"nothing of it is left that runs or costs anything{stays}")
     ctx.exit(1 if ending.servers_left or billing else 0)
 
 
 def _left(one: Resource) -> str:
-    note = f" ({one.note})" if one.note else ""
-    return f"left: {one.kind} {one.id}, {one.price_usd_per_month:.2f} dollars a month{note}"
+    from labctl.actions.disks import costs
+
+    note = f" ({one.note})" if one.note and not one.expires_at else ""
+    return f"left: {one.kind} {one.id}: {costs(one)}{note}"
 
 
 @click.command("orphans")
 @click.option("--provider", help="Over lab.yaml's server.provider.")
 @click.option("--all-regions", is_flag=True, help="In every region of the account.")
 @click.option("--terminate", is_flag=True, help="End all of it; results there are lost.")
-@click.option("--kept-too", is_flag=True, help="Also the disks that were kept for their data.")
+@click.option(
+    "--kept-too", is_flag=True, help="Also disks kept for their data, before their time is over."
+)
 @yes_option
 @json_option
 @click.pass_context
@@ -284,6 +310,7 @@ def orphans_command(
 def _draw_orphans(found: Orphans) -> None:
     import time
 
+    from labctl.actions.disks import until
     from labctl.cli.screen import ago, table
 
     if not found.servers and not found.resources:
@@ -308,7 +335,7 @@ def _draw_orphans(found: Orphans) -> None:
             one.lab,
             f"{one.price_usd_per_month:.2f} a month",
             ago(one.created_at, now),
-            one.note,
+            until(one) or one.note,
         )
         for one in found.resources
     ]

@@ -11,6 +11,7 @@ import click
 from labctl.cli.options import json_option, open_lab, yes_option
 
 if TYPE_CHECKING:
+    from labctl.actions.disks import KeptDisk
     from labctl.lab import Lab
     from labctl.model import Run, Server
 
@@ -39,10 +40,20 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
         click.echo(f"{said['lab']}: no server. Next: labctl up")
     else:
         _draw_server(said, server)
+    _draw_kept(said["kept"])
     if why:
         _draw_why(said["watch"])
     elif said["runs"]:
         _draw_runs(said["runs"], said["now"])
+
+
+def _draw_kept(found: list[KeptDisk]) -> None:
+    if found:
+        from labctl.actions.disks import told
+        from labctl.cli.exits import clean
+
+        for one in found:
+            click.echo(f"  {clean(told(one))}")
 
 
 def _draw_server(said: dict[str, Any], server: Server) -> None:

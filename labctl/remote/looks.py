@@ -19,6 +19,7 @@ from .watch_place import watch
 IGNORED_NEW = ("__pycache__", ".ipynb_checkpoints", ".git", ".labctl")
 GIB = 1024**3
 LEAST_ROOM_BYTES = 1024**2
+PROGRESS = "logs/progress.json"
 UNENDED = ("claimed", "starting", "running")
 
 
@@ -77,6 +78,7 @@ def look(directory: Path, seen: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "started_at": attempt.get("started_at"),
         "container": attempt.get("container", ""),
         "progress": _progress(directory),
+        "progress_at": _progress_at(directory),
     }
     name = attempt.get("container", "")
     found = seen.get(name) or (inspect([name]).get(name) if name else None)
@@ -123,7 +125,9 @@ def _ending(
         state = "cancelled" if cancelled else "exited"
         return {"state": state, "exit_code": code, "ended_at": end, "told": told}
     if rebooted:
-        told = "lost: the server restarted while it ran; its outputs up to then are kept"
+        there = read_json(directory / ".labctl" / "restored.json").get("container")
+        gone = "ended" if there and there == attempt.get("container") else "restarted"
+        told = f"lost: the server {gone} while it ran; its outputs up to then are kept"
         return {"state": "lost", "ended_at": None, "told": told}
     if found is None:
         # `docker run` may still be at work for a claim that another call made this second.
@@ -187,9 +191,17 @@ def _docker_time(text: str) -> float | None:
     return moment.replace(tzinfo=timezone.utc).timestamp()
 
 
+def _progress_at(directory: Path) -> float | None:
+    """When the run last told its progress, by this server's clock."""
+    try:
+        return (directory / PROGRESS).stat().st_mtime
+    except OSError:
+        return None
+
+
 def _progress(directory: Path) -> dict[str, float]:
     """Numbers that a training script may leave in logs/progress.json."""
-    body = read_json(directory / "logs" / "progress.json")
+    body = read_json(directory / PROGRESS)
     return {k: float(v) for k, v in body.items() if isinstance(v, (int, float))}
 
 

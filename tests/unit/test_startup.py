@@ -26,6 +26,7 @@ with yaml's C part and with msgspec."""
 STATUS_MODULES = {
     "labctl.actions",
     "labctl.actions.cost",
+    "labctl.actions.disks",
     "labctl.actions.ground",
     "labctl.actions.status",
     "labctl.lab",

@@ -1,0 +1,102 @@
+"""Kept disks on record: what outlived its server since nothing else had its results.
+
+A disk that was seen stays on record until it is known to be gone: `cost` and `status` read nothing
+else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from labctl.actions.ground import Ground
+from labctl.model import Resource, Value
+from labctl.state import LedgerEntry, State
+
+SEEN, MISSED, REMOVED = "kept", "kept-missed", "removed"
+
+
+class KeptDisk(Value, frozen=True):
+    """A kept disk as the ledger knows it: as last seen, at `seen_at` (Unix seconds).
+
+    `missed_at` is when the provider last did not show it among the regions that were asked; None
+    where it did.
+    """
+
+    disk: Resource
+    seen_at: float
+    missed_at: float | None = None
+
+
+def on_record(state: State, lab_id: str | None = None) -> list[KeptDisk]:
+    """The kept disks that are not known to be gone, of one lab or of all, the oldest first."""
+    found: dict[str, KeptDisk] = {}
+    lines = [line for kind in (SEEN, MISSED, REMOVED) for line in _lines(state, lab_id, kind)]
+    for line in sorted(lines, key=lambda one: one.number):
+        disk = msgspec.convert(line.detail["disk"], Resource)
+        if line.kind == SEEN:
+            found[disk.id] = KeptDisk(disk=disk, seen_at=line.at)
+        elif line.kind == REMOVED:
+            found.pop(disk.id, None)
+        elif disk.id in found:
+            found[disk.id] = msgspec.structs.replace(found[disk.id], missed_at=line.at)
+    return list(found.values())
+
+
+def _lines(state: State, lab_id: str | None, kind: str) -> list[LedgerEntry]:
+    return state.events(lab_id=lab_id, kind=kind)
+
+
+def looked(ground: Ground, shown: Iterable[Resource], lab_id: str | None) -> list[Resource]:
+    """Write down which kept disks a provider's list shows, of a lab or of all; returns them."""
+    disks = [one for one in shown if one.expires_at and lab_id in (None, one.lab_id)]
+    known = {one.disk.id: one for one in on_record(ground.state, lab_id)}
+    for disk in disks:
+        before = known.pop(disk.id, None)
+        if before is None or before.missed_at or _plain(before.disk) != _plain(disk):
+            _record(ground, SEEN, disk)
+    for one in known.values():
+        if one.disk.provider != ground.provider.name:
+            continue
+        # A region that was not asked may have it.
+        if ground.everywhere:
+            _record(ground, REMOVED, one.disk)
+        elif not one.missed_at:
+            _record(ground, MISSED, one.disk)
+    return disks
+
+
+def _plain(disk: Resource) -> Resource:
+    return msgspec.structs.replace(disk, server_id="")
+
+
+def removed(ground: Ground, resource: Resource) -> None:
+    """Write down that the provider has removed it, where it was a kept disk."""
+    if resource.expires_at:
+        _record(ground, REMOVED, resource)
+
+
+def _record(ground: Ground, kind: str, disk: Resource) -> None:
+    detail = {"disk": msgspec.to_builtins(disk)}
+    ground.state.record(kind, lab_id=disk.lab_id, detail=detail)
+
+
+def costs(disk: Resource) -> str:
+    """ "2.40 dollars a month, kept until 2026-01-31", in this machine's own time."""
+    return ", ".join(filter(None, [f"{disk.price_usd_per_month:.2f} dollars a month", until(disk)]))
+
+
+def until(disk: Resource) -> str:
+    """How long a kept disk stays, "" of any other thing."""
+    if not disk.expires_at:
+        return ""
+    day = time.strftime("%Y-%m-%d", time.localtime(disk.expires_at))
+    return f"its time was over on {day}" if disk.expires_at < time.time() else f"kept until {day}"
+
+
+def told(one: KeptDisk) -> str:
+    """A kept disk on record, in one line."""
+    said = f"kept disk {one.disk.id}: {costs(one.disk)}"
+    return f"{said}; not shown by {one.disk.provider} any more" if one.missed_at else said
