@@ -37,6 +37,7 @@ class Instances:
             "DescribeVolumes": self._describe_volumes,
             "GetConsoleOutput": self._console,
             "DeleteSecurityGroup": self._delete_group,
+            "DeleteNetworkInterface": self._delete_interface,
             "AttachVolume": self._attach,
             "DeleteVolume": self._delete_volume,
         }
@@ -218,6 +219,19 @@ class Instances:
         if reply.status == 200 and not call.dry:
             self._fleet.drop_disk(call.form["VolumeId"])
         return reply
+
+    def _delete_interface(self, call: Call) -> Reply | None:
+        """moto deletes an interface under its instance; AWS does not."""
+        interface_id = call.form.get("NetworkInterfaceId", "")
+        if call.dry or not interface_id:
+            return None
+        with self._backend.held():
+            nics = self._backend.ec2(call.region).get_all_network_interfaces()
+            used = any(nic.id == interface_id and nic.attachment_id for nic in nics)
+        if used:
+            words = f"Network interface '{interface_id}' is currently in use."
+            return refusal(call, "InvalidParameterValue", words)
+        return None
 
     def _delete_group(self, call: Call) -> Reply | None:
         """moto deletes a group that is in use; AWS does not."""

@@ -160,6 +160,17 @@ def test_a_lost_call_can_be_held_before_its_connection_closes(ground: Ground) ->
     assert ground.rehearsal.held["DescribeVpcs"] == 1
 
 
+def test_what_an_instance_uses_stays(ground: Ground) -> None:
+    instance = ground.run()
+    (interface,) = ground.described(instance["InstanceId"])["NetworkInterfaces"]
+    mine = {"NetworkInterfaceId": interface["NetworkInterfaceId"]}
+    assert refused(ground.ec2.delete_network_interface, **mine) == "InvalidParameterValue"
+    assert refused(ground.ec2.delete_security_group, GroupId=ground.group) == "DependencyViolation"
+    ground.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
+    ground.rehearsal.wait(instance["InstanceId"], "terminated")
+    assert refused(ground.ec2.delete_network_interface, **mine).endswith("NotFound")
+
+
 def test_what_is_denied_and_what_a_dry_run_says(ground: Ground) -> None:
     assert refused(ground.run, DryRun=True) == "DryRunOperation"
     ground.rehearsal.change(denied=("ec2:Run*", "scheduler:*"))
