@@ -69,20 +69,24 @@ def make(ground: Ground, need: Need) -> Server:
     if replayed := _replayed(ground):
         return replayed
     offers = _affordable(ground, need)
-    refused: list[str] = []
+    refused: dict[str, list[str]] = {}
     for offer in _agreed(ground, need, kept.nearest(ground, offers)[:MOST_OFFERS]):
         try:
             return _attempt(ground, need, offer)
         except CapacityError as error:
-            refused.append(f"{_named(offer)}: {error.what}")
-            ground.reporter.emit(Note(text=f"no capacity: {_named(offer)}"))
+            refused.setdefault(" ".join([offer.type, _market(offer)]).strip(), []).append(offer.zone)
+            why = f" ({error.why})" if error.why else ""
+            ground.reporter.emit(Note(text=f"no capacity: {_named(offer)}{why}"))
         except NO:
             _leave_nothing(ground)
             raise
     _leave_nothing(ground)
     raise CapacityError(
         f"{ground.provider.name} has no machine left for {ground.config.name}",
-        why="\n".join(refused),
+        why="\n".join(
+            f"no {kind} in {', '.join(zones)}" if any(zones) else f"no {kind}"
+            for kind, zones in refused.items()
+        ),
         hint="labctl offers   # other types and regions; or try again in some minutes",
     )
 
@@ -225,8 +229,12 @@ def _plan(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> str:
 
 
 def _named(offer: Offer) -> str:
-    kind = "spot" if offer.spot else "on demand" if offer.price_usd_per_hour else ""
-    return " ".join(filter(None, [offer.type, offer.zone and f"in {offer.zone}", kind]))
+    where = f"in {offer.zone}" if offer.zone else ""
+    return " ".join(filter(None, [offer.type, where, _market(offer)]))
+
+
+def _market(offer: Offer) -> str:
+    return "spot" if offer.spot else "on demand" if offer.price_usd_per_hour else ""
 
 
 def _attempt(ground: Ground, need: Need, offer: Offer) -> Server:

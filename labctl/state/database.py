@@ -229,7 +229,7 @@ def _check(db: sqlite3.Connection, size: int, logged: bool) -> None:
     if size <= MAX_CHECKED_BYTES or cut:
         said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if said != "ok":
-            raise _UnusableError(f"the database was damaged: {said}")
+            raise _UnusableError(f"the database was damaged: {said.splitlines()[-1]}")
 
 
 def _connected(name: str, *, uri: bool = False) -> sqlite3.Connection:

@@ -90,6 +90,7 @@ HELD = frozenset(
         "IncorrectInstanceState",
         "IncorrectState",
         "InvalidGroup.InUse",
+        "InvalidNetworkInterface.InUse",
         "VolumeInUse",
     }
 )
@@ -166,8 +167,18 @@ def _denied(call: str, code: str, said: str) -> DeniedError:
             why=said,
             hint="aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
         )
-    if code in ("Blocked", "OptInRequired", "PendingVerification"):
-        return DeniedError("AWS does not let this account do that", why=f"{said} ({code})")
+    if code == "OptInRequired":
+        return DeniedError(
+            "the account may not use this region or service",
+            why=f"{said} ({code})",
+            hint="labctl config   # server.aws.regions; a region must be enabled in the account",
+        )
+    if code in ("Blocked", "PendingVerification"):
+        return DeniedError(
+            "AWS does not let this account do that",
+            why=f"{said} ({code})",
+            hint="https://console.aws.amazon.com/support",
+        )
     return DeniedError(
         f"the account may not do {call}",
         why=said,

@@ -243,7 +243,8 @@ def launch_refusal(error: ClientError, offer: Offer) -> LabError:
         return QuotaError(
             f"the quota {quota.name!r} does not allow {offer.type} in {offer.region}",
             why=f"it needs {offer.cpus} vCPUs; {known.why}",
-            hint=f"ask for more at {quota.link(offer.region)}",
+            hint=f"ask for more at {quota.link(offer.region)}"
+            + ("   # or: labctl up --spot never" if offer.spot else ""),
         )
     if isinstance(known, CapacityError):
         market = "spot" if offer.spot else "on-demand"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from labctl.errors import DeniedError
+from labctl.errors import BusyError, DeniedError
 from labctl.model import Resource
 from labctl.providers.aws import instances, tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.deadline import PREFIX
-from labctl.providers.aws.errors import is_absent, told
+from labctl.providers.aws.errors import code_of, is_absent, message_of, told
 from labctl.providers.aws.fit import PROVIDER
 
 USD_PER_GB_MONTH = {
@@ -28,6 +28,8 @@ SNAPSHOT_USD_PER_GB_MONTH = 0.05
 ADDRESS_USD_PER_MONTH = 0.005 * 730
 """A public IPv4 address costs half a cent an hour, used or not (aws.amazon.com/vpc/pricing)."""
 LIVING = frozenset({"pending", "running", "stopping", "stopped"})
+IN_USE = "InvalidParameterValue"
+"""AWS's answer to the removal of an interface that a machine has."""
 ACTIVE_VOLUMES = ("creating", "available", "in-use")
 
 Reader = Callable[[Clients, str, "Living"], list[Resource]]
@@ -251,5 +253,9 @@ def remove(clients: Clients, resource: Resource) -> None:
         try:
             getattr(clients.client(service, region), call)(**{argument: native_id})
         except ClientError as error:
+            if resource.kind == "network-interface" and code_of(error) == IN_USE:
+                raise BusyError(
+                    f"{resource.id} is still in use", why=message_of(error), hint="labctl orphans"
+                ) from error
             if not is_absent(error):
                 raise
