@@ -23,17 +23,18 @@ def arm(
     *,
     budget_left_usd: float | None = None,
     ceiling_s: int | None = None,
+    always: bool = False,
 ) -> dict[str, Any]:
     """Have the server's watchdog hold lab.yaml's limits; safe to repeat. Returns W.
 
-    `budget_left_usd` is what this server may cost, None the whole budget. {} where there is nothing
-    to guard: no limit, no price, and none armed before. Time and dollars that the watchdog has
-    counted stay counted, whatever this side has lost.
+    `budget_left_usd` is what this server may cost, None the whole budget. Without `always`, {}
+    where there is nothing to guard: no limit, no price, and none armed before. Time and dollars
+    that the watchdog has counted stay counted, whatever this side has lost.
     """
     need, price = ground.config.server.need, server.offer.price_usd_per_hour
     limited = any((need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s))
     before = ground.state.events(server_id=server.id, kind=EVENT)
-    if not (limited or price or before):
+    if not (limited or price or before or always):
         return {}
     budget = need.budget_usd if budget_left_usd is None else budget_left_usd
     limits = {

@@ -1,4 +1,4 @@
-"""rehearse: simulated clouds on this machine."""
+"""rehearse: simulated clouds on this machine, and servers that are taken back on purpose."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from labctl.cli.options import json_option, open_lab, rest, yes_option
 from labctl.errors import LabError
+
+if TYPE_CHECKING:
+    from labctl.actions.reclaim import Drill
 
 
 @click.group("rehearse")
 def rehearse_command() -> None:
-    """A simulated cloud on this machine: the same commands, no account, no cost.
+    """A simulated cloud on this machine; a server taken back on purpose.
 
     \b
     labctl rehearse aws
+    labctl rehearse reclaim
     """
 
 
@@ -81,6 +86,74 @@ def _aws(
             click.echo(err=True)
         ending = sum(state != "terminated" for state in rehearsal.instances.values())
         _said(f"ending; {ending} instance{' goes' if ending == 1 else 's go'} with it")
+
+
+@rehearse_command.command("reclaim")
+@click.argument("run", default="")
+@click.option("--without-notice", is_flag=True, help="The server goes at once.")
+@click.option("--notice", default="120s", metavar="SPAN", help="From the notice to the end.")
+@yes_option
+@json_option
+@click.pass_context
+def _reclaim(
+    ctx: click.Context, run: str, without_notice: bool, notice: str, yes: bool, json_: bool
+) -> None:
+    """Have the lab's server taken back while RUN goes on, and measure what that costs.
+
+    The server really ends, with its disk. The run is recovered on another one.
+
+    \b
+    labctl rehearse reclaim
+    labctl rehearse reclaim --notice 30s
+    labctl rehearse reclaim --without-notice --json
+    """
+    from labctl.actions.reclaim import drill
+    from labctl.cli.rehearsed import rehearsed_taker
+    from labctl.cli.screen import as_json
+    from labctl.config import parse_duration
+    from labctl.errors import UsageError
+
+    try:
+        notice_s = 0 if without_notice else parse_duration(notice)
+    except ValueError as error:
+        raise UsageError(str(error), hint="labctl rehearse reclaim --notice 30s") from None
+    lab = open_lab(ctx, yes=yes, quiet=json_)
+    done = drill(lab.ground, run, notice_s, rehearsed_taker(lab.ground))
+    if json_:
+        as_json({"drill": done})
+    else:
+        rest(ctx)
+        _draw_drill(done)
+
+
+def _draw_drill(done: Drill) -> None:
+    from labctl.cli.screen import span, table
+
+    def at(moment: float | None) -> str:
+        return "-" if moment is None else f"{moment - done.began_at:+.1f} s"
+
+    def step(number: float | None) -> str:
+        return "" if number is None else f"step {number:.0f}"
+
+    told = "its provider gave it" if done.announced else "handed to the watchdog"
+    with_notice = [
+        ("notice", at(done.notice_at), f"{span(done.notice_s)} before the end; {told}"),
+        ("SIGTERM", at(done.sigterm_at), ""),
+        ("checkpoint whole", at(done.checkpoint_at), done.checkpoint or "none was written"),
+        ("in the store", at(done.mirrored_at), ""),
+    ]
+    rows = [
+        *(with_notice if done.notice_s else []),
+        ("last step before", "", step(done.last_step_before) or "the run tells none"),
+        ("server gone", at(done.gone_at), done.server_id),
+        ("first step after", at(done.first_step_at), step(done.first_step_after)),
+    ]
+    table(rows, ("WHAT", "AT", "SAID"))
+    lost = "unknown" if done.lost_steps is None else f"{done.lost_steps:.0f} steps"
+    lost += "" if done.lost_s is None else f", {done.lost_s:.1f} s of work"
+    took = "it took no step again" if done.recover_s is None else f"{done.recover_s:.1f} s"
+    cost = "unknown" if done.cost_usd is None else f"{done.cost_usd:.4f} dollars"
+    click.echo(f"\nlost: {lost}; from the kill to the first new step: {took}; cost: {cost}")
 
 
 @contextmanager

@@ -150,6 +150,24 @@ class Keep(Protocol):
 
 
 @runtime_checkable
+class Reclaim(Protocol):
+    """A server can be taken back on purpose, as its provider would by itself: for drills.
+
+    `no_notice` says, for people, why its own notice cannot be had for the asking; "" where that
+    needs no reason.
+    """
+
+    no_notice: ClassVar[str]
+
+    def reclaim(self, server_id: str, notice_s: float) -> bool:
+        """Give notice now and take the server `notice_s` later; returns at once.
+
+        False where the provider gives no notice for the asking: then nothing was done. With 0 the
+        server goes at once and unprepared, its disk with it. An error where there is none.
+        """
+
+
+@runtime_checkable
 class Console(Protocol):
     """What the machine printed while it booted, for when SSH never opens."""
 

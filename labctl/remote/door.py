@@ -38,6 +38,7 @@ ANSWERING = {
     "watch": "watch_place.watch",
     "extend": "watch_install.extend",
     "reclaim-notice": "watch_reclaim.notice",
+    "reclaimed": "watch_taken.reclaimed",
     "mirror": "watch_mirror.mirror",
     "keep-disk": "watch_mirror.keep_disk",
 }
@@ -64,6 +65,8 @@ LOOKING = (
     "watchdog",
     "mirror",
     "keep-disk",
+    "reclaim-notice",
+    "reclaimed",
 )
 """Verbs that need nobody at work; the others show that a server is in use."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from . import engine
-from .place import read_json
+from .place import lab_dir, read_json, run_dir
 from .watch_place import keep
 
 Say = Callable[[str, str], None]
@@ -54,6 +54,12 @@ def _complete(folder: Path) -> bool:
         for name, known in listed.items()
         if isinstance(known, dict) and "size" in known
     )
+
+
+def reclaimed(request: dict[str, Any]) -> dict[str, Any]:
+    """The verb: {"reclaim": the file above, or {}} of the run "run"."""
+    directory = run_dir(lab_dir(request["lab"], request["lab_id"]), request["run"])
+    return {"reclaim": read_json(directory / ".labctl" / NAME)}
 
 
 class Taken:

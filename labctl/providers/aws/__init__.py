@@ -25,9 +25,11 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 
 class AwsProvider:
-    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, Keep, and has a Console."""
+    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, Keep, Reclaim, and has a
+    Console."""
 
     name: ClassVar[str] = "aws"
+    no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"
     settings_type: ClassVar[type[Value]] = AwsSettings
 
     def __init__(self, settings: AwsSettings, surroundings: Surroundings) -> None:
@@ -80,6 +82,14 @@ class AwsProvider:
 
     def start(self, server_id: str) -> None:
         instances.start(self.clients, server_id)
+
+    def reclaim(self, server_id: str, notice_s: float) -> bool:
+        """The system is told to shut down, as it is at the end of AWS's own notice."""
+        if notice_s:
+            return False
+        instances.present(self.clients, server_id)
+        instances.terminate(self.clients, server_id)
+        return True
 
     def console(self, server_id: str) -> str:
         return instances.console(self.clients, server_id)

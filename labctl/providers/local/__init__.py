@@ -59,9 +59,10 @@ class LocalSettings(Value, frozen=True):
 
 
 class LocalProvider:
-    """A Provider that is also Stoppable and has a Console. Its servers cost nothing."""
+    """A Provider that is also Stoppable, Reclaim, and has a Console. Its servers cost nothing."""
 
     name: ClassVar[str] = "local"
+    no_notice: ClassVar[str] = ""
     settings_type: ClassVar[type[Value]] = LocalSettings
     settle_s: float = 0.0
 
@@ -159,6 +160,14 @@ class LocalProvider:
         """The server gets another port: ask `find` for it."""
         with engine.connected() as docker:
             _present(docker, server_id).start()
+
+    def reclaim(self, server_id: str, notice_s: float) -> bool:
+        """No process in it gets a chance."""
+        if notice_s:
+            return False
+        with engine.connected() as docker:
+            _present(docker, server_id).remove(force=True, v=True)
+        return True
 
     def console(self, server_id: str) -> str:
         with engine.connected() as docker:
