@@ -74,9 +74,9 @@ def make(ground: Ground, need: Need) -> Server:
         try:
             return _attempt(ground, need, offer)
         except CapacityError as error:
-            refused.setdefault(" ".join([offer.type, _market(offer)]).strip(), []).append(offer.zone)
-            why = f" ({error.why})" if error.why else ""
-            ground.reporter.emit(Note(text=f"no capacity: {_named(offer)}{why}"))
+            kind = f"{offer.type} {_market(offer)}".strip()
+            refused.setdefault(kind, []).append(offer.zone)
+            ground.reporter.emit(Note(text=error.what))
         except NO:
             _leave_nothing(ground)
             raise

@@ -255,7 +255,7 @@ def test_no_capacity_anywhere_names_what_was_tried(lab: World) -> None:
     lab.cloud.create_error = CapacityError("no machine left")
     with pytest.raises(CapacityError, match="no machine left for digits") as caught:
         up(lab)
-    assert caught.value.why.splitlines() == ["full: no machine left", "small: no machine left"]
+    assert caught.value.why.splitlines() == ["no full", "no small"]
     assert caught.value.exit_code == 75
     assert lab.ground().state.open_attempts() == []
 
