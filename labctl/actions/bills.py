@@ -32,7 +32,7 @@ def still_billing(ground: Ground, lab_id: str | None) -> list[str]:
         f"{one.id} goes on, as far as is known here, at "
         f"{one.offer.price_usd_per_hour:.2f} dollars an hour until labctl down"
         for one in ground.state.servers(lab_id)
-        if one.offer.price_usd_per_hour and one.state not in ("stopped", "terminated")
+        if one.offer.price_usd_per_hour and one.state not in ("stopped", "ending", "terminated")
     ]
     lines += [told(one) for one in on_record(ground.state, lab_id)]
     return lines + [

@@ -88,6 +88,8 @@ def _wait_for(ground: Ground, waiting: list[Server]) -> None:
     while waiting := _not_gone(ground, waiting):
         if time.monotonic() > deadline:
             found = ground.provider.find(waiting[0].id)
+            if found is not None:
+                ground.state.save_server(ground.as_ours(found, waiting[0]))
             raise BusyError(
                 f"{ground.provider.name} has not confirmed that {waiting[0].id} is gone",
                 why=f"it says: {found.state if found else 'not shown'}; what is not gone may bill",

@@ -246,7 +246,7 @@ def test_without_capacity_the_next_offer_is_asked_with_a_token_of_its_own(lab: W
     kinds, tokens = zip(*lab.cloud.tried, strict=True)
     assert kinds == ("full", "small")
     assert len(set(tokens)) == 2
-    assert "no capacity: full" in reporter.said
+    assert "no machine left" in reporter.said
     assert lab.ground().state.open_attempts() == []
 
 
