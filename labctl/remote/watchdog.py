@@ -36,6 +36,7 @@ from .watch_reclaim import Reclaims
 from .watch_saved import estimate
 from .watch_signs import Look, Looker, Signs
 from .watch_tell import run_logs, tell
+from .watch_timer import tell_timer
 from .watch_told import Told
 
 TICK_S, LAST_TICK_S = 5.0, 1.0
@@ -202,6 +203,7 @@ class Watchdog:
             self._begin(decision, elapsed, idle_for)
         elif decision.warn_s is not None:
             self._warn(decision)
+        tell_timer(self.boot, self.told.limits, elapsed, ending=self.ending is not None)
         self._remember(elapsed)
         keep(self.place, "state.json", self.state)
         self._show(decision, look, elapsed, idle_for)

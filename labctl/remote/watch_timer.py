@@ -1,0 +1,46 @@
+"""The timer of the machine's first boot, which ends it even without a watchdog: told what changes.
+
+It reads one line all the time: the boot's id, the deadline in seconds of uptime, and the same in
+Unix seconds. It is replaced whole, by rename, and only where the first boot has left one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from .place import read_text, write_text
+from .watch_clocks import Limits
+from .watch_place import boottime_s
+
+FILE = Path("/var/lib/labctl/ttl")
+LATER_S = 120.0
+"""The watchdog goes first: it saves results and stops runs, the timer only ends the machine."""
+NEVER_S = 10 * 365 * 86400.0
+CLOSE_S = 5.0
+
+
+def tell_timer(
+    boot: str, limits: Limits, elapsed_s: float, *, ending: bool, file: Path = FILE
+) -> None:
+    """Let the timer follow the ttl, later by LATER_S; without a ttl it is to wait for years.
+
+    While an end is under way it waits as well, but never longer than LATER_S after the last call.
+    """
+    if os.geteuid() != 0 or not file.exists():
+        return
+    now = boottime_s()
+    deadline_s = limits.deadline_s
+    due = NEVER_S if deadline_s is None else now + deadline_s - elapsed_s + LATER_S
+    if ending:
+        due = max(due, now + LATER_S)
+    known, _, rest = read_text(file).partition(" ")
+    at = rest.partition(" ")[0]
+    if known == boot and at.isdecimal() and abs(int(at) - due) < CLOSE_S:
+        return
+    try:
+        write_text(file, f"{boot} {due:.0f} {time.time() + due - now:.0f}\n")
+    except OSError as error:
+        print(f"{file} was not written: {error}", file=sys.stderr, flush=True)
