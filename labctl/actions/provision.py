@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from labctl.actions import Note, Step, attempts, cost, first_contact, guard, kept, removal
 from labctl.actions.bills import told_what_bills
 from labctl.actions.connections import answers
@@ -82,8 +84,10 @@ def _drop_ended(ground: Ground, alive: Server | None) -> None:
         if alive is not None and known.id == alive.id:
             continue
         found = ground.provider.find(known.id)
+        ground.connections.close(known)
+        ground.connections.forget(known.id)  # its name for ssh is the next one's
         if found is not None and found.state != "terminated":
-            ground.state.save_server(ground.as_ours(found, known))
+            ground.state.save_server(msgspec.structs.replace(known, state=found.state))
             continue
         ground.state.drop_server(known.id)
         ground.state.record("gone", lab_id=ground.lab_id, server_id=known.id)

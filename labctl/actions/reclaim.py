@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from labctl.actions import Decision, Note, Step, guard, runs
+from labctl.actions import Decision, Note, Step, guard, runs, saved
 from labctl.actions.ground import Ground
 from labctl.actions.recover import recover
 from labctl.errors import BusyError, ConnectError, NotFoundError, PolicyError, UsageError
@@ -107,12 +107,14 @@ def drill(ground: Ground, run_id: str, notice_s: float, taker: Reclaim | None = 
     """Take the server of a live run back and have the run recovered; asks before it does.
 
     `notice_s` 0 is without notice. `taker` stands for the provider where somebody else takes its
-    servers back. PolicyError where the person says no; NotFoundError where nothing runs.
+    servers back. PolicyError where the person says no; NotFoundError where nothing runs, or nothing
+    of it would be there to go on from.
     """
     server = ground.server()
     taker = taker or _taker(ground)
     runs.refresh(ground, server)
     run = _live(ground, run_id)
+    saved.record(ground, run.id)  # what could not go on elsewhere is not killed
     seen = _Seen(ground, server, run.id)
     _measure(ground, seen)
     _agree(ground, server, run, seen, notice_s)
