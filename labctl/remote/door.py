@@ -41,6 +41,11 @@ ANSWERING = {
     "reclaimed": "watch_taken.reclaimed",
     "mirror": "watch_mirror.mirror",
     "keep-disk": "watch_mirror.keep_disk",
+    "store": "store.prepare",
+    "store-boto3": "store.install_boto3",
+    "store-probe": "store.probe",
+    "mirror-now": "store_mirror.mirror_now",
+    "restore-run": "store_restore.restore",
 }
 STREAMING = {
     "follow": "follow.follow",
@@ -51,6 +56,7 @@ STREAMING = {
     "service-image": "services.build",
     "fetch": "fetch.fetch",
     "watchdog": "watchdog.run",
+    "mirror-serve": "store_mirror.serve",
 }
 """Verb -> module and function. Imports are waited for, so only the verb's own module is one."""
 LOOKING = (
@@ -67,6 +73,9 @@ LOOKING = (
     "keep-disk",
     "reclaim-notice",
     "reclaimed",
+    "store-probe",
+    "mirror-now",
+    "mirror-serve",
 )
 """Verbs that need nobody at work; the others show that a server is in use."""
 
