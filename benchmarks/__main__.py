@@ -1,4 +1,4 @@
-"""python -m benchmarks [--rounds N] [--only start-up|containers] [--sky] [--image IMAGE]"""
+"""python -m benchmarks [--rounds N] [--only start-up|containers|aws] [--sky] [--image IMAGE]"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import containers, peers, startup
+from benchmarks import containers, fleet, peers, startup
 from benchmarks.measure import Row, in_turn, ratio
 
 RESULTS = Path(__file__).parent / "results"
@@ -38,7 +38,9 @@ def main() -> int:
                 in_turn(rows, options.rounds, containers.PAUSE_S)
                 containers.check(lab, options.rounds)
             measured += rows
+        clouds = fleet.run(home / "aws", options.rounds) if options.only in (None, "aws") else {}
     report = {"version": 1, **_circumstances(options.rounds), "rows": _lines(measured)}
+    report["aws"] = clouds
     print(_table(report["rows"]))
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{report['at'][:19].replace(':', '')}.json"
@@ -50,7 +52,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("--rounds", type=int, default=15, help="how often each side runs")
-    parser.add_argument("--only", choices=["start-up", "containers"])
+    parser.add_argument("--only", choices=["start-up", "containers", "aws"])
     parser.add_argument("--sky", action="store_true", help="install skypilot too (690 MB)")
     parser.add_argument("--offline", action="store_true", help="install nothing")
     image = os.environ.get("LABCTL_BASE_IMAGE") or containers.DEFAULT_IMAGE

@@ -1,7 +1,8 @@
 """Thirty servers against one, on the simulated EC2: labctl's own CPU time and its API calls.
 
 The machines only accept SSH and boot at once, so what is measured is labctl's: offers from a warm
-cache, one RunInstances each, describing, waiting for a login on every one, and the end of all.
+cache, one RunInstances each, describing, waiting for a login on every one, and the end of all
+with what they shared.
 """
 
 from __future__ import annotations

@@ -76,6 +76,14 @@ def reach(grounds: Sequence[Ground], *, at_once: int = AT_ONCE) -> list[Outcome[
 
 
 def end(grounds: Sequence[Ground], servers: Sequence[Server]) -> None:
-    """Terminate all of these, ordered and waited for together; their records go."""
-    if grounds:
-        removal.end(grounds[0], servers)
+    """Terminate all of these, ordered and waited for together; their records go.
+
+    What their group shared goes with them.
+    """
+    if not grounds:
+        return
+    first = grounds[0]
+    removal.end(first, servers)
+    if first.group:
+        shared = [one for one in first.provider.leftovers() if one.lab_id == first.group]
+        removal.take_away(first, [one for one in shared if one.expires_at is None])

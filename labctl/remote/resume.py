@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import engine
-from .looks import UNENDED, existing, last_attempt, look
+from .looks import UNENDED, existing, look
 from .place import checked_name, lab_dir, read_json, run_dir, write_json, write_text
 from .reply import Failure
 from .runs import launch, launching
@@ -98,7 +98,7 @@ def _mark(directory: Path, told: str) -> int:
     write_json(directory / ".labctl" / "resumed.json", {"offset": offset})
     broken = log.exists() and log.stat().st_size > 0 and log.read_bytes()[-1:] != b"\n"
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    attempt = int(last_attempt(directory).get("container", "-0").rpartition("-")[2] or 0) + 1
+    attempt = len(list((directory / ".labctl").glob("attempt-*"))) + 1
     with log.open("a") as file:
         file.write(("\n" if broken else "") + f"--- {at}: {told} (attempt {attempt}) ---\n")
     return offset

@@ -17,10 +17,10 @@ from labctl.errors import BusyError, LabError
 
 Answer = TypeVar("Answer")
 LONGEST_WAIT_S = 300.0
-LATELY_S = 5.0
-PACE_S = 0.15
+LATELY_S = 10.0
+PACE_S = 0.1
 """Waited for company, for each other server that was asked about lately."""
-LONGEST_PACE_S = 5.0
+LONGEST_PACE_S = 6.0
 
 
 class Together(Generic[Answer]):
@@ -71,6 +71,7 @@ class Together(Generic[Answer]):
     def _next(self) -> dict[str, Future[Answer | None]]:
         with self._lock:
             batch = {item: self._waiting.pop(item) for item in list(self._waiting)[: self._most]}
+            self._asked_at.update(dict.fromkeys(batch, time.monotonic()))
             self._busy = bool(batch)
             return batch
 
