@@ -98,6 +98,8 @@ def _running(ground: Ground, server: Server, discard: bool) -> list[str]:
     except LabError as error:
         if discard:
             return []
+        if isinstance(error, HostKeyError):
+            raise
         raise _kept(ground, server, error) from error
     return [run.id for run in ground.state.runs(ground.lab_id) if run.state == "running"]
 
