@@ -171,6 +171,6 @@ def _disk_kept(ground: Ground, server: Server) -> str:
     if not isinstance(ground.provider, Keep):
         return ""
     disks = ground.provider.keep_disk(server.id, time.time() + KEPT_S)
-    removal.end(ground, [server])
+    removal.remove(ground, server)
     said = [f"{one.id} at {one.price_usd_per_month:.2f} dollars a month" for one in disks]
     return f"it was ended and its disk kept for {KEPT_S // DAY_S} days: {', '.join(said)}"
