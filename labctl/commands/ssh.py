@@ -230,6 +230,8 @@ def parse_host_patterns(text: str) -> tuple[list[str], list[str]]:
     hosts: list[str] = []
     includes: list[str] = []
     for line in text.splitlines():
+        if not line.lstrip().lower().startswith(("host", "include")):
+            continue
         words = _config_words(line)
         if not words:
             continue

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labctl.errors import UsageError
 from labctl.model import Boot
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 LIMIT_BYTES = 16 * 1024
 """AWS's limit on user data, counted before base64."""
 BOUNDARY = "labctl-first-boot"
 LONGEST_HOSTNAME = 63
+
+
+@functools.cache
+def _environment(templates: Path) -> Environment:
+    """Kept, so that the templates are compiled once for however many servers."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(templates), undefined=StrictUndefined, keep_trailing_newline=True
+    )
 
 
 def user_data(templates: Path, boot: Boot, user: str) -> str:
@@ -19,11 +34,7 @@ def user_data(templates: Path, boot: Boot, user: str) -> str:
     It holds no secret but the private half of the throw-away host key. `templates` is the
     directory of cloud-init's templates.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(templates), undefined=StrictUndefined, keep_trailing_newline=True
-    )
+    environment = _environment(templates)
     values = {
         "hostname": f"labctl-{boot.lab}"[:LONGEST_HOSTNAME].rstrip("-"),
         "host_key": boot.host_key,
