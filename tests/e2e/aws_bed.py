@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +27,25 @@ REGION = "us-east-1"
 ROLE = "arn:aws:iam::123456789012:role/labctl-deadline"
 LAB_YAML = """\
 lab: {name}
-server: {{provider: aws, gpu: auto, spot: prefer, ttl: 2h, idle: 30m, budget: 5}}
+server: {{provider: aws, gpu: auto, spot: prefer, ttl: 2h, max_ttl: 8h,
+  idle: 30m, budget: 5}}
 run: echo trained
 """
 HOLD_S = 60.0
 SSH_DEADLINE = "labctl.actions.provision.SSH_DEADLINE_S"
+GONE_DEADLINE = "labctl.actions.removal.GONE_DEADLINE_S"
+UP = ("up", "--yes")
+DOWN = ("down", "--yes", "--discard")
+ORPHANS = ("orphans", "--terminate", "--yes")
+MADE = (
+    "ImportKeyPair",
+    "CreateSecurityGroup",
+    "AuthorizeSecurityGroupIngress",
+    "RunInstances",
+    "CreateSchedule",
+    "CreateTags",
+)
+TAKEN = ("TerminateInstances", "DeleteSecurityGroup", "DeleteKeyPair", "DeleteSchedule")
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
 READING = ("Describe", "Get", "List")
 
@@ -73,11 +88,16 @@ class AwsLab:
         """`up` as far as it comes where nobody answers, then kill -9; what it said."""
         described = self.home / ".ssh" / "config"
         described.unlink(missing_ok=True)
-        command = self.start("up", "--yes", **other)
+        command = self.start(*UP, **other)
         wait_for(lambda: described.exists() or command.done.is_set())
         command.kill()
-        assert command.wait() < 0, command.said
+        assert command.wait() == -signal.SIGKILL, command.said
         return command.said
+
+    def killed_before(self, effect: str, folder: Path) -> None:
+        """`up` killed before this effect on this machine; see Warm.start."""
+        command = self.start(*UP, trace=folder / "last", last=effect)
+        assert command.wait() == -signal.SIGKILL, f"no {effect}:\n{command.said}"
 
     def forget(self) -> None:
         """The state is gone."""
@@ -129,6 +149,10 @@ class Bed:
 
     def left(self) -> list[str]:
         """All that the account holds of anybody's, whatever tags it bears."""
+        with self.set(expired=False, denied=(), throttle=(), lost=(), dropped=()):
+            return self._left()
+
+    def _left(self) -> list[str]:
         ec2, scheduler = self.client("ec2"), self.client("scheduler")
         found = [f"instance {one}" for one in self.living()]
         found += [f"volume {one['VolumeId']}" for one in ec2.describe_volumes()["Volumes"]]
@@ -165,14 +189,16 @@ class Bed:
         called = Counter(self.rehearsal.calls) - before
         counted.update({k: n for k, n in called.items() if not k.startswith(READING)})
 
-    def up_killed_at(self, lab: AwsLab, kind: str, action: str, skip: int = 0) -> None:
-        loss = Loss(action=action, hold=HOLD_S, skip=skip)
-        with self.set(**{kind: (loss,)}):
+    def killed_at(
+        self, lab: AwsLab, words: tuple[str, ...], kind: str, action: str, skip: int = 0
+    ) -> None:
+        """kill -9 while the call is on its way ("dropped") or its answer is ("lost")."""
+        with self.set(**{kind: (Loss(action=action, hold=HOLD_S, skip=skip),)}):
             held = self.rehearsal.held.get(action, 0)
-            command = lab.start("up", "--yes")
+            command = lab.start(*words)
             wait_for(lambda: self.rehearsal.held.get(action, 0) > held or command.done.is_set())
             command.kill()
-            assert command.wait() < 0, f"no {action}:\n{command.said}"
+            assert command.wait() == -signal.SIGKILL, f"no {action}:\n{command.said}"
 
     def reset(self) -> None:
         self.rehearsal.change(

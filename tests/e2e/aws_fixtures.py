@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aws_bed import REGION, Bed
+from aws_bed import ORPHANS, REGION, Bed
 from lab_servers import ROOT
 from warm_labctl import Warm
 
@@ -29,6 +29,17 @@ def _bed(
         yield Bed(rehearsal, warm, folder, scenario)
 
 
+def _emptied(account: Bed) -> Iterator[Bed]:
+    """The account, which a test must leave empty; if it does not, the next finds it so."""
+    yield account
+    account.warm.end_all()
+    account.reset()
+    left = account.left()
+    if left:
+        account.lab().labctl(*ORPHANS, code=None)
+    assert left == []
+
+
 @pytest.fixture(scope="session")
 def _account(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     scenario = Scenario(boot="none", types=("g4dn.xlarge", "g5.xlarge"), regions=(REGION,))
@@ -38,18 +49,21 @@ def _account(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
 @pytest.fixture
 def bed(_account: Bed) -> Iterator[Bed]:
     """Instances run and refuse connections. Every test must leave nothing."""
-    yield _account
-    _account.reset()
-    assert _account.left() == []
+    yield from _emptied(_account)
 
 
 @pytest.fixture(scope="session")
-def machines(
+def _account_with_machines(
     warm: Warm, base_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bed]:
-    """Instances boot and let people in."""
     scenario = Scenario(types=("g4dn.xlarge", "g5.xlarge"), regions=(REGION,))
     building = Building(
         data_dir=ROOT, base_image=base_image, progress=lambda text, done, total: None
     )
     yield from _bed(warm, tmp_path_factory.mktemp("aws-machines"), scenario, building)
+
+
+@pytest.fixture
+def machines(_account_with_machines: Bed) -> Iterator[Bed]:
+    """Instances boot and let people in. Every test must leave nothing."""
+    yield from _emptied(_account_with_machines)

@@ -4,61 +4,50 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from aws_bed import SSH_DEADLINE, AwsLab, Bed
+from aws_bed import DOWN, MADE, ORPHANS, SSH_DEADLINE, TAKEN, UP, AwsLab, Bed
 from lab_servers import wait_for
 
 pytest_plugins = ["aws_fixtures"]
-
-EFFECTS = (
-    "ImportKeyPair",
-    "CreateSecurityGroup",
-    "AuthorizeSecurityGroupIngress",
-    "RunInstances",
-    "CreateSchedule",
-    "CreateTags",
-)
-REMOVALS = ("TerminateInstances", "DeleteSecurityGroup", "DeleteKeyPair", "DeleteSchedule")
 
 
 def test_every_effect_in_the_cloud_is_in_the_list(bed: Bed) -> None:
     lab = bed.lab()
     with bed.changes() as made:
-        lab.labctl("up", "--yes", code=75, settings={SSH_DEADLINE: 0.1})
-    assert made == dict.fromkeys((*EFFECTS, *REMOVALS), 1)
+        lab.labctl(*UP, code=75, settings={SSH_DEADLINE: 0.1})
+    assert made == dict.fromkeys((*MADE, *TAKEN), 1)
 
 
-@pytest.mark.parametrize("action", EFFECTS)
+@pytest.mark.parametrize("action", MADE)
 @pytest.mark.parametrize("kind", ["dropped", "lost"])
 def test_up_goes_on(bed: Bed, kind: str, action: str) -> None:
     lab = bed.lab()
-    bed.up_killed_at(lab, kind, action)
+    bed.killed_at(lab, UP, kind, action)
     lab.up_until_ssh()
     assert len(bed.living()) == 1
     lab.forget()
-    lab.labctl("orphans", "--terminate", "--yes")
+    lab.labctl(*ORPHANS)
 
 
-@pytest.mark.parametrize("action", EFFECTS)
+@pytest.mark.parametrize("action", MADE)
 @pytest.mark.parametrize("kind", ["dropped", "lost"])
 def test_down_ends_it(bed: Bed, kind: str, action: str) -> None:
     lab = bed.lab()
-    bed.up_killed_at(lab, kind, action)
-    lab.labctl("down", "--yes", "--discard")
+    bed.killed_at(lab, UP, kind, action)
+    lab.labctl(*DOWN)
 
 
-@pytest.mark.parametrize("action", EFFECTS)
+@pytest.mark.parametrize("action", MADE)
 @pytest.mark.parametrize("kind", ["dropped", "lost"])
 def test_orphans_end_it(bed: Bed, kind: str, action: str) -> None:
     lab = bed.lab()
-    bed.up_killed_at(lab, kind, action)
+    bed.killed_at(lab, UP, kind, action)
     lab.forget()
-    lab.labctl("orphans", "--terminate", "--yes")
+    lab.labctl(*ORPHANS)
 
 
 def test_before_each_effect_on_this_machine(bed: Bed, tmp_path: Path) -> None:
@@ -66,30 +55,25 @@ def test_before_each_effect_on_this_machine(bed: Bed, tmp_path: Path) -> None:
     for file in (tmp_path / "first", tmp_path / "trace"):
         lab = bed.lab()
         lab.up_until_ssh(trace=file)
-        lab.labctl("down", "--yes", "--discard")
+        lab.labctl(*DOWN)
     effects = (tmp_path / "trace").read_text().splitlines()
     made = effects.index("INSERT INTO servers")
     assert "INSERT INTO attempts" in effects[:made]
     lab = bed.lab()
     for effect in effects[:made]:
         # What came before it is written already: the lab goes on from kill to kill.
-        up_killed_before(lab, effect, tmp_path)
+        lab.killed_before(effect, tmp_path)
         assert not bed.living(), effect
-    lab.labctl("down", "--yes", "--discard")
+    lab.labctl(*DOWN)
     for number, effect in enumerate(effects[made:]):
         lab = bed.lab()
-        up_killed_before(lab, effect, tmp_path)
+        lab.killed_before(effect, tmp_path)
         assert len(bed.living()) == 1, effect
         if number % 2:
             lab.up_until_ssh()
             assert len(bed.living()) == 1, effect
-        lab.labctl("down", "--yes", "--discard")
+        lab.labctl(*DOWN)
         assert bed.left() == [], effect
-
-
-def up_killed_before(lab: AwsLab, effect: str, folder: Path) -> None:
-    command = lab.start("up", "--yes", trace=folder / "last", last=effect)
-    assert command.wait() == -signal.SIGKILL, f"no {effect}: {command.said}"
 
 
 def test_at_random_moments(bed: Bed) -> None:
@@ -101,16 +85,16 @@ def test_at_random_moments(bed: Bed) -> None:
         began = time.monotonic()
         lab.up_until_ssh()
         longest_s = 1.2 * (time.monotonic() - began)
-    labs[0].labctl("orphans", "--terminate", "--yes")
+    labs[0].labctl(*ORPHANS)
     reached: Counter[str] = Counter()
     for number in range(kills):
         lab = labs[number % 2]
         reached[killed_after(bed, lab, dice.uniform(0, longest_s))] += 1
         if number % 2:
-            lab.labctl("down", "--yes", "--discard")
+            lab.labctl(*DOWN)
         else:
             lab.forget()
-            lab.labctl("orphans", "--terminate", "--yes")
+            lab.labctl(*ORPHANS)
         assert bed.left() == [], f"kill {number} of seed {seed}"
     print(
         f"seed {seed}, {kills} kills up to {longest_s:.2f} s, by the last change: {dict(reached)}"
@@ -120,9 +104,9 @@ def test_at_random_moments(bed: Bed) -> None:
 def killed_after(bed: Bed, lab: AwsLab, delay_s: float) -> str:
     """kill -9 of `up` so many seconds after its beginning; how far it came."""
     with bed.changes() as made:
-        command = lab.start("up", "--yes")
+        command = lab.start(*UP)
         command.done.wait(delay_s)
         command.kill()
         assert command.wait() < 0, command.said
         wait_for(lambda: not bed.rehearsal.under_way)
-    return next((action for action in reversed(EFFECTS) if made[action]), "nothing")
+    return next((action for action in reversed(MADE) if made[action]), "nothing")

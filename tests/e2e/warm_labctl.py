@@ -198,8 +198,7 @@ class Warm:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for command in self._commands.values():
-            command.kill()
+        self.end_all()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -207,6 +206,12 @@ class Warm:
         self._reader.join(COMMAND_S)
         self._process.stdout.close()
         self._directory.cleanup()
+
+    def end_all(self) -> None:
+        """kill -9 of every command that still goes on."""
+        for command in list(self._commands.values()):
+            command.kill()
+            command.wait()
 
     def start(
         self,

@@ -1,0 +1,115 @@
+"""Faults around machines that boot: a kill at each step of the first contact, keys, addresses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from aws_bed import DOWN, REGION, SSH_DEADLINE, UP, Bed
+from lab_servers import wait_for
+from msgspec.structs import replace
+
+from labctl.state import State
+
+pytest_plugins = ["aws_fixtures"]
+pytestmark = pytest.mark.engine
+
+NEW_HOST_KEY = (
+    "rm -f /etc/ssh/ssh_host_ed25519_key*;"
+    " ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key;"
+    " kill -HUP $(cat /run/sshd.pid); pkill -f '[s]shd: ubuntu'; true"
+)
+
+
+def test_killed_at_each_step_of_the_first_contact(machines: Bed, tmp_path: Path) -> None:
+    lab = machines.lab()
+    # The first CreateTags is the deadline's, then come both keys, then the last one alone.
+    machines.killed_at(lab, UP, "dropped", "CreateTags", skip=1)
+    (instance,) = machines.living()
+    first = machines.tagged(instance)["labctl:host-key"]
+    machines.killed_at(lab, UP, "lost", "CreateTags")
+    both = machines.tagged(instance)
+    assert both["labctl:host-key"] == first
+    assert both["labctl:host-key-next"] not in ("", first)
+    # sshd has been told to change its key.
+    lab.killed_before("os.rename known_hosts", tmp_path)
+    machines.killed_at(lab, UP, "dropped", "CreateTags")
+    machines.killed_at(lab, UP, "lost", "CreateTags")
+    for effect in ("host-key", "guarded", "ready"):
+        lab.killed_before(f"INSERT INTO events {effect}", tmp_path)
+    assert "digits is ready" in lab.labctl(*UP)
+    assert machines.living() == [instance]
+    last = machines.tagged(instance)
+    assert last["labctl:host-key-next"] == ""
+    assert first not in last["labctl:host-key"]
+    code, presented = machines.rehearsal.execute(
+        instance, "cut -d' ' -f1,2 /etc/ssh/ssh_host_ed25519_key.pub"
+    )
+    assert (code, presented.strip()) == (0, last["labctl:host-key"])
+    lab.forget()
+    assert lab.json("status", "-r")["reachable"] is True
+    # Nothing is known to be home, so this looks.
+    lab.labctl("down", "--yes")
+
+
+def test_a_changed_host_key_stops_everything(machines: Bed) -> None:
+    lab = machines.lab()
+    lab.labctl(*UP)
+    (instance,) = machines.living()
+    assert machines.rehearsal.execute(instance, NEW_HOST_KEY)[0] == 0
+    for words in (("status", "-r"), UP, ("push",), ("down", "--yes")):
+        wait_for(lambda: "host key" in lab.labctl(*words, code=3))  # noqa: B023
+    assert "host key" in lab.labctl("ssh", "--", "true", code=255)
+    assert machines.living() == [instance]
+    lab.labctl(*DOWN)
+
+
+def test_an_address_that_another_server_has_now_is_no_login(machines: Bed) -> None:
+    mine, theirs = machines.lab(), machines.lab()
+    mine.labctl(*UP)
+    (gone,) = machines.living()
+    theirs.labctl(*UP)
+    other = next(one for one in machines.living() if one != gone)
+    machines.client("ec2").terminate_instances(InstanceIds=[gone])
+    machines.rehearsal.wait(gone, "terminated")
+    address = machines.rehearsal.record(other).address
+    with State(mine.state / "labctl.db") as state:
+        known = state.server(f"{gone}.{REGION}")
+        assert known is not None
+        state.save_server(replace(known, endpoint=replace(known.endpoint, host=address)))
+    # These do not ask the provider first.
+    for words, code in ((("ssh", "--", "true"), 255), (("push",), 3)):
+        assert "host key" in mine.labctl(*words, code=code)
+    assert mine.json("status", "-r")["server"] is None
+    mine.labctl(*DOWN)
+    assert machines.living() == [other]
+    theirs.labctl(*DOWN)
+
+
+def test_a_console_is_shown_where_ssh_never_opens(machines: Bed) -> None:
+    lab = machines.lab(LABCTL_SERVER_AWS_SSH_FROM="192.0.2.0/24")
+    said = lab.labctl(*UP, code=75, settings={SSH_DEADLINE: 3})
+    assert "the end of the server's console:" in said
+    assert "the server was removed again" in said
+
+
+def test_a_server_that_is_not_what_was_asked_for_is_told_with_its_price(machines: Bed) -> None:
+    lab = machines.lab()
+    said = lab.labctl(*UP, "--gpu", "any", code=3)
+    (instance,) = machines.living()
+    assert "the server has no GPU" in said
+    assert f"{instance}.{REGION} goes on, as far as is known here, at 0." in said
+    cut_off(machines, instance)
+    said = lab.labctl("down", "--yes", code=3)
+    assert "not everything on it could be saved" in said
+    assert "its disk kept for 30 days: vol-" in said
+    assert machines.living() == []
+    (volume,) = machines.left()
+    assert volume.startswith("volume ")
+    assert "dollars a month" in lab.labctl("down", "--yes", code=1)
+    lab.labctl("orphans", "--terminate", "--kept-too", "--yes")
+
+
+def cut_off(bed: Bed, instance: str) -> None:
+    """Nobody gets in any more."""
+    bed.rehearsal.execute(instance, "kill $(cat /run/sshd.pid); pkill -f '[s]shd: ubuntu'; true")
