@@ -190,8 +190,8 @@ def _draw_kept(found: Sequence[KeptDisk]) -> None:
 
 
 def _say_ways() -> None:
-    click.echo("  labctl up && labctl pull              brings home what is on it")
-    click.echo("  labctl orphans --terminate --kept-too  removes it with what is on it")
+    click.echo("  labctl up && labctl pull                brings home what is on it")
+    click.echo("  labctl orphans --terminate --kept-too   removes it, and what is on it")
 
 
 def _short(server_id: str) -> str:
@@ -335,7 +335,7 @@ def _draw_orphans(found: Orphans) -> None:
             one.lab,
             f"{one.price_usd_per_month:.2f} a month",
             ago(one.created_at, now),
-            until(one) or one.note,
+            "kept" if one.expires_at else one.note,
         )
         for one in found.resources
     ]
