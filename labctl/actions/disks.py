@@ -88,6 +88,11 @@ def costs(disk: Resource) -> str:
     return ", ".join(filter(None, [f"{disk.price_usd_per_month:.2f} dollars a month", until(disk)]))
 
 
+def short(disk: Resource) -> str:
+    """The id without its region: narrower, and as unique."""
+    return disk.id.partition(".")[0]
+
+
 def until(disk: Resource) -> str:
     """How long a kept disk stays, "" of any other thing."""
     if not disk.expires_at:
@@ -98,5 +103,5 @@ def until(disk: Resource) -> str:
 
 def told(one: KeptDisk) -> str:
     """A kept disk on record, in one line."""
-    said = f"kept disk {one.disk.id}: {costs(one.disk)}"
+    said = f"kept disk {short(one.disk)}: {costs(one.disk)}"
     return f"{said}; not shown by {one.disk.provider} any more" if one.missed_at else said

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import msgspec
 
 from labctl.actions import Note, Step
-from labctl.actions.disks import costs, looked, on_record
+from labctl.actions.disks import costs, looked, on_record, short
 from labctl.actions.ground import Ground
 from labctl.errors import BusyError, LabError, NotFoundError
-from labctl.model import GIB, Offer, Resource, Server
+from labctl.model import Offer, Resource, Server
 from labctl.providers import Keep
 
 RESTORED, SAVED = "restored", "restored-saved"
@@ -39,12 +39,12 @@ def nearest(ground: Ground, offers: Sequence[Offer]) -> list[Offer]:
     zones = [disk.zone for disk in disks if disk.zone]
     for disk in disks:
         there = [offer for offer in offers if offer.zone == disk.zone]
-        said = f"results of an earlier server are on the disk {disk.id} in {disk.zone}"
+        said = f"{short(disk)} in {disk.zone} holds results of an earlier server"
         if disk.zone and not there:
-            text = f"{said}; no offer is there now, so they stay ({costs(disk)})"
+            text = f"{said}, and no offer is there: it stays ({costs(disk)})"
             ground.reporter.emit(Note(text=text, level="warning"))
         elif disk.zone:
-            ground.reporter.emit(Note(text=f"{said}: a server there comes first"))
+            ground.reporter.emit(Note(text=f"{said}: one there comes first"))
     return sorted(offers, key=lambda offer: offer.zone not in zones)
 
 
@@ -69,8 +69,8 @@ def restore(ground: Ground, server: Server) -> None:
         try:
             _bring(ground, ground.provider, server, disk)
         except LabError as error:
-            said = f"the disk {disk.id} was not mounted: {error.what}"
-            text = "; ".join(filter(None, [said, error.why, f"it stays ({costs(disk)})"]))
+            said = f"what is on {short(disk)} did not come back: {error.what}"
+            text = "\n  ".join(filter(None, [said, error.why, f"it stays: {costs(disk)}"]))
             ground.reporter.emit(Note(text=text, level="warning"))
 
 
@@ -88,7 +88,7 @@ def _restored(ground: Ground, server: Server) -> dict[str, Resource]:
 
 
 def _bring(ground: Ground, provider: Keep, server: Server, disk: Resource) -> None:
-    step = Step(name=f"bringing back what is on {disk.id}")
+    step = Step(name=f"bringing back what is on {short(disk)}")
     ground.reporter.emit(step)
     device = _attached(provider, server, disk)
     about = {"lab": ground.config.name, "lab_id": ground.lab_id, "device": device}
@@ -98,12 +98,12 @@ def _bring(ground: Ground, provider: Keep, server: Server, disk: Resource) -> No
     ground.state.record(RESTORED, lab_id=ground.lab_id, server_id=server.id, detail=detail)
     runs, edits = len(reply["runs"]), len(reply["edits"])
     came = [
-        f"{runs} run{'' if runs == 1 else 's'} ({reply['bytes'] / GIB:.2f} GiB)" if runs else "",
+        f"{runs} run{'' if runs == 1 else 's'} with {reply['files']} files" if runs else "",
         f"{edits} edited file{'' if edits == 1 else 's'}" if edits else "",
     ]
-    what = " and ".join(filter(None, came)) or "nothing that was not here"
-    text = f"from the kept disk {disk.id}: {what}. Home with labctl pull; labctl down ends the disk"
-    ground.reporter.emit(Note(text=text))
+    what = " and ".join(filter(None, came)) or "nothing that was not here already"
+    text = f"back from {short(disk)}: {what}"
+    ground.reporter.emit(Note(text=f"{text}; next: labctl pull" if runs or edits else text))
 
 
 def _attached(provider: Keep, server: Server, disk: Resource) -> str:
@@ -135,6 +135,6 @@ def explained(ground: Ground, error: NotFoundError) -> NotFoundError:
     """Why there is no server to pull from, and what a kept disk has to do with it."""
     disks = [one.disk for one in on_record(ground.state, ground.lab_id)]
     if disks:
-        error.why = f"its results are on {', '.join(f'{d.id} ({costs(d)})' for d in disks)}"
+        error.why = "\n".join(f"its results are on {short(d)}: {costs(d)}" for d in disks)
         error.hint = "labctl up && labctl pull"
     return error

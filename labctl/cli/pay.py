@@ -257,10 +257,10 @@ def down_command(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> N
 
 
 def _left(one: Resource) -> str:
-    from labctl.actions.disks import costs
+    from labctl.actions.disks import costs, short
 
     note = f" ({one.note})" if one.note and not one.expires_at else ""
-    return f"left: {one.kind} {one.id}: {costs(one)}{note}"
+    return f"left: {one.kind} {short(one) if one.expires_at else one.id}: {costs(one)}{note}"
 
 
 @click.command("orphans")
@@ -310,7 +310,7 @@ def orphans_command(
 def _draw_orphans(found: Orphans) -> None:
     import time
 
-    from labctl.actions.disks import until
+    from labctl.actions.disks import costs, short
     from labctl.cli.screen import ago, table
 
     if not found.servers and not found.resources:
@@ -340,3 +340,6 @@ def _draw_orphans(found: Orphans) -> None:
         for one in found.resources
     ]
     table(rows, ("WHAT", "ID", "LAB", "USD", "AGE", ""))
+    for one in found.resources:
+        if one.expires_at:
+            click.echo(f"kept for its results: {short(one)}, {costs(one)}")
