@@ -28,11 +28,13 @@ def arm(
     """Have the server's watchdog hold lab.yaml's limits; safe to repeat. Returns W.
 
     `budget_left_usd` is what this server may cost, None the whole budget. Without `always`, {}
-    where there is nothing to guard: no limit, no price, and none armed before. Time and dollars
-    that the watchdog has counted stay counted, whatever this side has lost.
+    where there is nothing to guard: no limit, no price, no store, and none armed before. Time and
+    dollars that the watchdog has counted stay counted, whatever this side has lost.
     """
     need, price = ground.config.server.need, server.offer.price_usd_per_hour
-    limited = any((need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s))
+    limited = any(
+        (need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s, ground.config.store)
+    )
     before = ground.state.events(server_id=server.id, kind=EVENT)
     if not (limited or price or before or always):
         return {}
@@ -54,6 +56,7 @@ def arm(
             "elapsed_s": max(0.0, time.time() - server.created_at),
             "ending": _ending(ground, server),
             "store": ground.config.store,
+            "mirror_s": ground.config.mirror_s,
         },
     )
     if not before:

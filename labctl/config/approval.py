@@ -30,7 +30,7 @@ def trust_questions(config: LabConfig) -> list[str]:
         names = ", ".join(config.secrets)
         questions.append(f"give your {names} to the programs that it runs")
     if "store" in from_lab:
-        questions.append(f"copy results to {plain(config.store)}")
+        questions.append(f"copy results to {plain(config.store)}{_let_in(config.store)}")
     questions += [
         f"send {plain(str(source.path))} to the server"
         for source in config.data.values()
@@ -42,6 +42,11 @@ def trust_questions(config: LabConfig) -> list[str]:
         if source.url.startswith("s3://")
     ]
     return questions + _server_questions(config, from_lab)
+
+
+def _let_in(store: str) -> str:
+    """What a store on an SSH server asks of the account there besides."""
+    return ", with a key of the server's own let in there" if store.startswith("ssh://") else ""
 
 
 def _server_questions(config: LabConfig, from_lab: set[str]) -> list[str]:

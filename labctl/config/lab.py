@@ -25,6 +25,7 @@ from labctl.config.reader import (
 from labctl.config.scalars import cleaned_name, duration_text, parse_name
 from labctl.config.schema import (
     DEFAULT_IMAGE,
+    DEFAULT_MIRROR_S,
     DEFAULT_PROVIDER,
     KNOWN_SERVICE_PORTS,
     MACHINE_KEYS,
@@ -164,6 +165,7 @@ class _Loading:
             outputs=file.outputs,
             services=services,
             store=file.store,
+            mirror_s=file.mirror or DEFAULT_MIRROR_S,
             limits=file.limits,
             base_image=file.base_image,
             wheelhouse=str(expanded(file.wheelhouse, self.home)) if file.wheelhouse else "",

@@ -26,6 +26,7 @@ SWITCHES = {
     "idle": "server.idle",
     "image": "image",
     "store": "store",
+    "mirror": "mirror",
     "memory": "limits.memory",
     "cpus": "limits.cpus",
     "shm": "limits.shm",

@@ -31,11 +31,16 @@ DEFAULT_OUTPUTS = ("checkpoints", "logs")
 DEFAULT_SHM_BYTES = 2 * 10**9
 KNOWN_SERVICE_PORTS = {"tensorboard": 6006, "jupyter": 8888}
 MIN_MEMORY_BYTES = 6 * 2**20
+DEFAULT_MIRROR_S, MIN_MIRROR_S = 60, 2
 
 _PART = "[a-z0-9]+(?:(?:[.]|_|__|-+)[a-z0-9]+)*"
 _REFERENCE = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/)?"
     rf"{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?"
+)
+_SSH_STORE = re.compile(
+    r"ssh://(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9._+-]*)@)?(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]*)"
+    r"(?::(?P<port>[0-9]{1,5}))?/(?P<place>[A-Za-z0-9._+@~/-]*[A-Za-z0-9._+@~-])/?"
 )
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
@@ -89,6 +94,26 @@ def parse_bucket(text: str) -> str:
     if re.search(r"\s", prefix) or ".." in parts or "" in parts[:-1]:
         raise ValueError(f"{shown(text)}: the folder may not hold spaces, `..` or `//`")
     return text.rstrip("/")
+
+
+def parse_store(text: str) -> str:
+    """`s3://bucket/prefix`, or `ssh://[user@]host[:port]/directory` (`/~/` is the home there)."""
+    if not text.startswith("ssh://"):
+        return parse_bucket(text)
+    place = _SSH_STORE.fullmatch(text)
+    if place is None or ".." in text.split("/"):
+        said = "write ssh://user@host:22/directory, its letters, digits and ._+@~- alone"
+        raise ValueError(f"{shown(text)} is no directory on an SSH server: {said}")
+    if place["port"] and not 0 < int(place["port"]) < 65536:
+        raise ValueError(f"{shown(text)}: ports go from 1 to 65535")
+    return text.rstrip("/")
+
+
+def parse_interval(text: str) -> int | None:
+    seconds = parse_duration(text)
+    if seconds < MIN_MIRROR_S:
+        raise ValueError(f"{shown(text)} is too often: {MIN_MIRROR_S}s at least")
+    return seconds
 
 
 def parse_place(text: str) -> str:
@@ -175,7 +200,8 @@ class LabFile(Value, frozen=True):
     data: dict[Name, Annotated[str, Parsed(parse_source)]] = msgspec.field(default_factory=dict)
     outputs: tuple[Annotated[str, Parsed(parse_output)], ...] = DEFAULT_OUTPUTS
     services: dict[Name, ServiceConfig] = msgspec.field(default_factory=dict)
-    store: Annotated[str, Parsed(parse_bucket)] = ""
+    store: Annotated[str, Parsed(parse_store)] = ""
+    mirror: Annotated[int | None, Parsed(parse_interval)] = None
     limits: Limits = Limits()
     base_image: Reference = ""
     wheelhouse: Annotated[str, Parsed(parse_place)] = ""
@@ -184,7 +210,7 @@ class LabFile(Value, frozen=True):
 
 MACHINE_KEYS = ("base_image", "wheelhouse", "package_index")
 """Keys of this machine: from config.yaml or the environment, never from a lab."""
-USER_KEYS = ("server", "image", "store", "limits", *MACHINE_KEYS)
+USER_KEYS = ("server", "image", "store", "mirror", "limits", *MACHINE_KEYS)
 """Keys that the user's config.yaml may have."""
 
 
@@ -221,6 +247,7 @@ class LabConfig(Value, frozen=True):
     outputs: tuple[str, ...] = DEFAULT_OUTPUTS
     services: dict[str, ServiceConfig] = msgspec.field(default_factory=dict)
     store: str = ""
+    mirror_s: int = DEFAULT_MIRROR_S
     limits: Limits = Limits()
     base_image: str = ""
     wheelhouse: str = ""

@@ -42,6 +42,7 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
         if service.command:
             yield f"services.{name}.command", shlex.join(service.command)
     yield "store", config.store
+    yield "mirror", duration_text(config.mirror_s) if config.store else ""
     yield "limits.memory", _size(config.limits.memory_bytes)
     yield "limits.cpus", number_text(config.limits.cpus) if config.limits.cpus else ""
     yield "limits.shm", _size(config.limits.shm_bytes)

@@ -31,9 +31,11 @@ from urllib.parse import quote
 from . import engine
 from .place import home
 from .reply import Failure
-from .watch_mirror import python_with_boto3
-from .watch_saved import Unsaved, ask, note, unsaved
+from .store import NO_BOTO3, python_with_boto3
+from .watch_saved import Unsaved, ask, unsaved
 from .watch_signs import Account
+from .watch_store import probed, send_all
+from .watch_store import why_of as _why
 
 GRACE_S = 60.0
 """What a run has after SIGTERM, and again where it is still writing a checkpoint then."""
@@ -96,7 +98,7 @@ def _save(plan: Plan, by: str, say: Say) -> tuple[float, bool]:
         say("results unknown", f"what is only here cannot be told: {_why(error)}")
         left = Unsaved([], [f"what is only here cannot be told: {_why(error)}"])
     rate = 0.0
-    if left.files and plan.store:
+    if plan.store:
         rate, left = send(plan, left, say)
     only_here = bool(left.files or left.broken)
     if not only_here:
@@ -115,41 +117,19 @@ def _save(plan: Plan, by: str, say: Say) -> tuple[float, bool]:
 
 def send(plan: Plan, left: Unsaved, say: Say) -> tuple[float, Unsaved]:
     """To the store; (bytes a second, what could not be sent)."""
-    python = python_with_boto3()
-    if not python:
-        say("not mirrored", "no Python on the server has boto3")
-        return 0.0, left
-    files = [[f.path, f.key, f.size, f.sha256] for f in left.files]
+    rate = send_all(plan.account, plan.lab_id, plan.every_lab, say)
     try:
-        done = ask(plan.account, "mirror", {"store": plan.store, "files": files}, python)
+        return rate, unsaved(plan.account, plan.lab_id, plan.every_lab)
     except (Failure, OSError, subprocess.SubprocessError) as error:
-        say("not mirrored", _why(error))
-        return 0.0, left
-    sent = [left.files[index] for index in done["sent"]]
-    for file in sent:
-        _note_mirrored(file.path, file.name, [file.size, file.sha256])
-    for index, why in done["failed"]:
-        say("not mirrored", f"{left.files[index].key}: {why}")
-    size = sum(file.size for file in sent)
-    say("mirrored", f"{len(sent)} files, {size} bytes, to {plan.store}, verified")
-    rest = [left.files[index] for index, _ in done["failed"]]
-    return float(done["bytes_s"]), Unsaved(rest, left.broken)
-
-
-def _note_mirrored(path: str, name: str, known: list[Any]) -> None:
-    """Beside the run, or for edited code beside the lab."""
-    root = Path(path[: -len(name)])
-    if (root / ".labctl" / "spec.json").exists():
-        note(root / ".labctl" / "mirrored.json", {name: known})
-    else:
-        note(root.parent / ".labctl" / "saved-edits.json", {name: known[1]})
+        say("results unknown", f"what is only here cannot be told: {_why(error)}")
+        return rate, left
 
 
 def _keep_disk(say: Say) -> bool:
     """By EC2's leave, which the server asks for itself."""
     python = python_with_boto3()
     if not python:
-        say("disk not kept", "no Python on the server has boto3")
+        say("disk not kept", NO_BOTO3)
         return False
     wish = {"expires": time.time() + KEPT_DAYS * 86400}
     try:
@@ -164,21 +144,19 @@ def _keep_disk(say: Say) -> bool:
 def unable(plan: Plan) -> list[str]:
     """What could not be saved at the end, in sentences, tried out beforehand. [] is all well."""
     cannot = []
-    wishes: list[tuple[str, dict[str, Any], str]] = []
     if plan.store:
-        wish = {"store": plan.store, "probe": True}
-        wishes.append(("mirror", wish, f"results cannot go to {plan.store}"))
-    if plan.disk == "keepable":
-        wish = {"expires": time.time(), "probe": True}
-        wishes.append(("keep-disk", wish, "the disk cannot outlive this server"))
-    python = python_with_boto3() if wishes else ""
-    for verb, request, said in wishes:
         try:
-            if not python:
-                raise Failure("store", "no Python on the server has boto3")
-            ask(plan.account, verb, request, python)
+            probed(plan.account, plan.lab_id)
         except (Failure, OSError, subprocess.SubprocessError) as error:
-            cannot.append(f"{said}: {_why(error)}")
+            cannot.append(f"results cannot go to {plan.store}: {_why(error)}")
+    if plan.disk == "keepable":
+        try:
+            python = python_with_boto3()
+            if not python:
+                raise Failure("denied", NO_BOTO3)
+            ask(plan.account, "keep-disk", {"expires": time.time(), "probe": True}, python)
+        except (Failure, OSError, subprocess.SubprocessError) as error:
+            cannot.append(f"the disk cannot outlive this server: {_why(error)}")
     if plan.disk == "goes":
         cannot.append("the disk ends with the server: pull what you want to keep")
     return cannot
@@ -268,9 +246,3 @@ def _stop_services(plan: Plan, say: Say) -> None:
             with suppress(engine.Refused):
                 engine.ask("POST", f"/containers/{one['Id']}/stop?t=10")
             say("service stopped", one["Labels"]["labctl.service"])
-
-
-def _why(error: BaseException) -> str:
-    if isinstance(error, Failure):
-        return " ".join(filter(None, [error.body["what"], error.body["why"]]))
-    return str(error)

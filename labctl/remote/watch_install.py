@@ -118,6 +118,7 @@ def _merged(known: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
         "age": {"boot": boot, "boottime_s": now, "wall_s": wall, "elapsed_s": elapsed},
         "ending": _ending(request),
         "store": request.get("store") or "",
+        "mirror_s": request.get("mirror_s") or 0,
     }
 
 

@@ -122,7 +122,7 @@ def unsaved(account: Account, lab_id: str, every: bool) -> Unsaved:
                 if saved.get(path) != [size, sha256]:
                     place = f"{found['directory']}/{path}"
                     files.append(
-                        File(place, f"{lab}-{known}/runs/{run}/{path}", path, size, sha256)
+                        File(place, f"{lab}-{known}/runs/{run}/files/{path}", path, size, sha256)
                     )
             broken += [f"{run}/{p}: {why}" for p, why in found["skipped"] if why != NEVER_AN_OUTPUT]
         known_edits = read_json(root / ".labctl" / "saved-edits.json")

@@ -28,13 +28,15 @@ from .watch_clocks import (
     spoken,
     wind_down_s,
 )
-from .watch_end import live_runs, unable
+from .watch_end import Plan, live_runs, unable
 from .watch_ending import Ending
 from .watch_imds import Imds
 from .watch_place import FRESH_S, Lock, boot_id, boottime_s, decided, keep
 from .watch_reclaim import Reclaims
 from .watch_saved import estimate
 from .watch_signs import Look, Looker, Signs
+from .watch_store import INTERVAL_S, Mirror
+from .watch_store import Told as Mirrored
 from .watch_tell import run_logs, tell
 from .watch_timer import tell_timer
 from .watch_told import Told
@@ -70,6 +72,7 @@ class Watchdog:
         self.rate_bytes_s = float(self.state.get("rate_bytes_s") or RATE_BYTES_S)
         self.bell = Bell(place)
         self.reclaims = Reclaims(place, self.say)
+        self.mirror = Mirror(self.say)
 
     def run(self) -> None:
         """Until the server has been given back; where it is powered off, until that happens."""
@@ -188,6 +191,7 @@ class Watchdog:
         elapsed = self.elapsed_s()
         plan = self.told.plan
         runs = [s for s in (look.busy if look else []) if s.startswith("run ")]
+        self._mirror(plan, frozenset(runs))
         early = wind_down_s(
             plan.grace_s if runs else 0.0, self.unsaved[1], self.rate_bytes_s, bool(plan.store)
         )
@@ -208,6 +212,12 @@ class Watchdog:
         keep(self.place, "state.json", self.state)
         self._show(decision, look, elapsed, idle_for)
         return decision
+
+    def _mirror(self, plan: Plan, runs: frozenset[str]) -> None:
+        """The end has a pass of its own."""
+        if plan.store and self.ending is None:
+            every_s = float(self.told.body.get("mirror_s") or INTERVAL_S)
+            self.mirror.look(Mirrored(plan.account, plan.lab_id, plan.every_lab, every_s, runs))
 
     def _count_idle(self, idle_for: float, elapsed: float) -> None:
         """Idle time altogether, for the share that costs show. A short pause is none."""
@@ -338,6 +348,7 @@ class Watchdog:
             "ending": self.state.get("ending", ""),
             "overrun_s": self.state.get("overrun_s", 0.0),
             "reclaim": self.reclaims.shown,
+            "mirror": self.mirror.shown,
             "pid": os.getpid(),
         }
         keep(self.place, "status.json", body)

@@ -1,4 +1,4 @@
-"""What the watchdog saves, and where: pulled.json, a real S3 and EC2 interface (moto), the rule."""
+"""What is saved, and what becomes of a disk: pulled.json, a real EC2 interface (moto), the rule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from labctl.actions.remote import files
-from labctl.remote import watch_end, watch_ending, watch_mirror, watch_saved
+from labctl.remote import store, watch_disk, watch_end, watch_ending, watch_saved
 from labctl.remote.reply import Failure
 from labctl.remote.watch_end import Plan, fate
 from labctl.remote.watch_install import _merged, start_script, unit_text
@@ -60,41 +59,6 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def test_a_mirror_is_whole_and_repeats_nothing(
-    cloud: str, credentials: None, tmp_path: Path
-) -> None:
-    s3 = client("s3", cloud)
-    s3.create_bucket(Bucket="results")
-    contents = {"model": b"m" * 100_000, "log": b"", "changed": b"new"}
-    files = []
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-        files.append([str(tmp_path / name), f"digits-1/{name}", len(content), sha256(content)])
-    files[2][3] = sha256(b"old")
-    request = {"store": "s3://results/labs", "files": files, "endpoint": cloud}
-    done = watch_mirror.mirror(request)
-    assert done["sent"] == [0, 1]
-    assert done["failed"][0][0] == 2
-    assert "changed while it was sent" in done["failed"][0][1]
-    assert done["bytes_s"] > 0
-    kept = s3.get_object(Bucket="results", Key="labs/digits-1/model")
-    assert kept["Body"].read() == contents["model"]
-    assert kept["Metadata"]["sha256"] == sha256(contents["model"])
-    before = s3.head_object(Bucket="results", Key="labs/digits-1/model")["LastModified"]
-    time.sleep(1.1)
-    assert watch_mirror.mirror({**request, "files": files[:1]})["sent"] == [0]
-    after = s3.head_object(Bucket="results", Key="labs/digits-1/model")["LastModified"]
-    assert after == before
-
-
-def test_a_store_is_tried_beforehand(cloud: str, credentials: None) -> None:
-    client("s3", cloud).create_bucket(Bucket="there")
-    watch_mirror.mirror({"store": "s3://there", "probe": True, "endpoint": cloud})
-    assert "Contents" not in client("s3", cloud).list_objects_v2(Bucket="there")
-    with pytest.raises(Failure, match="cannot be written"):
-        watch_mirror.mirror({"store": "s3://absent/x", "probe": True, "endpoint": cloud})
-
-
 class _Metadata(BaseHTTPRequestHandler):
     """The part of EC2's metadata service that is asked; the real one requires tokens too."""
 
@@ -134,7 +98,7 @@ def test_a_server_has_its_own_disk_kept(cloud: str, credentials: None, imds: str
     made = ec2.run_instances(ImageId=image, MinCount=1, MaxCount=1, InstanceType="t3.micro")
     _Metadata.instance = made["Instances"][0]["InstanceId"]
     request = {"imds": imds, "endpoint": cloud, "expires": 1_900_000_000}
-    watch_mirror.keep_disk({**request, "probe": True})
+    watch_disk.keep_disk({**request, "probe": True})
 
     def disk() -> tuple[str, bool, dict[str, str]]:
         found = ec2.describe_instances(InstanceIds=[_Metadata.instance])
@@ -145,13 +109,13 @@ def test_a_server_has_its_own_disk_kept(cloud: str, credentials: None, imds: str
 
     volume, _, tags = disk()
     assert tags == {}, "a probe changes nothing"
-    assert watch_mirror.keep_disk(request) == {"volumes": [volume]}
+    assert watch_disk.keep_disk(request) == {"volumes": [volume]}
     assert disk()[2] == {"labctl:expires": "1900000000"}
 
 
 def test_a_machine_without_metadata_says_so(credentials: None) -> None:
     with pytest.raises(Failure, match="does not answer"):
-        watch_mirror.keep_disk({"imds": "http://127.0.0.1:9", "expires": 1.0})
+        watch_disk.keep_disk({"imds": "http://127.0.0.1:9", "expires": 1.0})
 
 
 @pytest.fixture
@@ -188,7 +152,7 @@ def test_what_is_pulled_is_saved_until_it_changes(home: Path) -> None:
     left = watch_saved.unsaved(account, LAB["lab_id"], False)
     assert names(left) == {"logs/run.log", "checkpoints/a", "code/model", "edited.py"}
     assert {f.key for f in left.files} >= {
-        "digits-0f1e2d3c4b5a/runs/first/checkpoints/a",
+        "digits-0f1e2d3c4b5a/runs/first/files/checkpoints/a",
         "digits-0f1e2d3c4b5a/server-edits/edited.py",
     }
     assert watch_saved.estimate(LAB["lab_id"], False) == (2, 5)
@@ -208,15 +172,6 @@ def test_what_is_pulled_is_saved_until_it_changes(home: Path) -> None:
         watch_saved.pulled({**LAB, "runs": {"other": []}})
 
 
-def test_what_is_mirrored_is_noted_beside_its_run(home: Path) -> None:
-    directory = home / "labctl/digits/runs/first"
-    watch_end._note_mirrored(f"{directory}/checkpoints/a", "checkpoints/a", [2, "hash"])
-    assert watch_saved.saved_files(directory) == {"checkpoints/a": [2, "hash"]}
-    watch_end._note_mirrored(f"{home}/labctl/digits/code/x.py", "x.py", [2, "hash"])
-    kept = json.loads((home / "labctl/digits/.labctl/saved-edits.json").read_text())
-    assert kept == {"x.py": "hash"}
-
-
 @pytest.mark.parametrize(
     ("by", "only_here", "disk_safe", "ends"),
     [
@@ -234,15 +189,17 @@ def test_the_rule_for_results_that_are_only_here(
     assert fate(by, only_here, disk_safe) is ends
 
 
-def test_without_boto3_it_says_so_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_mirror, "PYTHONS", ("no-such-python",))
-    plan = Plan(Account(0, 0), "x", "poweroff", "keepable", "s3://b/p", "", 1.0)
+def test_without_boto3_it_says_so_beforehand(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PYTHONS", ("no-such-python",))
+    account = Account(os.geteuid(), os.getegid())
+    plan = Plan(account, LAB["lab_id"], "poweroff", "keepable", "s3://b/p", "", 1.0)
     said = watch_end.unable(plan)
     assert [each.partition(":")[0] for each in said] == [
         "results cannot go to s3",
         "the disk cannot outlive this server",
     ]
-    assert all("no Python on the server has boto3" in each for each in said)
+    assert "it was not prepared on this server" in said[0]
+    assert "no Python on the server has boto3" in said[1]
     assert watch_end.unable(plan._replace(store="", disk="stays")) == []
 
 
