@@ -1,0 +1,206 @@
+"""A server that is taken back: the watchdog on a rehearsed spot instance, and drills on local."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aws_bed import REGION, AwsLab, Bed
+from lab_directory import LabDirectory, make_lab
+from lab_servers import wait_for
+
+pytestmark = pytest.mark.engine
+pytest_plugins = ["aws_fixtures"]
+
+PLACE = "/var/lib/labctl/watchdog"
+PROFILE = "labctl-server"
+EVERY = 25
+DOCKERFILE = "ARG BASE=debian:bookworm-slim\nFROM ${BASE}\n"
+CLOUD_YAML = """\
+lab: {name}
+server: {{provider: aws, gpu: auto, spot: only, ttl: 2h, budget: 5}}
+image: {{build: .}}
+run: sh train.sh
+store: s3://{bucket}/labs
+"""
+LOCAL_YAML = (
+    "lab: {name}\nserver: {{provider: local, gpu: none}}\nimage: {{build: .}}\nrun: sh train.sh\n"
+)
+TRAIN = f"""\
+cd /lab/run
+step=$(ls checkpoints | tail -n 1 | tr -dc 0-9 | sed 's/^0*//')
+step=${{step:-0}}
+keep() {{
+  name=step-$(printf %08d "$step")
+  [ -d "checkpoints/$name" ] && return
+  partial=checkpoints/.$name.partial
+  mkdir -p "$partial"
+  echo "weights of $step" > "$partial/model"
+  size=$(wc -c < "$partial/model")
+  printf '{{"step": %d, "files": {{"model": {{"size": %d}}}}}}' "$step" "$size" \\
+    > "$partial/manifest.json"
+  mv "$partial" "checkpoints/$name"
+}}
+trap 'sleep 0.5; keep; echo "stopped at $step"; exit 143' TERM
+echo "from $step"
+while :; do
+  step=$((step + 1))
+  echo "{{\\"step\\": $step}}" > logs/.progress && mv logs/.progress logs/progress.json
+  [ $((step % {EVERY})) -ne 0 ] || keep
+  sleep 0.05
+done
+"""
+"""Shell: twenty steps a second, a checkpoint every EVERY, and one more when it is asked to end."""
+
+
+def write_lab(root: Path, lab_yaml: str) -> None:
+    (root / "lab.yaml").write_text(lab_yaml)
+    (root / "Dockerfile").write_text(DOCKERFILE)
+    (root / "train.sh").write_text(TRAIN)
+
+
+# The watchdog on a spot instance
+
+
+@pytest.fixture
+def spot(machines: Bed, small_image: str) -> Iterator[AwsLab]:
+    """A lab that trains on a spot instance whose profile may write the lab's bucket."""
+    lab = machines.lab(
+        "spotted", LABCTL_BASE_IMAGE=small_image, LABCTL_SERVER_AWS_INSTANCE_PROFILE=PROFILE
+    )
+    write_lab(lab.root, CLOUD_YAML.format(name="spotted", bucket="reclaimed"))
+    machines.client("s3").create_bucket(Bucket="reclaimed")
+    lab.labctl("up", "--yes")
+    yield lab
+    lab.labctl("down", "--yes", "--discard")
+
+
+def decisions(bed: Bed, instance: str) -> dict[str, dict[str, Any]]:
+    """What the watchdog has decided, by what it was; the last of each."""
+    _, text = bed.rehearsal.execute(instance, f"cat {PLACE}/decisions.jsonl")
+    return {row["what"]: row for row in map(json.loads, text.splitlines())}
+
+
+def decided(bed: Bed, instance: str, what: str) -> dict[str, Any]:
+    """Wait until the watchdog has decided `what`."""
+    end = time.monotonic() + 15
+    while what not in (told := decisions(bed, instance)):
+        assert time.monotonic() < end, told
+        time.sleep(0.2)
+    return told[what]
+
+
+def stored(bed: Bed) -> list[str]:
+    found = bed.client("s3").list_objects_v2(Bucket="reclaimed")
+    return [one["Key"] for one in found.get("Contents", [])]
+
+
+def test_a_recommendation_is_mirrored_and_a_notice_ends_the_run_in_time(spot: AwsLab) -> None:
+    bed = spot.bed
+    server = spot.json("status")["server"]["id"]
+    instance = server.partition(".")[0]
+    assert server.endswith(REGION)
+    spot.labctl("run", "--detach", "--id", "taken")
+    decided(bed, instance, "listening")
+    place = "/home/ubuntu/labctl/spotted/runs/taken"
+    first = f"checkpoints/step-{EVERY:08d}/manifest.json"
+    wait_for(lambda: bed.rehearsal.execute(instance, f"cat {place}/{first}")[0] == 0)
+
+    bed.rehearsal.reclaim(instance, notice_s=14, rebalance_s=7)
+    decided(bed, instance, "rebalance recommended")
+    decided(bed, instance, "mirrored")
+    assert any(key.endswith(f"runs/taken/{first}") for key in stored(bed))
+    assert spot.json("status", "--refresh")["runs"][0]["state"] == "running"
+
+    taken = decided(bed, instance, "being taken back")
+    assert taken["why"].startswith("IMDS says: terminate in")
+    decided(bed, instance, "ready to be taken")
+    body = json.loads(bed.rehearsal.execute(instance, f"cat {place}/.labctl/reclaim.json")[1])
+    notice, whole = body["notice"], body["whole"]
+    assert (notice["kind"], notice["action"]) == ("interruption", "terminate")
+    moments = [
+        *(notice["heard_at"], body["sigterm_at"], whole["at"], body["ended_at"]),
+        *(body["mirrored_at"], notice["ends_at"]),
+    ]
+    assert moments == sorted(moments), body
+    assert body["step"] <= whole["step"]
+    assert any(f"runs/taken/{whole['checkpoint']}/manifest.json" in key for key in stored(bed))
+
+    (run,) = spot.json("status", "--refresh")["runs"]
+    assert run["state"] == "lost"
+    assert "taken back by its provider" in run["told"]
+    log = spot.labctl("logs", "taken")
+    assert "this server may be taken back soon" in log
+    assert "this server is taken back in" in log
+    assert f"stopped at {whole['step']}" in log
+
+
+# Drills
+
+
+@pytest.fixture(scope="module")
+def drilled(
+    tmp_path_factory: pytest.TempPathFactory, base_image: str, server_image: str
+) -> Iterator[LabDirectory]:
+    lab = make_lab(tmp_path_factory.mktemp("drills"), "drilled", base_image)
+    write_lab(lab.root, LOCAL_YAML.format(name="drilled"))
+    try:
+        lab.server_id = lab.json("up", "--yes")["server"]["id"]
+        yield lab
+    finally:
+        lab.labctl("down", "--yes", "--discard")
+
+
+def test_what_could_not_go_on_is_not_killed(drilled: LabDirectory) -> None:
+    assert "nothing runs" in drilled.labctl("rehearse", "reclaim", "--yes", code=4).stderr
+    drilled.labctl("run", "--detach", "--id", "unsaved")
+    said = drilled.labctl("rehearse", "reclaim", "unsaved", "--yes", code=4).stderr
+    assert "nothing of run unsaved was saved" in said
+    drilled.labctl("cancel", "unsaved")
+
+
+def recoverable(lab: LabDirectory, run: str) -> None:
+    """A run that nobody follows any more, and whose first checkpoint at least was pulled.
+
+    A file counts as whole once it has stood still for two seconds.
+    """
+    process = lab.start("run", "--recover", "--id", run)
+    checkpoint = f"{lab.place(run)}/checkpoints/step-{3 * EVERY:08d}"
+    wait_for(lambda: "yes" in lab.student(f"[ -d {checkpoint} ] && echo yes", check=False))
+    process.popen.send_signal(signal.SIGINT)
+    process.end(None)
+    lab.labctl("pull", run)
+
+
+def test_drills_ask_first_and_tell_what_they_cost(drilled: LabDirectory) -> None:
+    recoverable(drilled, "killed")
+    refused = drilled.labctl("rehearse", "reclaim", code=3)
+    assert "taken back 120 s after a notice, disk and all?" in refused.stderr
+    assert "killed runs there at step" in refused.stderr
+    assert drilled.seen("killed")["state"] == "running"
+
+    done = drilled.json("rehearse", "reclaim", "--without-notice", "--yes")["drill"]
+    drilled.server_id = done["new_server_id"]
+    assert done["new_server_id"] != done["server_id"]
+    assert done["first_step_after"] > EVERY
+    assert done["last_step_before"] >= done["first_step_after"]
+    assert done["lost_s"] == pytest.approx(done["lost_steps"] / done["steps_per_s"])
+    assert done["gone_at"] < done["first_step_at"]
+    assert done["recover_s"] == done["first_step_at"] - done["gone_at"]
+    assert done["cost_usd"] == 0
+    assert done["notice_at"] is None
+
+    said = drilled.labctl("rehearse", "reclaim", "killed", "--notice", "3s", "--yes").stdout
+    rows = {line[:16].strip(): line[16:] for line in said.splitlines()}
+    assert "3 s before the end; handed to the watchdog" in rows["notice"]
+    assert "checkpoints/step-" in rows["checkpoint whole"]
+    assert "lost: " in said
+    drilled.server_id = drilled.json("status")["server"]["id"]
+    log = drilled.log("killed")
+    assert "its server was taken back (a drill); it goes on here (attempt 3)" in log
+    drilled.labctl("cancel", "killed")
