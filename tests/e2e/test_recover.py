@@ -1,0 +1,91 @@
+"""`labctl run --recover`: a run goes on when its server is gone, from what was brought here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from lab_directory import LabDirectory, make_lab
+from lab_servers import wait_for
+
+from labctl.providers.local import engine
+
+pytestmark = pytest.mark.engine
+
+TRAIN = """\
+cd /lab/run
+step=$(ls checkpoints | tail -n 1 | tr -dc 0-9 | sed 's/^0*//')
+echo "{version} begins at ${{step:-0}}"
+step=${{step:-0}}
+while [ "$step" -lt 40 ] || [ ! -e /lab/data/go/on ]; do
+  step=$((step + 1))
+  name=checkpoints/step-$(printf %08d "$step")
+  mkdir ".new-$step"
+  echo "$step" > ".new-$step/model"
+  size=$(wc -c < ".new-$step/model")
+  printf '{{"step": %d, "files": {{"model": {{"size": %d}}}}}}' "$step" "$size" \\
+    > ".new-$step/manifest.json"
+  mv ".new-$step" "$name"
+  echo "step $step"
+  [ ! -e /lab/data/go/on ] || [ "$step" -lt 40 ] || break
+  sleep 0.2
+done
+echo "{version} ends"
+"""
+"""Shell: a checkpoint a step, until the data set says go on and forty are made."""
+
+
+@pytest.fixture(scope="module")
+def lab(
+    tmp_path_factory: pytest.TempPathFactory, base_image: str, server_image: str
+) -> Iterator[LabDirectory]:
+    made = make_lab(tmp_path_factory.mktemp("recover"), "again", base_image)
+    (made.root / "go").mkdir()
+    (made.root / "go" / "nothing").touch()
+    with (made.root / "lab.yaml").open("a") as file:
+        file.write("data: {go: ./go}\n")
+    (made.root / "train.sh").write_text(TRAIN.format(version="first"))
+    try:
+        made.server_id = made.json("up", "--yes")["server"]["id"]
+        yield made
+    finally:
+        made.labctl("down", "--yes", "--discard")
+
+
+def test_a_run_whose_server_is_gone_goes_on_with_its_own_code(lab: LabDirectory) -> None:
+    process = lab.start("run", "--recover", "--yes", "--id", "night")
+    process.said("step 2\n", deadline_s=120)
+    # What is edited meanwhile is for later runs.
+    (lab.root / "train.sh").write_text(TRAIN.format(version="second"))
+    wait_for(lambda: len(list((lab.root / "runs" / "night").glob("checkpoints/*"))) > 1, 60)
+    (lab.root / "go" / "on").touch()
+    with engine.connected() as docker:
+        docker.containers.get(lab.server_id).remove(force=True)
+    process.end(0)
+    said = process.stdout
+    begun = [line for line in said.splitlines() if "begins at" in line]
+    assert begun[0] == "first begins at 0"
+    assert begun[1].startswith("first begins at ")
+    step = int(begun[1].rpartition(" ")[2])
+    assert step >= 2
+    assert "it goes on here (attempt 2) ---" in said
+    after = said.partition("(attempt 2) ---\n")[2].splitlines()
+    assert after[1:-1] == [f"step {number}" for number in range(step + 1, 41)]
+    assert after[-1] == "first ends"
+    assert lab.seen("night")["exit_code"] == 0
+    lab.server_id = lab.json("status")["server"]["id"]
+    # The log there is one: what was before the gap, the gap, and what came after it.
+    log = lab.log("night")
+    assert log.count("begins at 0") == 1
+    assert log.endswith("first ends\n")
+
+
+def test_a_run_that_ended_by_itself_is_not_recovered(lab: LabDirectory) -> None:
+    done = lab.labctl("run", "--recover", "--yes", "--", "sh", "-c", "echo no; exit 3", code=3)
+    assert done.stdout.count("no\n") == 1
+    assert "failed with exit code 3" in done.stderr
+
+
+def test_what_recover_cannot_go_with_is_said(lab: LabDirectory) -> None:
+    done = lab.labctl("run", "--recover", "--detach", code=255)
+    assert "--recover follows the run" in done.stderr
