@@ -221,6 +221,7 @@ class Facts(Value, frozen=True):
     memory_bytes: int = 0
     cpus: int = 0
     stamp: str = ""
+    boto3: bool = False
     noisy_shell: bool = False
 
     @property

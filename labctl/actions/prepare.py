@@ -66,6 +66,7 @@ def prepare(
     playbooks_dir: Path,
     ssh_config: Path,
     reporter: Reporter,
+    boto3: bool = False,
 ) -> Facts:
     """The server's Facts once it has what labctl needs; `facts` is what `probe` just found,
     None to have it found here.
@@ -75,10 +76,11 @@ def prepare(
     that is told as a Note. Otherwise runs the playbook, which needs root or sudo without a
     password; the log lies beside `ssh_config`. Raises PolicyError with the administrator's
     commands where there are no such rights, LabError with the failed task, ConnectError.
+    With `boto3` the server is to save results by itself; one that cannot is told, and usable.
     """
     facts = facts or probe(transport)
-    stamp = playbook_hash(playbooks_dir)
-    lacking = missing(facts)
+    stamp = playbook_hash(playbooks_dir) + (" boto3" if boto3 else "")
+    lacking = missing(facts, boto3=boto3)
     if not _worth_running(lacking, done_before=facts.stamp == stamp):
         _tell(lacking, reporter)
         return facts
@@ -88,13 +90,17 @@ def prepare(
             return facts
         raise _needs_admin(server, facts, lacking, playbooks_dir)
     host = ansible.Host(
-        alias=server.alias, ssh_config=ssh_config, user=server.endpoint.user, stamp=stamp
+        alias=server.alias,
+        ssh_config=ssh_config,
+        user=server.endpoint.user,
+        stamp=stamp,
+        boto3=boto3,
     )
     _play(host, playbooks_dir, reporter)
     # A login made before keeps the groups that the account had then.
     transport.close()
     after = probe(transport)
-    left = missing(after)
+    left = missing(after, boto3=boto3)
     if any(_is_ours(lack) for lack in left):
         raise _still_lacking(server, left, ssh_config)
     _tell(left, reporter)

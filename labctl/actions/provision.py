@@ -12,6 +12,7 @@ from labctl.actions.bills import told_what_bills
 from labctl.actions.connections import answers
 from labctl.actions.ground import Ground
 from labctl.actions.prepare import gpu_for, prepare, probe
+from labctl.actions.store import prepare_store
 from labctl.errors import (
     BusyError,
     CredentialsError,
@@ -24,7 +25,7 @@ from labctl.errors import (
     ThrottledError,
 )
 from labctl.model import Server
-from labctl.providers import Console, Deadline, Gate, Lease, Stoppable
+from labctl.providers import Console, Deadline, Gate, Keep, Lease, Stoppable
 from labctl.transports import Transport
 
 ENDED = ("ending", "terminated")
@@ -128,9 +129,11 @@ def make_ready(ground: Ground, server: Server) -> Server:
         playbooks_dir=ground.paths.data_dir / "playbooks",
         ssh_config=ground.connections.config_path(server.id),
         reporter=ground.reporter,
+        boto3=_saves_itself(ground),
     )
     ground.keep_facts(server, facts)
     ground.state.save_server(server)
+    prepare_store(ground, server)
     need = ground.config.server.need
     left = attempts.budget_left_usd(ground, need, but=server.id)
     watch = guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
@@ -139,6 +142,13 @@ def make_ready(ground: Ground, server: Server) -> Server:
     ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id)
     kept.restore(ground, server)
     return server
+
+
+def _saves_itself(ground: Ground) -> bool:
+    """Whether the server is to send results away, or to have its disk kept, when it ends."""
+    provider = ground.provider
+    keeps = isinstance(provider, Keep) and provider.keeps_itself
+    return keeps or ground.config.store.startswith("s3:")
 
 
 def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:

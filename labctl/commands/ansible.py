@@ -23,12 +23,16 @@ SSH_ARGS = (
 
 
 class Host(Value, frozen=True):
-    """A server as the inventory tells it. `ssh_config` is absolute, `stamp` may be empty."""
+    """A server as the inventory tells it. `ssh_config` is absolute, `stamp` may be empty.
+
+    `boto3` says that it is to speak to AWS by itself.
+    """
 
     alias: str
     ssh_config: Path
     user: str
     stamp: str = ""
+    boto3: bool = False
 
 
 def stamp_of(files: Mapping[str, bytes]) -> str:
@@ -49,6 +53,8 @@ def host_variables(host: Host) -> dict[str, str | bool]:
         variables["ansible_become"] = False
     if host.stamp:
         variables["lab_server_stamp"] = host.stamp
+    if host.boto3:
+        variables["lab_server_boto3"] = True
     return variables
 
 

@@ -62,6 +62,14 @@ say home_filesystem_stat "$(soon stat -f -c %T "$HOME" 2>/dev/null)"
 
 has python3 && say python "$(soon python3 -c \
   'import sys; print(".".join(map(str, sys.version_info[:3])))' 2>/dev/null)"
+# Found, not imported, which takes half a second. One without that module is too old for checksums.
+for program in /opt/labctl/venv/bin/python3 python3; do
+  has "$program" && say boto3 "$(soon "$program" -c 'import os, sys
+from importlib.util import find_spec
+found = find_spec("boto3") and find_spec("botocore")
+print(int(bool(found) and os.path.exists(os.path.join(
+    os.path.dirname(found.origin), "httpchecksum.py"))))' 2>/dev/null)"
+done
 has tmux && say tmux "$(soon tmux -V 2>/dev/null)"
 has rsync && say rsync "$(soon rsync --version 2>/dev/null | head -n 1)"
 if [ "$(id -u)" = 0 ] || { has sudo && soon sudo -n true >/dev/null 2>&1; }; then say sudo 1; fi
@@ -169,6 +177,7 @@ def _facts(said: dict[str, list[str]], noisy: bool) -> Facts:
         memory_bytes=_memory(text("memory_kib", ""), text("memory_limit", "")),
         cpus=_whole(text("cpus", "")),
         stamp=text("stamp", ""),
+        boto3="1" in said.get("boto3", ()),
         noisy_shell=noisy,
     )
 
@@ -230,12 +239,16 @@ def _gpus(rows: Iterable[str]) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def missing(facts: Facts) -> list[Missing]:
-    """What the server lacks for labctl, each with the exact words for its administrator."""
+def missing(facts: Facts, *, boto3: bool = False) -> list[Missing]:
+    """What the server lacks for labctl, each with the exact words for its administrator.
+
+    `boto3` says that the server is to speak to AWS by itself.
+    """
     return [
         *_missing_docker(facts),
         *_missing_programs(facts),
         *_missing_runtime(facts),
+        *(_missing_boto3(facts) if boto3 else ()),
     ]
 
 
@@ -299,6 +312,19 @@ def _missing_runtime(facts: Facts) -> list[Missing]:
             "NVIDIA Container Toolkit",
             command="install nvidia-container-toolkit 1.17.8 or newer: https://docs.nvidia.com/"
             "datacenter/cloud-native/container-toolkit/latest/install-guide.html",
+            optional=True,
+        )
+    ]
+
+
+def _missing_boto3(facts: Facts) -> list[Missing]:
+    if facts.boto3:
+        return []
+    return [
+        Missing(
+            name="boto3",
+            words="boto3 1.24 or newer is not installed: the server cannot save results by itself",
+            command=_install(facts, "python3-boto3"),
             optional=True,
         )
     ]

@@ -101,7 +101,7 @@ class Bench:
     def ssh_config(self) -> Path:
         return self.connections.config_path(self.server.id)
 
-    def prepare(self, facts: Facts | None = None) -> Facts:
+    def prepare(self, facts: Facts | None = None, *, boto3: bool = False) -> Facts:
         return prepare(
             self.transport,
             self.server,
@@ -109,6 +109,7 @@ class Bench:
             playbooks_dir=PLAYBOOKS,
             ssh_config=self.ssh_config,
             reporter=self.reporter,
+            boto3=boto3,
         )
 
 
@@ -240,6 +241,42 @@ def test_prepared_server_costs_one_round_trip(prepared: tuple[Bench, Facts, Fact
     assert alice.transport.round_trips == 1
     assert len(alice.reporter.of(Step)) == steps
     assert again.stamp == after.stamp
+
+
+def test_a_server_that_saves_results_by_itself_gets_boto3_once(image: str, tmp_path: Path) -> None:
+    with bare(image, tmp_path) as box:
+        alice = bench(box, tmp_path, "alice")
+        assert not probe(alice.transport).boto3
+        assert alice.prepare(boto3=True).boto3
+        assert "boto3" in box.sh("python3 -c 'import boto3; print(boto3.__name__)'")
+        steps = len(alice.reporter.of(Step))
+        alice.prepare(boto3=True)
+        assert len(alice.reporter.of(Step)) == steps
+        # Elsewhere nobody asks for it, and its absence is no lack.
+        box.sh("apt-get purge --yes python3-boto3 python3-botocore")
+        alice.prepare()
+        assert len(alice.reporter.of(Step)) == steps
+        alice.transport.close()
+
+
+def test_without_boto3_to_be_had_it_is_a_lab_server_all_the_same(
+    image: str, tmp_path: Path
+) -> None:
+    with bare(image, tmp_path) as box:
+        box.sh(
+            "printf 'Package: python3-boto3\nPin: version *\nPin-Priority: -1\n'"
+            " > /etc/apt/preferences.d/none"
+        )
+        # Neither an older one of the distribution's, nor pip's, which reaches nothing.
+        box.sh("printf '[global]\nno-index = true\n' > /etc/pip.conf")
+        alice = bench(box, tmp_path, "alice")
+        after = alice.prepare(boto3=True)
+        assert after.rsync
+        assert not after.boto3
+        said = [note.text for note in alice.reporter.of(Note) if "boto3" in note.text]
+        assert len(said) == 1
+        assert "cannot save results by itself" in said[0]
+        alice.transport.close()
 
 
 def test_by_hand_on_the_printed_inventory_changes_nothing(
