@@ -1,7 +1,8 @@
 """What is saved of a run, and putting it on another server.
 
-Without a store, that is here: the code as it was pushed, kept when a run that may be recovered
-starts, and the outputs that `pull --follow` brings to runs/<run>.
+That is the lab's store, to which the server mirrors. Without one it is here: the code as it was
+pushed, kept when a run that may be recovered starts, and the outputs that `pull --follow` brings to
+runs/<run>.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import msgspec
 
 from labctl.actions import Note, sync
 from labctl.actions.ground import Ground
-from labctl.errors import NotFoundError
+from labctl.actions.store import lab_store, restore_run
+from labctl.errors import LabError, NotFoundError
 from labctl.model import FileEntry, RunSpec, Server, Value
 
 KEPT = Path(".labctl") / "kept"
@@ -52,6 +54,32 @@ def keep_code(ground: Ground, spec: RunSpec) -> None:
 
 def record(ground: Ground, run_id: str) -> Kept:
     """What was saved of a run; NotFoundError where that is nothing."""
+    return _in_store(ground, run_id) or _here(ground, run_id)
+
+
+def _in_store(ground: Ground, run_id: str) -> Kept | None:
+    if not ground.config.store:
+        return None
+    text = lab_store(ground).read(f"runs/{run_id}/run.json")
+    if text is None:
+        return None
+    try:
+        found = msgspec.json.decode(text, type=_Stored)
+    except msgspec.MsgspecError as error:
+        raise LabError(
+            f"the record of run {run_id} in {ground.config.store} cannot be read", why=str(error)
+        ) from error
+    return Kept(spec=found.spec, run=found.record)
+
+
+class _Stored(Value, frozen=True):
+    """What recovery reads of run.json in a store (labctl/remote/store_index.py)."""
+
+    spec: RunSpec
+    record: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def _here(ground: Ground, run_id: str) -> Kept:
     path = ground.config.root / KEPT / run_id / "spec.json"
     try:
         spec = msgspec.json.decode(path.read_bytes(), type=RunSpec)
@@ -67,7 +95,17 @@ def record(ground: Ground, run_id: str) -> Kept:
 
 def restore(ground: Ground, server: Server, run_id: str) -> int:
     """Put what is saved of a run on the server as a lost run; how many files that took."""
-    kept = record(ground, run_id)
+    if _in_store(ground, run_id) is not None:
+        done = restore_run(ground, server, run_id)
+        for name, why in done["left_out"]:
+            text = f"{name} is not whole in the store and was left out: {why}"
+            ground.reporter.emit(Note(text=text, level="warning"))
+        return int(done["files"])
+    return _from_here(ground, server, run_id)
+
+
+def _from_here(ground: Ground, server: Server, run_id: str) -> int:
+    kept = _here(ground, run_id)
     config, remote = ground.config, ground.remote(server)
     tree = _tree(ground, run_id)
     if not any(entry.path.startswith("checkpoints/") for entry in tree.files):
