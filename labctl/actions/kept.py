@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from labctl.actions import Note, Step
+from labctl.actions import Note, Step, runs
 from labctl.actions.disks import costs, looked, on_record, short
 from labctl.actions.ground import Ground
 from labctl.errors import BusyError, LabError, NotFoundError
@@ -17,7 +17,7 @@ from labctl.providers import Keep
 RESTORED, SAVED = "restored", "restored-saved"
 ATTACH_S = 120.0
 PAUSE_S = 1.0
-NEW_S = 60.0
+NEW_S = 10.0
 COPY_S = 12 * 3600.0
 
 
@@ -96,14 +96,15 @@ def _bring(ground: Ground, provider: Keep, server: Server, disk: Resource) -> No
     ground.reporter.emit(msgspec.structs.replace(step, done=True))
     detail = {"disk": msgspec.to_builtins(disk), **reply}
     ground.state.record(RESTORED, lab_id=ground.lab_id, server_id=server.id, detail=detail)
-    runs, edits = len(reply["runs"]), len(reply["edits"])
+    runs.refresh(ground, server)
+    count, edits = len(reply["runs"]), len(reply["edits"])
     came = [
-        f"{runs} run{'' if runs == 1 else 's'} with {reply['files']} files" if runs else "",
+        f"{count} run{'' if count == 1 else 's'} with {reply['files']} files" if count else "",
         f"{edits} edited file{'' if edits == 1 else 's'}" if edits else "",
     ]
     what = " and ".join(filter(None, came)) or "nothing that was not here already"
     text = f"back from {short(disk)}: {what}"
-    ground.reporter.emit(Note(text=f"{text}; next: labctl pull" if runs or edits else text))
+    ground.reporter.emit(Note(text=f"{text}; next: labctl pull" if count or edits else text))
 
 
 def _attached(provider: Keep, server: Server, disk: Resource) -> str:

@@ -79,9 +79,11 @@ def prepare(
     With `boto3` the server is to save results by itself; one that cannot is told, and usable.
     """
     facts = facts or probe(transport)
-    stamp = playbook_hash(playbooks_dir) + (" boto3" if boto3 else "")
+    plain = playbook_hash(playbooks_dir)
+    more = f"{plain} boto3"
+    stamp = more if boto3 else plain
     lacking = missing(facts, boto3=boto3)
-    if not _worth_running(lacking, done_before=facts.stamp == stamp):
+    if not _worth_running(lacking, done_before=facts.stamp in (stamp, more)):
         _tell(lacking, reporter)
         return facts
     if not (facts.sudo or facts.uid == 0):

@@ -1,0 +1,160 @@
+"""Results that could be sent nowhere outlive their server on its disk, and come back from there.
+
+On a rehearsed EC2 whose machines boot, with an instance profile that lets them keep their disks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from aws_bed import AwsLab, Bed
+from lab_servers import wait_for
+
+from labctl.rehearsal.scenario import Spot
+
+pytest_plugins = ["aws_fixtures"]
+pytestmark = pytest.mark.engine
+
+FIRST_TTL_S = 20
+IMAGE = "shell:1"
+IMPORT = """\
+programs="/bin/bash /bin/sh /bin/sleep /bin/mkdir /bin/head /bin/cat /usr/bin/env /usr/bin/id"
+tar -chP $programs $(ldd $programs | grep -o '/lib[^ ]*' | sort -u) | docker import - shell:1"""
+"""The server's own shell as an image: sending one there takes longer than all the rest."""
+TRAIN = """\
+cd /lab/run/checkpoints; mkdir first; head -c 300000 /dev/urandom > first/model
+trap 'mkdir last; echo weights > last/model; echo {} > last/manifest.json; exit 3' TERM
+echo begun; while :; do sleep 0.1; done"""
+
+
+@pytest.fixture
+def lab(machines: Bed) -> AwsLab:
+    lab = machines.lab(LABCTL_SERVER_AWS_INSTANCE_PROFILE="labctl-server")
+    run = json.dumps(["bash", "-c", TRAIN])
+    server = "{provider: aws, gpu: auto, spot: only}"
+    (lab.root / "lab.yaml").write_text(
+        f"lab: digits\nimage: {IMAGE}\nrun: {run}\nserver: {server}\n"
+    )
+    (lab.root / "train.py").write_text("steps = 1\n")
+    return lab
+
+
+def sh(lab: AwsLab, line: str) -> str:
+    """A line on the lab's server, as its account."""
+    alias = lab.json("status")["server"]["alias"]
+    words = ["ssh", "-F", str(lab.home / ".ssh" / "config"), alias, line]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def instance(lab: AwsLab) -> str:
+    return str(lab.json("status")["server"]["id"]).partition(".")[0]
+
+
+def zone(lab: AwsLab) -> str:
+    return str(lab.json("status")["server"]["offer"]["zone"])
+
+
+def trained(lab: AwsLab) -> str:
+    """A server with a run that has written a checkpoint and goes on, and code edited there."""
+    lab.labctl("up", "--yes", "--ttl", f"{FIRST_TTL_S}s")
+    began = lab.json("status")["server"]["created_at"]
+    lab.labctl("extend", "2h")
+    sh(lab, IMPORT)
+    lab.labctl("run", "--detach", "--id", "night")
+    place = "labctl/digits/runs/night/checkpoints/first"
+    wait_for(lambda: "300000" in sh(lab, f"stat -c %s {place}/model || true"))
+    sh(lab, "echo 'steps = 2' > labctl/digits/code/train.py")
+    # Nothing else ends it at the ttl that it booted with: the first boot's timer was told.
+    wait_for(lambda: time.time() > began + FIRST_TTL_S + 2, FIRST_TTL_S + 5)
+    return sh(lab, f"sha256sum {place}/model").split()[0]
+
+
+def hash_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
+    lab: AwsLab, machines: Bed
+) -> None:
+    sha256 = trained(lab)
+    first, there = instance(lab), zone(lab)
+    assert lab.json("status", "--refresh")["server"]["state"] == "running"
+    lab.labctl("up", "--yes", "--budget", "0.001")
+    machines.rehearsal.wait(first, "terminated", 60)
+
+    said = lab.labctl("status", "--refresh")
+    assert "no server" in said
+    assert "kept disk vol-" in said
+    assert "dollars a month, kept until 20" in said
+    assert "dollars a month, kept until 20" in lab.labctl("cost")
+    assert "kept for its results: vol-" in lab.labctl("orphans", code=1)
+    said = lab.labctl("pull", code=4)
+    assert "its results are on vol-" in said
+    assert "next: labctl up && labctl pull" in said
+    # Neither ends it: its time is not over, and what is on it is nowhere else.
+    assert "kept for its results" in lab.labctl("orphans", "--terminate", "--yes", code=1)
+    assert "left: volume vol-" in lab.labctl("down", "--yes", code=1)
+
+    other = next(f"us-east-1{letter}" for letter in "abcd" if f"us-east-1{letter}" != there)
+    prices = {f"{kind}/{other}": 0.01 for kind in ("g4dn.xlarge", "g5.xlarge")}
+    with machines.set(spot=Spot(prices=prices)):
+        said = lab.labctl("up", "--yes")
+    assert f"in {there} holds results of an earlier server: one there comes first" in said
+    assert "1 run with" in said
+    assert "1 edited file" in said
+    assert zone(lab) == there
+
+    # The same again, with the state lost and after a kill in the middle of another run's copy.
+    runs = "labctl/digits/runs"
+    sh(lab, f"rm -r {runs}/night && mkdir -p {runs}/.restoring-night/code && touch {runs}/own")
+    lab.forget()
+    assert "1 run with" in lab.labctl("up", "--yes")
+    assert sh(lab, f"ls -A {runs}").split() == ["night", "own"]
+    assert sh(lab, f"find {runs} labctl/digits/code ! -user ubuntu") == ""
+    assert sh(lab, "grep labctl-kept /proc/mounts || true") == ""
+    sh(lab, f"rm {runs}/own")
+
+    lab.labctl("pull", "night")
+    home = lab.root / "runs" / "night" / "checkpoints"
+    assert hash_of(home / "first" / "model") == sha256
+    assert (home / "last" / "model").read_text() == "weights\n", "the end waited for it"
+    [run] = lab.json("status", "--refresh")["runs"]
+    assert (run["state"], run["exit_code"]) == ("exited", 3)
+    assert "train.py" in lab.labctl("pull", "--code")
+    assert (lab.root / "train.py").read_text() == "steps = 2\n"
+    said = lab.labctl("down", "--yes")
+    assert "nothing of it is left" in said
+    assert machines.left() == []
+    assert "kept disk" not in lab.labctl("cost")
+
+
+def test_what_cannot_be_mounted_stays_and_is_told(lab: AwsLab, machines: Bed) -> None:
+    """A disk without a run, in a zone that has no machine any more; its time is over at last."""
+    lab.labctl("up", "--yes")
+    there, first = zone(lab), instance(lab)
+    mark = "labctl/digits/runs/day/checkpoints/model"
+    sh(lab, f"mkdir -p $(dirname {mark}) labctl/digits/runs/day/.labctl && echo w > {mark}")
+    ec2 = machines.client("ec2")
+    [disk] = ec2.describe_volumes()["Volumes"]
+    sh(lab, "sudo touch /var/lib/labctl/ttl")
+    lab.labctl("up", "--yes", "--budget", "0.001")
+    machines.rehearsal.wait(first, "terminated", 60)
+    with machines.set(types=("g4dn.xlarge",)):
+        others = machines.zones_but(there)
+        with machines.set(capacity=others):
+            said = lab.labctl("up", "--yes")
+    assert zone(lab) != there
+    assert "did not come back" in said
+    assert "it stays: " in said
+    ec2.create_tags(
+        Resources=[disk["VolumeId"]], Tags=[{"Key": "labctl:expires", "Value": "1700000000"}]
+    )
+    assert "its time was over on 2023-11-1" in lab.labctl("down", "--yes", code=1)
+    assert "vol-" not in lab.labctl("orphans", "--terminate", "--yes")
