@@ -65,7 +65,7 @@ def restore(request: dict[str, Any]) -> dict[str, Any]:
                 old = top and _lab_on(top, request["lab_id"], Path(request["home"]))
                 if old:
                     here = lab_dir(request["lab"], request["lab_id"])
-                    taking = _Taking(old, here, request["uid"], request["gid"])
+                    taking = Taking(old, here, request["uid"], request["gid"])
                     return taking.all(Path(request["device"]).name)
     return {"runs": [], "files": 0, "bytes": 0, "edits": []}
 
@@ -118,7 +118,7 @@ def _lab_on(top: Path, lab_id: str, person: Path) -> Path | None:
     return max(found, key=lambda lab: lab.stat().st_mtime, default=None)
 
 
-class _Taking:
+class Taking:
     """From `old`, a lab's directory elsewhere, to `here`; all of it will belong to the account."""
 
     def __init__(self, old: Path, here: Path, uid: int, gid: int) -> None:
@@ -144,7 +144,12 @@ class _Taking:
 
     def _lacking(self) -> list[Path]:
         there = sorted((self.old / "runs").glob("[a-z0-9]*"))
-        known = [run for run in there if NAME.fullmatch(run.name) and _is_directory(run)]
+        # A run's own container could have put a link in place of what labctl writes there.
+        known = [
+            run
+            for run in there
+            if NAME.fullmatch(run.name) and _is_directory(run) and _is_directory(run / ".labctl")
+        ]
         return [run for run in known if not (self.here / "runs" / run.name).exists()]
 
     def _room(self, runs: list[Path]) -> None:
@@ -179,6 +184,8 @@ class _Taking:
         self._own(target)
 
     def _file(self, source: Path, place: Path) -> None:
+        if place.is_symlink():
+            place.unlink()
         try:
             shutil.copyfile(source, place, follow_symlinks=False)
         except OSError as error:
@@ -205,14 +212,14 @@ class _Taking:
             if not sha256 or _ignored(name):
                 continue
             place = inside(new, name)
-            present = sha256_of(place) if place.is_file() else ""
+            present = _hash(place)
             edited_here = present not in ("", sha256, record.get(name, [""])[0])
             if name in pushed:
                 record.setdefault(name, pushed[name])
-            if sha256 == present:
-                continue
             if edited_here:
                 place = place.with_name(f"{place.name}.from-{disk.rpartition('_')[2]}")
+            if sha256 == _hash(place):
+                continue
             self._directory(place.parent)
             self._file(path, place)
             yield str(place.relative_to(new))
@@ -236,6 +243,13 @@ class _Taking:
 
     def _own(self, path: Path) -> None:
         os.chown(path, self.uid, self.gid, follow_symlinks=False)
+
+
+def _hash(path: Path) -> str:
+    """Nothing there is ""; what is no plain file is somebody's work as well."""
+    if path.is_file() and not path.is_symlink():
+        return sha256_of(path)
+    return "no file" if os.path.lexists(path) else ""
 
 
 def _is_directory(path: Path) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from aws_bed import AwsLab, Bed
 from lab_servers import wait_for
 
-from labctl.rehearsal.scenario import Spot
+from labctl.rehearsal.scenario import Capacity, Spot
 
 pytest_plugins = ["aws_fixtures"]
 pytestmark = pytest.mark.engine
@@ -135,26 +135,26 @@ def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
     assert "kept disk" not in lab.labctl("cost")
 
 
-def test_what_cannot_be_mounted_stays_and_is_told(lab: AwsLab, machines: Bed) -> None:
-    """A disk without a run, in a zone that has no machine any more; its time is over at last."""
+def test_what_cannot_be_had_stays_and_is_told_until_its_time_is_over(
+    lab: AwsLab, machines: Bed
+) -> None:
     lab.labctl("up", "--yes")
+    lab.labctl("push")
     there, first = zone(lab), instance(lab)
-    mark = "labctl/digits/runs/day/checkpoints/model"
-    sh(lab, f"mkdir -p $(dirname {mark}) labctl/digits/runs/day/.labctl && echo w > {mark}")
-    ec2 = machines.client("ec2")
-    [disk] = ec2.describe_volumes()["Volumes"]
-    sh(lab, "sudo touch /var/lib/labctl/ttl")
+    run = "labctl/digits/runs/day"
+    sh(lab, f"mkdir -p {run}/checkpoints {run}/.labctl && echo weights > {run}/checkpoints/model")
+    sh(lab, f"""echo '{{"outputs": ["checkpoints"]}}' > {run}/.labctl/spec.json""")
+    [volume] = machines.client("ec2").describe_volumes()["Volumes"]
     lab.labctl("up", "--yes", "--budget", "0.001")
     machines.rehearsal.wait(first, "terminated", 60)
-    with machines.set(types=("g4dn.xlarge",)):
-        others = machines.zones_but(there)
-        with machines.set(capacity=others):
-            said = lab.labctl("up", "--yes")
+    with machines.set(capacity=(Capacity(zone=there),)):
+        said = lab.labctl("up", "--yes")
     assert zone(lab) != there
-    assert "did not come back" in said
+    assert f"what is on {volume['VolumeId']} did not come back" in said
+    assert f"it is in {there}, the server in {zone(lab)}" in said
     assert "it stays: " in said
-    ec2.create_tags(
-        Resources=[disk["VolumeId"]], Tags=[{"Key": "labctl:expires", "Value": "1700000000"}]
-    )
+    over = [{"Key": "labctl:expires", "Value": "1700000000"}]
+    machines.client("ec2").create_tags(Resources=[volume["VolumeId"]], Tags=over)
     assert "its time was over on 2023-11-1" in lab.labctl("down", "--yes", code=1)
     assert "vol-" not in lab.labctl("orphans", "--terminate", "--yes")
+    assert machines.left() == []
