@@ -1,0 +1,172 @@
+"""Kept disks: on record with their price until they are known to be gone, and near their server."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from lab_ground import LAB_ID, Cloud, Recorded, World, world
+
+from labctl.actions import cost, disks, kept, orphans, provision
+from labctl.actions.down import down
+from labctl.actions.status import status
+from labctl.errors import BusyError, NotFoundError, ProviderError
+from labctl.model import Need, Offer, Resource
+
+DISK = Resource(
+    provider="cloud",
+    kind="volume",
+    id="vol-1.north",
+    price_usd_per_month=8.0,
+    lab="digits",
+    lab_id=LAB_ID,
+    zone="b",
+    expires_at=time.time() + 86_400,
+)
+OVER = msgspec.structs.replace(DISK, id="vol-2.north", expires_at=1_700_000_000.0)
+
+
+class KeepCloud(Cloud):
+    """One whose disks can outlive their servers, with two zones."""
+
+    keeps_itself = False
+    zones = ("a", "b")
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.attach_errors: list[Exception] = []
+
+    def offers(self, need: Need) -> list[Offer]:
+        return [Offer(provider=self.name, type="small", zone=zone) for zone in self.zones]
+
+    def leftovers(self) -> list[Resource]:
+        self.calls.append("leftovers")
+        return list(self.left)
+
+    def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
+        return []
+
+    def attach_kept(self, resource: Resource, server_id: str) -> str:
+        raise self.attach_errors.pop(0)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> World:
+    lab = world(tmp_path, KeepCloud)
+    lab.cloud.left.append(DISK)
+    return lab
+
+
+def on_record(lab: World) -> list[str]:
+    return [one.disk.id for one in disks.on_record(lab.ground().state, LAB_ID)]
+
+
+def refused(lab: World, *errors: Exception) -> Recorded:
+    """`up` where the disk cannot be attached."""
+    assert isinstance(lab.cloud, KeepCloud)
+    lab.cloud.attach_errors = list(errors)
+    reporter = Recorded()
+    provision.up(lab.ground(reporter))
+    return reporter
+
+
+def test_a_server_is_made_near_the_disk_and_one_that_cannot_have_it_is_ready(lab: World) -> None:
+    reporter = refused(lab, ProviderError("no slot left"))
+    [server] = lab.cloud.machines.values()
+    assert server.offer.zone == "b"
+    assert "vol-1 in b holds results of an earlier server: one there comes first" in reporter.said
+    assert "what is on vol-1 did not come back: no slot left" in reporter.said
+    assert "it stays: 8.00 dollars a month, kept until" in reporter.said
+
+
+def test_where_no_offer_is_near_it_says_what_stays(lab: World) -> None:
+    assert isinstance(lab.cloud, KeepCloud)
+    lab.cloud.zones = ("a", "c")
+    reporter = refused(lab, ProviderError("another zone"))
+    assert "and no offer is there: it stays (8.00 dollars a month, kept until" in reporter.said
+
+
+def test_a_disk_that_is_held_for_a_moment_is_waited_for(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "PAUSE_S", 0.01)
+    reporter = refused(lab, BusyError("in use"), BusyError("in use"), ProviderError("gone"))
+    assert "did not come back: gone" in reporter.said
+
+
+def test_a_lab_of_a_group_asks_only_once_it_had_a_server(lab: World) -> None:
+    ground = lab.ground().in_group("course")
+    ground.__dict__["provider"] = lab.cloud
+    assert [one.zone for one in kept.nearest(ground, lab.cloud.offers(Need()))] == ["a", "b"]
+    assert lab.cloud.calls == []
+    ground.state.record("ready", lab_id=LAB_ID, server_id="earlier")
+    assert [one.zone for one in kept.nearest(ground, lab.cloud.offers(Need()))] == ["b", "a"]
+    assert lab.cloud.calls == ["leftovers"]
+
+
+@pytest.mark.parametrize("look", ["status", "orphans", "down"])
+def test_whoever_sees_it_puts_its_price_on_record(lab: World, look: str) -> None:
+    if look == "status":
+        status(lab.ground(), refresh=True)
+    elif look == "orphans":
+        orphans.orphans(lab.ground())
+    else:
+        assert down(lab.ground(), discard=False).leftovers == (DISK,)
+    [one] = cost.costs(lab.ground()).kept
+    assert one.disk == DISK
+    [one] = status(lab.ground(), refresh=False)["kept"]
+    assert disks.told(one).startswith("kept disk vol-1: 8.00 dollars a month, kept until 20")
+
+
+def test_one_that_is_not_shown_any_more_is_gone_only_once_every_region_was_asked(
+    lab: World,
+) -> None:
+    status(lab.ground(), refresh=True)
+    lab.cloud.left.clear()
+    status(lab.ground(), refresh=True)
+    [one] = disks.on_record(lab.ground().state)
+    assert disks.told(one).endswith("not shown by cloud any more")
+    lab.cloud.left.append(DISK)
+    status(lab.ground(), refresh=True)
+    [one] = disks.on_record(lab.ground().state)
+    assert one.missed_at is None
+    lab.cloud.left.clear()
+    everywhere = dataclasses.replace(lab.ground(), everywhere=True)
+    everywhere.__dict__["provider"] = lab.cloud
+    orphans.orphans(everywhere)
+    assert on_record(lab) == []
+
+
+def test_orphans_removes_those_whose_time_is_over_and_others_only_when_told(lab: World) -> None:
+    lab.cloud.left.append(OVER)
+    ground = lab.ground()
+    left = orphans.end_them(ground, orphans.orphans(ground), kept_too=False)
+    assert left.resources == (DISK,)
+    assert left.billing
+    assert on_record(lab) == [DISK.id]
+    left = orphans.end_them(ground, orphans.orphans(ground), kept_too=True)
+    assert left.resources == ()
+    assert on_record(lab) == []
+
+
+def test_down_ends_the_disk_only_once_all_that_came_from_it_is_home(lab: World) -> None:
+    refused(lab, ProviderError("another zone"))
+    assert down(lab.ground(), discard=False).leftovers == (DISK,)
+    refused(lab, ProviderError("another zone"))
+    [server] = lab.cloud.machines.values()
+    detail = {"disk": msgspec.to_builtins(DISK)}
+    lab.ground().state.record(kept.RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
+    assert down(lab.ground(), discard=False).leftovers == ()
+    assert on_record(lab) == []
+
+
+def test_nothing_to_pull_from_says_where_the_results_are(lab: World) -> None:
+    status(lab.ground(), refresh=True)
+    with pytest.raises(NotFoundError) as found:
+        lab.ground().server()
+    told = kept.explained(lab.ground(), found.value)
+    assert "its results are on vol-1: 8.00 dollars a month" in told.why
+    assert told.hint == "labctl up && labctl pull"
