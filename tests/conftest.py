@@ -19,6 +19,9 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_watchdog",
     "template/test_template_train",
     "e2e/test_connection_faults",
+    "e2e/test_aws_kills",
+    "e2e/test_aws_faults",
+    "e2e/test_aws_machines",
     # One lab made by `labctl up`.
     "e2e/test_runs e2e/test_run_faults e2e/test_gpu",
     "e2e/test_lab_server",

@@ -57,7 +57,8 @@ def offers(need: Need, markets: Iterable[Market], surplus: Surplus) -> list[Offe
         found = _fitting(need, known, surplus, with_gpu, funnel)
         if found:
             return sorted(found, key=lambda offer: _rank(offer, need))
-        lines += funnel.lines
+        of = f"{'with' if with_gpu else 'without'} a GPU: " if need.gpu.kind == "auto" else ""
+        lines += [f"{of}{line}" for line in funnel.lines]
     where = ", ".join(sorted({market.region for market in known}))
     raise NoOfferError(
         f"AWS has nothing in {where} that fits",
