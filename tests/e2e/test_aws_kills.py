@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,8 +12,11 @@ from pathlib import Path
 import pytest
 from aws_bed import DOWN, MADE, ORPHANS, SSH_DEADLINE, TAKEN, UP, AwsLab, Bed
 from lab_servers import wait_for
+from warm_labctl import Command
 
 pytest_plugins = ["aws_fixtures"]
+
+POLL_S = 0.002
 
 
 def test_every_effect_in_the_cloud_is_in_the_list(bed: Bed) -> None:
@@ -78,35 +82,64 @@ def test_before_each_effect_on_this_machine(bed: Bed, tmp_path: Path) -> None:
 
 def test_at_random_moments(bed: Bed) -> None:
     """LABCTL_KILLS says how often. Whatever came of it, one command ends it all."""
-    kills, seed = int(os.environ.get("LABCTL_KILLS", "16")), random.randrange(10**6)
+    kills, seed = int(os.environ.get("LABCTL_KILLS", "12")), random.randrange(10**6)
     dice = random.Random(seed)
     labs = (bed.lab(), bed.lab())
-    for lab in labs:
-        began = time.monotonic()
-        lab.up_until_ssh()
-        longest_s = 1.2 * (time.monotonic() - began)
+    # The first one writes down for both what AWS offers.
+    labs[0].up_until_ssh()
+    whole_s, making_s = durations(bed, labs[1])
     labs[0].labctl(*ORPHANS)
     reached: Counter[str] = Counter()
     for number in range(kills):
         lab = labs[number % 2]
-        reached[killed_after(bed, lab, dice.uniform(0, longest_s))] += 1
+        # Three of four while something is being made; the rest at any moment.
+        making = dice.random() < 0.75
+        delay_s = dice.uniform(0, making_s if making else whole_s)
+        reached[killed_after(bed, lab, delay_s, making=making)] += 1
         if number % 2:
             lab.labctl(*DOWN)
         else:
             lab.forget()
             lab.labctl(*ORPHANS)
         assert bed.left() == [], f"kill {number} of seed {seed}"
-    print(
-        f"seed {seed}, {kills} kills up to {longest_s:.2f} s, by the last change: {dict(reached)}"
-    )
+    print(f"seed {seed}, {kills} kills, by the last change in the cloud: {dict(reached)}")
 
 
-def killed_after(bed: Bed, lab: AwsLab, delay_s: float) -> str:
-    """kill -9 of `up` so many seconds after its beginning; how far it came."""
+def durations(bed: Bed, lab: AwsLab) -> tuple[float, float]:
+    """Seconds of an `up` until it waits for a login, altogether and from its first change on."""
+    began = time.monotonic()
+    described = lab.home / ".ssh" / "config"
+    command = lab.start(*UP)
+    first = changed(bed, command)
+    while not described.exists():
+        time.sleep(POLL_S)
+    ended = time.monotonic()
+    command.kill()
+    command.wait()
+    return ended - began, ended - first
+
+
+def changed(bed: Bed, command: Command) -> float:
+    """When a command made its first change in the cloud, or ended."""
+    before = changes_so_far(bed)
+    while changes_so_far(bed) == before and not command.done.is_set():
+        time.sleep(POLL_S)
+    return time.monotonic()
+
+
+def changes_so_far(bed: Bed) -> int:
+    calls = bed.rehearsal.calls
+    return sum(calls.get(action, 0) for action in MADE)
+
+
+def killed_after(bed: Bed, lab: AwsLab, delay_s: float, *, making: bool) -> str:
+    """kill -9 of `up` so long after its beginning or first change; the last change that it made."""
     with bed.changes() as made:
         command = lab.start(*UP)
+        if making:
+            changed(bed, command)
         command.done.wait(delay_s)
         command.kill()
-        assert command.wait() < 0, command.said
+        assert command.wait() == -signal.SIGKILL, command.said
         wait_for(lambda: not bed.rehearsal.under_way)
-    return next((action for action in reversed(MADE) if made[action]), "nothing")
+    return next((action for action in reversed(MADE) if made[action]), "none")
