@@ -39,12 +39,12 @@ def nearest(ground: Ground, offers: Sequence[Offer]) -> list[Offer]:
     zones = [disk.zone for disk in disks if disk.zone]
     for disk in disks:
         there = [offer for offer in offers if offer.zone == disk.zone]
-        said = f"{short(disk)} in {disk.zone} holds results of an earlier server"
+        said = f"{short(disk)} holds earlier results"
         if disk.zone and not there:
-            text = f"{said}, and no offer is there: it stays ({costs(disk)})"
+            text = f"{said}, and no offer is in {disk.zone}\n  it stays: {costs(disk)}"
             ground.reporter.emit(Note(text=text, level="warning"))
         elif disk.zone:
-            ground.reporter.emit(Note(text=f"{said}: one there comes first"))
+            ground.reporter.emit(Note(text=f"{said}: a server in {disk.zone} comes first"))
     return sorted(offers, key=lambda offer: offer.zone not in zones)
 
 

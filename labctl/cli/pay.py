@@ -342,4 +342,4 @@ def _draw_orphans(found: Orphans) -> None:
     table(rows, ("WHAT", "ID", "LAB", "USD", "AGE", ""))
     for one in found.resources:
         if one.expires_at:
-            click.echo(f"kept for its results: {short(one)}, {costs(one)}")
+            click.echo(f"kept disk {short(one)}: {costs(one)}")

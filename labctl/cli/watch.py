@@ -44,7 +44,7 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
     if why:
         _draw_why(said["watch"])
     elif said["runs"]:
-        _draw_runs(said["runs"], said["now"])
+        _draw_runs(said["runs"], server, said["now"])
 
 
 def _draw_kept(found: list[KeptDisk]) -> None:
@@ -120,13 +120,16 @@ def _draw_why(watch: dict[str, Any]) -> None:
         click.echo("no watchdog has decided anything")
 
 
-def _draw_runs(runs: list[Run], now: float) -> None:
+def _draw_runs(runs: list[Run], server: Server | None, now: float) -> None:
     from labctl.cli.screen import table
 
-    rows = [
-        (run.id, run.state, _progress(run), _how_long(run, now), run.told or _line(run))
-        for run in runs[:15]
-    ]
+    def row(run: Run) -> tuple[str, ...]:
+        if run.ended or (server is not None and run.server_id == server.id):
+            return run.id, run.state, _progress(run), _how_long(run, now), run.told or _line(run)
+        seen = _how_long(run, run.seen_at or now)
+        return run.id, "not known", _progress(run), seen, "its server ended, and nobody saw how"
+
+    rows = [row(run) for run in runs[:15]]
     click.echo()
     table(rows, ("RUN", "STATE", "STEPS", "TIME", "SAID"))
     if len(runs) > 15:

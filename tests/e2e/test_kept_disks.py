@@ -94,19 +94,19 @@ def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
     assert "kept disk vol-" in said
     assert "dollars a month, kept until 20" in said
     assert "dollars a month, kept until 20" in lab.labctl("cost")
-    assert "kept for its results: vol-" in lab.labctl("orphans", code=1)
+    assert "kept disk vol-" in lab.labctl("orphans", code=1)
     said = lab.labctl("pull", code=4)
     assert "its results are on vol-" in said
     assert "next: labctl up && labctl pull" in said
     # Neither ends it: its time is not over, and what is on it is nowhere else.
-    assert "kept for its results" in lab.labctl("orphans", "--terminate", "--yes", code=1)
+    assert "kept disk vol-" in lab.labctl("orphans", "--terminate", "--yes", code=1)
     assert "left: volume vol-" in lab.labctl("down", "--yes", code=1)
 
     other = next(f"us-east-1{letter}" for letter in "abcd" if f"us-east-1{letter}" != there)
     prices = {f"{kind}/{other}": 0.01 for kind in ("g4dn.xlarge", "g5.xlarge")}
     with machines.set(spot=Spot(prices=prices)):
         said = lab.labctl("up", "--yes")
-    assert f"in {there} holds results of an earlier server: one there comes first" in said
+    assert f"holds earlier results: a server in {there} comes first" in said
     assert "1 run with" in said
     assert "1 edited file" in said
     assert zone(lab) == there

@@ -77,7 +77,7 @@ def test_a_server_is_made_near_the_disk_and_one_that_cannot_have_it_is_ready(lab
     reporter = refused(lab, ProviderError("no slot left"))
     [server] = lab.cloud.machines.values()
     assert server.offer.zone == "b"
-    assert "vol-1 in b holds results of an earlier server: one there comes first" in reporter.said
+    assert "vol-1 holds earlier results: a server in b comes first" in reporter.said
     assert "what is on vol-1 did not come back: no slot left" in reporter.said
     assert "it stays: 8.00 dollars a month, kept until" in reporter.said
 
@@ -86,7 +86,10 @@ def test_where_no_offer_is_near_it_says_what_stays(lab: World) -> None:
     assert isinstance(lab.cloud, KeepCloud)
     lab.cloud.zones = ("a", "c")
     reporter = refused(lab, ProviderError("another zone"))
-    assert "and no offer is there: it stays (8.00 dollars a month, kept until" in reporter.said
+    assert (
+        "vol-1 holds earlier results, and no offer is in b\n  it stays: 8.00 dollars a month"
+        in reporter.said
+    )
 
 
 def test_a_disk_that_is_held_for_a_moment_is_waited_for(
