@@ -12,6 +12,7 @@ import click
 from labctl.cli.options import json_option, open_lab, rest, yes_option
 
 if TYPE_CHECKING:
+    from labctl.errors import LabError
     from labctl.lab import Lab
     from labctl.model import Run
 
@@ -72,14 +73,9 @@ def run_command(
     labctl run --recover
     """
     from labctl.cli.exits import clean
-    from labctl.errors import UsageError
 
     if recover and (detach or tty or no_push):
-        raise UsageError(
-            "--recover follows the run and keeps the code that it sends",
-            why="so it goes neither with --detach nor with -it or --no-push",
-            hint="labctl run --recover",
-        )
+        raise _not_with_recover()
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
     seen: list[Run] = []
@@ -110,6 +106,16 @@ def run_command(
     if tty and not found.ended:
         _replace(lab, f"docker attach {found.container}")
     _finish(ctx, found, detach, json_)
+
+
+def _not_with_recover() -> LabError:
+    from labctl.errors import UsageError
+
+    return UsageError(
+        "--recover follows the run and keeps the code that it sends",
+        why="so it goes neither with --detach nor with -it or --no-push",
+        hint="labctl run --recover",
+    )
 
 
 def _finish(ctx: click.Context, run: Run, detach: bool, json_: bool) -> None:

@@ -114,16 +114,7 @@ def _ending(
     rebooted = bool(attempt.get("boot")) and attempt["boot"] != boot_token()
     cancelled = (directory / ".labctl" / "cancel").exists()
     if written:
-        code = int(written["code"])
-        told = told_of(code, written, spec, cancelled)
-        end = float(written["ended_at"])
-        taken = (directory / ".labctl" / "reclaim.json").exists()
-        if not cancelled and written.get("asked") and (rebooted or taken):
-            whose = "taken back by its provider" if taken else "shut down"
-            told = f"lost: the server was {whose} while it ran (the command ended with {code})"
-            return {"state": "lost", "ended_at": end, "told": told}
-        state = "cancelled" if cancelled else "exited"
-        return {"state": state, "exit_code": code, "ended_at": end, "told": told}
+        return _as_written(directory, spec, written, cancelled, rebooted)
     if rebooted:
         there = read_json(directory / ".labctl" / "restored.json").get("container")
         gone = "ended" if there and there == attempt.get("container") else "restarted"
@@ -151,6 +142,21 @@ def _ending(
         told = told if code > 128 else f"its container ended with {code} before the command did"
     state = "cancelled" if cancelled else "exited"
     return {"state": state, "exit_code": code, "ended_at": ended, "told": told}
+
+
+def _as_written(
+    directory: Path, spec: dict[str, Any], written: dict[str, Any], cancelled: bool, rebooted: bool
+) -> dict[str, Any]:
+    """How a run ended whose entry script lived to write it down."""
+    code, end = int(written["code"]), float(written["ended_at"])
+    taken = (directory / ".labctl" / "reclaim.json").exists()
+    if not cancelled and written.get("asked") and (rebooted or taken):
+        whose = "taken back by its provider" if taken else "shut down"
+        told = f"lost: the server was {whose} while it ran (the command ended with {code})"
+        return {"state": "lost", "ended_at": end, "told": told}
+    state = "cancelled" if cancelled else "exited"
+    told = told_of(code, written, spec, cancelled)
+    return {"state": state, "exit_code": code, "ended_at": end, "told": told}
 
 
 def told_of(code: int, written: dict[str, Any], spec: dict[str, Any], cancelled: bool) -> str:
