@@ -24,6 +24,19 @@ REST_ACTIONS = {
     ("scheduler", "PUT", "schedules"): "UpdateSchedule",
     ("scheduler", "DELETE", "schedules"): "DeleteSchedule",
 }
+S3_QUERIES = {
+    "list-type": "ListObjectsV2",
+    "uploads": "CreateMultipartUpload",
+    "partNumber": "UploadPart",
+    "uploadId": "CompleteMultipartUpload",
+    "delete": "DeleteObjects",
+}
+S3_METHODS = {
+    "PUT": "PutObject",
+    "GET": "GetObject",
+    "HEAD": "HeadObject",
+    "DELETE": "DeleteObject",
+}
 _SCOPE = re.compile(r"Credential=([^/,]+)/[0-9]{8}/([a-z0-9-]+)/([a-z0-9-]+)/aws4_request")
 
 Environ = dict[str, Any]
@@ -116,7 +129,10 @@ class Call:
             named = self.environ["PATH_INFO"].strip("/").count("/") > 0
             read = "GetSchedule" if named else "ListSchedules"
             return REST_ACTIONS.get((self.service, str(method), str(top)), read)
-        query = parse_qs(self.environ.get("QUERY_STRING", ""))
+        query = parse_qs(self.environ.get("QUERY_STRING", ""), keep_blank_values=True)
+        if self.service == "s3":
+            found = [name for key, name in S3_QUERIES.items() if key in query]
+            return found[0] if found else S3_METHODS.get(self.environ["REQUEST_METHOD"], "")
         return next(iter(query.get("Action", [])), str(self.environ["REQUEST_METHOD"]))
 
 
@@ -153,6 +169,9 @@ def refusal(call: Call, code: str, message: str, status: int = 400) -> Reply:
         error = element("Error", [element("Code", code), element("Message", message)])
         parts = [element("Errors", [error]), element("RequestID", REQUEST_ID)]
         return xml_reply(element("Response", parts), status)
+    if call.service == "s3":
+        words = [element("Code", code), element("Message", message)]
+        return xml_reply(element("Error", words), status)
     if call.service in ("sts", "iam"):
         words = [element("Type", "Sender"), element("Code", code), element("Message", message)]
         parts = [element("Error", words), element("RequestId", REQUEST_ID)]

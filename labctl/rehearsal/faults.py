@@ -16,7 +16,11 @@ EXPIRED = {
     "ec2": ("RequestExpired", "Request has expired."),
     "sts": ("ExpiredToken", "The security token included in the request is expired"),
 }
-DENIED = {"ec2": ("UnauthorizedOperation", 403), "sts": ("AccessDenied", 403)}
+DENIED = {
+    "ec2": ("UnauthorizedOperation", 403),
+    "sts": ("AccessDenied", 403),
+    "s3": ("AccessDenied", 403),
+}
 
 
 class Faults:

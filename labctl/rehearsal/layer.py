@@ -87,7 +87,8 @@ class Layer:
                 reply = self._answer(call)
             if reply.status == 0:
                 self._lose(call, reply.hold_s)
-        start_response(f"{reply.status} -", _headers(reply))
+        head = environ["REQUEST_METHOD"] == "HEAD"
+        start_response(f"{reply.status} -", list(reply.headers) if head else _headers(reply))
         return [reply.body]
 
     def inside(self, environ: Environ, start_response: Any) -> Iterable[bytes]:

@@ -125,6 +125,7 @@ class _Pass:
         self.sent = self.bytes = self.behind = 0
         self.failed: list[list[str]] = []
         self.why = ""
+        self.engine = True
 
     def all(self) -> dict[str, Any]:
         began = time.monotonic()
@@ -163,9 +164,11 @@ class _Pass:
 
     def _seen(self, runs: list[Path]) -> dict[str, Any]:
         names = [last_attempt(d).get("container", "") for d in runs if not final(d)]
-        with suppress(Failure):
+        try:
             return inspect([name for name in names if name])
-        return {}
+        except Failure:
+            self.engine = False  # results are worth sending all the same
+            return {}
 
     def send(self, name: str, path: Path, size: int, sha256: str) -> bool:
         """Whether it is in the store now; nothing more is tried once the store is of no use."""
@@ -223,10 +226,11 @@ class _Run:
             self._keep()
 
     def _record(self) -> dict[str, Any]:
-        try:
-            return look(self.directory, self.seen)
-        except Failure:
-            return {"id": self.name, "state": "unknown"}
+        known = final(self.directory)
+        if not known and self.whole.engine:
+            with suppress(Failure):
+                return look(self.directory, self.seen)
+        return known or {"id": self.name, "state": "unknown"}
 
     def _manifest(self) -> list[list[Any]]:
         wish = {**self.whole.about, "runs": [self.name], "all": self.whole.everything}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from .unpack import unpack
 from .watch_saved import note
 
 STAGING = ".from-store-"
+CONTAINER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,200}")
 
 
 def restore(request: dict[str, Any]) -> dict[str, Any]:
@@ -178,8 +180,11 @@ class _Restore:
         write_text(own / "spec.json", text)
         write_json(own / "claim.json", {"hash": digest, "created_at": created})
         for number, attempt in enumerate(about.get("attempts") or [{}], 1):
+            name = str(attempt.get("container", ""))
+            known: dict[str, Any] = {"container": name if CONTAINER.fullmatch(name) else ""}
+            known["started_at"] = float(attempt.get("started_at") or 0.0)
             # Of another machine: by its boot the attempt is seen to be lost.
-            write_json(own / f"attempt-{number}", {**attempt, "boot": "elsewhere"})
+            write_json(own / f"attempt-{number}", {**known, "boot": "elsewhere"})
         if record.get("state") in ("exited", "cancelled"):
             write_json(own / "record.json", record)
         sent = {"url": self.url, "files": self.arrived, "index": self.arrived}

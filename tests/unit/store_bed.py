@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,6 +66,7 @@ class Lab:
 
     def __init__(self, home: Path) -> None:
         self.root = home / "labctl" / LAB
+        self.moved = False
         (self.root / ".labctl").mkdir(parents=True)
         (self.root / ".labctl" / "id").write_text(LAB_ID)
 
@@ -75,6 +78,7 @@ class Lab:
 
     def again(self) -> None:
         """Another server of the same lab: nothing is there but what it was told of its store."""
+        self.moved = True
         (self.root / "runs").rename(self.root / f"elsewhere-{len(list(self.root.iterdir()))}")
 
 
@@ -98,6 +102,8 @@ class Run:
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+        old = time.time() - 60  # what was written just now may still be growing
+        os.utime(path, (old, old))
         return path
 
     def checkpoint(self, step: int, size: int = 3000) -> str:

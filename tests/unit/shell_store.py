@@ -1,0 +1,55 @@
+"""A store on an "SSH server" that is a home directory and a shell of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from labctl.model import Endpoint
+from labctl.remote import store_door, store_keys
+from labctl.shell import Command
+from labctl.stores import Surroundings
+from labctl.stores.ssh import SshStore
+
+
+class Shell:
+    """Enough of a Transport for a store."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def stream(
+        self,
+        line: Command | str,
+        *,
+        stdin: bytes = b"",
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None],
+    ) -> int:
+        done = subprocess.run(
+            ["sh", "-c", str(line)],
+            input=stdin,
+            capture_output=True,
+            env={"PATH": os.environ["PATH"], "HOME": str(self.home)},
+            check=False,
+        )
+        on_stdout(done.stdout)
+        on_stderr(done.stderr)
+        return done.returncode
+
+
+def shell_store(folder: Path, prefix: str) -> SshStore:
+    home = folder / "account"
+    home.mkdir(exist_ok=True)
+    around = Surroundings(
+        connect=lambda endpoint: Shell(home),
+        settle_host_key=lambda endpoint: msgspec.structs.replace(endpoint, host_key="ssh-x AAAA"),
+        resolve_alias=lambda host: Endpoint(host=host),
+        door=Path(store_door.__file__).read_bytes(),
+        keys=Path(store_keys.__file__).read_bytes(),
+    )
+    return SshStore("ssh://me@store/~/labs", prefix, around)
