@@ -210,7 +210,7 @@ def test_a_termination_that_is_not_confirmed(bed: Bed) -> None:
     lab = bed.lab()
     lab.up_until_ssh()
     (instance,) = bed.living()
-    with bed.set(delays=Delays(terminate=2.5)):
+    with bed.set(delays=Delays(terminate=8.0)):
         for _ in range(2):
             said = lab.labctl(*DOWN, code=75, settings={GONE_DEADLINE: 0.5})
             told(said, f"has not confirmed that {instance}", "it says: ending", "next: labctl down")
@@ -288,7 +288,7 @@ def test_a_record_cut_anywhere_is_rebuilt_from_the_tags(
     for name, value in lab.environ.items():
         monkeypatch.setenv(name, value)
     ground = Lab.load(lab.root).ground
-    for length in {*range(0, len(whole), 499), *range(1, len(whole), PAGE), len(whole) - 1}:
+    for length in {*range(0, len(whole), 997), *range(1, len(whole), PAGE), len(whole) - 1}:
         place = tmp_path / f"{length}" / "labctl.db"
         place.parent.mkdir()
         place.write_bytes(whole[:length])

@@ -46,10 +46,10 @@ def test_down_ends_it(bed: Bed, kind: str, action: str) -> None:
 
 
 @pytest.mark.parametrize("action", MADE)
-@pytest.mark.parametrize("kind", ["dropped", "lost"])
-def test_orphans_end_it(bed: Bed, kind: str, action: str) -> None:
+def test_orphans_end_it(bed: Bed, action: str) -> None:
+    """Before a call, AWS has what it had after the one before: there is nothing else to know."""
     lab = bed.lab()
-    bed.killed_at(lab, UP, kind, action)
+    bed.killed_at(lab, UP, "lost", action)
     lab.forget()
     lab.labctl(*ORPHANS)
 
@@ -82,7 +82,7 @@ def test_before_each_effect_on_this_machine(bed: Bed, tmp_path: Path) -> None:
 
 def test_at_random_moments(bed: Bed) -> None:
     """LABCTL_KILLS says how often. Whatever came of it, one command ends it all."""
-    kills, seed = int(os.environ.get("LABCTL_KILLS", "12")), random.randrange(10**6)
+    kills, seed = int(os.environ.get("LABCTL_KILLS", "8")), random.randrange(10**6)
     dice = random.Random(seed)
     labs = (bed.lab(), bed.lab())
     # The first one writes down for both what AWS offers.
