@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
 
 from .files import walk
 from .looks import final
@@ -83,13 +83,15 @@ class _Look:
         self.outputs = sorted({*spec.get("outputs", []), *request.get("outputs", []), "logs"})
         self.cache_path = directory / ".labctl" / "hashes.json"
         self.cache = read_json(self.cache_path)
+        self.proved: set[str] = set()
 
     def manifest(self) -> dict[str, Any]:
         fresh: Files = {}
         files: Files = {}
         skipped = []
-        for path in self._chosen():
-            name = str(path.relative_to(self.directory))
+        chosen = [(path, str(path.relative_to(self.directory))) for path in self._chosen()]
+        self.proved = self._proved(name for _, name in chosen)
+        for path, name in chosen:
             reason, entry = self._whole(path, name)
             if entry is None:
                 skipped.append([name, reason])
@@ -139,6 +141,20 @@ class _Look:
             if not (name.startswith("code/") and name[5:] in known):
                 yield path
 
+    def _proved(self, names: Iterable[str]) -> set[str]:
+        """Files that a manifest names with their hash, and it: they need not stand still first."""
+        found = set()
+        for name in () if self.ended else names:
+            if name.endswith("/" + MANIFEST):
+                listed = read_json(self.directory / name).get("files")
+                hashed = isinstance(listed, dict) and all(
+                    isinstance(known, dict) and known.get("sha256") for known in listed.values()
+                )
+                if listed and hashed:
+                    top = name[: -len(MANIFEST)]
+                    found |= {name, *(top + inner for inner in listed)}
+        return found
+
     def _growing(self, name: str) -> bool:
         return not self.ended and _matches(name, GROWING)
 
@@ -151,7 +167,7 @@ class _Look:
         growing = self._growing(name)
         try:
             before = path.stat()
-            if not self.ended and not growing:
+            if not self.ended and not growing and name not in self.proved:
                 if time.time() - before.st_mtime < SETTLED_S:
                     return "written just now", None
                 if (before.st_dev, before.st_ino) in self.writing:

@@ -316,8 +316,22 @@ def test_a_checkpoint_counts_only_as_its_manifest_says(code: Path) -> None:
 
 def test_a_checkpoint_whose_manifest_is_not_ready_waits(code: Path) -> None:
     run = make_run(code, checkpoint(b"whole", b"whole"), ended=False)
+    manifest = run / "checkpoints" / "s1" / "manifest.json"
     assert len(look()["files"]) == 2
-    (run / "checkpoints" / "s1" / "manifest.json").touch()
+    whole = manifest.read_text()
+    for text in (whole[:-3], "{}", '{"files":{"m.bin":{"size":5}}}'):
+        manifest.write_text(text)
+        assert look()["files"] == []
+
+
+def test_a_checkpoint_with_hashes_counts_as_soon_as_it_is_there(code: Path) -> None:
+    run = make_run(code, {}, ended=False)
+    for name, content in checkpoint(b"whole", b"whole").items():
+        path = run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    assert len(look()["files"]) == 2
+    (run / "checkpoints" / "s1" / "m.bin").write_bytes(b"other")
     assert look()["files"] == []
 
 

@@ -248,9 +248,10 @@ def test_a_file_that_was_being_replaced_is_either_of_the_two(s3: Any, lab: Lab) 
     def die(*_: Any) -> None:
         raise DiedError
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(DiedError):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_mirror._Run, "_indexed", die)
-        mirrored()
+        with pytest.raises(DiedError):
+            mirrored()
     lab.again()
     assert restored()["left_out"] == []
     assert run.tree()["checkpoints/model.pt"] == b"another"

@@ -1,0 +1,159 @@
+"""A lab whose store is a directory on a real sshd with a small disk; an agent has the key."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lab_directory import LabDirectory, make_lab
+from lab_servers import wait_for
+from sshd_container import Sshd, build, build_image, docker, start
+
+from labctl.actions.ground import Ground
+from labctl.lab import Lab
+
+STORE_DOCKERFILE = """
+ARG BASE
+FROM {base}
+RUN apt-get update \\
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3 \\
+    && rm -rf /var/lib/apt/lists/*
+"""
+SMALL_DISK = "/home/student/labs:size=12m,uid=1000,gid=1000,mode=700"
+MIRROR = "mirror: 2s\n"
+TRAIN = """\
+mkdir -p /lab/run/checkpoints; cd /lab/run/checkpoints; n=0
+until [ -e /lab/run/go ]; do
+  n=$((n+1)); d=step-$(printf %08d $n); mkdir .new
+  head -c ${SIZE:-20000} /dev/urandom > .new/model
+  sum=$(sha256sum < .new/model | cut -d' ' -f1)
+  printf '{"step":%d,"files":{"model":{"size":%d,"sha256":"%s"}}}' \
+    $n ${SIZE:-20000} $sum > .new/manifest.json
+  mv .new $d; echo "step $n"
+  [ $n -gt 3 ] && rm -rf step-$(printf %08d $((n-3)))
+  sleep 0.3
+done
+echo over"""
+"""Shell: a checkpoint every 0.3 s, by rename, of which three are kept, until the test says go."""
+
+
+class StoreBox:
+    """The machine with the store: the account student has it below ~/labs."""
+
+    def __init__(self, box: Sshd) -> None:
+        self.box = box
+        self.address = docker(
+            *("inspect", "-f", "{{.NetworkSettings.Networks.bridge.IPAddress}}", box.name)
+        ).strip()
+
+    @property
+    def url(self) -> str:
+        return f"ssh://student@{self.address}/~/labs"
+
+    def sh(self, line: str) -> str:
+        return self.box.sh(line, user="student")
+
+    def read(self, place: str) -> dict[str, Any]:
+        text = self.sh(f"cat ~/labs/{place} 2>/dev/null || echo '{{}}'")
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def hashes(self, place: str) -> dict[str, str]:
+        """Path below the place -> sha256 of every file there."""
+        said = self.sh(f"cd ~/labs/{place} && find . -type f -exec sha256sum {{}} +")
+        return {row.split("  ./", 1)[1]: row.split()[0] for row in said.splitlines()}
+
+
+class StoreLab:
+    def __init__(self, lab: LabDirectory, store: StoreBox) -> None:
+        self.lab = lab
+        self.store = store
+
+    @property
+    def ground(self) -> Ground:
+        return Lab.load(self.lab.root, environ=self.lab.environ).ground
+
+    @property
+    def prefix(self) -> str:
+        ground = self.ground
+        return f"{ground.config.name}-{ground.lab_id}"
+
+    def call(self, verb: str, **words: Any) -> dict[str, Any]:
+        ground = self.ground
+        request = {"lab": ground.config.name, "lab_id": ground.lab_id, **words}
+        return ground.remote(ground.server()).call(verb, request)
+
+    def mirror(self) -> dict[str, Any]:
+        """W's "mirror"."""
+        return dict(self.call("watch")["watch"].get("mirror") or {"at": 0, "failed": ""})
+
+    def shown(self, condition: Callable[[dict[str, Any]], bool], within_s: float = 45) -> Any:
+        """W's "mirror" once it is so."""
+        seen: list[dict[str, Any]] = []
+
+        def so() -> bool:
+            seen.append(self.mirror())
+            return condition(seen[-1])
+
+        wait_for(so, within_s)
+        return seen[-1]
+
+    def index(self, run: str) -> dict[str, list[Any]]:
+        found = self.store.read(f"{self.prefix}/runs/{run}/index.json")
+        return dict(found.get("files", {}))
+
+    def run_hashes(self, run: str) -> dict[str, str]:
+        """The run's files on the server, but for what labctl keeps of it."""
+        place = shlex.quote(self.lab.place(run))
+        line = f"cd {place} && find . -path ./.labctl -prune -o -type f -exec sha256sum {{}} +"
+        rows = self.lab.student(line).splitlines()
+        return {row.split("  ./", 1)[1]: row.split()[0] for row in rows}
+
+    def up(self) -> dict[str, Any]:
+        said = self.lab.json("up", "--yes")
+        self.lab.server_id = said["server"]["id"]
+        return said
+
+
+@contextmanager
+def agent(key: Path) -> Iterator[str]:
+    """An ssh-agent that has this key alone; where it listens."""
+    socket = key.with_name("agent")
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(socket.exists)
+        around = {**os.environ, "SSH_AUTH_SOCK": str(socket)}
+        subprocess.run(["ssh-add", "-q", str(key)], env=around, check=True)
+        yield str(socket)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def store_lab(folder: Path, base_image: str) -> Iterator[StoreLab]:
+    """One lab with a server and its store; both are gone at the end."""
+    image = build("labctl-test-store", STORE_DOCKERFILE.format(base=build_image()))
+    box = start(image, folder / "id_ed25519", "--tmpfs", SMALL_DISK)
+    try:
+        with agent(box.key) as socket:
+            lab = make_lab(folder, "stored", base_image)
+            store = StoreBox(box)
+            text = (lab.root / "lab.yaml").read_text().replace("secrets: [E2E_TOKEN]\n", "")
+            (lab.root / "lab.yaml").write_text(f"{text}store: {store.url}\n{MIRROR}")
+            (lab.root / "train.sh").write_text(TRAIN)
+            lab.environ["SSH_AUTH_SOCK"] = socket
+            made = StoreLab(lab, store)
+            try:
+                made.up()
+                yield made
+            finally:
+                lab.labctl("down", "--yes", "--discard")
+    finally:
+        docker("rm", "-f", "-v", box.name)
