@@ -31,6 +31,8 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_transports",
     "e2e/test_sync",
     "e2e/test_static_leases",
+    "template/test_template_kills",
+    "e2e/test_reclaim",
     "template/test_template_checkpoints",
 )
 """For workers side by side: files that share what takes long to make, and what is begun first.

@@ -154,7 +154,7 @@ def write(
     _write_json(partial / MANIFEST, manifest | {"files": files})
     for path in (*partial.iterdir(), partial):
         _to_disk(path)
-    if final.exists():  # a damaged one that this run skipped when it resumed
+    if final.exists():  # a damaged one that was skipped, or one that was not validated yet
         final.rename(_partial(final))
     partial.rename(final)
     _to_disk(directory)

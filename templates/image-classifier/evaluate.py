@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -55,13 +56,23 @@ def pick_device(wish: str) -> torch.device:
 
 
 @torch.inference_mode()
-def score(model: nn.Module, images: ImageFolder, device: torch.device, workers: int = 0) -> Score:
-    """Classify every image once. Leaves the model in evaluation mode."""
+def score(
+    model: nn.Module,
+    images: ImageFolder,
+    device: torch.device,
+    workers: int = 0,
+    between: Callable[[], None] = lambda: None,
+) -> Score:
+    """Classify every image once. Leaves the model in evaluation mode.
+
+    `between` is called before each batch; to break off, it raises an exception.
+    """
     model.eval()
     correct, loss = 0, 0.0
     # Without TF32, which rounds to 10 bits, a GPU and a CPU come to the same answers.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         for batch, labels in loader(images, BATCH_SIZE, device, workers):
+            between()
             logits = model(batch.to(device)).double().cpu()
             correct += int((logits.argmax(dim=1) == labels).sum())
             loss += float(functional.cross_entropy(logits, labels, reduction="sum"))

@@ -64,6 +64,10 @@ class StopRequest:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
 
 
+class Stopped(Exception):
+    """Asked to stop in the middle of something that can be done again."""
+
+
 class Training:
     """One run: the data, the learner, where it stands, and the loop."""
 
@@ -157,7 +161,11 @@ class Training:
                 self._save({})
             if stopping:
                 return False
-        self._validate()
+        try:
+            self._validate()
+        except Stopped:  # validating may take longer than there is time: it comes after the resume
+            self._save({})
+            return False
         return not self.stop.exit_code or self.at.epoch == self.options.epochs
 
     def _log(self, rate: float) -> None:
@@ -194,18 +202,27 @@ class Training:
         )
 
     def _validate(self) -> None:
-        score = evaluate.score(self.learner.model, self.val_images, self.device)
+        score = evaluate.score(
+            self.learner.model, self.val_images, self.device, between=self._unless_stopped
+        )
         check_finite(score.loss)
         self.at.epoch, self.at.seen = self.at.epoch + 1, 0
         figures = {"val/accuracy": score.accuracy, "val/loss": score.loss}
         self.journal.scalars(self.at.step, figures)
         self._save({"val_accuracy": score.accuracy, "val_loss": score.loss})
+        trained = speed = ""
+        if self.figures:  # none after a resume just before validating
+            trained = f"loss {self.figures['loss']:.4f}  accuracy {self.figures['accuracy']:.4f}  "
+            speed = f"  {self.figures['images_per_second']:.0f} images/s"
         print(
             f"epoch {self.at.epoch}/{self.options.epochs}  step {self.at.step}/{self.total_steps}  "
-            f"loss {self.figures['loss']:.4f}  accuracy {self.figures['accuracy']:.4f}  "
-            f"val {score.accuracy:.4f}  {self.figures['images_per_second']:.0f} images/s",
+            f"{trained}val {score.accuracy:.4f}{speed}",
             flush=True,
         )
+
+    def _unless_stopped(self) -> None:
+        if self.stop.exit_code:
+            raise Stopped
 
     def _save(self, metrics: dict[str, float]) -> None:
         self.at.seconds = time.monotonic() - self.started
