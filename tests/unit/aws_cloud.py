@@ -13,13 +13,17 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+from botocore.loaders import create_loader
 from moto import settings
 from moto.backends import get_backend
+from moto.ec2.models import amis
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 Start = Callable[..., Any]
 REGION = "us-east-1"
+CANONICAL = "099720109477"
+LOADER = create_loader()
 XML_ERROR = (
     "<?xml version='1.0' encoding='UTF-8'?><Response><Errors><Error><Code>{code}</Code>"
     "<Message>{message}</Message></Error></Errors><RequestID>1</RequestID></Response>"
@@ -90,12 +94,23 @@ class Cloud:
 
 
 def forget_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """moto as it comes: a rehearsal in the same process, over or not, switched it for itself."""
+    """moto as it comes: a rehearsal in the same process, over or not, switched it for itself.
+
+    One image for all of its thousand, over which it takes long.
+    """
+    images = [image for image in amis.AMIS if image["owner_id"] == CANONICAL]
+    monkeypatch.setattr(amis, "AMIS", images[:1])
+    monkeypatch.setenv("MOTO_AMIS_PATH", "nothing besides these")
     monkeypatch.setattr(settings, "ec2_load_default_amis", lambda: True)
     for name in ("ENABLE_AMI", "ENABLE_KEYPAIR", "EC2_ENABLE_INSTANCE_TYPE"):
         monkeypatch.setattr(settings, f"{name}_VALIDATION", False)
     for service in ("ec2", "scheduler", "sts"):
         get_backend(service).reset()
+
+
+def share_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """botocore reads what it knows of EC2 once, and not for each session; that takes it long."""
+    monkeypatch.setattr("botocore.session.create_loader", lambda search_path_string: LOADER)
 
 
 @contextmanager

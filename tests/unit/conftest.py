@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cloud]:
     """A simulated EC2, empty, and an environment that leads to it and to no real account."""
-    from aws_cloud import REGION, forget_rehearsals, running
+    from aws_cloud import REGION, forget_rehearsals, running, share_models
 
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -25,6 +25,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cloud]:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     forget_rehearsals(monkeypatch)
+    share_models(monkeypatch)
     with running() as made:
         monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
         yield made
