@@ -8,7 +8,6 @@ is the provider's, and a run that goes on until then does no harm.
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -20,11 +19,12 @@ from .reply import Failure
 from .root import as_root
 from .watch_bell import ring
 from .watch_clocks import spoken
-from .watch_end import Plan, Say, live_runs, running, send
+from .watch_end import Plan, Say, live_runs, running
 from .watch_imds import Imds, found
 from .watch_notice import INTERRUPTION, MARGIN_S, Acted, Notice, decide, handed, stop_within_s
 from .watch_place import ROOT_DIR, Lock, boot_id, boottime_s, found_dir
 from .watch_saved import unsaved
+from .watch_store import FAILURES, send_all, why_of
 from .watch_taken import Taken
 from .watch_tell import run_logs, tell
 
@@ -36,15 +36,13 @@ LINGER_S = 2.0
 AGAIN_S = 3.0
 """A store that failed is tried again so soon, and a run that goes on is sent anew."""
 FILE = "notice.json"
-FAILURES = (Failure, OSError, ValueError, KeyError, subprocess.SubprocessError)
 Send = Callable[[Plan, Say], "list[str]"]
 
 
 def send_new(plan: Plan, say: Say) -> list[str]:
     """Send what is only here to the store; paths of what could not be sent. Failure, OSError."""
+    send_all(plan.account, plan.lab_id, plan.every_lab, say)
     left = unsaved(plan.account, plan.lab_id, plan.every_lab)
-    if left.files:
-        _, left = send(plan, left, say)
     return [file.path for file in left.files]
 
 
@@ -101,7 +99,7 @@ class Reclaims:
             try:
                 deed(*words)
             except FAILURES as error:
-                self.say("reclaim: went wrong", _why(error))
+                self.say("reclaim: went wrong", why_of(error))
 
         threading.Thread(target=go, daemon=True).start()
 
@@ -169,16 +167,10 @@ class Reclaims:
             with self._sending:
                 left = self.send(plan, self.say)
         except FAILURES as error:
-            self.say("not mirrored", _why(error))
+            self.say("not mirrored", why_of(error))
             return
         for run in runs:
             run.mirrored(left)
-
-
-def _why(error: BaseException) -> str:
-    if isinstance(error, Failure):
-        return f"{error.body['what']} {error.body['why']}".strip()
-    return f"{type(error).__name__}: {error}"
 
 
 def _runs(plan: Plan) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ server: {{provider: aws, gpu: auto, spot: only, ttl: 2h, budget: 5}}
 image: {{build: .}}
 run: sh train.sh
 store: s3://{bucket}/labs
+mirror: 1h
 """
 LOCAL_YAML = (
     "lab: {name}\nserver: {{provider: local, gpu: none}}\nimage: {{build: .}}\nrun: sh train.sh\n"
@@ -42,8 +43,9 @@ keep() {{
   mkdir -p "$partial"
   echo "weights of $step" > "$partial/model"
   size=$(wc -c < "$partial/model")
-  printf '{{"step": %d, "files": {{"model": {{"size": %d}}}}}}' "$step" "$size" \\
-    > "$partial/manifest.json"
+  sum=$(sha256sum < "$partial/model" | cut -d ' ' -f 1)
+  printf '{{"step": %d, "files": {{"model": {{"size": %d, "sha256": "%s"}}}}}}' \\
+    "$step" "$size" "$sum" > "$partial/manifest.json"
   mv "$partial" "checkpoints/$name"
 }}
 trap 'sleep 0.5; keep; echo "stopped at $step"; exit 143' TERM
@@ -113,8 +115,7 @@ def test_a_recommendation_is_mirrored_and_a_notice_ends_the_run_in_time(spot: Aw
 
     bed.rehearsal.reclaim(instance, notice_s=14, rebalance_s=7)
     decided(bed, instance, "rebalance recommended")
-    decided(bed, instance, "mirrored")
-    assert any(key.endswith(f"runs/taken/{first}") for key in stored(bed))
+    wait_for(lambda: any(key.endswith(f"runs/taken/files/{first}") for key in stored(bed)), 10)
     assert spot.json("status", "--refresh")["runs"][0]["state"] == "running"
 
     taken = decided(bed, instance, "being taken back")
@@ -129,7 +130,8 @@ def test_a_recommendation_is_mirrored_and_a_notice_ends_the_run_in_time(spot: Aw
     ]
     assert moments == sorted(moments), body
     assert body["step"] <= whole["step"]
-    assert any(f"runs/taken/{whole['checkpoint']}/manifest.json" in key for key in stored(bed))
+    last = f"runs/taken/files/{whole['checkpoint']}/manifest.json"
+    assert any(key.endswith(last) for key in stored(bed))
 
     (run,) = spot.json("status", "--refresh")["runs"]
     assert run["state"] == "lost"
