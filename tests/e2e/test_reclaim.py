@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_bed import REGION, AwsLab, Bed
+from aws_bed import AwsLab, Bed
 from lab_directory import LabDirectory, make_lab
 from lab_servers import wait_for
 
@@ -102,22 +102,24 @@ def stored(bed: Bed) -> list[str]:
     return [one["Key"] for one in found.get("Contents", [])]
 
 
-def test_a_recommendation_is_mirrored_and_a_notice_ends_the_run_in_time(spot: AwsLab) -> None:
+def test_a_recommendation_is_mirrored_and_a_drill_s_notice_ends_the_run_in_time(
+    spot: AwsLab,
+) -> None:
     bed = spot.bed
     server = spot.json("status")["server"]["id"]
     instance = server.partition(".")[0]
-    assert server.endswith(REGION)
     spot.labctl("run", "--detach", "--id", "taken")
     decided(bed, instance, "listening")
     place = "/home/ubuntu/labctl/spotted/runs/taken"
     first = f"checkpoints/step-{EVERY:08d}/manifest.json"
     wait_for(lambda: bed.rehearsal.execute(instance, f"cat {place}/{first}")[0] == 0)
 
-    bed.rehearsal.reclaim(instance, notice_s=14, rebalance_s=7)
+    bed.rehearsal.reclaim(instance, notice_s=120, rebalance_s=3600)
     decided(bed, instance, "rebalance recommended")
     wait_for(lambda: any(key.endswith(f"runs/taken/files/{first}") for key in stored(bed)), 10)
     assert spot.json("status", "--refresh")["runs"][0]["state"] == "running"
 
+    drill = spot.start("rehearse", "reclaim", "--notice", "14s", "--yes", "--json")
     taken = decided(bed, instance, "being taken back")
     assert taken["why"].startswith("IMDS says: terminate in")
     decided(bed, instance, "ready to be taken")
@@ -130,16 +132,22 @@ def test_a_recommendation_is_mirrored_and_a_notice_ends_the_run_in_time(spot: Aw
     ]
     assert moments == sorted(moments), body
     assert body["step"] <= whole["step"]
-    last = f"runs/taken/files/{whole['checkpoint']}/manifest.json"
-    assert any(key.endswith(last) for key in stored(bed))
 
-    (run,) = spot.json("status", "--refresh")["runs"]
-    assert run["state"] == "lost"
-    assert "taken back by its provider" in run["told"]
+    assert drill.wait() == 0, drill.said
+    done = json.loads(drill.said[drill.said.index("{\n") :])["drill"]
+    assert done["announced"]
+    assert done["server_id"] == server
+    assert done["new_server_id"] not in ("", server)
+    assert done["checkpoint"] == whole["checkpoint"]
+    assert done["mirrored_at"] < done["gone_at"] < done["first_step_at"]
+    assert done["first_step_after"] > whole["step"]
+    assert done["lost_steps"] == 0
+    assert done["cost_usd"] > 0
     log = spot.labctl("logs", "taken")
     assert "this server may be taken back soon" in log
     assert "this server is taken back in" in log
     assert f"stopped at {whole['step']}" in log
+    assert f"from {whole['step']}" in log
 
 
 # Drills
