@@ -47,7 +47,11 @@ def send_new(plan: Plan, say: Say) -> list[str]:
 
 
 class Reclaims:
-    """What one watchdog has heard and done. `look` at every tick; the rest are threads."""
+    """What one watchdog has heard and done. `look` at every tick; the rest are threads.
+
+    `shown` is W's "reclaim" while the server is being taken back: kind, action, source, heard_at,
+    ends_at, and ready_at once the runs have ended and what can be saved is; else None.
+    """
 
     def __init__(self, place: Path, say: Say, send: Send = send_new) -> None:
         self.place = place
@@ -88,6 +92,7 @@ class Reclaims:
                 "source": notice.source,
                 "heard_at": time.time(),
                 "ends_at": time.time() + left_s,
+                "ready_at": None,
             }
             why = f"{notice.source} says: {notice.action} in {spoken(left_s)}"
             self.say("being taken back", why)
@@ -130,6 +135,7 @@ class Reclaims:
 
     def _wind_down(self, plan: Plan, stop_s: float, ends_s: float) -> None:
         began, notice = boottime_s(), dict(self.shown or {})
+        notice.pop("ready_at", None)
         last_s = ends_s - MARGIN_S
         try:
             runs = [Taken(one, notice, self.say) for one in _runs(plan)]
@@ -152,6 +158,9 @@ class Reclaims:
         now = boottime_s()
         told = f"{now - began:.1f} s after the notice, {ends_s - now:.1f} s before its end"
         self.say("ready to be taken", told)
+        if self.shown:
+            self.shown = {**self.shown, "ready_at": time.time()}
+            ring(self.place)
 
     def _tell(self, plan: Plan, left_s: float, runs: list[str]) -> None:
         text = f"this server is taken back in {spoken(left_s)} (its provider's notice). "

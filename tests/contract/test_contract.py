@@ -11,7 +11,7 @@ from case import Case, wait_for
 
 from labctl.errors import BusyError, NoOfferError
 from labctl.model import GpuNeed, Need, Resource, Value
-from labctl.providers import Console, Stoppable, provider_class, provider_names
+from labctl.providers import Console, Reclaim, Stoppable, provider_class, provider_names
 
 pytestmark = pytest.mark.engine
 
@@ -162,6 +162,18 @@ def test_stopped_server_keeps_its_identity_and_starts_again(case: Case) -> None:
     started = case.running(server)
     assert started.endpoint.host_key == server.endpoint.host_key
     case.log_in(started)
+
+
+def test_a_server_taken_back_without_notice_is_gone(case: Case) -> None:
+    if not isinstance(case.provider, Reclaim):
+        pytest.skip(f"servers of {case.provider.name} are never taken back")
+    server = case.running(case.create())
+    assert case.provider.reclaim(server.id, 120) is False  # notices come from elsewhere
+    found = case.provider.find(server.id)
+    assert found is not None
+    assert found.state == "running"
+    assert case.provider.reclaim(server.id, 0) is True
+    case.gone(server.id)
 
 
 def test_console_shows_the_boot(case: Case) -> None:
