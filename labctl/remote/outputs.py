@@ -45,10 +45,22 @@ def manifest(request: dict[str, Any]) -> dict[str, Any]:
         if not directory.is_dir():
             raise Failure("missing", f"there is no run {directory.name} here", "", "labctl status")
     ended = {d.name: bool(final(d)) for d in directories}
-    writing = set() if all(ended.values()) else open_for_writing()
+    writing = _Writing()
     return {
         "runs": {d.name: _Look(d, request, ended[d.name], writing).manifest() for d in directories}
     }
+
+
+class _Writing:
+    """What is open for writing, looked at once and only where it matters: it takes a while."""
+
+    def __init__(self) -> None:
+        self._found: Open | None = None
+
+    def __contains__(self, file: tuple[int, int]) -> bool:
+        if self._found is None:
+            self._found = open_for_writing()
+        return file in self._found
 
 
 def open_for_writing() -> Open:
@@ -73,7 +85,7 @@ class _Look:
     """One look at one run's files."""
 
     def __init__(
-        self, directory: Path, request: dict[str, Any], ended: bool, writing: Open
+        self, directory: Path, request: dict[str, Any], ended: bool, writing: _Writing
     ) -> None:
         self.directory = directory
         self.everything = bool(request.get("all"))

@@ -32,6 +32,13 @@ class StoreError(Exception):
         self.whole = whole
 
 
+class ChangedError(StoreError):
+    """The file was changed while it was sent: no fault of the store, and sent the next time."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} changed while it was sent", False)
+
+
 class Store(Protocol):
     """Below one lab's prefix. Everything may raise StoreError."""
 

@@ -1,13 +1,14 @@
 """The mirror: a pass sends what is new of a lab's runs to its store.
 
 Only whole files count (see outputs.py), each verified by its hash, and what was sent is written
-down beside the run after every checkpoint, so that a pass that was killed costs no more than one.
+down beside the run every few seconds, so that a pass that was killed costs no more than that.
 Two passes of one lab never overlap; one that is stuck makes way.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ from .engine import inspect
 from .looks import existing, final, last_attempt, look
 from .place import lab_dir, read_json, sha256_of, write_json
 from .reply import Failure, answer
-from .store import Store, StoreError, able, config, elsewhere, open_store
+from .store import ChangedError, Store, StoreError, able, config, elsewhere, open_store
 from .store_index import Files, grouped, key
 from .watch_saved import note
 
@@ -33,6 +34,9 @@ LOCK = "mirror.lock"
 STUCK_S = 60.0
 POLL_S = 0.05
 SENT = "sent.json"
+SMALL_BYTES = 1024 * 1024
+INDEX_S = 2.0
+"""What a pass that is killed has sent for nothing."""
 
 
 def mirror_now(request: dict[str, Any]) -> dict[str, Any]:
@@ -73,8 +77,6 @@ def serve(request: dict[str, Any]) -> None:
 
 def gently() -> None:
     """Give way to whatever else wants the processor."""
-    with suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):
         os.nice(19)
 
@@ -179,6 +181,9 @@ class _Pass:
             self.store.send(name, path, size, sha256)
         except FileNotFoundError:
             return False  # removed meanwhile: nothing is behind
+        except ChangedError:
+            self.behind += size
+            return False
         except StoreError as error:
             self.lost(name, error)
             self.behind += size
@@ -212,17 +217,20 @@ class _Run:
             self.sent = {"url": whole.url}
         self.files: Files = self.sent.setdefault("files", {})
         self.index: Files = self.sent.setdefault("index", {})
+        self.next = dict(self.index)
+        self.indexed_s = time.monotonic()
 
     def mirror(self) -> None:
         if not self.spec or not (self.directory / "code").is_dir():
             return  # claimed a moment ago
-        if self.sent.get("final") and not self.whole.everything:
+        ended = final(self.directory)
+        if ended and self.sent.get("final") == ended and not self.whole.everything:
             return
         record = self._record()
         told = self._code() and self._about(record)
         complete = self._outputs(self._manifest()) and told
         if complete and final(self.directory) and not self.whole.why:
-            self.sent["final"] = True
+            self.sent["final"] = final(self.directory)  # a run that is resumed ends once more
             self._keep()
 
     def _record(self) -> dict[str, Any]:
@@ -275,22 +283,24 @@ class _Run:
         """Send what is new, newest checkpoints first, and index it; whether all of it arrived."""
         there = {name: [size, sha256] for name, size, sha256, _ in found}
         growing = {name for name, _, _, grows in found if grows}
+        self._forget_gone(there)
         groups = grouped(there)
         complete = True
         for top in sorted(groups, key=self._rank):
             due = [name for name in groups[top] if self.files.get(name) != there[name]]
             if due and not self._announce(due, there, growing):
                 return False
-            good = [name for name in due if self._send(name, there[name])]
+            good = [name for name in due if self._send(name, there, name in growing)]
             self.files.update({name: there[name] for name in good})
-            if len(good) < len(due):
-                complete = False
-                lost = set(due) - set(good)
-                whole = [] if top else [name for name in groups[top] if name not in lost]
-                self._indexed({name: there[name] for name in whole}, groups[top])
-                continue
-            self._indexed({name: there[name] for name in groups[top]}, groups[top])
-        return self._swept(there) and complete
+            lost = {*due} - {*good}
+            complete = complete and not lost
+            whole = [] if top and lost else [name for name in groups[top] if name not in lost]
+            for name in groups[top]:
+                self.next.pop(name, None)
+            self.next.update({name: there[name] for name in whole})
+            if time.monotonic() - self.indexed_s > INDEX_S:
+                self._put_index({})
+        return self._put_index({}) and complete
 
     def _rank(self, top: str) -> float:
         """What is no checkpoint is small and comes first, then the newest checkpoint."""
@@ -300,47 +310,37 @@ class _Run:
             return -(self.directory / top / "manifest.json").stat().st_mtime
         return 0.0
 
+    def _forget_gone(self, there: Files) -> None:
+        """Out of the index goes what is gone here; what is merely changing just now stays in it."""
+        for name in [*self.next]:
+            if name not in there and not (self.directory / name).exists():
+                del self.next[name]
+
     def _announce(self, due: list[str], there: Files, growing: set[str]) -> bool:
         """Before anything is replaced: see "pending" in store_index.py."""
         pending = {n: there[n] for n in due if n in self.files and n not in growing}
         return not pending or self._put_index(pending)
 
-    def _send(self, name: str, known: list[Any]) -> bool:
+    def _send(self, name: str, there: Files, growing: bool) -> bool:
         path = self.directory / name
-        return self.whole.send(key(self.name, f"files/{name}"), path, known[0], known[1])
-
-    def _indexed(self, good: Files, group: list[str]) -> None:
-        """The index with this group as it is in the store now, where that is news."""
-        index = {name: known for name, known in self.index.items() if name not in group}
-        index.update(good)
-        if index == self.index or self.whole.why:
-            return
-        before, self.index = self.index, index
-        if not self._put_index({}):
-            self.index = before
-            return
-        note(self.own / "mirrored.json", good)
-        self._keep()
-
-    def _swept(self, there: Files) -> bool:
-        """Out of the index goes what is gone here; what is merely changing just now stays in it."""
-        gone = {
-            name
-            for name in self.index
-            if name not in there and not (self.directory / name).exists()
-        }
-        if gone and not self.whole.why:
-            before = self.index
-            self.index = {name: known for name, known in before.items() if name not in gone}
-            if not self._put_index({}):
-                self.index = before
-                return False
-            self._keep()
-        return True
+        if growing and there[name][0] < SMALL_BYTES:
+            # As it is now: such a file may have been replaced since it was looked at.
+            with suppress(OSError):
+                content = path.read_bytes()
+                there[name] = [len(content), hashlib.sha256(content).hexdigest()]
+        return self.whole.send(key(self.name, f"files/{name}"), path, *there[name])
 
     def _put_index(self, pending: Files) -> bool:
-        body = {"files": self.index, "pending": pending, "at": time.time()}
-        return self._put("index.json", body)
+        """Write what is in the store now, unless the index there says it already."""
+        if self.next == self.index and not pending:
+            return True
+        if not self._put("index.json", {"files": self.next, "pending": pending, "at": time.time()}):
+            return False
+        news = {name: known for name, known in self.next.items() if self.index.get(name) != known}
+        self.index, self.indexed_s = dict(self.next), time.monotonic()
+        note(self.own / "mirrored.json", news)
+        self._keep()
+        return True
 
     def _put(self, name: str, body: dict[str, Any]) -> bool:
         if self.whole.why:

@@ -6,15 +6,17 @@ against the checksum that goes with them; size and hash are read back.
 
 from __future__ import annotations
 
+import base64
+import functools
 import hashlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from .place import CHUNK, sha256_of
-from .store import Progress, StoreError
+from .store import ChangedError, Progress, StoreError
 
-LOOK_BYTES = 1024 * 1024
-"""A file of this size is worth a look whether it is there already."""
+LOOK_BYTES = 4 * 1024 * 1024
+"""A file of this size is worth a look whether it is there already, and sent in parts."""
 METHOD = "iam-role"
 NO_PROFILE = "this server has no instance profile, and uses no other credentials"
 
@@ -24,18 +26,18 @@ class S3Store:
         self.bucket, below = split(url)
         self.prefix = f"{below}{prefix}/"
         self.progress = progress
-        self._made: Any = None
 
     @property
     def client(self) -> Any:
-        if self._made is None:
-            self._made = _client()
-        return self._made
+        return client()
 
     def send(self, key: str, path: Path, size: int, sha256: str) -> None:
-        if size >= LOOK_BYTES and self._confirmed(key, size, sha256):
+        if size < LOOK_BYTES:
+            self._send_small(key, path, size, sha256)
+            return
+        if self._confirmed(key, size, sha256):
             if sha256_of(path, size) != sha256:
-                raise StoreError(f"{path.name} changed while it was sent", False)
+                raise ChangedError(path.name)
             return
         with path.open("rb") as file:
             part = _Part(file, size, self.progress)
@@ -43,16 +45,28 @@ class S3Store:
             where = (self.bucket, self.prefix + key)
             self._asked(lambda: self.client.upload_fileobj(part, *where, ExtraArgs=extra))
         if part.sha256 != sha256:
-            raise StoreError(f"{path.name} changed while it was sent", False)
+            raise ChangedError(path.name)
         if not self._confirmed(key, size, sha256):
             raise StoreError(f"the store does not show {key} as it was sent", False)
 
+    def _send_small(self, key: str, path: Path, size: int, sha256: str) -> None:
+        with path.open("rb") as file:
+            content = file.read(size)
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise ChangedError(path.name)
+        self.put(key, content)
+
     def put(self, key: str, content: bytes) -> None:
+        """One request: its answer bears the hash of what S3 has written."""
+        digest = hashlib.sha256(content)
+        told = base64.b64encode(digest.digest()).decode()
         where = {"Bucket": self.bucket, "Key": self.prefix + key, "Body": content}
-        known = {"sha256": hashlib.sha256(content).hexdigest()}
-        self._asked(
-            lambda: self.client.put_object(**where, Metadata=known, ChecksumAlgorithm="SHA256")
-        )
+        known = {"Metadata": {"sha256": digest.hexdigest()}, "ChecksumSHA256": told}
+        known["ChecksumAlgorithm"] = "SHA256"
+        answer = self._asked(lambda: self.client.put_object(**where, **known))
+        if answer.get("ChecksumSHA256", told) != told:
+            raise StoreError(f"the store does not show {key} as it was sent", False)
+        self.progress()
 
     def read(self, key: str) -> bytes | None:
         where = {"Bucket": self.bucket, "Key": self.prefix + key}
@@ -78,8 +92,7 @@ class S3Store:
         body.close()
 
     def close(self) -> None:
-        if self._made is not None:
-            self._made.close()
+        """The client is kept for the next pass: it takes longer to make than a pass does."""
 
     def _confirmed(self, key: str, size: int, sha256: str) -> bool:
         where = {"Bucket": self.bucket, "Key": self.prefix + key}
@@ -133,7 +146,9 @@ def split(url: str) -> tuple[str, str]:
     return bucket, f"{prefix}/" if prefix else ""
 
 
-def _client() -> Any:
+@functools.lru_cache(maxsize=None)
+def client() -> Any:
+    """One for this process. It renews the role's credentials by itself."""
     import boto3
     import botocore.session
     from botocore.config import Config

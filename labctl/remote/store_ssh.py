@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .place import CHUNK, sha256_of
-from .store import Progress, StoreError
+from .store import ChangedError, Progress, StoreError
 
 PART = 8 * 1024 * 1024
 """What is sent between two answers; a cut link costs no more than this."""
@@ -54,7 +54,7 @@ class SshStore:
             there = self._ask({"do": "look", **about})
             if (there["size"], there["sha256"]) == (size, sha256):
                 if sha256_of(path, size) != sha256:
-                    raise StoreError(f"{path.name} changed while it was sent", False)
+                    raise ChangedError(path.name)
                 return
             offset = there["staged"] if there["staged"] < size else 0
         with path.open("rb") as file:
@@ -62,7 +62,7 @@ class SshStore:
             while True:
                 part = file.read(min(PART, size - offset))
                 if len(part) < min(PART, size - offset):
-                    raise StoreError(f"{path.name} changed while it was sent", False)
+                    raise ChangedError(path.name)
                 asked = {"do": "put", **about, "offset": offset, "length": len(part)}
                 done = self._ask(asked, part)["done"]
                 offset += len(part)
@@ -123,6 +123,8 @@ class SshStore:
             raise self._cut(line) from None
         if missing and reply.get("error") == "missing":
             return reply
+        if reply.get("error") == "bad":  # its bytes are not those that were hashed
+            raise ChangedError(asked["key"])
         if "error" in reply:
             whole = reply["error"] in WHOLE
             said = "the store is full" if reply["error"] == "full" else "the store refuses"

@@ -21,7 +21,7 @@ from store_bed import ABOUT, LAB_ID, PREFIX, DirectStore, Lab, metadata_service,
 from labctl.actions.remote import files
 from labctl.errors import DeniedError, NotFoundError, TransferError
 from labctl.model import Endpoint
-from labctl.remote import store, store_mirror, store_restore, watch_store
+from labctl.remote import store, store_mirror, store_restore, store_s3, watch_store
 from labctl.remote.reply import Failure
 from labctl.remote.watch_signs import Account
 from labctl.stores import Store, Surroundings, open_store
@@ -72,7 +72,9 @@ def s3(cloud: Rehearsal, imds: str, lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     client = boto3.client("s3")
     client.create_bucket(Bucket="results")
     lab.config(URL)
+    store_s3.client.cache_clear()
     yield client
+    store_s3.client.cache_clear()
     cloud.change(denied=[], lost=[], dropped=[])
     bucket = boto3.resource("s3").Bucket("results")
     bucket.objects.all().delete()
@@ -178,6 +180,19 @@ def test_only_what_is_new_is_sent(s3: Any, lab: Lab) -> None:
     assert mirrored(all=True)["sent"] == 0
 
 
+def test_a_run_that_was_resumed_is_mirrored_again(s3: Any, lab: Lab) -> None:
+    run = lab.run("first", "lost")
+    mirrored()
+    record = run.directory / ".labctl/record.json"
+    record.rename(run.directory / ".labctl/ended-1-record.json")
+    run.write("logs/run.log", b"begun\nresumed\n")
+    assert mirrored()["sent"] == 1
+    record.write_text(json.dumps({"id": "first", "state": "exited", "exit_code": 0}))
+    run.checkpoint(2)
+    assert mirrored()["sent"] == 2
+    assert mirrored()["sent"] == 0
+
+
 def test_only_whole_checkpoints_are_sent(s3: Any, lab: Lab) -> None:
     run = lab.run("first")
     run.checkpoint(1)
@@ -241,15 +256,19 @@ def test_a_file_that_was_being_replaced_is_either_of_the_two(s3: Any, lab: Lab) 
     path = run.write("checkpoints/model.pt", b"one")
     mirrored()
     path.write_bytes(b"another")
-    (run.directory / ".labctl/sent.json").write_text(
-        (run.directory / ".labctl/sent.json").read_text().replace('"final":true', '"final":false')
-    )
+    sent = json.loads((run.directory / ".labctl/sent.json").read_text())
+    (run.directory / ".labctl/sent.json").write_text(json.dumps({**sent, "final": {}}))
 
     def die(*_: Any) -> None:
         raise DiedError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_mirror._Run, "_indexed", die)
+        real = store_mirror._Run._put_index
+        patch.setattr(
+            store_mirror._Run,
+            "_put_index",
+            lambda run, pending: real(run, pending) if pending else die(),
+        )
         with pytest.raises(DiedError):
             mirrored()
     lab.again()
@@ -319,6 +338,7 @@ def test_a_persons_own_keys_are_not_used(
 ) -> None:
     lab.run("first")
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    store_s3.client.cache_clear()
     assert boto3.Session().get_credentials() is not None
     assert "no instance profile" in mirrored()["why"]
     assert held(s3) == {}
