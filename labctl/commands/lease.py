@@ -5,8 +5,9 @@ the current one; it is free when it is released, expired (seconds since boot, su
 from another boot, and taking over means making the next number. Only sh and coreutils are needed.
 
 Two may still collide around a lease that was half-made or renewed late. So who made a directory
-looks again at the lease before it, and who wrote into one looks again whether it is the highest:
-one of the two sees the other, and gives way.
+looks again at all leases before it (the one just before may be half-made, or be gone again), and
+who wrote into one looks again whether it is the highest: one of the two sees the other, and gives
+way.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ look() { # generation, patience -> state, owner, left
   state=free owner='' left=0
   [ "$1" -gt 0 ] && [ ! -e "$dir/lease-$1/released" ] || return 0
   waited=0
-  until [ -s "$dir/lease-$1/owner.json" ] || [ "$waited" -ge "$2" ]; do
+  until [ -s "$dir/lease-$1/owner.json" ] || [ ! -d "$dir/lease-$1" ] || [ "$waited" -ge "$2" ]; do
     waited=$((waited + 1))
     sleep 0.1
   done
@@ -131,11 +132,23 @@ write() { # generation, the owner's other fields
     >"$dir/lease-$1/.owner-$$" && mv "$dir/lease-$1/.owner-$$" "$dir/lease-$1/owner.json"
 }
 
+look_below() { # generation -> state: that of any before it which is not free
+  for each in "$dir"/lease-*; do
+    number=${each##*/lease-}
+    case $number in '' | 0* | *[!0-9]* | ?????????*) continue ;; esac
+    [ "$number" -lt "$1" ] || continue
+    look "$number" 0
+    [ "$state" = free ] || return 0
+  done
+  state=free
+}
+
 give_way() { rm -rf "$dir/lease-$1"; state=held; sleep 0.$(($$ % 5 + 1)); }
 
 take() { # one attempt: -> state mine, or held
   newest; before=$n mine=$((n + 1))
   look "$before" 20
+  [ "$state" != free ] || look_below "$mine"
   [ "$state" = free ] || return 0
   if ! mkdir "$dir/lease-$mine" 2>/dev/null; then
     newest; [ "$n" -ge "$mine" ] || { state=broken; return 0; }
@@ -143,7 +156,7 @@ take() { # one attempt: -> state mine, or held
     [ "$state" = free ] && state=again
     return 0
   fi
-  look "$before" 0
+  look_below "$mine"
   [ "$state" = free ] || { give_way "$mine"; state=again; return 0; }
   write "$mine" "$fields" || { rm -rf "$dir/lease-$mine"; state=broken; return 0; }
   newest
@@ -185,7 +198,8 @@ if [ "$state" = mine ]; then
       rest=${owner#*\"expires_s\":}
       write "$n" "${rest#*,}"
       kept=$n; newest
-      [ "$n" -eq "$kept" ] || state=held
+      # Too late: what was just written must not keep others out.
+      [ "$n" -eq "$kept" ] || : >"$dir/lease-$kept/released"
       look "$n" 0 ;;
   esac
 fi
