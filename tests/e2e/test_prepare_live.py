@@ -3,121 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from bare_container import CAROLS_PASSWORD, bare, build_image
+from prepare_bench import PLAYBOOKS, Bench, bench, by_hand, inventory_of
 from sshd_container import Sshd
 
-from labctl.actions import Decision, Event, Note, Progress, Step
-from labctl.actions.connections import Connections
-from labctl.actions.prepare import LOG_NAME, playbook_hash, prepare, probe
-from labctl.commands import ansible
-from labctl.errors import LabError, PolicyError
-from labctl.model import Endpoint, Facts, Server
-from labctl.shell import Command
-from labctl.transports import Result, Transport
+from labctl.actions import Note, Progress, Step
+from labctl.actions.prepare import LOG_NAME, playbook_hash, probe
+from labctl.errors import PolicyError
+from labctl.model import Facts
 
 pytestmark = pytest.mark.engine
-
-ROOT = Path(__file__).resolve().parents[2]
-PLAYBOOKS = ROOT / "playbooks"
 DAEMON_JSON = {
     "log-opts": {"max-size": "10m"},
     "registry-mirrors": ["https://mirror.lab.example"],
 }
-
-
-T = TypeVar("T", bound=Event)
-
-
-@dataclass
-class Recorded:
-    """A Reporter that keeps what it is told."""
-
-    events: list[Event] = field(default_factory=list)
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-
-    def ask(self, decision: Decision) -> bool:
-        return decision.default
-
-    def of(self, kind: type[T]) -> list[T]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-class Counted:
-    """A transport that counts round trips."""
-
-    def __init__(self, inner: Transport) -> None:
-        self.inner = inner
-        self.endpoint: Endpoint = inner.endpoint
-        self.round_trips = 0
-
-    def run(
-        self,
-        line: Command | str,
-        *,
-        stdin: bytes = b"",
-        timeout_s: float | None = 60.0,
-        check: bool = True,
-    ) -> Result:
-        self.round_trips += 1
-        return self.inner.run(line, stdin=stdin, timeout_s=timeout_s, check=check)
-
-    def stream(
-        self,
-        line: Command | str,
-        *,
-        stdin: bytes = b"",
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None] | None = None,
-    ) -> int:
-        self.round_trips += 1
-        return self.inner.stream(line, stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-@dataclass
-class Bench:
-    """One bare machine as one account reaches it."""
-
-    box: Sshd
-    connections: Connections
-    server: Server
-    transport: Counted
-    reporter: Recorded
-
-    @property
-    def ssh_config(self) -> Path:
-        return self.connections.config_path(self.server.id)
-
-    def prepare(self, facts: Facts | None = None, *, boto3: bool = False) -> Facts:
-        return prepare(
-            self.transport,
-            self.server,
-            facts,
-            playbooks_dir=PLAYBOOKS,
-            ssh_config=self.ssh_config,
-            reporter=self.reporter,
-            boto3=boto3,
-        )
-
-
-def bench(box: Sshd, folder: Path, user: str) -> Bench:
-    connections = Connections(folder / user, None)
-    server = box.server(f"{user}-1", f"{user}s-lab", user=user)
-    transport = Counted(connections.open(server))
-    return Bench(box, connections, server, transport, Recorded())
 
 
 @pytest.fixture(scope="module")
@@ -143,42 +46,6 @@ def prepared(image: str, folder: Path) -> Iterator[tuple[Bench, Facts, Facts]]:
         after = alice.prepare(before)
         yield alice, before, after
         alice.transport.close()
-
-
-@pytest.fixture
-def untouched(image: str, tmp_path: Path) -> Iterator[Sshd]:
-    with bare(image, tmp_path) as box:
-        yield box
-
-
-def by_hand(inventory: Path, *words: str) -> tuple[str, int]:
-    """What a person types. Its output, and how many tasks changed something."""
-    playbook = str(Path(sys.executable).with_name("ansible-playbook"))
-    done = subprocess.run(
-        ["env", "LC_ALL=C.UTF-8", playbook, "-i", str(inventory), "playbooks/server.yml", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    changed = re.search(r"changed=(\d+)", done.stdout)
-    assert changed, done.stdout + done.stderr
-    return done.stdout + done.stderr, int(changed.group(1)) if done.returncode == 0 else -1
-
-
-def inventory_of(*benches: Bench, folder: Path) -> Path:
-    hosts = [
-        ansible.Host(
-            alias=one.server.alias,
-            ssh_config=one.ssh_config,
-            user=one.server.endpoint.user,
-            stamp=playbook_hash(PLAYBOOKS),
-        )
-        for one in benches
-    ]
-    path = folder / "hosts"
-    path.write_text(ansible.inventory(hosts))
-    return path
 
 
 def test_bare_machine_is_seen_as_bare(prepared: tuple[Bench, Facts, Facts]) -> None:
@@ -241,42 +108,6 @@ def test_prepared_server_costs_one_round_trip(prepared: tuple[Bench, Facts, Fact
     assert alice.transport.round_trips == 1
     assert len(alice.reporter.of(Step)) == steps
     assert again.stamp == after.stamp
-
-
-def test_a_server_that_saves_results_by_itself_gets_boto3_once(image: str, tmp_path: Path) -> None:
-    with bare(image, tmp_path) as box:
-        alice = bench(box, tmp_path, "alice")
-        assert not probe(alice.transport).boto3
-        assert alice.prepare(boto3=True).boto3
-        assert "boto3" in box.sh("python3 -c 'import boto3; print(boto3.__name__)'")
-        steps = len(alice.reporter.of(Step))
-        alice.prepare(boto3=True)
-        assert len(alice.reporter.of(Step)) == steps
-        # Elsewhere nobody asks for it, and its absence is no lack.
-        box.sh("apt-get purge --yes python3-boto3 python3-botocore")
-        alice.prepare()
-        assert len(alice.reporter.of(Step)) == steps
-        alice.transport.close()
-
-
-def test_without_boto3_to_be_had_it_is_a_lab_server_all_the_same(
-    image: str, tmp_path: Path
-) -> None:
-    with bare(image, tmp_path) as box:
-        box.sh(
-            "printf 'Package: python3-boto3\nPin: version *\nPin-Priority: -1\n'"
-            " > /etc/apt/preferences.d/none"
-        )
-        # Neither an older one of the distribution's, nor pip's, which reaches nothing.
-        box.sh("printf '[global]\nno-index = true\n' > /etc/pip.conf")
-        alice = bench(box, tmp_path, "alice")
-        after = alice.prepare(boto3=True)
-        assert after.rsync
-        assert not after.boto3
-        said = [note.text for note in alice.reporter.of(Note) if "boto3" in note.text]
-        assert len(said) == 1
-        assert "cannot save results by itself" in said[0]
-        alice.transport.close()
 
 
 def test_by_hand_on_the_printed_inventory_changes_nothing(
@@ -377,78 +208,3 @@ def offer_toolkit(box: Sshd, version: str) -> None:
         gpg --armor --export lab@lab.example > key.asc
         chmod -R a+rX /srv/nvidia"""
     )
-
-
-def test_account_without_sudo_gets_the_exact_words(untouched: Sshd, tmp_path: Path) -> None:
-    bob = bench(untouched, tmp_path, "bob")
-    with pytest.raises(PolicyError) as caught:
-        bob.prepare()
-    assert bob.transport.round_trips == 1
-    assert caught.value.what == "bobs-lab is not ready for labctl, and bob may not change it"
-    lines = caught.value.why.splitlines()
-    assert "- Docker Engine is not installed" in lines
-    assert "    sudo apt-get install --yes docker.io tmux rsync python3" in lines
-    assert "    sudo usermod --append --groups docker bob" in lines
-    assert "labctl inventory" in caught.value.hint
-    bob.transport.close()
-
-
-def test_what_the_administrator_is_told_to_type_is_enough(untouched: Sshd, tmp_path: Path) -> None:
-    """The lines are typed literally, by root; afterwards only the daemon is not running."""
-    bob = bench(untouched, tmp_path, "bob")
-    with pytest.raises(PolicyError) as caught:
-        bob.prepare()
-    untouched.sh("apt-get update")
-    for line in caught.value.why.splitlines():
-        if line.startswith("    sudo "):
-            untouched.sh("DEBIAN_FRONTEND=noninteractive " + line.strip().removeprefix("sudo "))
-    bob.transport.close()
-    found = probe(bob.transport)
-    assert found.tmux
-    assert found.rsync
-    assert found.python
-    assert found.docker_error.startswith("the daemon does not answer")
-    assert "docker" in untouched.sh("id -nG bob").split()
-    bob.transport.close()
-
-
-def test_failing_task_is_named_with_its_message_and_the_log(
-    untouched: Sshd, tmp_path: Path
-) -> None:
-    untouched.sh("rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/*")
-    alice = bench(untouched, tmp_path, "alice")
-    with pytest.raises(LabError) as caught:
-        alice.prepare()
-    assert caught.value.what == (
-        "preparing alices-lab failed at: Have Python on a Debian or Ubuntu machine"
-    )
-    assert "python3" in caught.value.why
-    log = alice.ssh_config.parent / LOG_NAME
-    assert caught.value.hint == f"less {log}"
-    assert "failed" in log.read_text()
-    assert "stamp" not in untouched.sh("ls /var/lib/labctl 2>/dev/null || true")
-    alice.transport.close()
-
-
-def test_root_without_a_sudo_program(untouched: Sshd, tmp_path: Path) -> None:
-    """What many clouds hand out: nothing is asked of a sudo that is not there."""
-    untouched.sh("rm /usr/bin/sudo && cp -r /home/alice/.ssh /root && chown -R root /root/.ssh")
-    root = bench(untouched, tmp_path, "root")
-    after = root.prepare()
-    assert after.stamp == playbook_hash(PLAYBOOKS)
-    assert after.tmux
-    assert "root" not in untouched.sh("getent group docker")
-    assert untouched.sh("stat -c '%U %a' /root/labctl").split() == ["root", "700"]
-    root.transport.close()
-
-
-def test_probe_through_csh_and_through_a_banner(untouched: Sshd, tmp_path: Path) -> None:
-    untouched.sh("apt-get update && apt-get install -y --no-install-recommends csh")
-    untouched.sh("chsh -s /bin/csh bob")
-    untouched.sh("sed -i '1i echo Welcome to the lab' /home/carol/.bashrc")
-    bob, carol = (bench(untouched, tmp_path, user) for user in ("bob", "carol"))
-    quiet, noisy = probe(bob.transport), probe(carol.transport)
-    assert (quiet.user, quiet.noisy_shell) == ("bob", False)
-    assert (noisy.user, noisy.noisy_shell) == ("carol", True)
-    bob.transport.close()
-    carol.transport.close()
