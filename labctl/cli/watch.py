@@ -100,8 +100,24 @@ def _draw_clocks(said: dict[str, Any], price: float) -> None:
         click.echo(click.style("  its watchdog does not run; next: labctl up", fg="red"))
     if watch.get("busy"):
         click.echo(f"  not idle: {clean('; '.join(watch['busy'][:3]))}")
+    if watch.get("mirror"):
+        _draw_mirror(watch["mirror"], said["now"])
     for one in watch.get("cannot") or ():
         click.echo(click.style(f"  {clean(one)}", fg="yellow"))
+
+
+def _draw_mirror(mirror: dict[str, Any], now: float) -> None:
+    """When all was last in the store, or why it is not."""
+    from labctl.cli.exits import clean
+    from labctl.cli.screen import ago, size
+
+    when = f"{ago(mirror['at'], now)} ago" if mirror["at"] else "never yet"
+    if not mirror["failed"]:
+        click.echo(f"  mirrored {when}")
+        return
+    behind = f", {size(mirror['behind_bytes'])} behind" if mirror["behind_bytes"] else ""
+    text = f"  not mirrored (last {when}{behind}), tried again: {clean(mirror['failed'])}"
+    click.echo(click.style(text, fg="yellow"))
 
 
 def _draw_why(watch: dict[str, Any]) -> None:
