@@ -210,7 +210,8 @@ def _play(host: ansible.Host, playbooks_dir: Path, reporter: Reporter) -> None:
             sys.executable, playbooks_dir, inventory, home=home, locale=_utf8_locale()
         )
         code = _run(argv, playbooks_dir, log, told)
-    if told.failed or code:
+    # A task that a rescue stands behind may fail: only the whole tells.
+    if code:
         raise _failure(host.alias, told.failed, code, log_path)
     reporter.emit(Step(name=STEP, done=True, detail=host.alias))
 
