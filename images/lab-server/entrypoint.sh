@@ -5,6 +5,8 @@ set -u
 
 readonly HOST_KEY=/etc/ssh/ssh_host_ed25519_key
 readonly STATE=/var/lib/labctl
+# labctl/remote/place.py looks for it.
+readonly GOING_DOWN=/run/going-down
 readonly DOCKERD_LOG=/var/log/dockerd.log
 readonly HERE=/usr/local/lib/lab-server
 
@@ -78,6 +80,7 @@ keep_dockerd() {
 
 keep_sshd() {
   local code
+  rm -f "$GOING_DOWN"
   while :; do
     /usr/sbin/sshd -D -e
     code=$?
@@ -109,6 +112,7 @@ first_boot() {
 # have them killed with this container's processes.
 shut_down() {
   say "shutting down"
+  touch "$GOING_DOWN"
   kill "${KEEPERS[@]}" 2>/dev/null
   docker ps --quiet | timeout 18 xargs -r docker stop --time 10 >/dev/null
   local pid

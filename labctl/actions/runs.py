@@ -172,6 +172,7 @@ def watch(
             if not follow:
                 raise
             on_cut()
+            _look_where_it_is(ground, _as_recorded(ground, server))
             text = f"{error.what}; the run goes on, trying again in {pause_s:g} s"
             ground.reporter.emit(Note(text=text, level="warning"))
             time.sleep(pause_s)
@@ -181,9 +182,23 @@ def watch(
 
 
 def _as_recorded(ground: Ground, server: Server) -> Server:
-    """The server under its newest address: restarted, it may have a port that `up` has found."""
+    """The server under its newest address: restarted, it may have another."""
     known = ground.state.server_of_lab(ground.lab_id)
     return known if known and known.id == server.id else server
+
+
+def _look_where_it_is(ground: Ground, server: Server) -> None:
+    """Record the address that its provider tells now, where it is still the server we know."""
+    try:
+        found = ground.provider.find(server.id)
+    except LabError:
+        return  # this machine may be offline: asked again at the next cut
+    if found is None or found.state != "running" or not found.endpoint.port:
+        return
+    known, now = server.endpoint, found.endpoint
+    same_key = now.host_key in (known.host_key, known.next_host_key)
+    if same_key and (now.host, now.port) != (known.host, known.port):
+        ground.state.save_server(ground.as_ours(found, server))
 
 
 def cancel(ground: Ground, server: Server, run_id: str, grace_s: int) -> tuple[Run, bool]:

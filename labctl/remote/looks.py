@@ -11,7 +11,7 @@ from typing import Any
 
 from .docker import docker
 from .engine import inspect
-from .place import boot_token, disk, lab_dir, read_json, read_text, run_dir, write_json
+from .place import boot_token, disk, going_down, lab_dir, read_json, read_text, run_dir, write_json
 from .reply import Failure
 from .secrets_tmpfs import drop as drop_secrets
 from .watch_place import watch
@@ -150,7 +150,8 @@ def _as_written(
     """How a run ended whose entry script lived to write it down."""
     code, end = int(written["code"]), float(written["ended_at"])
     taken = (directory / ".labctl" / "reclaim.json").exists()
-    if not cancelled and written.get("asked") and (rebooted or taken):
+    # Whoever looks while the machine goes down must not take its SIGTERM for somebody's word.
+    if not cancelled and written.get("asked") and (rebooted or taken or going_down()):
         whose = "taken back by its provider" if taken else "shut down"
         told = f"lost: the server was {whose} while it ran (the command ended with {code})"
         return {"state": "lost", "ended_at": end, "told": told}

@@ -13,6 +13,8 @@ from .reply import Failure
 
 NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
 CHUNK = 1024 * 1024
+DOWN_MARKS = (Path("/run/nologin"), Path("/run/going-down"))
+"""What a shutdown leaves: systemd's and sysvinit's mark, and that of images/lab-server."""
 
 
 def home() -> Path:
@@ -113,6 +115,25 @@ def boot_token() -> str:
     stat = read_text(Path("/proc/1/stat"))
     start = stat.rpartition(")")[2].split()[19] if ")" in stat else ""
     return f"{boot}:{start}"
+
+
+def going_down() -> bool:
+    """Whether this machine is on its way to a shutdown or a restart: systemd's word, or a mark."""
+    import shutil  # asked only of a run that somebody ended
+    import subprocess
+
+    if any(mark.exists() for mark in DOWN_MARKS):
+        return True
+    if not shutil.which("systemctl"):
+        return False
+    said = subprocess.run(
+        ["systemctl", "is-system-running"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return said.stdout.strip() == "stopping"
 
 
 def free_bytes(path: Path) -> int:

@@ -37,7 +37,7 @@ def refused(endpoint: Endpoint, why: str) -> ConnectionRefusedByServerError:
     return ConnectionRefusedByServerError(
         f"{endpoint.host} refuses connections to port {endpoint.port}",
         why=why or "the machine is up, but nothing listens there",
-        hint="if it has just started, try again in a minute; else check the port and its sshd",
+        hint="labctl up   # finds a server that has restarted; else check the port and its sshd",
     )
 
 

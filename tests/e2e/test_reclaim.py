@@ -48,7 +48,7 @@ keep() {{
     "$step" "$size" "$sum" > "$partial/manifest.json"
   mv "$partial" "checkpoints/$name"
 }}
-trap 'sleep 0.5; keep; echo "stopped at $step"; exit 143' TERM
+trap 'sleep 0.5; step=$((step + 1)); keep; echo "stopped at $step"; exit 143' TERM
 echo "from $step"
 while :; do
   step=$((step + 1))
@@ -57,7 +57,8 @@ while :; do
   sleep 0.05
 done
 """
-"""Shell: twenty steps a second, a checkpoint every EVERY, and one more when it is asked to end."""
+"""Shell: twenty steps a second, a checkpoint every EVERY, and one of one more step when it is asked to
+end."""
 
 
 def write_lab(root: Path, lab_yaml: str) -> None:
