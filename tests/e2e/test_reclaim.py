@@ -57,8 +57,7 @@ while :; do
   sleep 0.05
 done
 """
-"""Shell: twenty steps a second, a checkpoint every EVERY, and one of one more step when it is asked to
-end."""
+"""Shell: twenty steps a second, a checkpoint every EVERY, and one a step on when asked to end."""
 
 
 def write_lab(root: Path, lab_yaml: str) -> None:
