@@ -136,6 +136,8 @@ class Lab:
 
         self._settle_trust()
         check_files(self.config)
+        if recover and follow and id and self._to_go_on(id):
+            return self._followed(id, on_log)
         server = self.ground.server()
         renew(self.ground, server)
         wanted = runs.spec(self.ground, server, tuple(command), id or runs.new_id(), tty)
@@ -152,10 +154,18 @@ class Lab:
             on_log=on_log,
         )
         if recover and follow:
-            from labctl.actions.recover import follow as follow_through
-
-            found = follow_through(self.ground, found.id, on_log=on_log)
+            return self._followed(found.id, on_log)
         return LabRun(self, found)
+
+    def _to_go_on(self, run_id: str) -> bool:
+        from labctl.actions.recover import unfinished
+
+        return unfinished(self.ground, run_id)
+
+    def _followed(self, run_id: str, on_log: Callable[[bytes], None]) -> LabRun:
+        from labctl.actions.recover import follow
+
+        return LabRun(self, follow(self.ground, run_id, on_log=on_log))
 
     def pull(
         self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False

@@ -256,6 +256,7 @@ class Run(Value, frozen=True):
 
     `exit_code` is None while it runs or when nobody can know it any more (state "lost").
     `told` says in words how it ended (exit, out of memory with limit and peak, signal, reboot).
+    `stopped_by` names the limit that ended a "lost" one: "ttl" or "budget"; "" for anything else.
     """
 
     id: str
@@ -273,6 +274,7 @@ class Run(Value, frozen=True):
     progress: dict[str, float] = {}
     new_files: tuple[str, ...] = ()
     seen_at: float = 0.0
+    stopped_by: str = ""
 
     @property
     def ended(self) -> bool:

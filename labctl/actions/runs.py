@@ -83,7 +83,7 @@ def start(
 
     def started(reply: dict[str, Any]) -> None:
         if "run" in reply:
-            run = to_run(reply["run"], server)
+            run = to_run(reply["run"], server.id)
             ground.state.save_run(run)
             log.begun = True
             on_start(run, bool(reply["found"]))
@@ -219,16 +219,16 @@ def refresh(ground: Ground, server: Server, remote: Remote | None = None) -> dic
 
 
 def keep(ground: Ground, server: Server, found: dict[str, Any]) -> Run:
-    run = to_run(found, server)
+    run = to_run(found, server.id)
     ground.state.save_run(run)
     return run
 
 
-def to_run(found: dict[str, Any], server: Server) -> Run:
+def to_run(found: dict[str, Any], server_id: str) -> Run:
     """A Run from what the server's program says; a claim not launched yet counts as starting."""
     known = {k: v for k, v in found.items() if k in KNOWN_RUN_FIELDS and v is not None}
     known["state"] = "starting" if found["state"] == "claimed" else found["state"]
-    known |= {"server_id": server.id, "seen_at": time.time()}
+    known |= {"server_id": server_id, "seen_at": time.time()}
     return msgspec.convert(known, Run)
 
 

@@ -11,7 +11,17 @@ from typing import Any
 
 from .docker import docker
 from .engine import inspect
-from .place import boot_token, disk, going_down, lab_dir, read_json, read_text, run_dir, write_json
+from .place import (
+    LIMIT,
+    boot_token,
+    disk,
+    going_down,
+    lab_dir,
+    read_json,
+    read_text,
+    run_dir,
+    write_json,
+)
 from .reply import Failure
 from .secrets_tmpfs import drop as drop_secrets
 from .watch_place import watch
@@ -79,6 +89,7 @@ def look(directory: Path, seen: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "container": attempt.get("container", ""),
         "progress": _progress(directory),
         "progress_at": _progress_at(directory),
+        "log_offset": read_json(directory / ".labctl" / "resumed.json").get("offset", 0),
     }
     name = attempt.get("container", "")
     found = seen.get(name) or (inspect([name]).get(name) if name else None)
@@ -113,6 +124,9 @@ def _ending(
     written = read_json(directory / ".labctl" / "exit.json")
     rebooted = bool(attempt.get("boot")) and attempt["boot"] != boot_token()
     cancelled = (directory / ".labctl" / "cancel").exists()
+    limit = read_json(directory / ".labctl" / LIMIT).get("by", "")
+    if limit and not cancelled and (not written or written.get("asked")):
+        return _by_limit(limit, written)
     if written:
         return _as_written(directory, spec, written, cancelled, rebooted)
     if rebooted:
@@ -142,6 +156,11 @@ def _ending(
         told = told if code > 128 else f"its container ended with {code} before the command did"
     state = "cancelled" if cancelled else "exited"
     return {"state": state, "exit_code": code, "ended_at": ended, "told": told}
+
+
+def _by_limit(limit: str, written: dict[str, Any]) -> dict[str, Any]:
+    told = f"stopped: the server reached its {limit}; what it had saved by then is kept"
+    return {"state": "lost", "stopped_by": limit, "ended_at": written.get("ended_at"), "told": told}
 
 
 def _as_written(

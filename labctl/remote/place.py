@@ -13,6 +13,8 @@ from .reply import Failure
 
 NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
 CHUNK = 1024 * 1024
+LIMIT = "limit.json"
+"""Beside a run that a limit ended: {"by": "ttl" or "budget", "at"}."""
 DOWN_MARKS = (Path("/run/nologin"), Path("/run/going-down"))
 """What a shutdown leaves: systemd's and sysvinit's mark, and that of images/lab-server."""
 

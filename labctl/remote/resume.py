@@ -10,18 +10,20 @@ from typing import Any
 
 from . import engine
 from .looks import UNENDED, existing, look
-from .place import checked_name, lab_dir, read_json, run_dir, write_json, write_text
+from .place import LIMIT, checked_name, lab_dir, read_json, run_dir, write_json, write_text
 from .reply import Failure
 from .runs import launch, launching
+from .watch_taken import newest_whole
 
-SET_ASIDE = ("record.json", "exit.json", "reclaim.json")
+SET_ASIDE = ("record.json", "exit.json", "reclaim.json", LIMIT)
 
 
 def resume(request: dict[str, Any]) -> dict[str, Any]:
     """Go on with a run that was lost: its own code, its outputs so far, the next attempt.
 
     Replies as `start` does: {"missing": image} before anything is changed; a run that lives is
-    found. One that ended by itself is refused. `told` is what the log says of the gap.
+    found. One that ended by itself is refused. `told` is what the log says of the gap. "offset" is
+    where in the log it stands, "step" what the newest whole checkpoint says of itself.
     """
     spec = request["spec"]
     directory = existing({**spec, "run": spec["id"]})
@@ -32,7 +34,7 @@ def resume(request: dict[str, Any]) -> dict[str, Any]:
         state = look(directory, {})
         if state["state"] in UNENDED:
             offset = state_offset(directory)
-            return {"run": state, "found": True, "offset": offset, "directory": str(directory)}
+            return {"run": state, "found": True, "offset": offset, **_place(directory)}
         if state["state"] != "lost":
             raise Failure(
                 "policy",
@@ -41,11 +43,18 @@ def resume(request: dict[str, Any]) -> dict[str, Any]:
                 f"labctl logs {spec['id']}",
             )
         _set_aside(directory)
+        place = _place(directory)
         offset = _mark(directory, request.get("told") or "resumed")
         root = lab_dir(spec["lab"], spec["lab_id"])
         seen = launch(root, directory, spec, image, request.get("secrets", {}))
     run = look(directory, seen)
-    return {"run": run, "found": False, "offset": offset, "directory": str(directory)}
+    return {"run": run, "found": False, "offset": offset, **place}
+
+
+def _place(directory: Path) -> dict[str, Any]:
+    """Where the run lies, and the step of its newest whole checkpoint, None where it has none."""
+    newest = newest_whole(directory) or {}
+    return {"directory": str(directory), "step": newest.get("step")}
 
 
 def from_push(request: dict[str, Any]) -> dict[str, Any]:

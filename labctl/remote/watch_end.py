@@ -29,9 +29,10 @@ from typing import Any, Callable, NamedTuple
 from urllib.parse import quote
 
 from . import engine
-from .place import home
+from .place import LIMIT, home
 from .reply import Failure
 from .store import NO_BOTO3, python_with_boto3
+from .watch_place import keep
 from .watch_saved import Unsaved, ask, unsaved
 from .watch_signs import Account
 from .watch_store import probed, send_all
@@ -82,7 +83,7 @@ def wind_down(plan: Plan, by: str, say: Say) -> Outcome:
         rate, safe = _save(plan, by, say)
         if not safe:
             return Outcome(False, rate)
-    _stop_runs(plan, say)
+    _stop_runs(plan, by, say)
     if by != "idle":
         rate, _ = _save(plan, by, say)
     if plan.kind == "release":
@@ -183,7 +184,7 @@ def live_runs(plan: Plan) -> list[str]:
     return [one["Labels"]["labctl.run"] for one in found]
 
 
-def _stop_runs(plan: Plan, say: Say) -> None:
+def _stop_runs(plan: Plan, by: str, say: Say) -> None:
     """SIGTERM to every run at once; each may finish the checkpoint that it writes."""
     try:
         found = running("labctl.run", "" if plan.every_lab else plan.lab_id)
@@ -193,11 +194,14 @@ def _stop_runs(plan: Plan, say: Say) -> None:
     if not found:
         return
     with ThreadPoolExecutor(len(found)) as pool:
-        list(pool.map(lambda one: _stop_run(one, plan, say), found))
+        list(pool.map(lambda one: _stop_run(one, plan, by, say), found))
 
 
-def _stop_run(container: dict[str, Any], plan: Plan, say: Say) -> None:
+def _stop_run(container: dict[str, Any], plan: Plan, by: str, say: Say) -> None:
     run, began = container["Labels"]["labctl.run"], time.monotonic()
+    mounts = {one["Destination"]: one.get("Source", "") for one in container["Mounts"]}
+    # Before it is asked: nobody may take its end for its own doing, or go on with it unasked.
+    keep(Path(mounts["/lab/run"]) / ".labctl", LIMIT, {"by": by, "at": time.time()})
     with suppress(engine.Refused):
         engine.ask("POST", f"/containers/{container['Id']}/kill?signal=SIGTERM")
     until = began + plan.grace_s
