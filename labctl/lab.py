@@ -34,7 +34,7 @@ from labctl.config import (
     trust_questions,
     trusted,
 )
-from labctl.errors import NotFoundError, PolicyError
+from labctl.errors import PolicyError
 from labctl.model import Need, Run, Server
 from labctl.providers import provider_class
 from labctl.state import State
@@ -123,22 +123,31 @@ class Lab:
         tty: bool = False,
         push: bool = True,
         recover: bool = False,
+        keeper: str = "",
         on_start: Callable[[Run, bool], None] = lambda run, found: None,
         on_log: Callable[[bytes], None] = lambda block: None,
     ) -> LabRun:
         """Push, then start `command` (lab.yaml's `run:` if empty), exactly once for one `id`.
 
         With `recover` it goes on, on another server, where its server ends before it does; that is
-        seen to while somebody follows it.
+        seen to while somebody follows it, or by the `keeper` ("host" or "user@host:port") that the
+        lab is handed over to.
         """
         from labctl.actions import runs, saved
         from labctl.actions.provision import renew
 
         self._settle_trust()
         check_files(self.config)
-        if recover and follow and id and self._to_go_on(id):
-            return self._followed(id, on_log)
+        if recover and (follow or keeper) and id and self._to_go_on(id):
+            self._handed_over(keeper, id)
+            return (
+                self._followed(id, on_log) if follow else LabRun(self, runs.latest(self.ground, id))
+            )
         server = self.ground.server()
+        if keeper:
+            from labctl.actions import hand_over, keepers
+
+            hand_over.check(self.ground, keepers.KeeperHost(self.ground, keeper), server)
         renew(self.ground, server)
         wanted = runs.spec(self.ground, server, tuple(command), id or runs.new_id(), tty)
         if push:
@@ -153,6 +162,7 @@ class Lab:
             on_start=on_start,
             on_log=on_log,
         )
+        self._handed_over(keeper, found.id)
         if recover and follow:
             return self._followed(found.id, on_log)
         return LabRun(self, found)
@@ -162,6 +172,14 @@ class Lab:
 
         return unfinished(self.ground, run_id)
 
+    def _handed_over(self, keeper: str, run_id: str) -> None:
+        if keeper:
+            from labctl.actions.hand_over import hand_over
+            from labctl.actions.keepers import KeeperHost
+
+            there = KeeperHost(self.ground, keeper)
+            hand_over(self.ground, there, self.ground.server(), run_id)
+
     def _followed(self, run_id: str, on_log: Callable[[bytes], None]) -> LabRun:
         from labctl.actions.recover import follow
 
@@ -170,18 +188,18 @@ class Lab:
     def pull(
         self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False
     ) -> list[PulledRun]:
-        """Outputs of a run (the latest), verified; with `everything` new files elsewhere too."""
-        from labctl.actions import kept, runs, work
+        """Outputs of a run (the latest), verified; with `everything` new files elsewhere too.
 
-        try:
-            server = self.ground.server()
-        except NotFoundError as error:
-            raise kept.explained(self.ground, error) from None
-        if kept.pending(self.ground, server):
-            kept.restore(self.ground, server)
+        Where the server has ended, they come from the lab's store, or from its keeper's copy.
+        """
+        from labctl.actions import homecoming, runs
+
+        if homecoming.has_copies(self.ground):
+            self._settle_trust()
+        homecoming.come_back(self.ground)
         wanted = run.id if isinstance(run, LabRun) else (run or "")
         ids = [] if all_runs else [runs.latest(self.ground, wanted).id]
-        return work.pull(self.ground, server, ids, everything=everything)
+        return homecoming.pull(self.ground, ids, everything=everything)
 
     def forward(self, service: str, *, port: int = 0) -> Forwarding:
         """A local port to a service, started on the server if need be; a context manager."""
@@ -200,6 +218,15 @@ class Lab:
         from labctl.actions.status import status
 
         return status(self.ground, refresh=refresh, why=why)
+
+    @property
+    def keeper(self) -> str:
+        """The host whose keeper looks after the lab; "" where none does."""
+        if not self.ground.state.events(lab_id=self.id, kind="handed", limit=1):
+            return ""
+        from labctl.actions.turn import handed_to
+
+        return handed_to(self.ground)
 
     def _settle_trust(self) -> None:
         questions = trust_questions(self.config)

@@ -39,11 +39,15 @@ class Note(Event, frozen=True):
 
 
 class Decision(Value, frozen=True):
-    """A question. Without a terminal and without --yes the answer is no."""
+    """A question. Without a terminal and without --yes the answer is no.
+
+    `about` is "price" where a yes costs money; "" for anything else.
+    """
 
     question: str
     detail: str = ""
     default: bool = False
+    about: str = ""
 
 
 class Reporter(Protocol):

@@ -196,7 +196,7 @@ def _agreed(ground: Ground, need: Need, offers: list[Offer]) -> Iterator[Offer]:
 def _agree(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> None:
     question = f"start {_named(offer)} for {offer.price_usd_per_hour:.2f} dollars an hour?"
     if not ground.reporter.ask(
-        Decision(question=question, detail=_plan(ground, need, offer, others))
+        Decision(question=question, detail=_plan(ground, need, offer, others), about="price")
     ):
         raise PolicyError(
             "nothing was started", why="the price was not agreed to", hint="labctl offers"

@@ -9,6 +9,7 @@ from labctl.actions import (
     Note,
     Step,
     attempts,
+    homecoming,
     kept,
     provision,
     removal,
@@ -44,8 +45,10 @@ def down(ground: Ground, *, discard: bool) -> Ending:
     and the disk stays.
     """
     with ground.state.exclusive(ground.lab_id, "down"), told_what_bills(ground):
+        homecoming.hear(ground)
         server = _ours(ground, discard) or _unheard(ground)
         if server is None:
+            homecoming.released(ground, discard=discard)
             ending = ground.state.server_of_lab(ground.lab_id)
             rest = removal.swept(ground, ending.id if ending else "")
             return Ending(
@@ -58,6 +61,7 @@ def down(ground: Ground, *, discard: bool) -> Ending:
         files = edits = 0
         if not discard:
             files, edits = _save(ground, server, running)
+        homecoming.released(ground, discard=discard)
         rest = removal.remove(ground, server)
         return Ending(
             removed=rest.server_id,

@@ -12,7 +12,7 @@ import msgspec
 
 from labctl.actions import Note, Progress, Reporter
 from labctl.config import LabConfig, Paths
-from labctl.errors import NotFoundError
+from labctl.errors import ConnectError, NotFoundError
 from labctl.model import Endpoint, Facts, Server
 from labctl.providers import Provider, Surroundings, provider_class
 from labctl.state import State
@@ -28,7 +28,8 @@ class Ground:
     """Made once per command. Nothing here touches the network before it is used.
 
     `everywhere` has the provider look at every region that the account has. Labs of one `group`
-    share a key pair and what else the provider can share.
+    share a key pair and what else the provider can share. `owner` is whom the
+    provider is told, the user's name if ""; `place` tells apart the machines that they work from.
     """
 
     config: LabConfig
@@ -38,6 +39,8 @@ class Ground:
     reporter: Reporter
     everywhere: bool = False
     group: str = ""
+    owner: str = ""
+    place: str = ""
 
     def beside(self, config: LabConfig, lab_id: str) -> Ground:
         """The ground of another lab that shares this one's provider, state and connections."""
@@ -67,7 +70,8 @@ class Ground:
 
         return Surroundings(
             data_dir=self.paths.data_dir,
-            owner=getpass.getuser(),
+            owner=self.owner or getpass.getuser(),
+            place=self.place,
             connect=self.connections.connect,
             settle_host_key=self._settle,
             resolve_alias=self.connections.resolve_alias,
@@ -118,9 +122,17 @@ class Ground:
         return self.paths.keys_dir / (self.group or self.lab_id) / "id_ed25519"
 
     def remote(self, server: Server) -> Remote:
-        """The program on the server, over labctl's shared connection."""
+        """The program on the server, over labctl's shared connection.
+
+        ConnectError where the server has been removed meanwhile, perhaps by another process: its
+        ssh_config must not come back.
+        """
         from labctl.actions.remote import Remote
 
+        if self.state.server(server.id) is None:
+            raise ConnectError(
+                f"the server {server.id} has been removed", hint="labctl status --refresh"
+            )
         return Remote(self.connections.open(server))
 
     def way(self, server: Server) -> Way | None:

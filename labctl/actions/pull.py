@@ -104,7 +104,7 @@ def verify(
     request = {"lab": lab_name, "lab_id": lab_id, "outputs": list(outputs), "all": False}
     missing: list[Missing] = []
     for name, found in sorted(_manifest(remote, request, run_ids).items()):
-        one = _Look(lab_root, name, found)
+        one = Look(lab_root, name, found)
         missing += [Missing(run=name, path=d.path, size=d.size) for d in one.due()]
         missing += one.skipped
     return tuple(missing)
@@ -121,7 +121,7 @@ def _manifest(
     return runs
 
 
-class _Look:
+class Look:
     """What the server has of one run, compared with what is here."""
 
     def __init__(self, lab_root: Path, run: str, found: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ class _Look:
         return missing
 
     def _here(self, due: Due) -> bool:
-        path = _inside(self.home, due.path)
+        path = inside(self.home, due.path)
         if not path.is_file() or path.is_symlink() or path.stat().st_size != due.size:
             return False
         return self.index.hash(due.path, path)[0] == due.sha256
@@ -176,8 +176,8 @@ class _Pull:
         self.way = way
 
     def run(self, found: dict[str, Any], record: Run | None) -> PulledRun:
-        look = _Look(self.lab_root, self.name, found)
-        _make_home(look.home, record)
+        look = Look(self.lab_root, self.name, found)
+        make_home(look.home, record)
         files = size = 0
         bad: list[Due] = []
         for _ in range(TRIES):
@@ -197,13 +197,13 @@ class _Pull:
             )
             for one in due:
                 if one.growing:
-                    arrivals.seed(one, _inside(look.home, one.path))
+                    arrivals.seed(one, inside(look.home, one.path))
             size += arrivals.fetch(due)
             bad = arrivals.check(due)
-            files += _settle(look, due, bad)
+            files += settle(look, due, bad)
             if not bad:
                 break
-            look = _Look(
+            look = Look(
                 self.lab_root,
                 self.name,
                 _manifest(self.remote, self.request, [self.name])[self.name],
@@ -220,7 +220,7 @@ class _Pull:
             complete=look.ended and not skipped,
         )
 
-    def _tell(self, look: _Look, bad: list[Due]) -> None:
+    def _tell(self, look: Look, bad: list[Due]) -> None:
         """Have the server know what is safe here: its watchdog saves only the rest."""
         held = [d for d in look.files.values() if d not in bad]
         if look.unpulled and held:
@@ -239,7 +239,7 @@ class _Pull:
         return [Missing(run=self.name, path=d.path, size=d.size, reason=reason) for d in bad]
 
 
-def _make_home(home: Path, record: Run | None) -> None:
+def make_home(home: Path, record: Run | None) -> None:
     if home.is_symlink():
         raise PolicyError(f"{home} is a link", why="results are not written through links")
     home.mkdir(parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ def _make_home(home: Path, record: Run | None) -> None:
         staging.replace(home / RECORD)
 
 
-def _inside(home: Path, name: str) -> Path:
+def inside(home: Path, name: str) -> Path:
     """`home/name`, refused where the way there passes through a link."""
     path = home
     for part in name.split("/")[:-1]:
@@ -263,7 +263,7 @@ def _inside(home: Path, name: str) -> Path:
     return home / name
 
 
-def _settle(look: _Look, due: list[Due], bad: list[Due]) -> int:
+def settle(look: Look, due: list[Due], bad: list[Due]) -> int:
     """Rename what arrived well into place; a checkpoint with a file missing waits."""
     partial = look.home / PARTIAL
     tops = _tops(look.files)
@@ -271,14 +271,14 @@ def _settle(look: _Look, due: list[Due], bad: list[Due]) -> int:
     good = [d for d in due if d not in bad and _top_of(d.path, tops) not in waiting]
     count = 0
     for top, members in _grouped(good, tops).items():
-        place = _inside(look.home, top.rstrip("/")) if top else look.home
+        place = inside(look.home, top.rstrip("/")) if top else look.home
         if top and not place.exists() and len(members) == _members(look.files, top):
             _keep_only(partial / top, {partial / one.path for one in members})
             place.parent.mkdir(parents=True, exist_ok=True)
             (partial / top).rename(place)
         else:
             for one in sorted(members, key=lambda d: d.path == top + MANIFEST):
-                _place(partial / one.path, _inside(look.home, one.path))
+                _place(partial / one.path, inside(look.home, one.path))
         for one in members:
             look.index.put(one.path, (look.home / one.path).lstat(), one.sha256)
         count += len(members)

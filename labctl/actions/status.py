@@ -15,6 +15,7 @@ from labctl.model import Server
 def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any]:
     """Server, runs, clocks and dollars of a lab, as plain values.
 
+    `keeper` is the host whose keeper looks after it, "" for none, or where nobody asked.
     `server` is None where there is none. `reachable` is None when nobody asked. `watch` is what its
     watchdog last said, and `watched_at` when; {} where none was heard. Costs are those of the
     ledger; "kept" are the lab's disks that outlived a server. With `why` the watchdog's last
@@ -23,11 +24,16 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
     machine: dict[str, Any] = {}
     reachable: bool | None = None
     said = ""
+    keeper = ""
     if refresh:
         from labctl.actions.bills import told_what_bills
         from labctl.actions.kept import look
         from labctl.actions.provision import admit, adopt
 
+        if ground.state.events(lab_id=ground.lab_id, kind="handed", limit=1):
+            from labctl.actions.homecoming import hear
+
+            keeper = hear(ground)
         with told_what_bills(ground):
             adopted = adopt(ground)
             if adopted is not None and adopted.state == "running":
@@ -49,6 +55,7 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
     return {
         "lab": ground.config.name,
         "lab_id": ground.lab_id,
+        "keeper": keeper,
         "server": server,
         "reachable": reachable,
         "why": said,

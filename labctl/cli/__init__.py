@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "orphans": ("pay", "Decide and pay", "Everything at the provider that labctl made."),
     "rehearse": ("rehearse", "Teach", "A simulated cloud on this machine: no account, no cost."),
     "config": ("rare", "Rarely", "Every setting, its value and where it came from."),
+    "keep": ("keep", "Rarely", "Watch over labs that laptops hand to this machine."),
     "inventory": ("rare", "Rarely", "The server as an Ansible inventory."),
     "secret": ("rare", "Rarely", "Keep values for the secrets that lab.yaml names."),
     "trust": ("rare", "Rarely", "Approve what this lab.yaml may do."),

@@ -135,6 +135,10 @@ def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
     from labctl.cli.screen import as_json
 
     lab = open_lab(ctx, quiet=json_, record_only=True, needs_file=not all_)
+    if lab.keeper:
+        from labctl.actions.homecoming import hear
+
+        hear(lab.ground)
     found = costs(lab.ground, every_lab=all_)
     if json_:
         as_json({"costs": found})

@@ -30,8 +30,7 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
     """
     from labctl.cli.screen import as_json
 
-    asks = refresh or why
-    said = open_lab(ctx, quiet=json_, record_only=not asks).status(refresh=asks, why=why)
+    said = _status(ctx, refresh or why, why, json_)
     if json_:
         as_json(said)
         return
@@ -40,11 +39,30 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
         click.echo(f"{said['lab']}: no server. Next: labctl up")
     else:
         _draw_server(said, server)
+    if said["keeper"]:
+        click.echo(f"  looked after by the keeper at {said['keeper']}")
     _draw_kept(said["kept"])
     if why:
         _draw_why(said["watch"])
     elif said["runs"]:
         _draw_runs(said["runs"], server, said["now"])
+
+
+def _status(ctx: click.Context, asks: bool, why: bool, json_: bool) -> dict[str, Any]:
+    lab = open_lab(ctx, quiet=json_, record_only=not asks)
+    if asks or not lab.keeper:
+        return lab.status(refresh=asks, why=why)
+    # What this machine last saw is not how the lab is: somebody else looks after it.
+    from labctl.errors import BusyError, ProviderError
+
+    lab = open_lab(ctx, quiet=json_)
+    try:
+        return lab.status(refresh=True)
+    except (BusyError, ProviderError) as error:
+        from labctl.cli.exits import clean
+
+        click.echo(f"as recorded here, since {clean(error.what)}", err=True)
+        return {**lab.status(), "keeper": lab.keeper}
 
 
 def _draw_kept(found: list[KeptDisk]) -> None:
@@ -192,8 +210,13 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     from labctl.cli.work import write_log
 
     lab = open_lab(ctx)
+    server = _server_with_logs(lab)
     found = runs.latest(lab.ground, run)
-    server = lab.ground.server()
+    if server is None:
+        from labctl.actions.homecoming import log_elsewhere
+
+        write_log(_last_lines(log_elsewhere(lab.ground, found.id), tail))
+        return
     try:
         seen = runs.watch(lab.ground, server, found.id, tail=tail, follow=follow, on_log=write_log)
     except KeyboardInterrupt:
@@ -201,6 +224,26 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
         ctx.exit(130)
     if seen.ended:
         click.echo(f"run {seen.id}: {clean(seen.told)}", err=True)
+
+
+def _server_with_logs(lab: Lab) -> Server | None:
+    """The lab's server; None where it has ended, and what it said was saved elsewhere."""
+    from labctl.errors import NotFoundError
+
+    if lab.keeper:
+        from labctl.actions.homecoming import come_back
+
+        come_back(lab.ground)
+    try:
+        return lab.ground.server()
+    except NotFoundError:
+        if not lab.keeper and not lab.config.store:
+            raise
+        return None
+
+
+def _last_lines(text: bytes, count: int) -> bytes:
+    return b"".join(text.splitlines(keepends=True)[-count:]) if count else text
 
 
 @click.command("forward")

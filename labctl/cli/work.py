@@ -47,6 +47,7 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
 @click.option("-it", "tty", is_flag=True, help="With a terminal, for programs that ask.")
 @click.option("--no-push", is_flag=True, help="Run what is on the server already.")
 @click.option("--recover", is_flag=True, help="Go on elsewhere where its server ends too early.")
+@click.option("--keeper", default="", metavar="HOST", help="Its `labctl keep` recovers the run.")
 @yes_option
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -58,6 +59,7 @@ def run_command(
     tty: bool,
     no_push: bool,
     recover: bool,
+    keeper: str,
     yes: bool,
     json_: bool,
     command: tuple[str, ...],
@@ -71,11 +73,14 @@ def run_command(
     labctl run -- python train.py --epochs 20
     labctl run --detach --id night
     labctl run --recover
+    labctl run --recover --keeper HOST --detach
     """
     from labctl.cli.exits import clean
 
-    if recover and (detach or tty or no_push):
+    if recover and ((detach and not keeper) or tty or no_push):
         raise _not_with_recover()
+    if keeper and not recover:
+        raise _no_keeper_without_recover(keeper)
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
     seen: list[Run] = []
@@ -95,6 +100,7 @@ def run_command(
             tty=tty,
             push=not no_push,
             recover=recover,
+            keeper=keeper,
             on_start=started,
             on_log=(lambda block: None) if json_ else write_log,
         ).seen
@@ -114,7 +120,17 @@ def _not_with_recover() -> LabError:
     return UsageError(
         "--recover follows the run and keeps the code that it sends",
         why="so it goes neither with --detach nor with -it or --no-push",
-        hint="labctl run --recover",
+        hint="labctl run --recover; with --keeper HOST, --detach is fine",
+    )
+
+
+def _no_keeper_without_recover(keeper: str) -> LabError:
+    from labctl.errors import UsageError
+
+    return UsageError(
+        "--keeper goes with --recover",
+        why="a keeper recovers the runs that are handed to it",
+        hint=f"labctl run --recover --keeper {keeper}",
     )
 
 
@@ -153,8 +169,12 @@ def write_log(block: bytes) -> None:
 
 
 def _still_running(lab: Lab, run: Run) -> None:
-    price = lab.ground.server().offer.price_usd_per_hour
+    server = lab.ground.state.server_of_lab(lab.id)
+    price = server.offer.price_usd_per_hour if server else 0.0
     click.echo(f"\nrun {run.id} goes on at {price:.2f} dollars an hour", err=True)
+    if lab.keeper:
+        said = f"the keeper at {lab.keeper} looks after it; this machine may be switched off"
+        click.echo(said, err=True)
     for line, deed in (
         (f"labctl logs -f {run.id}", "follow it again"),
         (f"labctl cancel {run.id}", "end the run"),

@@ -32,6 +32,11 @@ class Paths(Value, frozen=True):
         return self.config_dir / "config.yaml"
 
     @property
+    def keep_dir(self) -> Path:
+        """Labs that others handed to this machine's keeper."""
+        return self.keys_dir.parent / "keep"
+
+    @property
     def database(self) -> Path:
         return self.state_dir / "labctl.db"
 

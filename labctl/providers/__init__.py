@@ -25,6 +25,7 @@ class Surroundings(Value, frozen=True):
     `resolve_alias` takes a host's name and returns what the user's own ssh_config says of it;
     None where that is not to be read.
     `base_image`, `wheelhouse`, `package_index` are the switches for every image build.
+    `place` tells this machine apart from others that the owner works from; "" for the only one.
     `cache_dir` may be deleted at any time. `everywhere` asks for every region, not only the
     configured ones.
     """
@@ -39,6 +40,7 @@ class Surroundings(Value, frozen=True):
     package_index: str = ""
     resolve_alias: Callable[[str], Endpoint] | None = None
     cache_dir: Path | None = None
+    place: str = ""
     everywhere: bool = False
 
 

@@ -49,7 +49,7 @@ class Transport(Protocol):
         self,
         line: Command | str,
         *,
-        stdin: bytes = b"",
+        stdin: bytes | memoryview = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:

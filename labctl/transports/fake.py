@@ -63,11 +63,11 @@ class FakeTransport:
         self,
         line: Command | str,
         *,
-        stdin: bytes = b"",
+        stdin: bytes | memoryview = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:
-        result = self._answer(str(line), stdin)
+        result = self._answer(str(line), bytes(stdin))
         if result.stdout:
             on_stdout(result.stdout.encode())
         if result.stderr and on_stderr is not None:

@@ -103,7 +103,7 @@ class OpenSshTransport:
         self,
         line: Command | str,
         *,
-        stdin: bytes = b"",
+        stdin: bytes | memoryview = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:
@@ -123,7 +123,7 @@ class OpenSshTransport:
     def _execute(
         self,
         line: Command | str,
-        stdin: bytes,
+        stdin: bytes | memoryview,
         timeout_s: float | None,
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
@@ -135,7 +135,7 @@ class OpenSshTransport:
     def _attempt(
         self,
         line: Command | str,
-        stdin: bytes,
+        stdin: bytes | memoryview,
         deadline: float | None,
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
@@ -261,7 +261,7 @@ def _locked(path: str) -> Iterator[None]:
 
 def _pump(
     process: subprocess.Popen[bytes],
-    stdin: bytes,
+    stdin: bytes | memoryview,
     streams: tuple[Unframer, Unframer],
     deadline: float | None,
 ) -> bool:

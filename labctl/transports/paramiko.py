@@ -24,6 +24,7 @@ __all__ = ["ParamikoTransport", "fetch_host_key"]
 MOST_CHANNELS = 8
 MOST_CHUNKS = 64
 _CHUNK_BYTES = 64 * 1024
+_PART_BYTES = 1024 * 1024
 _NETWORK_ERRORS = (paramiko.SSHException, OSError, EOFError)
 
 
@@ -66,7 +67,7 @@ class ParamikoTransport:
         self,
         line: Command | str,
         *,
-        stdin: bytes = b"",
+        stdin: bytes | memoryview = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:
@@ -136,7 +137,7 @@ class ParamikoTransport:
     def _execute(
         self,
         line: Command | str,
-        stdin: bytes,
+        stdin: bytes | memoryview,
         timeout_s: float | None,
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
@@ -173,12 +174,13 @@ def _left_s(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _send(channel: paramiko.Channel, stdin: bytes) -> None:
+def _send(channel: paramiko.Channel, stdin: bytes | memoryview) -> None:
     """Hand `stdin` over beside the reading, so that neither waits for the other."""
 
     def feed() -> None:
         try:
-            channel.sendall(stdin)
+            for start in range(0, len(stdin), _PART_BYTES):
+                channel.sendall(bytes(stdin[start : start + _PART_BYTES]))
             channel.shutdown_write()
         except _NETWORK_ERRORS:
             return  # the command ended without reading all of it, or the link was lost

@@ -1,0 +1,99 @@
+"""One lab that needs more than a look: its runs are recovered, or what is left of it swept.
+
+It runs in a process of its own, beside the keeper: a recovery takes minutes and AWS's library much
+memory, and no lab's trouble is another's.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from labctl.actions import Note, disks, recover, removal, wards
+from labctl.actions.ground import Ground
+from labctl.actions.lost import Silences
+from labctl.actions.provision import ENDED, adopt, let_in
+from labctl.actions.wards import Ward
+from labctl.errors import LabError
+from labctl.model import Run
+
+LOOK_S = 10.0
+SWEPT = "swept"
+
+
+def attend(ground: Ground, one: Ward, *, pause: Callable[[float], None] = time.sleep) -> None:
+    """Look at the lab's runs until each is well, or over; then sweep, if all are over.
+
+    The first error of a run, once every other run was looked at: later may be better.
+    """
+    silences = Silences()
+    while left := [run_id for run_id in one.runs if not _over(ground, run_id)]:
+        begun = time.time()
+        _let_in(ground)
+        trouble: LabError | None = None
+        well = True
+        for run_id in left:
+            try:
+                seen = recover.tend(ground, run_id, silences)
+                well = well and _well(seen, begun)
+            except LabError as error:
+                trouble = trouble or error
+        if trouble:
+            raise trouble
+        if well and any(not _over(ground, run_id) for run_id in left):
+            return
+        if not well:
+            pause(LOOK_S * random.uniform(0.8, 1.2))
+    sweep(ground)
+
+
+def _over(ground: Ground, run_id: str) -> bool:
+    run = ground.state.run(ground.lab_id, run_id)
+    return run is not None and wards.is_over(run)
+
+
+def _well(run: Run, since: float) -> bool:
+    """Whether its server has told of it just now; a lost one waits for somebody's recovery."""
+    return wards.is_over(run) or (run.seen_at >= since and run.state != "lost")
+
+
+def _let_in(ground: Ground) -> None:
+    """Its provider's gate, opened again where this machine's address has changed."""
+    server = ground.state.server_of_lab(ground.lab_id)
+    if server is not None and server.state == "running":
+        try:
+            let_in(ground, server)
+        except LabError as error:
+            text = f"whether the way to {server.id} is open is not known: {error.what}"
+            ground.reporter.emit(Note(text=text, level="warning"))
+
+
+def sweep(ground: Ground) -> None:
+    """Take away what an ended server has left at its provider. A server that lives is left alone.
+
+    Its own watchdog ends it: by its ttl, its idle time, its budget.
+    """
+    server = adopt(ground)
+    alive = [
+        one.id
+        for one in ground.provider.servers()
+        if one.lab_id == ground.lab_id and one.state not in ENDED
+    ]
+    if len(alive) > 1:
+        text = f"more than one server bills for this lab: {', '.join(sorted(alive))}"
+        ground.reporter.emit(Note(text=f"{text}; labctl orphans ends them", level="warning"))
+    if server is not None or alive:
+        return
+    rest = removal.swept(ground)
+    expired = [
+        one
+        for one in rest.leftovers
+        if one.lab_id == ground.lab_id and one.expires_at and one.expires_at < time.time()
+    ]
+    removal.take_away(ground, expired)
+    kept = len(disks.on_record(ground.state, ground.lab_id))
+    ground.state.record(SWEPT, lab_id=ground.lab_id, detail={"kept": kept})
+    ended = "its server has ended, and nothing that costs is left"
+    text = f"its server has ended; {kept} kept disks stay until their time is over"
+    ground.reporter.emit(Note(text=text if kept else ended))

@@ -1,0 +1,48 @@
+"""The systemd user unit that runs `labctl keep`. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+UNIT = "labctl-keep"
+
+
+def keep_unit(words: Sequence[str], *, path: str) -> str:
+    """The unit's text. `words` is the command, `path` the PATH in which ssh and rsync are found.
+
+    What a user's own systemd can hold a service to without namespaces, which many login nodes do
+    not allow: no new privileges, and little memory (`labctl keep` takes 40 MB, what it starts for
+    a recovery some hundred more).
+    """
+    return f"""\
+[Unit]
+Description=labctl keep: recovers, mirrors and sweeps the labs that were handed to it
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={" ".join(_quoted(word) for word in words)}
+Environment={_quoted(f"PATH={path}")}
+# Settings and credentials of its own, such as AWS_PROFILE=..., one NAME=value a line:
+EnvironmentFile=-%h/.config/labctl/keep.env
+Restart=always
+RestartSec=5
+KillMode=mixed
+TimeoutStopSec=15
+UMask=0077
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+MemoryMax=1G
+TasksMax=512
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def _quoted(word: str) -> str:
+    """A word as systemd reads it: `%`, `$`, quotes and backslashes mean themselves."""
+    plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{plain}"'
