@@ -18,7 +18,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -69,6 +69,13 @@ class Connections:
     def forget(self, server_id: str) -> None:
         """Remove what `write` wrote for this server; an absent one is fine."""
         shutil.rmtree(self._server_dir(server_id), ignore_errors=True)
+
+    def forget_others(self, server_ids: Iterable[str]) -> None:
+        """Remove what is written of any server but these: a killed process may have left some."""
+        kept = {*server_ids, "endpoints"}
+        for folder in self._dir.glob("*/config"):
+            if folder.parent.name not in kept:
+                self.forget(folder.parent.name)
 
     def config_path(self, server_id: str) -> Path:
         """Where `write` puts the server's config."""

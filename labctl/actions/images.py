@@ -20,6 +20,8 @@ from labctl.errors import BuildError, LabError
 from labctl.model import Server
 from labctl.shell import portable
 
+BUILD_S = 3600.0
+"""So long waits a second process for the first to make the lab's image."""
 COPY = re.compile(r"^\s*(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
 
 
@@ -91,10 +93,11 @@ def ensure(ground: Ground, server: Server, remote: Remote, wanted: str, of_run: 
     It is built from the code that was pushed, or from the snapshot of the run `of_run`.
     """
     image = ground.config.image
-    if image.build:
-        _build(ground, server, remote, image, wanted, of_run)
-    elif not _send_if_here(ground, server, wanted):
-        _pull(ground, remote, wanted)
+    with ground.state.exclusive(f"{ground.lab_id}-image", "make the image", wait_s=BUILD_S):
+        if image.build:
+            _build(ground, server, remote, image, wanted, of_run)
+        elif not _send_if_here(ground, server, wanted):
+            _pull(ground, remote, wanted)
 
 
 def _build(

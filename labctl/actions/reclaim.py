@@ -10,7 +10,14 @@ from typing import Any
 from labctl.actions import Decision, Note, Step, guard, runs, saved
 from labctl.actions.ground import Ground
 from labctl.actions.recover import recover
-from labctl.errors import BusyError, ConnectError, NotFoundError, PolicyError, UsageError
+from labctl.errors import (
+    BusyError,
+    ConnectError,
+    NotFoundError,
+    PolicyError,
+    ProviderError,
+    UsageError,
+)
 from labctl.model import Run, Server, Value
 from labctl.providers import Reclaim
 
@@ -215,7 +222,12 @@ def _taken(ground: Ground, server: Server, taker: Reclaim, seen: _Seen, notice_s
                     seen.look_at_notice()
             time.sleep(min(SAMPLE_S, max(0.0, end - time.monotonic())))
     if not announced:
-        taker.reclaim(server.id, 0)
+        try:
+            taker.reclaim(server.id, 0)
+        except (ProviderError, NotFoundError):
+            # Whoever follows the run may have heard the notice, and ended what was lost anyway.
+            if ground.provider.find(server.id) is not None:
+                raise
     return announced
 
 

@@ -155,24 +155,26 @@ def watch(
     `on_cut` is called at each cut, and may raise to end the watching.
     """
     log = _Log(on_log, offset)
-    pause_s = 0.5
+    pause_s, attempt = 0.5, ""
     while True:
         request = _about(ground, run_id) | {"offset": log.offset, "wait": follow, "tail": tail}
+        request["attempt"] = attempt
+        server = _as_recorded(ground, server, run_id)
 
-        def placed(reply: dict[str, Any]) -> None:
-            nonlocal tail, pause_s
+        def placed(reply: dict[str, Any], server: Server = server) -> None:
+            nonlocal tail, pause_s, attempt
             log.offset, tail, pause_s = int(reply["offset"]), 0, 0.5
-            keep(ground, server, reply["run"])
+            attempt = keep(ground, server, reply["run"]).container
 
         try:
-            closing = ground.remote(_as_recorded(ground, server)).stream(
+            closing = ground.remote(server).stream(
                 "follow", request, on_reply=placed, on_bytes=log.feed
             )
         except ConnectError as error:
             if not follow:
                 raise
             on_cut()
-            _look_where_it_is(ground, _as_recorded(ground, server))
+            _look_where_it_is(ground, server)
             text = f"{error.what}; the run goes on, trying again in {pause_s:g} s"
             ground.reporter.emit(Note(text=text, level="warning"))
             time.sleep(pause_s)
@@ -181,10 +183,12 @@ def watch(
         return keep(ground, server, closing["run"])
 
 
-def _as_recorded(ground: Ground, server: Server) -> Server:
-    """The server under its newest address: restarted, it may have another."""
+def _as_recorded(ground: Ground, server: Server, run_id: str) -> Server:
+    """The server under its newest address, or the one on which the run was recovered since."""
     known = ground.state.server_of_lab(ground.lab_id)
-    return known if known and known.id == server.id else server
+    run = ground.state.run(ground.lab_id, run_id)
+    moved = known and run and run.server_id == known.id
+    return known if known and (moved or known.id == server.id) else server
 
 
 def _look_where_it_is(ground: Ground, server: Server) -> None:

@@ -1,9 +1,10 @@
-"""Whose turn it is to recover a run, where a laptop and a keeper both watch it.
+"""Whose turn it is to recover a run, where several watch it.
 
-With a store it is a lease in the store, `runs/<run>/watch.json`: {"holder", "beat", "at"}, taken by
-a conditional put for the length of one recovery and renewed every BEAT_S. A holder that falls
-silent for STALE_S, by the clock of the one who waits, is replaced; it notices that before it does
-anything more. Without a store only the keeper that the lab was handed to recovers.
+On one machine the lab's lock decides. Between a laptop and a keeper with a store it is a lease
+there, `runs/<run>/watch.json`: {"holder", "beat", "at"}, taken by a conditional put for the length
+of one recovery and renewed every BEAT_S. A holder that falls silent for STALE_S, by the clock of
+the one who waits, is replaced; it notices that before it does anything more. Without a store only
+the keeper that the lab was handed to recovers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from labctl.actions import Note
@@ -27,6 +28,7 @@ BACK = "taken-back"
 BEAT_S = 15.0
 STALE_S = 60.0
 LOOK_S = 2.0
+LONGEST_WAIT_S = 3600.0
 
 
 class NotOursError(BusyError):
@@ -129,6 +131,24 @@ def our_turn(ground: Ground, run_id: str, *, wait: bool) -> Iterator[Turn]:
     The lab's own rule comes first: one that was handed to a keeper, and has no store, is not
     recovered here.
     """
+    with _alone_here(ground, run_id, wait):
+        yield from _agreed(ground, run_id, wait)
+
+
+@contextmanager
+def _alone_here(ground: Ground, run_id: str, wait: bool) -> Iterator[None]:
+    """No other process of this machine recovers a run of this lab meanwhile."""
+    name, wait_s = f"{ground.lab_id}-recover", LONGEST_WAIT_S if wait else 0.0
+    with ExitStack() as held:
+        try:
+            held.enter_context(ground.state.exclusive(name, f"recover {run_id}", wait_s=wait_s))
+        except BusyError as error:
+            raise NotOursError(error.what, why=error.why, hint=error.hint) from error
+        yield
+
+
+def _agreed(ground: Ground, run_id: str, wait: bool) -> Iterator[Turn]:
+    """Hold the turn among machines."""
     if not ground.config.store:
         if keeper := handed_to(ground):
             raise NotOursError(

@@ -21,6 +21,8 @@ from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.errors import UsageError
 from labctl.model import FileEntry, Forward, Server, Service, Value
 
+PUSH_S = 3600.0
+"""So long waits a second process for the first to send the lab's files."""
 Tree = tuple[str, Path, Sequence[FileEntry]]
 """Where it goes on the server, where it lies here, and its files."""
 
@@ -61,6 +63,13 @@ def push_data(ground: Ground, server: Server, *, force: bool = False) -> list[Pu
 
 
 def _sent(ground: Ground, server: Server, trees: Sequence[Tree], *, force: bool) -> list[Pushed]:
+    with ground.state.exclusive(f"{ground.lab_id}-push", "push", wait_s=PUSH_S):
+        return _sent_alone(ground, server, trees, force=force)
+
+
+def _sent_alone(
+    ground: Ground, server: Server, trees: Sequence[Tree], *, force: bool
+) -> list[Pushed]:
     config, reporter = ground.config, ground.reporter
     remote, route = ground.remote(server), ground.way(server)
     done = []

@@ -12,6 +12,7 @@ from typing import Any
 
 from .engine import inspect
 from .looks import UNENDED, existing, last_attempt, look
+from .place import read_json
 from .reply import answer, finish
 from .runs import start
 
@@ -23,11 +24,18 @@ def follow(request: dict[str, Any]) -> None:
     """Streams bytes from "offset" on; ends when the run has ended and all is sent.
 
     With "tail" above 0 it begins that many lines before the end. The first reply says at which
-    offset the bytes begin; the closing one holds the run.
+    offset the bytes begin; the closing one holds the run. "attempt" is the container that the
+    caller's offset was counted with: where another goes on, the log of a restored run may be
+    shorter, and begins where the gap is marked.
     """
     directory = existing(request)
     log = directory / "logs" / "run.log"
     offset = int(request.get("offset") or 0)
+    attempt = request.get("attempt")
+    if attempt and attempt != last_attempt(directory).get("container"):
+        offset = min(
+            offset, int(read_json(directory / ".labctl" / "resumed.json").get("offset", 0))
+        )
     if request.get("tail"):
         offset = tail_offset(log, int(request["tail"]))
     answer({"run": look(directory, {}), "offset": offset})
