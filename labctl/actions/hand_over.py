@@ -21,7 +21,7 @@ from labctl.actions.scan import hash_file
 from labctl.actions.take_in import Known, Taken
 from labctl.actions.turn import HANDED
 from labctl.actions.wards import OUTSIDE, Ward
-from labctl.config import LAB_FILE, LabConfig, environment, secret_values, settings
+from labctl.config import LAB_FILE, LabConfig, environment, secret_values
 from labctl.errors import NotFoundError, UsageError
 from labctl.model import Server
 
@@ -163,11 +163,5 @@ def _ceiling(server: Server) -> float | None:
 
 
 def _settings(config: LabConfig) -> dict[str, str]:
-    """What this machine and its user have added to lab.yaml, as text."""
-    beside = {
-        key for key, origin in config.origins.items() if not origin.startswith(f"{LAB_FILE}:")
-    }
-    values = {key: text for key, text, _ in settings(config) if text}
-    return {
-        key: values[key] for key in sorted(beside & values.keys()) if key not in OF_THIS_MACHINE
-    }
+    """What this machine and its user have added to lab.yaml."""
+    return {key: text for key, text in config.beside.items() if key not in OF_THIS_MACHINE}

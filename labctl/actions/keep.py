@@ -126,6 +126,7 @@ class Keeper:
         self._tell, self._attend, self._every_s = tell, attend, every_s
         self._ground = ground or self._own_ground
         self._known: dict[str, int] = {}
+        self._begun = False
         self._due: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
         self._busy: set[str] = set()
@@ -169,8 +170,9 @@ class Keeper:
         for name, changed in found.items():
             if self._known.get(name) != changed:
                 self._due[name] = 0.0
-                if self._known:
+                if self._begun:
                     self._tell(name, "was handed over")
+        self._begun = True
         if self._known != found:
             self._known = found
             self._write()
@@ -216,6 +218,8 @@ class Keeper:
         before = _states(ground, one)
         state = look(ground, one, swept=self._swept(name))
         if state == TROUBLE:
+            if _open(ground, one):
+                self._tell(name, "its server does not answer, or has lost a run: a closer look")
             self._attend(name)
             ended = not _open(ground, one)
             gone = ground.state.server_of_lab(ground.lab_id) is None

@@ -6,13 +6,15 @@ import json
 from typing import Any
 
 from labctl import errors
-from labctl.errors import CommandError, LabError
+from labctl.errors import CommandError, ConfigError, LabError
 
 
 def as_reply(error: LabError) -> dict[str, Any]:
     """What `raised` makes the same error of."""
-    kind = type(error).__name__
-    return {"error": {"kind": kind, "what": error.what, "why": error.why, "hint": error.hint}}
+    kind, why = type(error).__name__, error.why
+    if isinstance(error, ConfigError):
+        why = "\n".join(f"{one.path} (line {one.line}): {one.message}" for one in error.problems)
+    return {"error": {"kind": kind, "what": error.what, "why": why, "hint": error.hint}}
 
 
 def raised(body: dict[str, Any]) -> LabError | None:

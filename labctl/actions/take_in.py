@@ -51,7 +51,7 @@ def know(places: Paths, name: str, running: bool) -> Known:
     """What is here of this lab already, byte for byte as it came."""
     import socket
 
-    have: dict[str, str] = msgspec.field(default_factory=dict)
+    have: dict[str, str] = {}
     try:
         one = wards.ward(places, name)
     except NotFoundError:

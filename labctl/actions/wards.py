@@ -17,7 +17,7 @@ import msgspec
 
 from labctl.actions import Reporter
 from labctl.actions.ground import Ground
-from labctl.config import LAB_FILE, LabConfig, Paths, load_lab
+from labctl.config import LabConfig, Paths, load_lab
 from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.providers import provider_class
@@ -133,8 +133,7 @@ def _config(one: Ward, root: Path, environ: Mapping[str, str], record_only: bool
         )
 
     # What this machine's owner has set for it counts more than what the laptop had.
-    origins = loaded({}).origins
-    own = {key for key, origin in origins.items() if not origin.startswith(f"{LAB_FILE}:")}
+    own = loaded({}).beside
     config = loaded({key: text for key, text in one.settings.items() if key not in own})
     need = config.server.need
     if need.max_price_usd_per_hour is None:

@@ -203,7 +203,9 @@ def _attend(desk: Desk, name: str) -> dict[str, Any]:
     from labctl.actions.wards import ground, ward
 
     def end_with_the_keeper() -> None:
-        sys.stdin.buffer.read()
+        # Not through sys.stdin, whose lock must be free when the interpreter ends.
+        while os.read(0, 4096):
+            pass
         os._exit(143)
 
     if not sys.stdin.isatty():

@@ -117,6 +117,13 @@ def _missing_hint(path: Path) -> str:
     return "labctl init"
 
 
+def _as_text(node: Node) -> str:
+    """A value as an override gives it; "" for what only a file can hold."""
+    items = node.value if isinstance(node.value, list) else [node]
+    parts = [item.value for item in items if isinstance(item.value, str)]
+    return ", ".join(parts) if len(parts) == len(items) else ""
+
+
 class _Loading:
     """One lab being read: the merged nodes, and the problems found so far."""
 
@@ -172,6 +179,11 @@ class _Loading:
             package_index=file.package_index,
             origins={key: node.place for key, node in self.leaves.items()},
             lines={key: node.line for key, node in self.leaves.items() if node.origin == LAB_FILE},
+            beside={
+                key: text
+                for key, node in self.leaves.items()
+                if node.origin != LAB_FILE and (text := _as_text(node))
+            },
         )
 
     def split_server(self) -> tuple[dict[str, Any], Node]:

@@ -232,7 +232,10 @@ class ServerConfig(Value, frozen=True):
 
 
 class LabConfig(Value, frozen=True):
-    """A lab as configured. Paths are absolute; `origins` tells where each dotted key came from."""
+    """A lab as configured. Paths are absolute; `origins` tells where each dotted key came from.
+
+    `beside` is the text of what was set somewhere else than in lab.yaml, as an override would be.
+    """
 
     name: str
     root: Path
@@ -254,3 +257,4 @@ class LabConfig(Value, frozen=True):
     package_index: str = ""
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     lines: dict[str, int] = msgspec.field(default_factory=dict)
+    beside: dict[str, str] = msgspec.field(default_factory=dict)
