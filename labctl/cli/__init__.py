@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "eval": ("results", "Work", "Evaluate the pulled model on this machine."),
     "logs": ("watch", "Watch", "What a run printed; -f follows."),
     "offers": ("pay", "Decide and pay", "What servers there are for the need, with prices."),
+    "estimate": ("estimate", "Decide and pay", "What a model needs: memory, hours, dollars."),
     "cost": ("pay", "Decide and pay", "Hours and dollars of servers and runs."),
     "extend": ("pay", "Decide and pay", "Let the server live longer, within its limits."),
     "orphans": ("pay", "Decide and pay", "Everything at the provider that labctl made."),

@@ -298,6 +298,12 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def build_model() -> tuple[Classifier, torch.Tensor]:
+    """A network for digits and one of them, for `labctl estimate train.py:build_model`."""
+    shape = Shape(classes=tuple("0123456789"), channels=1, image_size=16)
+    return Classifier(shape), torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
+
+
 def main() -> None:
     stop = StopRequest()
     options = parse_options((__doc__ or "").partition("\n")[0])

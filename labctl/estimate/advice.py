@@ -1,0 +1,233 @@
+"""What to make of the figures: is a GPU needed, which term dominates, what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from labctl.estimate.compute import Amount, cpu_seconds, cpu_token_seconds
+from labctl.estimate.figures import (
+    CPU_PATIENCE_S,
+    CPU_TOKEN_S,
+    SMALL_ITEM_FLOPS,
+    SMALL_PARAMETERS,
+    TABLE_VALUES,
+)
+from labctl.estimate.fits import largest_usable, smallest_for
+from labctl.estimate.memory import Memory, memory, simple_activations
+from labctl.estimate.plan import Plan, mixed
+from labctl.model import Value
+
+HALF_DAY_S = 43_200.0
+MOST_GPUS = 1024
+
+
+class Way(Value, frozen=True):
+    """One change: what to type, what it costs, and where that leads. `fits_on` is the smallest GPU
+    that then holds it, "" for none; bytes are per GPU."""
+
+    options: str
+    what: str
+    total_bytes: int
+    fits_on: str
+    gpus: int = 1
+
+
+class Verdict(Value, frozen=True):
+    """Whether a GPU is needed, and the reason in words."""
+
+    needed: bool
+    why: str
+
+
+def verdict(plan: Plan, amount: Amount) -> Verdict:
+    """Rules of thumb over stated assumptions: see `figures`."""
+    if plan.kind != "network":
+        return _of_table(plan)
+    params = plan.measured.parameters if plan.measured else plan.params
+    if not plan.training:
+        return _of_use(plan, amount)
+    seconds = cpu_seconds(plan, amount)
+    if seconds is not None:
+        told = f"about {_minutes(seconds)} on a laptop's processor, at an assumed 100 GFLOP/s"
+        return Verdict(needed=seconds > CPU_PATIENCE_S, why=told)
+    item = plan.measured.item_flops if plan.measured else 0
+    small = params <= SMALL_PARAMETERS and item <= SMALL_ITEM_FLOPS
+    told = f"{params:,} parameters are {'few enough for' if small else 'too many for'} a processor"
+    return Verdict(needed=not small, why=f"{told}; say how much data: {_amount_option(plan)}")
+
+
+def _amount_option(plan: Plan) -> str:
+    return "--items 60k --epochs 10" if plan.measured else "--tokens 100M"
+
+
+def _of_table(plan: Plan) -> Verdict:
+    values = plan.rows * plan.columns
+    if values > TABLE_VALUES:
+        why = f"{values:.2g} values: a GPU may pay (XGBoost: device=cuda), if the table fits there"
+        return Verdict(needed=True, why=why)
+    if plan.kind == "trees":
+        why = "trees split sorted columns, which processors do well; and on tables of usual size "
+        why += "they are still ahead of networks (arXiv:2207.08815)"
+    else:
+        why = f"{values:.2g} values: a table of this size is a processor's work"
+    return Verdict(needed=False, why=why)
+
+
+def _of_use(plan: Plan, amount: Amount) -> Verdict:
+    each = cpu_token_seconds(plan)
+    unit = "item" if plan.measured else "token"
+    told = f"a processor reads the weights in {_milliseconds(each)}, once for each {unit}"
+    busy = amount.requests_per_day * each * max(amount.reply_tokens, 1)
+    if amount.requests_per_day and amount.seconds_per_request:
+        return Verdict(needed=each > CPU_TOKEN_S, why=told)
+    return Verdict(needed=each > CPU_TOKEN_S or busy > HALF_DAY_S, why=told)
+
+
+def _minutes(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:,.0f} h" if hours < 1e6 else f"{hours:.1e} h"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def why_simple_differs(plan: Plan, found: Memory) -> tuple[str, ...]:
+    """What the rule of thumb leaves out, largest part of the sum first; empty without training."""
+    if plan.kind != "network" or found.total_bytes == found.simple_rule_bytes:
+        return ()
+    reasons: list[tuple[float, str]] = [(found.overhead_bytes, "no overhead")]
+    if mixed(plan):
+        master = 4.0 * plan.params
+        reasons.append((master, f"no fp32 master weights ({_gb(master)})"))
+        if plan.optimizer in ("adam", "adamw", "momentum"):
+            reasons.append((master * 2, f"optimizer states in {plan.precision}, not in fp32"))
+    if found.activations_bytes:
+        rule = simple_activations(plan)
+        by_rule = f": by its rule {_gb(rule)}, one tensor a layer" if rule and plan.training else ""
+        reasons.append((found.activations_bytes, f"no activations{by_rule}"))
+    if found.kv_cache_bytes:
+        reasons.append((found.kv_cache_bytes, "no KV cache"))
+    if plan.gpus > 1:
+        reasons.append((0, "nothing divided among GPUs"))
+    return tuple(text for _, text in sorted(reasons, key=lambda pair: -pair[0]))
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB"
+
+
+def ways(plan: Plan) -> tuple[Way, ...]:
+    """Each change that helps, alone; then, as the last, all that are needed together."""
+    if plan.kind != "network":
+        return ()
+    now = memory(plan).total_bytes
+    single = [_way(changed, *told) for *told, changed in _changes(plan)]
+    helpful = [way for way in single if way.total_bytes < now * 0.99]
+    together = _together(plan)
+    known = {way.options for way in helpful}
+    return (*helpful, *([together] if together and together.options not in known else []))
+
+
+def _way(plan: Plan, options: str, what: str) -> Way:
+    total = memory(plan).total_bytes
+    fits_on = smallest_for(total)
+    return Way(options=options, what=what, total_bytes=total, fits_on=fits_on, gpus=plan.gpus)
+
+
+def _changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+    """(options, what it costs, the changed plan), the mildest first."""
+    if plan.training:
+        yield from _of_training(plan)
+    else:
+        yield from _of_using(plan)
+    yield from _of_sharding(plan)
+
+
+def _of_training(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+    if plan.precision in ("fp32", "tf32"):
+        yield "--precision bf16", "faster, too", _in_bf16(plan)
+    if plan.attention == "stored" and plan.shaped:
+        yield "--attention fused", "same result, faster", replace(plan, attention="fused")
+    parts = plan.batch // plan.data_parallel
+    if parts > plan.accumulate:
+        yield f"--accumulate {parts}", "same result, slower", replace(plan, accumulate=parts)
+    if plan.shaped and not plan.checkpointing:
+        yield "--checkpointing", "a third more compute", replace(plan, checkpointing=True)
+    if plan.batch > 1:
+        smaller = replace(plan, batch=1, data_parallel=1, accumulate=1, zero=0)
+        yield "--batch 1", "noisier steps", smaller
+    if plan.optimizer in ("adam", "adamw"):
+        change = replace(plan, optimizer="adam8bit")
+        yield "--train adam8bit", "8-bit states: bitsandbytes", change
+
+
+def _in_bf16(plan: Plan) -> Plan:
+    """Measured models: autocast keeps the weights, and about halves activations."""
+    if plan.measured is None:
+        return replace(plan, precision="bf16")
+    item, fixed = plan.measured.item_bytes // 2, plan.measured.fixed_bytes // 2
+    halved = replace(plan.measured, item_bytes=item, fixed_bytes=fixed)
+    return replace(plan, precision="bf16", measured=halved)
+
+
+def _of_using(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+    smaller = {"fp32": ("bf16", "int8", "int4"), "tf32": ("bf16", "int8", "int4")}
+    if plan.measured is None:
+        for precision in smaller.get(plan.precision, ("int8", "int4")):
+            changed = replace(plan, precision=precision)
+            costs = "some quality" if precision == "int4" else "little quality"
+            yield f"--precision {precision}", costs, changed
+    if plan.batch > 1:
+        yield "--batch 1", "one request at a time", replace(plan, batch=1)
+
+
+def _of_sharding(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+    """The fewest GPUs, by powers of two, on which it fits when it is divided."""
+    if plan.gpus > 1 and plan.zero == 3:
+        return
+    count = 2 * plan.gpus
+    while count <= MOST_GPUS:
+        changed, options = _divided(plan, count)
+        if smallest_for(memory(changed).total_bytes):
+            yield options, f"{count} GPUs", changed
+            return
+        count *= 2
+
+
+def _divided(plan: Plan, count: int) -> tuple[Plan, str]:
+    if plan.training:
+        batch = -(-max(plan.batch, count) // count) * count
+        changed = replace(plan, data_parallel=count, zero=3, batch=batch, accumulate=1)
+        more = f" --batch {batch}" if batch != plan.batch else ""
+        rest = replace(changed, tensor_parallel=1, pipeline_parallel=1)
+        return rest, f"--zero 3 --data-parallel {count}{more}"
+    return replace(plan, tensor_parallel=count), f"--tensor-parallel {count}"
+
+
+def _together(plan: Plan) -> Way | None:
+    """Changes one on top of the other, the mildest first, until a single GPU holds it."""
+    changed, total = plan, memory(plan).total_bytes
+    steps = _of_training if plan.training else _of_using
+    used: dict[str, str] = {}
+    while total > largest_usable()[1]:
+        better = next(
+            (
+                (options, after)
+                for options, _, after in steps(changed)
+                if memory(after).total_bytes < total * 0.99
+            ),
+            None,
+        )
+        if better is None:
+            return None
+        options, changed = better
+        used[options.split()[0]] = options
+        total = memory(changed).total_bytes
+    return _way(changed, " ".join(used.values()), "together") if len(used) > 1 else None

@@ -1,0 +1,158 @@
+"""`labctl estimate` as it is typed and read."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLE = shlex.split(
+    "--params 8B --precision bf16 --train adam --batch 8 --seq 2048 --hidden 4096 --layers 32 "
+    "--tokens 512M --tokens-per-second 3000"
+)
+KV_HEADS = shlex.split(
+    "--params 70B --precision fp16 --serve --seq 4096 --hidden 8192 --layers 80 --heads 64 "
+    "--kv-heads 8"
+)
+MEMORY_KEYS = {
+    "weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "kv_cache_bytes",
+    "overhead_bytes", "total_bytes", "simple_rule_bytes",
+}  # fmt: skip
+
+
+def asked(labctl: Any, *words: str) -> Any:
+    said = labctl("estimate", *words, "--json")
+    assert said.code == 0, said.err
+    return json.loads(said.out)
+
+
+def test_json_has_its_four_answers(labctl: Any) -> None:
+    body = asked(labctl, *EXAMPLE)
+    assert body["version"] == 1
+    assert set(body["memory"]) == MEMORY_KEYS
+    assert set(body["time"]) == {"hours"}
+    assert body["time"]["hours"] == pytest.approx(47.4, abs=0.05)
+    assert {"gpu", "fits", "memory_bytes"} <= set(body["fits"][0])
+    assert body["costs"] == []
+    assert body["memory"]["simple_rule_bytes"] == 64e9
+
+
+def test_a_price_of_ones_own_makes_a_row(labctl: Any) -> None:
+    (cost,) = asked(labctl, *EXAMPLE, "--price", "15")["costs"]
+    assert cost["usd"] == pytest.approx(711, abs=1)
+    assert "711 dollars at 15 an hour" in labctl("estimate", *EXAMPLE, "--price", "15").out
+
+
+def test_the_whole_answer_in_words(labctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    said = labctl("estimate", *EXAMPLE)
+    assert (said.code, said.err) == (0, "")
+    for words in (
+        "8B parameters, bf16, training with adam, batch of 8 x 2,048 tokens",
+        "The largest part: optimizer.",
+        "The simple rule leaves out: no activations: by its rule 4.3 GB",
+        "Fits on none of these GPUs.",
+        "Time: 47.4 hours, by your throughput.",
+        "Costs: none known. local has no GPU",
+        "--provider aws",
+        "--zero 3 --data-parallel 2",
+    ):
+        assert words in said.out.replace("\n", " "), words
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_no_line_is_wider_than_the_terminal(
+    labctl: Any, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for words in (
+        EXAMPLE,
+        ["--params", "175B", "--train", "adam", "--tokens", "300B"],
+        [*KV_HEADS, "--requests-per-day", "10k", "--reply", "300", "--price", "30"],
+        ["--kind", "trees", "--rows", "100k", "--columns", "50"],
+    ):
+        said = labctl("estimate", *words)
+        assert said.code == 0
+        assert max(len(line.rstrip()) for line in said.out.splitlines()) <= width
+
+
+def test_both_kv_caches_are_shown(labctl: Any) -> None:
+    words = [*KV_HEADS, "--bandwidth", "3TB"]
+    out = labctl("estimate", *words).out
+    assert "8 heads; with all 64 heads 10.7 GB" in out
+    assert "Reading all weights takes 46.7 ms a token at the bandwidth given" in out
+    body = asked(labctl, *words)
+    assert body["details"]["kv_cache_all_heads_bytes"] == 8 * body["memory"]["kv_cache_bytes"]
+
+
+def test_requests_a_day(labctl: Any) -> None:
+    words = shlex.split(
+        "--params 70B --precision fp16 --serve --requests-per-day 10000 --seconds-per-request 7 "
+        "--price 30"
+    )
+    out = labctl("estimate", *words).out.replace("\n", " ")
+    assert "19.4 GPU-hours a day" in out
+    assert "17,500 dollars a month" in out
+    assert asked(labctl, *words)["time"]["hours"] == pytest.approx(19.4, abs=0.05)
+
+
+def test_no_gpu_needed_for_trees(labctl: Any) -> None:
+    said = labctl("estimate", "--kind", "trees", "--rows", "100k", "--columns", "50")
+    assert "No GPU needed: trees" in said.out
+    assert "container (costs nothing)" in said.out
+
+
+def test_it_works_outside_of_any_lab(labctl: Any, home: Path) -> None:
+    (home / "My Models_1").mkdir()
+    here = ("-C", str(home / "My Models_1"))
+    said = labctl(*here, "estimate", "--params", "8B", "--precision", "int4")
+    assert said.code == 0
+    assert "4.0 GB" in said.out
+    assert not list((home / "My Models_1").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "there is no model to estimate"),
+        (("--params", "8X"), "'8X' is not a number"),
+        (("--params", "8B", "--train", "adam", "--serve"), "--train and --serve"),
+        (("--params", "8B", "--train", "adam", "--precision", "int4"), "cannot be trained"),
+        (("train.py:build_model",), "there is no train.py"),
+        (("train.py",), "names no function"),
+        (("--params", "8B", "--utilisation", "40"), "no share"),
+        (("--params", "8B", "--tokens-per-second", "nan"), "makes no sense"),
+        (("--params", "8B", "--price", "cheap"), "not a price"),
+        (("--params", "8B", "--input", "3xbig"), "not a shape"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(labctl: Any, words: tuple[str, ...], said: str) -> None:
+    answer = labctl("estimate", *words)
+    assert answer.code in (2, 4)
+    assert said in answer.err
+    assert answer.out == ""
+
+
+def test_a_named_function_and_a_size_are_one_too_many(labctl: Any, home: Path) -> None:
+    (home / "digits" / "train.py").write_text("")
+    answer = labctl("estimate", "train.py:build_model", "--params", "8B")
+    assert answer.code == 2
+    assert "leave out one" in answer.err
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: labctl[train]"
+)
+def test_a_model_from_code_in_words(labctl: Any, home: Path) -> None:
+    (home / "digits" / "train.py").write_text(
+        "import torch\ndef build_model(): return torch.nn.Linear(1000, 10)\n"
+    )
+    said = labctl("estimate", "train.py:build_model", "--batch", "64", "--items", "1000")
+    assert said.code == 0
+    assert "10k parameters, fp32, training with adamw, batch of 64 items" in said.out
+    assert "Input of one item: 1000 float32 (from its first layer)" in said.out
+    assert "No GPU needed" in said.out
