@@ -220,15 +220,16 @@ def _need(need: Need, plan: Plan, said: Verdict) -> Need:
 def _costs(
     plan: Plan, amount: Amount, found: Memory, offers: Sequence[Offer], said: Verdict
 ) -> tuple[Cost, ...]:
-    """What holds it first, by dollars where hours are known, else by price."""
+    """What holds it first, by dollars where hours are known (of a month left on, for requests),
+    else by price."""
     rows = [_cost(plan, amount, found, offer, said) for offer in offers]
     return tuple(sorted(rows, key=_rank))
 
 
 def _rank(one: Cost) -> tuple[bool, bool, float, float]:
     price = one.price_usd_per_hour * one.servers
-    usd = price if one.usd is None else one.usd
-    return not one.fits, one.usd is None, usd, price
+    usd = one.usd if one.always_on_usd is None else one.always_on_usd
+    return not one.fits, usd is None, price if usd is None else usd, price
 
 
 def _cost(plan: Plan, amount: Amount, found: Memory, offer: Offer, said: Verdict) -> Cost:

@@ -58,7 +58,8 @@ HEAD_WIDTH = 128
 
 OVERHEAD_BYTES = 1024**3
 """Assumption, per process and GPU: CUDA's context, loaded kernels, workspaces of cuBLAS and cuDNN.
-Seen in practice are 0.3 to 2 GiB; Hugging Face's "Model training anatomy" shows 1.3 GB."""
+Seen in practice are 0.3 to 2 GiB (vram.asmirnov.xyz); Hugging Face's "Model training anatomy" shows
+1.3 GB."""
 
 UTILISATION = 0.40
 """Assumption: the share of a GPU's peak that training reaches. Published: GPT-3 21 %, Gopher 33 %,

@@ -12,7 +12,8 @@ from labctl.model import Value
 class Fit(Value, frozen=True):
     """One kind of GPU. `share` is how much of what it can really give is taken (1.0: all).
 
-    `hours` is on as many of them as the plan has GPUs; None where the amount of work is not known.
+    `current` is False where today's PyTorch leaves the card out. `hours` is on as many of them as
+    the plan has GPUs; None where the amount of work is not known.
     """
 
     gpu: str
@@ -22,6 +23,7 @@ class Fit(Value, frozen=True):
     share: float
     hours: float | None = None
     seconds_per_token: float | None = None
+    current: bool = True
     note: str = ""
 
 
@@ -56,6 +58,7 @@ def _fit(one: Card, plan: Plan, amount: Amount, total_bytes: int) -> Fit:
         share=total_bytes / usable,
         hours=hours_on(one, plan, amount),
         seconds_per_token=token_seconds(plan, amount, one),
+        current=one.name not in OLD_CARDS,
         note="too old for current PyTorch" if one.name in OLD_CARDS else note,
     )
 

@@ -175,7 +175,7 @@ def simple_activations(plan: Plan) -> int:
 
 def kv_cache(plan: Plan, kv_heads: int = 0) -> float:
     """2 x layers x kv heads x head width x tokens x batch x bytes (Pope et al., 2022,
-    arXiv:2211.05102, section 2.1), in 16 bits also beside quantised weights. 0 heads: as many as
+    arXiv:2211.05102, section 2), in 16 bits also beside quantised weights. 0 heads: as many as
     there are at all, so the hidden width."""
     if not plan.shaped or plan.measured is not None:
         return 0
