@@ -14,6 +14,7 @@ from labctl.actions import (
     provision,
     removal,
     runs,
+    store,
     work,
 )
 from labctl.actions.bills import told_what_bills
@@ -63,6 +64,7 @@ def down(ground: Ground, *, discard: bool) -> Ending:
             files, edits = _save(ground, server, running)
         homecoming.released(ground, discard=discard)
         rest = removal.remove(ground, server)
+        _close_store(ground)
         return Ending(
             removed=rest.server_id,
             pulled_files=files,
@@ -70,6 +72,15 @@ def down(ground: Ground, *, discard: bool) -> Ending:
             servers_left=rest.survivors,
             leftovers=rest.leftovers,
         )
+
+
+def _close_store(ground: Ground) -> None:
+    """The key of the server that has gone opens the lab's store no more; what is there stays."""
+    try:
+        store.forget_store(ground)
+    except LabError as error:
+        text = f"the server's key is still let into {ground.config.store}: {error.what}"
+        ground.reporter.emit(Note(text=f"{text}; the next `labctl up` replaces it", level="warning"))
 
 
 def _ours(ground: Ground, discard: bool) -> Server | None:

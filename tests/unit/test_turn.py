@@ -1,0 +1,145 @@
+"""Whose turn it is to recover: a lease in a store that two watchers share."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from labctl.actions import turn
+from labctl.actions.turn import NotOursError, Turn
+from labctl.errors import ConnectError
+
+KEY = "runs/night/watch.json"
+
+
+class Memory:
+    """A store of one machine, whose answers can get lost."""
+
+    url = "memory://"
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+        self.loses_answer = False
+        self.unreachable = False
+
+    def read(self, key: str) -> bytes | None:
+        self._reached()
+        return self.held.get(key)
+
+    def write(self, key: str, data: bytes | Path) -> None:
+        raise AssertionError("a lease is only ever swapped")
+
+    def fetch(self, key: str, path: Path, size: int, sha256: str) -> None:
+        raise AssertionError("a lease is small")
+
+    def names(self, prefix: str = "") -> list[str]:
+        return sorted(self.held)
+
+    def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        self._reached()
+        with self.lock:
+            if self.held.get(key) != expected:
+                return False
+            self.held[key] = data
+        if self.loses_answer:
+            self.loses_answer = False
+            raise ConnectError("the answer was lost")
+        return True
+
+    def _reached(self) -> None:
+        if self.unreachable:
+            raise ConnectError("the store cannot be reached")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn, "BEAT_S", 0.02)
+    monkeypatch.setattr(turn, "LOOK_S", 0.02)
+    monkeypatch.setattr(turn, "STALE_S", 0.3)
+
+
+def test_of_two_one_has_the_turn_and_hands_it_on() -> None:
+    store = Memory()
+    laptop, keeper = Turn(store, KEY), Turn(store, KEY)
+    assert laptop.take() == ""
+    with laptop.kept():
+        laptop.check()
+        assert keeper.take() != ""
+    assert keeper.take() == ""
+
+
+def test_of_many_at_once_one_has_it() -> None:
+    store = Memory()
+    turns = [Turn(store, KEY) for _ in range(20)]
+    start, got = threading.Barrier(20), []
+
+    def take(one: Turn) -> None:
+        start.wait()
+        if not one.take():
+            got.append(one)
+
+    threads = [threading.Thread(target=take, args=(one,)) for one in turns]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_falls_silent_is_replaced_and_notices() -> None:
+    store = Memory()
+    asleep, awake = Turn(store, KEY), Turn(store, KEY)
+    assert asleep.take() == ""
+    turn._wait(awake)
+    awake.check()
+    with pytest.raises(NotOursError, match="taken over"):
+        asleep.check()
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_goes_on_speaking_is_not_replaced() -> None:
+    store = Memory()
+    busy, waiting = Turn(store, KEY), Turn(store, KEY)
+    assert busy.take() == ""
+    waiter = threading.Thread(target=turn._wait, args=(waiting,))
+    with busy.kept():
+        waiter.start()
+        waiter.join(1.0)  # three times as long as one may be silent
+        assert waiter.is_alive()
+        busy.check()
+    waiter.join(5.0)
+    assert not waiter.is_alive()
+    waiting.check()
+
+
+def test_an_answer_that_was_lost_costs_nobody_the_turn() -> None:
+    store = Memory()
+    ours = Turn(store, KEY)
+    assert ours.take() == ""
+    store.loses_answer = True
+    with pytest.raises(ConnectError):
+        ours.check()
+    ours.check()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_store_that_is_away_for_a_moment_is_no_end() -> None:
+    store = Memory()
+    ours = Turn(store, KEY)
+    assert ours.take() == ""
+    with ours.kept():
+        store.unreachable = True
+        with pytest.raises(ConnectError):
+            ours.check()
+        store.unreachable = False
+        ours.check()
+
+
+def test_what_lies_there_and_is_no_lease_counts_as_free() -> None:
+    store = Memory()
+    store.held[KEY] = b"[half"
+    assert Turn(store, KEY).take() == ""
