@@ -108,7 +108,10 @@ def _through(ground: Ground, run_id: str, on_log: Callable[[bytes], None], at: i
         try:
             at = _patiently(ground, run_id, told)
         except EndedError as error:
-            return error.run
+            found = _elsewhere(ground, run_id)
+            if found is None:
+                return error.run
+            at = found
 
 
 def _patiently(ground: Ground, run_id: str, told: str) -> int:
@@ -143,11 +146,14 @@ def _elsewhere(ground: Ground, run_id: str) -> int | None:
     return None
 
 
-def tend(ground: Ground, run_id: str, silences: Silences | None = None) -> Run:
+def tend(
+    ground: Ground, run_id: str, silences: Silences | None = None, *, wait: bool = False
+) -> Run:
     """One look at a run, and its recovery where its server is gone and it is our turn.
 
     Returns the run as it is then. One whose server cannot be reached is left as it was last seen,
-    until `silences`, kept from look to look, tell that it is dead.
+    until `silences`, kept from look to look, tell that it is dead. With `wait` another watcher's
+    turn is waited for, and taken where that watcher has died.
     """
     known = runs.latest(ground, run_id)
     server = ground.state.server_of_lab(ground.lab_id) or provision.adopt(ground)
@@ -168,7 +174,7 @@ def tend(ground: Ground, run_id: str, silences: Silences | None = None) -> Run:
         except GoneError as error:
             told = error.what
     with contextlib.suppress(NotOursError):
-        return recover(ground, run_id, told=told, wait=False).run
+        return recover(ground, run_id, told=told, wait=wait).run
     return runs.latest(ground, run_id)
 
 

@@ -25,7 +25,7 @@ RUN apt-get update \\
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3 \\
     && rm -rf /var/lib/apt/lists/*
 """
-SMALL_DISK = "/home/student/labs:size=12m,uid=1000,gid=1000,mode=700"
+DISK = "/home/student/labs:size={size},uid=1000,gid=1000,mode=700"
 MIRROR = "mirror: 2s\n"
 TRAIN = """\
 mkdir -p /lab/run/checkpoints; cd /lab/run/checkpoints; n=0
@@ -139,21 +139,27 @@ def agent(key: Path) -> Iterator[str]:
 @contextmanager
 def store_lab(folder: Path, base_image: str) -> Iterator[StoreLab]:
     """One lab with a server and its store; both are gone at the end."""
+    with store_box(folder, "12m") as (store, socket):
+        lab = make_lab(folder, "stored", base_image)
+        text = (lab.root / "lab.yaml").read_text().replace("secrets: [E2E_TOKEN]\n", "")
+        (lab.root / "lab.yaml").write_text(f"{text}store: {store.url}\n{MIRROR}")
+        (lab.root / "train.sh").write_text(TRAIN)
+        lab.environ["SSH_AUTH_SOCK"] = socket
+        made = StoreLab(lab, store)
+        try:
+            made.up()
+            yield made
+        finally:
+            lab.labctl("down", "--yes", "--discard")
+
+
+@contextmanager
+def store_box(folder: Path, size: str) -> Iterator[tuple[StoreBox, str]]:
+    """A machine with a store's disk of this size, and the agent that has the key to it."""
     image = build("labctl-test-store", STORE_DOCKERFILE.format(base=build_image()))
-    box = start(image, folder / "id_ed25519", "--tmpfs", SMALL_DISK)
+    box = start(image, folder / "id_ed25519", "--tmpfs", DISK.format(size=size))
     try:
         with agent(box.key) as socket:
-            lab = make_lab(folder, "stored", base_image)
-            store = StoreBox(box)
-            text = (lab.root / "lab.yaml").read_text().replace("secrets: [E2E_TOKEN]\n", "")
-            (lab.root / "lab.yaml").write_text(f"{text}store: {store.url}\n{MIRROR}")
-            (lab.root / "train.sh").write_text(TRAIN)
-            lab.environ["SSH_AUTH_SOCK"] = socket
-            made = StoreLab(lab, store)
-            try:
-                made.up()
-                yield made
-            finally:
-                lab.labctl("down", "--yes", "--discard")
+            yield StoreBox(box), socket
     finally:
         docker("rm", "-f", "-v", box.name)

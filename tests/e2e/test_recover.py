@@ -80,6 +80,33 @@ def test_a_run_whose_server_is_gone_goes_on_with_its_own_code(lab: LabDirectory)
     assert log.endswith("first ends\n")
 
 
+def test_two_who_watch_one_run_recover_it_once(lab: LabDirectory) -> None:
+    (lab.root / "train.sh").write_text(TRAIN.format(version="twice"))
+    (lab.root / "go" / "on").unlink()
+    words = ("run", "--recover", "--yes", "--id", "twice")
+    one = lab.start(*words)
+    one.said("step 2\n", deadline_s=120)
+    other = lab.start(*words)
+    other.said("step 2\n", deadline_s=60)
+    wait_for(lambda: len(list((lab.root / "runs" / "twice").glob("checkpoints/*"))) > 1, 60)
+    (lab.root / "go" / "on").touch()
+    before = lab.server_id
+    with engine.connected() as docker:
+        docker.containers.get(before).remove(force=True)
+    one.end(0)
+    other.end(0)
+    lab.server_id = lab.json("status")["server"]["id"]
+    assert lab.server_id != before
+    for said in (one.stdout, other.stdout):
+        assert said.count("it goes on here (attempt 2) ---") == 1
+        assert said.endswith("twice ends\n")
+    assert "attempt 3" not in lab.log("twice")
+    with engine.connected() as docker:
+        labelled = {"label": f"labctl.lab={lab.name}"}
+        servers = [one.name for one in docker.containers.list(all=True, filters=labelled)]
+    assert servers == [lab.server_id]
+
+
 def test_a_run_that_ended_by_itself_is_not_recovered(lab: LabDirectory) -> None:
     done = lab.labctl("run", "--recover", "--yes", "--", "sh", "-c", "echo no; exit 3", code=3)
     assert done.stdout.count("no\n") == 1
