@@ -35,7 +35,7 @@ def attend(ground: Ground, one: Ward, *, pause: Callable[[float], None] = time.s
         well = True
         for run_id in left:
             try:
-                seen = recover.tend(ground, run_id, silences)
+                seen = recover.tend(ground, run_id, silences, wait=True)
                 well = well and _well(seen, begun)
             except LabError as error:
                 trouble = trouble or error

@@ -56,22 +56,17 @@ class Attendants:
             )
 
     def end_all(self) -> None:
-        """SIGTERM to each and what it has started, then SIGKILL. Whatever was half-done then is
+        """SIGTERM to each, then SIGKILL, to what it has started too. Whatever was half-done then is
         gone on with by the next keeper."""
         with self._guard:
             self._ended = True
             left = list(self._running)
         for process in left:
-            _signal(process, signal.SIGTERM)
+            # Not to its group: what it does with ssh on its way out would fail.
+            process.terminate()
         deadline = time.monotonic() + END_S
         for process in left:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            _signal(process, signal.SIGKILL)
-
-
-def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """To its whole group; one that has ended and was waited for is left alone."""
-    with contextlib.suppress(ProcessLookupError):
-        if process.returncode is None or number == signal.SIGKILL:
-            os.killpg(process.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

@@ -79,8 +79,9 @@ def _close_store(ground: Ground) -> None:
     try:
         store.forget_store(ground)
     except LabError as error:
-        text = f"the server's key is still let into {ground.config.store}: {error.what}"
-        ground.reporter.emit(Note(text=f"{text}; the next `labctl up` replaces it", level="warning"))
+        said = f"the server's key is still let into {ground.config.store}: {error.what}"
+        text = f"{said}; the next `labctl up` replaces it"
+        ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def _ours(ground: Ground, discard: bool) -> Server | None:

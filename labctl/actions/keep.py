@@ -139,6 +139,11 @@ class Keeper:
             self.tick()
             self.stop.wait(TICK_S)
 
+    def due_now(self) -> None:
+        """Have every ward looked at by the next `tick`, whenever its turn would be."""
+        with self._guard:
+            self._due.clear()
+
     def tick(self) -> list[threading.Thread]:
         """Begin a look at each ward that is due; the threads that do."""
         begun = []

@@ -196,6 +196,7 @@ def _give(desk: Desk, name: str, run: str) -> None:
 def _attend(desk: Desk, name: str) -> dict[str, Any]:
     """In a process of its own, which ends when the keeper does."""
     import os
+    import signal
     import threading
 
     from labctl.actions.attend import attend
@@ -208,6 +209,9 @@ def _attend(desk: Desk, name: str) -> dict[str, Any]:
             pass
         os._exit(143)
 
+    # What is held is let go on the way out, a lease in the store above all: the next keeper need
+    # not wait until that is stale.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not sys.stdin.isatty():
         threading.Thread(target=end_with_the_keeper, daemon=True).start()
     one = ward(desk.places, name)

@@ -87,6 +87,7 @@ class KeeperBox:
         return found
 
     def start(self) -> None:
+        begun = self.said.count("labctl keep begins")
         with self.log.open("ab") as log:
             self.keeper = subprocess.Popen(
                 [sys.executable, "-m", "labctl", "keep"],
@@ -97,7 +98,7 @@ class KeeperBox:
                 stderr=log,
                 start_new_session=True,
             )
-        wait_for(lambda: "labctl keep begins" in self.said)
+        wait_for(lambda: self.said.count("labctl keep begins") > begun)
 
     @property
     def said(self) -> str:

@@ -66,6 +66,29 @@ def run_of(box: KeeperBox) -> dict[str, Any]:
     return found
 
 
+def taken(lab: AwsLab, server: str) -> None:
+    """AWS has ended it, and gave no notice."""
+    instance = server.partition(".")[0]
+    lab.bed.client("ec2").terminate_instances(InstanceIds=[instance])
+    lab.bed.rehearsal.wait(instance, "terminated")
+
+
+def ended_amid_a_recovery(lab: AwsLab, box: KeeperBox, server: str) -> None:
+    """A keeper that is told to end while it makes a server ends at once; the next one goes on."""
+    assert box.stop(signal.SIGINT) == 0
+    taken(lab, server)
+    begun = box.said.count("making a server")
+    box.start()
+    wait_for(lambda: box.said.count("making a server") > begun, 30)
+    before = time.monotonic()
+    assert box.stop() == 0
+    assert time.monotonic() - before < 5
+    recovered = box.said.count("going on with night: done")
+    box.start()
+    wait_for(lambda: box.said.count("going on with night: done") > recovered, 60)
+    assert len(lab.bed.living()) == 1
+
+
 def test_the_keeper_recovers_while_the_laptop_is_gone(lab: AwsLab, box: KeeperBox) -> None:
     box.start()
     first = lab.json("status")["server"]["id"]
@@ -76,7 +99,7 @@ def test_the_keeper_recovers_while_the_laptop_is_gone(lab: AwsLab, box: KeeperBo
     checkpoint = "runs/night/files/checkpoints/step-00000025/manifest.json"
     wait_for(lambda: stored(lab, checkpoint) and stored(lab, "night/index.json"), 30)
 
-    lab.bed.client("ec2").terminate_instances(InstanceIds=[first.partition(".")[0]])
+    taken(lab, first)
     box.heard("going on with night: done", 60)
     assert box.rss_bytes() < 60e6
 
@@ -93,6 +116,8 @@ def test_the_keeper_recovers_while_the_laptop_is_gone(lab: AwsLab, box: KeeperBo
     log = lab.labctl("logs", "night")
     assert log.count("token shown-nowhere of the data") == 2
     assert "it goes on here (attempt 2) ---" in log
+
+    ended_amid_a_recovery(lab, box, said["server"]["id"])
 
     lab.labctl("down", "--yes")
     assert box.listed()["labs"] == []

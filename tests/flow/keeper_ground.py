@@ -1,0 +1,130 @@
+"""A laptop and a keeper's machine, each with a home of its own, that share one cloud.
+
+What goes over ssh between them is called in this process: the command line's own code, with the
+other machine's environment. The cloud and the server are those of lab_ground.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from lab_ground import LAB_ID, Cloud, Recorded, Wires, World, unreachable
+
+from labctl.actions import keepers, provision, saved, turn, wards
+from labctl.actions.ground import Ground
+from labctl.actions.hand_over import hand_over
+from labctl.actions.keepers import KeeperHost
+from labctl.actions.take_in import Taken
+from labctl.cli import cli
+from labctl.config import Paths, paths
+from labctl.errors import LabError
+from labctl.model import Endpoint, Run, RunSpec, Server
+from labctl.state import State
+from labctl.transports import Result
+from labctl.transports.fake import FakeTransport
+
+HOST = "login.example"
+NAME = f"digits-{LAB_ID}"
+
+
+@dataclass
+class Pair:
+    """`lab` is the laptop's; `home` the keeper's. `error` cuts the way between them."""
+
+    lab: World
+    home: Path
+    monkeypatch: pytest.MonkeyPatch
+    error: LabError | None = None
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def cloud(self) -> Cloud:
+        return self.lab.cloud
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {"HOME": str(self.home)}
+
+    @property
+    def places(self) -> Paths:
+        return paths(self.environ)
+
+    @property
+    def state(self) -> State:
+        return State(self.places.database)
+
+    @property
+    def ward(self) -> Path:
+        return wards.directory(self.places, NAME)
+
+    def kept(self) -> Ground:
+        """The lab as the keeper has it."""
+        one = wards.ward(self.places, NAME)
+        return wards.ground(one, self.places, self.state, Recorded(), self.environ)
+
+    def server(self) -> Server:
+        (server,) = self.cloud.machines.values()
+        return server
+
+    def started(self, run_id: str = "night", state: str = "running") -> Run:
+        """A run on record at the laptop, as `labctl run --recover` leaves it."""
+        ground = self.lab.ground()
+        server = ground.state.server_of_lab(LAB_ID)
+        assert server is not None
+        spec = RunSpec(id=run_id, lab="digits", lab_id=LAB_ID, command=("true",), image="img")
+        saved.keep_code(ground, spec)
+        run = Run(id=run_id, lab_id=LAB_ID, server_id=server.id, state=state, seen_at=1.0)
+        ground.state.save_run(run)
+        return run
+
+    def hand_over(self, run_id: str = "night", reporter: Recorded | None = None) -> Taken:
+        ground = self.lab.ground(reporter)
+        return hand_over(ground, KeeperHost(ground, HOST), ground.server(), run_id)
+
+    def transport(self) -> FakeTransport:
+        return FakeTransport().reply("labctl keep", self._answer)
+
+    def _answer(self, line: str, stdin: bytes) -> Result:
+        if self.error is not None:
+            raise self.error
+        words = shlex.split(line.partition("exec ")[2])[1:]
+        self.said.append(" ".join(words))
+        with self.monkeypatch.context() as patch:
+            patch.setenv("HOME", str(self.home))
+            done = CliRunner().invoke(cli, words, input=stdin)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return Result(code=done.exit_code, stdout=done.stdout, stderr=done.stderr)
+
+
+def pair(lab: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """A lab with a server and a run, and a machine with a keeper that knows nothing of it yet."""
+    home.mkdir()
+    made = Pair(lab, home, monkeypatch)
+    own = wards.ground
+
+    def ground(*words: Any, **named: Any) -> Ground:
+        found = own(*words, **named)
+        found.__dict__["provider"] = lab.cloud
+        found.__dict__["connections"] = Wires(found.paths, lab.machine)
+        return found
+
+    monkeypatch.setattr(wards, "ground", ground)
+    monkeypatch.setattr(keepers.KeeperHost, "endpoint", Endpoint(host="127.0.0.1"))
+    monkeypatch.setattr(keepers.KeeperHost, "_transport", property(lambda _: made.transport()))
+    provision.up(lab.ground())
+    made.started()
+    return made
+
+
+def handed_to(lab: World) -> str:
+    return turn.handed_to(lab.ground())
+
+
+def cut() -> LabError:
+    return unreachable()

@@ -1,0 +1,409 @@
+"""A lab goes to a keeper, whole or not at all, and comes back with what happened meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import stat
+import tarfile
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from keeper_ground import HOST, NAME, Pair, cut, handed_to, pair
+from lab_ground import LAB_ID, Recorded, World, world
+
+from labctl.actions import cost, homecoming, keepers, ledgers, wards
+from labctl.actions.down import down
+from labctl.actions.keepers import KeeperHost
+from labctl.actions.parcels import Parcel, Unpacking, version, write
+from labctl.actions.status import status
+from labctl.config import LAB_FILE, lab_id, set_secret, trust
+from labctl.errors import BusyError, LabError, NotFoundError, PolicyError, TransferError, UsageError
+from labctl.model import Endpoint, Offer, Run
+from labctl.stores import staged
+
+LAB_YAML = """\
+lab: digits
+run: [python, train.py]
+secrets: [TOKEN]
+data: {inside: ./set, outside: DIRECTORY}
+"""
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    lab = world(tmp_path)
+    root = lab.home / "lab"
+    (root / "set").mkdir()
+    (root / "set" / "one.txt").write_text("inside")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "two.txt").write_text("outside")
+    (root / "lab.yaml").write_text(LAB_YAML.replace("DIRECTORY", str(tmp_path / "elsewhere")))
+    (root / "train.py").write_text("print('trains')\n")
+    (root / ".labctl").mkdir()
+    (root / ".labctl" / "lab.json").write_text(f'{{"id": "{LAB_ID}"}}')
+    set_secret(lab.places, LAB_ID, "TOKEN", "shown-nowhere")
+    trust(lab.places, lab.ground().config)
+    lab.cloud.price = 0.5
+    return pair(lab, tmp_path / "keeper", monkeypatch)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def holders(top: Path, text: str) -> list[str]:
+    return [p.name for p in top.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
+
+
+# Going
+
+
+def test_everything_that_a_recovery_needs_is_there_and_nothing_lies_open(two: Pair) -> None:
+    assert two.hand_over().name == NAME
+    root = two.ward
+    assert lab_id(root) == LAB_ID
+    assert (root / ".labctl/kept/night/code/train.py").read_text() == "print('trains')\n"
+    assert (root / ".labctl/kept/night/spec.json").is_file()
+    ground = two.kept()
+    paths = {name: source.path for name, source in ground.config.data.items()}
+    assert paths == {"inside": root / "set", "outside": root / ".labctl/data/outside"}
+    assert (root / ".labctl/data/outside/two.txt").read_text() == "outside"
+    assert ground.identity.read_bytes() == two.lab.ground().identity.read_bytes()
+    assert mode(ground.identity) == 0o600
+    assert mode(root) == 0o700
+    secrets = two.places.config_dir / "secrets" / f"{LAB_ID}.json"
+    assert mode(secrets) == 0o600
+    assert holders(two.home, "shown-nowhere") == [secrets.name]
+    assert ground.server().id == two.server().id
+    assert [run.id for run in ground.state.runs(LAB_ID)] == ["night"]
+    assert handed_to(two.lab) == HOST
+
+
+def test_the_keeper_counts_with_what_was_spent_and_with_a_price_like_the_last(two: Pair) -> None:
+    state = two.lab.ground().state
+    old = {"created_at": time.time() - 7200, "price_usd_per_hour": 1.0, "lab": "digits"}
+    state.record("created", lab_id=LAB_ID, server_id="srv-old", detail=old)
+    state.record("terminated", lab_id=LAB_ID, server_id="srv-old")
+    two.hand_over()
+    one = wards.ward(two.places, NAME)
+    assert one.spent_usd == pytest.approx(2.0, abs=0.01)
+    now = time.time()
+    assert cost.spent_usd(two.state, LAB_ID, now) == pytest.approx(2.0, abs=0.01)
+    assert two.kept().config.server.need.max_price_usd_per_hour == pytest.approx(0.5 * 1.25)
+
+
+def test_handed_over_again_only_what_is_new_travels_and_earlier_runs_stay(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.hand_over()
+    (two.ward / "runs" / "night").mkdir(parents=True)
+    (two.ward / "runs" / "night" / "model").write_text("mirrored")
+    two.started("day")
+    sent: list[list[str]] = []
+    add = keepers.KeeperHost.add
+
+    def counted(self: KeeperHost, parcel: memoryview) -> object:
+        with tarfile.open(fileobj=io.BytesIO(bytes(parcel))) as tar:
+            sent.append(tar.getnames())
+        return add(self, parcel)
+
+    monkeypatch.setattr(keepers.KeeperHost, "add", counted)
+    assert two.hand_over("day").runs == ("night", "day")
+    (names,) = sent
+    assert not [name for name in names if "set/" in name or "/data/" in name]
+    assert "files/.labctl/kept/day/code/train.py" in names
+    assert (two.ward / "runs/night/model").read_text() == "mirrored"
+    assert (two.ward / ".labctl/kept/night/code/train.py").is_file()
+    assert (two.ward / "set/one.txt").read_text() == "inside"
+
+
+def test_where_no_keeper_runs_that_and_the_command_are_said(two: Pair) -> None:
+    reporter = Recorded()
+    assert not two.hand_over(reporter=reporter).running
+    assert f"no labctl keep runs at {HOST}" in reporter.said
+    assert "labctl keep --install" in reporter.said
+
+
+def left_at_the_keeper(two: Pair) -> list[str]:
+    keep = two.places.keep_dir
+    found = [path.name for path in keep.iterdir()] if keep.exists() else []
+    keys = [path.name for path in two.places.keys_dir.glob("*")]
+    return [name for name in [*found, *keys] if name != ".locks"]
+
+
+def test_a_server_that_the_keeper_cannot_find_is_not_half_handed_over(two: Pair) -> None:
+    shown = two.cloud.machines.copy()
+    two.cloud.machines.clear()
+    with pytest.raises(NotFoundError, match=f"the keeper at {HOST} cannot keep this lab") as caught:
+        two.hand_over()
+    assert "another account or region" in caught.value.why
+    assert caught.value.hint.startswith(f"at {HOST}: ")
+    assert left_at_the_keeper(two) == []
+    assert two.state.servers() == []
+    assert two.state.events() == []
+    assert handed_to(two.lab) == ""
+    two.cloud.machines.update(shown)
+    two.hand_over()
+    assert handed_to(two.lab) == HOST
+
+
+def test_a_server_that_lets_nobody_in_from_there_is_said(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labctl.actions.take_in.LOGIN_S", 0.1)
+    two.lab.machine.error = cut()
+    with pytest.raises(BusyError, match="cannot be reached from here"):
+        two.hand_over()
+    assert left_at_the_keeper(two) == []
+
+
+def test_a_failed_update_leaves_the_earlier_hand_over_as_it_was(two: Pair) -> None:
+    two.hand_over()
+    before = (two.ward / "keep.json").read_bytes()
+    two.started("day")
+    shown = two.cloud.machines.copy()
+    two.cloud.machines.clear()
+    with pytest.raises(NotFoundError):
+        two.hand_over("day")
+    two.cloud.machines.update(shown)
+    assert (two.ward / "keep.json").read_bytes() == before
+    assert left_at_the_keeper(two).count(NAME) == 1
+
+
+def test_a_server_of_this_machine_alone_goes_to_no_other(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers.KeeperHost, "endpoint", Endpoint(host="192.0.2.7"))
+    with pytest.raises(UsageError, match="cannot keep digits") as caught:
+        two.hand_over()
+    assert "from this machine alone" in caught.value.why
+    assert two.said == []
+
+
+def test_a_machine_without_labctl_or_with_another_says_how_to_get_it(two: Pair) -> None:
+    ground = two.lab.ground()
+    keeper = KeeperHost(ground, "alice@login.example:2222")
+    with pytest.raises(LabError, match="there is no labctl at") as caught:
+        keeper._checked(97, {}, "")
+    assert caught.value.hint.startswith('ssh -p 2222 alice@login.example "pipx install')
+    assert f"=={version()}" in caught.value.hint
+    with pytest.raises(UsageError, match="is an older one, here it is"):
+        keeper._checked(2, {}, "Error: There is no command 'keep'.")
+
+
+def test_what_was_not_announced_or_leaves_the_directory_is_refused(tmp_path: Path) -> None:
+    ward = wards.Ward(
+        lab="digits",
+        lab_id=LAB_ID,
+        by="a@b",
+        at=0.0,
+        runs=(),
+        files={"one": (3, "0" * 64)},
+    )
+    offer = Offer(provider="cloud", type="small")
+    lab = world(tmp_path)
+    server = lab.cloud.add("srv-1", "digits", LAB_ID, offer)
+    parcel = Parcel(version=version(), ward=ward, server=server)
+    (tmp_path / "one").write_text("two")
+    stream = io.BytesIO()
+    write(stream, parcel, {"one": tmp_path / "one"})
+    stream.seek(0)
+    with pytest.raises(TransferError, match="one changed"):
+        Unpacking(stream).files(tmp_path)
+    for name, kind in (("files/../../out", PolicyError), ("files/two", TransferError)):
+        whole = io.BytesIO()
+        write(whole, parcel, {})
+        body = whole.getvalue().rstrip(b"\0")
+        stream = io.BytesIO()
+        stream.write(body + b"\0" * (-len(body) % 512))
+        with tarfile.open(fileobj=stream, mode="w|") as tar:
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+        stream.seek(0)
+        with pytest.raises(kind):
+            Unpacking(stream).files(tmp_path)
+    with pytest.raises(TransferError, match="no lab"):
+        Unpacking(io.BytesIO(b"nonsense"))
+
+
+# Coming back
+
+
+def test_what_the_keeper_did_is_known_at_home_exactly_once(two: Pair) -> None:
+    two.hand_over()
+    two.cloud.settle_s = 0.0
+    keeper = two.state
+    first = two.server().id
+    keeper.record("gone", lab_id=LAB_ID, server_id=first)
+    made = two.cloud.add("srv-2", "digits", LAB_ID, Offer(provider="cloud", type="small"))
+    del two.cloud.machines[first]
+    cost.note_life(keeper, made, "created")
+    keeper.record("ready", lab_id=LAB_ID, server_id="srv-2")
+    keeper.record("recovered", lab_id=LAB_ID, server_id="srv-2", run_id="night", detail={"step": 7})
+    before = keeper.run(LAB_ID, "night")
+    assert before is not None
+    keeper.save_run(msgspec.structs.replace(before, server_id="srv-2", seen_at=time.time()))
+    for _ in range(3):
+        said = status(two.lab.ground(), refresh=True)
+        assert said["server"].id == "srv-2"
+        assert said["keeper"] == HOST
+    state = two.lab.ground().state
+    assert len(state.events(lab_id=LAB_ID, kind="recovered")) == 1
+    assert len(state.events(server_id="srv-2", kind="created")) == 1
+    lives = cost.server_costs(state, LAB_ID, time.time())
+    assert [one.server_id for one in lives] == [first, "srv-2"]
+    assert [one.running for one in lives] == [False, True]
+    # And back again: the keeper learns nothing twice either.
+    assert ledgers.take_over(two.state, LAB_ID, ledgers.lines(state, LAB_ID)) == 1, "its own: gone"
+    assert ledgers.take_over(two.state, LAB_ID, ledgers.lines(state, LAB_ID)) == 0
+    assert ledgers.take_over(state, LAB_ID, ledgers.lines(two.state, LAB_ID)) == 0
+    known = {(one.ledger, one.number) for one in ledgers.lines(state, LAB_ID)}
+    assert {(one.ledger, one.number) for one in ledgers.lines(two.state, LAB_ID)} == known
+
+
+def test_a_keeper_that_cannot_be_reached_is_a_note(two: Pair) -> None:
+    two.hand_over()
+    two.error = cut()
+    reporter = Recorded()
+    said = status(two.lab.ground(reporter), refresh=True)
+    assert said["server"].id == two.server().id
+    assert f"the keeper at {HOST} cannot be asked" in reporter.said
+
+
+def test_a_lab_dropped_at_the_keeper_is_its_owners_again(two: Pair) -> None:
+    two.hand_over()
+    wards.drop(two.places, two.state, "digits")
+    assert left_at_the_keeper(two) == []
+    assert holders(two.home, "shown-nowhere") == []
+    reporter = Recorded()
+    status(two.lab.ground(reporter), refresh=True)
+    assert f"{HOST} keeps digits no longer" in reporter.said
+    assert handed_to(two.lab) == ""
+
+
+def test_down_tells_the_keeper_before_the_server_ends(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.hand_over()
+    two.lab.machine.run_with("night", **{"model.pt": "weights"})
+    at_the_end: list[list[wards.Ward]] = []
+    end = two.cloud.terminate
+
+    def terminate(server_id: str) -> None:
+        at_the_end.append(wards.wards(two.places))
+        end(server_id)
+
+    monkeypatch.setattr(two.cloud, "terminate", terminate)
+    assert down(two.lab.ground(), discard=False).pulled_files == 1
+    assert at_the_end == [[]]
+    assert two.cloud.machines == {}
+    assert handed_to(two.lab) == ""
+
+
+def test_down_ends_nothing_that_a_keeper_would_replace(two: Pair) -> None:
+    two.hand_over()
+    two.lab.machine.run_with("night", **{"model.pt": "weights"})
+    two.error = cut()
+    with pytest.raises(PolicyError, match="cannot be told") as caught:
+        down(two.lab.ground(), discard=False)
+    assert "would replace" in caught.value.why
+    assert len(two.cloud.machines) == 1
+    assert (two.lab.home / "lab/runs/night/checkpoints/model.pt").exists(), "results are home"
+    reporter = Recorded()
+    down(two.lab.ground(reporter), discard=True)
+    assert two.cloud.machines == {}
+    assert "may make another server" in reporter.said
+
+
+def test_without_a_server_a_pull_brings_the_keepers_copy(two: Pair) -> None:
+    two.hand_over()
+    copy = two.ward / "runs" / "night"
+    for step, text in (("step-1", "weights"), ("step-2", "more")):
+        (copy / "checkpoints" / step).mkdir(parents=True)
+        (copy / "checkpoints" / step / "model").write_text(text)
+        (copy / "checkpoints" / step / "manifest.json").write_text("{}")
+    (copy / "logs").mkdir()
+    (copy / "logs" / "run.log").write_text("step 1\n")
+    two.cloud.machines.clear()
+    two.cloud.settle_s = 0.0
+    ground = two.lab.ground()
+    homecoming.come_back(ground)
+    (pulled,) = homecoming.pull(ground, ["night"], everything=False)
+    assert pulled.files == 5
+    home = two.lab.home / "lab/runs/night"
+    assert (home / "checkpoints/step-2/model").read_text() == "more"
+    (copy / "logs" / "run.log").write_text("step 1\nstep 2\n")
+    (again,) = homecoming.pull(ground, ["night"], everything=False)
+    assert again.files == 1
+    assert homecoming.log_elsewhere(ground, "night") == b"step 1\nstep 2\n"
+    assert not (home / ".labctl-partial").exists()
+
+
+class Store:
+    """A store in memory; `fetch` checks as real ones do."""
+
+    url = "s3://bucket/labs"
+
+    def __init__(self, content: dict[str, bytes]) -> None:
+        self.content = content
+
+    def read(self, key: str) -> bytes | None:
+        return self.content.get(key)
+
+    def fetch(self, key: str, path: Path, size: int, sha256: str) -> None:
+        def write(draft: Path) -> None:
+            draft.write_bytes(self.content[key])
+
+        staged(path, size, sha256, write)
+
+
+def in_store(run: str, files: dict[str, bytes], **record: object) -> dict[str, bytes]:
+    """What a server has mirrored of a run."""
+    index = {name: [len(text), hashlib.sha256(text).hexdigest()] for name, text in files.items()}
+    about = {"id": run, "lab_id": LAB_ID, **record}
+    return {
+        f"runs/{run}/run.json": msgspec.json.encode({"record": about}),
+        f"runs/{run}/index.json": msgspec.json.encode({"files": index}),
+        **{f"runs/{run}/files/{name}": text for name, text in files.items()},
+    }
+
+
+def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpoint(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lab.home / "lab" / "lab.yaml").write_text("lab: digits\nrun: x\nstore: s3://bucket/labs\n")
+    ground = lab.ground()
+    files = {
+        f"checkpoints/{step}/{name}": f"{step} {name}".encode()
+        for step in ("step-1", "step-2")
+        for name in ("model", "manifest.json")
+    }
+    content = in_store("night", {**files, "logs/run.log": b"step 1\n"}, state="exited", exit_code=0)
+    content["runs/night/files/checkpoints/step-2/model"] = b"damaged"
+    content["runs/night/files/logs/run.log"] += b"grown since"
+    monkeypatch.setattr("labctl.actions.copies.lab_store", lambda ground: Store(content))
+    ground.state.save_run(Run(id="night", lab_id=LAB_ID, server_id="srv-old", state="running"))
+    (pulled,) = homecoming.pull(ground, ["night"], everything=False)
+    home = lab.home / "lab/runs/night"
+    assert (home / "checkpoints/step-1/model").read_bytes() == b"step-1 model"
+    assert not (home / "checkpoints/step-2").exists()
+    assert (home / "logs/run.log").read_bytes() == b"step 1\n"
+    assert [one.path for one in pulled.skipped] == ["checkpoints/step-2/model"]
+    assert not pulled.complete
+    known = ground.state.run(LAB_ID, "night")
+    assert known is not None
+    assert (known.state, known.exit_code, known.server_id) == ("exited", 0, "srv-old")
+    content["runs/night/files/checkpoints/step-2/model"] = b"step-2 model"
+    (again,) = homecoming.pull(ground, ["night"], everything=False)
+    assert (again.files, again.complete) == (2, True)
+    with pytest.raises(NotFoundError, match="nothing of day is saved elsewhere"):
+        homecoming.pull(ground, ["day"], everything=False)
+
+
+def test_a_lab_that_was_never_handed_over_asks_nobody(lab: World) -> None:
+    ground = lab.ground()
+    assert homecoming.hear(ground) == ""
+    assert not homecoming.has_copies(ground)
+    assert (ground.config.root / LAB_FILE).is_file()
