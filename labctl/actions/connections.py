@@ -85,6 +85,18 @@ class Connections:
         """A transport to `server`; nothing is connected before its first command."""
         return self._transport(self.write(server), server.id, server.endpoint)
 
+    def reopen(self, server: Server) -> Transport:
+        """Like `open`, by the server's id alone: many at once need not all look at each other.
+
+        Whether its alias is still free is looked at where it was never written.
+        """
+        config = self.config_path(server.id)
+        if not config.exists():
+            config = self.write(server)
+        else:
+            self._describe(config.parent, server.id, server.alias, server.endpoint)
+        return self._transport(config, server.id, server.endpoint)
+
     def connect(self, endpoint: Endpoint) -> Transport:
         """A transport to a machine that is no server of ours (yet)."""
         folder, name = self._endpoint_dir(endpoint)

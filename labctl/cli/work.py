@@ -259,24 +259,47 @@ def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> N
     _replace(lab, line.render(), tty=tty)
 
 
-@click.command("ssh", context_settings={"ignore_unknown_options": True})
+@click.command(
+    "ssh",
+    # What follows COMMAND's first word is COMMAND's, `--all` too.
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("--all", "all_", is_flag=True, help="COMMAND on every lab's server, not a shell.")
+@click.option(
+    "--at-once", default=32, show_default=True, type=click.IntRange(1, 256), help="With --all."
+)
+@click.option("--json", "json_", is_flag=True, help="With --all: one JSON object.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def ssh_command(ctx: click.Context, command: tuple[str, ...]) -> None:
+def ssh_command(
+    ctx: click.Context, all_: bool, at_once: int, json_: bool, command: tuple[str, ...]
+) -> None:
     """A shell on the server, or COMMAND there.
+
+    With --all COMMAND runs on the servers of all labs, many at once. Each one's output is shown
+    whole and in the order of their names, then who failed. Exits with the largest code of them,
+    255 where a server was not reached.
 
     \b
     labctl ssh
     labctl ssh -- df -h
+    labctl ssh --all -- nvidia-smi -L
     """
+    from labctl.errors import UsageError
     from labctl.shell import command as words
 
-    lab = open_lab(ctx)
-    if not command:
-        _replace(lab, "")
     # One word is a line for the shell there, as with ssh; several are argv, each kept whole.
     line = command[0] if len(command) == 1 else words(*command).render()
-    _replace(lab, line, tty=sys.stdin.isatty() and sys.stdout.isatty())
+    if not all_:
+        if json_:
+            raise UsageError("--json goes with --all", hint="labctl ssh --all --json -- COMMAND")
+        tty = not command or (sys.stdin.isatty() and sys.stdout.isatty())
+        _replace(open_lab(ctx), line, tty=tty)
+    if not command:
+        raise UsageError("--all needs a command", hint="labctl ssh --all -- uptime")
+    from labctl.cli.everywhere import everywhere
+
+    ctx.exit(everywhere(line, at_once, json_))
 
 
 @click.command("cancel")
