@@ -133,7 +133,7 @@ class Lab:
         seen to while somebody follows it, or by the `keeper` ("host" or "user@host:port") that the
         lab is handed over to.
         """
-        from labctl.actions import runs, saved
+        from labctl.actions import runs, saved, unasked
         from labctl.actions.provision import renew
 
         self._settle_trust()
@@ -162,6 +162,8 @@ class Lab:
             on_start=on_start,
             on_log=on_log,
         )
+        if recover:
+            unasked.agree(self.ground, server, found.id)
         self._handed_over(keeper, found.id)
         if recover and follow:
             return self._followed(found.id, on_log)

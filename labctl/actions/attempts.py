@@ -193,6 +193,13 @@ def _agreed(ground: Ground, need: Need, offers: list[Offer]) -> Iterator[Offer]:
         yield offer
 
 
+def agreed_usd_per_hour(offer: Offer) -> float | None:
+    """What a server in the place of this one may cost unasked: about the same, or its price on
+    demand; None where nothing costs."""
+    price = offer.price_usd_per_hour
+    return max(price * DEARER, offer.on_demand_usd_per_hour or 0.0) if price else None
+
+
 def _agree(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> None:
     question = f"start {_named(offer)} for {offer.price_usd_per_hour:.2f} dollars an hour?"
     if not ground.reporter.ask(

@@ -19,6 +19,7 @@ from labctl.actions import (
 )
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
+from labctl.actions.lost import PUT_DOWN
 from labctl.errors import HostKeyError, LabError, PolicyError, ProviderError
 from labctl.model import Resource, Server, Value
 from labctl.providers import Keep, Stoppable
@@ -58,6 +59,8 @@ def down(ground: Ground, *, discard: bool) -> Ending:
         discard = discard or provision.is_fresh(ground, server)
         running = [] if server.state == "stopped" else _running(ground, server, discard)
         _agree(ground, server, running, discard)
+        # Whoever follows a run of it must not take this end for a loss.
+        ground.state.record(PUT_DOWN, lab_id=ground.lab_id, server_id=server.id)
         work.stop_forwards(ground, server)
         files = edits = 0
         if not discard:
@@ -117,7 +120,8 @@ def _running(ground: Ground, server: Server, discard: bool) -> list[str]:
         if isinstance(error, HostKeyError):
             raise
         raise _kept(ground, server, error) from error
-    return [run.id for run in ground.state.runs(ground.lab_id) if run.state == "running"]
+    known = ground.state.runs(ground.lab_id)
+    return [run.id for run in known if run.state == "running" and run.server_id == server.id]
 
 
 def _agree(ground: Ground, server: Server, running: list[str], discard: bool) -> None:

@@ -42,9 +42,10 @@ class Ground:
     owner: str = ""
     place: str = ""
 
-    def beside(self, config: LabConfig, lab_id: str) -> Ground:
+    def beside(self, config: LabConfig, lab_id: str, reporter: Reporter | None = None) -> Ground:
         """The ground of another lab that shares this one's provider, state and connections."""
-        made = dataclasses.replace(self, config=config, lab_id=lab_id)
+        reporter = reporter or self.reporter
+        made = dataclasses.replace(self, config=config, lab_id=lab_id, reporter=reporter)
         # What a cached_property holds lies in the instance's dictionary.
         made.__dict__.update(provider=self.provider, connections=self.connections)
         return made

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import Note, Step, cost, ledgers, saved, sync
-from labctl.actions.attempts import DEARER
+from labctl.actions import Note, Step, attempts, cost, ledgers, saved, sync
 from labctl.actions.ground import Ground
 from labctl.actions.keepers import KeeperHost
 from labctl.actions.parcels import Parcel, version, write
@@ -140,7 +139,7 @@ def _parcel(
         runs=(run_id,),
         settings=_settings(config),
         data=data,
-        ceiling_usd_per_hour=_ceiling(server),
+        ceiling_usd_per_hour=attempts.agreed_usd_per_hour(server.offer),
         spent_usd=cost.spent_usd(state, ground.lab_id, time.time()),
         files={path: (size, sha256) for path, (_, size, sha256) in files.items()},
     )
@@ -153,13 +152,6 @@ def _parcel(
         secrets={name: value.reveal() for name, value in bare.items()},
         key=ground.identity.read_text() if ground.identity.is_file() else "",
     )
-
-
-def _ceiling(server: Server) -> float | None:
-    """The most that another server may cost where lab.yaml names no price: about this one's, or
-    the same on demand."""
-    price = server.offer.price_usd_per_hour
-    return max(price * DEARER, server.offer.on_demand_usd_per_hour or 0.0) if price else None
 
 
 def _settings(config: LabConfig) -> dict[str, str]:

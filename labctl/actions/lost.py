@@ -9,10 +9,12 @@ from typing import Any
 from labctl.actions import Note, Step, attempts, provision, removal, work
 from labctl.actions.connections import answers
 from labctl.actions.ground import Ground
-from labctl.errors import ConnectError, LabError
+from labctl.errors import ConnectError, LabError, PolicyError
 from labctl.model import Server, Value
 from labctl.providers import Keep
 
+PUT_DOWN = "down"
+"""Kind of the ledger's line that `labctl down` writes before it ends a server."""
 GONE = ("ending", "terminated")
 DEAD_S = 600.0
 DEAD_LOOKS = 12
@@ -51,6 +53,24 @@ class Silences:
 
     def answered(self, server_id: str) -> None:
         self._of.pop(server_id, None)
+
+
+class PutDownError(PolicyError):
+    """A person has ended the server that a run was on."""
+
+
+def not_put_down(ground: Ground, server: Server | None) -> None:
+    """PutDownError where the server, None for the lab's last one, was ended by `labctl down`."""
+    said = ground.state.events(lab_id=ground.lab_id, kind=PUT_DOWN, limit=1)
+    made = ground.state.events(lab_id=ground.lab_id, kind="created", limit=1)
+    if not said or (server is not None and said[0].server_id != server.id):
+        return
+    if server is not None or not made or made[0].at < said[0].at:
+        raise PutDownError(
+            f"the server {said[0].server_id} was ended by `labctl down`",
+            why="a run is not recovered against a person's will",
+            hint="labctl up && labctl run --recover --id RUN   # goes on with what is saved",
+        )
 
 
 def check_there(ground: Ground, server: Server, silences: Silences) -> None:

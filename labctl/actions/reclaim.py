@@ -164,7 +164,9 @@ def _live(ground: Ground, run_id: str) -> Run:
         if run.state == "running":
             return run
         raise NotFoundError(f"run {run_id} does not run", why=run.told, hint="labctl run --detach")
-    live = [one for one in ground.state.runs(ground.lab_id) if one.state == "running"]
+    here = ground.server().id
+    known = ground.state.runs(ground.lab_id)
+    live = [one for one in known if one.state == "running" and one.server_id == here]
     if not live:
         raise NotFoundError("nothing runs, so nothing could be lost", hint="labctl run --detach")
     return live[-1]

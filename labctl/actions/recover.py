@@ -17,13 +17,15 @@ from typing import Any
 
 from labctl.actions import Note, Silent, Step, images, provision, runs, saved, work
 from labctl.actions.ground import Ground
-from labctl.actions.lost import GoneError, Silences, check_there, clear_away
+from labctl.actions.lost import GoneError, Silences, check_there, clear_away, not_put_down
 from labctl.actions.turn import NotOursError, Turn, our_turn
+from labctl.actions.unasked import unasked
 from labctl.errors import (
     BusyError,
     CapacityError,
     ConnectError,
     LabError,
+    NoOfferError,
     NotFoundError,
     PolicyError,
     ThrottledError,
@@ -34,8 +36,9 @@ MOST_IN_VAIN = 5
 """Recoveries of one run, one after the other, from the same checkpoint."""
 MIRROR_S = 20.0
 """Between two rounds of bringing outputs here."""
-LATER = (BusyError, CapacityError, ThrottledError)
-"""What passes: no machine left just now, somebody else's turn, a network that is down."""
+LATER = (BusyError, CapacityError, NoOfferError, ThrottledError)
+"""What passes: no machine left just now, or none at the agreed price; somebody else's turn; a
+network that is down."""
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 120.0
 LOST = ("claimed", "starting", "running", "lost")
@@ -104,6 +107,7 @@ def _through(ground: Ground, run_id: str, on_log: Callable[[bytes], None], at: i
             if run.state != "lost" or run.stopped_by:
                 return run
             told = run.told
+        not_put_down(ground, server)
         ground.reporter.emit(Note(text=f"{run_id}: {told}", level="warning"))
         try:
             at = _patiently(ground, run_id, told)
@@ -230,7 +234,7 @@ def recover(
         _not_ended(ground, run_id, saved.record(ground, run_id).run)
         clear_away(ground, run_id)
         turn.check()
-        server = provision.up(ground)
+        server = provision.up(unasked(ground, run_id))
         spec, files = _brought(ground, server, run_id)
         work.push_data(ground, server)
         ground.reporter.emit(Step(name=f"going on with {run_id}"))

@@ -116,3 +116,14 @@ def test_a_run_that_ended_by_itself_is_not_recovered(lab: LabDirectory) -> None:
 def test_what_recover_cannot_go_with_is_said(lab: LabDirectory) -> None:
     done = lab.labctl("run", "--recover", "--detach", code=255)
     assert "--recover follows the run" in done.stderr
+
+
+def test_a_server_that_its_owner_ended_is_not_replaced(lab: LabDirectory) -> None:
+    (lab.root / "go" / "on").unlink()
+    (lab.root / "train.sh").write_text(TRAIN.format(version="third"))
+    process = lab.start("run", "--recover", "--yes", "--id", "third")
+    process.said("step 2\n", deadline_s=120)
+    lab.labctl("down", "--yes", "--discard")
+    process.end(255)
+    assert "was ended by `labctl down`" in process.stderr
+    assert lab.json("status")["server"] is None
