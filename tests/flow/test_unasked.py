@@ -1,0 +1,54 @@
+"""A recovery's server may cost what was agreed to before, and nobody is asked about that again."""
+
+from __future__ import annotations
+
+import pytest
+from lab_ground import Recorded, World
+
+from labctl.actions import attempts, unasked
+from labctl.errors import NoOfferError, PolicyError
+from labctl.model import Offer, Server
+
+RUN = "night"
+
+
+def ready(lab: World, price: float) -> None:
+    lab.cloud.price = price
+    ground = lab.ground(Recorded())
+    unasked.agree(ground, attempts.make(ground, ground.config.server.need), RUN)
+
+
+def again(lab: World, price: float) -> tuple[Server, Recorded]:
+    """Another server for the run, and what was asked meanwhile."""
+    lab.cloud.price = price
+    reporter = Recorded(answers=[False])
+    ground = unasked.unasked(lab.ground(reporter), RUN)
+    return attempts.make(ground, ground.config.server.need), reporter
+
+
+def test_about_the_same_price_is_not_asked_about(lab: World) -> None:
+    ready(lab, 0.40)
+    server, reporter = again(lab, 0.49)
+    assert server.offer.price_usd_per_hour == 0.49
+    assert reporter.asked == []
+
+
+def test_a_dearer_one_is_not_made(lab: World) -> None:
+    ready(lab, 0.40)
+    before = len(lab.cloud.machines)
+    with pytest.raises(NoOfferError):
+        again(lab, 0.51)
+    assert len(lab.cloud.machines) == before
+
+
+def test_what_nobody_agreed_to_is_asked_about(lab: World) -> None:
+    with pytest.raises(PolicyError, match="nothing was started"):
+        again(lab, 0.40)
+
+
+def test_the_price_on_demand_is_agreed_to_with_a_spot_machine() -> None:
+    offer = Offer(
+        provider="cloud", type="s", price_usd_per_hour=0.1, on_demand_usd_per_hour=0.4, spot=True
+    )
+    assert attempts.agreed_usd_per_hour(offer) == 0.4
+    assert attempts.agreed_usd_per_hour(Offer(provider="local", type="container")) is None
