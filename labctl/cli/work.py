@@ -202,7 +202,7 @@ def _replace(lab: Lab, line: str, *, tty: bool = True) -> None:
         raise LabError(
             "there is no ssh on this machine", hint="sudo apt-get install openssh-client"
         )
-    words = interactive_argv(str(config), server.id, portable(line) if line else "", tty=tty)
+    words = interactive_argv(str(config), server.alias, portable(line) if line else "", tty=tty)
     sys.stdout.flush()
     os.execvp(words[0], words)
 

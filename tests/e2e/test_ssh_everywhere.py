@@ -14,13 +14,14 @@ import pytest
 from sshd_container import Sshd
 
 from labctl.actions.connections import Connections
-from labctl.config import paths
+from labctl.config import lab_id, paths
 from labctl.state import State
 
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
 
 MANY = 14
+PROGRAM = str(Path(sys.executable).with_name("labctl"))
 Labctl = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -38,7 +39,7 @@ def labctl(sshd: Sshd, tmp_path: Path) -> Labctl:
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(Path(sys.executable).with_name("labctl")), "ssh", "--all", *words],
+            [PROGRAM, "ssh", "--all", *words],
             cwd=tmp_path,
             env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8"},
             stdin=subprocess.DEVNULL,
@@ -58,6 +59,10 @@ def no_master_stays(sshd: Sshd, tmp_path: Path) -> Iterator[None]:
     with State(places.database) as state:
         for one in state.servers():
             connections.close(one)
+            config = connections.config_path(one.id)
+            if config.exists():
+                words = ["ssh", "-F", str(config), "-O", "exit", "--", one.alias]
+                subprocess.run(words, capture_output=True, check=False)
 
 
 def test_every_server_answers_in_order_whatever_its_shell(labctl: Labctl) -> None:
@@ -81,3 +86,29 @@ def test_failures_are_told_and_counted(labctl: Labctl, sshd: Sshd) -> None:
     assert gone.returncode == 255
     assert gone.stderr.count("not reached") == MANY
     assert f"0 of {MANY} servers: done" in gone.stderr
+
+
+def test_one_command_after_another_goes_over_one_connection(sshd: Sshd, tmp_path: Path) -> None:
+    root = tmp_path / "digits"
+    root.mkdir()
+    (root / "lab.yaml").write_text("lab: digits\n")
+    with State(paths({"HOME": str(tmp_path)}).database) as state:
+        one = msgspec.structs.replace(sshd.server(), lab_id=lab_id(root), state="running")
+        state.save_server(one)
+
+    def said() -> str:
+        done = subprocess.run(
+            [PROGRAM, "ssh", "--", 'echo "$SSH_CONNECTION"; exit 5'],
+            cwd=root,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 5, done.stderr
+        return done.stdout
+
+    first = said()
+    assert len(first.split()) == 4
+    assert said() == first, "the port that it came from tells connections apart"

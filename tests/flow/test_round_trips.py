@@ -1,0 +1,78 @@
+"""How often `labctl run` goes to the server and back: on a real network each one is waited for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lab_ground import LAB_ID, Machine, World, world
+
+from labctl.actions import provision
+from labctl.lab import Lab
+from labctl.remote import reply
+from labctl.transports import Result
+
+MOST = 3
+DONE = {"lab_id": LAB_ID, "state": "exited", "exit_code": 0, "told": "done"}
+
+
+class Counted(Machine):
+    """The server's files are real; its Docker Engine is a script that runs whatever it is told."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.runs = 0
+
+    def _answer(self, line: str, stdin: bytes) -> Result:
+        if line.split()[-1] != "run":
+            return super()._answer(line, stdin)
+        self.lines.append(line)
+        self.runs += 1
+        run = {**DONE, "id": f"run-{self.runs}"}
+        began = reply.line({"run": run, "found": False})
+        return Result(code=0, stdout=began.decode(), stderr=reply.line({"run": run}).decode())
+
+    def trips(self) -> int:
+        """Since the last time that this was asked."""
+        count = len(self.lines)
+        self.lines.clear()
+        return count
+
+
+@pytest.fixture
+def ready(tmp_path: Path) -> tuple[World, Counted]:
+    """A lab whose server has its image, its program and its code already."""
+    made = world(tmp_path)
+    (made.home / "lab" / "lab.yaml").write_text("lab: digits\nrun: 'true'\nimage: small:1\n")
+    (made.home / "lab" / "train.py").write_text("print('epoch 1')\n")
+    machine = Counted(tmp_path / "machine")
+    made = replace(made, machine=machine)
+    provision.up(made.ground())
+    _run(made, "first")
+    assert machine.trips() > MOST, "so much does the first one take"
+    return made, machine
+
+
+def _run(lab: World, run_id: str) -> None:
+    """As a new process would."""
+    found = Lab(lab.ground()).run(id=run_id, follow=True)
+    assert found.seen.exit_code == 0
+
+
+def test_a_run_of_unchanged_code_takes_at_most_three(ready: tuple[World, Counted]) -> None:
+    lab, machine = ready
+    _run(lab, "second")
+    assert machine.runs == 2
+    assert machine.trips() <= MOST
+
+
+def test_a_run_of_changed_code_sends_it_in_between(ready: tuple[World, Counted]) -> None:
+    lab, machine = ready
+    changed = lab.home / "lab" / "train.py"
+    changed.write_text("print('epoch 1 of 2')\n")
+    os.utime(changed, (1, 1))
+    _run(lab, "second")
+    assert machine.trips() <= MOST
+    assert (machine.home / "labctl/digits/code/train.py").read_text() == changed.read_text()
