@@ -17,7 +17,6 @@ from pathlib import Path
 from benchmarks.measure import Call, NotDoneError, Row, environment
 from benchmarks.startup import LABCTL
 
-DEFAULT_IMAGE = "debian:12-slim"
 BASELINE = "ssh HOST docker run"
 TARGET = 0.6
 PAUSE_S = 0.7

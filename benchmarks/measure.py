@@ -10,8 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-Work = Callable[[int], None]
-"""One piece of work; it takes the round's number and raises when the work was not done."""
+Work = Callable[[int], float | None]
+"""One piece of work; it takes the round's number and raises when the work was not done.
+
+What it returns is its figure, in seconds; where that is None, its wall time is.
+"""
+
+
+def nothing(number: int) -> None:
+    """Before or after a piece of work that needs neither."""
 
 
 class NotDoneError(Exception):
@@ -26,8 +33,24 @@ class Row:
     name: str
     work: Work
     target: float | None = None
-    """At most so many times the group's baseline; None where none was set."""
+    """At most so many times the baseline; None where none was set."""
+    target_s: float | None = None
+    """At most so long, whatever the baseline takes."""
+    against: str = ""
+    """The row that is its baseline, by name; the group's first row if ""."""
+    before: Work = nothing
+    """What each round begins from; not timed."""
+    after: Work = nothing
+    """The proof that the work was done; not timed."""
     seconds: list[float] = field(default_factory=list)
+
+    @property
+    def spread_s(self) -> float:
+        """Between the quartiles: half of the figures lie within it."""
+        if len(self.seconds) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return high - low
 
     @property
     def median_s(self) -> float:
@@ -42,12 +65,14 @@ def in_turn(rows: Sequence[Row], rounds: int, pause_s: float = 0.0) -> None:
     """
     for number in range(rounds + 1):
         for row in rows:
+            row.before(number)
             time.sleep(pause_s)
             begun = time.perf_counter()
-            row.work(number)
+            figure = row.work(number)
             took = time.perf_counter() - begun
+            row.after(number)
             if number > 0:
-                row.seconds.append(took)
+                row.seconds.append(took if figure is None else figure)
 
 
 def ratio(row: Row, baseline: Row) -> float:
@@ -68,12 +93,16 @@ def environment(home: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Call:
-    """A process as a piece of work: it must end with 0 and say `expects` on standard output."""
+    """A process as a piece of work: it must end with 0 and say `expects` so many `times`.
+
+    `{n}` in its words becomes the round's number.
+    """
 
     argv: tuple[str, ...]
     home: Path
     cwd: Path
     expects: str = ""
+    times: int = 1
 
     def __call__(self, number: int) -> None:
         words = [word.replace("{n}", str(number)) for word in self.argv]
@@ -85,6 +114,7 @@ class Call:
             capture_output=True,
             text=True,
         )
-        if done.returncode != 0 or self.expects not in done.stdout:
+        heard = (done.stdout + done.stderr).count(self.expects)
+        if done.returncode != 0 or heard < self.times:
             said = (done.stderr or done.stdout).strip()[-600:]
             raise NotDoneError(f"{' '.join(words)} ended with {done.returncode}: {said}")

@@ -4,23 +4,65 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-VERSIONS = {"fabric": "3.2.3", "skypilot": "0.14.1"}
-PROGRAMS = {"fabric": "fab", "skypilot": "sky"}
+WANTED = {
+    "fabric": "3.2.3",
+    "parallel-ssh": "2.16.*",
+    "asyncssh": "2.24.*",
+    "pyinfra": "3.10.*",
+    "ansible-core": "2.19.*",
+    "skypilot": "0.14.1",
+    "dstack": "0.22.5",
+}
+"""The versions that the targets were measured against."""
+FOLDERS = {"fabric": "fab", "skypilot": "sky"}
+ON_DEMAND = ("skypilot", "dstack")
+"""Hundreds of megabytes each: installed when asked for."""
 
 
-def program(cache: Path, package: str, *, install: bool) -> str | None:
-    """The program's path; None where it is not installed and should not be, or cannot be."""
-    folder = cache / PROGRAMS[package]
-    found = folder / "bin" / PROGRAMS[package]
-    if not found.exists() and install:
-        wanted = f"{package}=={VERSIONS[package]}"
-        print(f"installing {wanted} in {folder}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q"]
-        done = subprocess.run([*pip, "--disable-pip-version-check", wanted])
-        if done.returncode != 0:
-            print(f"{wanted} could not be installed; left out", file=sys.stderr)
-            return None
-    return str(found) if found.exists() else None
+@dataclass(frozen=True)
+class Peer:
+    """One package in its environment. `version` is the installed one."""
+
+    package: str
+    version: str
+    folder: Path
+
+    def program(self, name: str) -> str:
+        """The path of one of its programs, python among them."""
+        return str(self.folder / "bin" / name)
+
+
+def peers(cache: Path, packages: Iterable[str], *, install: bool) -> dict[str, Peer]:
+    """Those that are installed, or now can be, by package; who is left out is said."""
+    found = {}
+    for package in packages:
+        folder = cache / FOLDERS.get(package, package)
+        version = _version(folder, package)
+        if not version and install and _install(folder, package):
+            version = _version(folder, package)
+        if version:
+            found[package] = Peer(package, version, folder)
+        else:
+            print(f"{package} is not installed; left out", file=sys.stderr)
+    return found
+
+
+def _version(folder: Path, package: str) -> str:
+    python = folder / "bin" / "python"
+    if not python.exists():
+        return ""
+    line = f"from importlib.metadata import version; print(version({package!r}))"
+    done = subprocess.run([str(python), "-c", line], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _install(folder: Path, package: str) -> bool:
+    wanted = f"{package}=={WANTED[package]}"
+    print(f"installing {wanted} in {folder}", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q"]
+    return subprocess.run([*pip, "--disable-pip-version-check", wanted]).returncode == 0

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from benchmarks.measure import Call, Row
+from benchmarks.peers import Peer
 from labctl.config import lab_id, paths
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.state import State
@@ -14,6 +15,13 @@ from labctl.state import State
 LABCTL = str(Path(sys.executable).with_name("labctl"))
 BASELINE = 'python -c "import click"'
 MANY_SERVERS = 1000
+HELP = {
+    "fabric": ("fab", "--help"),
+    "pyinfra": ("pyinfra", "--help"),
+    "ansible-core": ("ansible", "--version"),
+    "skypilot": ("sky", "--help"),
+    "dstack": ("dstack", "--help"),
+}
 
 
 def recorded_lab(home: Path, servers: int) -> Path:
@@ -45,22 +53,23 @@ def _server(number: int, identity: str) -> Server:
     )
 
 
-def rows(home: Path, fab: str | None, sky: str | None) -> list[Row]:
+def rows(home: Path, found: dict[str, Peer]) -> list[Row]:
     """The first row is the baseline."""
     one = recorded_lab(home / "one", 1)
     many = recorded_lab(home / "many", MANY_SERVERS)
-    found = [
+    found_rows = [
         _row(BASELINE, one, "1", sys.executable, "-c", "import click; print(1)"),
         _row("labctl --help", one, "forward", LABCTL, "--help", target=1.3),
         _row("labctl --version", one, "version", LABCTL, "--version", target=1.3),
         _row("labctl status", one, "third", LABCTL, "status", target=2.2),
-        _row(f"labctl status, {MANY_SERVERS} servers", many, "third", LABCTL, "status"),
+        _row(f"labctl status, {MANY_SERVERS} servers", many, "third", LABCTL, "status", target=2.0),
     ]
-    if fab:
-        found.append(_row("fab --help", one, "Usage", fab, "--help"))
-    if sky:
-        found.append(_row("sky --help", one, "Usage", sky, "--help"))
-    return found
+    found_rows[-1].against = found_rows[-2].name
+    for package, (program, *words) in HELP.items():
+        if peer := found.get(package):
+            name = f"{program} {' '.join(words)} ({package} {peer.version})"
+            found_rows.append(_row(name, one, "", peer.program(program), *words))
+    return found_rows
 
 
 def _row(name: str, lab: Path, expects: str, *argv: str, target: float | None = None) -> Row:

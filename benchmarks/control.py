@@ -1,0 +1,148 @@
+"""One command on one server, and on all of them: labctl against ssh and the peers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.boxes import ALGORITHMS, Box, Boxes
+from benchmarks.measure import Call, NotDoneError, Row
+from benchmarks.peers import Peer
+from benchmarks.startup import LABCTL
+
+LINE = "echo done"
+COLD_TARGET, WARM_TARGET, IN_PROCESS_S = 1.0, 0.4, 0.008
+MANY_COLD_TARGET, MANY_WARM_TARGET = 0.4, 0.15
+PEER_WORK = str(Path(__file__).with_name("peer_work.py"))
+
+
+class Asked:
+    """Rows of one group over some servers; every side must be heard from each of them."""
+
+    def __init__(self, group: str, made: Boxes, asked: Sequence[Box]) -> None:
+        self.group = group
+        self.made = made
+        self.asked = asked
+        self.hosts = self._hosts()
+        self.inventory = self._ansible_inventory()
+        self.pyinfra = self._pyinfra_inventory()
+
+    def row(self, name: str, *argv: str, **more: float) -> Row:
+        call = Call(argv, self.made.home, self.made.home, "done", len(self.asked))
+        return Row(self.group, name, call, **more)
+
+    def cold(self, name: str, *argv: str, target: float) -> Row:
+        """Without a shared connection at its beginning."""
+        made = self.row(name, *argv, target=target)
+        made.before = lambda number: self.made.end_masters()
+        return made
+
+    def warm(self, name: str, *argv: str, target: float) -> Row:
+        """Over the shared connection that the same command has left."""
+        made = self.row(name, *argv, target=target)
+        made.before = made.work
+        return made
+
+    def ssh(self, name: str, words: Sequence[str]) -> Row:
+        """One ssh per server, all at once."""
+        each = " & ".join(shlex.join([*words, box.name, LINE]) for box in self.asked)
+        return self.row(name, "sh", "-c", f"{each} & wait")
+
+    def peers(self, found: dict[str, Peer]) -> list[Row]:
+        rows = []
+        for package in ("fabric", "parallel-ssh", "asyncssh"):
+            if peer := found.get(package):
+                words = (peer.program("python"), PEER_WORK, package, "run", self.hosts, LINE)
+                rows.append(self.row(f"{package} {peer.version}", *words))
+        if peer := found.get("pyinfra"):
+            words = (peer.program("pyinfra"), "-y", self.pyinfra, "exec", "--", LINE)
+            rows.append(self.row(f"pyinfra {peer.version}, exec", *words))
+        if peer := found.get("ansible-core"):
+            words = (peer.program("ansible"), "all", "-i", self.inventory, "-f", "20")
+            rows.append(self.row(f"ansible {peer.version}, raw", *words, "-m", "raw", "-a", LINE))
+        return rows
+
+    def _file(self, ending: str, text: str) -> str:
+        path = self.made.home / f"{self.group.replace(' ', '-')}.{ending}"
+        path.write_text(text)
+        return str(path)
+
+    def _hosts(self) -> str:
+        known = str(self.made.home / ".ssh" / "known_hosts")
+        body = [
+            {
+                "host": box.endpoint.host,
+                "port": box.endpoint.port,
+                "user": box.endpoint.user,
+                "key": str(self.made.key),
+                "known_hosts": known,
+            }
+            for box in self.asked
+        ]
+        return self._file("json", json.dumps(body))
+
+    def _ansible_inventory(self) -> str:
+        options = f"-F {self.made.config('default')} -o ControlMaster=no -o ControlPath=none"
+        lines = [f"{box.name} ansible_ssh_args='{options}'" for box in self.asked]
+        return self._file("ini", "[all]\n" + "\n".join(lines) + "\n")
+
+    def _pyinfra_inventory(self) -> str:
+        hosts = [
+            (
+                box.name,
+                {
+                    "ssh_hostname": box.endpoint.host,
+                    "ssh_port": box.endpoint.port,
+                    "ssh_user": box.endpoint.user,
+                    "ssh_key": str(self.made.key),
+                },
+            )
+            for box in self.asked
+        ]
+        return self._file("py", f"hosts = {hosts!r}\n")
+
+
+def one_server(made: Boxes, found: dict[str, Peer]) -> list[Row]:
+    """The first row is the baseline: a fresh ssh, as it comes."""
+    box = made.all[0]
+    lab = made.lab("control", box)
+    asked = Asked("one command on one server", made, [box])
+    labctl = (LABCTL, "-C", str(lab.config.root), "ssh", "--", "echo", "done")
+    shared = made.ssh("labctl's ciphers", "-o", "ControlMaster=auto", "-o", "ControlPersist=600")
+    shared += ("-o", f"ControlPath={made.home}/cm-%C")
+    inner = _InProcess(made, box)
+    in_process = Row(asked.group, "labctl in process, warm", inner, target_s=IN_PROCESS_S)
+    in_process.before = inner
+    return [
+        *(asked.row(f"ssh, {name}", *made.ssh(name), box.name, LINE) for name in ALGORITHMS),
+        asked.row("ssh over a master", *shared, box.name, LINE),
+        asked.cold("labctl ssh -- CMD, cold", *labctl, target=COLD_TARGET),
+        asked.warm("labctl ssh -- CMD, warm", *labctl, target=WARM_TARGET),
+        in_process,
+        *asked.peers(found),
+    ]
+
+
+class _InProcess:
+    """The same interface that every command of labctl's uses, over its shared connection."""
+
+    def __init__(self, made: Boxes, box: Box) -> None:
+        self.transport = made.connections.open(made.server(box, "control"))
+
+    def __call__(self, number: int) -> None:
+        if self.transport.run(LINE).stdout != "done\n":
+            raise NotDoneError("the server said something else")
+
+
+def many_servers(made: Boxes, found: dict[str, Peer]) -> list[Row]:
+    """The first row is the baseline: as many fresh ssh as there are servers, all at once."""
+    asked = Asked(f"one command on {len(made.all)} servers", made, made.all)
+    labctl = (LABCTL, "ssh", "--all", "--", "echo", "done")
+    return [
+        *(asked.ssh(f"ssh, {name}", made.ssh(name)) for name in ALGORITHMS),
+        asked.cold("labctl ssh --all, cold", *labctl, target=MANY_COLD_TARGET),
+        asked.warm("labctl ssh --all, warm", *labctl, target=MANY_WARM_TARGET),
+        *asked.peers(found),
+    ]

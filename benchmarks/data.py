@@ -1,0 +1,188 @@
+"""Files to a server: labctl push against rsync, scp and the peers' SFTP. Hashes prove arrival."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.boxes import Box, Boxes
+from benchmarks.control import PEER_WORK, Asked
+from benchmarks.measure import Call, NotDoneError, Row
+from benchmarks.peers import Peer
+from benchmarks.startup import LABCTL
+from labctl import Lab
+
+FILE_BYTES = 4096
+CHANGED = 10
+AGE_S = 7200.0
+FIRST_TARGET, AGAIN_TARGET, BIG_TARGET = 0.8, 0.75, 0.7
+BLOCK_BYTES = 1024 * 1024
+LAB_CODE = "labctl/{lab}/code/files"
+LAB_DATA = "labctl/{lab}/data/big"
+
+
+def make_files(folder: Path, count: int) -> None:
+    """So many files of FILE_BYTES, none like another; what random bytes are, cannot be packed."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        _write(folder / f"file-{number:05}", time.time() - AGE_S)
+
+
+def _write(path: Path, at: float) -> None:
+    """New content, as of `at`: rsync takes a file of the same size and second for the same."""
+    path.write_bytes(os.urandom(FILE_BYTES))
+    os.utime(path, (at, at))
+
+
+def make_big(path: Path, mib: int) -> None:
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        for _ in range(mib):
+            file.write(os.urandom(BLOCK_BYTES))
+
+
+def digest(folder: Path) -> str:
+    """One hash of every name and content directly in `folder`, as `remote_digest` finds it."""
+    sums = []
+    for path in sorted(folder.iterdir(), key=lambda one: one.name.encode()):
+        with path.open("rb") as file:
+            sums.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  ./{path.name}\n")
+    return hashlib.sha256("".join(sums).encode()).hexdigest()
+
+
+def remote_digest(box: Box, folder: str) -> str:
+    line = "find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
+    return box.sh(f"cd {folder} && {line}").split()[0]
+
+
+def arrived(box: Box, source: Path, folder: str) -> Callable[[int], None]:
+    def check(number: int) -> None:
+        if remote_digest(box, folder) != digest(source):
+            raise NotDoneError(f"what arrived in {folder} is not what was sent")
+
+    return check
+
+
+class Sides:
+    """Rows of one group: each sends a tree of its own from this machine to `box`."""
+
+    def __init__(self, group: str, made: Boxes, box: Box) -> None:
+        self.group, self.made, self.box = group, made, box
+        self.rsync_shell = " ".join(made.ssh("default"))
+        self.same_shell = " ".join(made.ssh("labctl's ciphers"))
+        self.hosts = Asked(group, made, [box]).hosts
+
+    def row(
+        self, name: str, argv: tuple[str, ...], source: Path, folder: str, **more: float
+    ) -> Row:
+        work = Call(argv, self.made.home, self.made.home)
+        row = Row(self.group, name, work, **more)
+        row.after = arrived(self.box, source, folder)
+        return row
+
+    def rsync(self, name: str, shell: str, source: Path, folder: str) -> Row:
+        words = ("rsync", "-a", "-e", shell, f"{source}/", f"{self.box.name}:{folder}/")
+        return self.row(name, words, source, folder)
+
+    def scp(self, source: Path, folder: str) -> Row:
+        words = ("scp", "-q", "-r", "-F", self.made.config("default"), str(source))
+        return self.row("scp -r", (*words, f"{self.box.name}:{folder}"), source, folder)
+
+    def sftp(self, peer: Peer, source: Path, folder: str) -> Row:
+        words = (peer.program("python"), PEER_WORK, peer.package, "put", self.hosts)
+        name = f"{peer.package} {peer.version}, sftp"
+        return self.row(name, (*words, str(source), folder), source, folder)
+
+    def push(self, lab: Lab, source: Path, folder: str, target: float) -> Row:
+        words = (LABCTL, "-C", str(lab.config.root), "push", "--yes")
+        return self.row("labctl push", words, source, folder, target=target)
+
+
+def first_push(made: Boxes, box: Box, count: int, found: dict[str, Peer], slow: bool) -> list[Row]:
+    """Nothing of it is on the server, nor in labctl's index, when a round begins."""
+    sides = Sides(f"{count} files of 4 KiB, first push", made, box)
+    lab = made.lab("first", box)
+    source = lab.config.root / "files"
+    make_files(source, count)
+    code = LAB_CODE.format(lab="first")
+    rows = [
+        sides.rsync("rsync -a", sides.rsync_shell, source, "first-rsync"),
+        sides.rsync("rsync -a, labctl's ciphers", sides.same_shell, source, "first-same"),
+        sides.push(lab, source, code, FIRST_TARGET),
+    ]
+    rows += [sides.scp(source, "first-scp")]
+    if slow:
+        peers = (found[name] for name in ("asyncssh", "fabric") if name in found)
+        rows += [sides.sftp(peer, source, f"first-{peer.package}") for peer in peers]
+
+    def empty(number: int) -> None:
+        box.sh("rm -rf first-* labctl/first")
+        (lab.config.root / ".labctl" / "index.json").unlink(missing_ok=True)
+
+    for row in rows:
+        row.before = empty
+    return rows
+
+
+def push_again(made: Boxes, box: Box, count: int) -> list[Row]:
+    """Ten files have changed since the last round; the rest are there."""
+    sides = Sides(f"{count} files of 4 KiB, {CHANGED} changed", made, box)
+    lab = made.lab("again", box)
+    sources = {"labctl": lab.config.root / "files"}
+    for name in ("rsync", "same", "master"):
+        sources[name] = made.home / f"again-{name}" / "files"
+    for source in sources.values():
+        make_files(source, count)
+    master = f"{sides.same_shell} -o ControlMaster=auto -o ControlPersist=600"
+    master += f" -o ControlPath={made.home}/rs-%C"
+    code = LAB_CODE.format(lab="again")
+    rows = [
+        sides.rsync("rsync -a", sides.rsync_shell, sources["rsync"], "again-rsync"),
+        sides.rsync("rsync -a, labctl's ciphers", sides.same_shell, sources["same"], "again-same"),
+        sides.rsync("rsync -a, over a master", master, sources["master"], "again-master"),
+        sides.push(lab, sources["labctl"], code, AGAIN_TARGET),
+    ]
+    changing = (sources[name] for name in ("rsync", "same", "master", "labctl"))
+    for row, source in zip(rows, changing, strict=True):
+        row.before = functools.partial(_change, source)
+    return rows
+
+
+def _change(source: Path, number: int) -> None:
+    paths = sorted(source.iterdir())
+    for path in paths[number % 7 :: len(paths) // CHANGED]:
+        _write(path, time.time() - AGE_S / 2 + number)
+
+
+def big_file(made: Boxes, box: Box, mib: int) -> list[Row]:
+    """One file that is not there yet."""
+    sides = Sides(f"one file of {mib} MiB", made, box)
+    lab = made.lab("big", box, "data: {big: ./big}\n")
+    source = lab.config.root / "big"
+    make_big(source / "big.bin", mib)
+    rows = [
+        sides.rsync("rsync -a", sides.rsync_shell, source, "big-rsync"),
+        sides.rsync("rsync -a, labctl's ciphers", sides.same_shell, source, "big-same"),
+        sides.push(lab, source, LAB_DATA.format(lab="big"), BIG_TARGET),
+        sides.scp(source, "big-scp"),
+    ]
+
+    def empty(number: int) -> None:
+        box.sh("rm -rf big-* labctl/big")
+        (lab.config.root / ".labctl" / "index.json").unlink(missing_ok=True)
+
+    for row in rows:
+        row.before = empty
+    return rows
+
+
+def clear(made: Boxes, box: Box) -> None:
+    """Make room, here and there, for what is measured next."""
+    box.sh("rm -rf first-* again-* big-* labctl")
+    for name in ("first", "again", "big", "again-rsync", "again-same", "again-master"):
+        shutil.rmtree(made.home / name, ignore_errors=True)

@@ -1,0 +1,158 @@
+"""A forward: throughput and small requests through labctl's and through `ssh -L`."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from benchmarks.boxes import Box, Boxes, docker
+from benchmarks.measure import NotDoneError, Row
+from labctl.actions import Silent
+from labctl.actions.forwarding import Forwarding, ForwardSpec, answers, free_port
+from labctl.model import Service
+
+PORT = 9000
+BLOCK_BYTES = 1024 * 1024
+KEPT_ALIVE, FRESH = 300, 200
+THROUGHPUT_TARGET, SMALL_TARGET, TAIL_TARGET = round(1 / 1.1, 3), 1.1, 1.0
+READY_S = 10.0
+SERVER = """
+import hashlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+BLOCK = b"".join(hashlib.sha256(b"%d" % n).digest() for n in range(32768))
+class Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    def do_GET(self):
+        mib = int(self.path.lstrip("/") or 0)
+        self.send_response(200)
+        self.send_header("Content-Length", str(mib * len(BLOCK)))
+        self.end_headers()
+        for _ in range(mib):
+            self.wfile.write(BLOCK)
+    def log_message(self, *_):
+        pass
+ThreadingHTTPServer(("127.0.0.1", %d), Answer).serve_forever()
+""".replace("%d)", f"{PORT})")
+BLOCK = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(32768))
+
+
+@contextmanager
+def doors(made: Boxes, box: Box) -> Iterator[dict[str, int]]:
+    """The local port of each side's forward to one HTTP server, by the side's name."""
+    docker("exec", "-d", "-u", "student", box.name, "python3", "-c", SERVER)
+    with ExitStack() as stack:
+        found = {}
+        for name in ("default", "labctl's ciphers"):
+            port = free_port(0)
+            words = (*made.ssh(name), "-N", "-L", f"127.0.0.1:{port}:127.0.0.1:{PORT}", box.name)
+            process = stack.enter_context(subprocess.Popen(words))
+            stack.callback(process.terminate)
+            found[f"ssh -L, {name}"] = port
+        server = made.server(box, "forward")
+        spec = ForwardSpec(
+            config=str(made.connections.write(server)),
+            server_id=box.name,
+            endpoint=box.endpoint,
+            service=Service(name="bench", port=PORT),
+            local_port=free_port(0),
+        )
+
+        def unchanged() -> Service:
+            return spec.service
+
+        forwarding = stack.enter_context(Forwarding(spec, Silent(), unchanged))
+        found["labctl forward"] = forwarding.local_port
+        for name, port in found.items():
+            _wait(name, port)
+        yield found
+
+
+def _wait(name: str, port: int) -> None:
+    deadline = time.monotonic() + READY_S
+    while not answers(port, "/0"):
+        if time.monotonic() > deadline:
+            raise NotDoneError(f"{name} does not answer")
+        time.sleep(0.02)
+
+
+def rows(found: dict[str, int], mib: int) -> list[Row]:
+    """Three groups; the first row of each is ssh as it comes."""
+
+    def group(
+        title: str, work: Callable[[int], Callable[[int], float]], target: float
+    ) -> list[Row]:
+        return [
+            Row(title, name, work(port), target if name == "labctl forward" else None)
+            for name, port in found.items()
+        ]
+
+    return [
+        *group(f"forward, {mib} MiB", lambda port: _Fetch(port, mib), THROUGHPUT_TARGET),
+        *group("forward, small requests kept alive, p50", _Kept, SMALL_TARGET),
+        *group("forward, small requests on new connections, p99", _Fresh, TAIL_TARGET),
+    ]
+
+
+class _Fetch:
+    def __init__(self, port: int, mib: int) -> None:
+        self.port, self.mib = port, mib
+
+    def __call__(self, number: int) -> float:
+        way = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        buffer = memoryview(bytearray(256 * 1024))
+        begun = time.perf_counter()
+        way.request("GET", f"/{self.mib}")
+        reply = way.getresponse()
+        count = 0
+        whole = hashlib.sha256() if number == 0 else None
+        while took := reply.readinto(buffer):
+            count += took
+            if whole is not None:  # in the round that is thrown away
+                whole.update(buffer[:took])
+        spent_s = time.perf_counter() - begun
+        way.close()
+        if count != self.mib * BLOCK_BYTES:
+            raise NotDoneError(f"{count} bytes came")
+        if whole is not None and whole.digest() != hashlib.sha256(BLOCK * self.mib).digest():
+            raise NotDoneError("what came is not what was sent")
+        return spent_s
+
+
+def _ask(way: http.client.HTTPConnection) -> float:
+    begun = time.perf_counter()
+    way.request("GET", "/0")
+    reply = way.getresponse()
+    reply.read()
+    if reply.status != 200:
+        raise NotDoneError(f"the answer is {reply.status}")
+    return time.perf_counter() - begun
+
+
+class _Kept:
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def __call__(self, number: int) -> float:
+        way = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        took = [_ask(way) for _ in range(KEPT_ALIVE)]
+        way.close()
+        return statistics.median(took)
+
+
+class _Fresh:
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def __call__(self, number: int) -> float:
+        took = []
+        for _ in range(FRESH):
+            way = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            took.append(_ask(way))
+            way.close()
+        return statistics.quantiles(took, n=100)[98]
