@@ -53,22 +53,43 @@ SLOW_STANDARD = {"asyncio", "http.client", "urllib.request", "ssl", "email.parse
 """Of the standard library; each costs more than all of labctl's own modules for `status`."""
 
 ROOT = Path(__file__).parents[2]
+REACHING_OUT = {
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.system",
+    "socket.connect",
+    "socket.getaddrinfo",
+    "socket.gethostbyname",
+    "subprocess.Popen",
+}
+"""What Python's audit hooks call it when a process starts another one or asks the network."""
+
 SCRIPT = """
 import json, sys
+reached = []
+sys.addaudithook(lambda event, _: reached.append(event) if event in REACHING_OUT else None)
 before = set(sys.modules)  # what the interpreter itself starts with
 from labctl.cli import cli
 from labctl.cli.exits import run_and_exit
 sys.argv = ["labctl", *sys.argv[1:]]
 code = run_and_exit(cli)
 print()
-print(json.dumps([code, sorted(set(sys.modules) - before)]))
+print(json.dumps([code, sorted(set(sys.modules) - before), reached]))
 """
 
 
 def imported_by(*words: str, cwd: Path, home: Path) -> tuple[int, set[str], str]:
     """labctl in a process of its own: its exit code, every module it imported, what it printed."""
+    code, modules, said, _ = called(*words, cwd=cwd, home=home)
+    return code, modules, said
+
+
+def called(*words: str, cwd: Path, home: Path) -> tuple[int, set[str], str, list[str]]:
+    """`imported_by`, and by what it reached out of its process."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", SCRIPT, *words],
+        [sys.executable, "-I", "-c", f"REACHING_OUT = {REACHING_OUT!r}{SCRIPT}", *words],
         cwd=cwd,
         env={"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"},
         capture_output=True,
@@ -76,8 +97,8 @@ def imported_by(*words: str, cwd: Path, home: Path) -> tuple[int, set[str], str]
         check=True,
     )
     said, _, last = done.stdout.rstrip("\n").rpartition("\n")
-    code, modules = json.loads(last)
-    return code, set(modules), said
+    code, modules, reached = json.loads(last)
+    return code, set(modules), said, reached
 
 
 def packages(modules: set[str]) -> set[str]:
@@ -132,6 +153,20 @@ def test_status_imports_what_reading_the_record_needs(lab: Path, tmp_path: Path)
     assert not modules & (HEAVY | SLOW_STANDARD)
     own = {name for name in modules if name.startswith("labctl.")} - HELP_MODULES - STATUS_MODULES
     assert {name.split(".")[1] for name in own} <= {"cli", "config", "state"}
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("status",), ("status", "--json")])
+def test_neither_a_process_nor_the_network_is_needed_to_begin(
+    words: tuple[str, ...], lab: Path, tmp_path: Path
+) -> None:
+    code, _, said, reached = called(*words, cwd=lab, home=tmp_path)
+    assert (code, reached) == (0, [])
+    assert said
+
+
+def test_what_reaches_out_is_noticed(lab: Path, tmp_path: Path) -> None:
+    _, _, _, reached = called("ssh", "--all", "--", "true", cwd=lab, home=tmp_path)
+    assert "subprocess.Popen" in reached
 
 
 def test_status_that_asks_the_provider_still_reads_its_settings(lab: Path, tmp_path: Path) -> None:
