@@ -99,7 +99,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     only = "one of these alone; may be repeated. Without it: all but aws"
     parser.add_argument("--only", action="append", choices=GROUPS, help=only)
-    parser.add_argument("--small", action="store_true", help="minutes, not an hour: to try it out")
+    parser.add_argument("--small", action="store_true", help="minutes: to try it out")
     parser.add_argument("--rounds", type=int, default=0, help="how often each side runs")
     parser.add_argument("--all-peers", action="store_true", help="skypilot and dstack too (820 MB)")
     parser.add_argument("--no-slow-peers", action="store_true", help="leave out SFTP's first push")
