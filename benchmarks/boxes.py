@@ -196,4 +196,4 @@ def base_image() -> str:
     """The variable's, the one that scripts/base-image made here, or the hub's."""
     if chosen := os.environ.get("LABCTL_BASE_IMAGE"):
         return chosen
-    return MADE_HERE if docker("images", "-q", MADE_HERE).strip() else "debian:12-slim"
+    return MADE_HERE if docker("images", "-q", MADE_HERE).strip() else "debian:bookworm-slim"
