@@ -254,7 +254,7 @@ class RunSpec(Value, frozen=True):
 class Run(Value, frozen=True):
     """One command in one container on a server, as last seen.
 
-    `exit_code` is None while it runs or when nobody can know it any more (state "lost").
+    `exit_code` is None while it runs, or where nobody can know it any more (mostly state "lost").
     `told` says in words how it ended (exit, out of memory with limit and peak, signal, reboot).
     `stopped_by` names the limit that ended a "lost" one: "ttl" or "budget"; "" for anything else.
     """

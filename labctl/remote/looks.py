@@ -160,7 +160,13 @@ def _ending(
 
 def _by_limit(limit: str, written: dict[str, Any]) -> dict[str, Any]:
     told = f"stopped: the server reached its {limit}; what it had saved by then is kept"
-    return {"state": "lost", "stopped_by": limit, "ended_at": written.get("ended_at"), "told": told}
+    return {
+        "state": "lost",
+        "stopped_by": limit,
+        "exit_code": int(written["code"]) if written else None,
+        "ended_at": written.get("ended_at"),
+        "told": told,
+    }
 
 
 def _as_written(

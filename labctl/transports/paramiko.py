@@ -26,6 +26,9 @@ MOST_CHUNKS = 64
 _CHUNK_BYTES = 64 * 1024
 _PART_BYTES = 1024 * 1024
 _NETWORK_ERRORS = (paramiko.SSHException, OSError, EOFError)
+NO_SESSION_FREE = 2
+"""sshd's answer above MaxSessions: SSH_OPEN_CONNECT_FAILED (RFC 4254, section 5.1)."""
+PAUSE_S = 0.05
 
 
 class ParamikoTransport:
@@ -78,7 +81,7 @@ class ParamikoTransport:
         staged = f"{target}.labctl-part"
         with self._slots:
             try:
-                with self._connected().transport.open_session(timeout=STEP_TIMEOUT_S) as channel:
+                with _session(self._connected()) as channel:
                     channel.invoke_subsystem("sftp")
                     sftp = paramiko.SFTPClient(channel)
                     sftp.put(str(source), staged)
@@ -93,7 +96,7 @@ class ParamikoTransport:
         try:
             with (
                 self._slots,
-                self._connected().transport.open_session(timeout=STEP_TIMEOUT_S) as channel,
+                _session(self._connected()) as channel,
             ):
                 channel.invoke_subsystem("sftp")
                 paramiko.SFTPClient(channel).get(source, staged)
@@ -124,13 +127,13 @@ class ParamikoTransport:
         """A channel; a connection that died while idle is replaced, since nothing has begun."""
         login = self._connected()
         try:
-            return login.transport.open_session(timeout=STEP_TIMEOUT_S)
+            return _session(login)
         except paramiko.ChannelException as error:
             raise failures.unreachable(self.endpoint, str(error)) from error
         except _NETWORK_ERRORS:
             login.close()
         try:
-            return self._connected().transport.open_session(timeout=STEP_TIMEOUT_S)
+            return _session(self._connected())
         except _NETWORK_ERRORS as error:
             raise failures.lost(self.endpoint, str(error)) from error
 
@@ -172,6 +175,19 @@ def _ignore(_: bytes) -> None:
 
 def _left_s(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _session(login: Login) -> paramiko.Channel:
+    """A session of this connection. sshd may still be at the end of one that we have closed, and
+    refuse another until then."""
+    end = time.monotonic() + STEP_TIMEOUT_S
+    while True:
+        try:
+            return login.transport.open_session(timeout=STEP_TIMEOUT_S)
+        except paramiko.ChannelException as error:
+            if error.code != NO_SESSION_FREE or time.monotonic() > end:
+                raise
+        time.sleep(PAUSE_S)
 
 
 def _send(channel: paramiko.Channel, stdin: bytes | memoryview) -> None:

@@ -126,7 +126,7 @@ def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
     assert hash_of(home / "first" / "model") == sha256
     assert (home / "last" / "model").read_text() == "weights\n", "the end waited for it"
     [run] = lab.json("status", "--refresh")["runs"]
-    assert (run["state"], run["exit_code"]) == ("exited", 3)
+    assert (run["state"], run["stopped_by"], run["exit_code"]) == ("lost", "budget", 3)
     assert "train.py" in lab.labctl("pull", "--code")
     assert (lab.root / "train.py").read_text() == "steps = 2\n"
     said = lab.labctl("down", "--yes")

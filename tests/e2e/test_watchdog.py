@@ -232,7 +232,7 @@ def test_the_ttl_stops_a_run_saves_its_checkpoint_and_powers_off(watched: WatchL
     assert log.endswith("saved\n")
     watched.server.ssh("test -s labctl/watched/runs/trained/checkpoints/last/manifest.json")
     (run,) = [each for each in watched.status()["runs"] if each["id"] == "trained"]
-    assert (run["state"], run["exit_code"]) == ("exited", 0)
+    assert (run["state"], run["stopped_by"], run["exit_code"]) == ("lost", "ttl", 0)
     watch = wait_for(lambda: found if (found := watched.watch())["alive"] else None)
     assert any(each["what"] == "the ttl begins anew" for each in watch["decisions"])
     assert watch["ttl_left_s"] > 5
