@@ -67,11 +67,18 @@ def assert_same(found: Path, expected: Path) -> None:
     assert one.keys() == other.keys()
     for name, value in one.items():
         same = torch.equal(value, other[name]) if torch.is_tensor(value) else value == other[name]
-        assert same, name
+        assert same, f"{name} differs by {_distance(value, other[name])}"
 
 
 def newest(run: Path) -> Path:
     return max((run / "checkpoints").glob("step-*"))
+
+
+def _distance(one: Any, other: Any) -> str:
+    if not torch.is_tensor(one) or one.shape != other.shape:
+        return f"{one!r:.80} against {other!r:.80}"
+    apart = (one.double() - other.double()).abs()
+    return f"{apart.max():g} at most, in {int((apart > 0).sum())} of {apart.numel()} numbers"
 
 
 def scalars(logs: Path) -> dict[str, list[tuple[int, float]]]:
@@ -244,6 +251,7 @@ def test_kill_9_loses_nothing_but_time(tmp_path: Path, small: Path, whole: Path)
     moments = random.Random(1)
     arguments = (*SHORT, "--checkpoint-every", "1")
     reached, kills = 0, 0
+    at: list[int] = []
     while reached < STEPS - 3:
         process = start("train.py", *arguments, run=tmp_path, data=small)
         wait_for_step(process, tmp_path, reached + 1)
@@ -253,6 +261,8 @@ def test_kill_9_loses_nothing_but_time(tmp_path: Path, small: Path, whole: Path)
         assert "skipped" not in output
         assert ("resuming" in output) == (kills > 0)
         reached, kills = int(newest(tmp_path).name[5:]), kills + 1
+        at.append(reached)
+    print(f"killed after the steps {at}")
     assert kills > 2
     finish(start("train.py", *arguments, run=tmp_path, data=small))
     assert_same(newest(tmp_path), newest(whole))
