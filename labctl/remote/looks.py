@@ -126,7 +126,7 @@ def _ending(
     cancelled = (directory / ".labctl" / "cancel").exists()
     limit = read_json(directory / ".labctl" / LIMIT).get("by", "")
     if limit and not cancelled and (not written or written.get("asked")):
-        return _by_limit(limit, written)
+        return _by_limit(limit, written, inner)
     if written:
         return _as_written(directory, spec, written, cancelled, rebooted)
     if rebooted:
@@ -158,13 +158,13 @@ def _ending(
     return {"state": state, "exit_code": code, "ended_at": ended, "told": told}
 
 
-def _by_limit(limit: str, written: dict[str, Any]) -> dict[str, Any]:
+def _by_limit(limit: str, written: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
     told = f"stopped: the server reached its {limit}; what it had saved by then is kept"
     return {
         "state": "lost",
         "stopped_by": limit,
-        "exit_code": int(written["code"]) if written else None,
-        "ended_at": written.get("ended_at"),
+        "exit_code": written.get("code", inner.get("ExitCode")),
+        "ended_at": written.get("ended_at") or _docker_time(inner.get("FinishedAt", "")),
         "told": told,
     }
 
