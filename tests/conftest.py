@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,10 @@ import pytest
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
+
+# Here, since OpenMP reads it when the first test file imports PyTorch. With another number of
+# threads sums are rounded otherwise, and of such small pictures they make more work than they share.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TOGETHER_LONGEST_FIRST = (
     # One lab with services, and what a browser shows of them.

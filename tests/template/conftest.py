@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 from pathlib import Path
 
@@ -11,9 +10,6 @@ import pytest
 import template_project  # noqa: F401  (makes the project's modules importable)
 
 PER_CLASS = {"train": 16, "val": 4, "test": 4}  # images of each digit in the small dataset
-
-# Of such small pictures, threads make more work than they share.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if importlib.util.find_spec("torch") is None:
     # One file needs no PyTorch; a test in it is skipped and says why the others are missing.
