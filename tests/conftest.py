@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 # Here, since OpenMP reads it when the first test file imports PyTorch. With another number of
-# threads sums are rounded otherwise, and of such small pictures they make more work than they share.
+# threads sums are rounded otherwise; and of small pictures they make more work than they share.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TOGETHER_LONGEST_FIRST = (
