@@ -140,9 +140,9 @@ class Lab:
         check_files(self.config)
         if recover and (follow or keeper) and id and self._to_go_on(id):
             self._handed_over(keeper, id)
-            return (
-                self._followed(id, on_log) if follow else LabRun(self, runs.latest(self.ground, id))
-            )
+            if follow:
+                return self._followed(id, on_log)
+            return LabRun(self, runs.latest(self.ground, id))
         server = self.ground.server()
         if keeper:
             from labctl.actions import hand_over, keepers

@@ -15,7 +15,6 @@ from labctl.providers import Keep
 
 PUT_DOWN = "down"
 """Kind of the ledger's line that `labctl down` writes before it ends a server."""
-GONE = ("ending", "terminated")
 DEAD_S = 600.0
 DEAD_LOOKS = 12
 """So often, over DEAD_S at least, must a server fail to answer while its provider says it runs."""
@@ -84,7 +83,7 @@ def check_there(ground: Ground, server: Server, silences: Silences) -> None:
         return
     if found is None and time.time() - server.created_at < ground.provider.settle_s:
         return
-    if found is None or found.state in GONE:
+    if found is None or found.state in provision.ENDED:
         raise GoneError(f"the server {server.id} is gone")
     if found.state != "running" or answers(found.endpoint, ANSWER_S):
         silences.answered(server.id)
@@ -113,7 +112,7 @@ def clear_away(ground: Ground, run_id: str) -> None:
     """
     known = ground.state.server_of_lab(ground.lab_id)
     server = provision.adopt(ground)
-    if server is None or server.state in GONE:
+    if server is None or server.state in provision.ENDED:
         _leave_zone(ground, known)
         return
     taken = _taken_back(ground, server)

@@ -9,6 +9,7 @@ from typing import Any
 
 from labctl.actions import Decision, Note, Step, guard, runs, saved
 from labctl.actions.ground import Ground
+from labctl.actions.provision import ENDED
 from labctl.actions.recover import recover
 from labctl.errors import (
     BusyError,
@@ -21,7 +22,6 @@ from labctl.errors import (
 from labctl.model import Run, Server, Value
 from labctl.providers import Reclaim
 
-ENDED = ("ending", "terminated")
 LOOK_S = 0.2
 SAMPLE_S = 0.5
 SPEED_WITHIN_S = 5.0
