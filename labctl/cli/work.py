@@ -143,7 +143,9 @@ def _finish(ctx: click.Context, run: Run, detach: bool, json_: bool) -> None:
     elif run.ended:
         click.echo(f"run {run.id}: {clean(run.told)}", err=True)
         if run.stopped_by:
-            click.echo(f"labctl up && labctl run --recover --id {run.id}    go on with it", err=True)
+            click.echo(
+                f"labctl up && labctl run --recover --id {run.id}    go on with it", err=True
+            )
         _name_new_files(run)
     else:
         click.echo(f"labctl logs -f {run.id}    follow it", err=True)
