@@ -32,11 +32,17 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "cancel": ("work", "Work", "End a run; it may write a checkpoint first."),
     "eval": ("results", "Work", "Evaluate the pulled model on this machine."),
     "logs": ("watch", "Watch", "What a run printed; -f follows."),
+    "top": ("top", "Watch", "The server live: GPUs, processor, memory, disk, runs."),
+    "explain": ("explain", "Watch", "Why a run is slow or wrong, and what to try next."),
+    "profile": ("explain", "Watch", "A few steps of a run in PyTorch's profiler."),
     "offers": ("pay", "Decide and pay", "What servers there are for the need, with prices."),
     "estimate": ("estimate", "Decide and pay", "What a model needs: memory, hours, dollars."),
     "cost": ("pay", "Decide and pay", "Hours and dollars of servers and runs."),
     "extend": ("pay", "Decide and pay", "Let the server live longer, within its limits."),
     "orphans": ("pay", "Decide and pay", "Everything at the provider that labctl made."),
+    "report": ("report", "Hand in and show", "The results presentation: one HTML file."),
+    "serve": ("serve", "Hand in and show", "The model behind POST /predict on the server."),
+    "submit": ("submit", "Hand in and show", "One verified bundle, handed in."),
     "rehearse": ("rehearse", "Teach", "A simulated cloud on this machine: no account, no cost."),
     "config": ("rare", "Rarely", "Every setting, its value and where it came from."),
     "keep": ("keep", "Rarely", "Watch over labs that laptops hand to this machine."),
@@ -44,7 +50,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "secret": ("rare", "Rarely", "Keep values for the secrets that lab.yaml names."),
     "trust": ("rare", "Rarely", "Approve what this lab.yaml may do."),
 }
-ABSENT = {"join"}
+ABSENT = {"join", "top", "explain", "profile", "report", "serve", "submit"}
 """Named in the plan and not built yet: not shown."""
 
 
@@ -69,8 +75,9 @@ class Commands(click.Group):
                 for name, (_, own, line) in COMMANDS.items()
                 if own == heading and name not in ABSENT
             ]
-            with formatter.section(heading):
-                formatter.write_dl(rows)
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
