@@ -47,15 +47,15 @@ class Evaluation(Value, frozen=True):
     begins with the mistake that the model was surest of. Hashes are SHA-256 in hex, or "".
     """
 
-    version: int = VERSION
     checkpoint: str
-    checkpoint_sha256: str = ""
-    data_sha256: str = ""
-    split: str = "test"
     classes: tuple[str, ...]
     confusion: tuple[tuple[int, ...], ...]
     accuracy: float
     items: int
+    version: int = VERSION
+    checkpoint_sha256: str = ""
+    data_sha256: str = ""
+    split: str = "test"
     baseline_accuracy: float | None = None
     loss: float | None = None
     where: Literal["here", "server"] = "here"
