@@ -14,6 +14,7 @@ from labctl.commands import rsync, ssh
 from labctl.errors import DiskFullError, LinkLostError, TransferError
 from labctl.model import Endpoint
 from labctl.transports import failures
+from labctl.transports.openssh import quick_login
 
 _NOT_USABLE = (1, 2, 5, 126, 127)
 """Options it does not know, a noisy shell, no start, not executable, not there."""
@@ -37,7 +38,7 @@ def way(config_path: Path, server_id: str) -> rsync.Way | None:
     version = rsync.parse_version(done.stdout.decode(errors="replace"))
     if version < rsync.OLDEST:
         return None
-    line = ssh.rsync_shell(str(config_path))
+    line = ssh.rsync_shell(str(config_path), login=quick_login())
     return rsync.Way(ssh_line=line, host=ssh.check_id(server_id), version=version)
 
 

@@ -195,6 +195,7 @@ def _replace(lab: Lab, line: str, *, tty: bool = True) -> None:
     from labctl.errors import LabError
     from labctl.providers import Gate, provider_class
     from labctl.shell import portable
+    from labctl.transports.openssh import quick_login
 
     server = lab.ground.server()
     if issubclass(provider_class(server.provider), Gate):
@@ -206,7 +207,8 @@ def _replace(lab: Lab, line: str, *, tty: bool = True) -> None:
         raise LabError(
             "there is no ssh on this machine", hint="sudo apt-get install openssh-client"
         )
-    words = interactive_argv(str(config), server.alias, portable(line) if line else "", tty=tty)
+    framed = portable(line) if line else ""
+    words = interactive_argv(str(config), server.alias, framed, tty=tty, login=quick_login())
     sys.stdout.flush()
     os.execvp(words[0], words)
 

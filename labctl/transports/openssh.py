@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import selectors
@@ -53,6 +54,16 @@ def runtime_dir(parent: Path = Path("/tmp")) -> Path:
     if stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o700)
     return path
+
+
+@functools.cache
+def quick_login() -> tuple[str, ...]:
+    """Options for quick logins with this machine's ssh; none where it does not say what it is."""
+    try:
+        done = subprocess.run(["ssh", "-V"], stdin=subprocess.DEVNULL, capture_output=True)
+    except FileNotFoundError:
+        return ()
+    return ssh.quick_login(done.stderr.decode(errors="replace"))
 
 
 class OpenSshTransport:
@@ -186,7 +197,7 @@ class OpenSshTransport:
     def _start_master(self, path: str) -> None:
         # A file, not a pipe: the master in the background would hold a pipe open.
         with tempfile.TemporaryFile() as said:
-            argv = ssh.master_argv(self._config, self._server_id, path)
+            argv = ssh.master_argv(self._config, self._server_id, path, quick_login())
             process = _spawn(argv, subprocess.DEVNULL, stderr=said)
             try:
                 code = process.wait(LOGIN_TIMEOUT_S)

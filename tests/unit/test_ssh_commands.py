@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from labctl.commands import ssh
 from labctl.errors import UsageError
 from labctl.model import Endpoint
+from labctl.transports.openssh import quick_login
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJv3rUsymaY5pzRXGMkdoTCoyrTVNNhqeNPGdNuedeMT"
 ENDPOINT = Endpoint(host="203.0.113.7", port=2222, user="student", identity="/keys/a key")
@@ -233,6 +234,36 @@ def test_the_shell_for_rsync_is_one_string() -> None:
 def test_a_persons_ssh() -> None:
     assert ssh.interactive_argv("/c", "digits") == ["ssh", "-F", "/c", "-t", "--", "digits"]
     assert ssh.interactive_argv("/c", "digits", "htop", tty=False)[-2:] == ["digits", "htop"]
+
+
+@pytest.mark.parametrize(
+    ("version", "asked_for"),
+    [
+        ("OpenSSH_8.9p1 Ubuntu-3ubuntu0.10, OpenSSL 3.0.2", ()),
+        ("OpenSSH_9.2p1 Debian-2+deb12u10, OpenSSL 3.0.19", ("KexAlgorithms=^curve25519-sha256",)),
+        ("OpenSSH_for_Windows_9.5p1, LibreSSL 3.8.2", ("KexAlgorithms=^curve25519-sha256",)),
+        ("OpenSSH_9.9p2, LibreSSL 3.3.6", ("KexAlgorithms=^mlkem768x25519-sha256",)),
+        ("OpenSSH_10.0p2 Debian-7, OpenSSL 3.5.1", ()),
+        ("Dropbear v2024.85", ()),
+        ("", ()),
+    ],
+)
+def test_only_a_client_that_begins_slowly_is_asked_for_another_key_exchange(
+    version: str, asked_for: tuple[str, ...]
+) -> None:
+    assert ssh.quick_login(version) == asked_for
+    for argv in (
+        ssh.master_argv("/c", "i-1", "/tmp/s", asked_for),
+        ssh.interactive_argv("/c", "i-1", login=asked_for),
+        shlex.split(ssh.rsync_shell("/c", login=asked_for)),
+    ):
+        assert [word for word in argv if "Kex" in word] == list(asked_for)
+
+
+def test_this_machines_ssh_knows_what_it_is_asked_for() -> None:
+    options = [word for option in quick_login() for word in ("-o", option)]
+    argv = ["ssh", "-F", "none", *options, "-G", "host"]
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True)
 
 
 def test_host_names_of_a_users_config() -> None:
