@@ -157,8 +157,10 @@ class Arrivals:
     def _rsync(self, left: Sequence[tuple[Due, int]]) -> bool:
         way = self.way
         assert way is not None
+        parts = [[one.path, have, one.size - have] for one, have in left]
+        pack = bool(self.remote.call("packs", {**self.request, "parts": parts})["packs"])
         return rsync.run(
-            lambda names: lines.pull_argv(way, self.directory, str(self.partial), names),
+            lambda names: lines.pull_argv(way, self.directory, str(self.partial), names, pack=pack),
             [one.path for one, _ in left],
             self.remote.transport.endpoint,
             receiver="this machine",

@@ -20,6 +20,7 @@ from labctl.actions.scan import refresh
 from labctl.commands import rsync as lines
 from labctl.errors import DiskFullError, PolicyError, TransferError
 from labctl.model import GIB, FileEntry, Value
+from labctl.remote.packing import LEVEL, worth_packing
 
 SMALL_BYTES = 32 * 1024**2
 """Up to this much goes through the control connection: one round trip, no new login."""
@@ -168,14 +169,18 @@ class _Push:
     def _rsync(self, needed: list[FileEntry], plan: dict[str, Any]) -> bool:
         way, staging = self.way, plan["staging"]
         assert way is not None
+        pack = self._worth_packing(needed)
         return rsync.run(
-            lambda names: lines.push_argv(way, str(self.root), staging, names),
+            lambda names: lines.push_argv(way, str(self.root), staging, names, pack=pack),
             [f.path for f in needed],
             self.remote.transport.endpoint,
             receiver="the server",
             hint="labctl push",
             on_bytes=self._progress,
         )
+
+    def _worth_packing(self, files: list[FileEntry]) -> bool:
+        return worth_packing((self.root / one.path, one.size) for one in files)
 
     def _progress(self, done: int) -> None:
         """`done` bytes of this round have gone."""
@@ -198,15 +203,17 @@ class _Push:
             if f.size <= CHUNK_BYTES and (staged.get(f.path) != f.size or not f.size)
         ]
         limit = FIRST_BATCH_BYTES
+        pack = self._worth_packing(rest)
         while rest:
             batch, rest = _split(rest, limit)
             began = time.monotonic()
-            body = _archive(self.root, batch)
+            body = _archive(self.root, batch, pack)
             reply = self._call("receive", {**finish, "stage_only": bool(rest)}, body)
             done += sum(f.size for f in batch)
             self._progress(done)
             took_s = max(0.01, time.monotonic() - began)
-            limit = max(256 * 1024, min(SMALL_BYTES, int(len(body) * BATCH_S / took_s)))
+            sent = sum(f.size + tarfile.BLOCKSIZE for f in batch)
+            limit = max(256 * 1024, min(SMALL_BYTES, int(sent * BATCH_S / took_s)))
             if not rest:
                 return reply
         return self._call("commit", finish)
@@ -239,10 +246,10 @@ def _split(files: list[FileEntry], limit: int) -> tuple[list[FileEntry], list[Fi
     return files, []
 
 
-def _archive(root: Path, files: list[FileEntry]) -> bytes:
+def _archive(root: Path, files: list[FileEntry], pack: bool) -> bytes:
     """A tar of the files as they are now; one that is gone is left out, and the server says so."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+    with _opened(buffer, pack) as archive:
         for entry in files:
             try:
                 content = (root / entry.path).read_bytes()
@@ -252,6 +259,13 @@ def _archive(root: Path, files: list[FileEntry]) -> bytes:
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
+
+
+def _opened(buffer: io.BytesIO, pack: bool) -> tarfile.TarFile:
+    form = tarfile.PAX_FORMAT
+    if pack:
+        return tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=LEVEL, format=form)
+    return tarfile.open(fileobj=buffer, mode="w", format=form)
 
 
 def _edited(names: list[str]) -> PolicyError:

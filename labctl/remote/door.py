@@ -28,6 +28,7 @@ ANSWERING = {
     "commit": "files.commit",
     "edits": "files.edits",
     "manifest": "outputs.manifest",
+    "packs": "outputs.packs",
     "image": "images.present",
     "service": "services.start",
     "services": "services.status",
@@ -61,6 +62,7 @@ STREAMING = {
 LOOKING = (
     "status",
     "manifest",
+    "packs",
     "edits",
     "image",
     "services",

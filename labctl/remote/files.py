@@ -235,7 +235,8 @@ def _clear_if_empty(directory: Path) -> bool:
 
 
 def receive(request: dict[str, Any]) -> dict[str, Any]:
-    """A tar of needed files on standard input, after the request's line; then `commit`.
+    """A tar of needed files, perhaps gzipped, on standard input after the request's line; then
+    `commit`.
 
     With "stage_only" more is to come, and nothing is committed yet.
     """
@@ -246,7 +247,7 @@ def receive(request: dict[str, Any]) -> dict[str, Any]:
     target.staging.mkdir(parents=True, exist_ok=True)
     arrived: dict[str, str] = {}
     try:
-        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
             for member in archive:
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is None or member.name not in wanted:

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
 
 from .files import walk
 from .looks import final
+from .packing import worth_packing
 from .place import CHUNK, inside, lab_dir, read_json, run_dir, sha256_of, write_json
 from .reply import Failure, answer, finish
 
@@ -230,6 +231,18 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     )
 
 
+def packs(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether it pays to compress the files "parts" ([path, offset, length] each) on their way."""
+    base = _base(request)
+    sizes = [(path, _available(base, path, 0, length)) for path, _, length in request["parts"]]
+    return {"packs": worth_packing((inside(base, path), size) for path, size in sizes)}
+
+
+def _base(request: dict[str, Any]) -> Path:
+    root = lab_dir(request["lab"], request["lab_id"])
+    return run_dir(root, request["run"]) if request.get("run") else root / "code"
+
+
 def read(request: dict[str, Any]) -> None:
     """Ranges of files below the run (or the code, where "run" is ""), after the reply.
 
@@ -237,8 +250,7 @@ def read(request: dict[str, Any]) -> None:
     many bytes follow for each, -1 where the file is gone. Without "parts", "path", "offset" and
     "length" name one range and a missing file is a failure.
     """
-    root = lab_dir(request["lab"], request["lab_id"])
-    base = run_dir(root, request["run"]) if request.get("run") else root / "code"
+    base = _base(request)
     parts = request.get("parts") or [[request["path"], request["offset"], request["length"]]]
     sizes = [_available(base, *part) for part in parts]
     if "parts" not in request and sizes == [-1]:

@@ -133,6 +133,31 @@ def test_much_arrives_whichever_way_it_goes(
     assert (bars[-1].done, bars[-1].total, bars[-1].unit) == (size, size, "bytes")
 
 
+@pytest.mark.parametrize("rsync", [True, False])
+def test_what_packs_well_is_packed_on_both_ways(box: Box, lab: Path, rsync: bool) -> None:
+    rows = b"".join(b"%d,%d,0.125\n" % (n, n * n % 97) for n in range(2_500_000))
+    for number in range(80 if rsync else 5):
+        (lab / f"{number}.csv").write_bytes(rows[number:500_000])
+    size = sum(path.stat().st_size for path in lab.rglob("*") if path.is_file())
+    before = travelled(box)
+    assert push_code(box, lab).bytes == size
+    assert box.hashes("code") == local_hashes(lab)
+    assert travelled(box)[0] - before[0] < size / 2
+    if rsync:
+        box.make_run("packed")
+        box.put("runs/packed/logs/rows.log", rows)
+        before = travelled(box)
+        pull(box.remote, LAB, LAB_ID, ["packed"], lab, reporter=Recorder(), ssh=box.ssh)
+        assert (lab / "runs" / "packed" / "logs" / "rows.log").read_bytes() == rows
+        assert travelled(box)[1] - before[1] < len(rows) / 2
+
+
+def travelled(box: Box) -> tuple[int, int]:
+    """Bytes that the server's network has taken in and given out so far."""
+    fields = docker("exec", box.sshd.name, "cat", "/proc/net/dev").split("eth0:")[1].split()
+    return int(fields[0]), int(fields[8])
+
+
 def test_edits_on_the_server_stop_a_push(box: Box, lab: Path) -> None:
     push_code(box, lab)
     box.put("code/train.py", b"edited there\n")

@@ -44,6 +44,13 @@ def test_an_old_rsync_is_not_asked_for_progress() -> None:
     assert not any(word.startswith("--info") for word in push_argv(old, "/a", "/b", "/n"))
 
 
+def test_only_rsyncs_that_know_zstd_or_lz4_pack() -> None:
+    packed = push_argv(WAY, "/a", "/b", "/n", pack=True)
+    assert [word for word in packed if "compress" in word] == ["--compress", "--compress-level=1"]
+    old = Way(ssh_line="ssh", host="box", version=(3, 1))
+    assert pull_argv(old, "/a", "/b", "/n", pack=True) == pull_argv(old, "/a", "/b", "/n")
+
+
 @pytest.mark.parametrize(
     ("text", "version"),
     [
