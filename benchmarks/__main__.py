@@ -124,7 +124,9 @@ def _control(setting: Setting) -> list[Row]:
     with _servers(setting, "control", 1) as made:
         rows = control.one_server(made, setting.found)
         in_turn(rows, setting.sizes.rounds)
-    return rows
+        session = control.tmux_session(made)
+        in_turn(session, setting.sizes.rounds)
+    return [*rows, *session]
 
 
 def _fan_out(setting: Setting) -> list[Row]:
@@ -138,14 +140,15 @@ def _data(setting: Setting) -> list[Row]:
     sizes, measured = setting.sizes, []
     with _servers(setting, "data", 1) as made:
         box = made.all[0]
-        for rows, rounds in (
-            (
-                lambda: data.first_push(made, box, sizes.files, setting.found, setting.slow_peers),
-                sizes.few,
-            ),
+        slow = setting.slow_peers
+        steps: list[tuple[Callable[[], list[Row]], int]] = [
+            (lambda: data.first_push(made, box, sizes.files, setting.found, slow), sizes.few),
             (lambda: data.push_again(made, box, sizes.files), sizes.rounds),
             (lambda: data.big_file(made, box, sizes.big_mib), sizes.few),
-        ):
+            (lambda: data.pull_big(made, box, sizes.big_mib), sizes.few),
+            (lambda: data.text(made, box, sizes.big_mib // 4), sizes.few),
+        ]
+        for rows, rounds in steps:
             sides = rows()
             in_turn(sides, rounds)
             data.clear(made, box)

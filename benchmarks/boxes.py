@@ -29,7 +29,7 @@ ARG BASE
 FROM ${BASE}
 RUN apt-get update \\
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\
-        openssh-server rsync python3 \\
+        openssh-server rsync python3 tmux \\
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
 RUN mkdir -p /run/sshd && useradd -m -s /bin/bash student
 CMD ["sh", "-c", "ssh-keygen -q -A && exec /usr/sbin/sshd -D -e"]

@@ -7,6 +7,9 @@ and opens a tmux session beside the container.
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +23,12 @@ from benchmarks.startup import LABCTL
 BASELINE = "ssh HOST docker run"
 TARGET = 0.6
 PAUSE_S = 0.7
+SDK_WORK = """
+import sys, docker
+client = docker.DockerClient.from_env(use_ssh_client=True)
+client.containers.run(sys.argv[1], ["echo", "done"], detach=True)
+client.close()
+"""
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,9 @@ class Ready:
     home: Path
     root: Path
     image: str
-    ssh: tuple[str, ...]
+    ssh: tuple[str, ...] = ()
+    user: str = ""
+    host: str = ""
 
     def labctl(self, *words: str) -> str:
         done = subprocess.run(
@@ -51,12 +62,13 @@ def ready(home: Path, image: str) -> Iterator[Ready]:
     root = home / "bench"
     root.mkdir(parents=True)
     (root / "lab.yaml").write_text(f"lab: bench\nimage: {image}\nrun: echo done\n")
-    lab = Ready(home, root, image, ())
+    lab = Ready(home, root, image)
     try:
         print("making a lab server", file=sys.stderr)
         server = json.loads(lab.labctl("up", "--yes", "--json"))["server"]
         lab.labctl("run", "--id", "warm", "--json")
-        yield Ready(home, root, image, _ssh(home, server))
+        place = server["endpoint"]
+        yield Ready(home, root, image, _ssh(home, server), place["user"], place["host"])
     finally:
         lab.labctl("down", "--yes", "--discard")
 
@@ -87,6 +99,7 @@ def rows(lab: Ready) -> list[Row]:
     )
     run = f"docker run {lab.image} echo done"
     detached = f"docker run -d {lab.image} echo done"
+    far = _over_ssh(lab)
     detach = ("run", "--detach", "--no-push", "--id", "bench-{n}", "--", "echo", "done")
     return [
         row(BASELINE, *lab.ssh, run, expects="done"),
@@ -94,7 +107,25 @@ def rows(lab: Ready) -> list[Row]:
         row("ssh through a master, docker run -d", *shared, detached),
         row("labctl run --detach", LABCTL, *detach, target=TARGET),
         Row("container start", "Lab.run, in process", _InProcess(lab)),
+        row("docker run -d, DOCKER_HOST=ssh://", *far, *detached.split()),
+        row("docker SDK over ssh://", *far, sys.executable, "-c", SDK_WORK, lab.image),
     ]
+
+
+def _over_ssh(lab: Ready) -> tuple[str, ...]:
+    """What goes before a program that finds the engine in DOCKER_HOST, and ssh on its PATH.
+
+    Both docker clients call `ssh HOST`, which reads the config of the user's real home: here a
+    program of that name says where the server is.
+    """
+    folder = lab.home / "bin"
+    folder.mkdir(exist_ok=True)
+    *options, _ = lab.ssh[1:]
+    words = shlex.join([str(shutil.which("ssh")), *options, "-o", f"HostName={lab.host}"])
+    (folder / "ssh").write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    (folder / "ssh").chmod(0o755)
+    path = f"PATH={folder}:{os.environ['PATH']}"
+    return ("env", path, f"DOCKER_HOST=ssh://{lab.user}@server")
 
 
 class _InProcess:

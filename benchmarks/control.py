@@ -15,6 +15,7 @@ from benchmarks.startup import LABCTL
 LINE = "echo done"
 COLD_TARGET, WARM_TARGET, IN_PROCESS_S = 1.0, 0.4, 0.008
 MANY_COLD_TARGET, MANY_WARM_TARGET = 0.4, 0.15
+SESSION_TARGET = 0.1
 PEER_WORK = str(Path(__file__).with_name("peer_work.py"))
 
 
@@ -29,9 +30,9 @@ class Asked:
         self.inventory = self._ansible_inventory()
         self.pyinfra = self._pyinfra_inventory()
 
-    def row(self, name: str, *argv: str, **more: float) -> Row:
+    def row(self, name: str, *argv: str, target: float | None = None) -> Row:
         call = Call(argv, self.made.home, self.made.home, "done", len(self.asked))
-        return Row(self.group, name, call, **more)
+        return Row(self.group, name, call, target)
 
     def cold(self, name: str, *argv: str, target: float) -> Row:
         """Without a shared connection at its beginning."""
@@ -134,6 +135,48 @@ class _InProcess:
     def __call__(self, number: int) -> None:
         if self.transport.run(LINE).stdout != "done\n":
             raise NotDoneError("the server said something else")
+
+
+def tmux_session(made: Boxes) -> list[Row]:
+    """A tmux session made and read: by two fresh ssh, and by one line over the shared connection.
+
+    The baseline is what a script does that knows of neither compound commands nor masters.
+    """
+    box = made.all[0]
+    asked = Asked("tmux session made and read", made, [box])
+    ssh = shlex.join([*made.ssh("default"), box.name])
+    make = "tmux new-session -d -s bench 'echo done; exec cat'"
+    read = "tmux capture-pane -p -t bench"
+    twice = f"{ssh} {shlex.quote(make)} && {ssh} {shlex.quote(read)}"
+    session = _Session(made, box, f"{make} && {read}")
+    rows = [
+        Row(asked.group, "two ssh", Call(("sh", "-c", twice), made.home, made.home)),
+        Row(asked.group, "labctl in process, one line", session, target=SESSION_TARGET),
+    ]
+    for row in rows:
+        row.before = lambda number: _no_session(box)
+        row.after = lambda number: _session_ran(box)
+    return rows
+
+
+class _Session:
+    def __init__(self, made: Boxes, box: Box, line: str) -> None:
+        self.transport = made.connections.open(made.server(box, "control"))
+        self.line = line
+
+    def __call__(self, number: int) -> None:
+        self.transport.run(self.line)
+
+
+def _no_session(box: Box) -> None:
+    box.sh("tmux kill-server 2>&- || true")
+
+
+def _session_ran(box: Box) -> None:
+    if "done" not in box.sh(
+        "for i in 1 2 3 4 5; do tmux capture-pane -p -t bench; sleep 0.1; done"
+    ):
+        raise NotDoneError("the session printed nothing")
 
 
 def many_servers(made: Boxes, found: dict[str, Peer]) -> list[Row]:

@@ -1,14 +1,21 @@
-"""Files to a server: labctl push against rsync, scp and the peers' SFTP. Hashes prove arrival."""
+"""Files to a server and home: labctl push and pull against rsync, scp and the peers' SFTP.
+
+Hashes prove arrival.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import os
+import random
+import shlex
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.boxes import Box, Boxes
 from benchmarks.control import PEER_WORK, Asked
@@ -16,11 +23,13 @@ from benchmarks.measure import Call, NotDoneError, Row
 from benchmarks.peers import Peer
 from benchmarks.startup import LABCTL
 from labctl import Lab
+from labctl.model import Run
 
 FILE_BYTES = 4096
 CHANGED = 10
 AGE_S = 7200.0
 FIRST_TARGET, AGAIN_TARGET, BIG_TARGET = 0.8, 0.75, 0.7
+"""For a pull no target was set: the push's of one large file is taken."""
 BLOCK_BYTES = 1024 * 1024
 LAB_CODE = "labctl/{lab}/code/files"
 LAB_DATA = "labctl/{lab}/data/big"
@@ -78,10 +87,14 @@ class Sides:
         self.hosts = Asked(group, made, [box]).hosts
 
     def row(
-        self, name: str, argv: tuple[str, ...], source: Path, folder: str, **more: float
+        self,
+        name: str,
+        argv: tuple[str, ...],
+        source: Path,
+        folder: str,
+        target: float | None = None,
     ) -> Row:
-        work = Call(argv, self.made.home, self.made.home)
-        row = Row(self.group, name, work, **more)
+        row = Row(self.group, name, Call(argv, self.made.home, self.made.home), target)
         row.after = arrived(self.box, source, folder)
         return row
 
@@ -98,9 +111,9 @@ class Sides:
         name = f"{peer.package} {peer.version}, sftp"
         return self.row(name, (*words, str(source), folder), source, folder)
 
-    def push(self, lab: Lab, source: Path, folder: str, target: float) -> Row:
+    def push(self, lab: Lab, source: Path, folder: str, target: float | None) -> Row:
         words = (LABCTL, "-C", str(lab.config.root), "push", "--yes")
-        return self.row("labctl push", words, source, folder, target=target)
+        return self.row("labctl push", words, source, folder, target)
 
 
 def first_push(made: Boxes, box: Box, count: int, found: dict[str, Peer], slow: bool) -> list[Row]:
@@ -181,8 +194,90 @@ def big_file(made: Boxes, box: Box, mib: int) -> list[Row]:
     return rows
 
 
+def pull_big(made: Boxes, box: Box, mib: int) -> list[Row]:
+    """A checkpoint of one file comes home; nothing of it is here when a round begins."""
+    group = f"one file of {mib} MiB, pulled"
+    lab = made.lab("home", box)
+    run = "labctl/home/runs/big"
+    ended = Run(id="big", lab_id=lab.id, server_id=box.name, state="exited", exit_code=0)
+    lab.ground.state.save_run(ended)
+    outputs, record = '{"outputs": ["checkpoints"]}', msgspec.json.encode(ended).decode()
+    box.sh(
+        f"mkdir -p {run}/.labctl {run}/checkpoints/step && cd {run} && "
+        f"echo {shlex.quote(outputs)} > .labctl/spec.json && "
+        f"echo {shlex.quote(record)} > .labctl/record.json && "
+        f"head -c {mib}M /dev/urandom > checkpoints/step/model.bin"
+    )
+    there, here = f"{run}/checkpoints/step", made.home / "home-rsync"
+    pulled = lab.config.root / "runs" / "big"
+
+    def row(name: str, into: Path, *words: str, target: float | None = None) -> Row:
+        one = Row(group, name, Call(words, made.home, made.home), target)
+        one.after = _came_home(box, there, into)
+        return one
+
+    def rsync(name: str, algorithms: str) -> Row:
+        shell = " ".join(made.ssh(algorithms))
+        return row(name, here, "rsync", "-a", "-e", shell, f"{box.name}:{there}/", f"{here}/")
+
+    pull = (LABCTL, "-C", str(lab.config.root), "pull", "big")
+    rows = [
+        rsync("rsync -a", "default"),
+        rsync("rsync -a, labctl's ciphers", "labctl's ciphers"),
+        row("labctl pull", pulled / "checkpoints" / "step", *pull, target=BIG_TARGET),
+    ]
+
+    def empty(number: int) -> None:
+        box.sh(f"rm -f {run}/.labctl/hashes.json")
+        for folder in (here, pulled):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    for one in rows:
+        one.before = empty
+    return rows
+
+
+def _came_home(box: Box, there: str, here: Path) -> Callable[[int], None]:
+    def check(number: int) -> None:
+        if remote_digest(box, there) != digest(here):
+            raise NotDoneError(f"what came to {here} is not what is there")
+
+    return check
+
+
+def text(made: Boxes, box: Box, mib: int) -> list[Row]:
+    """Rows of numbers as text, which shrink to a third: whether compressing them costs a LAN."""
+    sides = Sides(f"a CSV of {mib} MiB", made, box)
+    lab = made.lab("text", box, "data: {text: ./text}\n")
+    source = lab.config.root / "text"
+    source.mkdir()
+    draw = random.Random(7)
+    with (source / "rows.csv").open("w") as file:
+        while file.tell() < mib * BLOCK_BYTES:
+            file.writelines(f"{draw.random():.6f},{draw.randrange(100)}\n" for _ in range(10_000))
+    rows = [
+        sides.rsync("rsync -a", sides.rsync_shell, source, "text-rsync"),
+        sides.row(
+            "rsync -az",
+            ("rsync", "-az", "-e", sides.rsync_shell, f"{source}/", f"{box.name}:text-packed/"),
+            source,
+            "text-packed",
+        ),
+        sides.push(lab, source, "labctl/text/data/text", None),
+    ]
+
+    def empty(number: int) -> None:
+        box.sh("rm -rf text-* labctl/text")
+        (lab.config.root / ".labctl" / "index.json").unlink(missing_ok=True)
+
+    for row in rows:
+        row.before = empty
+    return rows
+
+
 def clear(made: Boxes, box: Box) -> None:
     """Make room, here and there, for what is measured next."""
-    box.sh("rm -rf first-* again-* big-* labctl")
-    for name in ("first", "again", "big", "again-rsync", "again-same", "again-master"):
+    box.sh("rm -rf first-* again-* big-* text-* labctl")
+    labs = ("first", "again", "big", "home", "text")
+    for name in (*labs, "again-rsync", "again-same", "again-master", "home-rsync"):
         shutil.rmtree(made.home / name, ignore_errors=True)
