@@ -9,6 +9,7 @@ import click
 from labctl.cli.options import json_option, open_lab
 
 if TYPE_CHECKING:
+    from labctl.actions.evaluate import Evaluated
     from labctl.actions.sync import PulledRun
     from labctl.lab import Lab
 
@@ -83,29 +84,72 @@ def _followed(lab: Lab, run: str, json_: bool) -> PulledRun:
 
 
 @click.command("eval")
-@click.argument("run", default="")
+@click.argument("checkpoint", default="")
+@click.option("--on-server", is_flag=True, help="There, shut in: no network, nothing writable.")
+@click.option(
+    "--time-limit", default="1h", metavar="TIME", help="With --on-server.", show_default=True
+)
 @json_option
 @click.pass_context
-def eval_command(ctx: click.Context, run: str, json_: bool) -> None:
-    """Evaluate the pulled model of RUN (the latest) here, and compare with the server's figure.
+def eval_command(
+    ctx: click.Context, checkpoint: str, on_server: bool, time_limit: str, json_: bool
+) -> None:
+    """Evaluate a run's best checkpoint, or CHECKPOINT, and compare here with the server.
 
-    Runs the lab's evaluate.py with this Python; it needs PyTorch: pip install 'labctl[train]'.
+    CHECKPOINT is a run (the latest), a checkpoint's name or its path below runs/. Runs the lab's
+    evaluate.py: here on what was pulled, with this Python (pip install 'labctl[train]'), or with
+    --on-server in the run's own image and code. Pickles are not loaded here. What comes of it is
+    kept in runs/RUN/evaluation.json, for labctl report. Ends with 1 where the two differ.
 
     \b
     labctl pull && labctl eval
+    labctl eval runs/1121-070314-8f3a/checkpoints/step-00000320
+    labctl eval --on-server
     """
-    from labctl.actions.evaluate import evaluate
+    from labctl.actions.evaluate import evaluate, evaluate_there
     from labctl.cli.screen import as_json
 
+    limit_s = _limit_s(time_limit)
     lab = open_lab(ctx, quiet=json_)
-    result = evaluate(lab.ground, run)
+    if on_server:
+        result = evaluate_there(lab.ground, checkpoint, time_limit_s=limit_s)
+    else:
+        result = evaluate(lab.ground, checkpoint)
     if json_:
         as_json({"evaluation": result})
+    else:
+        _show(result)
+    differ = None not in (result.accuracy_local, result.accuracy_server) and not result.same
+    ctx.exit(1 if differ else 0)
+
+
+def _limit_s(text: str) -> int:
+    from labctl.config.scalars import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--time-limit") from None
+
+
+def _show(result: Evaluated) -> None:
+    from labctl.cli.exits import clean
+    from labctl.evaluation import interval
+
+    found = result.evaluation
+    rows = [("here", result.accuracy_local), ("on the server", result.accuracy_server)]
+    for name, accuracy in rows:
+        figure = "not measured" if accuracy is None else f"{accuracy:.4f}"
+        click.echo(f"{name:<14} {figure}")
+    if None not in (result.accuracy_local, result.accuracy_server):
+        click.echo(f"{'':<14} {'the same' if result.same else 'DIFFERENT'}")
+    click.echo(f"{'checkpoint':<14} {clean(result.checkpoint)}")
+    if found is None:
         return
-    click.echo(f"here:          {result.accuracy_local:.4f}  ({result.checkpoint})")
-    if result.accuracy_server is None:
-        click.echo("on the server: not measured")
-        return
-    same = "the same" if result.same else "DIFFERENT"
-    click.echo(f"on the server: {result.accuracy_server:.4f}  {same}")
-    ctx.exit(0 if result.same else 1)
+    low, high = interval(found.correct, found.items) or (0.0, 1.0)
+    right = f"{found.correct} of {found.items} on {found.split}"
+    click.echo(f"{'right':<14} {clean(right)}; 95 % interval {low:.4f} to {high:.4f}")
+    if found.baseline_accuracy is not None:
+        said = f"{found.baseline_accuracy:.4f}, by always saying the most frequent class"
+        click.echo(f"{'baseline':<14} {said}")
+    click.echo("labctl report    curves, classes and the worst mistakes on one page")

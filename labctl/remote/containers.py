@@ -29,14 +29,14 @@ def run_body(
     if spec["secrets"]:
         kept = secrets_tmpfs.directory_of(spec["id"])
         mounts.append(mount(kept, "/run/labctl-secrets", read_only=True))
-    env = {**_fixed_env(spec), **spec["env"]}
+    env = {**run_env(spec), **spec["env"]}
     body = lab_body(root, spec, found, mounts, env, {"labctl.run": spec["id"]})
     body["Entrypoint"] = ["/bin/sh"]
     own = (found.get("Config") or {}).get("Entrypoint") or []
     body["Cmd"] = ["/lab/run/.labctl/entry.sh", *own, *spec["command"]]
     body["StopTimeout"] = 60
     body["Tty"] = body["OpenStdin"] = bool(spec["tty"])
-    body["HostConfig"].update(_limits(spec))
+    body["HostConfig"].update(limits(spec))
     return body
 
 
@@ -90,7 +90,7 @@ def _devices(gpus: str) -> list[dict[str, Any]]:
     return [{**asked, **({"Count": -1} if gpus == "all" else {"DeviceIDs": gpus.split(",")})}]
 
 
-def _limits(spec: dict[str, Any]) -> dict[str, int]:
+def limits(spec: dict[str, Any]) -> dict[str, int]:
     """0 is no limit. Memory without swap beside it, so that the limit is the limit."""
     return {
         "Memory": spec["memory_bytes"],
@@ -100,7 +100,7 @@ def _limits(spec: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def _fixed_env(spec: dict[str, Any]) -> dict[str, str]:
+def run_env(spec: dict[str, Any]) -> dict[str, str]:
     return {
         "LABCTL_RUN_ID": spec["id"],
         "LABCTL_DATA_DIR": "/lab/data",

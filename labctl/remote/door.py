@@ -22,6 +22,7 @@ ANSWERING = {
     "restore-pushed": "resume.from_push",
     "clear": "runs.clear",
     "session": "runs.session",
+    "evaluate": "evaluation.evaluate",
     "plan": "files.plan",
     "receive": "files.receive",
     "append": "files.append",
@@ -56,6 +57,8 @@ STREAMING = {
     "service-image": "services.build",
     "fetch": "fetch.fetch",
     "watchdog": "watchdog.run",
+    "telemetry": "telemetry.record",
+    "top": "top.top",
     "mirror-serve": "store_mirror.serve",
 }
 """Verb -> module and function. Imports are waited for, so only the verb's own module is one."""
@@ -70,6 +73,8 @@ LOOKING = (
     "pulled",
     "follow",
     "watchdog",
+    "telemetry",
+    "top",
     "keep-disk",
     "reclaim-notice",
     "reclaimed",

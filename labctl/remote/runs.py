@@ -250,6 +250,8 @@ def cancel(request: dict[str, Any]) -> dict[str, Any]:
 
 def clear(request: dict[str, Any]) -> dict[str, Any]:
     """Remove what ended runs no longer need: their containers and sessions, never their files."""
+    from .evaluation import container_of  # a start has no use for it
+
     root = lab_dir(request["lab"], request["lab_id"])
     gone = []
     for directory in sorted((root / "runs").glob("*")):
@@ -257,6 +259,7 @@ def clear(request: dict[str, Any]) -> dict[str, Any]:
             name = last_attempt(directory).get("container", "")
             if name:
                 engine.remove(name)
+            engine.remove(container_of(root, directory.name))
             tmux("kill-session", "-t", f"=labctl-{directory.name}")
             gone.append(directory.name)
     return {"cleared": gone}

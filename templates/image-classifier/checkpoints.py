@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -124,8 +125,13 @@ def best(path: Path) -> Checkpoint:
 
 
 def load_tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
-    """The tensors of one safetensors file, in main memory."""
-    return load_file(checkpoint.path / f"{name}.safetensors")
+    """The tensors of one safetensors file, in main memory. Nothing else is ever loaded: a pickle
+    would run code."""
+    path = checkpoint.path / f"{name}.safetensors"
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} holds no safetensors ({error})") from error
 
 
 def load_state(checkpoint: Checkpoint) -> dict[str, Any]:

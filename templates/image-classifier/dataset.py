@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy
@@ -18,6 +19,26 @@ from places import Places
 from prepare_data import IMAGE_SUFFIXES, SPLITS, DatasetError
 
 Batch = tuple[Tensor, Tensor]  # images: uint8 (B, C, S, S), values 0 to 255; labels: int64 (B,)
+MOST_PIXELS = 50_000_000  # of one image: a file of some kilobytes can claim to be billions
+UNREADABLE = (
+    OSError,
+    SyntaxError,  # Pillow's word for a broken PNG
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Image.Image]:
+    """An image; raises DatasetError for what is none, is damaged, or is too large to decode."""
+    try:
+        with Image.open(path) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                size = f"{picture.width} x {picture.height}"
+                raise DatasetError(f"{path} has {size} pixels; {MOST_PIXELS} are allowed")
+            yield picture
+    except UNREADABLE as error:
+        raise DatasetError(f"{path} cannot be read as an image ({error})") from error
 
 
 def locate(places: Places) -> Path:
@@ -49,7 +70,7 @@ def shape_of(root: Path, image_size: int) -> Shape:
     first = next(files, None)
     if first is None:
         raise DatasetError(f"no images below {train}")
-    with Image.open(first) as picture:
+    with opened(first) as picture:
         channels = 1 if picture.mode in ("1", "L") else 3
     return Shape(classes=classes, channels=channels, image_size=image_size)
 
@@ -79,7 +100,7 @@ class ImageFolder(Dataset[Batch]):
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
         path, label = self.files[number]
         size = (self.shape.image_size, self.shape.image_size)
-        with Image.open(path) as picture:
+        with opened(path) as picture:
             plain = picture.convert("L" if self.shape.channels == 1 else "RGB")
             pixels = numpy.array(plain.resize(size, Image.Resampling.BILINEAR))
         image = torch.from_numpy(pixels.reshape(*size, -1)).permute(2, 0, 1).contiguous()

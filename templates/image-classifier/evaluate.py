@@ -2,6 +2,7 @@
 
     python evaluate.py                          # the best checkpoint in ./checkpoints
     python evaluate.py runs/RUN --split test    # the best one below a directory, or one checkpoint
+    python evaluate.py --out evaluation.json    # which classes are confused, and the worst mistakes
 
 The last line printed is JSON. The figure is the same wherever it is computed: train.py ends with
 this code, in full precision, on whatever device there is.
@@ -11,19 +12,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 import checkpoints
 import places
 from checkpoints import Checkpoint, CheckpointError
 from dataset import ImageFolder, loader, locate
+from findings import Answers, findings
 from model import Classifier, from_json
 from prepare_data import SPLITS, DatasetError
 
@@ -56,6 +59,32 @@ def pick_device(wish: str) -> torch.device:
 
 
 @torch.inference_mode()
+def answer(
+    model: nn.Module,
+    images: ImageFolder,
+    device: torch.device,
+    workers: int = 0,
+    between: Callable[[], None] = lambda: None,
+) -> Answers:
+    """Classify every image once. Leaves the model in evaluation mode.
+
+    `between` is called before each batch; to break off, it raises an exception.
+    """
+    model.eval()
+    loss = 0.0
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    # Without TF32, which rounds to 10 bits, a GPU and a CPU come to the same answers.
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        for batch, labels in loader(images, BATCH_SIZE, device, workers):
+            between()
+            logits = model(batch.to(device)).double().cpu()
+            probability, said = logits.softmax(dim=1).max(dim=1)
+            parts.append((labels, said, probability))
+            loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
+    truth, said, probability = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Answers(truth, said, probability, loss / len(images))
+
+
 def score(
     model: nn.Module,
     images: ImageFolder,
@@ -63,31 +92,33 @@ def score(
     workers: int = 0,
     between: Callable[[], None] = lambda: None,
 ) -> Score:
-    """Classify every image once. Leaves the model in evaluation mode.
-
-    `between` is called before each batch; to break off, it raises an exception.
-    """
-    model.eval()
-    correct, loss = 0, 0.0
-    # Without TF32, which rounds to 10 bits, a GPU and a CPU come to the same answers.
-    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        for batch, labels in loader(images, BATCH_SIZE, device, workers):
-            between()
-            logits = model(batch.to(device)).double().cpu()
-            correct += int((logits.argmax(dim=1) == labels).sum())
-            loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
-    return Score(correct / len(images), correct, len(images), loss / len(images))
+    """How many of the images `answer` gets right."""
+    return _score(answer(model, images, device, workers, between))
 
 
-def evaluate(
+def _score(answers: Answers) -> Score:
+    total = len(answers.truth)
+    return Score(answers.correct / total, answers.correct, total, answers.loss)
+
+
+def examine(
     checkpoint: Checkpoint, data: Path, split: str, device: torch.device, workers: int = 0
-) -> Evaluation:
-    """Score a whole checkpoint on `data`/`split`."""
+) -> tuple[Evaluation, dict[str, object]]:
+    """A whole checkpoint's score on `data`/`split`, and all that labctl's report shows of it.
+
+    Raises CheckpointError where its answers are not numbers.
+    """
     shape = from_json(checkpoints.load_state(checkpoint)["shape"])
     model = Classifier(shape)
     model.load_state_dict(checkpoints.load_tensors(checkpoint, "model"))
-    result = score(model.to(device), ImageFolder(data / split, shape), device, workers)
-    return Evaluation(**asdict(result), checkpoint=checkpoint.path.resolve().name, split=split)
+    images = ImageFolder(data / split, shape)
+    answers = answer(model.to(device), images, device, workers)
+    if not math.isfinite(answers.loss):
+        raise CheckpointError(f"{checkpoint.path}: its loss on {split} is {answers.loss}")
+    result = Evaluation(
+        **asdict(_score(answers)), checkpoint=checkpoint.path.resolve().name, split=split
+    )
+    return result, findings(answers, images, data / split, checkpoint, str(device))
 
 
 def main() -> None:
@@ -104,13 +135,19 @@ def main() -> None:
     parser.add_argument("--split", default="test", choices=SPLITS)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON")
+    # labctl asks by this variable, since not every project's evaluate.py knows the option.
+    out = os.environ.get("LABCTL_EVALUATION")
+    parser.add_argument("--out", type=Path, default=out, help="write the whole evaluation there")
     options = parser.parse_args()
     try:
         checkpoint = checkpoints.best(options.path)
         data = options.data or locate(here)
-        result = evaluate(checkpoint, data, options.split, pick_device(options.device))
+        device = pick_device(options.device)
+        result, found = examine(checkpoint, data, options.split, device)
     except (CheckpointError, DatasetError) as error:
         raise SystemExit(f"evaluate: {error}") from None
+    if options.out:
+        places.write_json(options.out, found | {"where": here.where})
     if not options.json:
         print(f"{result.checkpoint}: {result.correct} of {result.total} correct on {result.split}")
     print(json.dumps(asdict(result)))

@@ -1,8 +1,8 @@
-"""What a run tells about itself: TensorBoard's event files, progress.json and metrics.json."""
+"""What a run tells about itself: TensorBoard's event files, and progress, metrics and evaluation
+as JSON."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from learner import StepResult
+from places import write_json
 
 PROGRESS_EVERY_S = 1.0
 
@@ -79,6 +80,10 @@ class Journal:
         """The run's final figures."""
         write_json(self.logs / "metrics.json", values)
 
+    def evaluation(self, values: Mapping[str, object]) -> None:
+        """What the best checkpoint gets right and wrong, for labctl's report."""
+        write_json(self.logs / "evaluation.json", values)
+
     def flush(self) -> None:
         self.writer.flush()
 
@@ -90,10 +95,3 @@ def check_finite(loss: float) -> None:
     """Raises DivergedError: training on would waste the server, and its checkpoints be useless."""
     if not math.isfinite(loss):
         raise DivergedError(f"the loss became {loss}; try a smaller --lr")
-
-
-def write_json(path: Path, values: Mapping[str, object]) -> None:
-    """Replace a file at once, so that a reader sees the old one or the new one, never half."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(values) + "\n")
-    partial.replace(path)

@@ -6,9 +6,12 @@ beside the code.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+LOCAL = "local"
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,11 @@ class Places:
     logs: Path
     spare_dataset: Path  # writable: where the digits are made when `dataset` is missing and locked
     run_id: str  # labctl's name for this run; "local" without labctl
+
+    @property
+    def where(self) -> str:
+        """Which machine this is, in labctl's words."""
+        return "here" if self.run_id == LOCAL else "server"
 
 
 def from_environment(environ: Mapping[str, str], dataset_name: str = "digits") -> Places:
@@ -29,5 +37,12 @@ def from_environment(environ: Mapping[str, str], dataset_name: str = "digits") -
         checkpoints=Path(environ.get("LABCTL_CHECKPOINT_DIR", run / "checkpoints")),
         logs=Path(environ.get("LABCTL_LOG_DIR", run / "logs")),
         spare_dataset=Path(environ.get("LABCTL_CACHE_DIR", run)) / "dataset",
-        run_id=environ.get("LABCTL_RUN_ID", "local"),
+        run_id=environ.get("LABCTL_RUN_ID", LOCAL),
     )
+
+
+def write_json(path: Path, values: Mapping[str, object]) -> None:
+    """Replace a file at once, so that a reader sees the old one or the new one, never half."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(values) + "\n")
+    partial.replace(path)

@@ -250,8 +250,9 @@ class Training:
     def _report(self) -> None:
         """Evaluate the best checkpoint on images that had no part in training or choosing it."""
         best = checkpoints.best(self.here.checkpoints)
-        result = evaluate.evaluate(best, self.data, "test", self.device)
+        result, findings = evaluate.examine(best, self.data, "test", self.device)
         self._progress()
+        self.journal.evaluation(findings | {"where": self.here.where})
         self.journal.metrics(
             asdict(result) | {"seconds": round(self.at.seconds, 3), "run": self.here.run_id}
         )
