@@ -257,6 +257,8 @@ class Run(Value, frozen=True):
     `exit_code` is None while it runs, or where nobody can know it any more (mostly state "lost").
     `told` says in words how it ended (exit, out of memory with limit and peak, signal, reboot).
     `stopped_by` names the limit that ended a "lost" one: "ttl" or "budget"; "" for anything else.
+    `image_id` is the image that it really ran in, `image_digest` that image's name in its registry;
+    "" for one that was built on the server.
     """
 
     id: str
@@ -275,6 +277,8 @@ class Run(Value, frozen=True):
     new_files: tuple[str, ...] = ()
     seen_at: float = 0.0
     stopped_by: str = ""
+    image_id: str = ""
+    image_digest: str = ""
 
     @property
     def ended(self) -> bool:

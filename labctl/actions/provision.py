@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from labctl.actions import Note, Step, attempts, cost, first_contact, guard, kept, removal
+from labctl.actions import (
+    Note,
+    Step,
+    attempts,
+    cost,
+    first_contact,
+    guard,
+    kept,
+    provenance,
+    removal,
+)
 from labctl.actions.bills import told_what_bills
 from labctl.actions.connections import answers
 from labctl.actions.ground import Ground
@@ -140,7 +150,8 @@ def make_ready(ground: Ground, server: Server) -> Server:
     watch = guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
     for lack in watch.get("cannot") or ():
         ground.reporter.emit(Note(text=lack, level="warning"))
-    ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id)
+    detail = provenance.machine(facts)
+    ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id, detail=detail)
     kept.restore(ground, server)
     return server
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from labctl.actions import Note, images
+from labctl.actions import Note, images, provenance
 from labctl.actions.ground import Ground
 from labctl.actions.prepare import gpu_for
 from labctl.actions.remote import Remote
@@ -77,6 +77,19 @@ def start(
     A link that dies at any moment leads back to the same run. KeyboardInterrupt passes through:
     the run goes on.
     """
+    with provenance.Looking(ground.config.root) as looking:
+        return _start(ground, server, wanted, looking, follow, on_start, on_log)
+
+
+def _start(
+    ground: Ground,
+    server: Server,
+    wanted: RunSpec,
+    looking: provenance.Looking,
+    follow: bool,
+    on_start: Callable[[Run, bool], None],
+    on_log: Callable[[bytes], None],
+) -> Run:
     remote = ground.remote(server)
     request = asked(ground, wanted)
     log = _Log(on_log)
@@ -87,6 +100,7 @@ def start(
             ground.state.save_run(run)
             log.begun = True
             on_start(run, bool(reply["found"]))
+            provenance.keep(ground, run, wanted, looking)
         else:
             log.missing = True
 

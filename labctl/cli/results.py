@@ -119,8 +119,11 @@ def eval_command(
         as_json({"evaluation": result})
     else:
         _show(result)
-    differ = None not in (result.accuracy_local, result.accuracy_server) and not result.same
-    ctx.exit(1 if differ else 0)
+    ctx.exit(1 if _both(result) and not result.same else 0)
+
+
+def _both(result: Evaluated) -> bool:
+    return None not in (result.accuracy_local, result.accuracy_server)
 
 
 def _limit_s(text: str) -> int:
@@ -137,19 +140,20 @@ def _show(result: Evaluated) -> None:
     from labctl.evaluation import interval
 
     found = result.evaluation
-    rows = [("here", result.accuracy_local), ("on the server", result.accuracy_server)]
-    for name, accuracy in rows:
+    for name, accuracy in (
+        ("here:", result.accuracy_local),
+        ("on the server:", result.accuracy_server),
+    ):
         figure = "not measured" if accuracy is None else f"{accuracy:.4f}"
-        click.echo(f"{name:<14} {figure}")
-    if None not in (result.accuracy_local, result.accuracy_server):
-        click.echo(f"{'':<14} {'the same' if result.same else 'DIFFERENT'}")
-    click.echo(f"{'checkpoint':<14} {clean(result.checkpoint)}")
+        said = "the same" if result.same else "DIFFERENT" if _both(result) else ""
+        told = f"({result.checkpoint})" if name == "here:" else said
+        click.echo(f"{name:<15}{figure}  {clean(told)}".rstrip())
     if found is None:
         return
     low, high = interval(found.correct, found.items) or (0.0, 1.0)
     right = f"{found.correct} of {found.items} on {found.split}"
-    click.echo(f"{'right':<14} {clean(right)}; 95 % interval {low:.4f} to {high:.4f}")
+    click.echo(f"{'right:':<15}{clean(right)}; 95 % interval {low:.4f} to {high:.4f}")
     if found.baseline_accuracy is not None:
         said = f"{found.baseline_accuracy:.4f}, by always saying the most frequent class"
-        click.echo(f"{'baseline':<14} {said}")
+        click.echo(f"{'baseline:':<15}{said}")
     click.echo("labctl report    curves, classes and the worst mistakes on one page")

@@ -87,6 +87,8 @@ def look(directory: Path, seen: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "created_at": claim.get("created_at", 0.0),
         "started_at": attempt.get("started_at"),
         "container": attempt.get("container", ""),
+        "image_id": attempt.get("image_id", ""),
+        "image_digest": attempt.get("image_digest", ""),
         "progress": _progress(directory),
         "progress_at": _progress_at(directory),
         "log_offset": read_json(directory / ".labctl" / "resumed.json").get("offset", 0),

@@ -132,6 +132,7 @@ def launch(
     attempt = len(list(own.glob("attempt-*"))) + 1
     container = f"{root.name}-{spec['id']}-{attempt}"
     place: dict[str, Any] = {"container": container, "boot": boot_token(), "image_id": found["Id"]}
+    place["image_digest"] = next(iter(found.get("RepoDigests") or ()), "")
     place["started_at"] = time.time()
     write_json(own / f"attempt-{attempt}", place)
     secrets_tmpfs.put(spec["id"], values)

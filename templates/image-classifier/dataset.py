@@ -99,12 +99,16 @@ class ImageFolder(Dataset[Batch]):
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
         path, label = self.files[number]
-        size = (self.shape.image_size, self.shape.image_size)
         with opened(path) as picture:
-            plain = picture.convert("L" if self.shape.channels == 1 else "RGB")
-            pixels = numpy.array(plain.resize(size, Image.Resampling.BILINEAR))
-        image = torch.from_numpy(pixels.reshape(*size, -1)).permute(2, 0, 1).contiguous()
-        return image, torch.tensor(label)
+            return to_tensor(picture, self.shape), torch.tensor(label)
+
+
+def to_tensor(picture: Image.Image, shape: Shape) -> Tensor:
+    """A picture of any size and mode as the network takes it: uint8 (C, S, S)."""
+    size = (shape.image_size, shape.image_size)
+    plain = picture.convert("L" if shape.channels == 1 else "RGB")
+    pixels = numpy.array(plain.resize(size, Image.Resampling.BILINEAR))
+    return torch.from_numpy(pixels.reshape(*size, -1)).permute(2, 0, 1).contiguous()
 
 
 class EpochOrder(Sampler[int]):
