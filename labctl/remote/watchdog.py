@@ -37,6 +37,7 @@ from .watch_saved import estimate
 from .watch_signs import Look, Looker, Signs
 from .watch_store import INTERVAL_S, Mirror
 from .watch_store import Told as Mirrored
+from .watch_telemetry import Recorder
 from .watch_tell import run_logs, tell
 from .watch_timer import tell_timer
 from .watch_told import Told
@@ -102,6 +103,7 @@ class Watchdog:
         self.looker.set_idle_limit(self.told.limits.idle_s)
         threading.Thread(target=self._explore, daemon=True).start()
         self.reclaims.listen(Imds())
+        Recorder(lambda: self.told.plan.account, self.say)
 
     def _carry_on(self) -> None:
         """Elapsed and idle time as they were. A reboot is work; time without a watchdog is none."""

@@ -1,0 +1,162 @@
+"""What the server's GPUs do: from NVIDIA's library, else from nvidia-smi; nothing without a GPU.
+
+One GPU is a dict with the keys of telemetry.jsonl, its "index", and for a MIG instance "parent".
+What could not be measured is absent.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from typing import Any, Callable, Dict
+
+from .nvml import Nvml, NvmlError, loaded, throttles
+
+MIB = 1024**2
+Gpu = Dict[str, Any]
+FIELDS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("index", "index", str),
+    ("uuid", "uuid", str),
+    ("name", "name", str),
+    ("utilization.gpu", "use_percent", float),
+    ("memory.used", "memory_bytes", lambda text: round(float(text) * MIB)),
+    ("memory.total", "memory_total_bytes", lambda text: round(float(text) * MIB)),
+    ("power.draw", "power_w", float),
+    ("enforced.power.limit", "power_limit_w", float),
+    ("temperature.gpu", "temperature_c", float),
+    ("clocks.sm", "sm_clock_mhz", float),
+    ("clocks.max.sm", "sm_clock_max_mhz", float),
+    ("clocks_throttle_reasons.active", "throttle", lambda text: throttles(int(text, 16))),
+)
+"""nvidia-smi's field, our key, and how its text is read (units left out)."""
+CSV = "--format=csv,noheader,nounits"
+ANSWER_S = 20.0
+
+
+class Gpus:
+    """Opens the library at the first look, and again after `close`.
+
+    `read` costs little where the library is; where only nvidia-smi is, a look is one process, made
+    by a thread: `read` then gives what the last one found.
+    """
+
+    def __init__(self, library: Callable[[], Any] = loaded) -> None:
+        self._load = library
+        self._nvml: Nvml | None = None
+        self._tool: Tool | None = None
+        self._opened = False
+
+    def read(self) -> list[Gpu]:
+        self._open()
+        if self._nvml:
+            return self._nvml.read()
+        return self._tool.read() if self._tool else []
+
+    def processes(self) -> list[dict[str, Any]]:
+        """Who computes on which GPU: {"uuid", "pid", "memory_bytes"}."""
+        self._open()
+        if self._nvml:
+            return self._nvml.processes()
+        return self._tool.processes() if self._tool else []
+
+    def close(self) -> None:
+        nvml, self._nvml, self._tool, self._opened = self._nvml, None, None, False
+        if nvml:
+            nvml.close()
+
+    def _open(self) -> None:
+        if self._opened:
+            return
+        self._opened = True
+        try:
+            self._nvml = Nvml(self._load())
+        except NvmlError:
+            program = shutil.which("nvidia-smi")
+            self._tool = Tool(program) if program else None
+
+
+class Tool:
+    """nvidia-smi. It takes a core for tens of milliseconds, or seconds on a driver that slept: so
+    a thread asks it, and is not asked twice at once."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+        self.fields = FIELDS
+        self._gpus: list[Gpu] = []
+        self._processes: list[dict[str, Any]] = []
+        self._asking: threading.Thread | None = None
+
+    def read(self) -> list[Gpu]:
+        """What the last look found; the first call waits for one."""
+        first = self._asking is None
+        if first or not self._asking_now:
+            self._asking = threading.Thread(target=self._look, daemon=True)
+            self._asking.start()
+        if first and self._asking:
+            self._asking.join(ANSWER_S)
+        return self._gpus
+
+    def processes(self) -> list[dict[str, Any]]:
+        return self._processes
+
+    @property
+    def _asking_now(self) -> bool:
+        return self._asking is not None and self._asking.is_alive()
+
+    def _look(self) -> None:
+        rows = self._asked(f"--query-gpu={','.join(name for name, _, _ in self.fields)}")
+        if rows is None and self.fields is FIELDS:
+            # A driver that knows the last field under another name refuses the whole question.
+            self.fields = FIELDS[:-1]
+            rows = self._asked(f"--query-gpu={','.join(name for name, _, _ in self.fields)}")
+        self._gpus = [row_of(row, self.fields) for row in rows or []]
+        apps = self._asked("--query-compute-apps=gpu_uuid,pid,used_memory") if rows else []
+        self._processes = [one for row in apps or [] for one in _app(row)]
+
+    def _asked(self, question: str) -> list[str] | None:
+        """Its rows; None where it failed."""
+        try:
+            done = subprocess.run(
+                [self.program, question, CSV],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                timeout=ANSWER_S,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.splitlines() if done.returncode == 0 else None
+
+
+def row_of(row: str, fields: tuple[tuple[str, str, Callable[[str], Any]], ...] = FIELDS) -> Gpu:
+    """A row of --query-gpu; what reads "[N/A]" or "[Not Supported]" is absent."""
+    found = {}
+    for (_, key, read), text in zip(fields, row.split(", ")):
+        try:
+            found[key] = read(text.strip())
+        except ValueError:
+            continue
+    return found
+
+
+def _app(row: str) -> list[dict[str, Any]]:
+    uuid, _, rest = row.partition(", ")
+    pid, _, used = rest.partition(", ")
+    if not pid.strip().isdigit():
+        return []
+    known = {"memory_bytes": round(float(used) * MIB)} if used.strip().isdigit() else {}
+    return [{"uuid": uuid.strip(), "pid": int(pid), **known}]
+
+
+def given(gpus: list[Gpu], container: dict[str, Any]) -> list[Gpu]:
+    """Those that a container was given, as `docker inspect` shows it."""
+    wanted = set()
+    for asked in (container.get("HostConfig") or {}).get("DeviceRequests") or []:
+        if any("gpu" in names for names in asked.get("Capabilities") or []):
+            count = asked.get("Count") or 0
+            wanted |= set(asked.get("DeviceIDs") or [])
+            wanted |= {gpu["index"] for gpu in gpus[: len(gpus) if count < 0 else count]}
+    return [gpu for gpu in gpus if wanted & {gpu["index"], gpu.get("uuid"), gpu.get("parent")}]
