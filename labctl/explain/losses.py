@@ -1,0 +1,312 @@
+"""What the loss says: no number any more, diverging, flat, spiking, still falling.
+
+Where a threshold stands without a source it is a rule of thumb; the steps are those of TensorBoard.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from labctl.explain.curves import (
+    LEAST_POINTS,
+    Course,
+    at,
+    course,
+    finite,
+    gradient_norm,
+    learning_rate,
+    spikes,
+    train_loss,
+    train_losses,
+)
+from labctl.explain.material import (
+    Answer,
+    Evidence,
+    Finding,
+    Material,
+    Unknown,
+    logged,
+    printed,
+)
+from labctl.explain.sources import LEARNING_RATES, MIXED_PRECISION, PLAYBOOK, RECIPE
+from labctl.explain.words import (
+    CLIP,
+    EPOCHS,
+    LEARNING_RATE,
+    again,
+    given_number,
+    number,
+    percent,
+    taken,
+)
+from labctl.scalars import Series
+
+IN_LOG = re.compile(r"\b(loss)\b[^\n]{0,40}?\b(nan|inf|-inf)\b", re.IGNORECASE)
+FLAT_SHARE = 0.02
+RISE_OF_FALL = 0.5
+SPIKE_TIMES = 3.0
+SPIKE_OF_FALL = 0.2
+"""How high a spike is at least, as a share of all that the loss has fallen."""
+MANY_SPIKES = 0.02
+STILL_FALLING = 0.1
+"""Share of the whole fall that came in the last fifth."""
+NAMES_OF_CHANCE = (*range(2, 21), 100, 1000)
+
+
+def smaller_rate(material: Material, factor: float = 10.0) -> str:
+    """What to type for a learning rate that is so many times smaller."""
+    curve = learning_rate(material.scalars)
+    known = [value for _, value in finite(curve) if value > 0] if curve else []
+    now = given_number(material, LEARNING_RATE) or max(known, default=0.0)
+    if not now:
+        return f"a learning rate {factor:g} times smaller"
+    rate = f"{now / factor:.2g}"
+    return again(material, {LEARNING_RATE: rate}, f"a learning rate of {rate}")
+
+
+def no_number(material: Material) -> Iterator[Answer]:
+    """NaN or infinity in a loss, or said in the log."""
+    for series in train_losses(material.scalars):
+        bad = next((i for i, v in enumerate(series.values) if not math.isfinite(v)), None)
+        if bad is not None:
+            yield _no_number(material, series, bad)
+            return
+    found = IN_LOG.search(material.log)
+    if found:
+        line = next(line for line in material.log.splitlines() if found[0] in line)
+        yield _diverged_to_nan(material, found[2].lower(), "", (printed(line.strip()[:200]),))
+
+
+def _no_number(material: Material, series: Series, bad: int) -> Finding:
+    step, value = series.steps[bad], series.values[bad]
+    name = "NaN" if math.isnan(value) else "infinite"
+    if bad == 0:
+        return Finding(
+            rule="loss-nan-from-the-start",
+            level="problem",
+            what=f"the loss is {name} from its first point on",
+            why="that is hardly the learning rate: look for NaN in the data, log(0) or a division "
+            "by zero in the loss, or numbers too large for fp16",
+            evidence=(logged(f"{series.tag}: {name} at step {step}, the first that was logged"),),
+            next="torch.autograd.set_detect_anomaly(True) names the operation; and check one "
+            "batch: assert torch.isfinite(inputs).all()",
+            source=RECIPE,
+        )
+    evidence = [
+        logged(
+            f"{series.tag}: {number(series.values[bad - 1])} at step {series.steps[bad - 1]}, "
+            f"{name} at step {step}"
+        )
+    ]
+    evidence += _beside(material, series.steps[bad - 1])
+    return _diverged_to_nan(material, name, f" at step {step}", tuple(evidence))
+
+
+def _diverged_to_nan(
+    material: Material, name: str, where: str, evidence: tuple[Evidence, ...]
+) -> Finding:
+    half = "float16" in material.log or "fp16" in material.log
+    why = "steps too large for the loss's shape: it grew until numbers ended"
+    if half:
+        why += "; fp16 ends at 65504, bf16 or loss scaling reach further"
+    return Finding(
+        rule="loss-nan",
+        level="problem",
+        what=f"the loss became {name}{where}",
+        why=why,
+        evidence=evidence,
+        next=f"{smaller_rate(material)}{_clipping(material)}",
+        source=MIXED_PRECISION if half else PLAYBOOK,
+    )
+
+
+def _clipping(material: Material) -> str:
+    if given_number(material, CLIP):
+        return ""
+    return "" if taken(material, CLIP) else ", and gradients clipped to a norm of 1"
+
+
+def _beside(material: Material, step: int) -> list[Evidence]:
+    """Learning rate and gradient norm at a step."""
+    found = []
+    for curve in (learning_rate(material.scalars), gradient_norm(material.scalars)):
+        value = at(curve, step)
+        if curve is not None and value is not None:
+            found.append(logged(f"{curve.tag}: {number(value)} then"))
+    return found
+
+
+def shape(material: Material) -> Iterator[Answer]:
+    """Where the loss goes: up, nowhere, down and up again, still down, or down."""
+    series = train_loss(material.scalars)
+    if series is None:
+        yield _without(material)
+        return
+    found = course(series)
+    if found is None:
+        if len(finite(series)) == len(series.values):
+            yield Unknown(
+                rule="loss",
+                what="where the loss goes",
+                why=f"{series.tag} has {len(series.values)} points; it takes {LEAST_POINTS}",
+                next="log it more often, or train longer",
+            )
+        return
+    yield from _shape(material, series, found)
+
+
+def _without(material: Material) -> Unknown:
+    tags = [one.tag for one in material.scalars.series]
+    if tags:
+        why = f"no curve has a name with `loss` in it; there are: {', '.join(tags[:6])}"
+    elif material.scalars.files:
+        why = "the event files hold no scalars"
+    else:
+        why = "the run wrote no TensorBoard event files below $LABCTL_LOG_DIR"
+    return Unknown(
+        rule="loss",
+        what="whether it learns",
+        why=why,
+        next="SummaryWriter(os.environ['LABCTL_LOG_DIR']).add_scalar('train/loss', loss, step)",
+    )
+
+
+def _shape(material: Material, series: Series, found: Course) -> Iterator[Finding]:
+    low = found.medians[found.lowest]
+    fallen, risen = found.first - low, found.last - low
+    # A fall or rise counts where it stands out of the scatter of single points.
+    tremble = 2 * found.noise
+    if risen > max(RISE_OF_FALL * fallen, tremble):
+        yield _rising(material, series, found)
+    elif fallen <= max(FLAT_SHARE * abs(found.first), tremble / 2):
+        yield _flat(material, series, found)
+    else:
+        late = found.medians[-3] - found.last
+        if found.lowest == len(found.medians) - 1 and late > STILL_FALLING * fallen:
+            yield _still_falling(material, series, found, late / fallen)
+        else:
+            yield _fell(series, found)
+
+
+def _rising(material: Material, series: Series, found: Course) -> Finding:
+    low, beyond = found.lowest, found.last > found.first
+    step = found.ends[low]
+    said = (
+        f"{series.tag}: {number(found.first)} in the beginning, {number(found.medians[low])} "
+        f"around step {step}, {number(found.last)} at the end (medians of tenths)"
+    )
+    return Finding(
+        rule="loss-diverging",
+        level="problem",
+        what="the loss diverges" if beyond else f"the loss rises again after step {step}",
+        why="the steps are too large"
+        + ("" if beyond else " for where it has come, or the data changed on the way"),
+        evidence=(logged(said), *_beside(material, found.ends[-1])),
+        next=f"{smaller_rate(material, 3.0 if not beyond else 10.0)}"
+        + ("" if beyond else "; or a rate that decays, and warm-up before it"),
+        source=PLAYBOOK,
+    )
+
+
+def _flat(material: Material, series: Series, found: Course) -> Finding:
+    said = (
+        f"{series.tag}: {number(found.first)} in the beginning, {number(found.last)} at the end "
+        f"(medians of tenths; single points scatter by {number(found.noise)})"
+    )
+    evidence = [logged(said)]
+    chance = next((k for k in NAMES_OF_CHANCE if abs(found.last / math.log(k) - 1) < 0.01), 0)
+    if chance:
+        evidence.append(
+            logged(f"ln {chance} is {math.log(chance):.3f}: who guesses among {chance} gets that")
+        )
+    evidence += _beside(material, found.ends[-1])
+    return Finding(
+        rule="loss-flat",
+        level="problem",
+        what="the loss does not fall" + (": it guesses" if chance else ""),
+        why="nothing is learned: a learning rate far too small or too large, gradients that do not "
+        "reach the weights (frozen, detached, no optimizer step), or labels that do not match",
+        evidence=tuple(evidence),
+        next="first train on a single batch until the loss is nearly 0; if that fails the code is "
+        f"wrong. Then {_larger_rate(material)}",
+        source=RECIPE,
+    )
+
+
+def _larger_rate(material: Material) -> str:
+    curve = learning_rate(material.scalars)
+    known = [value for _, value in finite(curve) if value > 0] if curve else []
+    now = given_number(material, LEARNING_RATE) or max(known, default=0.0)
+    if not now:
+        return "learning rates 10 times larger and smaller"
+    rate = f"{now * 10:.2g}"
+    return again(material, {LEARNING_RATE: rate}, f"a learning rate of {rate}")
+
+
+def _still_falling(material: Material, series: Series, found: Course, late: float) -> Finding:
+    epochs = given_number(material, EPOCHS)
+    more = str(int(epochs * 2)) if epochs else "20"
+    said = (
+        f"{series.tag}: {number(found.first)} to {number(found.last)}; {percent(late)} of that in "
+    )
+    return Finding(
+        rule="loss-still-falling",
+        level="advice",
+        what="the loss was still falling at the end",
+        why="more steps, or larger ones, would bring it lower",
+        evidence=(logged(said + "the last fifth"), *_beside(material, found.ends[-1])),
+        next=again(material, {EPOCHS: more}, "train longer, or with a larger learning rate"),
+        source=LEARNING_RATES,
+    )
+
+
+def _fell(series: Series, found: Course) -> Finding:
+    return Finding(
+        rule="loss-falls",
+        level="good",
+        what=f"the loss fell from {number(found.first)} to {number(found.last)}",
+        why="it has learned what it could at this learning rate",
+        evidence=(logged(f"{series.tag}: medians of the first and last tenth of its points"),),
+        next="nothing to do",
+        source=PLAYBOOK,
+    )
+
+
+def jumps(material: Material) -> Iterator[Answer]:
+    """Single points far above their neighbours."""
+    series = train_loss(material.scalars)
+    found = course(series) if series is not None else None
+    if series is None or found is None:
+        return
+    fallen = found.first - found.medians[found.lowest]
+    seen = spikes(series, SPIKE_TIMES, SPIKE_OF_FALL * max(fallen, 0.0))
+    if not seen:
+        return
+    norm = gradient_norm(material.scalars)
+    evidence = []
+    for one in sorted(seen, key=lambda spike: -spike.value)[:3]:
+        size = at(norm, one.step)
+        beside = f", gradient norm {number(size)}" if size is not None else ""
+        evidence.append(
+            logged(
+                f"{series.tag}: {number(one.value)} at step {one.step}, {number(one.around)} "
+                f"around it{beside}"
+            )
+        )
+    many = len(seen) > MANY_SPIKES * len(series.values)
+    yield Finding(
+        rule="loss-spikes",
+        level="problem" if many else "advice",
+        what=f"the loss jumps ({len(seen)} of {len(series.values)} points)",
+        why="some batches throw it off: odd or wrongly labelled examples, or steps at the edge of "
+        "what is stable",
+        evidence=tuple(evidence),
+        next=f"{smaller_rate(material, 3.0)}{_clipping(material)}; look at the batches of those "
+        "steps",
+        source=PLAYBOOK,
+    )
+
+
+RULES = (no_number, shape, jumps)
