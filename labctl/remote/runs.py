@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shlex
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -141,7 +142,20 @@ def launch(
     with suppress(OSError):
         write_json(own / f"attempt-{attempt}", {**place, "launched": True})
     tmux_begun(*_session(spec["id"], directory, container))
+    _recorder_begun()
     return seen
+
+
+def _recorder_begun() -> None:
+    """Telemetry, by a process of its own that outlives this one (telemetry.py): not waited for.
+
+    It begins a second later, so that it is not in the way of the container's start.
+    """
+    program = Path(__file__).parents[1] / "__main__.py"
+    words = ["sh", "-c", 'sleep 1; exec "$@"', "sh", sys.executable, "-I", "-S", str(program)]
+    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+    with suppress(OSError, NotImplementedError):
+        os.posix_spawnp("sh", [*words, "telemetry"], os.environ, file_actions=null, setsid=True)
 
 
 def _begun(container: str, spec: dict[str, Any], body: dict[str, Any]) -> dict[str, dict[str, Any]]:
