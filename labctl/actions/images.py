@@ -96,8 +96,14 @@ def ensure(ground: Ground, server: Server, remote: Remote, wanted: str, of_run: 
     with ground.state.exclusive(f"{ground.lab_id}-image", "make the image", wait_s=BUILD_S):
         if image.build:
             _build(ground, server, remote, image, wanted, of_run)
-        elif not _send_if_here(ground, server, wanted):
-            _pull(ground, remote, wanted)
+        else:
+            fetch(ground, server, remote, wanted)
+
+
+def fetch(ground: Ground, server: Server, remote: Remote, wanted: str) -> None:
+    """A finished image onto the server: sent where this machine has it, else pulled there."""
+    if not _send_if_here(ground, server, wanted):
+        _pull(ground, remote, wanted)
 
 
 def _build(
@@ -105,9 +111,8 @@ def _build(
 ) -> None:
     args = build_args(ground, image)
     base = ground.config.base_image
-    absent = base and not remote.call("image", {"references": [base]})["ids"][base]
-    if absent and not _send_if_here(ground, server, base):
-        _pull(ground, remote, base)
+    if base and not remote.call("image", {"references": [base]})["ids"][base]:
+        fetch(ground, server, remote, base)
     _push_wheelhouse(ground, server, remote)
     name = f"building {wanted}"
     ground.reporter.emit(Step(name=name))

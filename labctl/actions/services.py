@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,11 +19,27 @@ START_TIMEOUT_S = 180.0
 """Above the time that the server gives a service to answer."""
 
 
+class ServedModel(Value, frozen=True, kw_only=True):
+    """Which model labctl's own server program serves.
+
+    `where` is "run" (what the run left on this server) or "here" (what was pulled, sent back),
+    `code` "run" (the run's own) or "lab" (what was pushed last). `checkpoint` is below the run's
+    checkpoints, "" for all of them.
+    """
+
+    run: str
+    where: str = "run"
+    code: str = "run"
+    checkpoint: str = ""
+
+
 class ServiceRequest(Value, frozen=True, kw_only=True):
     """A service as wanted. `command` is argv in the container, () for what labctl knows.
 
     `port` is the one it listens on in its container, 0 for a known one's usual. `args` and
-    `wheelhouse` are for building the image that adds TensorBoard and Jupyter, should it be needed.
+    `wheelhouse` are for building the image that adds its programs, should it be needed. With
+    `as_is` the image's own entrypoint runs, `command` behind it. One that runs with other settings
+    stays, unless `replace` ends it. The limits are for a `model` and for `as_is`; 0 is none.
     """
 
     lab: str
@@ -34,6 +51,14 @@ class ServiceRequest(Value, frozen=True, kw_only=True):
     gpus: str = ""
     args: dict[str, str] = msgspec.field(default_factory=dict)
     wheelhouse: bool = False
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    model: ServedModel | None = None
+    as_is: bool = False
+    replace: bool = False
+    deadline_s: float = 0.0
+    memory_bytes: int = 0
+    cpus: float = 0.0
+    shm_bytes: int = 0
 
 
 def ensure_service(
@@ -50,7 +75,8 @@ def ensure_service(
     NotFoundError. BuildError where the image cannot be extended; LabError with the container's
     last words where the service does not answer.
     """
-    if not wanted.command and wanted.name not in KNOWN_SERVICE_PORTS:
+    ours = wanted.name in KNOWN_SERVICE_PORTS or wanted.as_is or wanted.model is not None
+    if not wanted.command and not ours:
         return Service(name=wanted.name, port=wanted.port)
     step = f"starting {wanted.name}"
     reporter.emit(Step(name=step))
@@ -66,6 +92,8 @@ def ensure_service(
     if reply.get("stale"):
         told = f"{wanted.name} runs with earlier settings; stop it to have it started with these"
         reporter.emit(Note(text=told, level="warning"))
+    if reply.get("replaced"):
+        reporter.emit(Note(text=f"the {wanted.name} that ran with other settings was ended"))
     reporter.emit(Step(name=step, done=True, detail="it ran already" if reply["found"] else ""))
     return _service(reply)
 
@@ -93,16 +121,25 @@ def _service(told: dict[str, Any]) -> Service:
 
 def _request(wanted: ServiceRequest) -> dict[str, Any]:
     dockerfile = (data_dir() / "images" / "services" / "Dockerfile").read_text(encoding="utf-8")
-    return {**msgspec.to_builtins(wanted), "dockerfile": dockerfile}
+    body = {**msgspec.to_builtins(wanted), "dockerfile": dockerfile}
+    return {**body, "app": serving_files()} if wanted.model else body
+
+
+def serving_files() -> dict[str, str]:
+    """labctl's server program for models, as it goes to a server: name -> text."""
+    folder = Path(__file__).parents[1] / "serving"
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
 
 
 def _call(remote: Remote, wanted: ServiceRequest) -> dict[str, Any]:
-    return remote.call("service", _request(wanted), timeout_s=START_TIMEOUT_S)
+    timeout_s = START_TIMEOUT_S + wanted.deadline_s
+    return remote.call("service", _request(wanted), timeout_s=timeout_s)
 
 
 def _extend(remote: Remote, wanted: ServiceRequest, reporter: Reporter) -> None:
     """Build the image that has the programs which the lab's own lacks."""
-    name = f"adding TensorBoard and Jupyter to {wanted.image}"
+    what = "what serves a model" if wanted.model else "TensorBoard and Jupyter"
+    name = f"adding {what} to {wanted.image}"
     reporter.emit(Step(name=name))
     closing = remote.stream(
         "service-image",

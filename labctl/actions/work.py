@@ -188,7 +188,7 @@ def _ensure(ground: Ground, server: Server, wanted: serving.ServiceRequest) -> S
     return serving.ensure_service(remote, wanted, ground.reporter, provide_image=provide)
 
 
-def _spec(ground: Ground, server: Server, service: Service, port: int) -> ForwardSpec:
+def forward_spec(ground: Ground, server: Server, service: Service, port: int) -> ForwardSpec:
     return ForwardSpec(
         config=str(ground.connections.write(server)),
         server_id=server.id,
@@ -209,7 +209,7 @@ def forward(ground: Ground, server: Server, name: str, port: int) -> Forwarding:
         ground.connections.write(now)
         return _ensure(ground, now, wanted)
 
-    spec = _spec(ground, server, _ensure(ground, server, wanted), port)
+    spec = forward_spec(ground, server, _ensure(ground, server, wanted), port)
     return Forwarding(spec, ground.reporter, again).open()
 
 
@@ -219,15 +219,15 @@ def forward_detached(ground: Ground, server_name: str, port: int) -> Forward:
     wanted = service_request(ground, server, server_name)
     service = _ensure(ground, server, wanted)
     spec = DetachedSpec(
-        forward=_spec(ground, server, service, port),
+        forward=forward_spec(ground, server, service, port),
         log_path=str(ground.paths.log_dir / f"forward-{server.id}-{service.name}.log"),
         request=wanted,
-        refresh_argv=_refresh_argv(ground),
+        refresh_argv=refresh_argv(ground),
     )
     return run_detached(spec, ground.state)
 
 
-def _refresh_argv(ground: Ground) -> tuple[str, ...]:
+def refresh_argv(ground: Ground) -> tuple[str, ...]:
     """What writes the server's present address into its ssh_config."""
     lab = str(ground.config.root)
     return (sys.executable, "-m", "labctl", "-C", lab, "status", "--refresh", "--json")

@@ -35,7 +35,7 @@ BYTECODE = "__pycache__"
 
 
 class Target:
-    """One tree that is pushed to: the lab's code, a data set, a run to restore, the wheelhouse.
+    """One tree that is pushed to: the lab's code, a data set, a run to restore, a model, wheels.
 
     `record` holds [sha256, size, mtime_ns] of what a push brought, `due` the hash that each staged
     file is to have; a file with neither hash was edited here.
@@ -51,6 +51,8 @@ class Target:
             self.root = lab / "data" / checked_name(name)
         elif kind == "restore":
             self.root = lab / "restore" / checked_name(name)
+        elif kind == "model":
+            self.root = lab / "models" / checked_name(name)
         elif kind == "wheelhouse":
             self.root = home() / ".wheelhouse"
         else:

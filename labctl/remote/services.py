@@ -18,56 +18,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import engine
-from .containers import lab_body, mount
+from . import engine, serve
+from .containers import lab_body, limits, mount
 from .docker import docker
 from .engine import image, inspect
 from .images import failing_lines, streamed, wheelhouse
+from .known_services import KNOWN, TOKEN_FILE
 from .place import checked_name, home, lab_dir, read_json, read_text, write_json, write_text
 from .reply import Failure, answer, finish
 
 READY_S = 90.0
 """How long a service may take until its port answers, unless the request says "deadline_s"."""
-LINK_EVERY_S = 2
-TOKEN_FILE = "/run/labctl-service/token"
-
-TENSORBOARD = f"""
-link() {{
-  for logs in /lab/runs/*/logs; do
-    [ -d "$logs" ] || continue
-    run=${{logs%/logs}}; run=${{run##*/}}
-    [ -e "/tmp/runs/$run" ] || ln -sfn "$logs" "/tmp/runs/$run"
-  done
-}}
-mkdir -p /tmp/runs; link
-(while sleep {LINK_EVERY_S}; do link; done) &
-exec tensorboard --logdir /tmp/runs --host 0.0.0.0 --port "$1" --reload_interval 5
-"""
-"""Shows each run under its id, and reads no other directory of a run than its logs."""
-JUPYTER = """
-exec jupyter lab --no-browser --ip 0.0.0.0 --port "$1" --ServerApp.port_retries=0 \\
-  --ServerApp.root_dir=/lab --ServerApp.preferred_dir=/lab/code \\
-  --ServerApp.allow_remote_access=False
-"""
-"""Only 127.0.0.1 and localhost are answered, which is how a forward calls it: a page of somebody
-else's cannot reach it by a name that it points at the loopback. The token is in a file."""
-
-KNOWN: dict[str, dict[str, Any]] = {
-    "tensorboard": {
-        "script": TENSORBOARD,
-        "port": 6006,
-        "path": "/",
-        "test": "command -v tensorboard",
-    },
-    "jupyter": {
-        "script": JUPYTER,
-        "port": 8888,
-        "path": "/lab",
-        "test": "command -v jupyter-lab && jupyter server --version | "
-        "{ IFS=. read -r major minor rest; "
-        '[ "$major" -gt 2 ] || { [ "$major" -eq 2 ] && [ "$minor" -ge 20 ]; }; }',
-    },
-}
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
@@ -75,27 +36,32 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 
     Replies {"missing": image} when the image is not here, and {"lacks": program, "tag": tag} when
     the image has to be extended first (verb `service-image`). Raises after "deadline_s" seconds,
-    with the container's last words, and removes it.
+    with the container's last words, and removes it. With "replace", one that runs with other
+    settings ends for this one ("replaced").
     """
     root = lab_dir(request["lab"], request["lab_id"])
     name = checked_name(request["name"])
     with _only_one(root, name):
         container = _container(root, name)
         seen = inspect([container]).get(container)
+        stale = False
         if seen and seen["State"]["Running"]:
-            _wait(container, request)
-            return {**_told(root, seen, name), "found": True, "stale": _stale(seen, request)}
+            stale = _stale(seen, request)
+            if not (stale and request.get("replace")):
+                seen = _wait(container, request)
+                return {**_told(root, seen, name), "found": True, "stale": stale}
         found = image(request["image"])
         if found is None:
             return {"missing": request["image"]}
         extended = _extended(found, request)
         if extended is None:
             return {"lacks": name, "tag": _tag(found, request)}
+        body = _body(root, extended, request)
         if seen:
-            engine.remove(container)
-        _launch(root, container, extended, request)
+            _end(container)
+        _launch(container, body, request)
         seen = _wait(container, request)
-    return {**_told(root, seen, name), "found": False, "stale": False}
+    return {**_told(root, seen, name), "found": False, "stale": False, "replaced": stale}
 
 
 def status(request: dict[str, Any]) -> dict[str, Any]:
@@ -118,14 +84,19 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     for container in _containers(root, request["lab_id"]):
         if wanted not in ("", container):
             continue
-        docker("stop", "--time", "10", container, check=False)
-        engine.remove(container)
+        _end(container)
         name = container[len(_container(root, "")) :]
         token = _token_path(root, name)
         if token.exists():
             token.unlink()
         stopped.append(name)
     return {"stopped": sorted(stopped)}
+
+
+def _end(container: str) -> None:
+    """Stop it, with a while to finish what it is at, and remove it."""
+    docker("stop", "--time", "10", container, check=False)
+    engine.remove(container)
 
 
 def build(request: dict[str, Any]) -> None:
@@ -203,8 +174,8 @@ def _port(request: dict[str, Any]) -> int:
 
 def _inner(request: dict[str, Any]) -> list[str]:
     """argv of the service, or [] when nobody said what to start."""
-    if request.get("command"):
-        return list(request["command"])
+    if request.get("command") or request.get("as_is"):
+        return list(request.get("command", ()))
     known = KNOWN.get(request["name"])
     if known is None:
         said = f"nothing says how to start the service {request['name']}"
@@ -214,6 +185,7 @@ def _inner(request: dict[str, Any]) -> list[str]:
 
 def _wish(request: dict[str, Any]) -> str:
     wish = [request["image"], _inner(request), _port(request), request.get("gpus", "")]
+    wish += serve.wish(request) or ([request["env"]] if request.get("env") else [])
     return hashlib.sha256(json.dumps(wish).encode()).hexdigest()[:16]
 
 
@@ -222,11 +194,9 @@ def _stale(seen: dict[str, Any], request: dict[str, Any]) -> bool:
     return bool(seen["Config"]["Labels"].get("labctl.service-wish") != _wish(request))
 
 
-def _launch(root: Path, container: str, found: dict[str, Any], request: dict[str, Any]) -> None:
-    for each in ("code", "runs"):
-        (root / each).mkdir(exist_ok=True)
+def _launch(container: str, body: dict[str, Any], request: dict[str, Any]) -> None:
     try:
-        if not engine.create(container, _body(root, found, request)):
+        if not engine.create(container, body):
             raise engine.Refused(409, f"there is a container {container} already")
         engine.start(container)
     except engine.Refused as refused:
@@ -238,11 +208,13 @@ def _launch(root: Path, container: str, found: dict[str, Any], request: dict[str
 def _body(root: Path, found: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """The container of a service, as the engine's `create` takes it."""
     name, argv, port = request["name"], _inner(request), _port(request)
-    mounts = [
-        mount(root / "code", "/lab/code"),
-        mount(root / "runs", "/lab/runs", read_only=name == "tensorboard"),
-    ]
-    env = {"LABCTL_DATA_DIR": "/lab/data", "LABCTL_SERVICE_PORT": str(port)}
+    env = {**request.get("env", {}), "LABCTL_DATA_DIR": "/lab/data"}
+    env["LABCTL_SERVICE_PORT"] = str(port)
+    if request.get("model"):
+        mounts = serve.mounts(root, request)
+        env.update(serve.env(request))
+    else:
+        mounts = _lab_mounts(root, request)
     if name == "jupyter":
         mounts.append(mount(_token(root, name), TOKEN_FILE, read_only=True))
         env["JUPYTER_TOKEN_FILE"] = TOKEN_FILE
@@ -252,11 +224,29 @@ def _body(root: Path, found: dict[str, Any], request: dict[str, Any]) -> dict[st
     body["ExposedPorts"] = {f"{port}/tcp": {}}
     published = [{"HostIp": "127.0.0.1", "HostPort": ""}]
     body["HostConfig"].update({"Init": True, "PortBindings": {f"{port}/tcp": published}})
-    if request.get("command"):
+    if request.get("model"):
+        body["HostConfig"].update(serve.host_config(request))
+    if request.get("as_is"):
+        body["HostConfig"].update(limits(request))
+        body["WorkingDir"] = (found.get("Config") or {}).get("WorkingDir") or "/"
+        body.update({"Cmd": argv} if argv else {})
+    elif request.get("command"):
         body["Cmd"] = argv
     else:
         body["Entrypoint"], body["Cmd"] = argv[:1], argv[1:]
     return body
+
+
+def _lab_mounts(root: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lab's code and runs. Somebody else's image (`as_is`) may not write there."""
+    for each in ("code", "runs"):
+        (root / each).mkdir(exist_ok=True)
+    foreign = bool(request.get("as_is"))
+    reads_only = foreign or request["name"] == "tensorboard"
+    return [
+        mount(root / "code", "/lab/code", read_only=foreign),
+        mount(root / "runs", "/lab/runs", read_only=reads_only),
+    ]
 
 
 def _token_path(root: Path, name: str) -> Path:
@@ -298,7 +288,8 @@ def _wait(container: str, request: dict[str, Any]) -> dict[str, Any]:
     while True:
         seen = inspect([container]).get(container)
         if seen is None or not seen["State"]["Running"]:
-            raise _failed(container, f"the service {name} ended as soon as it was started")
+            ended = f"the service {name} ended as soon as it was started"
+            raise _failed(container, serve.FAILED if request.get("model") else ended)
         port = _published(seen)
         if port and (_speaks_http(port) if known else _listens(port)):
             return seen

@@ -1,0 +1,222 @@
+"""A trained model, or any image with a port, behind a forward: what `labctl serve` does."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+
+import msgspec
+
+from labctl.actions import images, runs, sync, work
+from labctl.actions.forwards import (
+    DetachedSpec,
+    Forwarding,
+    list_forwards,
+    run_detached,
+    stop_forward,
+)
+from labctl.actions.ground import Ground
+from labctl.actions.prepare import gpu_for
+from labctl.actions.services import (
+    ServedModel,
+    ServiceRequest,
+    ensure_service,
+    services,
+    stop_service,
+)
+from labctl.errors import LabError, NotFoundError, PolicyError
+from labctl.model import Forward, Run, Server, Service, Value
+
+NAME = "serve"
+PORT = 8000
+PACKAGES = "fastapi uvicorn python-multipart prometheus-client pillow"
+"""What the server program imports; added to the run's own image where it lacks one of them."""
+LOADING_S = 600.0
+"""How long a model may take to load, if the caller says nothing else."""
+
+
+class Choice(Value, frozen=True, kw_only=True):
+    """Which model is served, and how.
+
+    `run` "" is the latest. `checkpoint` is below the run's checkpoints, "" lets the project choose.
+    With `push` the code as it is here loads the model, else the run's own. `env` may hold the
+    settings of labctl/serving/settings.py.
+    """
+
+    run: str = ""
+    checkpoint: str = ""
+    push: bool = False
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    loading_s: float = LOADING_S
+
+
+def of_model(ground: Ground, server: Server, choice: Choice) -> ServiceRequest:
+    """The service that serves a run's model; code and checkpoints are sent where need be.
+
+    NotFoundError where the run is neither on the server nor here, PolicyError where what was pulled
+    holds more than data.
+    """
+    run = runs.latest(ground, choice.run)
+    there = run.server_id == server.id
+    if not there:
+        _send(ground, server, run)
+    own_code = there and not choice.push
+    if not own_code:
+        work.push(ground, server, force=False)
+    model = ServedModel(
+        run=run.id,
+        where="run" if there else "here",
+        code="run" if own_code else "lab",
+        checkpoint=choice.checkpoint,
+    )
+    base = _request(ground, server, NAME, choice.env, choice.loading_s)
+    return msgspec.structs.replace(
+        base,
+        image=run.image if own_code and run.image else images.reference(ground),
+        args={**images.build_args(ground, ground.config.image), "PACKAGES": PACKAGES},
+        wheelhouse=bool(ground.config.wheelhouse),
+        env={**ground.config.env, **choice.env},
+        model=model,
+    )
+
+
+def of_image(
+    ground: Ground,
+    server: Server,
+    image: str,
+    port: int,
+    *,
+    command: tuple[str, ...] = (),
+    env: dict[str, str] | None = None,
+    loading_s: float = LOADING_S,
+) -> ServiceRequest:
+    """Any image that listens at `port`; `command` follows its own entrypoint."""
+    base = _request(ground, server, f"{NAME}-{port}", env or {}, loading_s)
+    return msgspec.structs.replace(base, image=image, port=port, command=command, as_is=True)
+
+
+def forward(ground: Ground, server: Server, wanted: ServiceRequest, port: int = 0) -> Forwarding:
+    """The service, running, and an open forward to it; `port` 0 is the one it has itself."""
+    service = _ensured(ground, server, wanted)
+
+    def again() -> Service:
+        from labctl.actions.provision import adopt
+
+        now = adopt(ground) or server
+        ground.connections.write(now)
+        # Somebody may serve another model by now: that one stays.
+        return _ensured(ground, now, msgspec.structs.replace(wanted, replace=False))
+
+    spec = work.forward_spec(ground, server, service, port or wanted.port or PORT)
+    return Forwarding(spec, ground.reporter, again).open()
+
+
+def forward_detached(
+    ground: Ground, server: Server, wanted: ServiceRequest, port: int = 0
+) -> Forward:
+    """The same with a forward that goes on when this process ends."""
+    service = _ensured(ground, server, wanted)
+    for one in list_forwards(ground.state, server.id):
+        # It leads to where the service was before it was started anew.
+        if one.service == service.name and one.remote_port != service.port:
+            stop_forward(ground.state, one.id, server.id)
+    spec = DetachedSpec(
+        forward=work.forward_spec(ground, server, service, port or wanted.port or PORT),
+        log_path=str(ground.paths.log_dir / f"forward-{server.id}-{service.name}.log"),
+        request=msgspec.structs.replace(wanted, replace=False),
+        refresh_argv=work.refresh_argv(ground),
+    )
+    return run_detached(spec, ground.state)
+
+
+def stop(ground: Ground, server: Server) -> list[str]:
+    """End whatever `serve` started on the server, and the forwards to it; the services' names."""
+    remote = ground.remote(server)
+    for one in list_forwards(ground.state, server.id):
+        if _is_ours(one.service):
+            stop_forward(ground.state, one.id, server.id)
+    found = services(remote, ground.config.name, ground.lab_id)
+    ended: list[str] = []
+    for service in found:
+        if _is_ours(service.name):
+            ended += stop_service(remote, ground.config.name, ground.lab_id, service.name)
+    return ended
+
+
+def health(port: int) -> dict[str, Any]:
+    """What /healthz of labctl's server says at a local port; LabError where it says no."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request("GET", "/healthz")
+        reply = connection.getresponse()
+        found = json.loads(reply.read())
+        model: dict[str, Any] = found["model"]
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        raise LabError("the model's server does not answer", why=str(error), hint=NEXT) from None
+    finally:
+        connection.close()
+    if reply.status != 200:
+        raise LabError("the model's server is not well", why=str(found), hint=NEXT)
+    return model
+
+
+NEXT = "labctl serve --stop, then labctl serve"
+
+
+def _is_ours(name: str) -> bool:
+    return name == NAME or name.startswith(f"{NAME}-")
+
+
+def _request(
+    ground: Ground, server: Server, name: str, env: dict[str, str], loading_s: float
+) -> ServiceRequest:
+    limits = ground.config.limits
+    return ServiceRequest(
+        lab=ground.config.name,
+        lab_id=ground.lab_id,
+        name=name,
+        image="",
+        gpus=gpu_for(ground.config.server.need, ground.facts(server), None),
+        env=env,
+        replace=True,
+        deadline_s=loading_s,
+        memory_bytes=limits.memory_bytes,
+        cpus=limits.cpus,
+        shm_bytes=limits.shm_bytes,
+    )
+
+
+def _ensured(ground: Ground, server: Server, wanted: ServiceRequest) -> Service:
+    remote = ground.remote(server)
+    model = wanted.model
+    of_run = model.run if model is not None and model.code == "run" else ""
+
+    def provide() -> None:
+        if wanted.as_is:
+            images.fetch(ground, server, remote, wanted.image)
+        else:
+            images.ensure(ground, server, remote, wanted.image, of_run)
+
+    return ensure_service(remote, wanted, ground.reporter, provide_image=provide)
+
+
+def _send(ground: Ground, server: Server, run: Run) -> None:
+    """The checkpoints that were pulled, onto a server that never saw the run."""
+    from labctl.serving.checkpoint import check
+    from labctl.serving.refusals import ModelError
+
+    here = ground.config.root / "runs" / run.id / "checkpoints"
+    if not here.is_dir():
+        raise NotFoundError(
+            f"run {run.id} is neither on this server nor here",
+            why="its checkpoints are served from where it ran, or from what was pulled",
+            hint=f"labctl pull {run.id}",
+        )
+    try:
+        check(here)
+    except ModelError as error:
+        raise PolicyError(f"the checkpoints of run {run.id} are refused", why=str(error)) from None
+    files = sync.scan_data(ground.config.root, f"model-{run.id}", here, ground.reporter)
+    about = (ground.remote(server), ground.config.name, ground.lab_id, f"model/{run.id}")
+    sync.push(*about, here, files, ground.reporter, ssh=ground.way(server), force=True)

@@ -1,0 +1,50 @@
+"""The services that labctl starts by itself: what runs, at which port, and how to see whether an
+image has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import serve
+
+LINK_EVERY_S = 2
+TOKEN_FILE = "/run/labctl-service/token"
+
+TENSORBOARD = f"""
+link() {{
+  for logs in /lab/runs/*/logs; do
+    [ -d "$logs" ] || continue
+    run=${{logs%/logs}}; run=${{run##*/}}
+    [ -e "/tmp/runs/$run" ] || ln -sfn "$logs" "/tmp/runs/$run"
+  done
+}}
+mkdir -p /tmp/runs; link
+(while sleep {LINK_EVERY_S}; do link; done) &
+exec tensorboard --logdir /tmp/runs --host 0.0.0.0 --port "$1" --reload_interval 5
+"""
+"""Shows each run under its id, and reads no other directory of a run than its logs."""
+JUPYTER = """
+exec jupyter lab --no-browser --ip 0.0.0.0 --port "$1" --ServerApp.port_retries=0 \\
+  --ServerApp.root_dir=/lab --ServerApp.preferred_dir=/lab/code \\
+  --ServerApp.allow_remote_access=False
+"""
+"""Only 127.0.0.1 and localhost are answered, which is how a forward calls it: a page of somebody
+else's cannot reach it by a name that it points at the loopback. The token is in a file."""
+
+KNOWN: dict[str, dict[str, Any]] = {
+    "tensorboard": {
+        "script": TENSORBOARD,
+        "port": 6006,
+        "path": "/",
+        "test": "command -v tensorboard",
+    },
+    "jupyter": {
+        "script": JUPYTER,
+        "port": 8888,
+        "path": "/lab",
+        "test": "command -v jupyter-lab && jupyter server --version | "
+        "{ IFS=. read -r major minor rest; "
+        '[ "$major" -gt 2 ] || { [ "$major" -eq 2 ] && [ "$minor" -ge 20 ]; }; }',
+    },
+    serve.NAME: serve.KNOWN,
+}

@@ -1,0 +1,67 @@
+"""Do today's pictures resemble those that the model was validated on? Told by its answers alone.
+
+The population stability index compares how often each class is predicted now and on the validation
+set: the sum of (p - q) ln(p / q). Nobody needs to know the right answers for it. By an old rule of
+thumb of credit scoring, below 0.1 nothing has changed and above 0.25 something has. But an index of
+few predictions is large by chance alone: about (classes - 1) (1/n + 1/m) for n predictions and m
+validation items (B. Yurdakul and J. Naranjo, Journal of Risk Model Validation 14(4), 2020), so that
+figure is told beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WINDOW = 1000
+AT_LEAST = 100
+"""Predictions before anything is said."""
+HALF = 0.5
+"""Added to each count, so that a class that was never predicted is not infinitely far."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """`index` is the population stability index, `by_chance` what to expect of it without drift."""
+
+    index: float
+    by_chance: float
+    predictions: int
+
+
+class Watch:
+    """Compares the last WINDOW predictions with `reference`, a count for each class."""
+
+    def __init__(self, reference: Sequence[int]) -> None:
+        self._reference = tuple(reference)
+        self._now = [0] * len(self._reference)
+        self._window: deque[int] = deque()
+
+    def see(self, number: int) -> None:
+        """One more prediction: the number of the class."""
+        if not self._reference:
+            return
+        self._window.append(number)
+        self._now[number] += 1
+        if len(self._window) > WINDOW:
+            self._now[self._window.popleft()] -= 1
+
+    def measure(self) -> Drift | None:
+        """None where there is nothing to compare with, or too little yet."""
+        count = len(self._window)
+        if not self._reference or count < AT_LEAST:
+            return None
+        classes = len(self._reference)
+        by_chance = (classes - 1) * (1 / count + 1 / sum(self._reference))
+        return Drift(stability_index(self._now, self._reference), by_chance, count)
+
+
+def stability_index(now: Sequence[int], reference: Sequence[int]) -> float:
+    """Population stability index of two rows of counts; 0.0 where their shares are the same."""
+    shares = []
+    for counts in (now, reference):
+        total = sum(counts) + HALF * len(counts)
+        shares.append([(count + HALF) / total for count in counts])
+    return float(sum((p - q) * math.log(p / q) for p, q in zip(*shares, strict=True)))
