@@ -71,16 +71,20 @@ def pull(
     *,
     reporter: Reporter,
     everything: bool = False,
+    only: Sequence[str] = (),
     ssh: Way | None = None,
     records: Iterable[Run] = (),
 ) -> PullResult:
     """Bring the outputs of `run_ids` (all runs if empty) to `<lab_root>/runs/<run>/`.
 
-    `outputs` adds to what each run was started with; `everything` brings all new files. `records`
-    are written to `run.json`. DiskFullError, LinkLostError and TransferError leave what arrived
-    for the next pull; PolicyError where the server sends a name that leaves its directory.
+    `outputs` adds to what each run was started with; `everything` brings all new files, `only`
+    nothing but these outputs, after which no run counts as complete. `records` are written to
+    `run.json`. DiskFullError, LinkLostError and TransferError leave what arrived for the next
+    pull; PolicyError where the server sends a name that leaves its directory.
     """
     request = {"lab": lab_name, "lab_id": lab_id, "outputs": list(outputs), "all": everything}
+    if only:
+        request["only"] = list(only)
     runs = _manifest(remote, request, run_ids)
     known = {record.id: record for record in records}
     return PullResult(
@@ -217,7 +221,7 @@ class _Pull:
             files=files,
             bytes=size,
             skipped=tuple(skipped),
-            complete=look.ended and not skipped,
+            complete=look.ended and not skipped and "only" not in self.request,
         )
 
     def _tell(self, look: Look, bad: list[Due]) -> None:

@@ -35,7 +35,7 @@ def manifest(request: dict[str, Any]) -> dict[str, Any]:
     the files no client has said to hold (verb `pulled`): "unpulled". A checkpoint
     directory with a manifest.json counts only when every file in it matches. While a run lives,
     other files count only when nobody has them open for writing and size and time stand still.
-    "outputs" adds to those that the run was started with.
+    "outputs" adds to those that the run was started with; with "only" it is these alone.
     """
     root = lab_dir(request["lab"], request["lab_id"])
     wanted = request.get("runs") or [
@@ -93,7 +93,8 @@ class _Look:
         self.ended = ended
         self.writing = writing
         spec = read_json(directory / ".labctl" / "spec.json")
-        self.outputs = sorted({*spec.get("outputs", []), *request.get("outputs", []), "logs"})
+        every = {*spec.get("outputs", []), *request.get("outputs", []), "logs"}
+        self.outputs = sorted(request.get("only") or every)
         self.cache_path = directory / ".labctl" / "hashes.json"
         self.cache = read_json(self.cache_path)
         self.proved: set[str] = set()

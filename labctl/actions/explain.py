@@ -1,0 +1,225 @@
+"""Why a run is slow or wrong: what it left is gathered, and the rules of `labctl.explain` asked."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from labctl.actions import Note, Step, homecoming, runs, sync
+from labctl.actions.ground import Ground
+from labctl.errors import BusyError, LabError, NotFoundError
+from labctl.explain.material import Finding, Fit, Material, Unknown
+from labctl.explain.memory import OutOfMemory, ran_out
+from labctl.explain.verdict import verdict
+from labctl.model import Run, Value
+from labctl.scalars import Flaw, Scalars, read_scalars
+from labctl.telemetry import TELEMETRY_FILE, read_samples
+
+if TYPE_CHECKING:
+    from labctl.estimate.figures import Precision
+    from labctl.estimate.plan import Plan
+
+LOG_TAIL_BYTES = 256 * 1024
+MOST_SCRIPTS = 50
+LARGEST_SCRIPT_BYTES = 256 * 1024
+OPTION = re.compile(r"""["'](--[a-z][a-z0-9_-]{0,40})["']""")
+BUILDS = re.compile(r"^def build_model\b", re.MULTILINE)
+
+
+class Read(Value, frozen=True):
+    """What an explanation rests on. `flaws` are parts of event files that could not be read."""
+
+    samples: int
+    curves: int
+    points: int
+    log_bytes: int
+    flaws: tuple[Flaw, ...]
+
+
+class Explanation(Value, frozen=True):
+    """`findings` in the order in which they matter; `unknown` is what could not be told."""
+
+    run: Run
+    findings: tuple[Finding, ...]
+    unknown: tuple[Unknown, ...]
+    read: Read
+
+
+def explain(ground: Ground, run_id: str = "") -> Explanation:
+    """Everything that the rules say of a run (the latest).
+
+    Its logs are fetched from the server where that can be reached, else those here count, which is
+    said. NotFoundError where there are none.
+    """
+    run = _brought(ground, run_id)
+    material = _gathered(ground, run)
+    found = ran_out(material)
+    if found is not None:
+        material = msgspec.structs.replace(material, fit=_fit(ground, material, found))
+    said = verdict(material)
+    scalars = material.scalars
+    return Explanation(
+        run=run,
+        findings=said.findings,
+        unknown=said.unknown,
+        read=Read(
+            samples=len(material.samples),
+            curves=len(scalars.series),
+            points=sum(len(one.steps) for one in scalars.series),
+            log_bytes=len(material.log.encode()),
+            flaws=scalars.flaws,
+        ),
+    )
+
+
+def _brought(ground: Ground, run_id: str) -> Run:
+    """The run as it is now, its logs here."""
+    homecoming.come_back(ground)
+    run = runs.latest(ground, run_id)
+    try:
+        _fetch_logs(ground, run)
+    except (NotFoundError, BusyError) as error:
+        _logs_elsewhere(ground, run, error)
+    return runs.latest(ground, run.id)
+
+
+def _fetch_logs(ground: Ground, run: Run) -> None:
+    server = ground.server()
+    if run.server_id != server.id:
+        raise NotFoundError(f"the server of run {run.id} is gone", hint=f"labctl pull {run.id}")
+    name = f"fetching the logs of {run.id}"
+    ground.reporter.emit(Step(name=name))
+    remote = ground.remote(server)
+    runs.refresh(ground, server, remote)
+    sync.pull(
+        remote,
+        ground.config.name,
+        ground.lab_id,
+        [run.id],
+        ground.config.root,
+        reporter=ground.reporter,
+        only=("logs",),
+        ssh=ground.way(server),
+        records=ground.state.runs(ground.lab_id),
+    )
+    ground.reporter.emit(Step(name=name, done=True))
+
+
+def _logs_elsewhere(ground: Ground, run: Run, error: LabError) -> None:
+    """From the store or the keeper, else as they were pulled before."""
+    if homecoming.has_copies(ground):
+        try:
+            homecoming.saved_elsewhere(ground, [run.id])
+            return
+        except NotFoundError:
+            pass
+    if not (_directory(ground, run) / "logs").is_dir():
+        raise NotFoundError(
+            f"nothing that run {run.id} logged is here", why=error.what, hint=error.hint
+        ) from error
+    if not run.ended:
+        text = f"{error.what}; this is what was pulled before"
+        ground.reporter.emit(Note(text=text, level="warning"))
+
+
+def _directory(ground: Ground, run: Run) -> Path:
+    return ground.config.root / "runs" / run.id
+
+
+def _gathered(ground: Ground, run: Run) -> Material:
+    directory = _directory(ground, run)
+    try:
+        return Material(
+            run=run,
+            samples=read_samples(directory / "logs" / TELEMETRY_FILE),
+            scalars=_scalars(directory),
+            log=_tail(directory / "logs" / "run.log"),
+            options=_options(ground.config.root),
+            now=time.time(),
+        )
+    except OSError as error:
+        raise LabError(
+            f"{error.filename} cannot be read",
+            why=str(error.strerror),
+            hint=f"labctl pull {run.id}",
+        ) from error
+
+
+def _scalars(directory: Path) -> Scalars:
+    """From the logs; where those hold none, from all that the run brought home."""
+    found = read_scalars(directory / "logs")
+    return found if found.files else read_scalars(directory)
+
+
+def _tail(path: Path) -> str:
+    """The end of a log, as text."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+        return file.read(LOG_TAIL_BYTES).decode("utf-8", errors="replace")
+
+
+def _scripts(root: Path) -> dict[str, str]:
+    """The lab's own Python files, by name."""
+    found = {}
+    for path in sorted(root.glob("*.py"))[:MOST_SCRIPTS]:
+        if path.is_file() and path.stat().st_size <= LARGEST_SCRIPT_BYTES:
+            found[path.name] = path.read_text(encoding="utf-8", errors="replace")
+    return found
+
+
+def _options(root: Path) -> frozenset[str]:
+    """What looks like an option in the lab's scripts: commands that change one can be told."""
+    every = _scripts(root).values()
+    return frozenset(option for text in every for option in OPTION.findall(text))
+
+
+def _fit(ground: Ground, material: Material, found: OutOfMemory) -> Fit | None:
+    """The plan of the model that the run's script builds; None where it builds none for us."""
+    from labctl.actions.built import Source, measured
+    from labctl.estimate.plan import Plan
+
+    scripts = _scripts(ground.config.root)
+    named = [Path(word).name for word in material.run.command if word.endswith(".py")]
+    name = next((one for one in named if BUILDS.search(scripts.get(one, ""))), "")
+    if not name or not found.limit_bytes:
+        return None
+    root = ground.config.root
+    source = Source(file=root / name, function="build_model", root=root)
+    plan = Plan(precision=_precision(material.log), optimizer="adamw")
+    try:
+        model = measured(source, plan, ground.reporter)
+    except LabError as error:
+        text = f"no plan of its memory: {error.what}"
+        ground.reporter.emit(Note(text=text, level="warning"))
+        return None
+    return _fitting(msgspec.structs.replace(plan, measured=model), found, f"{name}:build_model")
+
+
+def _precision(log: str) -> Precision:
+    if "bfloat16" in log:
+        return "bf16"
+    return "fp16" if "float16" in log else "fp32"
+
+
+def _fitting(plan: Plan, found: OutOfMemory, target: str) -> Fit:
+    """The largest power of two that fits, by the sum that `labctl estimate` shows."""
+    from labctl.estimate.memory import memory
+
+    assert plan.measured is not None
+    item = plan.measured.item_bytes
+    fixed = memory(plan).total_bytes - item  # of a batch of one
+    room = found.limit_bytes - fixed
+    most = room // item if item > 0 and room > 0 else 0
+    return Fit(
+        target=target,
+        fixed_bytes=fixed,
+        item_bytes=item,
+        limit_bytes=found.limit_bytes,
+        batch=1 << (most.bit_length() - 1) if most else 0,
+    )

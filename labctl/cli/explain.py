@@ -1,0 +1,167 @@
+"""explain, profile: why a run is slow or wrong."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import textwrap
+from typing import TYPE_CHECKING
+
+import click
+
+from labctl.cli.options import json_option, open_lab, rest
+
+if TYPE_CHECKING:
+    from labctl.actions.explain import Explanation
+    from labctl.explain.material import Finding
+    from labctl.model import Run
+
+WIDEST = 110
+INDENT = "  "
+LABEL = 8
+"""Columns of `because`, `seen`, `next`, `source`."""
+MARKS = {"problem": ("✗", "red"), "advice": ("!", "yellow"), "good": ("✓", "green")}
+
+
+@click.command("explain")
+@click.argument("run", default="")
+@click.option("--all", "-a", "everything", is_flag=True, help="Evidence of what is good, too.")
+@json_option
+@click.pass_context
+def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool) -> None:
+    """Why RUN (the latest) is slow or wrong: what is seen, what it means, what to try next.
+
+    Rules look at the server's telemetry, TensorBoard's curves, the run's record and its log. Each
+    answer names its evidence and its source; what cannot be told is said. docs/explain.md lists
+    the rules.
+
+    \b
+    labctl explain
+    labctl explain night --json
+    """
+    from labctl.actions.explain import explain
+    from labctl.cli.screen import as_json
+
+    lab = open_lab(ctx, quiet=json_)
+    found = explain(lab.ground, run)
+    rest(ctx)
+    if json_:
+        as_json({name: getattr(found, name) for name in found.__struct_fields__})
+        return
+    _draw(found, everything)
+
+
+def _draw(found: Explanation, everything: bool) -> None:
+    _title(found)
+    for one in found.findings:
+        if one.level != "good" or everything:
+            click.echo()
+            _finding(one)
+    good = [one for one in found.findings if one.level == "good"]
+    if good and not everything:
+        click.echo()
+        for one in good:
+            _headline(one)
+    if found.unknown:
+        click.echo()
+        click.secho("Not known", bold=True)
+    for gap in found.unknown:
+        _say(f"{gap.what}: {gap.why}", first="? ", indent=INDENT)
+        _label("next", gap.next)
+    _last(found)
+
+
+def _title(found: Explanation) -> None:
+    from labctl.cli.exits import clean
+
+    read = found.read
+    click.secho(f"run {found.run.id}: {clean(_ended(found.run))}", bold=True)
+    if found.run.command:
+        click.echo(f"{INDENT}{clean(shlex.join(found.run.command))}")
+    looked = [
+        f"{read.samples} samples of telemetry" if read.samples else "no telemetry",
+        f"{read.curves} curves with {read.points:,} points" if read.curves else "no curves",
+        "its log" if read.log_bytes else "no log",
+    ]
+    _say(f"looked at {', '.join(looked)}", indent=INDENT, first=INDENT, dim=True)
+    for flaw in read.flaws[:3]:
+        growing = " (being written, perhaps)" if flaw.cut and not found.run.ended else ""
+        said = f"{flaw.file} from byte {flaw.at_byte}: {flaw.what}{growing}"
+        _say(said, indent=INDENT, first=INDENT, dim=True)
+
+
+def _ended(run: Run) -> str:
+    from labctl.cli.screen import span
+
+    took = ""
+    if run.started_at:
+        end = run.ended_at or run.seen_at
+        took = f" after {span(end - run.started_at)}" if end > run.started_at else ""
+    if run.ended:
+        return f"{run.told or run.state}{took}"
+    return f"{run.state}{took.replace(' after', ' for')}"
+
+
+def _finding(one: Finding) -> None:
+    _headline(one)
+    _say(one.why, indent=INDENT, first=INDENT)
+    for number, evidence in enumerate(one.evidence):
+        text = f"{evidence.said} [{evidence.of}]"
+        _label("seen" if number == 0 else "", text)
+    _label("next", one.next, bold=True)
+    _label("source", f"{one.source.title}; {one.source.url}", dim=True)
+
+
+def _headline(one: Finding) -> None:
+    mark, color = MARKS[one.level]
+    _say(one.what, first=f"{mark} ", indent=INDENT, color=color, bold=one.level != "good")
+
+
+def _label(label: str, text: str, *, bold: bool = False, dim: bool = False) -> None:
+    start = f"{INDENT}{label:<{LABEL}}"
+    if text.startswith("labctl "):
+        # Not wrapped: what is copied from a terminal must be one line.
+        from labctl.cli.exits import clean
+
+        click.echo(start + click.style(clean(text), bold=bold))
+        return
+    _say(text, first=start, indent=" " * len(start), dim=dim)
+
+
+def _say(
+    text: str,
+    *,
+    first: str,
+    indent: str,
+    color: str | None = None,
+    bold: bool = False,
+    dim: bool = False,
+) -> None:
+    from labctl.cli.exits import clean
+
+    width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST)
+    wrapped = textwrap.fill(
+        clean(text).replace("\n", " "),
+        width,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    click.echo(click.style(wrapped, fg=color, bold=bold or None, dim=dim or None))
+
+
+def _last(found: Explanation) -> None:
+    """What it comes to, where the eye ends."""
+    problems = [one for one in found.findings if one.level == "problem"]
+    advice = [one for one in found.findings if one.level == "advice"]
+    click.echo()
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        _say(f"{count}; begin with: {problems[0].what}", first="", indent=INDENT, bold=True)
+    elif advice:
+        _say(f"no problem; worth a try: {advice[0].what}", first="", indent=INDENT, bold=True)
+    elif found.findings:
+        _say("nothing wrong was seen", first="", indent=INDENT, bold=True)
+    else:
+        _say("nothing could be told", first="", indent=INDENT, bold=True)
