@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from labctl.actions.down import Ending
     from labctl.actions.forwards import Forwarding
     from labctl.actions.sync import PulledRun
+    from labctl.actions.top import ServerNow
     from labctl.actions.work import Pushed
 
 
@@ -220,6 +221,12 @@ class Lab:
         from labctl.actions.status import status
 
         return status(self.ground, refresh=refresh, why=why)
+
+    def top(self) -> ServerNow:
+        """What the server, its GPUs and everybody's runs on it do at this moment."""
+        from labctl.actions.top import look
+
+        return look(self.ground)
 
     @property
     def keeper(self) -> str:

@@ -188,7 +188,7 @@ def watch(
             if not follow:
                 raise
             on_cut()
-            _look_where_it_is(ground, server)
+            look_where_it_is(ground, server)
             text = f"{error.what}; the run goes on, trying again in {pause_s:g} s"
             ground.reporter.emit(Note(text=text, level="warning"))
             time.sleep(pause_s)
@@ -205,7 +205,7 @@ def _as_recorded(ground: Ground, server: Server, run_id: str) -> Server:
     return known if known and (moved or known.id == server.id) else server
 
 
-def _look_where_it_is(ground: Ground, server: Server) -> None:
+def look_where_it_is(ground: Ground, server: Server) -> None:
     """Record the address that its provider tells now, where it is still the server we know."""
     try:
         found = ground.provider.find(server.id)
