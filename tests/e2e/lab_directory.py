@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab_servers import wait_for
-
-from labctl.providers.local import engine
+from lab_servers import inside, wait_for
 
 COMMAND_S = 120.0
 TOKEN = "to\nken-'3f9b\"e1"
@@ -208,10 +206,7 @@ class LabDirectory:
 
     def sh(self, line: str, *, check: bool = True, user: str = "root") -> str:
         """A shell line on the server, through the engine: no ssh."""
-        with engine.connected() as docker:
-            box = docker.containers.get(self.server_id)
-            code, output = box.exec_run(["sh", "-c", line], user=user, workdir="/home/student")
-        text = str(output.decode(errors="replace"))
+        code, text = inside(self.server_id, line, user=user, workdir="/home/student")
         assert not check or code == 0, f"{line}: {text}"
         return text
 

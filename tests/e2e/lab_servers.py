@@ -27,6 +27,7 @@ from labctl.providers.local import LocalProvider, LocalSettings, cache, engine
 ROOT = Path(__file__).parents[2]
 GPU_CONTEXT = ROOT / "tests" / "gpu-standin"
 GPU_SETTINGS = {"extra_capabilities": ("SYS_PTRACE",)}
+_END = "~that was all~"
 MADE_BY_SCRIPT = "labctl-base:bookworm"
 TEST_LABEL = "labctl.test"
 PID_LABEL = "labctl.test-pid"
@@ -131,9 +132,7 @@ class LabServer:
 
     def sh(self, line: str, *, check: bool = True) -> str:
         """Run a shell line as root, through the engine outside."""
-        with engine.connected() as docker:
-            code, output = docker.containers.get(self.server.id).exec_run(["sh", "-c", line])
-        text = str(output.decode())
+        code, text = inside(self.server.id, line)
         assert not check or code == 0, f"{line}: {text}"
         return text
 
@@ -257,3 +256,22 @@ def _lives(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def inside(container: str, line: str, **how: str) -> tuple[int, str]:
+    """A shell line in a container, through the engine: its exit code, and what it printed.
+
+    An engine that is busy may lose what a short command has printed: where the mark behind it is
+    missing, the line is asked again. `how` is the Docker SDK's `user`, `workdir`.
+    """
+    framed = f"(\n{line}\n)\ncode=$?; printf '{_END}'; exit $code"
+    with engine.connected() as docker:
+        box = docker.containers.get(container)
+        for _ in range(5):
+            code, output = box.exec_run(["sh", "-c", framed], **how)
+            text = str(output.decode(errors="replace"))
+            if text.endswith(_END) or code != 0:
+                break
+        else:
+            raise AssertionError(f"the engine loses what is printed: {line}")
+    return int(code), text.removesuffix(_END)
