@@ -64,12 +64,15 @@ def waiting(material: Material) -> Iterator[Answer]:
         evidence.append(measured(f"processor: {percent(processor)} of its cores busy (median)"))
     if (speed := rate(samples, lambda one: one.disk_read_bytes)) is not None:
         evidence.append(measured(f"read from disk: {gib(speed)} a second"))
-    if share < SOME_WAITING:
+    without_gpu = material.samples and not any(one.gpus for one in material.samples)
+    if share < (MUCH_WAITING if without_gpu else SOME_WAITING):
         yield Finding(
             rule="data-in-time",
             level="good",
-            what=f"data comes in time: {percent(share)} of the time was spent waiting for it",
-            why="faster loading would gain no more than that",
+            what=f"data comes in time ({percent(share)} of the time is spent waiting for it)",
+            why="without a GPU the same cores prepare data and compute: workers gain little"
+            if without_gpu and share >= SOME_WAITING
+            else "faster loading would gain no more than that",
             evidence=tuple(evidence),
             next="nothing to do",
             source=TUNING,
@@ -181,14 +184,14 @@ def shared_memory(material: Material) -> Iterator[Answer]:
 def processor(material: Material) -> Iterator[Answer]:
     """Where no GPU is: does the run use the cores it has?"""
     samples = settled(material.samples)
-    if any(one.gpus for one in material.samples):
+    if not material.samples or any(one.gpus for one in material.samples):
         return
     if len(samples) < LEAST:
         yield Unknown(
             rule="processor-use",
-            what="what held it up: processor, disk or memory",
-            why=f"{len(material.samples)} samples were taken of it, one every 10 s; it takes "
-            f"{LEAST} after the start",
+            what="what limits its speed (processor, memory, disk)",
+            why=f"{len(material.samples)} samples were taken, one every 10 s; it takes {LEAST} "
+            "after the start",
             next="let it run for a minute (more epochs), then: labctl explain",
         )
         return

@@ -82,18 +82,22 @@ def use(material: Material) -> Iterator[Answer]:
 
 
 def _no_cards(material: Material) -> Iterator[Answer]:
-    if len(material.samples) < LEAST:
-        why = (
-            f"{len(material.samples)} samples were taken, one every 10 s"
-            if material.samples
-            else "nothing was measured while the run was on the server"
+    """No telemetry at all, or too little of a GPU. A run without a GPU is another rule's."""
+    if not material.samples:
+        yield Unknown(
+            rule="telemetry",
+            what="what limits its speed (GPU, processor, memory, disk)",
+            why="nothing was measured while it ran: it was too short, or the watchdog does not run",
+            next="labctl run, for a minute at least, then: labctl explain",
         )
-        next_ = "let it run for a minute, then: labctl explain"
-        yield Unknown(rule="gpu-use", what="how busy the GPU was", why=why, next=next_)
     elif any(sample.gpus for sample in material.samples):
-        why = "too few samples of the GPU were taken"
-        next_ = "let it run for a minute, then: labctl explain"
-        yield Unknown(rule="gpu-use", what="how busy the GPU was", why=why, next=next_)
+        yield Unknown(
+            rule="gpu-use",
+            what="how busy the GPU was",
+            why=f"{len(material.samples)} samples were taken, one every 10 s; it takes {LEAST} "
+            "after the start",
+            next="let it run for a minute, then: labctl explain",
+        )
 
 
 def _silent(card: Card) -> Unknown:

@@ -91,8 +91,8 @@ class Training:
         self.at = self._resume(checkpoint, state) if checkpoint else Position()
 
         self.order = EpochOrder(len(self.images), options.seed)
-        workers = default_workers(self.device) if options.workers is None else options.workers
-        self.batches = loader(self.images, self.batch_size, self.device, workers, self.order)
+        self.workers = default_workers(self.device) if options.workers is None else options.workers
+        self.batches = loader(self.images, self.batch_size, self.device, self.workers, self.order)
         steps_per_epoch = math.ceil(len(self.images) / (self.batch_size * options.accumulate))
         self.total_steps = steps_per_epoch * options.epochs
         self.journal = Journal(here.logs, self.at.step)
@@ -133,6 +133,8 @@ class Training:
     def run(self) -> int:
         """Train to the end and evaluate, or until asked to stop. Returns the exit code."""
         self._say_what()
+        setup = {"setup/batch_size": self.batch_size, "setup/workers": self.workers}
+        self.journal.scalars(self.at.step, setup)
         try:
             while self.at.epoch < self.options.epochs:
                 if not self._train_epoch():

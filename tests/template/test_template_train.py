@@ -152,7 +152,9 @@ class TestDefaultRun:
         assert set(found) == {
             *("train/loss", "train/accuracy", "train/learning_rate", "train/gradient_norm"),
             *("speed/images_per_second", "speed/data_wait_share", "val/loss", "val/accuracy"),
+            *("setup/batch_size", "setup/workers"),
         }
+        assert found["setup/batch_size"] == [(0, 32.0)]
         assert found["train/loss"][-1][1] < 0.2 * found["train/loss"][0][1]
         assert all(0 <= share <= 1 for _, share in found["speed/data_wait_share"])
         assert len(found["val/accuracy"]) == 10
