@@ -43,7 +43,7 @@ def picture(history: History, about: About, width: int, height: int = 0) -> Rend
         Text(),
         _machine(now, history, about, width),
     ]
-    lines = 6
+    lines = 7
     if now.gpus:
         above += [Text(), _gpus(now, history, about, width)]
         lines += 2 + len(now.gpus)
@@ -107,10 +107,10 @@ def _machine(now: ServerNow, history: History, about: About, width: int) -> Tabl
         "memory", of(now.memory_bytes, now.memory_total_bytes), "", "memory", now.memory_total_bytes
     )
     read, written = rate(now.disk_read_bytes_per_s), rate(now.disk_write_bytes_per_s)
-    free = of(now.disk_free_bytes, now.disk_total_bytes)
-    row("disk", f"{read} read, {written} written", f"{free} free", "disk", None)
+    row("disk", f"{read} read, {written} written", "", "disk", None)
     came, went = rate(now.net_in_bytes_per_s), rate(now.net_out_bytes_per_s)
     row("network", f"{came} in, {went} out", "", "network", None)
+    table.add_row("space", "", f"{of(now.disk_free_bytes, now.disk_total_bytes)} free")
     return table
 
 

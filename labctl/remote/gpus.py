@@ -6,9 +6,11 @@ What could not be measured is absent.
 
 from __future__ import annotations
 
+import resource
 import shutil
 import subprocess
 import threading
+import time
 from typing import Any, Callable, Dict
 
 from .nvml import Nvml, NvmlError, loaded, throttles
@@ -32,13 +34,14 @@ FIELDS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 """nvidia-smi's field, our key, and how its text is read (units left out)."""
 CSV = "--format=csv,noheader,nounits"
 ANSWER_S = 20.0
+SHARE, LONGEST_REST_S = 0.005, 30.0
 
 
 class Gpus:
     """Opens the library at the first look, and again after `close`.
 
-    `read` costs little where the library is; where only nvidia-smi is, a look is one process, made
-    by a thread: `read` then gives what the last one found.
+    `read` takes at most SHARE of a core in the long run: where a look costs more (many cards, or no
+    library and so a process), what the last one found is given again for some seconds.
     """
 
     def __init__(self, library: Callable[[], Any] = loaded) -> None:
@@ -46,12 +49,19 @@ class Gpus:
         self._nvml: Nvml | None = None
         self._tool: Tool | None = None
         self._opened = False
+        self._seen: list[Gpu] = []
+        self._pace = Pace()
 
-    def read(self) -> list[Gpu]:
+    def read(self, wait: bool = False) -> list[Gpu]:
+        """With `wait` a look that nvidia-smi has just begun is waited for."""
         self._open()
-        if self._nvml:
-            return self._nvml.read()
-        return self._tool.read() if self._tool else []
+        if self._tool:
+            return self._tool.read(wait)
+        if self._nvml and self._pace.due():
+            began = time.thread_time()
+            self._seen = self._nvml.read()
+            self._pace.took(time.thread_time() - began)
+        return self._seen
 
     def processes(self) -> list[dict[str, Any]]:
         """Who computes on which GPU: {"uuid", "pid", "memory_bytes"}."""
@@ -62,6 +72,7 @@ class Gpus:
 
     def close(self) -> None:
         nvml, self._nvml, self._tool, self._opened = self._nvml, None, None, False
+        self._seen = []
         if nvml:
             nvml.close()
 
@@ -76,6 +87,23 @@ class Gpus:
             self._tool = Tool(program) if program else None
 
 
+class Pace:
+    """When the next look is due, so that looks take at most SHARE of a core."""
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+        self._first = True
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._due_s
+
+    def took(self, cpu_s: float) -> None:
+        """The first look wakes the driver, and tells nothing about the next."""
+        rest = 0.0 if self._first else min(LONGEST_REST_S, cpu_s / SHARE)
+        self._first = False
+        self._due_s = time.monotonic() + rest
+
+
 class Tool:
     """nvidia-smi. It takes a core for tens of milliseconds, or seconds on a driver that slept: so
     a thread asks it, and is not asked twice at once."""
@@ -86,25 +114,23 @@ class Tool:
         self._gpus: list[Gpu] = []
         self._processes: list[dict[str, Any]] = []
         self._asking: threading.Thread | None = None
+        self._pace = Pace()
 
-    def read(self) -> list[Gpu]:
-        """What the last look found; the first call waits for one."""
+    def read(self, wait: bool) -> list[Gpu]:
+        """What the last look found; the very first is waited for."""
         first = self._asking is None
-        if first or not self._asking_now:
+        if self._asking is None or (not self._asking.is_alive() and self._pace.due()):
             self._asking = threading.Thread(target=self._look, daemon=True)
             self._asking.start()
-        if first and self._asking:
+        if first or wait:
             self._asking.join(ANSWER_S)
         return self._gpus
 
     def processes(self) -> list[dict[str, Any]]:
         return self._processes
 
-    @property
-    def _asking_now(self) -> bool:
-        return self._asking is not None and self._asking.is_alive()
-
     def _look(self) -> None:
+        before = _children_s()
         rows = self._asked(f"--query-gpu={','.join(name for name, _, _ in self.fields)}")
         if rows is None and self.fields is FIELDS:
             # A driver that knows the last field under another name refuses the whole question.
@@ -113,6 +139,7 @@ class Tool:
         self._gpus = [row_of(row, self.fields) for row in rows or []]
         apps = self._asked("--query-compute-apps=gpu_uuid,pid,used_memory") if rows else []
         self._processes = [one for row in apps or [] for one in _app(row)]
+        self._pace.took(_children_s() - before)
 
     def _asked(self, question: str) -> list[str] | None:
         """Its rows; None where it failed."""
@@ -129,6 +156,12 @@ class Tool:
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.splitlines() if done.returncode == 0 else None
+
+
+def _children_s() -> float:
+    """Processor time of the processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def row_of(row: str, fields: tuple[tuple[str, str, Callable[[str], Any]], ...] = FIELDS) -> Gpu:

@@ -155,11 +155,12 @@ def write_due(recorded: dict[str, Recorded], gpus: Gpus) -> None:
     due = [one for one in recorded.values() if one.due_s <= now + LOOK_S / 2]
     if not due:
         return
-    seen = gpus.read()
+    seen = gpus.read(wait=True)
     for one in due:
         line = one.line(seen)
-        one.due_s += LATER_S if now - one.began_s > LATER_AFTER_S else EVERY_S
-        one.due_s = max(one.due_s, now)  # a machine that slept does not make up for it
+        every_s = LATER_S if now - one.began_s > LATER_AFTER_S else EVERY_S
+        # A machine that slept does not make up for it.
+        one.due_s = one.due_s + every_s if one.due_s + every_s > now else now + every_s
         if line:
             append(one.directory / "logs", line)
 

@@ -1,0 +1,230 @@
+"""What is read of GPUs: through NVIDIA's library, and through nvidia-smi where that is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvml_standin import Card, StandIn
+
+from labctl.remote import gpus as gpus_module
+from labctl.remote.gpus import FIELDS, Gpus, Pace, given, row_of
+from labctl.remote.nvml import UNKNOWN, Nvml, NvmlError, throttles
+
+BUSY = Card(
+    uuid="GPU-one",
+    name="Tesla T4",
+    memory=(1_500_000_000, 16_000_000_000),
+    use=87,
+    numbers={
+        "nvmlDeviceGetPowerUsage": 61_200,
+        "nvmlDeviceGetEnforcedPowerLimit": 70_000,
+        "nvmlDeviceGetTemperature": 71,
+        "nvmlDeviceGetClockInfo": 1500,
+        "nvmlDeviceGetMaxClockInfo": 1590,
+        "nvmlDeviceGetCurrentClocksEventReasons": 0x20 | 0x01,
+        "nvmlDeviceGetTotalEnergyConsumption": 12_345_600,
+    },
+    processes=[(41, 1_400_000_000), (42, UNKNOWN)],
+)
+SILENT = Card(uuid="GPU-two", name="Tesla M60")
+PARTED = Card(
+    uuid="GPU-three",
+    memory=(10, 40),
+    numbers={"nvmlDeviceGetTemperature": 40},
+    instances={
+        0: Card(uuid="MIG-a", name="A100 MIG 1g.5gb", memory=(1, 5), processes=[(7, 1)]),
+        3: Card(uuid="MIG-b", name="A100 MIG 2g.10gb", memory=(2, 10)),
+    },
+)
+
+
+def test_a_card_tells_what_it_measures() -> None:
+    (found,) = Nvml(StandIn([BUSY])).read()
+    assert found == {
+        "index": "0",
+        "uuid": "GPU-one",
+        "name": "Tesla T4",
+        "use_percent": 87,
+        "memory_bytes": 1_500_000_000,
+        "memory_total_bytes": 16_000_000_000,
+        "power_w": 61.2,
+        "power_limit_w": 70.0,
+        "temperature_c": 71,
+        "sm_clock_mhz": 1500,
+        "sm_clock_max_mhz": 1590,
+        "throttle": ["thermal"],
+        "energy_j": 12345.6,
+    }
+
+
+def test_what_a_card_does_not_measure_is_absent() -> None:
+    (found,) = Nvml(StandIn([SILENT])).read()
+    assert found == {
+        "index": "0",
+        "uuid": "GPU-two",
+        "name": "Tesla M60",
+        "memory_bytes": 0,
+        "memory_total_bytes": 0,
+    }
+
+
+def test_an_earlier_driver_is_asked_in_its_own_words() -> None:
+    missing = (
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+    )
+    card = Card(
+        uuid="GPU-old",
+        memory=(3, 8),
+        numbers={"nvmlDeviceGetCurrentClocksThrottleReasons": 0x04},
+        processes=[(5, 2)],
+    )
+    library = Nvml(StandIn([card], missing))
+    (found,) = library.read()
+    assert (found["memory_bytes"], found["memory_total_bytes"]) == (3, 8)
+    assert found["throttle"] == ["power"]
+    assert library.processes() == [{"uuid": "GPU-old", "pid": 5, "memory_bytes": 2}]
+
+
+def test_instances_stand_behind_their_card() -> None:
+    library = Nvml(StandIn([SILENT, PARTED]))
+    found = library.read()
+    assert [gpu["index"] for gpu in found] == ["0", "1", "1:0", "1:3"]
+    assert [gpu.get("parent") for gpu in found[2:]] == ["GPU-three", "GPU-three"]
+    assert found[2]["memory_total_bytes"] == 5
+    assert "use_percent" not in found[2]
+    assert library.processes() == [{"uuid": "MIG-a", "pid": 7, "memory_bytes": 1}]
+
+
+def test_processes_whose_memory_is_not_told_are_named() -> None:
+    assert Nvml(StandIn([BUSY])).processes() == [
+        {"uuid": "GPU-one", "pid": 41, "memory_bytes": 1_400_000_000},
+        {"uuid": "GPU-one", "pid": 42},
+    ]
+
+
+def test_a_driver_that_is_not_loaded_has_no_gpus() -> None:
+    with pytest.raises(NvmlError, match="nvmlInit_v2: error 9"):
+        Nvml(StandIn([], code=9))
+
+
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [
+        (0x00, []),
+        (0x01 | 0x02 | 0x10 | 0x100, []),
+        (0x04, ["power"]),
+        (0x40, ["thermal"]),
+        (0x20 | 0x04, ["power", "thermal"]),
+        (0x08, ["hardware"]),
+        (0x80, ["hardware"]),
+    ],
+)
+def test_only_what_holds_a_clock_down_is_throttling(reasons: int, words: list[str]) -> None:
+    assert throttles(reasons) == words
+
+
+def no_library() -> Any:
+    raise NvmlError("no such file")
+
+
+def tool(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return Gpus(no_library)
+
+
+ROW = "0, GPU-one, Tesla T4, 87, 1480, 15360, 61.20, 70.00, 71, 1500, 1590"
+
+
+def test_without_the_library_nvidia_smi_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"""case $1 in
+    *throttle*) echo "{ROW}, 0x0000000000000024" ;;
+    --query-gpu*) exit 9 ;;
+    *) echo "GPU-one, 41, 1400"; echo "GPU-one, 42, [N/A]" ;;
+    esac"""
+    asked = tool(tmp_path, script, monkeypatch)
+    (found,) = asked.read(wait=True)
+    assert (found["use_percent"], found["memory_bytes"]) == (87.0, 1480 * 1024**2)
+    assert found["throttle"] == ["power", "thermal"]
+    assert asked.processes() == [
+        {"uuid": "GPU-one", "pid": 41, "memory_bytes": 1400 * 1024**2},
+        {"uuid": "GPU-one", "pid": 42},
+    ]
+
+
+def test_a_field_that_a_driver_does_not_know_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f'case $1 in *throttle*) exit 2 ;; --query-gpu*) echo "{ROW}" ;; esac'
+    (found,) = tool(tmp_path, script, monkeypatch).read(wait=True)
+    assert found["sm_clock_max_mhz"] == 1590
+    assert "throttle" not in found
+
+
+@pytest.mark.parametrize("script", ["exit 9", "kill -9 $$", "echo Unable to determine; echo ,,,"])
+def test_a_broken_nvidia_smi_has_no_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    found = tool(tmp_path, script, monkeypatch).read(wait=True)
+    assert not any("use_percent" in gpu for gpu in found)
+
+
+def test_a_machine_with_neither_has_no_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    asked = Gpus(no_library)
+    assert asked.read() == []
+    assert asked.processes() == []
+
+
+def test_figures_that_nvidia_smi_does_not_have_are_absent() -> None:
+    row = "0, GPU-one, A100, [N/A], 3, 40960, [Not Supported], [N/A], 40, 210, 1410, 0x01"
+    found = row_of(row, FIELDS)
+    assert "use_percent" not in found
+    assert "power_w" not in found
+    assert found["throttle"] == []
+
+
+def test_looks_that_cost_much_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(gpus_module.time, "monotonic", lambda: now[0])
+    pace = Pace()
+    pace.took(2.0)  # the driver woke up
+    assert pace.due()
+    pace.took(0.03)
+    now[0] += 5.9
+    assert not pace.due()
+    now[0] += 0.2
+    assert pace.due()
+    pace.took(60.0)
+    now[0] += 30.1
+    assert pace.due()
+
+
+ASKED = {"Capabilities": [["gpu"]]}
+FOUR = Nvml(StandIn([BUSY, SILENT, PARTED])).read()
+
+
+@pytest.mark.parametrize(
+    ("requests", "indices"),
+    [
+        (None, []),
+        ([], []),
+        ([{**ASKED, "Count": -1}], ["0", "1", "2", "2:0", "2:3"]),
+        ([{**ASKED, "Count": 0, "DeviceIDs": ["GPU-two"]}], ["1"]),
+        ([{**ASKED, "DeviceIDs": ["0", "MIG-b"]}], ["0", "2:3"]),
+        ([{"Capabilities": [["nvme"]], "Count": -1}], []),
+    ],
+)
+def test_a_container_was_given_these(requests: Any, indices: list[str]) -> None:
+    container = {"HostConfig": {"DeviceRequests": requests}}
+    assert [gpu["index"] for gpu in given(FOUR, container)] == indices

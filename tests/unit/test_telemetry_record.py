@@ -1,0 +1,155 @@
+"""The recorder of telemetry: what it writes, when, and what a run cannot make it write."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.remote import telemetry
+from labctl.remote.gpus import Gpus
+from labctl.remote.telemetry import NAME, Recorded, append, claimed, told, write_due
+from labctl.telemetry import TELEMETRY_FILE, read_samples
+
+BODY = {"at": 1.0, "attempt": 1}
+
+
+def test_the_file_is_the_one_that_is_read(tmp_path: Path) -> None:
+    assert NAME == TELEMETRY_FILE
+    assert append(tmp_path, BODY)
+    assert append(tmp_path, {**BODY, "at": 11.0})
+    assert [one.at for one in read_samples(tmp_path / NAME)] == [1.0, 11.0]
+    assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) & 0o600 == 0o600
+
+
+def test_a_line_that_a_full_disk_cut_costs_only_itself(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b'{"at":1.0}\n{"at":2.0,"cpu_co')
+    assert append(tmp_path, {**BODY, "at": 3.0})
+    assert [one.at for one in read_samples(tmp_path / NAME)] == [1.0, 3.0]
+
+
+def test_it_ends_at_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "MOST_BYTES", 60)
+    wrote = [append(tmp_path, BODY) for _ in range(5)]
+    assert wrote == [True, True, False, False, False]
+    assert (tmp_path / NAME).stat().st_size <= 60
+
+
+@pytest.mark.parametrize("trap", ["link", "dangling link", "folder", "pipe", "linked logs"])
+def test_a_run_cannot_have_it_write_elsewhere(tmp_path: Path, trap: str) -> None:
+    logs, aim = tmp_path / "logs", tmp_path / "aim"
+    logs.mkdir()
+    aim.mkdir()
+    (aim / NAME).write_text("mine\n")
+    if trap == "link":
+        (logs / NAME).symlink_to(aim / NAME)
+    elif trap == "dangling link":
+        (logs / NAME).symlink_to(aim / "new")
+    elif trap == "folder":
+        (logs / NAME).mkdir()
+    elif trap == "pipe":
+        os.mkfifo(logs / NAME)
+    else:
+        logs.rmdir()
+        logs.symlink_to(aim)
+    assert not append(logs, BODY)
+    assert (aim / NAME).read_text() == "mine\n"
+    assert not (aim / "new").exists()
+
+
+def test_no_logs_is_no_line(tmp_path: Path) -> None:
+    assert not append(tmp_path / "gone", BODY)
+
+
+def test_one_records_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "LOCKS", tmp_path)
+    with claimed(os.getuid(), Path("/home/a/labctl")) as first:
+        assert first
+        with claimed(os.getuid(), Path("/home/a/labctl")) as second:
+            assert not second
+        with claimed(os.getuid(), Path("/home/b/labctl")) as other:
+            assert other
+    with claimed(os.getuid(), Path("/home/a/labctl")) as again:
+        assert again
+
+
+def test_who_only_looks_makes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "LOCKS", tmp_path)
+    with claimed(os.getuid() + 1, Path("/home/a/labctl")) as free:
+        assert free
+    assert not list(tmp_path.iterdir())
+
+
+class Readings:
+    """Gauges that tell each of these, then that the container has ended."""
+
+    def __init__(self, *found: dict[str, Any]) -> None:
+        self.container = {"HostConfig": {"DeviceRequests": None}}
+        self.found = list(found)
+
+    def read(self) -> dict[str, Any]:
+        return self.found.pop(0) if self.found else {}
+
+
+def recorded(directory: Path, readings: Readings, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    monkeypatch.setattr(telemetry, "Gauges", lambda container: readings)
+    (directory / "logs").mkdir(parents=True)
+    mounts = [{"Destination": "/lab/run", "Source": str(directory)}]
+    return Recorded({"Mounts": mounts, "Name": "/digits-night-3"})
+
+
+def test_a_line_is_due_every_ten_seconds_and_later_every_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(telemetry.time, "monotonic", lambda: now[0])
+    one = recorded(tmp_path, Readings(*[{"processes": n} for n in range(99)]), monkeypatch)
+    due = []
+    for moment in (0, 5, 10, 15, 20, 6 * 3600 + 20, 6 * 3600 + 30, 6 * 3600 + 80):
+        now[0] = 1000.0 + moment
+        before = len(read_samples(tmp_path / "logs" / NAME))
+        write_due({"id": one}, Gpus(_no_library))
+        if len(read_samples(tmp_path / "logs" / NAME)) > before:
+            due.append(moment)
+    assert due == [0, 10, 20, 6 * 3600 + 20, 6 * 3600 + 80]
+
+
+def test_an_ended_container_leaves_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = recorded(tmp_path, Readings(), monkeypatch)
+    write_due({"id": one}, Gpus(_no_library))
+    assert not (tmp_path / "logs" / NAME).exists()
+
+
+def test_a_line_names_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = recorded(tmp_path, Readings({"cpu_cores": 1.5, "memory_bytes": 7}), monkeypatch)
+    write_due({"id": one}, Gpus(_no_library))
+    (sample,) = read_samples(tmp_path / "logs" / NAME)
+    assert (sample.attempt, sample.cpu_cores, sample.memory_bytes) == (3, 1.5, 7)
+    assert json.loads((tmp_path / "logs" / NAME).read_text()).keys() == {
+        "at",
+        "attempt",
+        "cpu_cores",
+        "memory_bytes",
+    }
+
+
+def _no_library() -> Any:
+    from labctl.remote.nvml import NvmlError
+
+    raise NvmlError("none")
+
+
+def test_an_instance_is_told_with_its_card_s_heat() -> None:
+    card = {"uuid": "GPU-1", "index": "0", "temperature_c": 71, "use_percent": 90, "power_w": 300}
+    part = {"uuid": "MIG-1", "index": "0:1", "parent": "GPU-1", "memory_bytes": 5}
+    assert told(part, [card, part]) == {"uuid": "MIG-1", "memory_bytes": 5, "temperature_c": 71}
+    assert told(card, [card, part]) == {
+        "uuid": "GPU-1",
+        "temperature_c": 71,
+        "use_percent": 90,
+        "power_w": 300,
+    }
