@@ -1,0 +1,72 @@
+"""Pictures that may be shown: small PNG and JPEG files, judged by their own first bytes.
+
+A picture comes from whoever wrote the evaluation. A file of some kilobytes may claim to be 60,000
+pixels wide, and a browser would believe it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+
+MOST_BYTES = 200_000
+LONGEST_SIDE = 2_048
+PREFIXES = {"data:image/png;base64,": "png", "data:image/jpeg;base64,": "jpeg"}
+_START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_ALONE = {0x01, *range(0xD0, 0xD9)}
+
+
+def shown(picture: str) -> tuple[str, str]:
+    """(the data URI to show, why not): one of them is ""."""
+    for prefix, kind in PREFIXES.items():
+        if picture.startswith(prefix):
+            try:
+                content = base64.b64decode(picture.removeprefix(prefix), validate=True)
+            except (binascii.Error, ValueError):
+                return "", "it is damaged"
+            return _judged(content, kind)
+    return "", "it is no PNG and no JPEG"
+
+
+def from_bytes(content: bytes) -> tuple[str, str]:
+    """The same for a file's content."""
+    kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
+    return _judged(content, kind)
+
+
+def _judged(content: bytes, kind: str) -> tuple[str, str]:
+    if len(content) > MOST_BYTES:
+        return "", f"it has more than {MOST_BYTES // 1000} kB"
+    side = png_size(content) if kind == "png" else jpeg_size(content)
+    if side is None:
+        return "", "it is damaged, or no picture"
+    width, height = side
+    if not (0 < width <= LONGEST_SIDE and 0 < height <= LONGEST_SIDE):
+        return "", f"it has {width:,} x {height:,} pixels"
+    encoded = base64.b64encode(content).decode()
+    return f"data:image/{kind};base64,{encoded}", ""
+
+
+def png_size(content: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels, as the header chunk says."""
+    if len(content) < 33 or content[:8] != b"\x89PNG\r\n\x1a\n" or content[12:16] != b"IHDR":
+        return None
+    width, height = struct.unpack(">II", content[16:24])
+    return width, height
+
+
+def jpeg_size(content: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels, from the first start-of-frame segment."""
+    if content[:2] != b"\xff\xd8":
+        return None
+    at = 2
+    while at + 9 <= len(content):
+        if content[at] != 0xFF:
+            return None
+        marker = content[at + 1]
+        if marker in _START_OF_FRAME:
+            height, width = struct.unpack(">HH", content[at + 5 : at + 9])
+            return width, height
+        at += 2 if marker in _ALONE else 2 + struct.unpack(">H", content[at + 2 : at + 4])[0]
+    return None
