@@ -12,6 +12,7 @@ from statistics import median
 
 from labctl.explain.curves import (
     LEAST_POINTS,
+    PARTS,
     accuracies,
     course,
     finite,
@@ -71,7 +72,9 @@ def gradients(material: Material) -> Iterator[Answer]:
             next="normalisation and residual connections; loss scaling where fp16 is used",
             source=MIXED_PRECISION,
         )
-    seen = spikes(series, SPIKE_TIMES)
+    # Norms fall as training goes on: what is lower than in the beginning does no harm.
+    begin = median(value for _, value in points[: len(points) // PARTS])
+    seen = [one for one in spikes(series, SPIKE_TIMES) if one.value > begin]
     if seen:
         top = max(seen, key=lambda spike: spike.value)
         yield Finding(
