@@ -105,7 +105,8 @@ def chart(
     drawn = [curve for curve, _ in whole if any(y is not None for y in curve.ys)]
     xs = [x for curve in drawn for x, y in zip(curve.xs, curve.ys, strict=True) if y is not None]
     ys = [y for curve in drawn for y in curve.ys if y is not None]
-    x_axis = axis(xs, whole=True) if xs else None
+    near = xs and 0 < min(xs) < max(xs) / 4  # counted from the beginning, most likely
+    x_axis = axis([0.0, *xs] if near else xs, whole=True) if xs else None
     y_axis = axis([*ys, *(v for v in (low, high) if v is not None)]) if ys else None
     blank = Chart(name=name, title=title, unit="%" if share else unit, alt="", x_title=x_title)
     if x_axis is None or y_axis is None:

@@ -19,7 +19,7 @@ FIRST = ("accuracy", "acc", "top1", "f1", "iou", "auc", "loss")
 SHARES = re.compile(r"(^|_)(accuracy|acc|precision|recall|f1|auc|iou|dice|share|top\d)($|_)")
 HELD_OUT = re.compile(r"(^|[/_])(val|valid|validation|dev|eval|test)($|[/_])", re.IGNORECASE)
 TRAINING = re.compile(r"(^|[/_])(train|training)($|[/_])", re.IGNORECASE)
-UNITS = {"per_second": "per second", "seconds": "s", "ms": "ms", "bytes": "bytes", "percent": "%"}
+UNITS = {"seconds": "s", "_ms": "ms", "bytes": "bytes", "percent": "%"}
 GAP = 3.0
 """A pause of more than so many usual ones interrupts the line of what was measured."""
 LEAST_SAMPLES = 3
@@ -106,7 +106,7 @@ def measured(samples: Sequence[Sample]) -> tuple[Chart, ...]:
         over_time("gpu-use", "GPU busy", "%", gpu_use),
         over_time("gpu-memory", "GPU memory", "GiB", lambda s: _gib(_gpus(s, _memory, sum))),
         over_time("gpu-power", "GPU power", "W", lambda s: _gpus(s, _power, sum)),
-        over_time("cpu", "Processor cores busy", "cores", lambda s: s.cpu_cores),
+        over_time("cpu", "Processor", "cores busy", lambda s: s.cpu_cores),
         over_time("memory", "Memory", "GiB", lambda s: _gib(s.memory_bytes)),
     ]
     return tuple(one for one in drawn if one.lines)

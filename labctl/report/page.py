@@ -106,6 +106,7 @@ class Page(Value, frozen=True):
     scale: Scale | None
     charts: tuple[Chart, ...]
     charts_note: str
+    labelled: bool
     chosen: str
     split: str
     classes: tuple[ClassRow, ...]
@@ -142,6 +143,7 @@ def page(facts: Facts) -> Page:
         scale=_scale(found),
         charts=charts,
         charts_note=charts_note,
+        labelled=any(line.label for one in charts for line in one.lines),
         chosen=_chosen(facts),
         split=found.split if found else "",
         classes=_classes(found),
@@ -169,8 +171,8 @@ def _lead(found: Evaluation | None) -> str:
     said = f"{found.correct:,} of {count(found.items, 'item')}."
     if bounds := interval(found.correct, found.items):
         low, high = bounds
-        said += f" The true share lies between {bare_percent(low)} and {percent(high)} (95"
-        said += f"{SPACE}% confidence interval, Wilson)."
+        said += f" The 95{SPACE}% confidence interval is {bare_percent(low)} to {percent(high)}"
+        said += " (Wilson)."
     if found.baseline_accuracy is None:
         return f"{said} Baseline: {NOT_MEASURED}."
     share = percent(found.baseline_accuracy)
@@ -349,9 +351,11 @@ def _mistakes_note(found: Evaluation | None) -> str:
     shown = min(len(found.worst), MOST_PICTURES)
     if not shown:
         return f"{count(wrong, 'item')} wrong; none of them was kept."
+    if wrong == 1:
+        return "The only one."
     if shown == wrong:
-        return f"All {count(wrong, 'mistake')}, those first of which the model was surest."
-    return f"{shown} of {count(wrong, 'mistake')}: those of which the model was surest."
+        return f"All {count(wrong, 'mistake')}; the model was surest of the first."
+    return f"{shown} of {count(wrong, 'mistake')}: those that the model was surest of."
 
 
 def _commands(facts: Facts) -> str:

@@ -9,6 +9,7 @@ from labctl.report.use import Use
 from labctl.report.words import NOT_MEASURED, SPACE, count, date, dollars, percent, size, span
 
 SAME = 1e-9
+HELD_BY = {"thermal": "heat", "power": "its power limit", "hardware": "the board's protection"}
 
 
 class Row(Value, frozen=True):
@@ -77,7 +78,8 @@ def _gpu_use(facts: Facts, used: Use) -> str:
     if used.gpu_memory_bytes is not None:
         parts.append(f"memory up to {_of(used.gpu_memory_bytes, used.gpu_memory_total_bytes)}")
     if used.throttled:
-        parts.append(f"held back at times by {' and '.join(used.throttled)}")
+        causes = " and ".join(HELD_BY.get(one, one) for one in used.throttled)
+        parts.append(f"held back at times by {causes}")
     return ", ".join(parts) + f" ({_over(used)})"
 
 
