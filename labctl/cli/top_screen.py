@@ -20,7 +20,7 @@ NARROW_BARS, WIDE_BARS = 16, 36
 LEAST_PROCESSES = 3
 HEADING = "dim"
 FULL = 0.95
-HELD_BACK = {"thermal": "held back by heat", "power": "held back by power", "hardware": "slowed"}
+HELD_BY = {"thermal": "heat", "power": "power", "hardware": "protection"}
 
 
 class About(Value, frozen=True):
@@ -116,28 +116,35 @@ def _machine(now: ServerNow, history: History, about: About, width: int) -> Tabl
 
 def _gpus(now: ServerNow, history: History, about: About, width: int) -> Table:
     wide = width >= WIDE
-    bars = 0 if history.single else WIDE_BARS if wide else 12
-    headings = ("GPU", "NAME", "USE", "MEMORY", "POWER", "TEMP", *(("CLOCK",) if wide else ()), "")
-    table = _grid(*headings)
+    bars = 0 if history.single else WIDE_BARS if wide else 8
+    clock = ("CLOCK",) if wide else ()
+    table = _grid("GPU", "NAME", "USE", "MEMORY", "POWER", "TEMP", *clock, "HELD BY")
     for gpu in now.gpus:
-        use = Text(history.line(f"gpu {gpu.index}", bars, 100.0, about.bars), "green")
-        use.append(
-            f" {gpu.use_percent:3.0f} %" if gpu.use_percent is not None else "     -", "bold"
-        )
-        if gpu.parent:
-            use = Text("its card tells", HEADING)
-        clock = (of_plain(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz"),) if wide else ()
+        held = ", ".join(HELD_BY.get(why, clean(why)) for why in gpu.throttle)
         table.add_row(
             gpu.index,
-            Text(_short(gpu.name, 24 if wide else 12)),
-            use,
+            Text(_short(_plain(gpu), 24 if wide else 14)),
+            _use(gpu, history.line(f"gpu {gpu.index}", bars, 100.0, about.bars)),
             _fullness(gpu.memory_bytes, gpu.memory_total_bytes),
-            of_plain(gpu.power_w, gpu.power_limit_w, "W"),
+            share(gpu.power_w, gpu.power_limit_w, "W"),
             _heat(gpu),
-            *clock,
-            Text(", ".join(HELD_BACK.get(why, clean(why)) for why in gpu.throttle), "red"),
+            *((share(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz"),) if wide else ()),
+            Text(_short(held, 24 if wide else 11), "red"),
         )
     return table
+
+
+def _plain(gpu: GpuNow) -> str:
+    """`T4`, `A100-SXM4-40GB`; an instance by its size, since its card stands above it."""
+    name = gpu.name.removeprefix("NVIDIA ").removeprefix("Tesla ")
+    return name[name.index("MIG ") :] if gpu.parent and "MIG " in name else name
+
+
+def _use(gpu: GpuNow, line: str) -> Text:
+    if gpu.parent:
+        return Text("its card tells", HEADING)
+    use = Text(line, "green")
+    return use.append(f" {gpu.use_percent:3.0f} %" if gpu.use_percent is not None else "     -")
 
 
 def _heat(gpu: GpuNow) -> Text:
@@ -147,18 +154,20 @@ def _heat(gpu: GpuNow) -> Text:
 
 
 def _runs(now: ServerNow, history: History, about: About, width: int) -> Table:
-    gpus = any(process.gpus for process in now.processes)
+    """What its processes hold on GPUs has no room in a narrow one: it stands beside them."""
+    wide = width >= WIDE
+    gpus = wide and any(process.gpus for process in now.processes)
     table = _grid("RUN", "WHO", "CORES", "MEMORY", *(("GPU MEM",) if gpus else ()), "STEPS", "LEFT")
     for run in now.runs:
         left = history.left_s(run)
         on_gpu = (_gpu_memory(p for p in now.processes if p.name == run.name),) if gpus else ()
         table.add_row(
-            Text(_short(name_of(run, about.lab_id), 40 if width >= WIDE else 22), "bold"),
-            Text(_short(run.person, 12)),
-            of_plain(run.cpu_cores, run.cores, "", ".1f"),
+            Text(_short(name_of(run, about.lab_id), 40 if wide else 16), "bold"),
+            Text(_short(run.person, 12 if wide else 8)),
+            share(run.cpu_cores, run.cores, "", ".1f"),
             _fullness(run.memory_bytes, run.memory_limit_bytes),
             *on_gpu,
-            _steps(run, about.bars),
+            _steps(run, about.bars, 20 if wide else 6),
             span(left) if left is not None else "-",
         )
     return table
@@ -171,16 +180,15 @@ def name_of(run: RunNow | ProcessNow, lab_id: str) -> str:
     return f"{run.service} (service)" if run.service else run.name
 
 
-def _steps(run: RunNow, bars: str) -> Text:
+def _steps(run: RunNow, bars: str, width: int) -> Text:
     if run.step is None:
         return Text("-")
     if not run.total_steps:
         return Text(f"{run.step:.0f}")
-    share = min(1.0, run.step / run.total_steps)
-    done = round(share * 10)
+    done = round(width * min(1.0, max(0.0, run.step / run.total_steps)))
     full, empty = ("━", "─") if bars is BARS else ("#", ".")
     text = Text(full * done, "green")
-    text.append(empty * (10 - done), HEADING)
+    text.append(empty * (width - done), HEADING)
     return text.append(f" {run.step:.0f}/{run.total_steps:.0f}", "default")
 
 
@@ -194,8 +202,8 @@ def _processes(shown: Iterable[ProcessNow], about: About, width: int) -> Table:
         inside = name_of(process, about.lab_id) if process.name else "-"
         table.add_row(
             str(process.pid),
-            Text(_short(process.person, 10)),
-            Text(_short(inside, 30 if width >= WIDE else 14)),
+            Text(_short(process.person, 12 if width >= WIDE else 8)),
+            Text(_short(inside, 30 if width >= WIDE else 16)),
             f"{process.cpu_cores:.1f}",
             size(process.memory_bytes),
             *((_gpu_memory([process]),) if gpus else ()),
@@ -212,10 +220,10 @@ def _gpu_memory(processes: Iterable[ProcessNow]) -> str:
 
 def _fullness(used: float | None, whole: float | None) -> Text:
     full = used is not None and whole and used / whole >= FULL
-    return Text(of(used, whole), "yellow" if full else "default")
+    return Text(of(used, whole, "/"), "yellow" if full else "default")
 
 
-def of(used: float | None, whole: float | None) -> str:
+def of(used: float | None, whole: float | None, between: str = " of ") -> str:
     """`3.2 of 15.5 GiB`; "-" where it was not measured."""
     if used is None:
         return "-"
@@ -223,13 +231,14 @@ def of(used: float | None, whole: float | None) -> str:
         return size(used)
     said, most = size(used), size(whole)
     number, _, unit = said.rpartition(" ")
-    return f"{number} of {most}" if most.endswith(f" {unit}") else f"{said} of {most}"
+    return f"{number if most.endswith(f' {unit}') else said}{between}{most}"
 
 
-def of_plain(used: float | None, whole: float | None, unit: str, form: str = ".0f") -> str:
+def share(used: float | None, whole: float | None, unit: str, form: str = ".0f") -> str:
+    """`61/70 W`; "-" where it was not measured."""
     if used is None:
         return "-"
-    most = f" of {whole:g}" if whole is not None else ""
+    most = f"/{whole:g}" if whole is not None else ""
     return f"{used:{form}}{most} {unit}".rstrip()
 
 

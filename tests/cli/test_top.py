@@ -1,0 +1,237 @@
+"""What `labctl top` draws, at both ends of a terminal's width."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from labctl.actions.top import GpuNow, OnGpu, ProcessNow, RunNow, ServerNow
+from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, sparkline
+from labctl.cli.top_screen import About, picture
+from labctl.model import Endpoint, Offer, Server
+
+GIB = 1024**3
+OURS, THEIRS = "0f1e2d3c4b5a", "ffffffffffff"
+SERVER = Server(
+    id="i-1",
+    provider="aws",
+    lab="digits",
+    lab_id=OURS,
+    alias="digits",
+    endpoint=Endpoint(host="gpu.example"),
+    offer=Offer(provider="aws", type="g4dn.12xlarge", zone="us-east-1a", price_usd_per_hour=1.17),
+    created_at=1_763_700_000.0 - 720,
+    state="running",
+)
+ABOUT = About(server=SERVER, lab_id=OURS, foot="Ctrl-C ends this view")
+T4 = GpuNow(
+    uuid="GPU-0",
+    index="0",
+    name="Tesla T4",
+    use_percent=87,
+    memory_bytes=15 * GIB,
+    memory_total_bytes=15 * GIB + GIB // 2,
+    power_w=61.2,
+    power_limit_w=70,
+    temperature_c=84,
+    sm_clock_mhz=1100,
+    sm_clock_max_mhz=1590,
+    throttle=("thermal",),
+)
+PART = GpuNow(
+    uuid="MIG-1", index="1:0", parent="GPU-1", name="A100 MIG 1g.5gb", memory_bytes=GIB,
+    memory_total_bytes=5 * GIB,
+)  # fmt: skip
+RUN = RunNow(
+    name="digits-night-1",
+    run="night",
+    lab="digits",
+    lab_id=OURS,
+    person="student",
+    cpu_cores=3.1,
+    cores=4,
+    memory_bytes=3 * GIB,
+    memory_limit_bytes=8 * GIB,
+    gpus=("GPU-0",),
+    step=100,
+    total_steps=400,
+)
+OTHER = RunNow(name="cifar-x-1", run="x", lab="cifar", lab_id=THEIRS, person="bob")
+SERVICE = RunNow(name="digits-svc-tensorboard", service="tensorboard", lab_id=OURS, person="me")
+PROCESS = ProcessNow(
+    pid=4242,
+    person="student",
+    command="python train.py --epochs 20 --a-long-option " + "x" * 90,
+    name="digits-night-1",
+    run="night",
+    lab="digits",
+    lab_id=OURS,
+    cpu_cores=2.9,
+    memory_bytes=2 * GIB,
+    gpus=(OnGpu(uuid="GPU-0", memory_bytes=14 * GIB),),
+)
+NOW = ServerNow(
+    at=1_763_700_000.0,
+    cores=48,
+    load=3.2,
+    cpu_cores=7.25,
+    memory_bytes=20 * GIB,
+    memory_total_bytes=186 * GIB,
+    disk_free_bytes=60 * GIB,
+    disk_total_bytes=100 * GIB,
+    disk_read_bytes_per_s=900 * 1024 * 1024,
+    disk_write_bytes_per_s=1000.0,
+    net_in_bytes_per_s=0,
+    net_out_bytes_per_s=1023.9 * 1024,
+    gpus=(T4, PART),
+    runs=(RUN, OTHER, SERVICE),
+    processes=(PROCESS, ProcessNow(pid=7, person="bob", command="blender", memory_bytes=GIB)),
+)
+
+
+def seen(*samples: ServerNow) -> History:
+    history = History()
+    for one in samples:
+        history.add(one)
+    return history
+
+
+def drawn(history: History, width: int, about: About = ABOUT, height: int = 0) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False).print(picture(history, about, width, height))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_everything_is_said_within_the_width(width: int) -> None:
+    text = drawn(seen(NOW, NOW), width)
+    assert max(map(len, text.splitlines())) <= width
+    for said in (
+        "digits  aws g4dn.12xlarge us-east-1a, up 12 min, 1.17 dollars an hour",
+        "7.2 of 48 cores",
+        "20.0 of 186.0 GiB",
+        "900.0 MiB/s read",
+        "87 %",
+        "15.0/15.5 GiB",
+        "61/70 W",
+        "84 °C",
+        "heat",
+        "1.0/5.0 GiB",
+        "night",
+        "student",
+        "3.1/4",
+        "100/400",
+        "cifar/x",
+        "tensorboard",
+        "4242",
+        "14.0 GiB",
+        "GPU MEM",
+        "python train.py",
+        "blender",
+        "Ctrl-C ends this view",
+    ):
+        assert said in text, said
+    assert ("1100/1590 MHz" in text) == (width == 140)
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_narrow_terminal_has_less_and_no_more(width: int) -> None:
+    assert max(map(len, drawn(seen(NOW, NOW), width).splitlines())) <= width
+
+
+def test_a_server_without_a_gpu_says_nothing_of_gpus() -> None:
+    quiet = msgspec.structs.replace(PROCESS, gpus=())
+    text = drawn(seen(msgspec.structs.replace(NOW, gpus=(), processes=(quiet,))), 80)
+    assert "GPU" not in text
+    assert "night" in text
+
+
+def test_what_was_not_measured_is_no_zero() -> None:
+    text = drawn(seen(ServerNow(at=1.0, cores=2, gpus=(GpuNow(index="0"),))), 80)
+    assert "not measured" in text
+    assert "0 %" not in text
+
+
+def test_names_do_not_steer_the_terminal() -> None:
+    evil = "\x1b[2J[red]x[/red]"
+    run = msgspec.structs.replace(RUN, run=evil, person=evil)
+    gpu = msgspec.structs.replace(T4, name=evil, throttle=(evil,))
+    process = msgspec.structs.replace(PROCESS, command=evil, person=evil)
+    text = drawn(
+        seen(msgspec.structs.replace(NOW, gpus=(gpu,), runs=(run,), processes=(process,))), 140
+    )
+    assert "\x1b" not in text
+    assert "\\x1b[2J[red]x[/red]" in text
+
+
+def test_processes_give_way_in_a_low_terminal() -> None:
+    many = tuple(msgspec.structs.replace(PROCESS, pid=1000 + n) for n in range(12))
+    now = msgspec.structs.replace(NOW, processes=many)
+    assert len(drawn(seen(now), 80, height=40).splitlines()) <= 40
+    text = drawn(seen(now), 80, height=24)
+    assert text.count("python train.py") < 12
+    assert "Ctrl-C" in text
+
+
+def test_a_lost_link_is_said_beside_the_last_picture() -> None:
+    text = drawn(seen(NOW), 80, msgspec.structs.replace(ABOUT, cut="link lost, again in 2 s"))
+    assert "link lost, again in 2 s" in text
+    assert "7.2 of 48 cores" in text
+
+
+def test_a_run_s_time_left_comes_from_its_pace() -> None:
+    def at(moment: float, step: float) -> ServerNow:
+        run = msgspec.structs.replace(RUN, step=step)
+        return msgspec.structs.replace(NOW, at=moment, runs=(run,))
+
+    history = seen(at(0, 100))
+    assert history.left_s(RUN) is None
+    for moment, step in ((1, 100), (4, 110)):
+        history.add(at(moment, step))
+    assert history.left_s(RUN) is None  # too short a time to tell
+    history.add(at(10, 150))
+    history.add(at(12, 150))
+    assert history.left_s(RUN) == pytest.approx((400 - 150) / (50 / 10))
+    history.add(at(13, 120))  # it went back to a checkpoint
+    assert history.left_s(RUN) is None
+
+
+@pytest.mark.parametrize(
+    ("figures", "width", "most", "line"),
+    [
+        ([], 3, None, "   "),
+        ([0.0, 0.0], 3, None, " ▁▁"),
+        ([0.0, 50.0, 100.0], 3, 100.0, "▁▅█"),
+        ([None, 200.0, -5.0], 3, 100.0, " █▁"),
+        ([1.0, 2.0, 4.0], 4, None, " ▃▅█"),
+    ],
+)
+def test_sparklines(figures: list[float | None], width: int, most: float | None, line: str) -> None:
+    assert sparkline(figures, width, most) == line
+
+
+def test_terminals_that_know_no_bars_get_letters() -> None:
+    assert sparkline([0.0, 100.0], 2, 100.0, PLAIN_BARS) == "_#"
+    assert len(PLAIN_BARS) == len(BARS)
+    about = msgspec.structs.replace(ABOUT, bars=PLAIN_BARS)
+    text = drawn(seen(NOW, NOW), 140, about)
+    assert "##" in text
+    assert not {*BARS, "━", "─"} & {*text}
+
+
+def test_the_history_is_bounded() -> None:
+    history = History()
+    for moment in range(KEPT + 50):
+        history.add(msgspec.structs.replace(NOW, at=float(moment)))
+    assert len(history.line("cpu", 10_000).strip()) == KEPT
+
+
+def test_without_a_server_the_next_command_is_named(labctl: Any) -> None:
+    for words in (("top",), ("top", "--once"), ("top", "--json")):
+        said = labctl(*words)
+        assert said.code == 4
+        assert "labctl up" in said.err

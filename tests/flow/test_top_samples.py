@@ -1,0 +1,127 @@
+"""One channel of samples, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from lab_ground import World
+
+from labctl.actions.ground import Ground
+from labctl.actions.provision import up
+from labctl.actions.top import ServerNow, follow, look
+from labctl.errors import CommandError, ConnectError, LinkLostError, NotFoundError
+from labctl.shell import Command
+from labctl.transports import Result
+from labctl.transports.fake import FakeTransport
+
+MARK = "\x1elabctl "
+HEAD = f'a banner\n{MARK}{{"now":1}}\n'
+
+
+class Enough(Exception):
+    pass
+
+
+def said(*samples: object, head: str = HEAD) -> Result:
+    lines = "".join(json.dumps(one) + "\n" for one in samples)
+    return Result(code=0, stdout=head + lines, stderr=f"{MARK}{{}}\n")
+
+
+class Script(FakeTransport):
+    """Says one of these a call; an error comes after what was said before it."""
+
+    def __init__(self, *replies: Result | tuple[str, ConnectError]) -> None:
+        super().__init__()
+        self.left = list(replies)
+
+    def stream(
+        self,
+        line: Command | str,
+        *,
+        stdin: bytes | memoryview = b"",
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> int:
+        assert str(line).endswith(" top")
+        reply = self.left.pop(0)
+        if isinstance(reply, Result):
+            assert on_stderr is not None
+            on_stderr(reply.stderr.encode())
+            on_stdout(reply.stdout.encode())
+            return reply.code
+        for letter in reply[0]:  # as small as the pieces may be
+            on_stdout(letter.encode())
+        raise reply[1]
+
+
+def scripted(lab: World, *replies: Result | tuple[str, ConnectError]) -> Ground:
+    """A lab with a server whose program says these, one a call."""
+    ground = lab.ground()
+    up(ground)
+    wire = Script(*replies)
+    ground.connections.__dict__["open"] = lambda server: wire
+    return ground
+
+
+def test_one_sample_is_asked_for(lab: World) -> None:
+    now = {"at": 5.0, "cores": 2, "cpu_cores": 0.5, "gpus": [{"uuid": "GPU-1", "index": "0"}]}
+    found = look(scripted(lab, said(now)))
+    assert (found.at, found.cpu_cores, found.gpus[0].index) == (5.0, 0.5, "0")
+
+
+def test_a_server_that_tells_nothing_is_an_error(lab: World) -> None:
+    ground = scripted(lab, said(), said({"cores": "many"}, [], 3, None))
+    for _ in range(2):
+        with pytest.raises(CommandError, match="told nothing"):
+            look(ground)
+
+
+def test_a_cut_link_is_told_and_taken_up_again(lab: World) -> None:
+    lost = LinkLostError("the link died")
+    first = (HEAD + '{"at": 1.0, "cores": 2}\n{"at": 2.', lost)
+    ground = scripted(lab, first, ("", lost), said({"at": 3.0, "cores": 2}))
+    seen: list[float] = []
+    cuts: list[float] = []
+    rested: list[float] = []
+
+    def sampled(now: ServerNow) -> None:
+        seen.append(now.at)
+        if now.at == 3.0:
+            raise Enough
+
+    def cut(error: ConnectError, pause_s: float) -> None:
+        assert error is lost
+        cuts.append(pause_s)
+
+    with pytest.raises(Enough):
+        follow(ground, sampled, on_cut=cut, pause=rested.append)
+    assert seen == [1.0, 3.0]
+    assert cuts == rested == [0.5, 1.0]
+
+
+def test_a_server_that_was_removed_meanwhile_ends_it(lab: World) -> None:
+    ground = scripted(lab, (HEAD + '{"at": 1.0, "cores": 2}\n', LinkLostError("gone")))
+
+    def removed(pause_s: float) -> None:
+        ground.state.drop_server(ground.server().id)
+
+    with pytest.raises(NotFoundError):
+        follow(ground, lambda now: None, pause=removed)
+
+
+def test_a_link_that_never_was_is_an_error(lab: World) -> None:
+    with pytest.raises(ConnectError, match="no route"):
+        follow(scripted(lab, ("", ConnectError("no route"))), lambda now: None)
+
+
+def test_the_real_program_tells_of_this_machine(lab: World) -> None:
+    """It runs here, without a wire; Docker and a GPU may be there or not."""
+    ground = lab.ground()
+    up(ground)
+    found = look(ground)
+    assert found.cores >= 1
+    assert found.memory_total_bytes
+    assert found.cpu_cores is not None
+    assert found.disk_free_bytes
