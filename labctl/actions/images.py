@@ -113,7 +113,7 @@ def _build(
     base = ground.config.base_image
     if base and not remote.call("image", {"references": [base]})["ids"][base]:
         fetch(ground, server, remote, base)
-    _push_wheelhouse(ground, server, remote)
+    push_wheelhouse(ground, server, remote)
     name = f"building {wanted}"
     ground.reporter.emit(Step(name=name))
     lines = BuildLines(ground.reporter, name)
@@ -141,8 +141,8 @@ def _build(
     ground.reporter.emit(Step(name=name, done=True))
 
 
-def _push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
-    """This machine's wheels, for pip in the build; only a build needs them."""
+def push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
+    """This machine's wheels, for pip in a build; without any, nothing happens."""
     from labctl.actions.push import push
 
     if not ground.config.wheelhouse:

@@ -198,7 +198,13 @@ def _ensured(ground: Ground, server: Server, wanted: ServiceRequest) -> Service:
         else:
             images.ensure(ground, server, remote, wanted.image, of_run)
 
-    return ensure_service(remote, wanted, ground.reporter, provide_image=provide)
+    return ensure_service(
+        remote,
+        wanted,
+        ground.reporter,
+        provide_image=provide,
+        provide_wheels=lambda: images.push_wheelhouse(ground, server, remote),
+    )
 
 
 def _send(ground: Ground, server: Server, run: Run) -> None:

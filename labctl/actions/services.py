@@ -67,12 +67,13 @@ def ensure_service(
     reporter: Reporter,
     *,
     provide_image: Callable[[], None] | None = None,
+    provide_wheels: Callable[[], None] = lambda: None,
 ) -> Service:
     """The service, running and answering on the server's loopback.
 
     One without a command that labctl does not know is somebody else's: its port is taken as it
     is. `provide_image` is called once when the image is not on the server; without it that is a
-    NotFoundError. BuildError where the image cannot be extended; LabError with the container's
+    NotFoundError; `provide_wheels` before the image is extended. BuildError where the image cannot be extended; LabError with the container's
     last words where the service does not answer.
     """
     ours = wanted.name in KNOWN_SERVICE_PORTS or wanted.as_is or wanted.model is not None
@@ -87,6 +88,7 @@ def ensure_service(
     if "missing" in reply:
         raise NotFoundError(f"the image {wanted.image} is not on the server", hint="labctl run")
     if "lacks" in reply:
+        provide_wheels()
         _extend(remote, wanted, reporter)
         reply = _call(remote, wanted)
     if reply.get("stale"):

@@ -185,7 +185,13 @@ def _ensure(ground: Ground, server: Server, wanted: serving.ServiceRequest) -> S
         push(ground, server, force=False)
         images.ensure(ground, server, remote, wanted.image)
 
-    return serving.ensure_service(remote, wanted, ground.reporter, provide_image=provide)
+    return serving.ensure_service(
+        remote,
+        wanted,
+        ground.reporter,
+        provide_image=provide,
+        provide_wheels=lambda: images.push_wheelhouse(ground, server, remote),
+    )
 
 
 def forward_spec(ground: Ground, server: Server, service: Service, port: int) -> ForwardSpec:

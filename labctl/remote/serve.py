@@ -22,7 +22,8 @@ KNOWN = {
     "test": "python3 -c 'import fastapi, uvicorn, multipart, prometheus_client, PIL'",
 }
 """As known_services.KNOWN has it."""
-FAILED = "the model cannot be served"
+REFUSED = 3
+"""How the server program ends where a checkpoint or a setting is refused; its words say why."""
 APP, RUN = "/lab/app", "/lab/run"
 LOCKED: dict[str, Any] = {
     "ReadonlyRootfs": True,
@@ -70,6 +71,14 @@ def env(request: dict[str, Any]) -> dict[str, str]:
 def host_config(request: dict[str, Any]) -> dict[str, Any]:
     """What goes over the `HostConfig` of any service of the lab."""
     return {**LOCKED, **limits(request)}
+
+
+def failure(code: int | None, words: str) -> Failure:
+    """Why a server that has ended did so, from its exit code and its last words."""
+    if code == REFUSED:
+        why = words.rpartition("refused: ")[2]
+        return Failure("policy", "the model is refused", why, "labctl serve --checkpoint NAME")
+    return Failure("service", "the model cannot be served", words, "labctl serve --push")
 
 
 def _code(root: Path, model: dict[str, Any]) -> Path:

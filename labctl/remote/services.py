@@ -288,14 +288,20 @@ def _wait(container: str, request: dict[str, Any]) -> dict[str, Any]:
     while True:
         seen = inspect([container]).get(container)
         if seen is None or not seen["State"]["Running"]:
-            ended = f"the service {name} ended as soon as it was started"
-            raise _failed(container, serve.FAILED if request.get("model") else ended)
+            raise _ended(container, seen, request)
         port = _published(seen)
         if port and (_speaks_http(port) if known else _listens(port)):
             return seen
         if time.monotonic() >= deadline:
             raise _failed(container, f"the service {name} did not answer within {limit_s:g} s")
         time.sleep(0.2)
+
+
+def _ended(container: str, seen: dict[str, Any] | None, request: dict[str, Any]) -> Failure:
+    failure = _failed(container, f"the service {request['name']} ended as soon as it was started")
+    if not request.get("model"):
+        return failure
+    return serve.failure((seen or {"State": {}})["State"].get("ExitCode"), failure.body["why"])
 
 
 def _failed(container: str, said: str) -> Failure:

@@ -1,0 +1,146 @@
+"""The container that serves a model: what it sees, what it may not do, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_socket import engine_socket
+
+from labctl.actions.services import serving_files
+from labctl.remote import serve, services
+from labctl.remote.place import lab_dir
+from labctl.remote.reply import Failure
+
+LAB_ID = "0f1e2d3c4b5a"
+IMAGE: dict[str, Any] = {"Id": "sha256:" + "ab" * 32, "Config": {"WorkingDir": "/srv"}}
+
+
+def request(**more: Any) -> dict[str, Any]:
+    model = {"run": "night", "where": "run", "code": "run", "checkpoint": ""}
+    return {
+        "lab": "digits", "lab_id": LAB_ID, "name": "serve", "image": "digits:1", "command": [],
+        "port": 0, "gpus": "", "env": {"SEED": "1"}, "app": serving_files(), "as_is": False,
+        "memory_bytes": 2**30, "cpus": 1.5, "shm_bytes": 2**20,
+        "model": {**model, **more.pop("model", {})}, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A lab with one run on a server."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    passwd = tmp_path / "labctl" / ".passwd" / ("passwd-" + "ab" * 12)
+    passwd.parent.mkdir(parents=True)
+    passwd.touch()
+    root = lab_dir("digits", LAB_ID)
+    run = root / "runs" / "night"
+    for folder in (run / "code", run / "checkpoints" / "step-00000001", root / "code"):
+        folder.mkdir(parents=True)
+    (run / "code" / "predict.py").touch()
+    with engine_socket() as engine:
+        monkeypatch.setenv("DOCKER_HOST", engine.host)
+        yield root
+
+
+def seen(body: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    """Where in the container: what is there, and whether it is read-only."""
+    mounts = body["HostConfig"]["Mounts"]
+    return {one["Target"]: (one["Source"], one["ReadOnly"]) for one in mounts}
+
+
+def test_the_container_reads_its_model_and_may_do_nothing_else(root: Path) -> None:
+    body = services._body(root, IMAGE, request())
+    host, mounts = body["HostConfig"], seen(body)
+    run = root / "runs" / "night"
+    assert mounts["/lab/code"] == (str(run / "code"), True)
+    assert mounts["/lab/run/checkpoints"] == (str(run / "checkpoints"), True)
+    assert [target for target, (_, reads) in mounts.items() if not reads] == ["/lab/cache"]
+    app, reads_only = mounts["/lab/app"]
+    assert reads_only
+    assert {one.name for one in Path(app, "labctl_serving").iterdir()} == set(serving_files())
+    assert host["ReadonlyRootfs"] is True
+    assert host["CapDrop"] == ["ALL"]
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["PortBindings"] == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": ""}]}
+    assert (host["Memory"], host["NanoCpus"], host["ShmSize"]) == (2**30, 1_500_000_000, 2**20)
+    assert body["User"] == f"{os.getuid()}:{os.getgid()}"
+    assert {"SEED=1", "LABCTL_RUN_ID=night", "LABCTL_SERVE_PORT=8000"} <= set(body["Env"])
+    assert "LABCTL_SERVE_CHECKPOINTS=/lab/run/checkpoints" in body["Env"]
+
+
+def test_a_checkpoint_and_the_code_can_be_chosen(root: Path) -> None:
+    chosen = {"checkpoint": "step-00000001", "code": "lab"}
+    with pytest.raises(Failure, match=r"the lab's code has no predict\.py"):
+        serve.mounts(root, request(model=chosen))
+    (root / "code" / "predict.py").touch()
+    body = services._body(root, IMAGE, request(model=chosen))
+    assert seen(body)["/lab/code"] == (str(root / "code"), True)
+    assert "LABCTL_SERVE_CHECKPOINTS=/lab/run/checkpoints/step-00000001" in body["Env"]
+
+
+def test_what_was_pulled_is_served_from_its_own_place(root: Path) -> None:
+    (root / "code" / "predict.py").touch()
+    wish = request(model={"where": "here", "code": "lab", "run": "old"})
+    with pytest.raises(Failure, match="has no checkpoints on this server"):
+        serve.mounts(root, wish)
+    (root / "models" / "old").mkdir(parents=True)
+    sources = {one["Target"]: one["Source"] for one in serve.mounts(root, wish)}
+    assert sources["/lab/run/checkpoints"] == str(root / "models" / "old")
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "said"),
+    [
+        ({"run": "other"}, "missing", "the code of run other has no predict.py"),
+        ({"checkpoint": "step-2"}, "missing", "no checkpoint 'step-2'"),
+        ({"checkpoint": "../../code"}, "usage", "leaves its directory"),
+        ({"checkpoint": "/etc"}, "usage", "leaves its directory"),
+        ({"run": "../x"}, "usage", "bad name"),
+    ],
+)
+def test_what_is_not_there_or_leads_out_is_refused(
+    root: Path, model: dict[str, str], kind: str, said: str
+) -> None:
+    with pytest.raises(Failure, match=said) as refused:
+        serve.mounts(root, request(model=model))
+    assert refused.value.body["kind"] == kind
+    if model == {"checkpoint": "step-2"}:
+        assert refused.value.body["why"] == "there are: step-00000001"
+
+
+def test_another_model_or_another_version_of_labctl_is_another_wish(root: Path) -> None:
+    wishes = {
+        services._wish(one)
+        for one in (
+            request(),
+            request(model={"run": "other"}),
+            request(model={"checkpoint": "step-00000001"}),
+            request(env={}),
+            request(app={"app.py": "another"}),
+        )
+    }
+    assert len(wishes) == 5
+    assert services._wish(request()) in wishes
+
+
+def test_any_image_keeps_its_own_command_and_may_not_write_into_the_lab(root: Path) -> None:
+    wish = request(name="serve-9000", port=9000, as_is=True, command=["--model", "x"])
+    del wish["model"]
+    body = services._body(root, IMAGE, wish)
+    assert "Entrypoint" not in body
+    assert body["Cmd"] == ["--model", "x"]
+    assert body["WorkingDir"] == "/srv"
+    assert [target for target, (_, reads) in seen(body).items() if not reads] == ["/lab/cache"]
+    assert body["HostConfig"]["ShmSize"] == 2**20
+    assert "Cmd" not in services._body(root, IMAGE, {**wish, "command": []})
+
+
+def test_how_a_server_that_ended_is_told() -> None:
+    refused = serve.failure(3, "Warning: x\nrefused: 'a.pt' is a pickle").body
+    assert (refused["kind"], refused["why"]) == ("policy", "'a.pt' is a pickle")
+    broken = serve.failure(1, "Traceback ...").body
+    assert (broken["kind"], broken["why"]) == ("service", "Traceback ...")
