@@ -99,8 +99,12 @@ class Connections:
 
     def connect(self, endpoint: Endpoint) -> Transport:
         """A transport to a machine that is no server of ours (yet)."""
+        return self._transport(*self.described(endpoint), endpoint)
+
+    def described(self, endpoint: Endpoint) -> tuple[Path, str]:
+        """The ssh_config that leads to a machine that is no server of ours, and its name in it."""
         folder, name = self._endpoint_dir(endpoint)
-        return self._transport(self._describe(folder, name, name, endpoint), name, endpoint)
+        return self._describe(folder, name, name, endpoint), name
 
     def close(self, server: Server) -> None:
         """End labctl's master connection to `server`."""

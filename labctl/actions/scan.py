@@ -23,7 +23,7 @@ from labctl.model import FileEntry
 
 IGNORE_FILES = (".gitignore", ".labignore")
 NEVER_ANYWHERE = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints"})
-NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits"})
+NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits", "assignment.yaml"})
 RACY_S = 2.0
 """A file written this recently may be written again without its time changing: not cached."""
 NAMED_AT_MOST = 5

@@ -1,0 +1,241 @@
+"""Handing in through a bucket: parts posted by the student's ticket, then the index of them.
+
+What S3 has accepted is kept beside the bundle, so that a broken upload goes on after the last part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import re
+import ssl
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from labctl.errors import (
+    ConnectError,
+    DeniedError,
+    LabError,
+    LinkLostError,
+    NotFoundError,
+    PolicyError,
+)
+from labctl.model import Value
+from labctl.submissions.assignment import Ticket
+from labctl.submissions.collect import Answers, Index, Part
+
+TIMEOUT_S = 60.0
+TRIES = 3
+FIRST_PAUSE_S = 1.0
+CHUNK_BYTES = 256 * 1024
+MOST_ANSWER_BYTES = 8 * 1024 * 1024
+
+
+class Posted(Value, frozen=True):
+    """The parts of one bundle that S3 has accepted, by their hashes."""
+
+    sha256: str = ""
+    parts: tuple[str, ...] = ()
+
+
+def post(
+    ticket: Ticket,
+    file: BinaryIO,
+    sha256: str,
+    size: int,
+    progress: Path,
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Post a bundle; `progress` is where is kept what S3 has. PolicyError where the ticket is over.
+
+    The index goes last, and only then does the bundle count.
+    """
+    if time.time() > ticket.expires.at:
+        raise _over(ticket)
+    count = -(-size // ticket.part_bytes)
+    if count > len(ticket.parts):
+        raise PolicyError("the bundle is larger than the ticket allows", hint="labctl submit")
+    done = _known(progress, sha256)
+    parts = []
+    for number in range(count):
+        start = number * ticket.part_bytes
+        span = (start, min(ticket.part_bytes, size - start))
+        part = Part(sha256=_hash(file, *span), size=span[1])
+        parts.append(part)
+        if part.sha256 not in done.parts:
+            _patiently(ticket, ticket.parts[number], file, span, on_bytes)
+            done = Posted(sha256=sha256, parts=(*done.parts, part.sha256))
+            progress.write_bytes(msgspec.json.encode(done))
+        on_bytes(start + span[1])
+    index = Index(version=1, sha256=sha256, size=size, parts=tuple(parts))
+    body = msgspec.json.encode(index)
+    _patiently(ticket, ticket.index, io.BytesIO(body), (0, len(body)), lambda count: None)
+
+
+def answers(ticket: Ticket) -> Answers:
+    """What the receiver has answered so far; nothing where it has not looked yet."""
+    try:
+        status, body = _exchange(ticket.receipts, "GET")
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectError("the bucket cannot be reached", why=str(error)) from None
+    if status in (403, 404):
+        # Who may not list is told 403 for what is not there.
+        if time.time() > ticket.expires.at:
+            raise _over(ticket)
+        return Answers()
+    if status != 200:
+        raise LabError(f"the bucket answers {status}", why=_said(body))
+    try:
+        return msgspec.json.decode(body, type=Answers)
+    except msgspec.MsgspecError as error:
+        raise LabError("the receiver's answer cannot be read", why=str(error)) from None
+
+
+def _patiently(
+    ticket: Ticket,
+    fields: Mapping[str, str],
+    file: BinaryIO,
+    span: tuple[int, int],
+    on_bytes: Callable[[int], None],
+) -> None:
+    """One post, again where the link breaks."""
+    for number in range(1, TRIES + 1):
+        try:
+            status, body = _exchange(ticket.url, "POST", _form(fields, file, span, on_bytes))
+        except (OSError, http.client.HTTPException) as error:
+            if number == TRIES:
+                raise LinkLostError(
+                    "the bucket cannot be reached", why=str(error), hint="labctl submit"
+                ) from None
+            time.sleep(FIRST_PAUSE_S * number)
+            continue
+        if status in (200, 201, 204):
+            return
+        if status < 500 or number == TRIES:
+            raise _refused(ticket, status, body)
+        time.sleep(FIRST_PAUSE_S * number)
+
+
+class _Form:
+    """A form with one file: its length is known and its bytes are read while they are sent."""
+
+    def __init__(self, head: bytes, length: int, tail: bytes, blocks: Iterator[bytes]) -> None:
+        self.length = len(head) + length + len(tail)
+        self._pieces = (head, blocks, tail)
+
+    def __iter__(self) -> Iterator[bytes]:
+        head, blocks, tail = self._pieces
+        yield head
+        yield from blocks
+        yield tail
+
+
+BOUNDARY = "labctl-7d1f3a5c9b2e4860"
+
+
+def _form(
+    fields: Mapping[str, str],
+    file: BinaryIO,
+    span: tuple[int, int],
+    on_bytes: Callable[[int], None],
+) -> _Form:
+    lines = [
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields.items()
+    ]
+    lines.append(
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="part"\r\n'
+        "Content-Type: application/octet-stream\r\n\r\n"
+    )
+    tail = f"\r\n--{BOUNDARY}--\r\n"
+    return _Form("".join(lines).encode(), span[1], tail.encode(), _blocks(file, *span, on_bytes))
+
+
+def _blocks(
+    file: BinaryIO, start: int, length: int, on_bytes: Callable[[int], None]
+) -> Iterator[bytes]:
+    file.seek(start)
+    at = start
+    while at < start + length and (block := file.read(min(CHUNK_BYTES, start + length - at))):
+        at += len(block)
+        yield block
+        on_bytes(at)
+
+
+def _exchange(url: str, method: str, form: _Form | None = None) -> tuple[int, bytes]:
+    """(status, body) of one request. No redirect is followed."""
+    parts = urllib.parse.urlsplit(url)
+    host, port = parts.hostname or "", parts.port
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        link: http.client.HTTPConnection = http.client.HTTPSConnection(
+            host, port, timeout=TIMEOUT_S, context=context
+        )
+    else:
+        link = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    target = parts.path + (f"?{parts.query}" if parts.query else "")
+    try:
+        if form is None:
+            link.request(method, target)
+        else:
+            headers = {
+                "Content-Type": f"multipart/form-data; boundary={BOUNDARY}",
+                "Content-Length": str(form.length),
+            }
+            link.request(method, target, body=iter(form), headers=headers)
+        answer = link.getresponse()
+        return answer.status, answer.read(MOST_ANSWER_BYTES)
+    finally:
+        link.close()
+
+
+def _refused(ticket: Ticket, status: int, body: bytes) -> LabError:
+    said = _said(body)
+    if "EntityTooLarge" in said:
+        return PolicyError("the bundle is larger than the bucket takes", why=said)
+    if "expired" in said.lower():
+        return _over(ticket)
+    if status in (401, 403):
+        return DeniedError(
+            "the bucket does not take your ticket",
+            why=said,
+            hint="ask your instructor for a new one: labctl receive ticket",
+        )
+    if status == 404:
+        return NotFoundError("the bucket of this assignment is not there", why=said)
+    return LabError(f"the bucket answers {status}", why=said, hint="labctl submit")
+
+
+def _over(ticket: Ticket) -> PolicyError:
+    return PolicyError(
+        f"your ticket is over since {ticket.expires}",
+        why="a ticket for a bucket is good for seven days at most",
+        hint="ask your instructor for a new one: labctl receive ticket",
+    )
+
+
+def _said(body: bytes) -> str:
+    """What an error of S3's says, its tags taken away."""
+    text = re.sub(rb"<[^>]+>", b" ", body[:2000]).decode(errors="replace")
+    return " ".join(text.split())[:300]
+
+
+def _known(progress: Path, sha256: str) -> Posted:
+    try:
+        found = msgspec.json.decode(progress.read_bytes(), type=Posted)
+    except (OSError, msgspec.MsgspecError):
+        return Posted()
+    return found if found.sha256 == sha256 else Posted()
+
+
+def _hash(file: BinaryIO, start: int, length: int) -> str:
+    digest = hashlib.sha256()
+    for block in _blocks(file, start, length, lambda at: None):
+        digest.update(block)
+    return digest.hexdigest()

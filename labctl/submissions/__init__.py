@@ -1,0 +1,15 @@
+"""Handing in and taking in: what an assignment asks, what a bundle is, and what a receipt proves.
+
+The pure parts: `assignment` (the rules, and who is late by them), `manifest` and `bundle` (one
+plain tar and what may be in it), `pickles`, `archives` and `leaks` (what must not be in it),
+`receipt` (signed by the receiver). `receiver` is the directory that a receiver keeps, `service`
+answers one student over SSH, `tickets` and `collect` do the same through a bucket.
+"""
+
+from __future__ import annotations
+
+ASSIGNMENT_FILE = "assignment.yaml"
+"""What a student has of an assignment, beside lab.yaml."""
+
+REQUEST = "labctl-submit"
+"""All that a student's ssh may ask for; the forced command reads the rest on standard input."""

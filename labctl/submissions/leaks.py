@@ -1,0 +1,88 @@
+"""Secrets in what is about to be handed in, found by their shape or because they are known.
+
+What is found is named by file, line and kind. The secret itself is never repeated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import BinaryIO
+
+from labctl.model import Value
+from labctl.shell import Secret
+
+BLOCK_BYTES = 1024 * 1024
+OVERLAP_BYTES = 8 * 1024
+SHORTEST = 8
+"""Characters of a known value that is looked for; a shorter one is in every other file."""
+MOST_NAMED = 20
+FILES = {
+    ".env": "a file of secrets", ".netrc": "passwords", ".pypirc": "passwords",
+    ".git-credentials": "passwords", "id_rsa": "a private key", "id_ed25519": "a private key",
+    "id_ecdsa": "a private key", "kaggle.json": "a Kaggle token", "credentials": "credentials",
+}  # fmt: skip
+SHAPES = {
+    "private_key": (rb"-----BEGIN (?:[A-Z]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----", "a private key"),
+    "aws_id": (rb"\b(?:AKIA|ASIA)[A-Z2-7]{16}\b", "an AWS access key"),
+    "aws_secret": (
+        rb"(?i:aws_secret_access_key)[\"' ]{0,3}[=:][\"' ]{0,3}[A-Za-z0-9/+]{40}\b",
+        "an AWS secret key",
+    ),
+    "github": (rb"\bgh[pousr]_[A-Za-z0-9]{36,}\b|\bgithub_pat_\w{60,}", "a GitHub token"),
+    "gitlab": (rb"\bglpat-[A-Za-z0-9_-]{20,}", "a GitLab token"),
+    "huggingface": (rb"\bhf_[A-Za-z0-9]{30,}\b", "a Hugging Face token"),
+    "wandb": (rb"(?i:wandb_api_key|wandb\.login\()[^\n]{0,24}\b[0-9a-f]{40}\b", "a W&B key"),
+    "openai": (rb"\bsk-(?:proj-|ant-)?[A-Za-z0-9_-]{32,}", "an API key"),
+    "slack": (rb"\bxox[abprs]-[A-Za-z0-9-]{10,}", "a Slack token"),
+    "google": (rb"\bAIza[A-Za-z0-9_-]{35}\b", "a Google API key"),
+    "jwt": (rb"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{20,}", "a JWT"),
+    "password_in_url": (rb"\b[a-z][a-z0-9+]{1,12}://[^\s/@:\"']{1,64}:[^\s/@\"'{}$<]{6,}@[\w.-]+",
+                        "a password in an address"),
+}  # fmt: skip
+
+
+class Leak(Value, frozen=True):
+    """Something that looks like a secret: in which file, at which line (0: its name), what."""
+
+    path: str
+    line: int
+    kind: str
+
+
+class Search:
+    """Looks for known shapes, and for the values of `known` (name -> value)."""
+
+    def __init__(self, known: Mapping[str, Secret] | None = None) -> None:
+        self._kinds = {name: kind for name, (_, kind) in SHAPES.items()}
+        parts = [b"(?P<%s>%s)" % (name.encode(), shape) for name, (shape, _) in SHAPES.items()]
+        for number, (name, value) in enumerate(sorted((known or {}).items())):
+            if len(value.reveal()) >= SHORTEST:
+                parts.insert(0, b"(?P<own%d>%s)" % (number, re.escape(value.reveal().encode())))
+                self._kinds[f"own{number}"] = f"the value of your secret {name}"
+        self._pattern = re.compile(b"|".join(parts))
+
+    def leaks(self, path: str, file: BinaryIO) -> list[Leak]:
+        """What one file holds, its name included; at most MOST_NAMED."""
+        name = PurePosixPath(path).name
+        found: dict[Leak, None] = {}
+        if name in FILES:
+            found[Leak(path=path, line=0, kind=FILES[name])] = None
+        file.seek(0)
+        lines, kept = 1, b""
+        while block := file.read(BLOCK_BYTES):
+            text = kept + block
+            for match in self._pattern.finditer(text):
+                line = lines + text.count(b"\n", 0, match.start())
+                found[Leak(path=path, line=line, kind=self._kinds[match.lastgroup or ""])] = None
+            kept = text[-OVERLAP_BYTES:]
+            lines += text.count(b"\n", 0, len(text) - len(kept))
+        return list(found)[:MOST_NAMED]
+
+
+def told(leaks: Iterable[Leak]) -> str:
+    """One line for each."""
+    return "\n".join(
+        f"{leak.path}{f', line {leak.line}' if leak.line else ''}: {leak.kind}" for leak in leaks
+    )

@@ -1,0 +1,152 @@
+"""The receipt: what a receiver took in and when, signed with its ed25519 key.
+
+Signed are the very values that are shown, in one fixed form, so that no edit of the file survives:
+neither another value nor a key beside them.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from labctl.errors import LabError, NotFoundError, PolicyError
+from labctl.model import Value
+
+KIND = "labctl-receipt"
+_DOMAIN = b"labctl receipt 1\n"
+MOST_BYTES = 64 * 1024
+
+
+class Receipt(Value, frozen=True, forbid_unknown_fields=True):
+    """`received` is the receiver's clock, in UTC, when all of the bundle was there.
+
+    `number` counts the student's submissions of this assignment from 1. `late_s` and `penalty` are
+    the assignment's rules at that moment, extensions included. `bundle_sha256` is of the whole
+    file.
+    """
+
+    kind: str
+    version: int
+    course: str
+    assignment: str
+    student: str
+    number: int
+    received: str
+    due: str
+    late_s: int
+    penalty: int
+    run: str
+    bundle_bytes: int
+    bundle_sha256: str
+    manifest_sha256: str
+
+
+class Signed(Value, frozen=True, forbid_unknown_fields=True):
+    """A receipt's file: the receipt, the public key and the signature by it."""
+
+    receipt: Receipt
+    key: str
+    signature: str
+
+
+def utc_text(at: float) -> str:
+    return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def make_signing_key(path: Path) -> str:
+    """Have a private key at `path` (0600) and its public half at `path`.pub; the public half.
+
+    A key that is there stays.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    if not path.exists():
+        text = (
+            "ed25519-private:"
+            + base64.b64encode(Ed25519PrivateKey.generate().private_bytes_raw()).decode()
+        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+            file.write(text + "\n")
+    public = public_of(path)
+    path.with_name(path.name + ".pub").write_text(public + "\n")
+    return public
+
+
+def public_of(path: Path) -> str:
+    """The public half of the key at `path`, as `ed25519:...`."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    raw = Ed25519PrivateKey.from_private_bytes(_private(path)).public_key().public_bytes_raw()
+    return "ed25519:" + base64.b64encode(raw).decode()
+
+
+def sign(receipt: Receipt, key: Path) -> Signed:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    signature = Ed25519PrivateKey.from_private_bytes(_private(key)).sign(_signed_bytes(receipt))
+    return Signed(
+        receipt=receipt, key=public_of(key), signature=base64.b64encode(signature).decode()
+    )
+
+
+def encode(signed: Signed) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(signed), indent=1) + b"\n"
+
+
+def decode(data: bytes) -> Signed:
+    """The receipt in `data`; PolicyError where it is none."""
+    try:
+        if len(data) > MOST_BYTES:
+            raise ValueError("it is too large")
+        found = msgspec.json.decode(data, type=Signed)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise _bad(f"it cannot be read: {error}") from None
+    if found.receipt.kind != KIND or found.receipt.version != 1:
+        raise _bad("it is of another kind or version")
+    return found
+
+
+def verify(signed: Signed, public: str) -> Receipt:
+    """The receipt, where `public` (the assignment's `receiver`) signed it as it is; PolicyError
+    where it did not."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    if signed.key != public:
+        raise _bad("another key signed it than the one of the assignment's receiver")
+    try:
+        raw = base64.b64decode(public.removeprefix("ed25519:"), validate=True)
+        signature = base64.b64decode(signed.signature, validate=True)
+        Ed25519PublicKey.from_public_bytes(raw).verify(signature, _signed_bytes(signed.receipt))
+    except (InvalidSignature, ValueError):
+        raise _bad("it was changed after it was signed") from None
+    return signed.receipt
+
+
+def _signed_bytes(receipt: Receipt) -> bytes:
+    return _DOMAIN + msgspec.json.encode(receipt, order="deterministic")
+
+
+def _private(path: Path) -> bytes:
+    try:
+        text = path.read_text().strip()
+        return base64.b64decode(text.removeprefix("ed25519-private:"), validate=True)
+    except FileNotFoundError:
+        raise NotFoundError(
+            f"there is no signing key at {path}", hint="labctl receive init DIR"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise LabError(f"{path} cannot be used as a signing key", why=str(error)) from None
+
+
+def _bad(why: str) -> PolicyError:
+    return PolicyError(
+        "this receipt is not valid",
+        why=why,
+        hint="labctl submit   # hand in again: what is already there gives the same receipt",
+    )
