@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "report": ("report", "Hand in and show", "The results presentation: one HTML file."),
     "serve": ("serve", "Hand in and show", "The model behind POST /predict on the server."),
     "submit": ("submit", "Hand in and show", "One verified bundle, handed in."),
+    "receive": ("receive", "Teach", "Take in what students hand in, and sign for it."),
     "rehearse": ("rehearse", "Teach", "A simulated cloud on this machine: no account, no cost."),
     "config": ("rare", "Rarely", "Every setting, its value and where it came from."),
     "keep": ("keep", "Rarely", "Watch over labs that laptops hand to this machine."),
@@ -50,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "secret": ("rare", "Rarely", "Keep values for the secrets that lab.yaml names."),
     "trust": ("rare", "Rarely", "Approve what this lab.yaml may do."),
 }
-ABSENT = {"join", "profile", "submit"}
+ABSENT = {"join", "profile"}
 """Named in the plan and not built yet: not shown."""
 
 
