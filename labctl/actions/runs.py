@@ -20,6 +20,9 @@ from labctl.model import NAME_PATTERN, Run, RunSpec, Server
 
 LONGEST_PAUSE_S = 10.0
 KNOWN_RUN_FIELDS = set(Run.__struct_fields__)
+PROFILES = "profile-"
+ASIDE = (PROFILES, "probe-")
+"""How the names of runs begin that answer a question beside the work: none is the latest run."""
 
 
 def new_id() -> str:
@@ -252,17 +255,21 @@ def to_run(found: dict[str, Any], server_id: str) -> Run:
 
 def latest(ground: Ground, run_id: str = "") -> Run:
     """The run named, or the lab's latest; NotFoundError where there is none."""
-    found = (
-        ground.state.run(ground.lab_id, run_id)
-        if run_id
-        else ground.state.latest_run(ground.lab_id)
-    )
+    found = ground.state.run(ground.lab_id, run_id) if run_id else _latest(ground)
     if found is None:
         raise NotFoundError(
             f"there is no run {run_id}" if run_id else f"{ground.config.name} has no run yet",
             hint="labctl status --refresh" if run_id else "labctl run",
         )
     return found
+
+
+def _latest(ground: Ground) -> Run | None:
+    newest = ground.state.latest_run(ground.lab_id)
+    if newest is None or not newest.id.startswith(ASIDE):
+        return newest
+    own = [run for run in ground.state.runs(ground.lab_id) if not run.id.startswith(ASIDE)]
+    return own[-1] if own else None
 
 
 def _about(ground: Ground, run_id: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "secret": ("rare", "Rarely", "Keep values for the secrets that lab.yaml names."),
     "trust": ("rare", "Rarely", "Approve what this lab.yaml may do."),
 }
-ABSENT = {"join", "profile"}
+ABSENT = {"join"}
 """Named in the plan and not built yet: not shown."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import textwrap
@@ -13,7 +14,9 @@ from labctl.cli.options import json_option, open_lab, rest
 
 if TYPE_CHECKING:
     from labctl.actions.explain import Explanation
+    from labctl.actions.profile import Profiled
     from labctl.explain.material import Finding
+    from labctl.lab import Lab
     from labctl.model import Run
 
 WIDEST = 110
@@ -165,3 +168,116 @@ def _last(found: Explanation) -> None:
         _say("nothing wrong was seen", first="", indent=INDENT, bold=True)
     else:
         _say("nothing could be told", first="", indent=INDENT, bold=True)
+
+
+@click.command("profile")
+@click.argument("run", default="")
+@click.option("--steps", default=5, show_default=True, help="Optimizer steps to trace.")
+@click.option("--warmup", default=10, show_default=True, help="Steps before them.")
+@click.option("--port", default=0, help="The local port of its page.")
+@click.option("--open", "open_", is_flag=True, help="Open the page in the browser.")
+@click.option("--no-page", is_flag=True, help="Figures only; the page comes home all the same.")
+@json_option
+@click.pass_context
+def profile_command(
+    ctx: click.Context,
+    run: str,
+    steps: int,
+    warmup: int,
+    port: int,
+    open_: bool,
+    no_page: bool,
+    json_: bool,
+) -> None:
+    """A few steps of RUN's command (the latest's) in PyTorch's profiler: what takes the time.
+
+    It runs the command again, with the code as it is now, in a short run of its own, without any
+    change to the code, and ends it after the steps. The page with the trace is shown through a
+    forward until Ctrl-C; give the id of a profile to see it again.
+
+    \b
+    labctl profile
+    labctl profile night --steps 3 --open
+    labctl profile --no-page --json
+    """
+    from labctl.actions import profile
+    from labctl.cli.screen import as_json
+
+    lab = open_lab(ctx, quiet=json_)
+    found = profile.profile(lab.ground, run, steps=steps, warmup=warmup)
+    rest(ctx)
+    if json_:
+        as_json({name: getattr(found, name) for name in found.__struct_fields__})
+        return
+    _draw_profile(found)
+    if not no_page:
+        _page(lab, found, port, open_)
+
+
+PHASES = {
+    "data": "getting the next batch",
+    "waiting": "waiting for the GPU",
+    "optimizer": "optimizer",
+    "backward": "backward pass",
+    "forward": "forward pass and loss",
+    "other": "Python between operations",
+}
+
+
+def _draw_profile(found: Profiled) -> None:
+    from labctl.cli.screen import table
+
+    seen = found.profile
+    on = f"{seen.device}, PyTorch {seen.torch}" if seen.torch else seen.device
+    click.secho(f"{seen.steps} steps of {shlex.join(seen.command)} on {on}", bold=True)
+    busy = "" if seen.gpu_busy is None else f"; the GPU works {seen.gpu_busy:.0%} of it"
+    click.echo(f"{INDENT}a step takes {_time(seen.step_us)} (median){busy}\n")
+    parts = sorted(seen.phases.items(), key=lambda item: -item[1])
+    table(
+        [
+            (PHASES.get(name, name), f"{_time(share * seen.step_us):>8}", _bar(share))
+            for name, share in parts
+            if share >= 0.0005
+        ],
+        ("PART OF A STEP", "    TIME", "SHARE"),
+    )
+    click.echo()
+    rows = seen.kernels or seen.operations
+    what = "KERNEL ON THE GPU" if seen.kernels else "OPERATION"
+    table(
+        [
+            (f"{_time(row.us):>8}", f"{row.count:>7.1f}", f"{row.share:>5.0%}", row.name)
+            for row in rows[:8]
+        ],
+        ("  A STEP", "  CALLS", "SHARE", what),
+    )
+    for one in found.findings:
+        click.echo()
+        _finding(one)
+    click.echo()
+
+
+def _bar(share: float) -> str:
+    return f"{share:>4.0%} {'█' * round(share * 30)}"
+
+
+def _time(microseconds: float) -> str:
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            return f"{microseconds / size:.3g} {unit}"
+    return f"{microseconds:.3g} us"
+
+
+def _page(lab: Lab, found: Profiled, port: int, open_: bool) -> None:
+    from labctl.actions import profile
+
+    with profile.forward(lab.ground, found, port) as opened:
+        click.echo(f"profile: {opened.url}")
+        click.echo(
+            f"Ctrl-C ends; labctl profile {found.run} shows it again; here: {found.directory}",
+            err=True,
+        )
+        if open_:
+            click.launch(opened.url)
+        with contextlib.suppress(KeyboardInterrupt):
+            opened.wait()
