@@ -15,7 +15,7 @@ from labctl.report.words import SPACE, bare_percent, number, percent
 
 MOST_POINTS = 500
 MOST_LINES = 4
-LABEL_GAP = 9.0
+LABEL_GAP = 12.0
 """Two labels at the end of lines keep so much of the plot's height between them."""
 UNIT = 1000.0
 FEW = 24

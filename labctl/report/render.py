@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from labctl.report.page import Page
+from labctl.report.words import visible
 
 
 def render(page: Page, templates: Path) -> str:
@@ -16,9 +18,15 @@ def render(page: Page, templates: Path) -> str:
         loader=FileSystemLoader(templates),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     # Ours, and the only text that is put in as it is.
     style = Markup((templates / "report.css").read_text(encoding="utf-8"))
     return environment.get_template("report.html.j2").render(page=page, style=style)
+
+
+def _shown(value: Any) -> Any:
+    """Plain text without what would steer it; what is HTML already stays as it is."""
+    return visible(value) if type(value) is str else value

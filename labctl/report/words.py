@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+import unicodedata
 
 NOT_MEASURED = "not measured"
 SPACE = "\u00a0"
 MINUS = "\u2212"
+STEERING = ("Cc", "Cf", "Cs", "Co", "Cn")
+"""Unicode's categories of controls, such as that which turns the direction of writing around."""
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -86,3 +89,10 @@ def number(value: float, digits: int = 4) -> str:
     else:
         text = f"{value:.{digits - 2}e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
     return text.replace("-", MINUS) if "e" not in text else text
+
+
+def visible(text: str) -> str:
+    """`text` with a sign for each character that would steer how the rest of it is read."""
+    return "".join(
+        c if c in "\n\t\u200c\u200d" or unicodedata.category(c) not in STEERING else "\ufffd" for c in text
+    )

@@ -1,0 +1,283 @@
+"""The report as it is read: what it says, that it needs nothing from anywhere, and is escaped."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from report_facts import BEGAN, data_uri, evaluation, facts, png, sample, series
+
+from labctl.model import Run
+from labctl.report.facts import Code, Facts, Machine
+from labctl.report.page import MOST_MATRIX, MOST_PAIRS, page
+from labctl.report.render import render
+from labctl.scalars import Scalars
+
+TEMPLATES = Path(__file__).parents[2] / "templates" / "report"
+EVIL = "<script>alert('x')</script>\" onload=\"alert(1)"
+VOID = {"meta", "img", "br", "input", "link", "hr"}
+
+
+class Reader(HTMLParser):
+    """Tags, texts by tag, and whether every tag is closed in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for found, attrs in self.tags if found == tag]
+
+    @property
+    def words(self) -> str:
+        return re.sub(r"\s+", " ", self.text)
+
+
+def read(found: Facts) -> Reader:
+    return Reader(render(page(found), TEMPLATES))
+
+
+def test_it_says_what_was_measured_first() -> None:
+    said = read(facts()).words
+    assert "90.0 % of the test set classified correctly" in said
+    assert "18 of 20 items. The 95 % confidence interval is 69.9 to 97.2 % (Wilson)." in said
+    assert "most frequent class would get 50.0 %" in said
+    assert "after 3 epochs: 90.0 % on validation, the best of those kept" in said
+
+
+def test_it_says_what_it_ran_on_and_cost() -> None:
+    rows = {row.name: row.value.replace("\u00a0", " ") for row in page(facts()).server}
+    assert rows["Server"] == "aws g4dn.xlarge (spot)"
+    assert rows["GPU"] == "NVIDIA T4 (16.0 GiB)"
+    assert rows["GPU driver"] == "550.90"
+    assert rows["GPU use"].startswith("80 % busy, 60 W, memory up to 8.0 GiB of 16.0 GiB")
+    assert rows["Energy of the GPU"] == "9.8 Wh, by the card's own counter"
+    assert (rows["Cost of this run"], rows["Idle share of the server"]) == (
+        "0.03 dollars",
+        "25.0 %",
+    )
+    assert (
+        "taken back; it went on from step 20 (5 steps were done twice), 95 s later"
+        in (rows["Servers lost under the run"])
+    )
+
+
+def test_it_says_where_it_comes_from_and_how_to_make_it_again() -> None:
+    made = page(facts())
+    rows = {row.name: row.value for row in made.provenance}
+    assert rows["Git commit"] == "e" * 40
+    assert rows["Uncommitted changes"] == "none"
+    assert rows["Weights, SHA-256"] == "c" * 64
+    assert rows["Data (test), SHA-256"] == "d" * 64
+    assert rows["Image digest"] == "none: it was built on the server"
+    assert rows["Variable SEED"] == "1"
+    assert made.commands.splitlines()[:3] == [
+        f"git checkout {'e' * 40}",
+        "labctl up",
+        "labctl run -- python train.py",
+    ]
+    assert made.versus_said.startswith("Both come to the same figure")
+    assert made.warning == ""
+
+
+def test_a_tree_with_changes_is_warned_of() -> None:
+    code = Code(commit="e" * 40, dirty=True, changed=("train.py",))
+    made = page(facts(code=code))
+    assert made.warning.endswith("not in this commit: train.py")
+    assert ("Uncommitted changes", "yes: train.py") in {(r.name, r.value) for r in made.provenance}
+
+
+def test_a_server_that_says_something_else_is_told() -> None:
+    other = evaluation(accuracy=0.9, data_sha256="f" * 64)
+    assert "different data" in page(facts(server=other)).versus_said
+    assert "differ" in page(facts(server=None, server_accuracy=0.5)).versus_said
+    assert "Only one" in page(facts(here=None)).versus_said
+
+
+def test_of_a_run_about_which_nothing_is_known_it_says_not_measured() -> None:
+    bare = Facts(lab="digits", run=Run(id="first", lab_id="l", server_id="s", state="lost"))
+    made, html = page(bare), read(bare)
+    for row in made.server:
+        assert row.value == "not measured", row.name
+    assert {row.value for row in made.provenance} == {"first", "not measured"}
+    assert html.words.count("not measured") >= len(made.server)
+    assert "Not evaluated yet" in html.words
+    assert "Curves: not measured" in html.words
+
+
+def test_nan_everywhere() -> None:
+    nan = float("nan")
+    scalars = Scalars(series=(series("train/loss", nan, nan), series("val/accuracy", nan)))
+    said = read(facts(scalars=scalars)).words
+    assert said.count("no value was a number") == 2
+
+
+def test_machines_without_a_gpu_have_none_and_not_an_unknown_one() -> None:
+    machine = Machine(cpus=2, memory_bytes=1)
+    rows = {r.name: r.value for r in page(facts(machine=machine, samples=())).server}
+    assert (rows["GPU"], rows["GPU driver"], rows["GPU use"]) == ("none", "none", "none")
+    assert rows["Processor use"] == "not measured"
+
+
+def test_the_page_needs_nothing_from_anywhere_and_runs_nothing() -> None:
+    html = read(facts())
+    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & {
+        tag for tag, _ in html.tags
+    }
+    for tag, attrs in html.tags:
+        assert not [name for name in attrs if name.startswith("on")], tag
+        assert str(attrs.get("href") or "#").startswith("#")
+        assert str(attrs.get("src") or "data:image/").startswith("data:image/")
+    (policy,) = [a for a in html.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+    assert str(policy["content"]).startswith("default-src 'none'; style-src 'unsafe-inline'")
+    assert not re.search(r"url\(|@import|https?:", (TEMPLATES / "report.css").read_text())
+
+
+def hostile(text: str) -> Facts:
+    """The same text wherever somebody else's text may stand."""
+    found = evaluation(classes=(text, "b"), checkpoint=text, split=text, device=text)
+    worst = tuple(msgspec.structs.replace(one, item=text) for one in found.worst)
+    found = msgspec.structs.replace(found, worst=worst, checkpoint_sha256=text, data_sha256=text)
+    known = facts()
+    return facts(
+        lab=text,
+        run=msgspec.structs.replace(
+            known.run,
+            id=text,
+            told=text,
+            image=text,
+            image_id=text,
+            image_digest=text,
+            command=(text,),
+        ),
+        evaluation=found,
+        here=found,
+        server=found,
+        scalars=Scalars(series=(series(f"val/{text}", 1, 2), series(text, 1.0))),
+        samples=tuple(sample(10 * n, gpu={"name": text, "throttle": (text,)}) for n in range(5)),
+        code=Code(commit=text, dirty=True, changed=(text,), command=(text,), env={text: text}),
+        machine=Machine(os=text, kernel=text, docker=text, arch=text, cpus=1),
+        notes=(text,),
+    )
+
+
+@pytest.mark.parametrize("text", [EVIL, "</style><script>", "a\x1b[2J\x00b", "‮evil", "x" * 200])
+def test_whatever_others_wrote_is_text_and_nothing_else(text: str) -> None:
+    plain, html = read(hostile("harmless")), read(hostile(text))
+    assert [tag for tag, _ in html.tags] == [tag for tag, _ in plain.tags]
+    assert [set(attrs) for _, attrs in html.tags] == [set(attrs) for _, attrs in plain.tags]
+    assert not {"\x1b", "\x00", "\u202e"} & set(html.text)
+
+
+def test_a_picture_that_is_none_is_left_out_and_that_is_said() -> None:
+    found = evaluation()
+    huge = msgspec.structs.replace(found.worst[0], picture=data_uri(png(60_000, 60_000)))
+    html = read(facts(evaluation=msgspec.structs.replace(found, worst=(huge,))))
+    assert html.all("img") == []
+    assert "no picture: it has 60,000 x 60,000 pixels" in html.words
+
+
+def test_a_picture_by_its_path_comes_from_what_was_gathered() -> None:
+    found = evaluation()
+    named = msgspec.structs.replace(found.worst[0], picture="mistakes/1.png")
+    known = msgspec.structs.replace(found, worst=(named,))
+    shown = read(facts(evaluation=known, pictures={"mistakes/1.png": data_uri(png())}))
+    assert [image["src"] for image in shown.all("img")] == [data_uri(png())]
+    assert read(facts(evaluation=known)).all("img") == []
+
+
+def test_every_picture_and_chart_has_words() -> None:
+    html = read(facts())
+    assert all(len(str(image["alt"])) > 10 for image in html.all("img"))
+    drawings = [svg for svg in html.all("svg") if svg.get("role") == "img"]
+    assert len(drawings) == len(html.all("figure")) + 1
+    assert all(len(str(svg["aria-label"])) > 20 for svg in drawings)
+
+
+def test_what_is_read_aloud_makes_sense() -> None:
+    html = read(facts())
+    assert html.all("html") == [{"lang": "en"}]
+    assert len(html.all("h1")) == len(html.all("main")) == len(html.all("title")) == 1
+    assert all(cell.get("scope") in ("col", "row") for cell in html.all("th"))
+    assert len(html.all("caption")) == len(html.all("table"))
+    ids = {str(attrs["id"]) for _, attrs in html.tags if attrs.get("id")}
+    named = {str(a["aria-labelledby"]) for _, a in html.tags if a.get("aria-labelledby")}
+    links = {str(a["href"])[1:] for a in html.all("a")}
+    assert named | links <= ids
+
+
+def test_many_classes_are_told_by_what_is_confused_most() -> None:
+    names = tuple(f"class {n}" for n in range(MOST_MATRIX + 80))
+    made = page(facts(evaluation=evaluation(names)))
+    assert made.matrix == ()
+    assert [(p.truth, p.said, p.count) for p in made.pairs] == [("class 0", "class 1", "2")]
+    assert "A matrix of 100 classes cannot be read" in made.pairs_note
+    assert len(made.classes) == 100
+
+
+def test_confusions_are_counted_where_they_are_not_all_shown() -> None:
+    size = 8
+    rows = tuple(tuple(1 for _ in range(size)) for _ in range(size))
+    found = evaluation(tuple("abcdefgh"), confusion=rows, items=64, accuracy=8 / 64, worst=())
+    made = page(facts(evaluation=found))
+    assert len(made.pairs) == MOST_PAIRS
+    assert made.pairs_note == f"{56 - MOST_PAIRS}\u00a0rarer confusions not shown."
+    assert made.mistakes_note == "56\u00a0items wrong; none of them was kept."
+
+
+def test_a_matrix_shows_counts_and_shares() -> None:
+    first = page(facts()).matrix[0]
+    cells = [(cell.count, cell.share.replace("\u00a0", " "), cell.right) for cell in first.cells]
+    assert cells == [("8", "80 %", True), ("2", "20 %", False)]
+    assert first.items == "10"
+
+
+def luminance(colour: str) -> float:
+    """Of #rrggbb, as WCAG 2.2 defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def palettes() -> dict[str, dict[str, str]]:
+    style = (TEMPLATES / "report.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    found = [dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", block)) for block in blocks]
+    return dict(zip(("light", "dark", "print"), found, strict=True))
+
+
+@pytest.mark.parametrize("palette", ["light", "dark", "print"])
+def test_every_text_has_the_contrast_that_reading_needs(palette: str) -> None:
+    colours: dict[str, Any] = palettes()[palette]
+    for text in ("ink", "quiet", "accent"):
+        for ground in ("ground", "raised"):
+            light, dark = sorted((luminance(colours[text]), luminance(colours[ground])))[::-1]
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
+
+
+def test_the_same_facts_make_the_same_page() -> None:
+    assert render(page(facts()), TEMPLATES) == render(page(facts()), TEMPLATES)
+    assert str(BEGAN) not in render(page(facts()), TEMPLATES)

@@ -1,0 +1,123 @@
+"""What a report is made of: words, pictures, the use of a server."""
+
+from __future__ import annotations
+
+import pytest
+from report_facts import BEGAN, data_uri, png, sample
+
+from labctl.report import pictures, words
+from labctl.report.use import use
+
+JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000ffc0000b08") + bytes(
+    [0, 9, 0, 7, 1, 1, 17, 0]
+)
+"""A JPEG's first bytes: 7 by 9 pixels."""
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (1.0, "100 %"),
+        (0.0, "0 %"),
+        (0.99999, "99.9 %"),
+        (0.00001, "0.1 %"),
+        (268 / 269, "99.6 %"),
+        (None, "not measured"),
+    ],
+)
+def test_shares(share: float | None, said: str) -> None:
+    assert words.percent(share).replace("\u00a0", " ") == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.0, "0"),
+        (0.1 + 0.2, "0.3"),
+        (12345.678, "12,346"),
+        (-2.5, "−2.5"),
+        (2e-5, "2.00e-5"),
+        (3e300, "3.00e300"),
+        (float("nan"), "no number"),
+    ],
+)
+def test_numbers(value: float, said: str) -> None:
+    assert words.number(value) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(3.84, "3.8 s"), (45, "45 s"), (600, "10 min"), (3600, "1 h"), (9000, "2 h 30 min")],
+)
+def test_spans(seconds: float, said: str) -> None:
+    assert words.span(seconds).replace("\u00a0", " ") == said
+
+
+def test_money_sizes_dates() -> None:
+    assert [words.dollars(usd).replace("\u00a0", " ") for usd in (None, 0, 0.001, 1234.5)] == [
+        "not measured",
+        "0 dollars",
+        "less than 0.01 dollars",
+        "1,234.50 dollars",
+    ]
+    assert words.size(1536) == "1.5\u00a0KiB"
+    assert words.date(BEGAN).replace("\u00a0", " ") == "21 November 2025, 04:40 UTC"
+    assert words.date(1e30) == ""
+
+
+def test_small_pictures_are_shown_as_they_are() -> None:
+    assert pictures.shown(data_uri(png())) == (data_uri(png()), "")
+    assert pictures.shown(data_uri(JPEG, "jpeg")) == (data_uri(JPEG, "jpeg"), "")
+    assert pictures.from_bytes(png())[0] == data_uri(png())
+
+
+@pytest.mark.parametrize(
+    ("picture", "why"),
+    [
+        (data_uri(png(65_000, 65_000)), "65,000 x 65,000 pixels"),
+        (data_uri(png(0, 8)), "0 x 8 pixels"),
+        (data_uri(png() + bytes(300_000)), "200 kB"),
+        (data_uri(b"<svg onload='alert(1)'>" * 3), "damaged"),
+        (data_uri(png()[:20]), "damaged"),
+        (data_uri(JPEG[:12], "jpeg"), "damaged"),
+        (data_uri(b"\xff\xd8" + b"\xff\xd0" * 50, "jpeg"), "damaged"),
+        ("data:image/png;base64,!!!!", "damaged"),
+        ("data:image/svg+xml;base64,PHN2Zz4=", "no PNG"),
+        ("javascript:alert(1)", "no PNG"),
+    ],
+)
+def test_other_pictures_are_not(picture: str, why: str) -> None:
+    shown, said = pictures.shown(picture)
+    assert shown == ""
+    assert why in said
+
+
+def test_means_are_weighted_with_time_and_gaps_do_not_count() -> None:
+    found = use(
+        [
+            sample(0, gpu={"use_percent": 100.0}),
+            sample(10, gpu={"use_percent": 100.0}),
+            sample(5000, gpu={"use_percent": 0.0}),
+            sample(5030, gpu={"use_percent": 0.0}),
+        ]
+    )
+    assert found.measured_s == 40
+    assert found.gpu_use_percent == pytest.approx(25.0)
+
+
+def test_energy_is_what_the_counter_grew_by_on_each_server() -> None:
+    counters = [(0, 1, 7200.0), (10, 1, 10800.0), (20, 2, 100.0), (30, 2, 3700.0), (40, 2, 10.0)]
+    found = use([sample(at, attempt=a, gpu={"energy_j": j}) for at, a, j in counters])
+    assert found.energy_wh == pytest.approx(2.0)
+
+
+def test_without_a_counter_energy_is_an_estimate() -> None:
+    found = use([sample(10 * n, gpu={"power_w": 36.0}) for n in range(11)])
+    assert found.energy_wh is None
+    assert found.energy_estimate_wh == pytest.approx(1.0)
+
+
+def test_of_no_samples_nothing_is_known() -> None:
+    found = use([])
+    assert (found.gpu_use_percent, found.energy_wh, found.energy_estimate_wh) == (None, None, None)
+    assert (found.cpu_cores, found.memory_bytes, found.gpus) == (None, None, ())
