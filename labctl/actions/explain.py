@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from labctl.estimate.plan import Plan
 
 LOG_TAIL_BYTES = 256 * 1024
+PROCESS_BYTES = 256 * 1024**2
+"""What Python with PyTorch takes of a container's memory before there is a model: an assumption."""
 MOST_SCRIPTS = 50
 LARGEST_SCRIPT_BYTES = 256 * 1024
 OPTION = re.compile(r"""["'](--[a-z][a-z0-9_-]{0,40})["']""")
@@ -213,11 +215,15 @@ def _fitting(plan: Plan, found: OutOfMemory, target: str) -> Fit:
 
     assert plan.measured is not None
     item = plan.measured.item_bytes
-    fixed = memory(plan).total_bytes - item  # of a batch of one
+    of_one = memory(plan)
+    fixed = of_one.total_bytes - item
+    if found.whose == "container":
+        fixed += PROCESS_BYTES - of_one.overhead_bytes  # no CUDA takes it there
     room = found.limit_bytes - fixed
     most = room // item if item > 0 and room > 0 else 0
     return Fit(
         target=target,
+        item="x".join(map(str, plan.measured.input_shape)) or "its example's shape",
         fixed_bytes=fixed,
         item_bytes=item,
         limit_bytes=found.limit_bytes,

@@ -28,7 +28,13 @@ MARKS = {"problem": ("✗", "red"), "advice": ("!", "yellow"), "good": ("✓", "
 
 @click.command("explain")
 @click.argument("run", default="")
-@click.option("--all", "-a", "everything", is_flag=True, help="Evidence of what is good, too.")
+@click.option(
+    "--all",
+    "-a",
+    "everything",
+    is_flag=True,
+    help="More words: on what is good, and on what is not known.",
+)
 @json_option
 @click.pass_context
 def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool) -> None:
@@ -65,13 +71,22 @@ def _draw(found: Explanation, everything: bool) -> None:
         click.echo()
         for one in good:
             _headline(one)
-    if found.unknown:
-        click.echo()
-        click.secho("Not known", bold=True)
+    _gaps(found, everything)
+    _last(found)
+
+
+def _gaps(found: Explanation, everything: bool) -> None:
+    """What could not be told. Where something is wrong that comes first, and this is kept short."""
+    if not found.unknown:
+        return
+    short = any(one.level == "problem" for one in found.findings) and not everything
+    click.echo()
+    more = "   (labctl explain --all: how it could be known)" if short else ""
+    click.echo(click.style("Not known", bold=True) + click.style(more, dim=True))
     for gap in found.unknown:
         _say(f"{gap.what}: {gap.why}", first="? ", indent=INDENT)
-        _label("next", gap.next)
-    _last(found)
+        if not short:
+            _label("next", gap.next)
 
 
 def _title(found: Explanation) -> None:
@@ -82,8 +97,10 @@ def _title(found: Explanation) -> None:
     if found.run.command:
         click.echo(f"{INDENT}{clean(shlex.join(found.run.command))}")
     looked = [
-        f"{read.samples} samples of telemetry" if read.samples else "no telemetry",
-        f"{read.curves} curves with {read.points:,} points" if read.curves else "no curves",
+        f"{_many(read.samples, 'sample')} of telemetry" if read.samples else "no telemetry",
+        f"{_many(read.curves, 'curve')} with {_many(read.points, 'point')}"
+        if read.curves
+        else "no curves",
         "its log" if read.log_bytes else "no log",
     ]
     _say(f"looked at {', '.join(looked)}", indent=INDENT, first=INDENT, dim=True)
@@ -91,6 +108,10 @@ def _title(found: Explanation) -> None:
         growing = " (being written, perhaps)" if flaw.cut and not found.run.ended else ""
         said = f"{flaw.file} from byte {flaw.at_byte}: {flaw.what}{growing}"
         _say(said, indent=INDENT, first=INDENT, dim=True)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _ended(run: Run) -> str:
@@ -111,7 +132,8 @@ def _finding(one: Finding) -> None:
     for number, evidence in enumerate(one.evidence):
         text = f"{evidence.said} [{evidence.of}]"
         _label("seen" if number == 0 else "", text)
-    _label("next", one.next, bold=True)
+    if one.level != "good":
+        _label("next", one.next, bold=True)
     _label("source", f"{one.source.title}; {one.source.url}", dim=True)
 
 

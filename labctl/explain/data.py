@@ -30,11 +30,22 @@ from labctl.explain.samples import (
     span_s,
 )
 from labctl.explain.sources import DATA_LOADER, SHARED_MEMORY, TUNING
-from labctl.explain.words import WORKERS, again, gib, given_number, minutes, number, percent
+from labctl.explain.words import (
+    WORKERS,
+    again,
+    gib,
+    given_number,
+    minutes,
+    number,
+    percent,
+    taken_samples,
+)
 
 MUCH_WAITING = 0.5
 SOME_WAITING = 0.2
 BUSY = 0.85
+WORTH_TELLING = 1024**2
+"""Bytes a second read from disk."""
 FULL_SHM = 0.9
 SMALL_SHM_BYTES = 64 * 1024**2
 """What Docker gives where nobody asks for more."""
@@ -62,7 +73,8 @@ def waiting(material: Material) -> Iterator[Answer]:
     processor = processor_share(samples)
     if processor is not None:
         evidence.append(measured(f"processor: {percent(processor)} of its cores busy (median)"))
-    if (speed := rate(samples, lambda one: one.disk_read_bytes)) is not None:
+    speed = rate(samples, lambda one: one.disk_read_bytes) or 0.0
+    if speed >= WORTH_TELLING:
         evidence.append(measured(f"read from disk: {gib(speed)} a second"))
     without_gpu = material.samples and not any(one.gpus for one in material.samples)
     if share < (MUCH_WAITING if without_gpu else SOME_WAITING):
@@ -190,8 +202,7 @@ def processor(material: Material) -> Iterator[Answer]:
         yield Unknown(
             rule="processor-use",
             what="what limits its speed (processor, memory, disk)",
-            why=f"{len(material.samples)} samples were taken, one every 10 s; it takes {LEAST} "
-            "after the start",
+            why=taken_samples(len(material.samples), LEAST),
             next="let it run for a minute (more epochs), then: labctl explain",
         )
         return

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from labctl.explain.losses import IN_LOG
 from labctl.explain.material import (
     LOG,
     Answer,
@@ -189,8 +190,7 @@ def outcome(material: Material) -> Iterator[Answer]:
             source=LABCTL,
         )
         return
-    failed = run.state == "exited" and run.exit_code not in (0, None)
-    if not failed or ran_out(material) or any(s.pattern.search(material.log) for s in SAYINGS):
+    if run.state != "exited" or run.exit_code in (0, None) or _explained(material):
         return
     code = run.exit_code or 0
     last = _last_error(material.log)
@@ -225,6 +225,13 @@ def outcome(material: Material) -> Iterator[Answer]:
             next=f"labctl logs {run.id} -n 40",
             source=LABCTL,
         )
+
+
+def _explained(material: Material) -> bool:
+    """Whether another rule says why it ended."""
+    last = material.log.rstrip().rpartition("\n")[2]
+    known = any(saying.pattern.search(material.log) for saying in SAYINGS)
+    return known or ran_out(material) is not None or IN_LOG.search(last) is not None
 
 
 def _last_error(log: str) -> str:

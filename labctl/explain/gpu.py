@@ -20,6 +20,7 @@ from labctl.explain.words import (
     given_number,
     minutes,
     percent,
+    taken_samples,
 )
 
 IDLE_PERCENT = 10.0
@@ -94,8 +95,7 @@ def _no_cards(material: Material) -> Iterator[Answer]:
         yield Unknown(
             rule="gpu-use",
             what="how busy the GPU was",
-            why=f"{len(material.samples)} samples were taken, one every 10 s; it takes {LEAST} "
-            "after the start",
+            why=taken_samples(len(material.samples), LEAST),
             next="let it run for a minute, then: labctl explain",
         )
 

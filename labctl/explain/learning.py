@@ -39,6 +39,8 @@ VANISHED = 1e-6
 LEAST_EPOCHS = 4
 RISEN = 0.1
 GAP = 0.1
+LITTLE = 0.2
+"""A rise above the lowest held-out loss that is worth a word, but is no fault."""
 IDLE_END = 0.2
 
 
@@ -212,11 +214,15 @@ def held_out(material: Material) -> Iterator[Answer]:
     points = finite(loss) if loss is not None else []
     if loss is not None and len(points) >= LEAST_EPOCHS:
         best = min(points, key=lambda point: point[1])
+        little = points[-1][1] - best[1] > LITTLE * abs(best[1])
         yield Finding(
             rule="no-overfitting",
             level="good",
-            what="no overfitting is seen",
-            why="what it learns holds on data that it has not seen",
+            what=f"hardly any overfitting, since step {best[0]}"
+            if little
+            else "no overfitting is seen",
+            why="what it learns holds on data that it has not seen"
+            + (", if a little less than it did" if little else ""),
             evidence=(
                 logged(
                     f"{loss.tag}: lowest at step {best[0]} ({number(best[1])}), "

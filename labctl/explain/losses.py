@@ -46,6 +46,8 @@ from labctl.scalars import Series
 IN_LOG = re.compile(r"\b(loss)\b[^\n]{0,40}?\b(nan|inf|-inf)\b", re.IGNORECASE)
 FLAT_SHARE = 0.02
 RISE_OF_FALL = 0.5
+LARGEST_RATE = 0.1
+"""What is larger is no next thing to try, however large the rate was."""
 SPIKE_TIMES = 3.0
 SPIKE_OF_FALL = 0.2
 """How high a spike is at least, as a share of all that the loss has fallen."""
@@ -62,7 +64,7 @@ def smaller_rate(material: Material, factor: float = 10.0) -> str:
     now = given_number(material, LEARNING_RATE) or max(known, default=0.0)
     if not now:
         return f"a learning rate {factor:g} times smaller"
-    rate = f"{now / factor:.2g}"
+    rate = f"{min(now / factor, LARGEST_RATE):.2g}"
     return again(material, {LEARNING_RATE: rate}, f"a learning rate of {rate}")
 
 
@@ -76,7 +78,14 @@ def no_number(material: Material) -> Iterator[Answer]:
     found = IN_LOG.search(material.log)
     if found:
         line = next(line for line in material.log.splitlines() if found[0] in line)
-        yield _diverged_to_nan(material, found[2].lower(), "", (printed(line.strip()[:200]),))
+        evidence = [printed(line.strip()[:200])]
+        curve = train_loss(material.scalars)
+        points = finite(curve) if curve is not None else []
+        if curve is not None and points:
+            step, value = points[-1]
+            evidence.append(logged(f"{curve.tag}: {number(value)} at step {step}, the last"))
+            evidence += _beside(material, step)
+        yield _diverged_to_nan(material, found[2].lower(), "", tuple(evidence))
 
 
 def _no_number(material: Material, series: Series, bad: int) -> Finding:
@@ -158,11 +167,15 @@ def shape(material: Material) -> Iterator[Answer]:
 
 
 def _without(material: Material) -> Unknown:
-    tags = [one.tag for one in material.scalars.series]
+    tags = [one.tag for one in material.scalars.series if not one.tag.startswith("setup/")]
     if tags:
         why = f"no curve has a name with `loss` in it; there are: {', '.join(tags[:6])}"
     elif material.scalars.files:
-        why = "the event files hold no scalars"
+        why = (
+            "it logged no curve yet"
+            if not material.run.ended
+            else "it ended before it logged a curve"
+        )
     else:
         why = "the run wrote no TensorBoard event files below $LABCTL_LOG_DIR"
     return Unknown(

@@ -55,11 +55,12 @@ class Fit(Value, frozen=True):
     """A plan of the model's memory, for the batch that ran out and for the one that fits.
 
     Bytes as `labctl estimate` counts them: `fixed_bytes` without activations, `item_bytes` for
-    each item of the batch. `batch` is the largest power of two that fits, 0 where not even one
-    item does.
+    each item of the batch, which is an `item` ("1x16x16"). `batch` is the largest power of two
+    that fits, 0 where not even one item does.
     """
 
     target: str
+    item: str
     fixed_bytes: int
     item_bytes: int
     limit_bytes: int

@@ -142,7 +142,7 @@ def _plan(material: Material, found: OutOfMemory) -> tuple[str, tuple[Evidence, 
     evidence = [
         Evidence(
             said=f"plan: {gib(fit.fixed_bytes)} for weights, gradients, optimizer and overhead, "
-            f"and {gib(fit.item_bytes)} for each item",
+            f"and {gib(fit.item_bytes)} for each item of {fit.item}",
             of=f"labctl estimate {fit.target}",
         )
     ]
@@ -153,9 +153,9 @@ def _plan(material: Material, found: OutOfMemory) -> tuple[str, tuple[Evidence, 
     evidence.append(Evidence(said=said, of=f"labctl estimate {fit.target}"))
     if total <= fit.limit_bytes:
         why = (
-            "by the plan it should have fitted, so something else took the memory: data or results "
-            "that are kept (a list of losses with their graphs), another process, larger inputs "
-            "than build_model's example"
+            f"by the plan it should have fitted, so something else took the memory: larger items "
+            f"than {fit.item}, data or results that are kept (a list of losses with their graphs), "
+            "DataLoader workers, another process"
         )
     else:
         why = f"{used} does not fit"

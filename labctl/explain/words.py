@@ -27,7 +27,15 @@ _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE]-?[0-9]+)?")
 
 
 def gib(size: float) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 1024**2:.0f} MiB"
+    if size >= GIB / 10:
+        return f"{size / GIB:.1f} GiB"
+    return f"{size / 1024**2:.0f} MiB" if size >= 1024**2 else f"{size / 1024:.0f} KiB"
+
+
+def taken_samples(count: int, least: int) -> str:
+    """Why so many samples of telemetry tell nothing."""
+    said = "1 sample was taken" if count == 1 else f"{count} samples were taken"
+    return f"{said}, one every 10 s; it takes {least} after the start"
 
 
 def percent(share: float) -> str:
