@@ -62,19 +62,24 @@ def report(ground: Ground, run_id: str = "", out: Path | None = None) -> Report:
     facts = gather(ground, run_id)
     text = render(page(facts), ground.paths.data_dir / "templates" / "report").encode()
     file = out or ground.config.root / "runs" / facts.run.id / REPORT
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        staging = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-        staging.write_bytes(text)
-        staging.replace(file)
-    except OSError as error:
-        raise LabError(
-            f"{file} cannot be written", why=str(error), hint="labctl report --out FILE"
-        ) from error
+    _write(file, text)
     ground.reporter.emit(Step(name="writing the report", done=True))
     for note in facts.notes:
         ground.reporter.emit(Note(text=note, level="warning"))
     return Report(run=facts.run.id, file=str(file), bytes=len(text), lacks=_lacks(facts))
+
+
+def _write(file: Path, text: bytes) -> None:
+    staging = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        staging.write_bytes(text)
+        staging.replace(file)
+    except OSError as error:
+        staging.unlink(missing_ok=True)
+        raise LabError(
+            f"{file} cannot be written", why=str(error), hint="labctl report --out FILE"
+        ) from error
 
 
 def gather(ground: Ground, run_id: str = "") -> Facts:

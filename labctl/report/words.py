@@ -11,6 +11,8 @@ SPACE = "\u00a0"
 MINUS = "\u2212"
 STEERING = ("Cc", "Cf", "Cs", "Co", "Cn")
 """Unicode's categories of controls, such as that which turns the direction of writing around."""
+HARMLESS = "\n\t\u200c\u200d"
+"""Line ends, and what some scripts join letters with."""
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -94,5 +96,5 @@ def number(value: float, digits: int = 4) -> str:
 def visible(text: str) -> str:
     """`text` with a sign for each character that would steer how the rest of it is read."""
     return "".join(
-        c if c in "\n\t\u200c\u200d" or unicodedata.category(c) not in STEERING else "\ufffd" for c in text
+        c if c in HARMLESS or unicodedata.category(c) not in STEERING else "\ufffd" for c in text
     )
