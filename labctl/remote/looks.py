@@ -30,6 +30,7 @@ IGNORED_NEW = ("__pycache__", ".ipynb_checkpoints", ".git", ".labctl")
 GIB = 1024**3
 LEAST_ROOM_BYTES = 1024**2
 PROGRESS = "logs/progress.json"
+LARGEST_PROGRESS = 1e300
 UNENDED = ("claimed", "starting", "running")
 
 
@@ -236,7 +237,12 @@ def _progress_at(directory: Path) -> float | None:
 def _progress(directory: Path) -> dict[str, float]:
     """Numbers that a training script may leave in logs/progress.json."""
     body = read_json(directory / PROGRESS)
-    return {k: float(v) for k, v in body.items() if isinstance(v, (int, float))}
+    # A script may write NaN, an infinity or a number beyond all bounds: none has a place in JSON.
+    return {
+        k: float(v)
+        for k, v in body.items()
+        if isinstance(v, (int, float)) and -LARGEST_PROGRESS < v < LARGEST_PROGRESS
+    }
 
 
 def new_files(directory: Path, outputs: list[str]) -> list[str]:

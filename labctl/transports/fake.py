@@ -69,7 +69,8 @@ class FakeTransport:
     ) -> int:
         result = self._answer(str(line), bytes(stdin))
         if result.stdout:
-            on_stdout(result.stdout.encode())
+            # A script that replies with bytes hands them over as surrogates: os.fsdecode.
+            on_stdout(result.stdout.encode(errors="surrogateescape"))
         if result.stderr and on_stderr is not None:
             on_stderr(result.stderr.encode())
         return result.code

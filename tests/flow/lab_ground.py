@@ -197,7 +197,9 @@ class Machine:
             check=False,
         )
         return Result(
-            code=done.returncode, stdout=done.stdout.decode(), stderr=done.stderr.decode()
+            code=done.returncode,
+            stdout=done.stdout.decode(errors="surrogateescape"),
+            stderr=done.stderr.decode(),
         )
 
     def run_with(self, run_id: str, **files: str) -> Path:
