@@ -36,12 +36,12 @@ def summary(trace: dict[str, Any]) -> dict[str, Any]:
         (one for one in events if one["name"].startswith(STEP) and not _on_gpu(one)),
         key=lambda one: one["ts"],
     )
-    if not steps:
+    total_us = sum(one["dur"] for one in steps)
+    if not total_us:
         raise ValueError("the trace holds no step")
     thread = (steps[0].get("pid"), steps[0].get("tid"))
     inside = _within(events, [_span(one) for one in steps])
     own = [one for one in inside if (one.get("pid"), one.get("tid")) == thread]
-    total_us = sum(one["dur"] for one in steps)
     kernels = [one for one in inside if one.get("cat") in GPU]
     phases = _phases(inside, thread, [_span(one) for one in steps])
     return {

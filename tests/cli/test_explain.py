@@ -1,0 +1,130 @@
+"""`labctl explain` and `labctl profile` as they are typed and read."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.config import lab_id, paths
+from labctl.model import Run
+from labctl.state import State
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from event_files import curve
+
+EVENTS = "events.out.tfevents.1700000000.host.1.0"
+
+
+@pytest.fixture
+def logs(home: Path) -> Path:
+    """The logs of a run whose server is gone."""
+    root = home / "digits"
+    run = Run(
+        id="night",
+        lab_id=lab_id(root),
+        server_id="gone",
+        state="exited",
+        exit_code=1,
+        told="failed with exit code 1",
+        command=("python", "train.py", "--lr", "0.1"),
+        started_at=1000.0,
+        ended_at=1240.0,
+        created_at=1000.0,
+    )
+    with State(paths().database) as state:
+        state.save_run(run)
+    made = root / "runs" / "night" / "logs"
+    made.mkdir(parents=True)
+    values = [2.3 * math.exp(-number / 5) for number in range(30)] + [math.nan]
+    (made / EVENTS).write_bytes(curve("train/loss", values))
+    (made / "run.log").write_text("epoch 1\n\x1b[2Jtrain: the loss became nan\n")
+    return made
+
+
+def test_what_is_wrong_comes_with_evidence_source_and_the_next_command(
+    labctl: Any, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = labctl("explain")
+    assert (said.code, said.err) == (0, "")
+    lines = said.out.splitlines()
+    assert lines[0] == "run night: failed with exit code 1 after 4 min"
+    assert lines[1] == "  python train.py --lr 0.1"
+    assert "✗ the loss became NaN at step 310" in lines
+    assert any("at step 300, NaN at step 310 [TensorBoard]" in line for line in lines)
+    assert any(
+        line.startswith("  next    labctl run -- python train.py --lr 0.01") for line in lines
+    )
+    assert any("tuning_playbook" in line for line in lines)
+    assert lines[-1] == "1 problem; begin with: the loss became NaN at step 310"
+    assert all(len(line) <= 80 for line in lines if "labctl run" not in line)
+    assert "\x1b" not in said.out
+
+
+def test_what_is_not_known_is_said_and_at_length_if_asked(labctl: Any, logs: Path) -> None:
+    short, long = labctl("explain", "night").out, labctl("explain", "night", "--all").out
+    for out in (short, long):
+        assert "Not known" in out
+        assert "? how long the training waits for data" in out
+    assert "labctl explain --all" in short
+    assert "speed/data_wait_share" in long
+    assert "speed/data_wait_share" not in short
+
+
+def test_json_is_json_whatever_the_curves_hold(labctl: Any, logs: Path) -> None:
+    def strict(token: str) -> None:
+        raise AssertionError(token)
+
+    body = json.loads(labctl("explain", "--json").out, parse_constant=strict)
+    assert body["version"] == 1
+    assert body["run"]["id"] == "night"
+    assert set(body) == {"version", "run", "findings", "unknown", "read"}
+    (first, *_) = body["findings"]
+    assert (first["rule"], first["level"]) == ("loss-nan", "problem")
+    assert set(first) == {"rule", "level", "what", "why", "evidence", "next", "source"}
+    assert set(first["source"]) == {"title", "url"}
+    assert body["read"]["points"] == 31
+
+
+def test_a_cut_event_file_is_read_as_far_as_it_goes(labctl: Any, logs: Path) -> None:
+    whole = (logs / EVENTS).read_bytes()
+    (logs / EVENTS).write_bytes(whole[:-30])
+    said = labctl("explain")
+    assert said.code == 0
+    assert "it ends in the middle of a record" in said.out
+    (logs / EVENTS).write_bytes(b"\x00" * 4096)
+    said = labctl("explain")
+    assert said.code == 0
+    assert "the rest was not read" in said.out
+
+
+def test_a_file_that_is_none_of_its_kind_is_no_crash(labctl: Any, logs: Path) -> None:
+    (logs / "telemetry.jsonl").write_bytes(b"\xff\xfe" * 500)
+    (logs / "run.log").write_bytes(b"\x80\x81\n" * 500)
+    assert labctl("explain").code == 0
+    (logs / "telemetry.jsonl").unlink()
+    (logs / "telemetry.jsonl").mkdir()
+    said = labctl("explain")
+    assert said.code == 1
+    assert "telemetry.jsonl cannot be read" in said.err
+    assert "next: labctl pull night" in said.err
+
+
+def test_without_a_run_the_next_step_is_named(labctl: Any, home: Path) -> None:
+    said = labctl("explain")
+    assert said.code == 4
+    assert "next: labctl run" in said.err
+    assert labctl("explain", "never").code == 4
+
+
+def test_a_profile_needs_a_server_and_sensible_numbers(labctl: Any, logs: Path) -> None:
+    assert labctl("profile").code == 4
+    said = labctl("profile", "--steps", "0")
+    assert said.code == 2
+    assert "next: labctl profile --steps 5 --warmup 10" in said.err
+    assert labctl("profile", "--warmup", "1").code == 2
