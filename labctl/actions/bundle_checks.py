@@ -1,5 +1,7 @@
-"""What stops a bundle before it leaves: its size, files that run code when they are loaded, bombs,
-secrets. Each is named with its file and the reason."""
+"""What stops a bundle before it leaves: files that run code when they are loaded, bombs, secrets.
+
+Each is named with its file and the reason.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,6 @@ from labctl.submissions.bundle import Source
 from labctl.submissions.leaks import Leak, Search, told
 
 MOST_NAMED = 20
-
-
-def check_size(whole: Contents, most_bytes: int) -> None:
-    """PolicyError, with the largest files, where the bundle is larger than the assignment takes."""
-    if whole.bundle_bytes <= most_bytes:
-        return
-    largest = sorted(whole.manifest.files, key=lambda one: -one.size)[:5]
-    lines = "\n".join(f"{one.size:>15,} bytes  {one.path}" for one in largest)
-    raise PolicyError(
-        f"the bundle is too large: {whole.bundle_bytes:,} bytes; {whole.manifest.assignment} "
-        f"takes at most {most_bytes:,}",
-        why=lines,
-        hint="labctl submit --checkpoint NAME   # a smaller one; or name files in .labignore",
-    )
 
 
 def check_hazards(ground: Ground, whole: Contents) -> None:

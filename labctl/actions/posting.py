@@ -29,6 +29,7 @@ from labctl.errors import (
 from labctl.model import Value
 from labctl.submissions.assignment import Ticket
 from labctl.submissions.collect import Answers, Index, Part
+from labctl.submissions.reading import decoded
 
 TIMEOUT_S = 60.0
 TRIES = 3
@@ -92,8 +93,8 @@ def answers(ticket: Ticket) -> Answers:
     if status != 200:
         raise LabError(f"the bucket answers {status}", why=_said(body))
     try:
-        return msgspec.json.decode(body, type=Answers)
-    except msgspec.MsgspecError as error:
+        return decoded(body, Answers)
+    except ValueError as error:
         raise LabError("the receiver's answer cannot be read", why=str(error)) from None
 
 
@@ -228,8 +229,8 @@ def _said(body: bytes) -> str:
 
 def _known(progress: Path, sha256: str) -> Posted:
     try:
-        found = msgspec.json.decode(progress.read_bytes(), type=Posted)
-    except (OSError, msgspec.MsgspecError):
+        found = decoded(progress.read_bytes(), Posted)
+    except (OSError, ValueError):
         return Posted()
     return found if found.sha256 == sha256 else Posted()
 

@@ -67,7 +67,7 @@ def write_assignment(receiver: Receiver, name: str, place: str, given: Mapping[s
     }
     problems: list[Problem] = []
     body = msgspec.json.encode({key: value for key, value in lines.items() if value})
-    found = parse_assignment(body, "", problems)
+    found = parse_assignment(body, problems)
     if found is None:
         raise _wrong(name, tuple(problems))
     text = assignment_text(found)

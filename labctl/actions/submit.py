@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from labctl.actions import Note, Progress, Step, posting
-from labctl.actions.bundle_checks import check_hazards, check_leaks, check_size
+from labctl.actions.bundle_checks import check_hazards, check_leaks
 from labctl.actions.bundling import Contents, contents
 from labctl.actions.ground import Ground
 from labctl.actions.receiver_host import ReceiverHost
@@ -67,9 +67,9 @@ class HandedIn(Value, frozen=True):
     sha256: str
 
 
-def find_assignment(ground: Ground, given: Path | None) -> tuple[Path, Assignment]:
-    """The assignment at `given`, or the one beside lab.yaml."""
-    path = given or ground.config.root / ASSIGNMENT_FILE
+def find_assignment(root: Path, given: Path | None) -> tuple[Path, Assignment]:
+    """The assignment at `given`, or the one beside lab.yaml in `root`."""
+    path = given or root / ASSIGNMENT_FILE
     hint = f"put the file from your instructor there, as {ASSIGNMENT_FILE}; or --assignment FILE"
     return path, load_assignment(path, hint=hint)
 
@@ -139,19 +139,19 @@ def checked_contents(
     allowed: Iterable[str] = (),
     beside: Iterable[str] = (),
 ) -> Contents:
-    """What would be handed in, looked through: size first, since that costs nothing."""
+    """What would be handed in, looked through."""
     ground.reporter.emit(Step(name="looking through"))
-    whole = contents(ground, rules, terms.student, run_id, checkpoint, beside)
-    check_size(whole, terms.max_bytes)
+    about = (terms.student, terms.max_bytes, run_id, checkpoint, beside)
+    whole = contents(ground, rules, *about)
     check_hazards(ground, whole)
     check_leaks(ground, whole, allowed)
     ground.reporter.emit(Step(name="looking through", done=True))
     return whole
 
 
-def folder(ground: Ground, name: str) -> Path:
-    """Where an assignment's bundles and receipts lie here."""
-    return ground.config.root / ".labctl" / "submissions" / name
+def folder(root: Path, name: str) -> Path:
+    """Where an assignment's bundles and receipts lie in a lab's directory."""
+    return root / ".labctl" / "submissions" / name
 
 
 def hand_in(
@@ -161,7 +161,7 @@ def hand_in(
 
     `host` is None for an assignment that is handed in through a bucket.
     """
-    place = folder(ground, rules.name)
+    place = folder(ground.config.root, rules.name)
     place.mkdir(parents=True, exist_ok=True)
     draft = place / "outgoing.tar"
     sha256 = _packed(ground, whole, draft)
@@ -178,7 +178,7 @@ def hand_in(
         posted = place / f"posted-{sha256[:12]}.tar"
         draft.replace(posted)
         return HandedIn(signed=None, receipt="", bundle=str(posted), sha256=sha256)
-    kept = keep_receipt(ground, rules, signed, sha256=sha256)
+    kept = keep_receipt(ground.config.root, rules, signed, sha256=sha256)
     here = _bundle_beside(kept)
     draft.replace(here)
     return HandedIn(signed=signed, receipt=str(kept), bundle=str(here), sha256=sha256)
@@ -201,7 +201,7 @@ def _sent(
 
 
 def fetch_receipts(
-    ground: Ground, rules: Assignment, host: ReceiverHost | None
+    root: Path, rules: Assignment, host: ReceiverHost | None
 ) -> tuple[list[tuple[Path, Receipt]], list[str]]:
     """(receipts, now kept here, each verified; what was refused and why)."""
     refused: list[str] = []
@@ -213,20 +213,20 @@ def fetch_receipts(
         answers = posting.answers(rules.ticket)
         found = list(answers.receipts)
         refused = [f"{one.at} {one.sha256[:12]}: {one.why}" for one in answers.refused]
-    kept = [(keep_receipt(ground, rules, signed), signed.receipt) for signed in found]
+    kept = [(keep_receipt(root, rules, signed), signed.receipt) for signed in found]
     for path, one in kept:
-        posted = folder(ground, rules.name) / f"posted-{one.bundle_sha256[:12]}.tar"
+        posted = folder(root, rules.name) / f"posted-{one.bundle_sha256[:12]}.tar"
         if posted.is_file() and not _bundle_beside(path).exists():
             posted.replace(_bundle_beside(path))
     return kept, refused
 
 
-def keep_receipt(ground: Ground, rules: Assignment, signed: Signed, *, sha256: str = "") -> Path:
+def keep_receipt(root: Path, rules: Assignment, signed: Signed, *, sha256: str = "") -> Path:
     """Verify a receipt and write it; PolicyError where it is not what its receiver must sign."""
     found = receipt.verify(signed, rules.receiver)
     if found.assignment != rules.name or (sha256 and found.bundle_sha256 != sha256):
         raise PolicyError("the receipt is for something else", why="labctl did not hand that in")
-    place = folder(ground, rules.name)
+    place = folder(root, rules.name)
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"receipt-{found.number:04}.json"
     draft = path.with_suffix(".new")
@@ -235,9 +235,9 @@ def keep_receipt(ground: Ground, rules: Assignment, signed: Signed, *, sha256: s
     return path
 
 
-def last_receipt(ground: Ground, rules: Assignment) -> Path:
+def last_receipt(root: Path, rules: Assignment) -> Path:
     """The newest receipt here; NotFoundError where there is none."""
-    known = sorted(folder(ground, rules.name).glob("receipt-*.json"))
+    known = sorted(folder(root, rules.name).glob("receipt-*.json"))
     if not known:
         raise NotFoundError(f"there is no receipt for {rules.name} here", hint="labctl submit")
     return known[-1]

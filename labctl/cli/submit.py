@@ -61,24 +61,28 @@ def submit_command(
     """
     from labctl.actions import submit
 
-    lab = open_lab(ctx, yes=yes, quiet=json_, record_only=True)
     if key:
-        _key(lab, json_)
+        _key(json_)
         return
-    path, rules = submit.find_assignment(lab.ground, given)
+    root = Path(ctx.find_root().obj or ".").resolve()
+    path, rules = submit.find_assignment(root, given)
     if verify is not None:
-        _verify(ctx, lab, rules, verify, bundle, json_)
-    elif receipts:
+        # By the assignment's file alone: a receipt outlives the lab.
+        _verify(ctx, root, rules, verify, bundle, json_)
+        return
+    lab = open_lab(ctx, yes=yes, quiet=json_, record_only=True)
+    if receipts:
         _receipts(lab, rules, json_)
     else:
         _hand_in(ctx, lab, rules, path, (run, checkpoint, allow, dry_run), json_)
 
 
-def _key(lab: Lab, json_: bool) -> None:
+def _key(json_: bool) -> None:
     from labctl.actions.receiver_host import public_key
     from labctl.cli.screen import as_json
+    from labctl.config import paths
 
-    line = public_key(lab.ground.paths)
+    line = public_key(paths())
     if json_:
         as_json({"key": line})
         return
@@ -147,7 +151,7 @@ def _host(lab: Lab, rules: Assignment, ends: ExitStack) -> ReceiverHost | None:
 
 def _verify(
     ctx: click.Context,
-    lab: Lab,
+    root: Path,
     rules: Assignment,
     given: str,
     bundle: Path | None,
@@ -157,12 +161,12 @@ def _verify(
     from labctl.cli.screen import as_json
     from labctl.cli.submitted import draw_verified
 
-    path = Path(given) if given else submit.last_receipt(lab.ground, rules)
+    path = Path(given) if given else submit.last_receipt(root, rules)
     found = submit.verify(path, rules.receiver, bundle)
     if json_:
         as_json({"verified": found})
     else:
-        draw_verified(found, lab.ground.config.root)
+        draw_verified(found, root)
     ctx.exit(3 if found.bundle == "changed" else 0)
 
 
@@ -171,10 +175,11 @@ def _receipts(lab: Lab, rules: Assignment, json_: bool) -> None:
     from labctl.cli.screen import as_json
     from labctl.cli.submitted import draw_receipts
 
+    root = lab.config.root
     with ExitStack() as ends:
-        kept, refused = submit.fetch_receipts(lab.ground, rules, _host(lab, rules, ends))
+        kept, refused = submit.fetch_receipts(root, rules, _host(lab, rules, ends))
     if json_:
         found: list[Any] = [{"path": str(path), "receipt": one} for path, one in kept]
         as_json({"receipts": found, "refused": refused})
         return
-    draw_receipts(kept, refused, lab.ground.config.root)
+    draw_receipts(kept, refused, root)

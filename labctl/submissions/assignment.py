@@ -225,7 +225,7 @@ def load_assignment(path: Path, *, hint: str = "") -> Assignment:
     """The assignment in a file; ConfigError with everything that is wrong in it."""
     problems: list[Problem] = []
     data = read_bytes(path, path.name, hint=hint)
-    found = parse_assignment(data, path.name, problems)
+    found = parse_assignment(data, problems)
     if found is None:
         raise ConfigError(
             f"{plain(str(path))} is not an assignment as labctl reads it",
@@ -235,9 +235,9 @@ def load_assignment(path: Path, *, hint: str = "") -> Assignment:
     return found
 
 
-def parse_assignment(data: bytes, origin: str, problems: list[Problem]) -> Assignment | None:
+def parse_assignment(data: bytes, problems: list[Problem]) -> Assignment | None:
     """The assignment that a text is; None where `problems` grew."""
-    node = parse(data, origin, problems)
+    node = parse(data, "", problems)  # without an origin, problems name their lines
     if node is None:
         problems += [] if problems else [Problem("", 0, "there is nothing in it")]
         return None

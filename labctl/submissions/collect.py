@@ -16,6 +16,7 @@ from labctl.model import Value
 from labctl.submissions import receipt
 from labctl.submissions.buckets import MOST_INDEX_BYTES, MOST_PARTS, Bucket, Version, part_key
 from labctl.submissions.manifest import refused
+from labctl.submissions.reading import decoded
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Receiver, checked
 
@@ -125,8 +126,8 @@ def _index(bucket: Bucket, version: Version) -> Index:
     if version.size > MOST_INDEX_BYTES:
         raise refused("its index is too large")
     try:
-        found = msgspec.json.decode(b"".join(bucket.blocks(version)), type=Index)
-    except msgspec.MsgspecError as error:
+        found = decoded(b"".join(bucket.blocks(version)), Index)
+    except ValueError as error:
         raise refused(f"its index cannot be read: {error}") from None
     whole = sum(part.size for part in found.parts) == found.size
     if not whole or not 0 < len(found.parts) <= MOST_PARTS or any(p.size < 1 for p in found.parts):
@@ -188,10 +189,10 @@ def _answer(
 
 def _read(file: Path) -> _Done:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=_Done)
+        return decoded(file.read_bytes(), _Done)
     except FileNotFoundError:
         return _Done()
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise LabError(
             f"{file} is damaged",
             why=str(error),

@@ -9,6 +9,7 @@ import msgspec
 
 from labctl.errors import TransferError
 from labctl.model import Value
+from labctl.submissions.reading import decoded
 
 NAME = "manifest.json"
 KIND = "labctl-submission"
@@ -69,8 +70,8 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes) -> Manifest:
     """The manifest in `data`; TransferError where it is none, or names what it must not."""
     try:
-        found = msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
+        found = decoded(data, Manifest)
+    except ValueError as error:
         raise refused(f"its {NAME} cannot be read: {error}") from None
     if found.kind != KIND or found.version != 1:
         raise refused(f"its {NAME} is of another kind or version")

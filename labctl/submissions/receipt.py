@@ -15,6 +15,7 @@ import msgspec
 
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.model import Value
+from labctl.submissions.reading import decoded
 
 KIND = "labctl-receipt"
 _DOMAIN = b"labctl receipt 1\n"
@@ -103,8 +104,8 @@ def decode(data: bytes) -> Signed:
     try:
         if len(data) > MOST_BYTES:
             raise ValueError("it is too large")
-        found = msgspec.json.decode(data, type=Signed)
-    except (msgspec.MsgspecError, ValueError) as error:
+        found = decoded(data, Signed)
+    except ValueError as error:
         raise _bad(f"it cannot be read: {error}") from None
     if found.receipt.kind != KIND or found.receipt.version != 1:
         raise _bad("it is of another kind or version")

@@ -1,0 +1,224 @@
+"""Files that must not be handed in: pickles that run code, archives that explode, secrets."""
+
+from __future__ import annotations
+
+import collections
+import gzip
+import io
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from submission_bed import bomb
+
+from labctl.shell import Secret
+from labctl.submissions.archives import hazards
+from labctl.submissions.leaks import Leak, Search, told
+
+TENSOR = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nq\x00ctorch\nFloatStorage\nq\x01\x86q\x02."
+
+
+class Evil:
+    def __init__(self, call: Callable[..., Any], *words: Any) -> None:
+        self.call = (call, words)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def reasons(content: bytes, path: str = "model/m.bin") -> str:
+    found = hazards(path, io.BytesIO(content), len(content))
+    assert all(one.path == path for one in found)
+    return "; ".join(one.reason for one in found)
+
+
+def zipped(**files: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_pickle_that_runs_something_is_refused_by_its_name(protocol: int) -> None:
+    evil = pickle.dumps(Evil(os.system, "id"), protocol)
+    assert reasons(evil, "model/anything.safetensors") == f"loading it would run '{os.name}.system'"
+    assert "eval" in reasons(pickle.dumps([1, {"a": Evil(eval, "1")}], protocol))
+
+
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_old_pickles_are_known_by_what_their_name_promises(protocol: int) -> None:
+    evil = pickle.dumps(Evil(os.system, "id"), protocol)
+    for suffix in (".pkl", ".pt", ".pth", ".joblib", ".PKL", ".ckpt", ".pt.tmp"):
+        assert "system" in reasons(evil, f"model/m{suffix}"), suffix
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"cposix\nsystem\n(S'id'\ntR.",
+        b"(S'id'\niposix\nsystem\n.",
+        b"\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02id\x94\x85\x94R.",
+        # The name comes from the memo, or what looks allowed lies elsewhere on the stack.
+        b"\x8c\x05posixq\x07\x8c\x06systemq\x08h\x07h\x08\x93\x8c\x02id\x85R.",
+        b"\x8c\x05posix\x8c\x06system\x8c\x0bcollections\x8c\x0bOrderedDict00\x93\x8c\x02id\x85R.",
+        b"\x8c\x0bcollectionsq\x01\x8c\x05posixq\x01\x8c\x06systemq\x02h\x01h\x02\x93.",
+        b"\x8c\x05posix\x8c\x06system\x86\x8c\x0bcollections\x8c\x0bOrderedDict\x93.",
+        b"\x82\x01.",
+    ],
+)
+def test_no_way_of_naming_hides_what_is_run(body: bytes) -> None:
+    said = reasons(b"\x80\x04" + body)
+    allowed = b"OrderedDict\x93" in body
+    assert bool(said) is not allowed, said
+
+
+def test_two_texts_that_are_not_on_top_are_believed_by_nobody() -> None:
+    # POP brings posix.system back to the top; only what cannot be mistaken is believed.
+    hidden = b"\x80\x04\x8c\x05posix\x8c\x06system\x8c\x01a0\x93\x8c\x02id\x85R."
+    assert "hides" in reasons(hidden)
+
+
+def test_what_comes_before_a_pickle_breaks_off_has_run_already() -> None:
+    cut = pickle.dumps(Evil(os.system, "id"), 4)[:-1] + b"\xff\xff"
+    assert "system" in reasons(cut)
+
+
+def test_weights_and_plain_data_may_be_pickled() -> None:
+    data = {"w": [1.0, 2.0], "names": ("a", b"b"), "counts": collections.Counter("aab")}
+    plain = pickle.dumps(collections.OrderedDict(data), 4)
+    for suffix in (".pkl", ".pt", ".bin"):
+        assert reasons(plain, f"model/m{suffix}") == ""
+    assert reasons(TENSOR, "model/m.pt") == ""
+    # PyTorch's old format: several pickles, then the numbers.
+    assert reasons(plain + TENSOR + b"\x00\x01\x02" * 100, "model/m.pth") == ""
+    assert "system" in reasons(TENSOR + pickle.dumps(Evil(os.system, "id"), 2), "model/m.pth")
+
+
+def test_what_promises_a_pickle_and_cannot_be_read_is_refused() -> None:
+    for content in (b"\x1f\x8b" + bytes(20), b"not a pickle", b"\x78\x9c" + bytes(30)):
+        assert "cannot be looked into" in reasons(content, "model/forest.joblib")
+    assert reasons(b"", "model/empty.pkl") == ""
+
+
+def test_numbers_that_begin_like_a_pickle_are_numbers() -> None:
+    assert reasons(b"\x80\x02" + bytes(range(256)), "model/m.safetensors") == ""
+    length = struct.pack("<Q", 0x0280)
+    assert reasons(length + b"{}".ljust(0x280) + bytes(100), "model/m.safetensors") == ""
+
+
+def test_pytorchs_archives_are_opened() -> None:
+    good = zipped(**{"m/data.pkl": TENSOR, "m/data/0": b"\x80\x02" + bytes(64)})
+    assert reasons(good, "model/m.pt") == ""
+    evil = zipped(**{"m/data.pkl": pickle.dumps(Evil(os.system, "id"), 2)})
+    assert "'m/data.pkl' in it: loading it would run" in reasons(evil, "model/m.bin")
+    script = zipped(**{"m/data.pkl": TENSOR, "m/code/__torch__/net.py": b"def forward(): pass"})
+    assert "TorchScript" in reasons(script, "model/m.pt")
+
+
+def test_numpys_arrays_of_objects_are_pickles() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def saved(array: Any) -> bytes:
+        out = io.BytesIO()
+        numpy.save(out, array, allow_pickle=True)
+        return out.getvalue()
+
+    evil = saved(numpy.array([Evil(os.system, "id")], dtype=object))
+    assert "system" in reasons(evil, "model/a.npy")
+    assert "'a.npy' in it" in reasons(zipped(**{"a.npy": evil}), "model/a.npz")
+    assert reasons(saved(numpy.arange(1000.0)), "model/a.npy") == ""
+    assert reasons(zipped(**{"a.npy": saved(numpy.arange(9))}), "model/a.npz") == ""
+
+
+def test_zip_bombs_are_named_without_being_unpacked() -> None:
+    assert "would unpack to 3.0 GiB" in reasons(bomb(), "logs/a.zip")
+    assert "would unpack to 3.0 GiB" in reasons(b"GIF89a" + bomb(), "logs/a.gif")
+    nested = zipped(**{"inner.bin": bomb()})
+    assert "an archive lies in it" in reasons(nested, "logs/a.zip")
+
+
+def test_files_that_share_their_bytes_are_a_bomb() -> None:
+    whole = zipped(a=os.urandom(40_000))
+    start = whole.index(b"PK\x01\x02")
+    entry, end = whole[start : whole.index(b"PK\x05\x06")], whole[whole.index(b"PK\x05\x06") :]
+    count, body = 50, bytearray(end)
+    struct.pack_into("<HH", body, 8, count, count)
+    struct.pack_into("<L", body, 12, len(entry) * count)
+    assert "overlap" in reasons(whole[:start] + entry * count + bytes(body), "logs/a.zip")
+
+
+def test_a_gzip_bomb_is_counted_not_believed() -> None:
+    stream = gzip.compress(bytes(1024 * 1024), 9)
+    assert reasons(stream, "logs/a.gz") == ""
+    # Streams one after another: a small file of many.
+    assert "more than 1.0 GiB" in reasons(stream * 1100, "logs/a.gz")
+    assert "no whole gzip" in reasons(stream[:50] + b"garbage" * 20, "logs/a.gz")
+
+
+def test_what_cannot_be_looked_into_is_refused() -> None:
+    data = bytearray(zipped(a=b"hello" * 10))
+    for magic, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(magic) + offset] |= 1
+    assert "encrypted" in reasons(bytes(data), "logs/a.zip")
+    broken = bytearray(zipped(a=os.urandom(100)))
+    broken[broken.index(b"PK\x01\x02") + 42] = 0xFF
+    assert "damaged" in reasons(bytes(broken), "logs/a.zip")
+
+
+def test_text_and_pictures_are_left_alone() -> None:
+    for content in (b"import os\nos.system('x')\n", b"\x89PNG\r\n\x1a\n" + bytes(50), b""):
+        assert reasons(content, "code/train.py") == ""
+
+
+SECRETS = {
+    b"-----BEGIN OPENSSH PRIVATE KEY-----": "a private key",
+    b"-----BEGIN RSA PRIVATE KEY-----": "a private key",
+    b"key = AKIAIOSFODNN7EXAMPLE": "an AWS access key",
+    b"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY": "an AWS secret key",
+    b"ghp_" + b"a1B2" * 9: "a GitHub token",
+    b"HF_TOKEN=hf_" + b"abcdEFGH12" * 4: "a Hugging Face token",
+    b"wandb.login(key='" + b"0123456789" * 4 + b"')": "a W&B key",
+    b"OPENAI='sk-proj-" + b"abcd1234" * 5 + b"'": "an API key",
+    b"git clone https://me:hunter22secret@github.com/x": "a password in an address",
+}
+
+
+@pytest.mark.parametrize(("text", "kind"), SECRETS.items())
+def test_secrets_are_named_by_file_line_and_kind(text: bytes, kind: str) -> None:
+    found = Search().leaks("code/a.py", io.BytesIO(b"# one\n# two\n" + text + b"\n"))
+    assert found == [Leak(path="code/a.py", line=3, kind=kind)]
+    assert told(found) == f"code/a.py, line 3: {kind}"
+    assert text.decode()[:20] not in told(found)
+
+
+def test_known_values_are_found_wherever_they_stand() -> None:
+    search = Search({"WANDB_API_KEY": Secret("pa$$.word*1"), "PIN": Secret("1234")})
+    # Across the border of two blocks, too.
+    content = b"x\n" * 524_284 + b"say pa$$.word*1 1234\n"
+    found = search.leaks("logs/run.log", io.BytesIO(content))
+    assert found == [
+        Leak(path="logs/run.log", line=524_285, kind="the value of your secret WANDB_API_KEY")
+    ]
+
+
+def test_each_place_is_told_once_and_files_by_their_names() -> None:
+    line = b"AKIAIOSFODNN7EXAMPLE AKIAIOSFODNN7EXAMPLE\n"
+    assert len(Search().leaks("code/a", io.BytesIO(line * 3))) == 3
+    assert Search().leaks("code/.env", io.BytesIO(b"A=1\n")) == [
+        Leak(path="code/.env", line=0, kind="a file of secrets")
+    ]
+    assert len(Search().leaks("code/a", io.BytesIO(line * 300))) == 20
+
+
+def test_ordinary_code_holds_no_secret() -> None:
+    text = (
+        b"token = tokenizer('hello')\npassword = input()\nurl = 'https://example.org:8080/a@b'\n"
+        b"sha = '" + b"0123456789abcdef" * 4 + b"'\nDATABASE = 'postgres://{user}:{word}@host/db'\n"
+    )
+    assert Search().leaks("code/a.py", io.BytesIO(text)) == []
