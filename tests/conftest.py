@@ -18,7 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TOGETHER_LONGEST_FIRST = (
     # One lab with services, and what a browser shows of them.
-    "e2e/test_forwards_live e2e/test_services e2e/test_browser e2e/test_watchdog_jupyter",
+    "e2e/test_forwards_live e2e/test_services e2e/test_serve_live e2e/test_browser "
+    "e2e/test_watchdog_jupyter",
     "e2e/test_prepare_live",
     "e2e/test_prepare_accounts",
     "e2e/test_transfer_faults",

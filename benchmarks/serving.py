@@ -1,0 +1,252 @@
+"""A load test of `labctl serve`: with and without batching, against one plain Flask handler.
+
+The same trained sample project answers in all of them, in a process of its own; callers send one
+PNG after another, each over a connection that stays open. What is timed is from the first byte
+sent to the last byte read. Server and callers share this machine.
+
+    python -m benchmarks.serving [--rounds N] [--seconds S] [--small]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import platform
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import NotDoneError
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+CALLERS = (1, 8, 32)
+READY_S = 120.0
+FLASK = """
+import io, sys
+from pathlib import Path
+from flask import Flask, request
+from PIL import Image
+from werkzeug.serving import WSGIRequestHandler
+import predict
+
+WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections stay open, as the other's do
+model = predict.load(Path("checkpoints"))
+app = Flask(__name__)
+
+@app.post("/predict")
+def answer():
+    (row,) = model.predict([Image.open(io.BytesIO(request.get_data()))])
+    best = max(range(len(row)), key=row.__getitem__)
+    told = {"class": model.classes[best], "probability": row[best]}
+    return {"predictions": [told]}
+
+import logging
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+app.run(port=int(sys.argv[1]), threaded=True)
+"""
+SERVE = "import sys; from labctl.serving.__main__ import main; sys.exit(main())"
+
+
+@dataclass
+class Side:
+    """One way to serve. `seconds` has each answer's latency, `rates` answers a second per round."""
+
+    name: str
+    program: str
+    environ: dict[str, str] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float]:
+        found = sorted(self.seconds)
+        return {
+            "requests": len(found),
+            "p50_ms": statistics.median(found) * 1000,
+            "p99_ms": found[min(len(found) - 1, int(len(found) * 0.99))] * 1000,
+            "requests_per_s": statistics.median(self.rates),
+        }
+
+
+def sides() -> list[Side]:
+    return [
+        Side("one plain Flask handler", FLASK),
+        Side("labctl serve --batch 1", SERVE, {"LABCTL_SERVE_MAX_BATCH": "1"}),
+        Side("labctl serve", SERVE),
+    ]
+
+
+@contextmanager
+def project(image_size: int) -> Iterator[Path]:
+    """The sample project with a checkpoint that was trained for an epoch, and its pictures."""
+    with tempfile.TemporaryDirectory(prefix="labctl-bench-") as folder:
+        home = Path(folder) / "project"
+        shutil.copytree(ROOT / "templates" / "image-classifier", home)
+        words = ["train.py", "--epochs", "1", "--image-size", str(image_size), "--workers", "0"]
+        done = subprocess.run(
+            [sys.executable, *words], cwd=home, env=_environ({}), capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise NotDoneError(f"train.py ended with {done.returncode}: {done.stderr[-600:]}")
+        yield home
+
+
+def _environ(more: dict[str, str]) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LABCTL_", "PYTHON"))}
+    return {**kept, **more}
+
+
+@contextmanager
+def started(side: Side, home: Path) -> Iterator[int]:
+    """The port of a server that answers."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    environ = _environ({**side.environ, "LABCTL_SERVE_PORT": str(port), "PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", side.program, str(port)],
+        cwd=home,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        _wait_for(port, process)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise NotDoneError("the server did not start")
+
+
+async def called(port: int, bodies: list[bytes], until: float, first: int) -> list[float]:
+    """One caller: a picture after another until the time is up; the latency of each."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    found, number = [], first
+    while time.perf_counter() < until:
+        body = bodies[number % len(bodies)]
+        number += 1
+        head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
+        begun = time.perf_counter()
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        await answer(reader)
+        found.append(time.perf_counter() - begun)
+    writer.close()
+    return found
+
+
+async def answer(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """One reply; NotDoneError where it is no prediction."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    length = int(head.partition("content-length:")[2].partition("\r\n")[0])
+    told: dict[str, Any] = json.loads(await reader.readexactly(length))
+    if not head.startswith("http/1.1 200") or len(told["predictions"]) != 1:
+        raise NotDoneError(f"{head.splitlines()[0]}: {told}")
+    return told
+
+
+async def load(port: int, bodies: list[bytes], callers: int, seconds: float) -> list[float]:
+    until = time.perf_counter() + seconds
+    each = (called(port, bodies, until, 7 * number) for number in range(callers))
+    return [one for found in await asyncio.gather(*each) for one in found]
+
+
+async def classes(port: int, bodies: list[bytes]) -> list[str]:
+    """What a server says of some pictures: all must say the same."""
+    found = []
+    for body in bodies:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        found.append((await answer(reader))["predictions"][0]["class"])
+        writer.close()
+    return found
+
+
+def measured(image_size: int, callers: int, rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """A row for each side. The sides take turns; a round before the first is thrown away."""
+    compared = sides()
+    with project(image_size) as home:
+        files = sorted((home / "dataset" / "test").rglob("*.png"))
+        bodies = [path.read_bytes() for path in files]
+        said = set()
+        for number in range(rounds + 1):
+            for side in compared:
+                with started(side, home) as port:
+                    said.add(tuple(asyncio.run(classes(port, bodies[:20]))))
+                    asyncio.run(load(port, bodies, callers, 1.0))
+                    found = asyncio.run(load(port, bodies, callers, seconds))
+                if number:
+                    side.seconds += found
+                    side.rates.append(len(found) / seconds)
+    if len(said) != 1:
+        raise NotDoneError(f"the servers disagree: {said}")
+    about = {"image_size": image_size, "callers": callers}
+    return [{**about, "name": side.name, **side.figures()} for side in compared]
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| image | callers | | p50 ms | p99 ms | requests/s |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        figures = f"{row['p50_ms']:.1f} | {row['p99_ms']:.1f} | {row['requests_per_s']:.0f}"
+        lines.append(f"| {row['image_size']} | {row['callers']} | {row['name']} | {figures} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of one measurement")
+    parser.add_argument("--small", action="store_true", help="seconds: to see that it works")
+    options = parser.parse_args()
+    if options.small:
+        options.rounds, options.seconds = 1, 1.0
+    sizes = (16,) if options.small else (16, 96)
+    told: dict[str, Any] = {
+        "version": 1,
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "group": "serving",
+        "cpus": os.cpu_count(),
+        "load": [round(one, 1) for one in os.getloadavg()],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {one: version(one) for one in ("torch", "fastapi", "uvicorn", "flask")},
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "rows": [],
+    }
+    for image_size in sizes:
+        for callers in CALLERS:
+            print(f"measuring: {callers} callers, images of {image_size}", file=sys.stderr)
+            told["rows"] += measured(image_size, callers, options.rounds, options.seconds)
+    print(_table(told["rows"]))
+    if not options.small:
+        path = RESULTS / f"{told['at'][:19].replace(':', '')}-serving.json"
+        path.write_text(json.dumps(told, indent=1) + "\n")
+        print(f"\nwritten to {path}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""`labctl serve` as it is typed: what is refused before the server is asked, and what is wished."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.actions import serve
+from labctl.cli.serve import _wanted
+from labctl.errors import NotFoundError, PolicyError, UsageError
+from labctl.lab import Lab
+from labctl.model import Endpoint, Offer, Run, Server
+
+GIVEN = {
+    "env": (), "image": "", "port": 0, "batch": 0, "checkpoint": "", "push": False,
+    "load_time": 600,
+}  # fmt: skip
+
+
+@pytest.fixture
+def lab(home: Path) -> Lab:
+    """A lab with a server, a run on it, and one that ran on a server that is gone."""
+    made = Lab.load(home / "digits", environ={"HOME": str(home)})
+    server = Server(
+        id="box-1", provider="local", lab="digits", lab_id=made.id, alias="digits",
+        endpoint=Endpoint(host="127.0.0.1"), offer=Offer(provider="local", type="box"),
+        created_at=time.time(), state="running",
+    )  # fmt: skip
+    made.ground.state.save_server(server)
+    for at, (run, box) in enumerate([("old", "box-0"), ("night", "box-1")]):
+        kept = Run(
+            id=run, lab_id=made.id, server_id=box, state="exited", image=f"{run}:1",
+            created_at=float(at),
+        )  # fmt: skip
+        made.ground.state.save_run(kept)
+    folder = made.ground.paths.ssh_dir / "box-1"
+    folder.mkdir(parents=True)
+    return made
+
+
+def wanted(lab: Lab, *words: str, **given: Any) -> Any:
+    return _wanted(lab, lab.ground.server(), words, {**GIVEN, **given})
+
+
+def test_the_latest_run_is_served_by_its_own_code_in_its_own_image(lab: Lab) -> None:
+    wish = wanted(lab, batch=8, env=("A=b=c",), checkpoint="step-00000001")
+    assert (wish.name, wish.image, wish.replace) == ("serve", "night:1", True)
+    assert (wish.model.run, wish.model.where, wish.model.code) == ("night", "run", "run")
+    assert wish.model.checkpoint == "step-00000001"
+    assert wish.env == {"A": "b=c", "LABCTL_SERVE_MAX_BATCH": "8"}
+    assert "fastapi" in wish.args["PACKAGES"]
+
+
+def test_an_image_is_served_as_it_is(lab: Lab) -> None:
+    wish = wanted(lab, "--model", "x", image="vllm/vllm-openai", port=8000, load_time=900)
+    assert (wish.name, wish.image, wish.port) == ("serve-8000", "vllm/vllm-openai", 8000)
+    assert (wish.command, wish.as_is, wish.model) == (("--model", "x"), True, None)
+    assert wish.deadline_s == 900
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ((), {"port": 80}),
+        ((), {"image": "x"}),
+        ((), {"image": "x", "port": 65536}),
+        (("night", "old"), {}),
+        ((), {"env": ("A",)}),
+        ((), {"env": ("A B=c",)}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_next_command(
+    lab: Lab, words: tuple[str, ...], given: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        wanted(lab, *words, **given)
+    assert refused.value.hint.startswith("labctl serve")
+
+
+def test_a_run_that_is_neither_there_nor_here_must_be_pulled(lab: Lab) -> None:
+    with pytest.raises(NotFoundError, match="neither on this server nor here") as missing:
+        wanted(lab, "old")
+    assert missing.value.hint == "labctl pull old"
+    with pytest.raises(NotFoundError, match="there is no run"):
+        wanted(lab, "never")
+
+
+def test_pulled_checkpoints_with_a_pickle_are_never_sent(lab: Lab) -> None:
+    home = lab.config.root / "runs" / "old" / "checkpoints"
+    home.mkdir(parents=True)
+    (home / "model.safetensors").write_bytes(b"\x80\x04cos\nsystem\n")
+    with pytest.raises(PolicyError, match="checkpoints of run old are refused") as refused:
+        wanted(lab, "old")
+    assert "'model.safetensors' is a pickle" in refused.value.why
+
+
+def test_without_a_server_the_next_step_is_up(labctl: Any) -> None:
+    said = labctl("serve")
+    assert said.code == 4
+    assert "next: labctl up" in said.err
+
+
+def test_only_what_serve_started_is_its_own() -> None:
+    names = ["serve", "serve-8000", "server", "jupyter"]
+    assert [one for one in names if serve._is_ours(one)] == ["serve", "serve-8000"]
