@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +12,15 @@ from benchmarks.boxes import ALGORITHMS, Box, Boxes
 from benchmarks.measure import Call, NotDoneError, Row
 from benchmarks.peers import Peer
 from benchmarks.startup import LABCTL
+from labctl.transports import Transport
+from labctl.transports.paramiko import ParamikoTransport
 
 LINE = "echo done"
 COLD_TARGET, WARM_TARGET, IN_PROCESS_S = 1.0, 0.4, 0.008
 MANY_COLD_TARGET, MANY_WARM_TARGET = 0.4, 0.15
 SESSION_TARGET = 0.1
 PEER_WORK = str(Path(__file__).with_name("peer_work.py"))
+OWN_WORK = str(Path(__file__).with_name("paramiko_work.py"))
 
 
 class Asked:
@@ -79,6 +83,7 @@ class Asked:
                 "user": box.endpoint.user,
                 "key": str(self.made.key),
                 "known_hosts": known,
+                "host_key": box.endpoint.host_key,
             }
             for box in self.asked
         ]
@@ -113,24 +118,30 @@ def one_server(made: Boxes, found: dict[str, Peer]) -> list[Row]:
     labctl = (LABCTL, "-C", str(lab.config.root), "ssh", "--", "echo", "done")
     shared = made.ssh("labctl's ciphers", "-o", "ControlMaster=auto", "-o", "ControlPersist=600")
     shared += ("-o", f"ControlPath={made.home}/cm-%C")
-    inner = _InProcess(made, box)
+    inner = _InProcess(made.connections.open(made.server(box, "control")))
     in_process = Row(asked.group, "labctl in process, warm", inner, target_s=IN_PROCESS_S)
-    in_process.before = inner
+    other = _InProcess(ParamikoTransport(box.endpoint))
+    other_way = Row(asked.group, "the same through paramiko, warm", other)
+    for row, work in ((in_process, inner), (other_way, other)):
+        row.before = work
+    paramiko = (sys.executable, OWN_WORK, asked.hosts, LINE)
     return [
         *(asked.row(f"ssh, {name}", *made.ssh(name), box.name, LINE) for name in ALGORITHMS),
         asked.row("ssh over a master", *shared, box.name, LINE),
         asked.cold("labctl ssh -- CMD, cold", *labctl, target=COLD_TARGET),
         asked.warm("labctl ssh -- CMD, warm", *labctl, target=WARM_TARGET),
         in_process,
+        asked.row("labctl's paramiko transport, cold", *paramiko),
+        other_way,
         *asked.peers(found),
     ]
 
 
 class _InProcess:
-    """The same interface that every command of labctl's uses, over its shared connection."""
+    """The same interface that every command of labctl's uses."""
 
-    def __init__(self, made: Boxes, box: Box) -> None:
-        self.transport = made.connections.open(made.server(box, "control"))
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
 
     def __call__(self, number: int) -> None:
         if self.transport.run(LINE).stdout != "done\n":
@@ -187,5 +198,6 @@ def many_servers(made: Boxes, found: dict[str, Peer]) -> list[Row]:
         *(asked.ssh(f"ssh, {name}", made.ssh(name)) for name in ALGORITHMS),
         asked.cold("labctl ssh --all, cold", *labctl, target=MANY_COLD_TARGET),
         asked.warm("labctl ssh --all, warm", *labctl, target=MANY_WARM_TARGET),
+        asked.row("labctl's paramiko transport, cold", sys.executable, OWN_WORK, asked.hosts, LINE),
         *asked.peers(found),
     ]

@@ -17,13 +17,13 @@ from labctl.model import Endpoint, Value
 CONNECT_TIMEOUT_S = 8
 MASTER_PERSIST_S = 600
 
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}\Z")
-_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}\Z")
-_ADDRESS6 = re.compile(r"[0-9A-Fa-f:][0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?\Z")
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
-_HOST_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+=*\Z")
-_RUNTIME_DIR = re.compile(r"[A-Za-z0-9/._-]+\Z")
-_HOP = re.compile(r"(?:([^@]+)@)?(\[[^\]]+\]|[^:\[\]]+)(?::([0-9]+))?\Z")
+_USER = r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}\Z"
+_HOST = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}\Z"
+_ADDRESS6 = r"[0-9A-Fa-f:][0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?\Z"
+_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z"
+_HOST_KEY = r"[a-z0-9@.-]+ [A-Za-z0-9+/]+=*\Z"
+_RUNTIME_DIR = r"[A-Za-z0-9/._-]+\Z"
+_HOP = r"(?:([^@]+)@)?(\[[^\]]+\]|[^:\[\]]+)(?::([0-9]+))?\Z"
 
 OWN_OPTIONS = (
     "BatchMode=yes",
@@ -34,7 +34,7 @@ OWN_OPTIONS = (
 )
 
 
-_VERSION = re.compile(r"OpenSSH_(?:for_Windows_)?(\d+)\.(\d+)")
+_VERSION = r"OpenSSH_(?:for_Windows_)?(\d+)\.(\d+)"
 
 
 class Hop(Value, frozen=True):
@@ -47,14 +47,14 @@ class Hop(Value, frozen=True):
 
 def check_user(user: str) -> str:
     """`user`, or UsageError where it could be read as anything but a login name."""
-    if not _USER.match(user):
+    if not re.match(_USER, user):
         raise _bad("user name", user)
     return user
 
 
 def check_host(host: str) -> str:
     """`host` (a name or an address without brackets), or UsageError."""
-    if not (_HOST.match(host) or (":" in host and _ADDRESS6.match(host))):
+    if not (re.match(_HOST, host) or (":" in host and re.match(_ADDRESS6, host))):
         raise _bad("host name", host)
     return host
 
@@ -67,7 +67,7 @@ def check_port(port: int) -> int:
 
 def check_id(name: str) -> str:
     """A server id or alias: safe as a file name, a Host pattern and a word of argv."""
-    if not _ID.match(name):
+    if not re.match(_ID, name):
         raise _bad("server name", name)
     return name
 
@@ -84,7 +84,7 @@ def parse_hops(jump: str) -> tuple[Hop, ...]:
     """The hops of "alice@bastion:2222,inner", nearest first; UsageError for anything else."""
     hops = []
     for text in jump.split(",") if jump else ():
-        match = _HOP.match(text.strip())
+        match = re.match(_HOP, text.strip())
         if match is None:
             raise _bad("jump host", text)
         user, host, port = match.groups()
@@ -136,7 +136,7 @@ def server_config(
     shares no master where it belongs to somebody else. `user_config` is where hops are described.
     """
     check_id(alias)
-    if not _RUNTIME_DIR.match(runtime_dir):
+    if not re.match(_RUNTIME_DIR, runtime_dir):
         raise _bad("directory for control sockets", runtime_dir)
     names = dict.fromkeys((alias, check_id(server_id)))
     body = [
@@ -218,7 +218,7 @@ def host_key_alias(server_id: str) -> str:
 def known_hosts_line(name: str, host_key: str) -> str:
     """One line of known_hosts, newline included. `host_key` is "type base64[ comment]"."""
     key = " ".join(host_key.split()[:2])
-    if not _HOST_KEY.match(key) or len(host_key.splitlines()) > 1:
+    if not re.match(_HOST_KEY, key) or len(host_key.splitlines()) > 1:
         raise UsageError(f"{host_key[:40]!a} is not a public key")
     return f"{name} {key}\n"
 
@@ -259,7 +259,7 @@ def quick_login(version: str) -> tuple[str, ...]:
     9.9 knows mlkem768x25519, which resists quantum computers too and takes 2 ms. Before it only
     curve25519 is as quick. Older and newer clients begin with these anyway.
     """
-    found = _VERSION.match(version)
+    found = re.match(_VERSION, version)
     release = (int(found[1]), int(found[2])) if found else (0, 0)
     if not (9, 0) <= release <= (9, 9):
         return ()

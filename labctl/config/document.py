@@ -22,7 +22,7 @@ MAX_FILE_BYTES = 64 * 1024
 MAX_DEPTH = 12
 MAX_SHOWN_CHARACTERS = 60
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]"
 
 
 class Node(Value, frozen=True):
@@ -102,7 +102,7 @@ def _decoded(data: bytes, problems: list[Problem]) -> str | None:
         problems.append(Problem("", line, f"byte {data[error.start]:#04x} is not UTF-8"))
         return None
     text = text.replace("\r\n", "\n")
-    found = list(_CONTROL.finditer(text))
+    found = list(re.finditer(_CONTROL, text))
     for match in found[:10]:
         line = text.count("\n", 0, match.start()) + 1
         problems.append(Problem("", line, f"a control character, {shown(match.group())}"))
@@ -168,7 +168,7 @@ def _converted(node: Any, origin: str, path: str, problems: list[Problem]) -> No
     if node.id == "scalar":
         if node.tag == "tag:yaml.org,2002:null":
             return Node(None, line, origin)
-        if _CONTROL.search(node.value):
+        if re.search(_CONTROL, node.value):
             problems.append(Problem(path, line, f"a control character in {shown(node.value)}"))
         return Node(node.value, line, origin)
     if node.id == "sequence":
@@ -188,7 +188,7 @@ def _converted_keys(node: Any, origin: str, path: str, problems: list[Problem]) 
             problems.append(Problem(path, line, "a key must be a word, not a list or a mapping"))
             continue
         here = f"{path}.{plain(key.value)}" if path else plain(key.value)
-        if _CONTROL.search(key.value):
+        if re.search(_CONTROL, key.value):
             problems.append(Problem(here, line, f"a control character in {shown(key.value)}"))
         elif key.value in entries:
             first = entries[key.value].line

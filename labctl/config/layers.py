@@ -36,7 +36,7 @@ SWITCHES = {
 }
 """Short name -> dotted key. `--short-name` and LABCTL_SHORT_NAME set it for one call."""
 
-PROVIDER_VARIABLE = re.compile(r"LABCTL_SERVER_([A-Z0-9]+)_([A-Z0-9_]+)")
+PROVIDER_VARIABLE = r"LABCTL_SERVER_([A-Z0-9]+)_([A-Z0-9_]+)"
 """LABCTL_SERVER_AWS_PROFILE sets server.aws.profile."""
 
 _NOT_FROM_ENVIRONMENT = frozenset({"name"})
@@ -81,7 +81,7 @@ def switch_layers(overrides: Mapping[str, str], environ: Mapping[str, str]) -> I
         if environ.get(variable) and short not in _NOT_FROM_ENVIRONMENT:
             yield _nested(dotted, environ[variable], variable)
     for variable, text in sorted(environ.items()):
-        if text and (found := PROVIDER_VARIABLE.fullmatch(variable)):
+        if text and (found := re.fullmatch(PROVIDER_VARIABLE, variable)):
             provider, key = (part.lower() for part in found.groups())
             yield _nested(f"server.{provider}.{key}", text, variable)
     for key, text in overrides.items():

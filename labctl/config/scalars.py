@@ -12,9 +12,9 @@ import shlex
 from labctl.config.document import shown
 from labctl.model import NAME_PATTERN, GpuNeed
 
-_DURATION = re.compile(r"(?:([0-9]{1,4})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,9})s)?")
+_DURATION = r"(?:([0-9]{1,4})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,9})s)?"
 _DURATION_UNITS_S = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?([A-Za-z]*)")
+_SIZE = r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?([A-Za-z]*)"
 _SIZE_UNITS = {
     "B": 1,
     "KB": 10**3,
@@ -27,12 +27,12 @@ _SIZE_UNITS = {
     "TiB": 2**40,
 }
 _SIZE_FACTORS = {unit.lower(): factor for unit, factor in _SIZE_UNITS.items()} | {"": 1}
-_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
-_GPU_MODEL = re.compile(r"[A-Z][A-Z0-9-]{0,30}")
-_COUNT = re.compile(r"[0-9]{1,2}")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
+_GPU_MODEL = r"[A-Z][A-Z0-9-]{0,30}"
+_COUNT = r"[0-9]{1,2}"
+_ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 # What makes a line need a shell. Quotes do not: shlex reads them as a shell does.
-_SHELL_SYNTAX = re.compile(r"[|&;<>()$`*?\[\]{}~#!\\\n]|^\s*[A-Za-z_][A-Za-z0-9_]*=")
+_SHELL_SYNTAX = r"[|&;<>()$`*?\[\]{}~#!\\\n]|^\s*[A-Za-z_][A-Za-z0-9_]*="
 
 MAX_SECONDS = 366 * 86_400
 MAX_BYTES = 2**50
@@ -57,7 +57,7 @@ def parse_name(text: str) -> str:
 
 def parse_duration(text: str) -> int:
     """Seconds of `8h`, `30m`, `90s`, `1h30m`, `2d`."""
-    match = _DURATION.fullmatch(text)
+    match = re.fullmatch(_DURATION, text)
     if not text or match is None:
         raise ValueError(f"{shown(text)} is not a duration: write 30m, 8h, 1h30m or 2d")
     parts = zip(match.groups(), _DURATION_UNITS_S.values(), strict=True)
@@ -77,7 +77,7 @@ def duration_text(seconds: int) -> str:
 
 def parse_size(text: str) -> int:
     """Bytes of `8GB` (powers of ten), `2GiB` (powers of two) or a plain number."""
-    match = _SIZE.fullmatch(text)
+    match = re.fullmatch(_SIZE, text)
     if match is None:
         raise ValueError(f"{shown(text)} is not a size: write 8GB, 512MB, 2GiB or plain bytes")
     number, unit = match.groups()
@@ -103,13 +103,13 @@ def size_text(size: int) -> str:
 
 def parse_price(text: str) -> float:
     """US dollars, as a plain number above zero."""
-    if not _NUMBER.fullmatch(text) or float(text) <= 0:
+    if not re.fullmatch(_NUMBER, text) or float(text) <= 0:
         raise ValueError(f"{shown(text)} is not a price: a plain number of dollars, such as 1.50")
     return float(text)
 
 
 def parse_cpus(text: str) -> float:
-    if not _NUMBER.fullmatch(text) or not 0 < float(text) <= 1024:
+    if not re.fullmatch(_NUMBER, text) or not 0 < float(text) <= 1024:
         raise ValueError(f"{shown(text)} is not a number of CPUs: write 4 or 1.5")
     return float(text)
 
@@ -130,7 +130,7 @@ def parse_gpu(text: str) -> GpuNeed:
     allowed = 'auto, none, any, a model such as T4 or A100:2, or ">=24GB"'
     count = 1
     if colon:
-        if not _COUNT.fullmatch(count_text) or not 1 <= int(count_text) <= MAX_GPUS:
+        if not re.fullmatch(_COUNT, count_text) or not 1 <= int(count_text) <= MAX_GPUS:
             raise ValueError(f"{shown(text)}: after `:` stands a number from 1 to {MAX_GPUS}")
         count = int(count_text)
     if kind.startswith(">="):
@@ -141,7 +141,7 @@ def parse_gpu(text: str) -> GpuNeed:
         return GpuNeed(kind=kind.lower())
     if kind.lower() == "any":
         return GpuNeed(kind="any", count=count)
-    if not _GPU_MODEL.fullmatch(kind.upper()):
+    if not re.fullmatch(_GPU_MODEL, kind.upper()):
         raise ValueError(f"{shown(text)} is not a GPU: {allowed}")
     return GpuNeed(kind=kind.upper(), count=count)
 
@@ -153,7 +153,7 @@ def gpu_text(gpu: GpuNeed) -> str:
 
 
 def parse_env_name(text: str) -> str:
-    if not _ENV_NAME.fullmatch(text):
+    if not re.fullmatch(_ENV_NAME, text):
         raise ValueError(f"{shown(text)} is not a variable's name: letters, digits and `_`")
     if text.upper().startswith("LABCTL_"):
         raise ValueError(f"{shown(text)}: names that begin with LABCTL_ are labctl's own")
@@ -168,7 +168,7 @@ def parse_secret_name(text: str) -> str:
 
 def parse_line(text: str) -> tuple[str, ...]:
     """A command line as argv; through `sh -c` only where it uses the shell's syntax."""
-    if _SHELL_SYNTAX.search(text):
+    if re.search(_SHELL_SYNTAX, text):
         return ("sh", "-c", text)
     try:
         words = tuple(shlex.split(text))

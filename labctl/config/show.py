@@ -15,8 +15,8 @@ from labctl.config.schema import LabConfig
 DEFAULT = "default"
 MASK = "********"
 
-_SECRETIVE = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE", re.IGNORECASE)
-_USER_OF_URL = re.compile(r"://[^/@\s]+@")
+_SECRETIVE = r"(?i)SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|PRIVATE"
+_USER_OF_URL = r"://[^/@\s]+@"
 
 
 def settings(config: LabConfig) -> list[tuple[str, str, str]]:
@@ -92,9 +92,9 @@ def _price(price: float | None) -> str:
 
 
 def _masked(key: str, text: str) -> str:
-    if key != "secrets" and _SECRETIVE.search(key):
+    if key != "secrets" and re.search(_SECRETIVE, key):
         return MASK if text else ""
-    return _USER_OF_URL.sub(f"://{MASK}@", text)
+    return re.sub(_USER_OF_URL, f"://{MASK}@", text)
 
 
 def _origin(config: LabConfig, key: str) -> str:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from labctl.model import Value
 from labctl.shell import Command, portable
 
 KEPT_NOISE_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Value, frozen=True):
     """A line ready to be sent, and the mark to look for in what comes back."""
 
     line: str
@@ -33,10 +32,9 @@ def frame(line: Command | str) -> Frame:
         f'm=\'\\001{word}\\002\'; printf "$m"; printf "$m" >&2\n(\n{text}\n)\n'
         'c=$?; [ $c -ne 255 ] || printf "$m" >&2; exit $c'
     )
-    return Frame(portable(script), b"\x01" + word.encode() + b"\x02")
+    return Frame(line=portable(script), mark=b"\x01" + word.encode() + b"\x02")
 
 
-@dataclass
 class Unframer:
     """Splits one stream of a framed line: `noise` before the mark, output handed to `deliver`.
 
@@ -44,12 +42,13 @@ class Unframer:
     Output is handed over at once, but for a tail that may be the beginning of a mark.
     """
 
-    mark: bytes
-    deliver: Callable[[bytes], None]
-    noise: bytes = b""
-    begun: bool = False
-    ended_255: bool = False
-    _held: bytes = field(default=b"", repr=False)
+    def __init__(self, mark: bytes, deliver: Callable[[bytes], None]) -> None:
+        self.mark = mark
+        self.deliver = deliver
+        self.noise = b""
+        self.begun = False
+        self.ended_255 = False
+        self._held = b""
 
     def feed(self, chunk: bytes) -> None:
         data = self._held + chunk

@@ -15,7 +15,6 @@ import selectors
 import socket
 import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -195,6 +194,8 @@ class OpenSshTransport:
             self._start_master(path)
 
     def _start_master(self, path: str) -> None:
+        import tempfile  # not for a connection that is there
+
         # A file, not a pipe: the master in the background would hold a pipe open.
         with tempfile.TemporaryFile() as said:
             argv = ssh.master_argv(self._config, self._server_id, path, quick_login())

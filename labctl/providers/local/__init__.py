@@ -7,7 +7,6 @@ pool in cache.py: the next server finds the images that this one built.
 from __future__ import annotations
 
 from contextlib import suppress
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
@@ -121,7 +120,7 @@ class LocalProvider:
                     container.remove(force=True, v=True)
                 except APIError as error:
                     # Somebody else is removing it at this moment.
-                    if error.status_code != HTTPStatus.CONFLICT:
+                    if error.status_code != engine.CONFLICT:
                         raise
 
     def leftovers(self) -> list[Resource]:

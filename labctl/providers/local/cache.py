@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
 from itertools import chain
 from typing import TYPE_CHECKING
+
+from labctl.providers.local import engine
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -47,7 +48,7 @@ def claim(docker: DockerClient, owner: str, make: Callable[[str, str], Container
         try:
             container = make(volume + _SUFFIX, volume)
         except APIError as error:
-            if error.status_code == HTTPStatus.CONFLICT:
+            if error.status_code == engine.CONFLICT:
                 continue
             raise
         if _alone(docker, container, volume):

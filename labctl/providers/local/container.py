@@ -6,7 +6,6 @@ Its labels are the truth about it, so that a lost state directory is rebuilt fro
 from __future__ import annotations
 
 import io
-import tarfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +140,8 @@ def clear_and_stop(container: Container) -> None:
 
 def put_first_boot(container: Container, script: str) -> None:
     """Leave `script` where the first boot runs it, as root."""
+    import tarfile
+
     content = script.encode()
     member = tarfile.TarInfo("first-boot")
     member.size = len(content)
@@ -159,6 +160,8 @@ def _published_port(container: Container) -> int:
 
 def _host_key(container: Container) -> str:
     """The server's public key, read through the engine; "" until its first boot made it."""
+    import tarfile
+
     from docker.errors import NotFound
 
     try:

@@ -14,6 +14,8 @@ from labctl.errors import EngineError, ProviderError
 if TYPE_CHECKING:
     from docker import DockerClient
 
+CONFLICT = 409
+"""The engine's status where somebody else has done or is doing it (its HTTP API)."""
 TIMEOUT_S = 120
 """How long one answer of the engine may take; clearing a server's containers is the longest."""
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import BuildError, ProviderError
@@ -20,7 +19,7 @@ REPOSITORY = "labctl-lab-server"
 DEFAULT_BASE = "debian:bookworm-slim"
 BUILD_TIMEOUT_S = 1800
 Progress = Callable[[str, float, float], None]
-_STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
+_STEP = r"^Step (\d+)/(\d+) : (.*)"
 
 
 def content_hash(source: Path, base: str) -> str:
@@ -107,7 +106,7 @@ def _build(docker: DockerClient, image: str, source: Path, base: str, progress: 
     for line in lines:
         text = str(line.get("stream", "") or line.get("error", ""))
         log.append(text)
-        if found := _STEP.match(text):
+        if found := re.match(_STEP, text):
             step = found[3].strip()
             progress(f"lab server image: {step[:60]}", int(found[1]) - 1, int(found[2]))
         if "error" in line:
@@ -116,6 +115,8 @@ def _build(docker: DockerClient, image: str, source: Path, base: str, progress: 
 
 
 def _failed(step: str, base: str, reason: str, log: str) -> BuildError:
+    from tempfile import NamedTemporaryFile
+
     with NamedTemporaryFile("w", prefix="labctl-build-", suffix=".log", delete=False) as file:
         file.write(log)
     if step.startswith("FROM"):

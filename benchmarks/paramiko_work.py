@@ -1,0 +1,45 @@
+"""One command on some servers through labctl's other transport, a thread for each.
+
+    python paramiko_work.py HOSTS.json COMMAND
+
+What labctl would do if it did not go through OpenSSH's shared connection: its choice rests on this.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from labctl.model import Endpoint
+from labctl.transports.paramiko import ParamikoTransport
+
+
+def ask(endpoint: Endpoint, line: str) -> str:
+    transport = ParamikoTransport(endpoint)
+    try:
+        return transport.run(line).stdout
+    finally:
+        transport.close()
+
+
+def main() -> None:
+    listed, line = sys.argv[1:]
+    endpoints = [
+        Endpoint(
+            host=one["host"],
+            port=one["port"],
+            user=one["user"],
+            identity=one["key"],
+            host_key=one["host_key"],
+        )
+        for one in json.loads(Path(listed).read_text())
+    ]
+    with ThreadPoolExecutor(len(endpoints)) as threads:
+        for said in threads.map(lambda one: ask(one, line), endpoints):
+            print(said, end="")
+
+
+if __name__ == "__main__":
+    main()
