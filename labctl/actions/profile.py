@@ -93,18 +93,30 @@ def packed() -> str:
     import labctl.profiler
 
     source = Path(labctl.profiler.__file__).parent
-    page = data_dir() / "templates" / "profile" / "index.html"
     content = {
-        "sitecustomize.py": source / "sitecustomize.py",
-        "labctl_trace.py": source / "trace.py",
-        "page.html": page,
+        "sitecustomize.py": (source / "sitecustomize.py").read_text(encoding="utf-8"),
+        "labctl_trace.py": (source / "trace.py").read_text(encoding="utf-8"),
+        "page.html": page(),
     }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, path in content.items():
+        for name, text in content.items():
             info = zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))
-            archive.writestr(info, path.read_bytes(), compress_type=zipfile.ZIP_DEFLATED)
+            archive.writestr(info, text, compress_type=zipfile.ZIP_DEFLATED)
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def page() -> str:
+    """The page of a profile, whose figures take the place of PROFILE_AS_JSON."""
+    return (data_dir() / "templates" / "profile" / "index.html").read_text(encoding="utf-8")
+
+
+def shelf() -> tuple[str, ...]:
+    """The command of the container that shows every profile of a lab's runs."""
+    import labctl.profiler
+
+    program = Path(labctl.profiler.__file__).with_name("shelf.py").read_text(encoding="utf-8")
+    return ("sh", "-c", SHOW, program)
 
 
 def _warn_of_others(ground: Ground, server: Server) -> None:
@@ -212,15 +224,12 @@ def _ensured(ground: Ground, server: Server, wanted: services.ServiceRequest) ->
 
 def request(ground: Ground) -> services.ServiceRequest:
     """A container of the lab's image that shows every profile of the lab's runs."""
-    import labctl.profiler
-
-    program = Path(labctl.profiler.__file__).with_name("shelf.py").read_text(encoding="utf-8")
     return services.ServiceRequest(
         lab=ground.config.name,
         lab_id=ground.lab_id,
         name=SERVICE,
         image=images.reference(ground),
-        command=("sh", "-c", SHOW, program),
+        command=shelf(),
         port=PORT,
         args=images.build_args(ground, ground.config.image),
         wheelhouse=bool(ground.config.wheelhouse),

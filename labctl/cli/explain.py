@@ -251,7 +251,7 @@ def _draw_profile(found: Profiled) -> None:
 
     seen = found.profile
     on = f"{seen.device}, PyTorch {seen.torch}" if seen.torch else seen.device
-    click.secho(f"{seen.steps} steps of {shlex.join(seen.command)} on {on}", bold=True)
+    click.secho(f"{_many(seen.steps, 'step')} of {shlex.join(seen.command)} on {on}", bold=True)
     busy = "" if seen.gpu_busy is None else f"; the GPU works {seen.gpu_busy:.0%} of it"
     click.echo(f"{INDENT}a step takes {_time(seen.step_us)} (median){busy}\n")
     parts = sorted(seen.phases.items(), key=lambda item: -item[1])

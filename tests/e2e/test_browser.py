@@ -1,4 +1,4 @@
-"""TensorBoard and JupyterLab as a person sees them: in a browser, through a forward.
+"""TensorBoard, JupyterLab and a profile as a person sees them: in a browser, through a forward.
 
 CHROMIUM names the browser's program where it is not /usr/bin/chromium. With LABCTL_SCREENSHOTS,
 a directory, the pages are kept as pictures.
@@ -6,16 +6,22 @@ a directory, the pages are kept as pictures.
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
-from service_lab import Recorder, ServiceLab
-from sshd_container import wait_for
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from service_lab import HOME, LAB, Recorder, ServiceLab
+from sshd_container import docker, wait_for
 
+from labctl.actions import profile
 from labctl.actions.forwards import Forwarding
+from labctl.profiler.trace import summary
 
 pytest_plugins = ["service_fixtures"]
 pytestmark = [pytest.mark.engine, pytest.mark.browser]
@@ -95,3 +101,70 @@ def test_jupyterlab_refuses_who_has_no_token(
         expect(browser_page.get_by_text("Token authentication is enabled")).to_be_visible()
         assert browser_page.locator(".jp-LauncherCard").count() == 0
         keep(browser_page, "jupyter-refused")
+
+
+PERFETTO = """<script>addEventListener("message", (said) => {
+  if (said.data === "PING") said.source.postMessage("PONG", "*");
+  else {
+    const { buffer, title } = said.data.perfetto;
+    document.title = `${buffer.byteLength} bytes of ${title}`;
+  }
+});</script>"""
+"""How Perfetto's page answers one that hands it a trace."""
+
+
+def profiled(lab: ServiceLab, run: str) -> int:
+    """Leave a profile of one step with the run, as labctl's profiler does; its trace's size."""
+    rows = [
+        ("ProfilerStep#1", 0, 900),
+        ("enumerate(DataLoader)#a", 0, 300),
+        ("aten::mul", 400, 200),
+    ]
+    events = [
+        {"ph": "X", "name": name, "ts": ts, "dur": dur, "tid": 1, "cat": "user_annotation"}
+        for name, ts, dur in rows
+    ]
+    trace = {"traceEvents": events}
+    about = {"run": run, "command": ["train.py", "</script>"], "torch": "2", "device": "cpu"}
+    text = json.dumps({**summary(trace), **about, "threads": 2, "cores": 2, "warmup": 3})
+    page = profile.page().replace("PROFILE_AS_JSON", text.replace("<", "\\u003c"))
+    packed = gzip.compress(json.dumps(trace).encode())
+    folder = f"{HOME}/{LAB}/runs/{run}/logs/profile"
+    for name, content in (
+        ("index.html", page),
+        ("trace.json.gz", base64.b64encode(packed).decode()),
+    ):
+        turn = "base64 -d" if name.endswith("gz") else "cat"
+        line = f"mkdir -p {folder}; {turn} >{folder}/{name}"
+        words = ("exec", "-i", "-u", "student", lab.box.name, "sh", "-c", line)
+        docker(*words, stdin=content)
+    return len(packed)
+
+
+def test_a_profile_shows_where_a_step_goes_and_hands_its_trace_on(
+    service_lab: ServiceLab, recorder: Recorder, browser_page: Page
+) -> None:
+    size = profiled(service_lab, "profile-1")
+    service = service_lab.ensure("profile", *profile.shelf(), port=profile.PORT)
+    wrong: list[str] = []
+    browser_page.on("pageerror", lambda error: wrong.append(str(error)))
+    browser_page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else 0)
+    shown = msgspec.structs.replace(service, path="/profile-1/")
+    with Forwarding(service_lab.spec(shown), recorder) as forward:
+        browser_page.goto(forward.url)
+        expect(browser_page.get_by_role("heading", level=1)).to_have_text(
+            "1 step of train.py </script>"
+        )
+        expect(browser_page.locator("#phases")).to_contain_text("getting the next batch300 µs33 %")
+        expect(browser_page.locator("#step svg")).to_contain_text("mul")
+        keep(browser_page, "profile")
+
+        def answer(route: Route) -> None:
+            route.fulfill(body=PERFETTO, content_type="text/html")
+
+        browser_page.context.route("https://ui.perfetto.dev/**", answer)
+        with browser_page.context.expect_page() as opened:
+            browser_page.get_by_role("button", name="Perfetto").click()
+        title = f"{size} bytes of labctl profile profile-1"
+        expect(opened.value).to_have_title(title, timeout=PAGE_MS)
+    assert wrong == []

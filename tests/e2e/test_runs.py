@@ -143,6 +143,8 @@ def _quoted(word: str) -> str:
 def test_out_of_memory_is_told_with_limit_and_peak(lab: LabDirectory) -> None:
     done = lab.labctl("run", "--", "perl", "-e", "$x = 'a' x 300_000_000", code=137)
     assert "out of memory: killed at its limit of 0.09 GiB (peak 0.09 GiB)" in done.stderr
+    (found,) = [f for f in lab.json("explain")["findings"] if f["level"] == "problem"]
+    assert (found["rule"], found["evidence"][0]["of"]) == ("out-of-memory", "the run's record")
 
 
 def test_a_runs_container_is_limited_and_the_students(
