@@ -79,6 +79,7 @@ def _live(lab: Lab) -> None:
         draw()
 
     def cut(error: LabError, pause_s: float) -> None:
+        history.gap()
         when = time.strftime("%H:%M:%S")
         draw(f"{when} {error.what}; what runs goes on; trying again in {pause_s:g} s")
 

@@ -36,6 +36,11 @@ class History:
         for run in now.runs:
             self._note_steps(now.at, run)
 
+    def gap(self) -> None:
+        """That nothing was heard for a while."""
+        for figures in self._figures.values():
+            figures.append(None)
+
     @property
     def single(self) -> bool:
         """Whether there is but one sample: nothing to draw a line of."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from lab_directory import LabDirectory
+from lab_directory import UNTIL_GO, LabDirectory
+from lab_servers import wait_for
+
+from labctl.telemetry import TELEMETRY_FILE, read_samples
 
 pytest_plugins = ["lab_fixture"]
 pytestmark = pytest.mark.engine
@@ -53,3 +56,45 @@ def test_auto_without_a_gpu_says_that_it_runs_on_the_cpu(lab: LabDirectory) -> N
     assert done.stdout == "on the cpu\n"
     assert "no GPU: it runs on the CPU" in done.stderr
     assert not lab.inspected("gpu-auto")["HostConfig"]["DeviceRequests"]
+
+
+CARD = "GPU-5b1d6f0e-0000-4000-8000-000000000000"
+
+
+def test_what_the_gpus_do_is_kept_with_a_run_and_shown_live(gpu_lab: LabDirectory) -> None:
+    gpu_lab.labctl("run", "--detach", "--id", "gauged", "--", "sh", "-c", f"sleep 600 & {UNTIL_GO}")
+    file = f"{gpu_lab.place('gauged')}/logs/{TELEMETRY_FILE}"
+    wait_for(lambda: gpu_lab.student(f"cat {file}", check=False).endswith("}\n"), 120)
+    (pid,) = gpu_lab.sh("pgrep -f '^sleep 600$'").split()
+    gpu_lab.sh(f"echo '{CARD}, {pid}, 1480' > /tmp/gpu-processes")
+    try:
+        now = gpu_lab.json("top")["server"]
+        drawn = gpu_lab.labctl("top", "--once").stdout
+    finally:
+        gpu_lab.sh("rm /tmp/gpu-processes")
+        gpu_lab.let_go("gauged")
+    assert [(one["index"], one["use_percent"], one["throttle"]) for one in now["gpus"]] == [
+        ("0", 37.0, ["thermal"]),
+        ("1", 0.0, []),
+    ]
+    (run,) = [one for one in now["runs"] if one["run"] == "gauged"]
+    assert (run["person"], run["lab"], len(run["gpus"])) == ("student", gpu_lab.name, 2)
+    assert run["cores"] == 1.5
+    assert 0 <= 96_000_000 - run["memory_limit_bytes"] < 65536  # whole pages
+    assert 0 < run["memory_bytes"] < 96_000_000
+    (process,) = [one for one in now["processes"] if one["gpus"]]
+    assert (process["pid"], process["run"], process["command"]) == (int(pid), "gauged", "sleep 600")
+    assert process["gpus"] == [{"uuid": CARD, "memory_bytes": 1480 * 1024**2}]
+    for said in ("gauged", "T4", "37 %", "1.4 GiB", "sleep 600", "heat"):
+        assert said in drawn
+    gpu_lab.labctl("logs", "-f", "gauged")
+    gpu_lab.labctl("pull", "gauged")
+    samples = read_samples(gpu_lab.root / "runs" / "gauged" / "logs" / TELEMETRY_FILE)
+    first = samples[0]
+    assert first.attempt == 1
+    assert first.shm_limit_bytes is not None
+    assert 0 <= first.shm_limit_bytes - 32_000_000 < 65536
+    assert first.processes is not None
+    assert first.processes >= 2
+    assert [gpu.power_w for gpu in first.gpus] == [41.52, 9.87]
+    assert first.gpus[0].energy_j is None

@@ -206,6 +206,22 @@ def test_what_merely_waits_is_no_work(looking: WatchLab) -> None:
     looking.server.ssh("tmux kill-server; docker kill rests")
 
 
+RECORDER = "pgrep -u student -f '^[^ ]*python3 .* telemetry$'"
+"""Not the shell that waits a second before it becomes one."""
+
+
+def test_a_recorder_of_telemetry_that_died_is_begun_again(looking: WatchLab) -> None:
+    """The first one by the run's start, the second one by the watchdog."""
+    looking.start("gauged", FOREVER)
+    first = wait_for(lambda: looking.server.sh(RECORDER, check=False).split())
+    looking.server.sh(f"kill -9 {first[0]}")
+    again = wait_for(lambda: {*looking.server.sh(RECORDER, check=False).split()} - {first[0]})
+    file = "/home/student/labctl/watched/runs/gauged/logs/telemetry.jsonl"
+    assert looking.server.sh(f"stat -c %U {file}").strip() == "student"
+    looking.remote.call("cancel", {**looking.about, "run": "gauged", "grace_s": 1})
+    assert len(again) == 1
+
+
 # Ends
 
 
