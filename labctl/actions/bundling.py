@@ -22,6 +22,8 @@ from labctl.submissions.bundle import Source, packed_bytes
 from labctl.submissions.manifest import BundleFile, Code, Manifest
 
 LARGEST_NAMED = 5
+SERVERS_EVALUATION = "logs/evaluation.json"
+"""What the run itself found out; `labctl eval` writes its own beside it."""
 Sized = tuple[str, int]
 """A file's path in the bundle, and its size."""
 
@@ -37,6 +39,9 @@ class Contents(Value, frozen=True):
     def of(self, part: str) -> tuple[BundleFile, ...]:
         """The files of one part: model, logs, code, report, evaluation."""
         return tuple(one for one in self.manifest.files if part_of(one.path) == part)
+
+    def holds(self, path: str) -> bool:
+        return any(one.path == path for one in self.manifest.files)
 
 
 def part_of(path: str) -> str:
@@ -185,7 +190,7 @@ def _check_required(rules: Assignment, whole: Contents, run_id: str) -> None:
         "code": "labctl -C DIR submit   # in the lab's directory",
     }
     for part in rules.require:
-        if not whole.of(part):
+        if not whole.of(part) and not (part == "evaluation" and whole.holds(SERVERS_EVALUATION)):
             raise NotFoundError(
                 f"{rules.name} requires the {part}, and run {run_id} has none here",
                 hint=ways[part],

@@ -14,7 +14,7 @@ import msgspec
 
 from labctl.config.identity import write_draft
 from labctl.config.scalars import parse_duration
-from labctl.errors import ConfigError, PolicyError, Problem, UsageError
+from labctl.errors import ConfigError, ConnectError, PolicyError, Problem, UsageError
 from labctl.model import Endpoint
 from labctl.submissions.assignment import (
     SSH_PLACE,
@@ -42,15 +42,15 @@ def write_assignment(receiver: Receiver, name: str, place: str, given: Mapping[s
     due time in a named zone is written with its offset, so that no machine need know the zone.
     ConfigError for what makes no sense.
     """
-    host_key = str(given.get("host_key") or "")
-    if place.startswith("ssh://") and not host_key:
-        host_key = _host_key(place)
     due = str(given.get("due") or "")
     if due:
         try:
             due = str(parse_moment(due))
         except ValueError as error:
             raise _wrong(name, (Problem("due", 0, str(error)),)) from None
+    host_key = str(given.get("host_key") or "")
+    if place.startswith("ssh://") and not host_key:
+        host_key = _host_key(place)
     require = given.get("require") or ("model",)
     assert isinstance(require, tuple | list)
     lines = {
@@ -181,7 +181,11 @@ def _host_key(place: str) -> str:
     if way is None:
         return ""
     port = int(way["port"] or 22)
-    return fetch_host_key(Endpoint(host=way["host"], port=port, user=way["user"]))
+    try:
+        return fetch_host_key(Endpoint(host=way["host"], port=port, user=way["user"]))
+    except ConnectError as error:
+        error.hint = "--host-key 'ssh-ed25519 AAAA...'   # from /etc/ssh/ssh_host_ed25519_key.pub"
+        raise
 
 
 def _wrong(name: str, problems: tuple[Problem, ...]) -> ConfigError:

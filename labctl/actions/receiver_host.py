@@ -19,7 +19,14 @@ from labctl.actions.host_keys import make_key
 from labctl.actions.replies import raised, reply_in
 from labctl.commands import ssh
 from labctl.config import Paths
-from labctl.errors import AuthenticationError, BusyError, LabError, LinkLostError, UsageError
+from labctl.errors import (
+    AuthenticationError,
+    BusyError,
+    HostKeyError,
+    LabError,
+    LinkLostError,
+    UsageError,
+)
 from labctl.model import Endpoint
 from labctl.submissions import REQUEST
 from labctl.submissions.assignment import SSH_PLACE, Assignment
@@ -186,8 +193,7 @@ class ReceiverHost:
         text = said.read().decode(errors="replace")
         self.close()
         if code == SSH_FAILED:
-            found = failures.of_ssh(self.endpoint, text)
-            return self._not_let_in(found) if isinstance(found, AuthenticationError) else found
+            return self._explained(failures.of_ssh(self.endpoint, text))
         if line or text.strip():
             return LabError(
                 f"{self.rules.hand_in} does not answer as a receiver does",
@@ -196,9 +202,16 @@ class ReceiverHost:
             )
         return LinkLostError("the connection to the receiver ended", hint="labctl submit")
 
-    def _not_let_in(self, found: LabError) -> LabError:
-        return AuthenticationError(
-            f"{self.rules.hand_in} does not know your key",
-            why=found.why,
-            hint="labctl submit --key   # send that line to your instructor, who lets it in",
-        )
+    def _explained(self, found: LabError) -> LabError:
+        """The same, with what a student can do about it."""
+        if isinstance(found, AuthenticationError):
+            return AuthenticationError(
+                f"{self.rules.hand_in} does not know your key",
+                why=found.why,
+                hint="labctl submit --key   # send that line to your instructor, who lets it in",
+            )
+        if isinstance(found, HostKeyError):
+            found.hint = "ask your instructor: the assignment's file names another host key"
+        elif isinstance(found, BusyError):
+            found.hint = "labctl submit   # again later; what has arrived stays there"
+        return found

@@ -61,14 +61,15 @@ def hashed(found: Sequence[Found], root: Path, run_id: str, reporter: Reporter) 
 
 
 def best_checkpoint(home: Path) -> str:
-    """The checkpoint that was evaluated; else the one with the best accuracy on validation; else
-    the last. "" where none has a manifest."""
-    try:
-        named = read_evaluation(home / EVALUATION).checkpoint
-    except LabError:
-        named = ""
-    if named and "/" not in named and (home / CHECKPOINTS / named).exists():
-        return named
+    """The checkpoint that was evaluated, here or there; else the one that was best on validation;
+    else the last. "" where none has a manifest."""
+    for file in (home / EVALUATION, home / LOGS / EVALUATION):
+        try:
+            named = read_evaluation(file).checkpoint
+        except LabError:
+            continue
+        if named and "/" not in named and (home / CHECKPOINTS / named).exists():
+            return named
     whole = sorted(home.glob(f"{CHECKPOINTS}/*/{MANIFEST}"))
     ranked = sorted(whole, key=lambda path: (_accuracy(path), path.parent.name))
     return ranked[-1].parent.name if ranked else ""

@@ -150,7 +150,8 @@ def _extend(directory: Path, name: str, student: str, time: str) -> None:
 @json_option
 def _list(directory: Path, name: str, json_: bool) -> None:
     """Who has handed in, when, how late."""
-    from labctl.cli.screen import as_json, size, span, table
+    from labctl.cli.screen import as_json, size, table
+    from labctl.cli.submitted import length
 
     receiver = _receiver(directory)
     receiver.rules(name)
@@ -170,7 +171,7 @@ def _list(directory: Path, name: str, json_: bool) -> None:
             one.student,
             str(one.number),
             one.received,
-            f"{span(one.late_s)} late" if one.late_s else "on time",
+            f"{length(one.late_s)} late" if one.late_s else "on time",
             f"{one.penalty}%" if one.penalty else "",
             size(one.bundle_bytes),
             one.bundle_sha256[:16],

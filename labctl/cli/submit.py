@@ -130,7 +130,7 @@ def _hand_in(
     if json_:
         as_json({"handed_in": done, "terms": terms})
     else:
-        draw_done(done, rules, ground.config.root)
+        draw_done(done, terms, ground.config.root)
 
 
 def _host(lab: Lab, rules: Assignment, ends: ExitStack) -> ReceiverHost | None:

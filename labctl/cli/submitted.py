@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exits import clean
-from labctl.cli.screen import size, span, table
+from labctl.cli.screen import size, table
+from labctl.config.scalars import size_text
 
 if TYPE_CHECKING:
     from labctl.actions.bundling import Contents
     from labctl.actions.submit import HandedIn, Terms, Verified
-    from labctl.submissions.assignment import Assignment
     from labctl.submissions.receipt import Receipt
 
 PARTS = ("model", "logs", "report", "evaluation", "code")
@@ -28,7 +28,7 @@ def draw_terms(terms: Terms, *, offline: bool = False) -> None:
     name = f"{terms.course} {terms.assignment}".strip()
     whom = f" as {terms.student}" if terms.student else ""
     rows = [("due", _due(terms)), ("late", _late(terms))]
-    rows += [("size", f"at most {size(terms.max_bytes)}"), ("to", f"{terms.hand_in}{whom}")]
+    rows += [("size", f"at most {size_text(terms.max_bytes)}"), ("to", f"{terms.hand_in}{whom}")]
     if terms.number:
         count = "one submission" if terms.number == 1 else f"{terms.number} submissions"
         rows.append(("before", f"{count} of yours; each is kept"))
@@ -52,7 +52,7 @@ def _due(terms: Terms) -> str:
     if standing.due_at is None:
         return "never"
     left = standing.due_at - terms.now
-    said = f"in {span(left)}" if left >= 0 else f"{span(-left)} ago"
+    said = f"in {length(left)}" if left >= 0 else f"{length(-left)} ago"
     extended = ""
     if terms.due and round(datetime.fromisoformat(terms.due).timestamp()) != standing.due_at:
         extended = ", with your extension"
@@ -73,8 +73,18 @@ def _late(terms: Terms) -> str:
         rule += f", {terms.penalty}% of the points off for each day begun"
     if standing.late_s:
         off = f", {standing.penalty}% off" if terms.penalty else ""
-        rule += f"; now it is {span(standing.late_s)} late{off}"
+        rule += f"; now it is {length(standing.late_s)} late{off}"
     return rule
+
+
+def length(seconds: float) -> str:
+    """Two units, rounded down, so that nobody waits too long: 7 d 15 h, 2 h 5 min, 40 s."""
+    left, parts = int(seconds), []
+    for unit, size_s in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size_s)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2]) or "0 s"
 
 
 def moment(at: float, like: str = "") -> str:
@@ -86,6 +96,8 @@ def moment(at: float, like: str = "") -> str:
 
 
 def draw_contents(whole: Contents, terms: Terms) -> None:
+    from labctl.actions.bundling import SERVERS_EVALUATION
+
     click.echo()
     rows = []
     for part in PARTS:
@@ -96,8 +108,9 @@ def draw_contents(whole: Contents, terms: Terms) -> None:
                 (part, size(sum(one.size for one in files)), f"{count}{_about(whole, part)}")
             )
         elif part in ("model", "logs", "report", "evaluation"):
-            rows.append((part, "-", "none here"))
-    rows.append(("bundle", size(whole.bundle_bytes), f"of at most {size(terms.max_bytes)}"))
+            there = part == "evaluation" and whole.holds(SERVERS_EVALUATION)
+            rows.append((part, "-", "the server's, in its logs" if there else "none here"))
+    rows.append(("bundle", size(whole.bundle_bytes), f"of at most {size_text(terms.max_bytes)}"))
     table(rows, ("PART", "SIZE", f"OF RUN {whole.manifest.run}"))
     for note in whole.notes:
         click.echo(click.style(f"! {clean(note)}", fg="yellow"))
@@ -113,12 +126,14 @@ def _about(whole: Contents, part: str) -> str:
     return ""
 
 
-def draw_done(done: HandedIn, rules: Assignment, root: Path) -> None:
+def draw_done(done: HandedIn, terms: Terms, root: Path) -> None:
     if done.signed is None:
         click.echo(f"handed in; sha256 {done.sha256}")
         click.echo("S3 has all of it. The receipt comes when your instructor has looked into it:")
         click.echo("  labctl submit --receipts")
         return
+    if done.signed.receipt.number <= (terms.number or 0):
+        click.echo("this very bundle was handed in before; its receipt:")
     draw_receipt(done.signed.receipt)
     click.echo(f"receipt: {_below(done.receipt, root)}")
     click.echo("  next: labctl submit --verify   # at any time, without a network")
@@ -129,7 +144,7 @@ def draw_receipt(one: Receipt) -> None:
     state = "on time"
     if one.late_s:
         off = f", {one.penalty}% off" if one.penalty else ""
-        state = f"{span(one.late_s)} late{off}"
+        state = f"{length(one.late_s)} late{off}"
     elif not one.due:
         state = "no due date"
     rows = [
@@ -162,14 +177,15 @@ def draw_receipts(kept: list[tuple[Path, Receipt]], refused: list[str], root: Pa
         (
             str(one.number),
             one.received,
-            f"{span(one.late_s)} late" if one.late_s else "on time",
+            f"{length(one.late_s)} late" if one.late_s else "on time",
             one.bundle_sha256[:SHOWN_CHARACTERS],
-            _below(str(path), root),
+            path.name,
         )
         for path, one in kept
     ]
     if rows:
         table(rows, ("NO", "RECEIVED", "STATE", "SHA256", "RECEIPT"))
+        click.echo(f"they lie in {_below(str(kept[0][0].parent), root)}")
     for line in refused:
         click.echo(click.style(f"refused {clean(line)}", fg="red"))
 

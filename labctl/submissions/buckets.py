@@ -125,7 +125,8 @@ class Bucket:
 
         found: list[Version] = self._asked(listed)
         # S3 lists the newest of a key first, and its clock is told in whole seconds.
-        return sorted(reversed(found), key=lambda one: one.at)
+        found.reverse()
+        return sorted(found, key=lambda one: one.at)
 
     def blocks(self, version: Version) -> Iterator[bytes]:
         """The content of one version."""

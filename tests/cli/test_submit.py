@@ -1,0 +1,451 @@
+"""`labctl submit` and `labctl receive` as they are typed and read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from labctl.model import Run
+from labctl.submissions import receipt
+from labctl.submissions.assignment import Assignment, load_assignment
+from labctl.submissions.bundle import inspect
+from labctl.submissions.receiver import Receiver
+
+RUN = "1121-072825-af1b"
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHost"
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAINwdlBzGkEoPMNBaem/o5zmNzgOo8n87sc2kupKaXHRT me@x"
+AT = "ssh://drop@127.0.0.1:9"
+Labctl = Callable[..., Any]
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("id",)
+
+
+def checkpoint(home: Path, step: int, accuracy: float) -> Path:
+    place = home / "checkpoints" / f"step-{step:08}"
+    place.mkdir(parents=True)
+    content = b"\x10\0\0\0\0\0\0\0" + b"{}".ljust(16) + bytes(step)
+    (place / "model.safetensors").write_bytes(content)
+    listed = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    body = {
+        "version": 1,
+        "step": step,
+        "metrics": {"val_accuracy": accuracy},
+        "files": {"model.safetensors": listed},
+    }
+    (place / "manifest.json").write_text(json.dumps(body))
+    return place
+
+
+@pytest.fixture
+def run(home: Path) -> Path:
+    """A pulled run of the lab, and an assignment that is due in far time."""
+    place = home / "digits" / "runs" / RUN
+    for step, accuracy in ((40, 0.97), (80, 0.91)):
+        checkpoint(place, step, accuracy)
+    (place / "logs").mkdir()
+    (place / "logs" / "run.log").write_text("epoch 1\n")
+    record = Run(
+        id=RUN, lab_id="l", server_id="s", state="exited", exit_code=0, created_at=9e9, seen_at=5.0
+    )
+    (place / "run.json").write_bytes(msgspec.json.encode(record))
+    (home / "digits" / "train.py").write_text("print('training')\n")
+    return place
+
+
+@pytest.fixture
+def assigned(home: Path, run: Path, labctl: Labctl) -> Callable[..., Assignment]:
+    """`assigned("--late", "2d")`: hw3 with these options, beside lab.yaml."""
+
+    def make(*words: str) -> Assignment:
+        drop = str(home / "drop")
+        assert labctl("receive", "init", drop).code == 0
+        due = [] if "--due" in words else ["--due", "2099-01-01 12:00 UTC"]
+        said = labctl(
+            *("receive", "assignment", drop, "hw3", "--course", "ml", *due),
+            *("--at", AT, "--host-key", HOST_KEY, *words),
+        )
+        assert said.code == 0, said.err
+        file = home / "digits" / "assignment.yaml"
+        file.write_text(said.out)
+        return load_assignment(file)
+
+    return make
+
+
+def dry(labctl: Labctl, *words: str) -> Any:
+    said = labctl("submit", "--dry-run", "--json", *words)
+    assert said.code == 0, said.err
+    return json.loads(said.out)
+
+
+def test_a_dry_run_says_the_rules_and_what_would_leave(
+    labctl: Labctl, assigned: Callable[..., Assignment]
+) -> None:
+    assigned("--late", "2d", "--penalty", "10", "--max-size", "20MB")
+    said = labctl("submit", "--dry-run")
+    assert said.code == 0, said.err
+    for words in (
+        "ml hw3",
+        "Thu 01 Jan 2099 12:00 UTC",
+        "taken in until Sat 03 Jan 2099 12:00 UTC, 10% of the points off for each day begun",
+        "at most 20MB",
+        AT,
+        "step-00000040",
+        "no secret",
+    ):
+        assert words in " ".join(said.out.split()), words
+
+
+def test_the_manifest_names_everything_by_its_hash(
+    labctl: Labctl, assigned: Callable[..., Assignment], run: Path
+) -> None:
+    assigned()
+    (run / "report.html").write_text("<h1>digits</h1>")
+    body = dry(labctl)
+    files = {one["path"]: one for one in body["manifest"]["files"]}
+    assert set(files) == {
+        "model/step-00000040/model.safetensors", "model/step-00000040/manifest.json",
+        "logs/run.log", "report.html", "run.json", "code/lab.yaml", "code/train.py",
+    }  # fmt: skip
+    assert files["logs/run.log"]["sha256"] == hashlib.sha256(b"epoch 1\n").hexdigest()
+    assert body["manifest"]["record"]["exit_code"] == 0
+    assert "seen_at" not in body["manifest"]["record"]
+    assert body["manifest"]["checkpoint"] == "step-00000040"
+    other = dry(labctl, "--checkpoint", "step-00000080")["manifest"]
+    assert "model/step-00000080/model.safetensors" in {one["path"] for one in other["files"]}
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_no_line_is_wider_than_the_terminal(
+    labctl: Labctl,
+    assigned: Callable[..., Assignment],
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+) -> None:
+    assigned("--late", "2d", "--penalty", "10")
+    monkeypatch.setenv("COLUMNS", str(width))
+    for words in (("submit", "--dry-run"), ("submit", "--help"), ("receive", "--help")):
+        said = labctl(*words)
+        assert said.code == 0
+        assert max(len(line.rstrip()) for line in said.out.splitlines()) <= width
+
+
+def test_a_hostile_pickle_stays_here_with_the_reason(
+    labctl: Labctl, assigned: Callable[..., Assignment], run: Path
+) -> None:
+    assigned()
+    (run / "checkpoints" / "model.pth").write_bytes(pickle.dumps(Evil(), 2))
+    said = labctl("submit", "--dry-run", "--checkpoint", "model.pth")
+    assert said.code == 3
+    assert "model/model.pth: loading it would run 'posix.system'" in said.err
+    assert "safetensors" in said.err
+
+
+def test_secrets_are_named_and_nothing_leaves(
+    labctl: Labctl, assigned: Callable[..., Assignment], home: Path, run: Path
+) -> None:
+    assigned()
+    value = "hf_" + "abcdEFGH12" * 4
+    (home / "digits" / "train.py").write_text(f"import os\ntoken = '{value}'\n")
+    said = labctl("submit", "--dry-run")
+    assert said.code == 3
+    assert "code/train.py, line 2: a Hugging Face token" in said.err
+    assert value not in said.err + said.out
+    assert labctl("submit", "--dry-run", "--allow", "code/train.py").code == 0
+
+
+def test_the_labs_own_secrets_are_found_in_the_logs(
+    labctl: Labctl,
+    assigned: Callable[..., Assignment],
+    home: Path,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assigned()
+    (home / "digits" / "lab.yaml").write_text("lab: digits\nsecrets: [MY_TOKEN]\n")
+    assert labctl("trust").code == 0
+    monkeypatch.setenv("MY_TOKEN", "correct-horse-battery")
+    (run / "logs" / "run.log").write_text("one\nlogged in with correct-horse-battery\n")
+    said = labctl("submit", "--dry-run")
+    assert said.code == 3
+    assert "logs/run.log, line 2: the value of your secret MY_TOKEN" in said.err
+    assert "correct-horse" not in said.err + said.out
+
+
+def test_ten_gigabytes_are_refused_before_one_of_them_is_read(
+    labctl: Labctl,
+    assigned: Callable[..., Assignment],
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assigned()
+    huge = run / "checkpoints" / "step-00000040" / "optimizer.safetensors"
+    with huge.open("wb") as file:
+        file.truncate(10 * 1024**3)
+    huge.chmod(0)  # who reads it fails
+    monkeypatch.setattr("labctl.actions.scan.hash_file", unread)
+    said = labctl("submit", "--dry-run")
+    assert said.code == 3
+    assert "too large: 10,737,4" in said.err
+    assert "takes at most 500,000,000" in said.err
+    assert "optimizer.safetensors" in said.err
+
+
+def unread(path: Path, length: int | None = None) -> str:
+    raise AssertionError(f"{path} was read")
+
+
+def test_a_checkpoint_that_is_not_whole_is_not_handed_in(
+    labctl: Labctl, assigned: Callable[..., Assignment], run: Path
+) -> None:
+    assigned()
+    file = run / "checkpoints" / "step-00000040" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    said = labctl("submit", "--dry-run")
+    assert (said.code, "not whole: model.safetensors" in said.err) == (1, True)
+    file.unlink()
+    assert "not whole" in labctl("submit", "--dry-run").err
+
+
+def test_what_the_assignment_requires_is_named_with_the_command_for_it(
+    labctl: Labctl, assigned: Callable[..., Assignment], run: Path
+) -> None:
+    assigned("--require", "model", "--require", "report")
+    said = labctl("submit", "--dry-run")
+    assert said.code == 4
+    assert "requires the report" in said.err
+    assert f"next: labctl report {RUN}" in said.err
+    said = labctl("submit", "--dry-run", "nothere")
+    assert said.code == 4
+
+
+def test_links_stay_here_and_are_told(
+    labctl: Labctl, assigned: Callable[..., Assignment], run: Path
+) -> None:
+    assigned()
+    (run / "logs" / "passwd").symlink_to("/etc/passwd")
+    said = labctl("submit", "--dry-run")
+    assert said.code == 0
+    assert "logs/passwd is a link" in said.out
+    (run / "logs" / "a\nb").write_text("x")
+    said = labctl("submit", "--dry-run")
+    assert said.code == 1
+    assert "not one that a file may have" in said.err
+
+
+def test_without_an_assignment_it_says_where_one_belongs(labctl: Labctl, run: Path) -> None:
+    said = labctl("submit")
+    assert said.code == 2
+    assert "there is no assignment.yaml" in said.err
+    assert "--assignment FILE" in said.err
+
+
+def test_a_closed_assignment_is_said_before_anything_is_read(
+    labctl: Labctl, assigned: Callable[..., Assignment], home: Path
+) -> None:
+    bucket = ("--due", "2020-01-01 12:00 UTC")
+    assigned(*bucket)
+    file = home / "digits" / "assignment.yaml"
+    ticket = (
+        'student: alice\nticket:\n  url: "https://b.example/"\n  expires: 2099-01-01T00:00:00Z\n'
+        '  part_bytes: 1000\n  index: {"key": "k"}\n  parts: [{"key": "k"}]\n'
+        '  receipts: "https://b.example/r"\n'
+    )
+    text = file.read_text().replace(f"host_key: {HOST_KEY}\n", "").replace(AT, "s3://bucket/drop")
+    file.write_text(text + ticket)
+    said = labctl("submit", "--yes")
+    assert said.code == 3
+    assert "closed since 2020-01-01T12:00:00Z" in said.err
+    assert "submit --receipts" in said.err
+
+
+def test_a_receiver_that_is_not_there_is_no_riddle(
+    labctl: Labctl, assigned: Callable[..., Assignment]
+) -> None:
+    assigned()
+    said = labctl("submit", "--yes")
+    assert said.code == 75
+    assert "refuses connections to port 9" in said.err
+
+
+@pytest.fixture
+def handed(
+    labctl: Labctl, assigned: Callable[..., Assignment], home: Path, run: Path
+) -> tuple[Path, Path]:
+    """(receipt, bundle) as a hand-in leaves them, the receiver called without an ssh."""
+    from labctl.actions import submit
+    from labctl.actions.submit import hand_in
+    from labctl.lab import Lab
+
+    rules = assigned()
+    lab = Lab.load(home / "digits", record_only=True)
+    receiver = Receiver(home / "drop")
+
+    class Host:
+        def send(self, file: Any, sha256: str, size: int, on_bytes: Any) -> Any:
+            about = ("hw3", "alice", sha256, size)
+            receiver.begin(*about)
+            receiver.write(*about, 0, file.read())
+            return receiver.finish(*about)
+
+    terms = msgspec.structs.replace(submit.terms_here(rules), student="alice")
+    whole = submit.checked_contents(lab.ground, rules, terms, "", "")
+    done = hand_in(lab.ground, rules, whole, cast(Any, Host()))
+    return Path(done.receipt), Path(done.bundle)
+
+
+def test_a_receipt_is_verified_without_a_network(
+    labctl: Labctl, handed: tuple[Path, Path], home: Path
+) -> None:
+    path, bundle = handed
+    with bundle.open("rb") as file:
+        assert inspect(file)[0].student == "alice"
+    said = labctl("submit", "--verify")
+    assert said.code == 0, said.err
+    assert "signature: valid" in said.out
+    assert "the one that was taken in" in said.out
+    found = json.loads(labctl("submit", "--verify", str(path), "--json").out)["verified"]
+    assert (found["receipt"]["student"], found["bundle"]) == ("alice", "same")
+    bundle.unlink()
+    assert "not here" in labctl("submit", "--verify").out
+
+
+def test_an_edited_receipt_is_refused(labctl: Labctl, handed: tuple[Path, Path]) -> None:
+    path, _ = handed
+    path.write_text(path.read_text().replace('"late_s": 0', '"late_s": -9'))
+    said = labctl("submit", "--verify")
+    assert said.code == 3
+    assert "changed after it was signed" in said.err
+
+
+def test_a_bundle_changed_after_signing_is_told(labctl: Labctl, handed: tuple[Path, Path]) -> None:
+    _, bundle = handed
+    data = bytearray(bundle.read_bytes())
+    data[-2000] ^= 1
+    bundle.write_bytes(bytes(data))
+    said = labctl("submit", "--verify")
+    assert said.code == 3
+    assert "CHANGED after it was signed" in said.out
+
+
+def test_the_instructor_sees_checks_and_opens_it(
+    labctl: Labctl, handed: tuple[Path, Path], home: Path
+) -> None:
+    drop = str(home / "drop")
+    assert "alice" in labctl("receive", "list", drop, "hw3").out
+    (one,) = json.loads(labctl("receive", "list", drop, "hw3", "--json").out)["submissions"]
+    assert (one["student"], one["number"]) == ("alice", 1)
+    assert "1 submissions, 0 of them not as" in labctl("receive", "check", drop, "hw3").out
+    into = home / "opened"
+    assert labctl("receive", "open", drop, "hw3", "alice", "--into", str(into)).code == 0
+    assert (into / "code" / "train.py").read_text() == "print('training')\n"
+    inside = Receiver(home / "drop").bundle_of("hw3", "alice")
+    inside.chmod(0o600)
+    inside.write_bytes(inside.read_bytes()[:-1] + b"\1")
+    said = labctl("receive", "check", drop, "hw3")
+    assert (said.code, "changed after it was signed" in said.out) == (1, True)
+    assert labctl("receive", "open", drop, "hw3", "bob", "--into", str(into)).code == 4
+
+
+def test_a_key_is_let_in_to_hand_in_and_for_nothing_else(labctl: Labctl, home: Path) -> None:
+    drop, keys = str(home / "drop"), home / ".ssh" / "authorized_keys"
+    labctl("receive", "init", drop)
+    keys.parent.mkdir()
+    keys.write_text("ssh-ed25519 AAAAown me@laptop\n")
+    said = labctl("receive", "admit", drop, "alice", "-", stdin=KEY)
+    assert said.code == 0, said.err
+    own, line = keys.read_text().splitlines()
+    assert own == "ssh-ed25519 AAAAown me@laptop"
+    assert line.startswith('restrict,command="')
+    assert f"receive serve {drop} alice" in line
+    assert line.endswith(f"{KEY.split()[1]} labctl-submit:alice")
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o600
+    # Again it stands there once; another's name does not get it.
+    labctl("receive", "admit", drop, "alice", "-", stdin=KEY)
+    assert len(keys.read_text().splitlines()) == 2
+    said = labctl("receive", "admit", drop, "bob", "-", stdin=KEY)
+    assert (said.code, "somebody else's" in said.err) == (3, True)
+    assert labctl("receive", "expel", "alice").code == 0
+    assert keys.read_text().splitlines() == [own]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "hello",
+        f'command="sh" {KEY}',
+        f"{KEY}\n{KEY}",
+        "ssh-ed25519 AAAA",
+        "-----BEGIN OPENSSH PRIVATE KEY-----",
+        f"no-pty {KEY}",
+    ],
+)
+def test_what_is_no_public_key_is_not_let_in(labctl: Labctl, home: Path, key: str) -> None:
+    labctl("receive", "init", str(home / "drop"))
+    said = labctl("receive", "admit", str(home / "drop"), "alice", "-", stdin=key)
+    assert (said.code, "no public key" in said.err) == (2, True)
+    assert not (home / ".ssh" / "authorized_keys").exists()
+
+
+@pytest.mark.parametrize("student", ["../alice", "a b", 'a"b', "$(id)", "Alice", "-x"])
+def test_a_students_name_is_a_name(labctl: Labctl, home: Path, student: str) -> None:
+    labctl("receive", "init", str(home / "drop"))
+    said = labctl("receive", "admit", str(home / "drop"), "--", student, "-", stdin=KEY)
+    assert said.code == 2
+    assert not (home / ".ssh" / "authorized_keys").exists()
+
+
+def test_an_assignment_that_makes_no_sense_says_all_of_it(labctl: Labctl, home: Path) -> None:
+    drop = str(home / "drop")
+    labctl("receive", "init", drop)
+    said = labctl(
+        *("receive", "assignment", drop, "hw3", "--due", "2026-11-28 23:59 UTC"),
+        *("--late", "sometimes", "--max-size", "lots", "--at", "ftp://x", "--penalty", "300"),
+    )
+    assert said.code == 2
+    for word in ("late:", "max_size:", "hand_in:", "penalty:"):
+        assert word in said.err, word
+    words = ("receive", "assignment", drop, "hw3", "--at", AT)
+    assert "no time with a zone" in labctl(*words, "--due", "tomorrow").err
+    said = labctl(*words)
+    assert (said.code, "--host-key" in said.err) == (75, True)
+    assert labctl("receive", "list", drop, "hw3").code == 4
+
+
+def test_an_extension_is_said_and_given(
+    labctl: Labctl, assigned: Callable[..., Assignment], home: Path
+) -> None:
+    assigned()
+    drop = str(home / "drop")
+    said = labctl("receive", "extend", drop, "hw3", "alice", "3d")
+    assert "due for alice on Sun 04 Jan 2099 12:00 UTC" in said.out
+    assert labctl("receive", "extend", drop, "hw3", "alice", "soon").code == 2
+    assert Receiver(home / "drop").extensions("hw3") == {"alice": 3 * 86400}
+
+
+def test_the_key_for_the_instructor_is_made_once(labctl: Labctl, home: Path) -> None:
+    first, again = labctl("submit", "--key"), labctl("submit", "--key")
+    assert first.out == again.out
+    assert first.out.startswith("ssh-ed25519 ")
+    (private,) = (home / ".local/share/labctl/keys/submit").glob("id_ed25519")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
+def test_the_signing_key_is_told_by_its_public_half_alone(labctl: Labctl, home: Path) -> None:
+    said = labctl("receive", "init", str(home / "drop"), "--json")
+    public = json.loads(said.out)["receiver"]
+    assert public == receipt.public_of(home / "drop" / "signing-key")
+    assert (home / "drop" / "signing-key").read_text().strip() not in said.out + said.err

@@ -1,0 +1,151 @@
+"""A receiver's machine: a real sshd on a port of its own, students let in by `labctl receive`; and
+a wire to it that can be cut."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sshd_container import greets, wait_for
+
+from labctl.actions.host_keys import make_key
+from labctl.submissions.receiver import Receiver
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+CONFIG = """\
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host
+AuthorizedKeysFile {home}/.ssh/authorized_keys
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+PidFile none
+Subsystem sftp internal-sftp
+SetEnv HOME={home}
+"""
+COMMAND_S = 60.0
+
+
+@dataclass
+class Machine:
+    """The receiver's. `wire` is the port that students are told, in front of sshd's own."""
+
+    folder: Path
+    port: int
+    host_key: str
+    wire: Wire
+
+    @property
+    def drop(self) -> Path:
+        return self.folder / "drop"
+
+    @property
+    def receiver(self) -> Receiver:
+        return Receiver(self.drop)
+
+    def labctl(self, *words: str, stdin: str = "") -> str:
+        environ = {"PATH": os.environ["PATH"], "HOME": str(self.folder / "home")}
+        done = subprocess.run(
+            [sys.executable, "-m", "labctl", "receive", *words],
+            env=environ,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def assignment(self, *words: str) -> str:
+        at = f"ssh://{getpass.getuser()}@127.0.0.1:{self.wire.port}"
+        return self.labctl(
+            *("assignment", str(self.drop), "hw3", "--course", "ml", "--at", at),
+            *("--due", "2099-01-01 12:00 UTC", "--host-key", self.host_key, *words),
+        )
+
+
+class Wire:
+    """Bytes from students to sshd and back. `cut_after` breaks the next connection off once so many
+    have gone in; `passed` counts those of all connections."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.passed = 0
+        self.cut_after: int | None = None
+        self.cuts = 0
+        self.ends: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        for end in (self.listener, *self.ends):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                student, _ = self.listener.accept()
+            except OSError:
+                return
+            there = socket.create_connection(("127.0.0.1", self.target))
+            self.ends += [student, there]
+            for way in ((student, there, True), (there, student, False)):
+                threading.Thread(target=self._carry, args=way, daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, inward: bool) -> None:
+        gone = 0
+        with suppress(OSError):
+            while block := source.recv(65536):
+                sink.sendall(block)
+                if inward:
+                    gone += len(block)
+                    self.passed += len(block)
+                    if self.cut_after is not None and gone > self.cut_after:
+                        self.cut_after = None
+                        self.cuts += 1
+                        break
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def receiving_machine(folder: Path) -> Iterator[Machine]:
+    home = folder / "home"
+    (home / ".ssh").mkdir(parents=True)
+    host_key = make_key(folder / "host")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = folder / "sshd_config"
+    config.write_text(CONFIG.format(port=port, folder=folder, home=home))
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    with (folder / "sshd.log").open("wb") as log:
+        sshd = subprocess.Popen(
+            [SSHD, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stderr=log, stdout=log
+        )
+    wire = Wire(port)
+    try:
+        wait_for(lambda: greets(port))
+        made = Machine(folder, port, " ".join(host_key.split()[:2]), wire)
+        made.receiver.init()
+        yield made
+    finally:
+        wire.close()
+        sshd.terminate()
+        sshd.wait(10)

@@ -1,0 +1,227 @@
+"""Handing in over a real sshd, through a forced command: what a student's key can do and cannot."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sshd_container import wait_for
+from submit_bed import COMMAND_S, SSHD, Machine, receiving_machine
+
+from labctl.actions.host_keys import make_key
+from labctl.model import Run
+from labctl.submissions.bundle import inspect
+
+pytestmark = pytest.mark.skipif(
+    not (Path(SSHD).exists() and shutil.which("ssh")), reason="there is no sshd on this machine"
+)
+
+MIB = 1024**2
+SIZE = 24 * MIB
+RUN = "r1"
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with receiving_machine(tmp_path_factory.mktemp("receiver")) as made:
+        yield made
+
+
+class Student:
+    """A person with a home, a lab and a pulled run of SIZE bytes."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.home, self.lab, self.name = folder / f"{name}-home", folder / f"{name}-lab", name
+        self.home.mkdir()
+        run = self.lab / "runs" / RUN
+        (run / "checkpoints").mkdir(parents=True)
+        (self.lab / "lab.yaml").write_text("lab: digits\n")
+        (run / "checkpoints" / "model.safetensors").write_bytes(os.urandom(SIZE))
+        record = Run(id=RUN, lab_id="l", server_id="s", state="exited", exit_code=0)
+        (run / "run.json").write_bytes(msgspec.json.encode(record))
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {"PATH": os.environ["PATH"], "HOME": str(self.home), "LANG": "C.UTF-8"}
+
+    @property
+    def key(self) -> Path:
+        return self.home / ".local/share/labctl/keys/submit/id_ed25519"
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "labctl", "submit", *words],
+            cwd=self.lab,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def submit(self, *words: str, code: int = 0) -> tuple[str, str]:
+        """(standard output, standard error)."""
+        process = self.start(*words)
+        out, err = process.communicate(timeout=COMMAND_S)
+        assert process.returncode == code, (process.returncode, out, err)
+        return out, err
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.submit("--json", *words)[0])
+
+
+@pytest.fixture
+def student(machine: Machine, tmp_path: Path, request: pytest.FixtureRequest) -> Student:
+    """One who was let in, with a name of their own."""
+    name = request.node.name.removeprefix("test_")[:30].replace("_", "-").strip("-")
+    made = Student(tmp_path, name)
+    public, _ = made.submit("--key")
+    machine.labctl("admit", str(machine.drop), name, "-", stdin=public)
+    (made.lab / "assignment.yaml").write_text(machine.assignment())
+    machine.wire.cut_after = None
+    return made
+
+
+def test_a_bundle_is_handed_in_and_proved(machine: Machine, student: Student) -> None:
+    body = student.json("--yes")
+    signed = body["handed_in"]["signed"]["receipt"]
+    assert (signed["student"], signed["number"], signed["late_s"]) == (student.name, 1, 0)
+    with machine.receiver.bundle_of("hw3", student.name).open("rb") as file:
+        manifest, _ = inspect(file)
+    assert (manifest.student, manifest.run, manifest.lab) == (student.name, RUN, "digits")
+    assert "signature: valid" in student.submit("--verify")[0]
+    # Again: the same receipt, and hardly a byte.
+    before = machine.wire.passed
+    assert student.json("--yes")["handed_in"]["signed"]["receipt"] == signed
+    assert machine.wire.passed - before < MIB
+    # On another machine of the student's, the receipt can be had again.
+    shutil.rmtree(student.lab / ".labctl" / "submissions")
+    out, _ = student.submit("--receipts")
+    assert "receipt-0001.json" in out
+    assert student.name in machine.labctl("list", str(machine.drop), "hw3")
+
+
+def test_a_cut_link_costs_a_part_and_not_the_whole(machine: Machine, student: Student) -> None:
+    before, cuts = machine.wire.passed, machine.wire.cuts
+    machine.wire.cut_after = 14 * MIB
+    body = student.json("--yes")
+    assert machine.wire.cuts == cuts + 1
+    assert body["handed_in"]["signed"]["receipt"]["bundle_bytes"] > SIZE
+    assert machine.wire.passed - before < SIZE + 9 * MIB
+
+
+def test_killed_in_the_middle_it_goes_on_there(machine: Machine, student: Student) -> None:
+    before = machine.wire.passed
+    process = student.start("--yes")
+    wait_for(lambda: machine.wire.passed - before > 14 * MIB or process.poll() is not None, 60.0)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    passed = machine.wire.passed
+    assert student.json("--yes")["handed_in"]["signed"]["receipt"]["number"] == 1
+    assert machine.wire.passed - passed < SIZE - 7 * MIB
+
+
+def test_a_larger_one_than_allowed_does_not_travel(machine: Machine, student: Student) -> None:
+    """Not even for a student who has edited the assignment's file."""
+    text = machine.assignment("--max-size", "1MB")
+    (student.lab / "assignment.yaml").write_text(text.replace("max_size: 1MB", "max_size: 1GB"))
+    try:
+        before = machine.wire.passed
+        _, err = student.submit("--yes", code=3)
+        assert "takes at most 1,000,000" in err
+        assert machine.wire.passed - before < MIB
+    finally:
+        machine.assignment()
+
+
+def ssh(machine: Machine, student: Student, *words: str, stdin: str = "") -> Any:
+    hosts = student.home / "known"
+    hosts.write_text(f"[127.0.0.1]:{machine.wire.port} {machine.host_key}\n")
+    return subprocess.run(
+        ["ssh", "-F", "none", "-i", str(student.key), "-o", "IdentitiesOnly=yes",
+         "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={hosts}", "-o", "LogLevel=ERROR",
+         "-p", str(machine.wire.port), "-l", getpass.getuser(), *words],
+        input=stdin, capture_output=True, text=True, timeout=COMMAND_S, check=False,
+    )  # fmt: skip
+
+
+def test_a_students_key_opens_no_shell(machine: Machine, student: Student, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    for line in (
+        f"touch {trace}",
+        f"labctl-submit; touch {trace}",
+        f"labctl-submit $(touch {trace})",
+        f"labctl-submit | touch {trace}",
+        f"`touch {trace}`",
+        f"labctl receive serve {machine.drop} somebody",
+        "scp -f /etc/passwd",
+    ):
+        done = ssh(machine, student, "127.0.0.1", line)
+        assert (done.returncode, done.stdout) == (3, ""), line
+        assert "cannot be run here" in done.stderr
+    assert not trace.exists()
+    # Without a command the service answers, and a terminal is not given.
+    done = ssh(machine, student, "-tt", "127.0.0.1", stdin="id\n")
+    assert "uid=" not in done.stdout
+    sftp = ssh(machine, student, "-s", "127.0.0.1", "sftp", stdin="\0\0\0\5\1\0\0\0\3")
+    assert sftp.returncode == 3
+    forward = ssh(
+        machine, student, "-N", "-o", "ExitOnForwardFailure=yes", "-R", "0:127.0.0.1:1", "127.0.0.1"
+    )
+    assert forward.returncode == 255
+
+
+def test_nobody_asks_in_anothers_name(machine: Machine, student: Student) -> None:
+    other = "somebody-else"
+    for request, kind in (
+        ({"do": "receipts", "assignment": "hw3", "student": other}, "PolicyError"),
+        ({"do": "hello", "assignment": f"../{other}"}, "UsageError"),
+        ({"do": "get", "assignment": "hw3"}, "UsageError"),
+    ):
+        done = ssh(machine, student, "127.0.0.1", "labctl-submit", stdin=json.dumps(request) + "\n")
+        assert json.loads(done.stdout)["error"]["kind"] == kind, done.stdout
+    hello = {"do": "hello", "assignment": "hw3"}
+    done = ssh(machine, student, "127.0.0.1", "labctl-submit", stdin=json.dumps(hello) + "\n")
+    assert json.loads(done.stdout)["hello"]["student"] == student.name
+
+
+def test_who_was_not_let_in_is_told_how(machine: Machine, student: Student) -> None:
+    machine.labctl("expel", student.name)
+    _, err = student.submit("--yes", code=1)
+    assert "does not know your key" in err
+    assert "labctl submit --key" in err
+
+
+def test_another_machine_at_that_address_gets_nothing(
+    machine: Machine, student: Student, tmp_path: Path
+) -> None:
+    other = " ".join(make_key(tmp_path / "other").split()[:2])
+    file = student.lab / "assignment.yaml"
+    file.write_text(file.read_text().replace(machine.host_key, other))
+    before = machine.wire.passed
+    _, err = student.submit("--yes", code=3)
+    assert "ask your instructor" in err
+    assert machine.wire.passed - before < MIB
+
+
+def test_a_receiver_with_another_signing_key_gets_nothing(
+    machine: Machine, student: Student
+) -> None:
+    file = student.lab / "assignment.yaml"
+    file.write_text(
+        file.read_text().replace(machine.receiver.public(), "ed25519:" + "A" * 43 + "=")
+    )
+    _, err = student.submit("--yes", code=3)
+    assert "not the receiver that the assignment names" in err
+    assert student.name not in machine.receiver.students("hw3")
