@@ -20,6 +20,8 @@ from safetensors.torch import load_file
 from template_project import finish, start
 from train import Training
 
+from labctl.evaluation import read_evaluation
+
 pytestmark = pytest.mark.train
 
 SHORT = ("--epochs", "4", "--batch-size", "16", "--checkpoint-every", "3", "--log-every", "1")
@@ -129,6 +131,11 @@ class TestDefaultRun:
         assert json.loads(output.splitlines()[-1]) == json.loads(only_json)
         del metrics["seconds"], metrics["run"]
         assert json.loads(only_json) == metrics
+
+    def test_what_it_got_right_and_wrong_is_kept_for_the_report(self, run: Path) -> None:
+        metrics = json.loads((run / "logs" / "metrics.json").read_text())
+        found = read_evaluation(run / "logs" / "evaluation.json")
+        assert (found.accuracy, found.items, found.where) == (metrics["accuracy"], 269, "server")
 
     def test_progress_ends_at_the_end(self, run: Path) -> None:
         progress = json.loads((run / "logs" / "progress.json").read_text())
