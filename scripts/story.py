@@ -1,7 +1,8 @@
 """The student's story, told by running it: each command as a person would type it.
 
 Its last line is one JSON object with what was seen. Everything lives in a directory of its own,
-HOME included, and is removed at the end.
+HOME included, and is removed at the end, but for what a student hands in: the model, the logs and
+the results presentation, which stay in ./demo-results.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import urllib.request
 from pathlib import Path
 
 LABCTL = str(Path(sys.executable).with_name("labctl"))
+RESULTS = Path("demo-results").absolute()
+KEPT = ("report.html", "evaluation.json", "checkpoints", "logs")
 
 
 def labctl(*words: str, cwd: Path, capture: bool = False, check: bool = True) -> tuple[int, str]:
@@ -60,16 +63,36 @@ def _inside(lab: Path) -> dict[str, object]:
     labctl("pull", cwd=lab)
     _, said = labctl("eval", "--json", cwd=lab, capture=True)
     figures = json.loads(said)["evaluation"]
+    _, said = labctl("eval", "--on-server", "--json", cwd=lab, capture=True)
+    there = json.loads(said)["evaluation"]
     _, said = labctl("down", "--yes", "--json", cwd=lab, capture=True)
     ending = json.loads(said)
+    _, said = labctl("report", "--json", cwd=lab, capture=True)
+    page = _kept(Path(json.loads(said)["report"]["file"]))
     return {
         "accuracy_server": figures["accuracy_server"],
         "accuracy_local": figures["accuracy_local"],
+        "accuracy_on_server_again": there["accuracy_server"],
         "run_exit": run_exit,
         "tensorboard": pages["tensorboard"],
         "jupyter": pages["jupyter"],
         "servers_left": len(ending["servers_left"]),
+        "report": str(page),
     }
+
+
+def _kept(page: Path) -> Path:
+    """Put what is handed in where it stays; the report's new place."""
+    shutil.rmtree(RESULTS, ignore_errors=True)
+    RESULTS.mkdir()
+    for name in KEPT:
+        source = page.parent / name
+        if source.is_dir():
+            shutil.copytree(source, RESULTS / name)
+        else:
+            shutil.copy2(source, RESULTS / name)
+    print(f"\nthe results presentation: {RESULTS / page.name}", flush=True)
+    return RESULTS / page.name
 
 
 def main() -> int:
@@ -84,7 +107,7 @@ def main() -> int:
         shutil.rmtree(home, ignore_errors=True)
     seen["seconds"] = round(time.monotonic() - begun, 1)
     good = (
-        seen["accuracy_server"] == seen["accuracy_local"]
+        seen["accuracy_server"] == seen["accuracy_local"] == seen["accuracy_on_server_again"]
         and seen["run_exit"] == 0
         and (seen["tensorboard"], seen["jupyter"]) == (200, 200)
         and seen["servers_left"] == 0
