@@ -1,8 +1,9 @@
 """A load test of `labctl serve`: with and without batching, against one plain Flask handler.
 
 The same trained sample project answers in all of them, in a process of its own; callers send one
-PNG after another, each over a connection that stays open. What is timed is from the first byte
-sent to the last byte read. Server and callers share this machine.
+PNG after another, each over a connection of its own, which Flask's server closes after every
+answer. What is timed is from asking (connecting, where need be) to the last byte read. Server and
+callers share this machine.
 
     python -m benchmarks.serving [--rounds N] [--seconds S] [--small]
 """
@@ -40,10 +41,8 @@ import io, sys
 from pathlib import Path
 from flask import Flask, request
 from PIL import Image
-from werkzeug.serving import WSGIRequestHandler
 import predict
 
-WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections stay open, as the other's do
 model = predict.load(Path("checkpoints"))
 app = Flask(__name__)
 
@@ -140,30 +139,46 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     raise NotDoneError("the server did not start")
 
 
+class Caller:
+    """Asks one thing after another, over one connection as long as the server keeps it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.link: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, body: bytes) -> str:
+        """The class of one picture; NotDoneError where the reply is no prediction."""
+        if self.link is None:
+            self.link = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = self.link
+        head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        said = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        length = int(said.partition("content-length:")[2].partition("\r\n")[0])
+        told = json.loads(await reader.readexactly(length))
+        if "connection: close" in said:
+            self.close()
+        if not said.startswith("http/1.1 200") and not said.startswith("http/1.0 200"):
+            raise NotDoneError(f"{said.splitlines()[0]}: {told}")
+        (prediction,) = told["predictions"]
+        return str(prediction["class"])
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link[1].close()
+            self.link = None
+
+
 async def called(port: int, bodies: list[bytes], until: float, first: int) -> list[float]:
     """One caller: a picture after another until the time is up; the latency of each."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    found, number = [], first
+    caller, found, number = Caller(port), [], first
     while time.perf_counter() < until:
-        body = bodies[number % len(bodies)]
-        number += 1
-        head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
         begun = time.perf_counter()
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        await answer(reader)
+        await caller.ask(bodies[number % len(bodies)])
         found.append(time.perf_counter() - begun)
-    writer.close()
+        number += 1
+    caller.close()
     return found
-
-
-async def answer(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """One reply; NotDoneError where it is no prediction."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-    length = int(head.partition("content-length:")[2].partition("\r\n")[0])
-    told: dict[str, Any] = json.loads(await reader.readexactly(length))
-    if not head.startswith("http/1.1 200") or len(told["predictions"]) != 1:
-        raise NotDoneError(f"{head.splitlines()[0]}: {told}")
-    return told
 
 
 async def load(port: int, bodies: list[bytes], callers: int, seconds: float) -> list[float]:
@@ -174,13 +189,9 @@ async def load(port: int, bodies: list[bytes], callers: int, seconds: float) -> 
 
 async def classes(port: int, bodies: list[bytes]) -> list[str]:
     """What a server says of some pictures: all must say the same."""
-    found = []
-    for body in bodies:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        found.append((await answer(reader))["predictions"][0]["class"])
-        writer.close()
+    caller = Caller(port)
+    found = [await caller.ask(body) for body in bodies]
+    caller.close()
     return found
 
 
