@@ -84,7 +84,7 @@ def _inside(lab: Path) -> dict[str, object]:
 def _kept(page: Path) -> Path:
     """Put what is handed in where it stays; the report's new place."""
     shutil.rmtree(RESULTS, ignore_errors=True)
-    RESULTS.mkdir()
+    RESULTS.mkdir(parents=True)
     for name in KEPT:
         source = page.parent / name
         if source.is_dir():
@@ -97,6 +97,8 @@ def _kept(page: Path) -> Path:
 
 def main() -> int:
     begun = time.monotonic()
+    if RESULTS.exists() and not (RESULTS / KEPT[0]).is_file():
+        raise SystemExit(f"{RESULTS} is in the way: it is not what an earlier demo left")
     home = Path(tempfile.mkdtemp(prefix="labctl-demo-"))
     for name in [n for n in os.environ if n.startswith("XDG_") or n == "LABCTL_STATE_DIR"]:
         del os.environ[name]
