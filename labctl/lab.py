@@ -41,6 +41,7 @@ from labctl.state import State
 
 if TYPE_CHECKING:
     from labctl.actions.down import Ending
+    from labctl.actions.explain import Explanation
     from labctl.actions.forwards import Forwarding
     from labctl.actions.sync import PulledRun
     from labctl.actions.top import ServerNow
@@ -227,6 +228,12 @@ class Lab:
         from labctl.actions.top import look
 
         return look(self.ground)
+
+    def explain(self, run: str = "") -> Explanation:
+        """Why a run (the latest) is slow or wrong: evidence, source, and what to try next."""
+        from labctl.actions.explain import explain
+
+        return explain(self.ground, run)
 
     @property
     def keeper(self) -> str:

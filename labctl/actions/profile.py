@@ -76,7 +76,7 @@ def profile(
     renew(ground, server)
     _warn_of_others(ground, server)
     work.push(ground, server, force=False)
-    return _found(ground, server, _run(ground, server, wanted))
+    return _found(ground, server, *_run(ground, server, wanted))
 
 
 def _command(ground: Ground, run_id: str) -> tuple[str, ...]:
@@ -143,7 +143,8 @@ class _Tail:
             self.emit(Note(text=line, level="detail"))
 
 
-def _run(ground: Ground, server: Server, wanted: RunSpec) -> Run:
+def _run(ground: Ground, server: Server, wanted: RunSpec) -> tuple[Run, str]:
+    """The profiled run, ended, and its last words."""
     name = "profiling a few steps"
     ground.reporter.emit(Step(name=name))
     tail = _Tail(ground.reporter.emit)
@@ -159,18 +160,12 @@ def _run(ground: Ground, server: Server, wanted: RunSpec) -> Run:
     except KeyboardInterrupt:
         runs.cancel(ground, server, wanted.id, CANCEL_GRACE_S)
         raise InterruptError("interrupted; the profiled run was ended") from None
-    if run.exit_code != 0:
-        raise LabError(
-            f"the command did not get as far as being profiled: {run.told}",
-            why=tail.text.decode(errors="replace").strip(),
-            hint=f"labctl explain {run.id}",
-        )
     ground.reporter.emit(Step(name=name, done=True))
-    return run
+    return run, tail.text.decode(errors="replace").strip()
 
 
-def _found(ground: Ground, server: Server, run: Run) -> Profiled:
-    """What a profiled run wrote, brought here."""
+def _found(ground: Ground, server: Server, run: Run, said: str = "") -> Profiled:
+    """What a profiled run wrote, brought here; `said` are its last words."""
     if run.server_id == server.id:
         sync.pull(
             ground.remote(server),
@@ -187,6 +182,12 @@ def _found(ground: Ground, server: Server, run: Run) -> Profiled:
     try:
         found = read_profile(directory)
     except NotFoundError as error:
+        if run.exit_code:
+            raise LabError(
+                f"the command did not get as far as being profiled: {run.told}",
+                why=said,
+                hint=f"labctl explain {run.id}",
+            ) from None
         hint = "labctl profile --warmup 3 --steps 2, or a command with more steps"
         raise LabError(error.what, why=error.why, hint=hint) from None
     return Profiled(run=run.id, directory=str(directory), profile=found, findings=advise(found))

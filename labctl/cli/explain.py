@@ -48,11 +48,10 @@ def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool)
     labctl explain
     labctl explain night --json
     """
-    from labctl.actions.explain import explain
     from labctl.cli.screen import as_json
 
     lab = open_lab(ctx, quiet=json_)
-    found = explain(lab.ground, run)
+    found = lab.explain(run)
     rest(ctx)
     if json_:
         as_json({name: getattr(found, name) for name in found.__struct_fields__})

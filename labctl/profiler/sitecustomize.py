@@ -58,13 +58,16 @@ class Profiling:
 
     def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """After a step of any optimizer. Of several, the first one's steps are counted."""
-        if os.getpid() != self.process or os.environ.get("RANK", "0") != "0":
+        if os.getpid() != self.process:
             return
         self.optimizer = self.optimizer or optimizer
         if optimizer is not self.optimizer:
             return
         self.seen += 1
-        if self.profile is None:
+        if os.environ.get("RANK", "0") != "0":
+            # The others end with the one that is recorded: none waits for it in vain.
+            self.done = self.seen >= self.warmup + self.steps
+        elif self.profile is None:
             self.profile = self.begun()
         else:
             self.profile.step()
@@ -138,7 +141,10 @@ class Profiling:
 
     def ended(self) -> None:
         """At the program's end: nothing was written unless all steps were seen."""
-        if not self.done and os.getpid() == self.process:
+        first = os.environ.get("RANK", "0") == "0"
+        # A launcher that imports PyTorch for its children has nothing to add to what they say.
+        silent = self.seen == 0 and self.directory.exists()
+        if not self.done and first and os.getpid() == self.process and not silent:
             needed = self.warmup + self.steps
             self.tell(f"it made {self.seen} optimizer steps; {needed} are needed")
 
