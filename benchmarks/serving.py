@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -110,7 +110,7 @@ def _environ(more: dict[str, str]) -> dict[str, str]:
 
 @contextmanager
 def started(side: Side, home: Path) -> Iterator[int]:
-    """The port of a server that answers."""
+    """The port of a server that answers. It may use as many processors as there are."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -195,26 +195,30 @@ async def classes(port: int, bodies: list[bytes]) -> list[str]:
     return found
 
 
-def measured(image_size: int, callers: int, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """A row for each side. The sides take turns; a round before the first is thrown away."""
-    compared = sides()
-    with project(image_size) as home:
+def measured(image_size: int, rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """A row for each number of callers and each side, which take turns."""
+    rows = []
+    with project(image_size) as home, ExitStack() as running:
         files = sorted((home / "dataset" / "test").rglob("*.png"))
         bodies = [path.read_bytes() for path in files]
-        said = set()
-        for number in range(rounds + 1):
-            for side in compared:
-                with started(side, home) as port:
-                    said.add(tuple(asyncio.run(classes(port, bodies[:20]))))
-                    asyncio.run(load(port, bodies, callers, 1.0))
-                    found = asyncio.run(load(port, bodies, callers, seconds))
-                if number:
-                    side.seconds += found
-                    side.rates.append(len(found) / seconds)
-    if len(said) != 1:
-        raise NotDoneError(f"the servers disagree: {said}")
-    about = {"image_size": image_size, "callers": callers}
-    return [{**about, "name": side.name, **side.figures()} for side in compared]
+        ports = {side.name: running.enter_context(started(side, home)) for side in sides()}
+        said = {tuple(asyncio.run(classes(port, bodies[:20]))) for port in ports.values()}
+        if len(said) != 1:
+            raise NotDoneError(f"the servers disagree: {said}")
+        for callers in CALLERS:
+            print(f"measuring: {callers} callers, images of {image_size}", file=sys.stderr)
+            compared = sides()
+            for number in range(rounds + 1):
+                for side in compared:
+                    # A round before the first is shorter, and thrown away.
+                    long = seconds if number else 1.0
+                    found = asyncio.run(load(ports[side.name], bodies, callers, long))
+                    if number:
+                        side.seconds += found
+                        side.rates.append(len(found) / long)
+            about = {"image_size": image_size, "callers": callers}
+            rows += [{**about, "name": side.name, **side.figures()} for side in compared]
+    return rows
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
@@ -248,9 +252,7 @@ def main() -> int:
         "rows": [],
     }
     for image_size in sizes:
-        for callers in CALLERS:
-            print(f"measuring: {callers} callers, images of {image_size}", file=sys.stderr)
-            told["rows"] += measured(image_size, callers, options.rounds, options.seconds)
+        told["rows"] += measured(image_size, options.rounds, options.seconds)
     print(_table(told["rows"]))
     if not options.small:
         path = RESULTS / f"{told['at'][:19].replace(':', '')}-serving.json"
