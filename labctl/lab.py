@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from labctl.actions.down import Ending
     from labctl.actions.explain import Explanation
     from labctl.actions.forwards import Forwarding
+    from labctl.actions.report import Report
     from labctl.actions.sync import PulledRun
     from labctl.actions.top import ServerNow
     from labctl.actions.work import Pushed
@@ -234,6 +235,12 @@ class Lab:
         from labctl.actions.explain import explain
 
         return explain(self.ground, run)
+
+    def report(self, run: str = "", out: Path | None = None) -> Report:
+        """Write the results of a run (the latest) as one HTML file; see docs/report.md."""
+        from labctl.actions.report import report
+
+        return report(self.ground, run, out)
 
     @property
     def keeper(self) -> str:

@@ -29,12 +29,11 @@ def report_command(
     labctl report --open
     labctl report --out results.html
     """
-    from labctl.actions.report import report
     from labctl.cli.exits import clean
     from labctl.cli.screen import as_json, size
 
     lab = open_lab(ctx, quiet=json_)
-    made = report(lab.ground, run, out.absolute() if out else None)
+    made = lab.report(run, out.absolute() if out else None)
     if open_:
         click.launch(Path(made.file).as_uri())
     if json_:
