@@ -86,7 +86,12 @@ def _brought(ground: Ground, run_id: str) -> Run:
         _fetch_logs(ground, run)
     except (NotFoundError, BusyError) as error:
         _logs_elsewhere(ground, run, error)
-    return runs.latest(ground, run.id)
+    found = runs.latest(ground, run.id)
+    if not found.id.startswith(runs.PROFILES):
+        return found
+    from labctl.actions.profile import own_command
+
+    return own_command(found)
 
 
 def _fetch_logs(ground: Ground, run: Run) -> None:

@@ -88,6 +88,12 @@ def _command(ground: Ground, run_id: str) -> tuple[str, ...]:
         return ()
 
 
+def own_command(run: Run) -> Run:
+    """The run with the command that was profiled, where it is a profile's."""
+    wrapped = run.command[3:4] == (NAME,)
+    return msgspec.structs.replace(run, command=run.command[4:]) if wrapped else run
+
+
 def packed() -> str:
     """The zip that the container's Python imports from, in base64; the same at every call."""
     import labctl.profiler

@@ -19,7 +19,7 @@ from labctl.model import Value
 FILE = "profile.json"
 NOTE = "note.json"
 LARGEST_BYTES = 4 * 1024**2
-MUCH_WAITING = 0.2
+MUCH_WAITING, HALF = 0.2, 0.5
 MUCH_PYTHON = 0.3
 MUCH_OPTIMIZER = 0.2
 MUCH_COPYING = 0.1
@@ -111,10 +111,11 @@ def _seen(said: str) -> Evidence:
 def _host(found: Profile) -> Iterator[Finding]:
     """What the training's own thread does."""
     data = found.phases.get("data", 0.0)
-    if data >= MUCH_WAITING:
+    # Without a GPU the same cores prepare data and compute.
+    if data >= (HALF if found.gpu_busy is None else MUCH_WAITING):
         yield Finding(
             rule="step-waits-for-data",
-            level="problem" if data >= 0.5 else "advice",
+            level="problem" if data >= HALF else "advice",
             what=f"{percent(data)} of a step goes into getting the next batch",
             why="the DataLoader is not done when the step is: too few workers, slow files, or "
             "costly preparation",
