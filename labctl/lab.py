@@ -212,6 +212,14 @@ class Lab:
 
         return forward(self.ground, self.ground.server(), service, port)
 
+    def serve(self, run: str = "", *, checkpoint: str = "", port: int = 0) -> Forwarding:
+        """The run's model (the latest's) behind POST /predict at a local port; as `forward`."""
+        from labctl.actions import serve
+
+        server = self.ground.server()
+        choice = serve.Choice(run=run, checkpoint=checkpoint)
+        return serve.forward(self.ground, server, serve.of_model(self.ground, server, choice), port)
+
     def down(self, *, discard: bool = False) -> Ending:
         """Bring home what is not here, remove the server, say what is left."""
         from labctl.actions.down import down
