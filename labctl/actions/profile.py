@@ -43,10 +43,14 @@ CANCEL_GRACE_S = 5
 
 
 class Profiled(Value, frozen=True):
-    """A profile: `directory` holds its page and trace here, `findings` say what it tells."""
+    """A profile: `directory` holds its page and trace here, `findings` say what it tells.
+
+    `there` says that the lab's server has it, too, and can show it.
+    """
 
     run: str
     directory: str
+    there: bool
     profile: Profile
     findings: tuple[Finding, ...]
 
@@ -65,9 +69,9 @@ def profile(
             why=f"it takes 1 to {MOST_STEPS} steps, after {LEAST_WARMUP} at least",
             hint="labctl profile --steps 5 --warmup 10",
         )
-    server = ground.server()
     if run_id.startswith(PREFIX):
-        return _found(ground, server, runs.latest(ground, run_id))
+        return _again(ground, runs.latest(ground, run_id))
+    server = ground.server()
     wanted = runs.spec(ground, server, _command(ground, run_id), PREFIX + runs.new_id(), False)
     settings = {"LABCTL_PROFILE_STEPS": str(steps), "LABCTL_PROFILE_WARMUP": str(warmup)}
     inside = {**wanted.env, **settings, "LABCTL_PROFILER": packed()}
@@ -170,9 +174,16 @@ def _run(ground: Ground, server: Server, wanted: RunSpec) -> tuple[Run, str]:
     return run, tail.text.decode(errors="replace").strip()
 
 
-def _found(ground: Ground, server: Server, run: Run, said: str = "") -> Profiled:
+def _again(ground: Ground, run: Run) -> Profiled:
+    """A profile that was made before; where its server is gone, as it was brought home."""
+    server = ground.state.server_of_lab(ground.lab_id)
+    there = server is not None and server.state == "running" and server.id == run.server_id
+    return _found(ground, server if there else None, run)
+
+
+def _found(ground: Ground, server: Server | None, run: Run, said: str = "") -> Profiled:
     """What a profiled run wrote, brought here; `said` are its last words."""
-    if run.server_id == server.id:
+    if server is not None:
         sync.pull(
             ground.remote(server),
             ground.config.name,
@@ -196,7 +207,13 @@ def _found(ground: Ground, server: Server, run: Run, said: str = "") -> Profiled
             ) from None
         hint = "labctl profile --warmup 3 --steps 2, or a command with more steps"
         raise LabError(error.what, why=error.why, hint=hint) from None
-    return Profiled(run=run.id, directory=str(directory), profile=found, findings=advise(found))
+    return Profiled(
+        run=run.id,
+        directory=str(directory),
+        there=server is not None,
+        profile=found,
+        findings=advise(found),
+    )
 
 
 def forward(ground: Ground, found: Profiled, port: int = 0) -> Forwarding:

@@ -231,8 +231,10 @@ def profile_command(
         as_json({name: getattr(found, name) for name in found.__struct_fields__})
         return
     _draw_profile(found)
-    if not no_page:
+    if found.there and not no_page:
         _page(lab, found, port, open_)
+    else:
+        click.echo(f"its page: {found.directory}/index.html")
 
 
 PHASES = {
@@ -246,11 +248,13 @@ PHASES = {
 
 
 def _draw_profile(found: Profiled) -> None:
+    from labctl.cli.exits import clean
     from labctl.cli.screen import table
 
     seen = found.profile
-    on = f"{seen.device}, PyTorch {seen.torch}" if seen.torch else seen.device
-    click.secho(f"{_many(seen.steps, 'step')} of {shlex.join(seen.command)} on {on}", bold=True)
+    on = f" on {seen.device}, PyTorch {seen.torch}" if seen.torch else ""
+    title = f"{_many(seen.steps, 'step')} of {shlex.join(seen.command)}{on}"
+    click.secho(clean(title), bold=True)
     busy = "" if seen.gpu_busy is None else f"; the GPU works {seen.gpu_busy:.0%} of it"
     click.echo(f"{INDENT}a step takes {_time(seen.step_us)} (median){busy}\n")
     parts = sorted(seen.phases.items(), key=lambda item: -item[1])

@@ -128,3 +128,30 @@ def test_a_profile_needs_a_server_and_sensible_numbers(labctl: Any, logs: Path) 
     assert said.code == 2
     assert "next: labctl profile --steps 5 --warmup 10" in said.err
     assert labctl("profile", "--warmup", "1").code == 2
+
+
+def test_a_profile_is_shown_again_without_its_server(labctl: Any, logs: Path) -> None:
+    root = logs.parents[2]
+    run = Run(id="profile-1", lab_id=lab_id(root), server_id="gone", state="exited", exit_code=0)
+    with State(paths().database) as state:
+        state.save_run(run)
+    said = labctl("profile", "profile-1")
+    assert said.code == 1
+    assert "nothing was profiled" in said.err
+    folder = root / "runs" / "profile-1" / "logs" / "profile"
+    folder.mkdir(parents=True)
+    row = {"name": "aten::mul\x1b[2J", "us": 900.0, "count": 2.0, "share": 1.0}
+    figures = {"phases": {"data": 0.6, "forward": 0.4}, "operations": [row], "kernels": []}
+    about = {"steps": 1, "step_us": 1500.0, "gpu_busy": None, "copies_us": 0.0, "syncs": 0.0}
+    body = {**figures, **about, "kernel_count": 0.0, "kernel_us": 0.0, "command": ["train.py"]}
+    (folder / "profile.json").write_text(json.dumps(body))
+    said = labctl("profile", "profile-1")
+    assert (said.code, said.err) == (0, "")
+    lines = said.out.splitlines()
+    assert lines[0] == "1 step of train.py"
+    assert any(line.startswith("getting the next batch") and "900 us" in line for line in lines)
+    assert "✗ 60 % of a step goes into getting the next batch" in lines
+    assert lines[-1] == f"its page: {folder}/index.html"
+    assert "\x1b" not in said.out
+    body = json.loads(labctl("profile", "profile-1", "--json").out)
+    assert (body["run"], body["there"]) == ("profile-1", False)
