@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 import struct
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,15 @@ LARGEST_TEXT_BYTES = 64 * 1024**2
 TEXTS = (".md", ".txt", ".yaml", ".yml")
 ADVICE = "save the weights with safetensors (safetensors.torch.save_file) and serve those"
 MOST_FILES = 10_000
+HALF_WRITTEN = re.compile(r"\..*\.partial-")
+"""Directories that become a checkpoint when they are renamed."""
 
 
 def check(path: Path) -> tuple[str, ...]:
     """The safetensors files at or below `path`, by name; ModelError says which file is refused.
 
-    Only heads of large files are read. Links are not followed out of `path`.
+    Only heads of large files are read. Links are not followed out of `path`. A run may still be
+    writing: what is half written under a hidden name, or gone meanwhile, does not count.
     """
     if not path.exists():
         raise ModelError(f"there is no checkpoint at {path}")
@@ -37,8 +43,9 @@ def check(path: Path) -> tuple[str, ...]:
         name = str(file.relative_to(path)) if file != path else path.name
         if not file.resolve().is_relative_to(path.resolve()):
             raise ModelError(f"{name!a} is a link that leads out of the checkpoint")
-        if _checked(file, name):
-            found.append(name)
+        with suppress(FileNotFoundError):
+            if _checked(file, name):
+                found.append(name)
     if not found:
         raise ModelError(f"there are no safetensors in {path}; {ADVICE}")
     return tuple(found)
@@ -63,7 +70,8 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     found: list[Path] = []
-    for folder, _, names in os.walk(path):
+    for folder, folders, names in os.walk(path):
+        folders[:] = [one for one in folders if not HALF_WRITTEN.match(one)]
         found += [Path(folder) / name for name in names]
         if len(found) > MOST_FILES:
             raise ModelError(f"{path} holds more than {MOST_FILES} files; that is no checkpoint")
@@ -72,9 +80,10 @@ def _files(path: Path) -> list[Path]:
 
 def _checked(file: Path, name: str) -> bool:
     """Whether it is safetensors; False for text. ModelError for anything else."""
-    if not file.is_file():
+    found = file.stat()
+    if not stat.S_ISREG(found.st_mode):
         raise ModelError(f"{name!a} is not a file")
-    size = file.stat().st_size
+    size = found.st_size
     tensors = file.suffix == ".safetensors"
     # First of all, since the length at the head of good safetensors may look like a pickle's.
     damage = _damage(file, size) if tensors else ""

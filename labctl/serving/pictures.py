@@ -37,9 +37,11 @@ class Budget:
         try:
             yield one
         finally:
-            self._give(-one.taken)
+            with self._lock:
+                self._left += one.taken
 
-    def _give(self, size: int) -> None:
+    def take(self, size: int) -> None:
+        """RefusedError (busy) where so much is not left."""
         with self._lock:
             if size > self._left:
                 text = "too much is being worked on; try again in a second"
@@ -48,16 +50,15 @@ class Budget:
 
 
 class Share:
+    """What one request has taken; used by one thread after another."""
+
     def __init__(self, budget: Budget) -> None:
         self.taken = 0
         self._budget = budget
-        self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """RefusedError (busy) where the budget has no room."""
-        with self._lock:
-            self._budget._give(size)
-            self.taken += size
+        self._budget.take(size)
+        self.taken += size
 
 
 def unpacked(content: bytes, number: int, max_pixels: int, share: Share) -> Image.Image:

@@ -112,6 +112,10 @@ def test_data_alone_is_taken_whatever_its_first_bytes_look_like(tmp_path: Path) 
     (home / "model.safetensors").write_bytes(safetensors())
     # The length 640 at its head reads like the beginning of a pickle.
     (home / "long.safetensors").write_bytes(safetensors(640))
+    # A run that still trains is at its next one.
+    half = tmp_path / ".step-00000002.partial-1a2b3c4d"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(safetensors()[:9])
     names = ("long.safetensors", "model.safetensors")
     assert check(home) == names
     assert check(tmp_path) == tuple(f"step-00000001/{name}" for name in names)
