@@ -13,6 +13,8 @@ SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".joblib", ".ckpt", ".di
 """Files of these names are taken for pickles, whatever they begin with: NumPy's may hold some."""
 PROTOCOLS = range(2, 6)
 MOST_MEMBERS = 100_000
+LONGEST_HEADER = 100_000_000
+"""Bytes, as safetensors itself allows: the upper half of the length is zero."""
 
 
 def refuse_pickles(place: Path, hint: str) -> None:
@@ -35,7 +37,7 @@ def pickled(path: Path) -> str:
             head = file.read(8)
     except OSError:
         return ""
-    if len(head) > 1 and head[0] == 0x80 and head[1] in PROTOCOLS:
+    if len(head) > 1 and head[0] == 0x80 and head[1] in PROTOCOLS and not _safetensors(path):
         return "is a pickle"
     if head[:2] == b"PK" and _zipped(path):
         return "holds a pickle, as torch.save writes it"
@@ -49,6 +51,16 @@ def _files(place: Path) -> Iterator[Path]:
         yield place
     for folder, _, names in os.walk(place):
         yield from (Path(folder) / name for name in names)
+
+
+def _safetensors(path: Path) -> bool:
+    """Whether it begins as safetensors do: the length of a JSON object, and that object.
+
+    Such a length may look like a pickle's first bytes; no pickle goes on with a zero byte, though.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return length <= LONGEST_HEADER and file.read(1) == b"{"
 
 
 def _zipped(path: Path) -> bool:

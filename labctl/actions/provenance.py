@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from labctl import __version__
 from labctl.actions.ground import Ground
 from labctl.model import Facts, Run, RunSpec, Value
 
@@ -137,7 +136,6 @@ def keep(ground: Ground, run: Run, wanted: RunSpec, looking: Looking) -> None:
         "image": wanted.image,
         "env": env,
         "gpus": wanted.gpus,
-        "labctl": __version__,
     }
     ground.state.record(
         CODE, lab_id=ground.lab_id, server_id=run.server_id, run_id=run.id, detail=detail

@@ -15,7 +15,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from labctl import __version__
 from labctl.actions import Note, Step, cost, provenance, runs
 from labctl.actions.evaluate import ON_SERVER, accuracy_on_server
 from labctl.actions.ground import Ground
@@ -53,13 +52,15 @@ class Report(Value, frozen=True):
     lacks: tuple[str, ...] = ()
 
 
-def report(ground: Ground, run_id: str = "", out: Path | None = None) -> Report:
+def report(
+    ground: Ground, run_id: str = "", out: Path | None = None, *, version: str = ""
+) -> Report:
     """Write the report of a run (the latest) to `out`, by default `runs/<run>/report.html`.
 
-    NotFoundError where the run was not pulled.
+    NotFoundError where the run was not pulled. `version` is labctl's, to be named on the page.
     """
     ground.reporter.emit(Step(name="writing the report"))
-    facts = gather(ground, run_id)
+    facts = gather(ground, run_id, version)
     text = render(page(facts), ground.paths.data_dir / "templates" / "report").encode()
     file = out or ground.config.root / "runs" / facts.run.id / REPORT
     _write(file, text)
@@ -82,7 +83,7 @@ def _write(file: Path, text: bytes) -> None:
         ) from error
 
 
-def gather(ground: Ground, run_id: str = "") -> Facts:
+def gather(ground: Ground, run_id: str = "", version: str = "") -> Facts:
     """All that this machine knows of a run."""
     home = (ground.config.root / "runs").resolve()
     run = _run(ground, home, run_id)
@@ -115,7 +116,7 @@ def gather(ground: Ground, run_id: str = "") -> Facts:
         pictures=_pictures(directory, found),
         notes=tuple(notes),
         made_at=time.time(),
-        labctl=__version__,
+        labctl=version,
     )
 
 

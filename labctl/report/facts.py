@@ -30,7 +30,6 @@ class Code(Value, frozen=True):
     command: tuple[str, ...] = ()
     image: str = ""
     env: dict[str, str] = msgspec.field(default_factory=dict)
-    labctl: str = ""
 
 
 class MachineGpu(Value, frozen=True):

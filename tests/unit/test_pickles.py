@@ -29,8 +29,10 @@ def zipped(*names: str) -> bytes:
     return buffer.getvalue()
 
 
-def safetensors() -> bytes:
+def safetensors(length: int = 0) -> bytes:
+    """One number; the header is filled up to `length`, as the format allows."""
     head = json.dumps({"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    head = head.ljust(length)
     return struct.pack("<Q", len(head)) + head + bytes(4)
 
 
@@ -68,6 +70,7 @@ def test_a_pickle_is_refused_with_the_reason(tmp_path: Path, name: str, content:
     ("name", "content"),
     [
         ("model.safetensors", safetensors()),
+        *(("model.safetensors", safetensors(0x80 + 256 * protocol)) for protocol in (2, 3, 4, 5)),
         ("state.json", b"{}"),
         ("numbers.npy", numpy_file("<f4")),
         ("weights.npz", zipped("weights.txt")),
