@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
-from typing import Any
 
 import msgspec
 
@@ -34,6 +32,8 @@ PACKAGES = "fastapi uvicorn python-multipart prometheus-client pillow"
 """What the server program imports; added to the run's own image where it lacks one of them."""
 LOADING_S = 600.0
 """How long a model may take to load, if the caller says nothing else."""
+NEXT = "labctl serve --stop, then labctl serve"
+LARGEST_REPLY_BYTES = 1 << 20
 
 
 class Choice(Value, frozen=True, kw_only=True):
@@ -49,6 +49,19 @@ class Choice(Value, frozen=True, kw_only=True):
     push: bool = False
     env: dict[str, str] = msgspec.field(default_factory=dict)
     loading_s: float = LOADING_S
+
+
+class Health(Value, frozen=True):
+    """The model that is served: its run, its checkpoint, and how many classes it tells apart."""
+
+    run: str
+    checkpoint: str
+    classes: int
+
+
+class _Told(Value, frozen=True):
+    status: str
+    model: Health
 
 
 def of_model(ground: Ground, server: Server, choice: Choice) -> ServiceRequest:
@@ -144,24 +157,20 @@ def stop(ground: Ground, server: Server) -> list[str]:
     return ended
 
 
-def health(port: int) -> dict[str, Any]:
-    """What /healthz of labctl's server says at a local port; LabError where it says no."""
+def health(port: int) -> Health:
+    """What labctl's server says of its model at a local port; LabError where it is not well."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         connection.request("GET", "/healthz")
-        reply = connection.getresponse()
-        found = json.loads(reply.read())
-        model: dict[str, Any] = found["model"]
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        with connection.getresponse() as reply:
+            found = msgspec.json.decode(reply.read(LARGEST_REPLY_BYTES), type=_Told)
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
         raise LabError("the model's server does not answer", why=str(error), hint=NEXT) from None
     finally:
         connection.close()
     if reply.status != 200:
-        raise LabError("the model's server is not well", why=str(found), hint=NEXT)
-    return model
-
-
-NEXT = "labctl serve --stop, then labctl serve"
+        raise LabError("the model's server is not well", why=found.status, hint=NEXT)
+    return found.model
 
 
 def _is_ours(name: str) -> bool:

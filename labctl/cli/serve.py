@@ -126,20 +126,22 @@ def _serve(
 
 
 def _show(wanted: ServiceRequest, url: str, port: int, json_: bool) -> None:
+    import msgspec
+
     from labctl.actions import serve
     from labctl.cli.exits import clean
     from labctl.cli.screen import as_json
 
     url = url.rstrip("/")
-    told = {"service": wanted.name, "url": url}
+    told: dict[str, Any] = {"service": wanted.name, "url": url}
     if wanted.model is None:
         told["image"] = wanted.image
         said = [f"{wanted.image}: {url}"]
     else:
         model = serve.health(port)
-        told |= {key: model[key] for key in ("run", "checkpoint", "classes")}
+        told |= msgspec.to_builtins(model)
         said = [
-            f"run {model['run']}, {model['checkpoint']}, {model['classes']} classes: {url}",
+            f"run {model.run}, {model.checkpoint}, {model.classes} classes: {url}",
             f"  curl -F image=@PICTURE {url}/predict",
             f"  {url}/healthz  {url}/metrics",
         ]

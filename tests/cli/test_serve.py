@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 
 from labctl.actions import serve
 from labctl.cli.serve import _wanted
-from labctl.errors import NotFoundError, PolicyError, UsageError
+from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.lab import Lab
 from labctl.model import Endpoint, Offer, Run, Server
 
@@ -106,3 +110,40 @@ def test_without_a_server_the_next_step_is_up(labctl: Any) -> None:
 def test_only_what_serve_started_is_its_own() -> None:
     names = ["serve", "serve-8000", "server", "jupyter"]
     assert [one for one in names if serve._is_ours(one)] == ["serve", "serve-8000"]
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[int]:
+    """The port of somebody who answers every GET the same."""
+
+    class Same(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Same) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+WELL = (
+    b'{"status": "ok", "model": {"run": "night", "checkpoint": "step-1", "classes": 2}, "new": 1}'
+)
+
+
+def test_what_is_served_is_asked_of_the_server_itself() -> None:
+    with answering(200, WELL) as port:
+        assert serve.health(port) == serve.Health(run="night", checkpoint="step-1", classes=2)
+    with pytest.raises(LabError, match="does not answer"):
+        serve.health(port)
+    for status, body in ((200, b"hello"), (200, b"{}"), (503, b""), (503, WELL)):
+        with answering(status, body) as port, pytest.raises(LabError) as told:
+            serve.health(port)
+        assert told.value.hint == serve.NEXT
