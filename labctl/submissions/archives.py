@@ -3,6 +3,8 @@ to far more than they are."""
 
 from __future__ import annotations
 
+import ast
+import re
 import struct
 import zipfile
 import zlib
@@ -21,6 +23,8 @@ PACKED = {
     b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"(\xb5/\xfd": "zstd",
     b"7z\xbc\xaf": "7z",
 }  # fmt: skip
+MOST_HEADER_BYTES = 64 * 1024
+_NUMBERS = re.compile(r"[<>|=]?(?:[biufcSUVmM]\d{1,9}|\?|b1)(?:\[\w{1,8}\])?")
 _READABLE = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
@@ -38,10 +42,11 @@ def hazards(path: str, file: BinaryIO, size: int) -> list[Hazard]:
     said = []
     promises = bool(pickles.SUFFIXES & set(_suffixes(path)))
     archive = _is_zip(file)
-    if pickles.is_pickle(head) or (promises and not archive and size):
+    array = head.startswith(b"\x93NUMPY")
+    if pickles.is_pickle(head) or (promises and not archive and not array and size):
         file.seek(0)
         said.append(pickles.hazard(file, size, promised=promises and not archive))
-    if head.startswith(b"\x93NUMPY"):
+    if array:
         said.append(_array(file, size))
     if archive:
         said.append(_zip(file, size, promised=head.startswith(b"PK")))
@@ -92,12 +97,12 @@ def _member(archive: zipfile.ZipFile, one: zipfile.ZipInfo) -> str:
         head = file.read(HEAD_BYTES)
     promises = bool(pickles.SUFFIXES & set(_suffixes(one.filename)))
     said = ""
-    if pickles.is_pickle(head) or (promises and one.file_size):
-        with archive.open(one) as file:
-            said = pickles.hazard(cast(BinaryIO, file), one.file_size, promised=promises)
-    elif head.startswith(b"\x93NUMPY"):
+    if head.startswith(b"\x93NUMPY"):
         with archive.open(one) as file:
             said = _array(cast(BinaryIO, file), one.file_size)
+    elif pickles.is_pickle(head) or (promises and one.file_size):
+        with archive.open(one) as file:
+            said = pickles.hazard(cast(BinaryIO, file), one.file_size, promised=promises)
     elif head.startswith(b"PK\x03\x04"):
         said = "an archive lies in it, and cannot be looked into"
     elif "/code/" in f"/{one.filename}" and one.filename.endswith(".py"):
@@ -108,18 +113,28 @@ def _member(archive: zipfile.ZipFile, one: zipfile.ZipInfo) -> str:
 def _array(file: BinaryIO, size: int) -> str:
     """A NumPy array of Python objects is a pickle behind a header."""
     file.seek(0)
-    start = file.read(10)
+    start = file.read(8)
     width = 2 if start[6:7] == b"\x01" else 4
-    field = start[8 : 8 + width] + (file.read(width - 2) if width == 4 else b"")
-    if len(field) < width:
-        return "it is no whole NumPy array"
-    length = int.from_bytes(field, "little")
-    if length > 1024 * 1024:
+    length = int.from_bytes(file.read(width), "little")
+    if not 0 < length <= MOST_HEADER_BYTES:
         return "it is no NumPy array that can be read"
-    header = file.read(length)
-    if b"'|O'" in header or b'"|O"' in header or b"'O'" in header:
-        return pickles.hazard(file, size - 8 - width - length, promised=True)
-    return ""
+    try:
+        described = ast.literal_eval(file.read(length).decode("latin-1").strip())
+        kind = described["descr"]
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        return "it is no NumPy array that can be read"
+    if _holds_numbers(kind):
+        return ""
+    return pickles.hazard(file, size - 8 - width - length, promised=True)
+
+
+def _holds_numbers(kind: object) -> bool:
+    """Whether a dtype, as its header describes it, is of numbers and texts through and through."""
+    if isinstance(kind, str):
+        return _NUMBERS.fullmatch(kind) is not None
+    if isinstance(kind, list):
+        return all(isinstance(f, tuple) and len(f) > 1 and _holds_numbers(f[1]) for f in kind)
+    return isinstance(kind, tuple) and bool(kind) and _holds_numbers(kind[0])
 
 
 def _gzip(file: BinaryIO, size: int) -> str:

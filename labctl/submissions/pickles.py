@@ -15,16 +15,19 @@ from typing import BinaryIO
 MOST_BYTES = 64 * 1024 * 1024
 """Of one pickle; PyTorch keeps tensors outside of it."""
 MOST_STREAMS = 16
-UNREADABLE = "it is no whole pickle"
+UNSEEN = "and cannot be looked into"
+NO_STEP = "unknown"
+CUT = ("exhausted", "not enough data", "remain", "no newline found")
+"""Where pickletools stops because every unpickler does: there is no such step, or no more bytes."""
 SUFFIXES = frozenset(
-    (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".dill", ".sav", ".ckpt", ".p7", ".pck")
+    (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".dill", ".sav", ".ckpt", ".pck", ".npy")
 )
 """What such a name promises must be read to be believed."""
 ALLOWED = frozenset(
     f"{module} {name}"
     for module, names in {
-        "builtins": "set frozenset bytearray complex slice range dict list tuple",
-        "__builtin__": "set frozenset bytearray complex slice xrange range dict list tuple",
+        "builtins": "object set frozenset bytearray complex slice range dict list tuple",
+        "__builtin__": "object set frozenset bytearray complex slice xrange range dict list tuple",
         "_codecs": "encode",
         "collections": "OrderedDict defaultdict Counter deque",
         "copyreg": "_reconstructor",
@@ -52,8 +55,6 @@ ALLOWED = frozenset(
     }.items()
     for name in names.split()
 )
-OBJECT = frozenset(("builtins object", "__builtin__ object"))
-"""What `copyreg._reconstructor` makes a plain object of."""
 _TEXT = frozenset(
     ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE", "STRING", "BINSTRING",
      "SHORT_BINSTRING")
@@ -72,37 +73,53 @@ def hazard(file: BinaryIO, size: int, *, promised: bool) -> str:
     """Why the pickle that begins here must not be loaded; "" where it names tensors and data only.
 
     Reads `file` from where it is. Where nothing but the first bytes `promised` a pickle, one that
-    is none is none: numbers may begin as it does.
+    no unpickler would read is none: numbers may begin as it does.
     """
-    if size > MOST_BYTES:
-        return f"its pickle is larger than {MOST_BYTES // 1024**2} MiB, and cannot be looked into"
-    data = file.read(size)
+    data = file.read(min(size, MOST_BYTES))
     at = 0
     for number in range(MOST_STREAMS):
-        said, length = _stream(data[at:])
-        if said:
-            # What follows the first may be anything: the bytes of tensors, say.
-            readable = not said.startswith(UNREADABLE)
-            return said if readable or (promised and number == 0) else ""
-        at += length
-        if not is_pickle(data[at : at + 3]):
+        try:
+            at += _length(data[at:])
+        except _Broken as broken:
+            # It ends there for whoever loads it, too. After the first, the bytes of tensors follow.
+            if broken.cut and size > len(data):
+                return f"its pickle goes beyond {MOST_BYTES // 1024**2} MiB, {UNSEEN}"
+            return f"it is no whole pickle, {UNSEEN}" if promised and number == 0 else ""
+        except _Hazard as found:
+            return str(found)
+        if at >= len(data):
             return ""
-    return f"it holds more than {MOST_STREAMS} pickles"
+    return f"it holds more than {MOST_STREAMS} pickles, {UNSEEN}"
 
 
-def _stream(data: bytes) -> tuple[str, int]:
-    """(what is wrong, how long it is) of the pickle that `data` begins with."""
+class _Hazard(Exception):
+    """What it would do."""
+
+
+class _Broken(Exception):
+    """Every unpickler stops here, and what came before was harmless. `cut`: for want of bytes."""
+
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        self.cut = cut
+
+
+def _length(data: bytes) -> int:
+    """How long the harmless pickle is that `data` begins with."""
     file = io.BytesIO(data)
     try:
         for called in _called(file):
             if called is None:
-                return "it would call something that its pickle hides", 0
-            if called not in ALLOWED and called not in OBJECT:
-                name = ".".join(called.split(" ", 1))
-                return f"loading it would run {name!a}", 0
+                raise _Hazard("it would call something that its pickle hides")
+            if called not in ALLOWED:
+                raise _Hazard(f"loading it would run {'.'.join(called.split(' ', 1))!a}")
     except (ValueError, IndexError, OverflowError, MemoryError) as error:
-        return f"{UNREADABLE}, and cannot be looked into ({error!s:.60})", 0
-    return "", file.tell()
+        cut = any(words in str(error) for words in CUT)
+        if isinstance(error, UnicodeDecodeError) or not (cut or NO_STEP in str(error)):
+            # An unpickler may read here what pickletools does not, and go on.
+            raise _Hazard(f"its pickle cannot be read ({error!s:.60}), {UNSEEN}") from None
+        raise _Broken(cut) from None
+    return file.tell()
 
 
 def _called(file: BinaryIO) -> Iterator[str | None]:
@@ -127,9 +144,11 @@ def _called(file: BinaryIO) -> Iterator[str | None]:
             if name in ("GLOBAL", "INST"):
                 yield str(argument)
             elif name == "STACK_GLOBAL":
-                module, wanted = top[-2:] if len(top) >= 2 else (None, None)
+                if len(top) < 2:
+                    raise ValueError(f"{NO_STEP}: nothing is there to be called")
+                module, wanted = top[-2:]
                 yield f"{module} {wanted}" if module is not None and wanted is not None else None
-            elif name in _REGISTRY:
+            elif name in _REGISTRY and top:
                 yield None
             top.append(None)
         del top[:-2]

@@ -100,6 +100,45 @@ def test_weights_and_plain_data_may_be_pickled() -> None:
     assert "system" in reasons(TENSOR + pickle.dumps(Evil(os.system, "id"), 2), "model/m.pth")
 
 
+def test_a_pickle_behind_another_needs_no_mark_of_its_own() -> None:
+    """PyTorch's old format is several pickles, and each may be of another protocol."""
+    for protocol in (0, 1, 2):
+        evil = pickle.dumps(Evil(os.system, "id"), protocol)
+        assert "system" in reasons(TENSOR + TENSOR + evil, "model/m.pth"), protocol
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"I0x10\n0cposix\nsystem\n(S'id'\ntR.",  # C reads hexadecimal numbers, pickletools does not
+        b"Sid\n0cposix\nsystem\n.",
+        "cmödul\nname\n.".encode(),
+        b"]]\x93",
+    ],
+)
+def test_where_readers_differ_nothing_is_believed(body: bytes) -> None:
+    for path in ("model/m.bin", "model/m.pt"):
+        assert reasons(b"\x80\x04" + body, path), path
+
+
+def test_a_pickle_longer_than_what_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = pickle.dumps([b"x" * 5000, Evil(os.system, "id")], 4)
+    assert "system" in reasons(evil)
+    monkeypatch.setattr("labctl.submissions.pickles.MOST_BYTES", 3000)
+    assert "goes beyond" in reasons(evil)
+    # The numbers behind a short pickle may be as many as they like.
+    assert reasons(TENSOR + bytes(90_000), "model/m.pt") == ""
+
+
+@pytest.mark.parametrize(
+    "descr", ["'|O'", "'O8'", "'\\x7cO'", "[('a', '<f8'), ('b', '|O')]", "('O', (2,))", "open('x')"]
+)
+def test_however_numpy_spells_objects_they_are_objects(descr: str) -> None:
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (1,), }}\n".encode()
+    head = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    assert reasons(head + pickle.dumps(Evil(os.system, "id"), 2), "model/a.npy")
+
+
 def test_what_promises_a_pickle_and_cannot_be_read_is_refused() -> None:
     for content in (b"\x1f\x8b" + bytes(20), b"not a pickle", b"\x78\x9c" + bytes(30)):
         assert "cannot be looked into" in reasons(content, "model/forest.joblib")
