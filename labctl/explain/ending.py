@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -77,8 +78,7 @@ SAYINGS = (
         "a kernel refused what it was given",
         "nearly always a label or index out of range: a class number as large as the number of "
         "classes. Kernels run later than they are called, so the line in the traceback is not it",
-        "labctl run -- env CUDA_LAUNCH_BLOCKING=1 with the command behind it; or once on the "
-        "processor, where the message is plain",
+        "labctl run -- env CUDA_LAUNCH_BLOCKING=1 {command}   # the traceback is right then",
         CUDA_NOTES,
     ),
     _saying(
@@ -169,7 +169,7 @@ def sayings(material: Material) -> Iterator[Answer]:
             what=saying.what.format(*groups),
             why=saying.why,
             evidence=(printed(line[:240]),),
-            next=saying.next.format(*groups),
+            next=saying.next.format(*groups, command=shlex.join(material.run.command)),
             source=saying.source,
         )
 
@@ -186,7 +186,7 @@ def outcome(material: Material) -> Iterator[Answer]:
             evidence=(recorded(run.told or "lost"),),
             next="labctl run --recover   # goes on elsewhere from the last checkpoint"
             if run.stopped_by == ""
-            else "labctl extend 1h, or a larger budget in lab.yaml, before the next: labctl run",
+            else "a longer life or a larger budget: ttl: and budget: in lab.yaml, labctl extend 1h",
             source=LABCTL,
         )
         return
@@ -268,8 +268,8 @@ def still(material: Material) -> Iterator[Answer]:
         what=f"nothing has moved for {minutes(quiet_s)}",
         why="it waits for something that does not come: a lock, a download, another process",
         evidence=(measured(f"cores busy: {cores}; GPU: {use or 0:.0f} %"), _since(quiet_s)),
-        next=f"labctl exec {run.id} -- sh -c 'pip install -q py-spy && py-spy dump --pid 1'"
-        f"   # where it waits; or labctl cancel {run.id}",
+        next=f"labctl logs {run.id} -n 40   # its last words; labctl attach looks inside, labctl "
+        f"cancel {run.id} ends it",
         source=LABCTL,
     )
 

@@ -34,7 +34,7 @@ ROOM = 0.5
 """Below this share of its memory a card has room for a batch twice as large."""
 OFTEN_THROTTLED = 0.1
 ASK_TORCH = (
-    "labctl exec -- python -c 'import torch; print(torch.__version__, torch.cuda.is_available())'"
+    "labctl run -- python -c 'import torch; print(torch.__version__, torch.cuda.is_available())'"
 )
 THROTTLES = {
     "thermal": (
@@ -89,7 +89,7 @@ def _no_cards(material: Material) -> Iterator[Answer]:
             rule="telemetry",
             what="what limits its speed (GPU, processor, memory, disk)",
             why="nothing was measured while it ran: it was too short, or the watchdog does not run",
-            next="labctl run, for a minute at least, then: labctl explain",
+            next="run it for a minute at least, then: labctl explain",
         )
     elif any(sample.gpus for sample in material.samples):
         yield Unknown(

@@ -36,6 +36,7 @@ from labctl.explain.words import (
     EPOCHS,
     LEARNING_RATE,
     again,
+    also,
     given_number,
     number,
     percent,
@@ -126,7 +127,7 @@ def _diverged_to_nan(
         what=f"the loss became {name}{where}",
         why=why,
         evidence=evidence,
-        next=f"{smaller_rate(material)}{_clipping(material)}",
+        next=also(smaller_rate(material), _clipping(material)),
         source=MIXED_PRECISION if half else PLAYBOOK,
     )
 
@@ -134,7 +135,7 @@ def _diverged_to_nan(
 def _clipping(material: Material) -> str:
     if given_number(material, CLIP):
         return ""
-    return "" if taken(material, CLIP) else ", and gradients clipped to a norm of 1"
+    return "" if taken(material, CLIP) else "and clip gradients to a norm of 1"
 
 
 def _beside(material: Material, step: int) -> list[Evidence]:
@@ -217,8 +218,10 @@ def _rising(material: Material, series: Series, found: Course) -> Finding:
         why="the steps are too large"
         + ("" if beyond else " for where it has come, or the data changed on the way"),
         evidence=(logged(said), *_beside(material, found.ends[-1])),
-        next=f"{smaller_rate(material, 3.0 if not beyond else 10.0)}"
-        + ("" if beyond else "; or a rate that decays, and warm-up before it"),
+        next=also(
+            smaller_rate(material, 10.0 if beyond else 3.0),
+            "" if beyond else "or a rate that decays, with warm-up before it",
+        ),
         source=PLAYBOOK,
     )
 
@@ -316,8 +319,10 @@ def jumps(material: Material) -> Iterator[Answer]:
         why="some batches throw it off: odd or wrongly labelled examples, or steps at the edge of "
         "what is stable",
         evidence=tuple(evidence),
-        next=f"{smaller_rate(material, 3.0)}{_clipping(material)}; look at the batches of those "
-        "steps",
+        next=also(
+            also(smaller_rate(material, 3.0), _clipping(material)),
+            "and look at the batches of those steps",
+        ),
         source=PLAYBOOK,
     )
 

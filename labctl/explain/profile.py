@@ -233,7 +233,7 @@ def _processor(found: Profile) -> Finding:
             _seen(f"{row.name}: {percent(row.share)} of all operations, {row.count:.0f} a step")
             for row in top
         ),
-        next="labctl estimate tells whether a GPU would pay",
+        next="whether a GPU would pay: labctl estimate train.py:build_model --batch 64",
         source=TUNING,
     )
 

@@ -92,6 +92,13 @@ def again(material: Material, changes: Mapping[tuple[str, ...], str], otherwise:
     return f"labctl run -- {shlex.join(words)}" if changed else otherwise
 
 
+def also(first: str, more: str) -> str:
+    """Two things to try; behind a command the second is a comment, so that it can be copied."""
+    if not more:
+        return first
+    return f"{first}   # {more}" if first.startswith("labctl ") else f"{first}; {more}"
+
+
 def _with(words: list[str], name: str, value: str) -> list[str]:
     for at, word in enumerate(words):
         if word == name and at + 1 < len(words):

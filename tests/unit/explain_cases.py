@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from labctl.cli import COMMANDS
 from labctl.explain.material import Finding, Material, Unknown
 from labctl.explain.verdict import verdict
 from labctl.model import Run
@@ -87,7 +89,14 @@ def material(*curves: Series, **fields: Any) -> Material:
 
 
 def findings(made: Material) -> dict[str, Finding]:
-    return {one.rule: one for one in verdict(made).findings}
+    """By rule. A next step that begins with `labctl` is one whole command."""
+    found = verdict(made).findings
+    for one in found:
+        if one.next.startswith("labctl "):
+            words = shlex.split(one.next, comments=True)
+            assert words[1] in COMMANDS
+            assert not any(word.endswith((",", ";")) for word in words), one.next
+    return {one.rule: one for one in found}
 
 
 def unknown(made: Material) -> dict[str, Unknown]:
