@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".joblib", ".ckpt", ".di
 PROTOCOLS = range(2, 6)
 MOST_MEMBERS = 100_000
 LONGEST_HEADER = 100_000_000
-"""Bytes, as safetensors itself allows: the upper half of the length is zero."""
+"""Bytes, as safetensors itself allows."""
 
 
 def refuse_pickles(place: Path, hint: str) -> None:
@@ -54,13 +55,19 @@ def _files(place: Path) -> Iterator[Path]:
 
 
 def _safetensors(path: Path) -> bool:
-    """Whether it begins as safetensors do: the length of a JSON object, and that object.
+    """Whether it is called safetensors and begins so: the length of a JSON object, and the object.
 
-    Such a length may look like a pickle's first bytes; no pickle goes on with a zero byte, though.
+    Such a length may look like a pickle's first bytes.
     """
+    if path.suffix.lower() != ".safetensors":
+        return False
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        return length <= LONGEST_HEADER and file.read(1) == b"{"
+        head = file.read(length) if length <= LONGEST_HEADER else b""
+    try:
+        return len(head) == length and isinstance(json.loads(head), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _zipped(path: Path) -> bool:

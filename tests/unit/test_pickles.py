@@ -47,6 +47,8 @@ def numpy_file(descr: str) -> bytes:
         *((f"protocol-{p}.bin", pickle.dumps(Evil(), protocol=p)) for p in (2, 3, 4, 5)),
         ("model.safetensors", pickle.dumps(Evil())),
         ("model.safetensors", zipped("archive/data.pkl", "archive/data/0")),
+        ("model.safetensors", b"\x80\x02U\x05\x00\x00\x00\x00{" + pickle.dumps(Evil())),
+        ("weights.bin", safetensors(0x80 + 256 * 2)),
         ("model.pth", zipped("archive/data.pkl")),
         ("old.pt", pickle.dumps(Evil(), protocol=0)),
         ("MODEL.CKPT", b"whatever"),
