@@ -73,8 +73,8 @@ def ensure_service(
 
     One without a command that labctl does not know is somebody else's: its port is taken as it
     is. `provide_image` is called once when the image is not on the server; without it that is a
-    NotFoundError; `provide_wheels` before the image is extended. BuildError where the image cannot be extended; LabError with the container's
-    last words where the service does not answer.
+    NotFoundError. `provide_wheels` is called before the image is extended; BuildError where that
+    cannot be done. LabError with the container's last words where the service does not answer.
     """
     ours = wanted.name in KNOWN_SERVICE_PORTS or wanted.as_is or wanted.model is not None
     if not wanted.command and not ours:
