@@ -205,7 +205,7 @@ def _commit(facts: Facts) -> str:
     code = facts.code
     if code is None:
         return NOT_MEASURED
-    return code.commit or f"{NOT_MEASURED}: {code.why}"
+    return code.commit or (f"none: {code.why}" if code.why else NOT_MEASURED)
 
 
 def _dirty(facts: Facts) -> str:
