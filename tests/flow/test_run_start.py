@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from lab_ground import LAB_ID, Recorded, World, unreachable
+from msgspec.structs import replace
 
 from labctl.actions import images, provision, runs
 from labctl.actions.ground import Ground
@@ -124,6 +125,25 @@ def test_followed_to_its_end_in_one_round_trip(started: Started) -> None:
     ((verb, request),) = wire.asked
     assert (verb, request["spec"]["image"], request["secrets"]) == ("run", IMAGE, {})
     assert started.lab.ground().state.run(LAB_ID, "night") == run
+
+
+def test_the_ledger_keeps_once_how_a_run_came_about(started: Started) -> None:
+    wanted = started.wanted
+    started.wanted = replace(wanted, env={"SEED": "1", "API_KEY": "hunter2"})
+    for found in (False, True):
+        started.start(Turn({**STARTED, "found": found}, b"", {"run": DONE}))
+    state = started.lab.ground().state
+    (line,) = state.events(run_id="night", kind="code")
+    assert line.server_id == started.server.id
+    assert (line.detail["command"], line.detail["image"]) == (["python"], IMAGE)
+    assert line.detail["env"] == {"SEED": "1", "API_KEY": "hidden"}
+    assert (line.detail["commit"], line.detail["dirty"]) == ("", None)
+    assert line.detail["why"] == "the lab is in no git repository"
+
+
+def test_the_ledger_keeps_what_a_server_is_made_of(started: Started) -> None:
+    *_, line = started.lab.ground().state.events(server_id=started.server.id, kind="ready")
+    assert set(line.detail) >= {"cpus", "memory_bytes", "gpus", "os", "kernel", "docker"}
 
 
 def test_detached(started: Started) -> None:
