@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from labctl.estimate.plan import Plan
 
 LOG_TAIL_BYTES = 256 * 1024
+SLOW_BYTES = 4 * 1024**2
+"""Of event files: reading as much of scalars takes about a second, which is shown."""
 PROCESS_BYTES = 256 * 1024**2
 """What Python with PyTorch takes of a container's memory before there is a model: an assumption."""
 MOST_SCRIPTS = 50
@@ -143,7 +145,7 @@ def _gathered(ground: Ground, run: Run) -> Material:
         return Material(
             run=run,
             samples=read_samples(directory / "logs" / TELEMETRY_FILE),
-            scalars=_scalars(directory),
+            scalars=_scalars(ground, directory),
             log=_tail(directory / "logs" / "run.log"),
             options=_options(ground.config.root),
             now=time.time(),
@@ -156,10 +158,18 @@ def _gathered(ground: Ground, run: Run) -> Material:
         ) from error
 
 
-def _scalars(directory: Path) -> Scalars:
+def _scalars(ground: Ground, directory: Path) -> Scalars:
     """From the logs; where those hold none, from all that the run brought home."""
+    sizes = [path.stat().st_size for path in directory.rglob("*tfevents*") if path.is_file()]
+    step = Step(name="reading TensorBoard's curves")
+    slow = sum(sizes) > SLOW_BYTES
+    if slow:
+        ground.reporter.emit(step)
     found = read_scalars(directory / "logs")
-    return found if found.files else read_scalars(directory)
+    found = found if found.files else read_scalars(directory)
+    if slow:
+        ground.reporter.emit(msgspec.structs.replace(step, done=True))
+    return found
 
 
 def _tail(path: Path) -> str:
