@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from labctl.actions.explain import Explanation
     from labctl.actions.forwards import Forwarding
     from labctl.actions.report import Report
+    from labctl.actions.submit import Choice, HandedIn
     from labctl.actions.sync import PulledRun
     from labctl.actions.top import ServerNow
     from labctl.actions.work import Pushed
@@ -249,6 +250,12 @@ class Lab:
         from labctl.actions.report import report
 
         return report(self.ground, run, out)
+
+    def submit(self, choice: Choice | None = None) -> HandedIn:
+        """Hand in a run (the latest) for the lab's assignment; see docs/submit.md."""
+        from labctl.actions import submit
+
+        return submit.submit(self.ground, choice or submit.Choice())
 
     @property
     def keeper(self) -> str:

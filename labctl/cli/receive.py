@@ -56,7 +56,7 @@ def _init(directory: Path, json_: bool) -> None:
     click.echo(f"  next: labctl receive assignment {directory} hw1 --due ... --at ssh://...")
 
 
-@receive_command.command("assignment")
+@receive_command.command("assignment", short_help="Make or change an assignment; prints its file.")
 @DIRECTORY
 @NAME
 @click.option("--due", default="", help='With zone: "2026-11-28 23:59 Europe/Berlin".')
@@ -79,7 +79,7 @@ def _assignment(directory: Path, name: str, place: str, **given: object) -> None
     click.echo(write_assignment(_receiver(directory), name, place, given), nl=False)
 
 
-@receive_command.command("admit")
+@receive_command.command("admit", short_help="Let a student's key hand in.")
 @DIRECTORY
 @click.argument("student")
 @click.argument("key", type=click.File("r"))
@@ -123,7 +123,7 @@ def _expel(student: str, file: Path) -> None:
     click.echo(f"{student} {'can hand in no longer' if was else 'had no key there'}")
 
 
-@receive_command.command("extend")
+@receive_command.command("extend", short_help="Move the due time for one student.")
 @DIRECTORY
 @NAME
 @click.argument("student")
@@ -181,7 +181,7 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     table(rows, ("STUDENT", "NO", "RECEIVED", "STATE", "OFF", "SIZE", "SHA256"))
 
 
-@receive_command.command("check")
+@receive_command.command("check", short_help="Compare bundles with their receipts.")
 @DIRECTORY
 @NAME
 @json_option
@@ -209,7 +209,7 @@ def _check(ctx: click.Context, directory: Path, name: str, json_: bool) -> None:
     ctx.exit(1 if any(wrong for _, wrong in rows) else 0)
 
 
-@receive_command.command("open")
+@receive_command.command("open", short_help="Unpack a submission to look at it.")
 @DIRECTORY
 @NAME
 @click.argument("student")
@@ -233,7 +233,7 @@ def _open(directory: Path, name: str, student: str, number: int | None, into: Pa
     click.echo(f"{into}: {len(found.files)} files of run {found.run}")
 
 
-@receive_command.command("ticket")
+@receive_command.command("ticket", short_help="A bucket: leave to post, a file for each student.")
 @DIRECTORY
 @NAME
 @click.argument("students", nargs=-1, required=True)
@@ -254,7 +254,7 @@ def _ticket(
         click.echo(f"{path}   # for this student alone, as assignment.yaml")
 
 
-@receive_command.command("collect")
+@receive_command.command("collect", short_help="A bucket: take in what was posted.")
 @DIRECTORY
 @NAME
 @click.option("--profile", default="", help="Of ~/.aws/config.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +10,8 @@ import click
 from labctl.cli.options import json_option, open_lab, yes_option
 
 if TYPE_CHECKING:
-    from labctl.actions.receiver_host import ReceiverHost
+    from labctl.actions.submit import Choice
     from labctl.lab import Lab
-    from labctl.submissions.assignment import Assignment
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -59,22 +57,23 @@ def submit_command(
     labctl submit
     labctl submit --verify
     """
-    from labctl.actions import submit
+    from labctl.actions.submit import Choice
 
     if key:
         _key(json_)
         return
-    root = Path(ctx.find_root().obj or ".").resolve()
-    path, rules = submit.find_assignment(root, given)
     if verify is not None:
         # By the assignment's file alone: a receipt outlives the lab.
-        _verify(ctx, root, rules, verify, bundle, json_)
+        _verify(ctx, given, verify, bundle, json_)
         return
     lab = open_lab(ctx, yes=yes, quiet=json_, record_only=True)
+    choice = Choice(run=run, checkpoint=checkpoint, assignment=given, allowed=allow)
     if receipts:
-        _receipts(lab, rules, json_)
+        _receipts(lab, choice, json_)
+    elif dry_run:
+        _rehearse(lab, choice, json_)
     else:
-        _hand_in(ctx, lab, rules, path, (run, checkpoint, allow, dry_run), json_)
+        _hand_in(lab, choice, json_)
 
 
 def _key(json_: bool) -> None:
@@ -90,79 +89,43 @@ def _key(json_: bool) -> None:
     click.echo("send this line to your instructor, who lets it hand in under your name", err=True)
 
 
-def _hand_in(
-    ctx: click.Context,
-    lab: Lab,
-    rules: Assignment,
-    path: Path,
-    asked: tuple[str, str, tuple[str, ...], bool],
-    json_: bool,
-) -> None:
-    from labctl.actions import Decision, submit
+def _hand_in(lab: Lab, choice: Choice, json_: bool) -> None:
+    from labctl.actions.submit import submit
     from labctl.cli.screen import as_json
     from labctl.cli.submitted import draw_contents, draw_done, draw_terms
-    from labctl.errors import PolicyError
 
-    run, checkpoint, allow, dry_run = asked
-    ground = lab.ground
-    beside = [path.resolve().relative_to(ground.config.root.resolve()).as_posix()] if (
-        path.resolve().is_relative_to(ground.config.root.resolve())
-    ) else []  # fmt: skip
-    with ExitStack() as ends:
-        host = None if dry_run else _host(lab, rules, ends)
-        terms = submit.terms_there(rules, host.hello()) if host else submit.terms_here(rules)
-        if not json_:
-            draw_terms(terms, offline=dry_run)
-        if not dry_run:
-            submit.check_terms(ground, terms)
-        whole = submit.checked_contents(ground, rules, terms, run, checkpoint, allow, beside)
-        if not json_:
-            draw_contents(whole, terms)
-        if dry_run:
-            if json_:
-                as_json({"terms": terms, "manifest": whole.manifest,
-                         "bundle_bytes": whole.bundle_bytes, "notes": whole.notes})  # fmt: skip
-            return
-        question = f"hand in {terms.assignment} at {rules.hand_in}?"
-        if not ground.reporter.ask(Decision(question=question, default=True)):
-            raise PolicyError("nothing was handed in", hint="labctl submit --yes")
-        done = submit.hand_in(ground, rules, whole, host)
     if json_:
-        as_json({"handed_in": done, "terms": terms})
-    else:
-        draw_done(done, terms, ground.config.root)
+        as_json({"handed_in": submit(lab.ground, choice)})
+        return
+    done = submit(lab.ground, choice, on_terms=draw_terms, on_contents=draw_contents)
+    draw_done(done, lab.config.root)
 
 
-def _host(lab: Lab, rules: Assignment, ends: ExitStack) -> ReceiverHost | None:
-    """The receiver on an SSH server; None for a bucket. Without a ticket there is no way to one."""
-    from labctl.actions.receiver_host import ReceiverHost
-    from labctl.errors import UsageError
+def _rehearse(lab: Lab, choice: Choice, json_: bool) -> None:
+    from labctl.actions.submit import rehearse
+    from labctl.cli.screen import as_json
+    from labctl.cli.submitted import draw_contents, draw_terms
 
-    if rules.hand_in.startswith("s3://"):
-        if rules.ticket is None:
-            raise UsageError(
-                "this assignment's file has no ticket of yours",
-                why="a bucket takes bundles by a ticket made for one student",
-                hint="ask your instructor: labctl receive ticket DIR ASSIGNMENT YOUR-NAME",
-            )
-        return None
-    return ends.enter_context(ReceiverHost(lab.ground, rules))
+    terms, whole = rehearse(lab.ground, choice)
+    if json_:
+        about = {"bundle_bytes": whole.bundle_bytes, "notes": whole.notes}
+        as_json({"terms": terms, "manifest": whole.manifest, **about})
+        return
+    draw_terms(terms, offline=True)
+    draw_contents(whole, terms)
 
 
 def _verify(
-    ctx: click.Context,
-    root: Path,
-    rules: Assignment,
-    given: str,
-    bundle: Path | None,
-    json_: bool,
+    ctx: click.Context, given: Path | None, path: str, bundle: Path | None, json_: bool
 ) -> None:
-    from labctl.actions import submit
+    from labctl.actions import receipts, submit
     from labctl.cli.screen import as_json
     from labctl.cli.submitted import draw_verified
 
-    path = Path(given) if given else submit.last_receipt(root, rules)
-    found = submit.verify(path, rules.receiver, bundle)
+    root = Path(ctx.find_root().obj or ".").resolve()
+    rules = submit.find_assignment(root, given)
+    chosen = Path(path) if path else receipts.last(root, rules)
+    found = receipts.verify(chosen, rules.receiver, bundle)
     if json_:
         as_json({"verified": found})
     else:
@@ -170,14 +133,15 @@ def _verify(
     ctx.exit(3 if found.bundle == "changed" else 0)
 
 
-def _receipts(lab: Lab, rules: Assignment, json_: bool) -> None:
-    from labctl.actions import submit
+def _receipts(lab: Lab, choice: Choice, json_: bool) -> None:
+    from labctl.actions import receipts, submit
     from labctl.cli.screen import as_json
     from labctl.cli.submitted import draw_receipts
 
     root = lab.config.root
-    with ExitStack() as ends:
-        kept, refused = submit.fetch_receipts(root, rules, _host(lab, rules, ends))
+    rules = submit.find_assignment(root, choice.assignment)
+    with submit.opened(lab.ground, rules) as host:
+        kept, refused = receipts.fetch(root, rules, host)
     if json_:
         found: list[Any] = [{"path": str(path), "receipt": one} for path, one in kept]
         as_json({"receipts": found, "refused": refused})

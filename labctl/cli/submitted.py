@@ -16,7 +16,8 @@ from labctl.config.scalars import size_text
 
 if TYPE_CHECKING:
     from labctl.actions.bundling import Contents
-    from labctl.actions.submit import HandedIn, Terms, Verified
+    from labctl.actions.receipts import Verified
+    from labctl.actions.submit import HandedIn, Terms
     from labctl.submissions.receipt import Receipt
 
 PARTS = ("model", "logs", "report", "evaluation", "code")
@@ -126,13 +127,13 @@ def _about(whole: Contents, part: str) -> str:
     return ""
 
 
-def draw_done(done: HandedIn, terms: Terms, root: Path) -> None:
+def draw_done(done: HandedIn, root: Path) -> None:
     if done.signed is None:
         click.echo(f"handed in; sha256 {done.sha256}")
         click.echo("S3 has all of it. The receipt comes when your instructor has looked into it:")
         click.echo("  labctl submit --receipts")
         return
-    if done.signed.receipt.number <= (terms.number or 0):
+    if done.signed.receipt.number <= (done.terms.number or 0):
         click.echo("this very bundle was handed in before; its receipt:")
     draw_receipt(done.signed.receipt)
     click.echo(f"receipt: {_below(done.receipt, root)}")

@@ -7,13 +7,15 @@ import json
 import os
 import pickle
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
+from labctl.actions import Decision, Silent
 from labctl.model import Run
 from labctl.submissions import receipt
 from labctl.submissions.assignment import Assignment, load_assignment
@@ -282,28 +284,47 @@ def test_a_receiver_that_is_not_there_is_no_riddle(
 
 @pytest.fixture
 def handed(
-    labctl: Labctl, assigned: Callable[..., Assignment], home: Path, run: Path
+    assigned: Callable[..., Assignment], home: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, Path]:
     """(receipt, bundle) as a hand-in leaves them, the receiver called without an ssh."""
     from labctl.actions import submit
-    from labctl.actions.submit import hand_in
     from labctl.lab import Lab
 
-    rules = assigned()
-    lab = Lab.load(home / "digits", record_only=True)
+    assigned()
     receiver = Receiver(home / "drop")
 
-    class Host:
-        def send(self, file: Any, sha256: str, size: int, on_bytes: Any) -> Any:
-            about = ("hw3", "alice", sha256, size)
-            receiver.begin(*about)
-            receiver.write(*about, 0, file.read())
-            return receiver.finish(*about)
+    @contextmanager
+    def opened(*_: object) -> Iterator[Any]:
+        yield Host(receiver)
 
-    terms = msgspec.structs.replace(submit.terms_here(rules), student="alice")
-    whole = submit.checked_contents(lab.ground, rules, terms, "", "")
-    done = hand_in(lab.ground, rules, whole, cast(Any, Host()))
+    monkeypatch.setattr(submit, "opened", opened)
+    lab = Lab.load(home / "digits", record_only=True, reporter=Agreeing())
+    done = lab.submit()
     return Path(done.receipt), Path(done.bundle)
+
+
+class Agreeing(Silent):
+    def ask(self, decision: Decision) -> bool:
+        return True
+
+
+class Host:
+    """The receiver without an ssh in between."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+
+    def hello(self) -> Any:
+        return self.receiver.hello("hw3", "alice")
+
+    def send(self, file: Any, sha256: str, size: int, on_bytes: Any) -> Any:
+        about = ("hw3", "alice", sha256, size)
+        begun = self.receiver.begin(*about)
+        if not isinstance(begun, int):
+            return begun
+        self.receiver.write(*about, 0, file.read())
+        on_bytes(size)
+        return self.receiver.finish(*about)
 
 
 def test_a_receipt_is_verified_without_a_network(
