@@ -186,7 +186,8 @@ def _last(found: Explanation) -> None:
     elif advice:
         _say(f"no problem; worth a try: {advice[0].what}", first="", indent=INDENT, bold=True)
     elif found.findings:
-        _say("nothing wrong was seen", first="", indent=INDENT, bold=True)
+        far = ", as far as it can be told" if found.unknown else ""
+        _say(f"nothing wrong was seen{far}", first="", indent=INDENT, bold=True)
     else:
         _say("nothing could be told", first="", indent=INDENT, bold=True)
 
@@ -299,7 +300,8 @@ def _page(lab: Lab, found: Profiled, port: int, open_: bool) -> None:
     with profile.forward(lab.ground, found, port) as opened:
         click.echo(f"profile: {opened.url}")
         click.echo(
-            f"Ctrl-C ends; labctl profile {found.run} shows it again; here: {found.directory}",
+            f"Ctrl-C ends; again: labctl profile {found.run}; "
+            f"here: runs/{found.run}/logs/profile/index.html",
             err=True,
         )
         if open_:
