@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 from sshd_container import greets, wait_for
 
 from labctl.actions.host_keys import make_key
+from labctl.actions.receive import admit, expel, write_assignment
 from labctl.submissions.receiver import Receiver
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -51,34 +51,32 @@ class Machine:
         return self.folder / "drop"
 
     @property
+    def keys(self) -> Path:
+        return self.folder / "home" / ".ssh" / "authorized_keys"
+
+    @property
     def receiver(self) -> Receiver:
         return Receiver(self.drop)
 
-    def labctl(self, *words: str, stdin: str = "") -> str:
-        environ = {"PATH": os.environ["PATH"], "HOME": str(self.folder / "home")}
-        done = subprocess.run(
-            [sys.executable, "-m", "labctl", "receive", *words],
-            env=environ,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def admit(self, student: str, public: str) -> None:
+        admit(self.receiver, student, public, self.keys)
 
-    def assignment(self, *words: str) -> str:
+    def expel(self, student: str) -> None:
+        assert expel(student, self.keys)
+
+    def assignment(self, **given: str) -> str:
+        """The text of hw3's file, which the receiver has too."""
         at = f"ssh://{getpass.getuser()}@127.0.0.1:{self.wire.port}"
-        return self.labctl(
-            *("assignment", str(self.drop), "hw3", "--course", "ml", "--at", at),
-            *("--due", "2099-01-01 12:00 UTC", "--host-key", self.host_key, *words),
-        )
+        about = {"course": "ml", "due": "2099-01-01 12:00 UTC", "host_key": self.host_key}
+        return write_assignment(self.receiver, "hw3", at, {**about, **given})
 
 
 class Wire:
-    """Bytes from students to sshd and back. `cut_after` breaks the next connection off once so many
-    have gone in; `passed` counts those of all connections."""
+    """Bytes from students to sshd and back. `passed` counts those that went in.
+
+    `cut_after` breaks the next connection off once so many have; `hold_after` lets it stand still
+    there (`held` says so) until `let_go`.
+    """
 
     def __init__(self, port: int) -> None:
         self.target = port
@@ -87,6 +85,8 @@ class Wire:
         self.passed = 0
         self.cut_after: int | None = None
         self.cuts = 0
+        self.hold_after: int | None = None
+        self.held, self.let_go = threading.Event(), threading.Event()
         self.ends: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -115,6 +115,10 @@ class Wire:
                 if inward:
                     gone += len(block)
                     self.passed += len(block)
+                    if self.hold_after is not None and gone > self.hold_after:
+                        self.hold_after = None
+                        self.held.set()
+                        self.let_go.wait(COMMAND_S)
                     if self.cut_after is not None and gone > self.cut_after:
                         self.cut_after = None
                         self.cuts += 1

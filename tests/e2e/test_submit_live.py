@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from sshd_container import wait_for
 from submit_bed import COMMAND_S, SSHD, Machine, receiving_machine
 
 from labctl.actions.host_keys import make_key
@@ -84,10 +84,10 @@ class Student:
 @pytest.fixture
 def student(machine: Machine, tmp_path: Path, request: pytest.FixtureRequest) -> Student:
     """One who was let in, with a name of their own."""
-    name = request.node.name.removeprefix("test_")[:30].replace("_", "-").strip("-")
+    name = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[-38:]
+    name = name.strip("-")
     made = Student(tmp_path, name)
-    public, _ = made.submit("--key")
-    machine.labctl("admit", str(machine.drop), name, "-", stdin=public)
+    machine.admit(name, make_key(made.key))
     (made.lab / "assignment.yaml").write_text(machine.assignment())
     machine.wire.cut_after = None
     return made
@@ -109,7 +109,7 @@ def test_a_bundle_is_handed_in_and_proved(machine: Machine, student: Student) ->
     shutil.rmtree(student.lab / ".labctl" / "submissions")
     out, _ = student.submit("--receipts")
     assert "receipt-0001.json" in out
-    assert student.name in machine.labctl("list", str(machine.drop), "hw3")
+    assert student.name in machine.receiver.students("hw3")
 
 
 def test_a_cut_link_costs_a_part_and_not_the_whole(machine: Machine, student: Student) -> None:
@@ -121,20 +121,30 @@ def test_a_cut_link_costs_a_part_and_not_the_whole(machine: Machine, student: St
     assert machine.wire.passed - before < SIZE + 9 * MIB
 
 
-def test_killed_in_the_middle_it_goes_on_there(machine: Machine, student: Student) -> None:
-    before = machine.wire.passed
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_ended_in_the_middle_it_goes_on_there(
+    machine: Machine, student: Student, number: signal.Signals
+) -> None:
+    wire = machine.wire
+    wire.held.clear()
+    wire.let_go.clear()
+    wire.hold_after = 14 * MIB
     process = student.start("--yes")
-    wait_for(lambda: machine.wire.passed - before > 14 * MIB or process.poll() is not None, 60.0)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    passed = machine.wire.passed
+    assert wire.held.wait(COMMAND_S)
+    os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=COMMAND_S)
+    wire.let_go.set()
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "labctl submit   # goes on where this ended" in err
+    passed = wire.passed
     assert student.json("--yes")["handed_in"]["signed"]["receipt"]["number"] == 1
-    assert machine.wire.passed - passed < SIZE - 7 * MIB
+    assert wire.passed - passed < SIZE - 7 * MIB
 
 
 def test_a_larger_one_than_allowed_does_not_travel(machine: Machine, student: Student) -> None:
     """Not even for a student who has edited the assignment's file."""
-    text = machine.assignment("--max-size", "1MB")
+    text = machine.assignment(max_size="1MB")
     (student.lab / "assignment.yaml").write_text(text.replace("max_size: 1MB", "max_size: 1GB"))
     try:
         before = machine.wire.passed
@@ -197,7 +207,7 @@ def test_nobody_asks_in_anothers_name(machine: Machine, student: Student) -> Non
 
 
 def test_who_was_not_let_in_is_told_how(machine: Machine, student: Student) -> None:
-    machine.labctl("expel", student.name)
+    machine.expel(student.name)
     _, err = student.submit("--yes", code=1)
     assert "does not know your key" in err
     assert "labctl submit --key" in err
