@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 from pathlib import Path
@@ -16,10 +17,14 @@ from .refusals import ModelError
 from .settings import SettingError, from_environment
 
 REFUSED = 3
+OLDEST = (3, 10)
 MOST_CONNECTIONS = 512
 
 
 def main() -> int:
+    if sys.version_info < OLDEST:
+        print(f"refused: the image has Python {platform.python_version()}, 3.10 is needed")
+        return REFUSED
     sys.path.insert(0, str(Path.cwd()))
     try:
         settings = from_environment(os.environ)

@@ -106,10 +106,12 @@ class Batcher:
 
     async def _gather(self, batch: list[_Waiting]) -> None:
         """More images for a batch, until it is full or has waited long enough."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._wait_s):
-                while len(batch) < self._max_batch:
-                    batch.append(await self._queue.get())
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._wait_s
+        with suppress(asyncio.TimeoutError):
+            while len(batch) < self._max_batch:
+                left = until - loop.time()
+                batch.append(await asyncio.wait_for(self._queue.get(), left))
 
     async def _answer(self, batch: list[_Waiting]) -> None:
         found = await self._run([one.image for one in batch])

@@ -28,9 +28,8 @@ async def images_in(request: Request, settings: Settings) -> list[bytes]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     bounded = Request(request.scope, _bounded(request, settings.max_body_bytes))
     try:
-        async with asyncio.timeout(settings.body_s):
-            found = await _read(kind, bounded, settings)
-    except TimeoutError:
+        found = await asyncio.wait_for(_read(kind, bounded, settings), settings.body_s)
+    except asyncio.TimeoutError:
         text = f"the body did not arrive within {settings.body_s:g} s"
         raise RefusedError(408, "slow_body", text) from None
     except ClientDisconnect:
@@ -47,7 +46,8 @@ async def _read(kind: str, request: Request, settings: Settings) -> list[bytes]:
     if kind == "multipart/form-data":
         return await _files(request, settings)
     if kind == "application/json":
-        return _from_json(await request.body(), settings.max_images)
+        # In a thread: to read a large one takes so long that others would notice.
+        return await asyncio.to_thread(_from_json, await request.body(), settings.max_images)
     if kind.startswith("image/") or kind == "application/octet-stream":
         body = await request.body()
         return [body] if body else []

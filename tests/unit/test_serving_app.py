@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import math
+import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -121,6 +123,23 @@ def test_a_body_is_bounded_whether_its_length_is_told_or_not() -> None:
             assert (reply.status, reply.reason) == (413, "too_large")
         assert client.form(bytes(2000)).status == 413
         assert client.post(picture()).status == 200
+
+
+def test_a_body_that_does_not_come_or_is_broken_off_is_no_request() -> None:
+    head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
+    with serving(settings=Settings(body_s=0.1)) as client:
+        with socket.create_connection(("127.0.0.1", client.port), timeout=60) as caller:
+            caller.sendall(head + b"Content-Length: 10\r\n\r\n12345")
+            assert caller.recv(1000).startswith(b"HTTP/1.1 408 ")
+        assert client.metric('labctl_errors_total{reason="slow_body"}') == 1
+    with serving() as client:
+        with socket.create_connection(("127.0.0.1", client.port), timeout=60) as caller:
+            caller.sendall(head + b"Content-Length: 10\r\n\r\n12345")
+        name = 'labctl_errors_total{reason="cut_off"}'
+        deadline = time.monotonic() + 60
+        while client.metric(name) != 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_too_many_files_and_an_unknown_type_are_refused() -> None:
