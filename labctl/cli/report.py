@@ -41,4 +41,10 @@ def report_command(
         return
     for one in made.lacks:
         click.echo(clean(one), err=True)
-    click.echo(f"{clean(made.file)} ({size(made.bytes)})")
+    click.echo(f"{clean(_near(Path(made.file)))} ({size(made.bytes)})")
+
+
+def _near(file: Path) -> str:
+    """The file as a person here would type it."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)

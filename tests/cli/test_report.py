@@ -65,7 +65,7 @@ def pulled(home: Path) -> Path:
 def test_the_report_of_the_latest_run_lies_beside_it(labctl: Any, pulled: Path) -> None:
     said = labctl("report")
     assert said.code == 0, said.err
-    assert str(pulled / "report.html") in said.out
+    assert said.out.startswith(f"runs/{RUN}/report.html (")
     assert "no evaluation on the server: labctl eval --on-server" in said.err
     page = (pulled / "report.html").read_text()
     for part in ("90.0\u00a0%", "NVIDIA T4", "e" * 40, "chosen, step\u00a030", "cat/1.png"):
