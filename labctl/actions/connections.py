@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import shutil
 import socket
@@ -204,7 +203,7 @@ class Connections:
         return ParamikoTransport(endpoint, known_hosts=self._user_known_hosts())
 
     def _describe(self, folder: Path, server_id: str, alias: str, endpoint: Endpoint) -> Path:
-        from labctl.transports.openssh import runtime_dir
+        from labctl.transports.client import runtime_dir
 
         known_hosts = folder / "known_hosts"
         text = ssh.server_config(
@@ -230,6 +229,8 @@ class Connections:
         return self._dir / server_id
 
     def _endpoint_dir(self, endpoint: Endpoint) -> tuple[Path, str]:
+        import hashlib  # a server's own way needs none
+
         way = (endpoint.host, endpoint.port, endpoint.user, endpoint.jump, endpoint.proxy_command)
         name = "endpoint-" + hashlib.sha256(repr(way).encode()).hexdigest()[:16]
         return self._dir / "endpoints" / name, name

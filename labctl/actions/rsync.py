@@ -14,7 +14,7 @@ from labctl.commands import rsync, ssh
 from labctl.errors import DiskFullError, LinkLostError, TransferError
 from labctl.model import Endpoint
 from labctl.transports import failures
-from labctl.transports.openssh import quick_login
+from labctl.transports.client import quick_login
 
 _NOT_USABLE = (1, 2, 5, 126, 127)
 """Options it does not know, a noisy shell, no start, not executable, not there."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import hashlib
 import os
 import selectors
 import socket
-import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -21,10 +19,11 @@ from pathlib import Path
 from typing import IO
 
 from labctl.commands import ssh
-from labctl.errors import LabError, PolicyError
+from labctl.errors import LabError
 from labctl.model import Endpoint
 from labctl.shell import Command
 from labctl.transports import Result, failures
+from labctl.transports.client import quick_login, runtime_dir
 from labctl.transports.framing import Frame, Unframer, frame
 from labctl.transports.patience import patiently
 
@@ -32,37 +31,6 @@ LOGIN_TIMEOUT_S = 20.0
 _NO_LOGIN = f"no login within {LOGIN_TIMEOUT_S:g} s"
 _SSH_FAILED = 255
 _CHUNK_BYTES = 64 * 1024
-
-
-def runtime_dir(parent: Path = Path("/tmp")) -> Path:
-    """A short private directory for control sockets, made if absent.
-
-    Short, since a socket's path may have only about 100 bytes; so neither TMPDIR nor the state
-    directory will do. PolicyError where somebody else made it first.
-    """
-    path = parent / f"labctl-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PolicyError(
-            f"{path} belongs to somebody else",
-            why="whoever owns it could listen in on connections to your servers",
-            hint=f"have an administrator remove it: sudo rm -r {path}",
-        )
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        path.chmod(0o700)
-    return path
-
-
-@functools.cache
-def quick_login() -> tuple[str, ...]:
-    """Options for quick logins with this machine's ssh; none where it does not say what it is."""
-    try:
-        done = subprocess.run(["ssh", "-V"], stdin=subprocess.DEVNULL, capture_output=True)
-    except FileNotFoundError:
-        return ()
-    return ssh.quick_login(done.stderr.decode(errors="replace"))
 
 
 class OpenSshTransport:

@@ -16,7 +16,8 @@ from labctl.actions.connections import Connections
 from labctl.actions.host_keys import fingerprint, make_key, replace_file
 from labctl.errors import HostKeyError, LabError, PolicyError, UsageError
 from labctl.model import Endpoint, Offer, Server
-from labctl.transports.openssh import OpenSshTransport, runtime_dir
+from labctl.transports.client import runtime_dir
+from labctl.transports.openssh import OpenSshTransport
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJv3rUsymaY5pzRXGMkdoTCoyrTVNNhqeNPGdNuedeMT"
 ENDPOINT = Endpoint(host="127.0.0.1", port=2222, user="student", identity="/k", host_key=KEY)
