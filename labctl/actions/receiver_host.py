@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import tempfile
 import time
@@ -34,6 +35,7 @@ from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
 from labctl.submissions.service import PART_BYTES
 from labctl.transports import failures
+from labctl.transports.patience import patiently
 
 TRIES = 5
 """Connections that may break one after another without anything having arrived."""
@@ -90,11 +92,12 @@ class ReceiverHost:
 
     def hello(self) -> Hello:
         """The rules as the receiver has them for this student now."""
-        return msgspec.convert(self._ask("hello")["hello"], Hello)
+        return msgspec.convert(patiently(lambda: self._ask("hello"))["hello"], Hello)
 
     def receipts(self) -> list[Signed]:
         """The student's own receipts of this assignment."""
-        return msgspec.convert(self._ask("receipts")["receipts"], list[Signed])
+        said = patiently(lambda: self._ask("receipts"))
+        return msgspec.convert(said["receipts"], list[Signed])
 
     def send(
         self, file: BinaryIO, sha256: str, size: int, on_bytes: Callable[[int], None]
@@ -125,7 +128,8 @@ class ReceiverHost:
                 failed += 1
                 if failed >= TRIES:
                     raise
-                time.sleep(FIRST_PAUSE_S * 2 ** (failed - 1))
+                # Not all of a class at once, an hour before it is due.
+                time.sleep(random.uniform(0.5, 1.5) * FIRST_PAUSE_S * 2 ** (failed - 1))
 
     def close(self) -> None:
         process, self._process = self._process, None

@@ -40,7 +40,8 @@ class Choice(Value, frozen=True):
 class Terms(Value, frozen=True):
     """What is told before anything is sent. `number` None: the receiver was not asked.
 
-    `now` is the receiver's clock where it was asked, else this machine's.
+    `now` is the receiver's clock where it was asked, else this machine's. `ticket_until` is when
+    the leave to post into a bucket ends.
     """
 
     assignment: str
@@ -54,6 +55,7 @@ class Terms(Value, frozen=True):
     now: int
     standing: Standing
     number: int | None
+    ticket_until: str = ""
 
 
 class HandedIn(Value, frozen=True):
@@ -160,6 +162,7 @@ def _terms_here(rules: Assignment) -> Terms:
         now=now,
         standing=judge(rules, now),
         number=None,
+        ticket_until=str(rules.ticket.expires) if rules.ticket else "",
     )
 
 

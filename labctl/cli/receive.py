@@ -205,7 +205,7 @@ def _check(ctx: click.Context, directory: Path, name: str, json_: bool) -> None:
             if wrong:
                 click.echo(click.style(clean(f"{place}: {wrong}"), fg="red"))
         bad = sum(bool(wrong) for _, wrong in rows)
-        click.echo(f"{len(rows)} submissions, {bad} of them not as they were signed for")
+        click.echo(f"submissions: {len(rows)}; not as they were signed for: {bad}")
     ctx.exit(1 if any(wrong for _, wrong in rows) else 0)
 
 
@@ -278,7 +278,7 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
             click.echo(click.style(clean(f"{one.student}: refused: {one.why}"), fg="red"))
         else:
             click.echo(f"{one.student}: number {one.signed.receipt.number} taken in")
-    click.echo(f"{len(found)} posts looked at")
+    click.echo(f"new posts: {len(found)}")
 
 
 @receive_command.command("serve", hidden=True)

@@ -30,6 +30,9 @@ def draw_terms(terms: Terms, *, offline: bool = False) -> None:
     whom = f" as {terms.student}" if terms.student else ""
     rows = [("due", _due(terms)), ("late", _late(terms))]
     rows += [("size", f"at most {size_text(terms.max_bytes)}"), ("to", f"{terms.hand_in}{whom}")]
+    if terms.ticket_until:
+        until = datetime.fromisoformat(terms.ticket_until).timestamp()
+        rows.append(("ticket", f"yours is good until {moment(until, terms.due)}"))
     if terms.number:
         count = "one submission" if terms.number == 1 else f"{terms.number} submissions"
         rows.append(("before", f"{count} of yours; each is kept"))

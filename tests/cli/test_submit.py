@@ -368,7 +368,10 @@ def test_the_instructor_sees_checks_and_opens_it(
     assert "alice" in labctl("receive", "list", drop, "hw3").out
     (one,) = json.loads(labctl("receive", "list", drop, "hw3", "--json").out)["submissions"]
     assert (one["student"], one["number"]) == ("alice", 1)
-    assert "1 submissions, 0 of them not as" in labctl("receive", "check", drop, "hw3").out
+    assert (
+        "submissions: 1; not as they were signed for: 0"
+        in labctl("receive", "check", drop, "hw3").out
+    )
     into = home / "opened"
     assert labctl("receive", "open", drop, "hw3", "alice", "--into", str(into)).code == 0
     assert (into / "code" / "train.py").read_text() == "print('training')\n"
