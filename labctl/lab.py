@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from labctl.actions.down import Ending
     from labctl.actions.explain import Explanation
     from labctl.actions.forwards import Forwarding
+    from labctl.actions.probe import Probed
     from labctl.actions.report import Report
     from labctl.actions.submit import Choice, HandedIn
     from labctl.actions.sync import PulledRun
@@ -233,6 +234,22 @@ class Lab:
 
         return status(self.ground, refresh=refresh, why=why)
 
+    def probe(
+        self,
+        command: Sequence[str] = (),
+        *,
+        amount: str = "1%",
+        push: bool = True,
+        on_start: Callable[[Run], None] = lambda run: None,
+    ) -> Probed:
+        """A short run of `command` first: what the whole one will take. `amount`: `1%`, `200`."""
+        from labctl.actions import probe
+
+        wanted = probe.amount(amount)
+        self._settle_trust()
+        check_files(self.config)
+        return probe.probe(self.ground, tuple(command), wanted, push=push, on_start=on_start)
+
     def top(self) -> ServerNow:
         """What the server, its GPUs and everybody's runs on it do at this moment."""
         from labctl.actions.top import look
@@ -247,9 +264,10 @@ class Lab:
 
     def report(self, run: str = "", out: Path | None = None) -> Report:
         """Write the results of a run (the latest) as one HTML file; see docs/report.md."""
+        from labctl import __version__
         from labctl.actions.report import report
 
-        return report(self.ground, run, out)
+        return report(self.ground, run, out, version=__version__)
 
     def submit(self, choice: Choice | None = None) -> HandedIn:
         """Hand in a run (the latest) for the lab's assignment; see docs/submit.md."""

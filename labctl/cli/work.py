@@ -48,6 +48,7 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
 @click.option("--no-push", is_flag=True, help="Run what is on the server already.")
 @click.option("--recover", is_flag=True, help="Go on elsewhere where its server ends too early.")
 @click.option("--keeper", default="", metavar="HOST", help="Its `labctl keep` recovers the run.")
+@click.option("--probe", default="", metavar="1%|STEPS", help="First so much, and what all takes.")
 @yes_option
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -60,6 +61,7 @@ def run_command(
     no_push: bool,
     recover: bool,
     keeper: str,
+    probe: str,
     yes: bool,
     json_: bool,
     command: tuple[str, ...],
@@ -72,6 +74,7 @@ def run_command(
     labctl run
     labctl run -- python train.py --epochs 20
     labctl run --detach --id night
+    labctl run --probe 1%
     labctl run --recover
     labctl run --recover --keeper HOST --detach
     """
@@ -81,8 +84,16 @@ def run_command(
         raise _not_with_recover()
     if keeper and not recover:
         raise _no_keeper_without_recover(keeper)
+    if probe and tty:
+        raise _no_probe_with_a_terminal()
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
+    if probe and not (run_id and lab.ground.state.run(lab.id, run_id)):
+        from labctl.cli.probe import asked
+
+        if not asked(ctx, lab, command, probe, push=not no_push, json_=json_):
+            return
+        no_push = not recover  # it has just been sent
     seen: list[Run] = []
 
     def started(run: Run, found: bool) -> None:
@@ -131,6 +142,16 @@ def _no_keeper_without_recover(keeper: str) -> LabError:
         "--keeper goes with --recover",
         why="a keeper recovers the runs that are handed to it",
         hint=f"labctl run --recover --keeper {keeper}",
+    )
+
+
+def _no_probe_with_a_terminal() -> LabError:
+    from labctl.errors import UsageError
+
+    return UsageError(
+        "--probe goes not with -it",
+        why="nobody answers a program that is only tried",
+        hint="labctl run --probe 1%",
     )
 
 
@@ -195,7 +216,7 @@ def _replace(lab: Lab, line: str, *, tty: bool = True) -> None:
     from labctl.errors import LabError
     from labctl.providers import Gate, provider_class
     from labctl.shell import portable
-    from labctl.transports.openssh import quick_login
+    from labctl.transports.client import quick_login
 
     server = lab.ground.server()
     if issubclass(provider_class(server.provider), Gate):

@@ -1,0 +1,260 @@
+"""A short run before the whole one, against a server that says how far it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from lab_ground import LAB_ID, Recorded, World
+
+from labctl.actions import Progress, probe
+from labctl.actions.ground import Ground
+from labctl.actions.probe import Amount, Probed, amount, compared, ends_before
+from labctl.actions.provision import up
+from labctl.errors import LabError, LinkLostError, NoOfferError, UsageError
+from labctl.model import Need, Offer
+from labctl.remote import reply
+from labctl.transports import Result
+from labctl.transports.fake import FakeTransport
+
+BEGAN = 1_763_700_000.0
+TOTAL = 1000.0
+
+
+@dataclass
+class Program:
+    """The server's program: a run that does so many steps a second, and is ended when told to.
+
+    `ends_at` is the step at which it ends by itself, with `code`. `cuts` calls find no link.
+    """
+
+    steps_per_s: float = 2.0
+    progress: tuple[str, ...] = ("step", "total_steps")
+    ends_at: float = float("inf")
+    code: int = 0
+    cuts: int = 0
+    watch: dict[str, Any] = field(default_factory=dict)
+    now: float = BEGAN
+    cancelled: bool = False
+    verbs: list[str] = field(default_factory=list)
+    run_id: str = ""
+
+    def transport(self) -> FakeTransport:
+        return FakeTransport().reply(r" (start|status|cancel)$", self._answer)
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    def _answer(self, line: str, stdin: bytes) -> Result:
+        verb = line.split()[-1]
+        request = json.loads(stdin.split(b"\n")[0])
+        self.verbs.append(verb)
+        if verb == "status" and self.cuts:
+            self.cuts -= 1
+            raise LinkLostError("the link died")
+        if verb == "start":
+            self.run_id = request["spec"]["id"]
+            body: dict[str, Any] = {"run": self._run(), "found": False}
+        elif verb == "cancel":
+            self.cancelled = True
+            body = {"run": self._run(), "already": False}
+        else:
+            assert request["runs"] == [self.run_id]
+            body = {"runs": [self._run()], "watch": self.watch}
+        return Result(code=0, stdout=reply.line(body).decode())
+
+    def _run(self) -> dict[str, Any]:
+        step = min(self.ends_at, (self.now - BEGAN) * self.steps_per_s)
+        over = step >= self.ends_at
+        said = {"step": step, "total_steps": TOTAL}
+        found: dict[str, Any] = {
+            "id": self.run_id,
+            "lab_id": LAB_ID,
+            "state": "cancelled" if self.cancelled else "exited" if over else "running",
+            "started_at": BEGAN,
+            "progress": {key: said[key] for key in self.progress},
+            "progress_at": self.now,
+        }
+        if over:
+            ended = {"exit_code": self.code, "told": f"exit {self.code}", "ended_at": self.now}
+            found.update(ended)
+        return found
+
+
+def probed(
+    lab: World,
+    program: Program,
+    steps: float = 20,
+    reporter: Recorded | None = None,
+) -> Probed:
+    ground = made(lab, program, reporter)
+    return probe.probe(ground, (), Amount(steps=steps), push=False, pause=program.passes)
+
+
+def made(lab: World, program: Program, reporter: Recorded | None = None) -> Ground:
+    text = "lab: digits\nrun: [python, train.py]\nimage: debian:12\n"
+    (lab.home / "lab" / "lab.yaml").write_text(text)
+    ground = lab.ground(reporter)
+    up(ground)
+    ground.connections.__dict__["open"] = lambda server: program.transport()
+    return ground
+
+
+def test_the_whole_run_s_time_is_told_and_the_probe_ended(lab: World) -> None:
+    program, reporter = Program(), Recorded()
+    found = probed(lab, program, reporter=reporter)
+    assert found.pace is not None
+    assert found.time.seconds == pytest.approx(TOTAL / 2.0)
+    assert found.time.low_s < found.time.seconds < found.time.high_s
+    assert (found.total_steps, found.finished, found.usd) == (TOTAL, False, 0.0)
+    assert program.cancelled
+    assert program.verbs[0] == "start"
+    assert program.verbs[-1] == "cancel"
+    assert found.run.id.startswith("probe-")
+    told = [one for one in reporter.events if isinstance(one, Progress)]
+    assert told[-1].done == told[-1].total == 20
+
+
+def test_a_share_is_of_all_steps(lab: World) -> None:
+    program = Program()
+    ground = made(lab, program)
+    probe.probe(ground, (), Amount(share=0.1), push=False, pause=program.passes)
+    assert (program.now - BEGAN) * program.steps_per_s == pytest.approx(100, abs=3)
+
+
+def test_too_short_a_probe_goes_on_until_it_can_tell(lab: World) -> None:
+    program = Program()
+    assert probed(lab, program, 1).pace is not None
+    assert program.now - BEGAN > 5
+
+
+def test_a_cut_link_is_taken_up_again(lab: World) -> None:
+    program, reporter = Program(cuts=3), Recorded()
+    assert probed(lab, program, reporter=reporter).pace is not None
+    assert "the link died; the probe goes on" in reporter.said
+
+
+def test_a_run_that_is_over_first_has_its_own_time(lab: World) -> None:
+    program = Program(ends_at=8)
+    found = probed(lab, program)
+    assert found.finished
+    assert found.pace is None
+    assert found.time.seconds == found.time.low_s == pytest.approx(4.0)
+    assert not program.cancelled
+
+
+def test_a_run_that_fails_is_told_with_its_log(lab: World) -> None:
+    with pytest.raises(LabError, match="exit 7") as told:
+        probed(lab, Program(ends_at=8, code=7))
+    assert told.value.hint.startswith("labctl logs probe-")
+
+
+@pytest.mark.parametrize("progress", [(), ("step",)])
+def test_a_script_that_does_not_say_how_far_it_is(lab: World, progress: tuple[str, ...]) -> None:
+    program = Program(progress=progress)
+    with pytest.raises(LabError, match="cannot be probed") as told:
+        probed(lab, program)
+    assert "total_steps" in told.value.why
+    assert program.cancelled
+
+
+def test_an_interrupted_probe_does_not_go_on(lab: World) -> None:
+    program = Program()
+    ground = made(lab, program)
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        probe.probe(ground, (), Amount(steps=20), push=False, pause=interrupted)
+    assert program.cancelled
+
+
+def test_what_it_costs_here_and_elsewhere(lab: World) -> None:
+    lab.cloud.price = 0.36
+    program = Program(watch={"ttl_left_s": 60.0, "budget_left_s": 9e9})
+    ground = made(lab, program)
+    there = [
+        Offer(provider="cloud", type="small", price_usd_per_hour=0.30, spot=True),
+        Offer(provider="cloud", type="small", price_usd_per_hour=0.36),
+        Offer(provider="cloud", type="big", price_usd_per_hour=9.0, gpu_name="T4", gpu_count=1),
+    ]
+    lab.cloud.__dict__["offers"] = lambda need: there
+    found = probe.probe(ground, (), Amount(steps=20), push=False, pause=program.passes)
+    assert found.usd == pytest.approx(500 / 3600 * 0.36)
+    assert found.low_usd < found.usd < found.high_usd
+    assert [(one.offer.type, one.offer.spot) for one in found.elsewhere] == [
+        ("small", True),
+        ("big", False),
+    ]
+    assert found.elsewhere[0].usd == pytest.approx(500 / 3600 * 0.30)
+    assert found.elsewhere[1].seconds is None
+    assert found.ends_before == "ttl"
+
+
+@pytest.mark.parametrize("error", [NoOfferError("nothing fits"), LabError("no credentials")])
+def test_offers_that_are_not_known_are_no_failure(lab: World, error: LabError) -> None:
+    lab.cloud.price = 0.36
+    program = Program()
+    ground = made(lab, program)
+
+    def refused(need: Need) -> list[Offer]:
+        raise error
+
+    lab.cloud.__dict__["offers"] = refused
+    found = probe.probe(ground, (), Amount(steps=20), push=False, pause=program.passes)
+    assert found.elsewhere == ()
+    assert ("no credentials" in found.offers_note) == ("no credentials" in error.what)
+
+
+GIB = 1024**3
+
+
+def test_other_gpus_are_compared_by_their_peaks() -> None:
+    t4 = Offer(
+        provider="aws", type="g4dn.xlarge", gpu_name="T4", gpu_count=1, gpu_memory_bytes=16 * GIB
+    )
+    fast = msgspec.structs.replace(
+        t4, type="p5", gpu_name="H100", gpu_memory_bytes=80 * GIB, price_usd_per_hour=4.0
+    )
+    found = compared(t4, fast, 3600.0)
+    assert found.seconds == pytest.approx(3600 * 65.0 / 989.0)
+    assert found.usd == pytest.approx(65.0 / 989.0 * 4.0)
+    unknown = msgspec.structs.replace(fast, gpu_name="Voodoo 2")
+    assert compared(t4, unknown, 3600.0).seconds is None
+    two = msgspec.structs.replace(fast, gpu_count=2)
+    assert compared(t4, two, 3600.0).usd is None
+    assert compared(t4, msgspec.structs.replace(t4, spot=True), 60.0).seconds == 60.0
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("1%", Amount(share=0.01)), (" 0.5% ", Amount(share=0.005)), ("200", Amount(steps=200))],
+)
+def test_amounts(text: str, wanted: Amount) -> None:
+    assert amount(text) == wanted
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-5", "x", "%", "100%", "1%%", "nan", "inf", "1e999", "5 %x"]
+)
+def test_what_is_no_amount(text: str) -> None:
+    with pytest.raises(UsageError, match="no share of a run"):
+        amount(text)
+
+
+@pytest.mark.parametrize(
+    ("watch", "limit"),
+    [
+        ({}, ""),
+        ({"ttl_left_s": None}, ""),
+        ({"ttl_left_s": 101.0}, ""),
+        ({"ttl_left_s": 99.0}, "ttl"),
+        ({"ttl_left_s": 101.0, "budget_left_s": 99.0}, "budget"),
+    ],
+)
+def test_limits_that_come_first(watch: dict[str, float | None], limit: str) -> None:
+    assert ends_before(watch, 100.0) == limit
