@@ -76,25 +76,37 @@ def contents(
     record = _record(ground, run)
     found += [_made(RECORD, record), *_code(ground, {*beside, ASSIGNMENT_FILE})]
     _tell(run, found, notes)
-    made = Manifest(
-        kind=manifest.KIND,
-        version=1,
-        assignment=rules.name,
-        course=rules.course,
-        student=student,
-        lab=ground.config.name,
-        run=run.id,
-        checkpoint=chosen,
-        record=record,
-        code=_git(ground, record),
-        files=tuple(source.file for source in found),
-    )
+    made = _manifest(ground, rules, (student, run.id, chosen), record, found)
     manifest.decode(manifest.encode(made))  # names that no bundle may hold are told here
     size = packed_bytes(made, found)
     _check_size(rules, [(one.path, one.size) for one in made.files], most_bytes, size)
     whole = Contents(manifest=made, sources=tuple(found), bundle_bytes=size, notes=tuple(notes))
     _check_required(rules, whole, run.id)
     return whole
+
+
+def _manifest(
+    ground: Ground,
+    rules: Assignment,
+    whose: tuple[str, str, str],
+    record: dict[str, Any],
+    found: list[Source],
+) -> Manifest:
+    """`whose` is the student, the run and the checkpoint."""
+    student, run, checkpoint = whose
+    return Manifest(
+        kind=manifest.KIND,
+        version=1,
+        assignment=rules.name,
+        course=rules.course,
+        student=student,
+        lab=ground.config.name,
+        run=run,
+        checkpoint=checkpoint,
+        record=record,
+        code=_git(ground, record),
+        files=tuple(source.file for source in found),
+    )
 
 
 def _check_size(

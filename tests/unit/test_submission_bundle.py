@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from submission_bed import FILES, Tar, manifest_of, packed, pax_header, sha256, sources_of
 
@@ -43,6 +43,7 @@ def test_other_programs_read_it_too() -> None:
     assert all(one.isreg() and one.mode == 0o644 for one in inside)
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.integers(min_value=1, max_value=900), st.integers(min_value=0, max_value=2000))
 def test_names_and_sizes_of_any_length_come_through(length: int, size: int) -> None:
     name = ("code/" + "äb/" * length)[:600].rstrip("/") + "x"
@@ -158,6 +159,7 @@ def test_cut_anywhere_it_breaks_off_or_is_no_tar() -> None:
         assert refusal(data[:length])
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.integers(min_value=0), st.integers(min_value=1, max_value=255))
 def test_no_changed_byte_gives_other_files(at: int, by: int) -> None:
     """Refused, or what was changed is filling between files and no file of the bundle."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from submission_bed import DUE, DUE_AT, HOST_KEY
 
@@ -139,6 +139,7 @@ def test_a_ticket_survives_its_file() -> None:
     assert read(assignment_text(whole)) == (whole, [])
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.integers(min_value=1, max_value=366 * 86400))
 def test_a_late_rule_survives_its_file(seconds: int) -> None:
     whole = rules(late=seconds)
