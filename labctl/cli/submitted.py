@@ -117,8 +117,10 @@ def draw_contents(whole: Contents, terms: Terms) -> None:
     rows.append(("bundle", size(whole.bundle_bytes), f"of at most {size_text(terms.max_bytes)}"))
     table(rows, ("PART", "SIZE", f"OF RUN {whole.manifest.run}"))
     for note in whole.notes:
-        click.echo(click.style(f"! {clean(note)}", fg="yellow"))
-    click.echo("looked through: no pickle that runs code, no archive that explodes, no secret")
+        width = shutil.get_terminal_size((100, 24)).columns
+        for line in textwrap.wrap(f"! {clean(note)}", width, subsequent_indent="  "):
+            click.echo(click.style(line, fg="yellow"))
+    click.echo("looked through: found no pickle that runs code, no exploding archive, no secret")
 
 
 def _about(whole: Contents, part: str) -> str:
