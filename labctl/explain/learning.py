@@ -22,8 +22,8 @@ from labctl.explain.curves import (
     spikes,
     train_loss,
 )
-from labctl.explain.losses import smaller_rate
 from labctl.explain.material import Answer, Finding, Material, Unknown, logged
+from labctl.explain.rates import smaller_rate
 from labctl.explain.sources import (
     CLIPPING,
     EARLY_STOPPING,

@@ -16,7 +16,6 @@ from labctl.explain.curves import (
     course,
     finite,
     gradient_norm,
-    learning_rate,
     spikes,
     train_loss,
     train_losses,
@@ -30,11 +29,12 @@ from labctl.explain.material import (
     logged,
     printed,
 )
+from labctl.explain.rates import beside, smaller_rate
 from labctl.explain.sources import LEARNING_RATES, MIXED_PRECISION, PLAYBOOK, RECIPE
+from labctl.explain.unlearned import flat, guessed, guesses
 from labctl.explain.words import (
     CLIP,
     EPOCHS,
-    LEARNING_RATE,
     again,
     also,
     given_number,
@@ -47,26 +47,12 @@ from labctl.scalars import Series
 IN_LOG = re.compile(r"\b(loss)\b[^\n]{0,40}?\b(nan|inf|-inf)\b", re.IGNORECASE)
 FLAT_SHARE = 0.02
 RISE_OF_FALL = 0.5
-LARGEST_RATE = 0.1
-"""What is larger is no next thing to try, however large the rate was."""
 SPIKE_TIMES = 3.0
 SPIKE_OF_FALL = 0.2
 """How high a spike is at least, as a share of all that the loss has fallen."""
 MANY_SPIKES = 0.02
 STILL_FALLING = 0.1
 """Share of the whole fall that came in the last fifth."""
-NAMES_OF_CHANCE = (*range(2, 21), 100, 1000)
-
-
-def smaller_rate(material: Material, factor: float = 10.0) -> str:
-    """What to type for a learning rate that is so many times smaller."""
-    curve = learning_rate(material.scalars)
-    known = [value for _, value in finite(curve) if value > 0] if curve else []
-    now = given_number(material, LEARNING_RATE) or max(known, default=0.0)
-    if not now:
-        return f"a learning rate {factor:g} times smaller"
-    rate = f"{min(now / factor, LARGEST_RATE):.2g}"
-    return again(material, {LEARNING_RATE: rate}, f"a learning rate of {rate}")
 
 
 def no_number(material: Material) -> Iterator[Answer]:
@@ -85,7 +71,7 @@ def no_number(material: Material) -> Iterator[Answer]:
         if curve is not None and points:
             step, value = points[-1]
             evidence.append(logged(f"{curve.tag}: {number(value)} at step {step}, the last"))
-            evidence += _beside(material, step)
+            evidence += beside(material, step)
         yield _diverged_to_nan(material, found[2].lower(), "", tuple(evidence))
 
 
@@ -110,7 +96,7 @@ def _no_number(material: Material, series: Series, bad: int) -> Finding:
             f"{name} at step {step}"
         )
     ]
-    evidence += _beside(material, series.steps[bad - 1])
+    evidence += beside(material, series.steps[bad - 1])
     return _diverged_to_nan(material, name, f" at step {step}", tuple(evidence))
 
 
@@ -136,16 +122,6 @@ def _clipping(material: Material) -> str:
     if given_number(material, CLIP):
         return ""
     return "" if taken(material, CLIP) else "and clip gradients to a norm of 1"
-
-
-def _beside(material: Material, step: int) -> list[Evidence]:
-    """Learning rate and gradient norm at a step."""
-    found = []
-    for curve in (learning_rate(material.scalars), gradient_norm(material.scalars)):
-        value = at(curve, step)
-        if curve is not None and value is not None:
-            found.append(logged(f"{curve.tag}: {number(value)} then"))
-    return found
 
 
 def shape(material: Material) -> Iterator[Answer]:
@@ -195,7 +171,9 @@ def _shape(material: Material, series: Series, found: Course) -> Iterator[Findin
     if risen > max(RISE_OF_FALL * fallen, tremble):
         yield _rising(material, series, found)
     elif fallen <= max(FLAT_SHARE * abs(found.first), tremble / 2):
-        yield _flat(material, series, found)
+        yield flat(material, series, found)
+    elif (classes := guessed(material.scalars, found)) > 0:
+        yield guesses(material, series, found, classes)
     else:
         late = found.medians[-3] - found.last
         if found.lowest == len(found.medians) - 1 and late > STILL_FALLING * fallen:
@@ -217,48 +195,13 @@ def _rising(material: Material, series: Series, found: Course) -> Finding:
         what="the loss diverges" if beyond else f"the loss rises again after step {step}",
         why="the steps are too large"
         + ("" if beyond else " for where it has come, or the data changed on the way"),
-        evidence=(logged(said), *_beside(material, found.ends[-1])),
+        evidence=(logged(said), *beside(material, found.ends[-1])),
         next=also(
             smaller_rate(material, 10.0 if beyond else 3.0),
             "" if beyond else "or a rate that decays, with warm-up before it",
         ),
         source=PLAYBOOK,
     )
-
-
-def _flat(material: Material, series: Series, found: Course) -> Finding:
-    said = (
-        f"{series.tag}: {number(found.first)} in the beginning, {number(found.last)} at the end "
-        f"(medians of tenths; single points scatter by {number(found.noise)})"
-    )
-    evidence = [logged(said)]
-    chance = next((k for k in NAMES_OF_CHANCE if abs(found.last / math.log(k) - 1) < 0.01), 0)
-    if chance:
-        evidence.append(
-            logged(f"ln {chance} is {math.log(chance):.3f}: who guesses among {chance} gets that")
-        )
-    evidence += _beside(material, found.ends[-1])
-    return Finding(
-        rule="loss-flat",
-        level="problem",
-        what="the loss does not fall" + (": it guesses" if chance else ""),
-        why="nothing is learned: a learning rate far too small or too large, gradients that do not "
-        "reach the weights (frozen, detached, no optimizer step), or labels that do not match",
-        evidence=tuple(evidence),
-        next="first train on a single batch until the loss is nearly 0; if that fails the code is "
-        f"wrong. Then {_larger_rate(material)}",
-        source=RECIPE,
-    )
-
-
-def _larger_rate(material: Material) -> str:
-    curve = learning_rate(material.scalars)
-    known = [value for _, value in finite(curve) if value > 0] if curve else []
-    now = given_number(material, LEARNING_RATE) or max(known, default=0.0)
-    if not now:
-        return "learning rates 10 times larger and smaller"
-    rate = f"{now * 10:.2g}"
-    return again(material, {LEARNING_RATE: rate}, f"a learning rate of {rate}")
 
 
 def _still_falling(material: Material, series: Series, found: Course, late: float) -> Finding:
@@ -272,7 +215,7 @@ def _still_falling(material: Material, series: Series, found: Course, late: floa
         level="advice",
         what="the loss was still falling at the end",
         why="more steps, or larger ones, would bring it lower",
-        evidence=(logged(said + "the last fifth"), *_beside(material, found.ends[-1])),
+        evidence=(logged(said + "the last fifth"), *beside(material, found.ends[-1])),
         next=again(material, {EPOCHS: more}, "train longer, or with a larger learning rate"),
         source=LEARNING_RATES,
     )

@@ -93,6 +93,27 @@ def test_a_loss_that_is_flat_at_the_level_of_guessing() -> None:
     assert "guesses" not in other.what
 
 
+def test_a_loss_that_fell_to_no_more_than_guessing() -> None:
+    wild = wobble([max(12.0 - n, 2.33) for n in range(60)], 0.004)
+    curves = (series("train/loss", wild), series("val/accuracy", [0.09, 0.11, 0.1]))
+    fast = run(command=("python", "train.py", "--lr", "30"))
+    found = findings(material(*curves, run=fast))["loss-guesses"]
+    assert "guesses among 10" in found.what
+    assert "10 % right; the accuracy is 10 %" in found.evidence[1].said
+    assert found.next == "labctl run -- python train.py --lr 0.1"
+    assert "loss-falls" not in findings(material(*curves, run=fast))
+    percents = series("val/accuracy", [9.0, 11.0, 10.0])
+    assert "loss-guesses" in findings(material(curves[0], percents))
+
+
+def test_a_loss_that_happens_to_end_at_such_a_number_is_none_of_it() -> None:
+    """A language model's may: perplexity 10 among 50,000 words is no guess."""
+    values = [10.8 * math.exp(-n / 10) + 2.31 for n in range(100)]
+    assert "loss-guesses" not in losses(values)
+    better = material(series("train/loss", values), series("val/accuracy", [0.4, 0.5, 0.55]))
+    assert "loss-guesses" not in findings(better)
+
+
 def test_a_loss_that_was_still_falling() -> None:
     found = losses(wobble([2.0 - 0.01 * n for n in range(100)]))["loss-still-falling"]
     assert found.next.endswith("--epochs 20")
