@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import pickle
+import secrets
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +163,12 @@ def project(folder: Path, predict: str = "pass", load: str = "pass") -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the system gives out, so that nobody is given it in between."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager
