@@ -274,7 +274,9 @@ def test_a_plan_that_should_have_fitted_says_so() -> None:
 
 
 def test_a_model_of_which_no_item_fits_needs_a_larger_card() -> None:
-    fit = Fit(target="t", item="8", fixed_bytes=20 * GIB, item_bytes=GIB, limit_bytes=14 * GIB, batch=0)
+    fit = Fit(
+        target="t", item="8", fixed_bytes=20 * GIB, item_bytes=GIB, limit_bytes=14 * GIB, batch=0
+    )
     made = material(log=CUDA, run=run(exit_code=1), fit=fit)
     assert "labctl offers" in findings(made)["gpu-out-of-memory"].next
 
