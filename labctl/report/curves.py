@@ -9,11 +9,12 @@ from statistics import median
 
 from labctl.report.charts import Chart, Curve, chart
 from labctl.report.facts import Facts
-from labctl.report.words import SPACE, count
+from labctl.report.words import SPACE, count, number
 from labctl.scalars import Series
 from labctl.telemetry import GpuSample, Sample
 
 MOST_CHARTS = 12
+MOST_SETTINGS = 12
 FIRST = ("accuracy", "acc", "top1", "f1", "iou", "auc", "loss")
 """What people ask for first."""
 SHARES = re.compile(r"(^|_)(accuracy|acc|precision|recall|f1|auc|iou|dice|share|top\d)($|_)")
@@ -27,15 +28,28 @@ GIB = 1024**3
 
 
 def logged(facts: Facts) -> tuple[tuple[Chart, ...], str]:
-    """A chart per figure that the run logged, and what is left out."""
+    """A chart per figure that the run logged, and in words what is not drawn: settings, which were
+    logged once (a batch size), and what is too much."""
     groups: dict[str, list[Series]] = {}
     for series in facts.scalars.series:
         groups.setdefault(_figure(series.tag), []).append(series)
     names = sorted(groups, key=lambda name: (_place(name), name))
-    shown = names[:MOST_CHARTS]
+    once = [name for name in names if _setting(name, groups[name])]
+    drawn = [name for name in names if name not in once]
+    shown = drawn[:MOST_CHARTS]
     charts = tuple(_logged(name, groups[name], facts.chosen_step) for name in shown)
-    left = len(names) - len(shown)
-    return charts, f"{count(left, 'more figure')} of the logs are not drawn" if left else ""
+    settings = [
+        f"{_title(name).lower()}{SPACE}{number(groups[name][0].values[0])}" for name in once
+    ]
+    notes = [f"Logged once: {', '.join(settings[:MOST_SETTINGS])}."] if once else []
+    left = len(drawn) - len(shown) + max(0, len(settings) - MOST_SETTINGS)
+    notes += [f"{count(left, 'more figure')} of the logs are not drawn."] if left else []
+    return charts, " ".join(notes)
+
+
+def _setting(name: str, group: Sequence[Series]) -> bool:
+    """Whether it was logged once and is none of what people ask for first."""
+    return _place(name) == len(FIRST) and len(group) == 1 and len(group[0].values) == 1
 
 
 def _figure(tag: str) -> str:
@@ -65,10 +79,13 @@ def _logged(name: str, group: Sequence[Series], chosen: int | None) -> Chart:
     ]
     unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
     mark = (float(chosen), f"chosen, step{SPACE}{chosen:,}") if chosen is not None else None
-    title = name.replace("_", " ").strip().capitalize()[:80]
     return chart(
-        name, title, curves, unit=unit, share=share, mark=mark, high=1.0 if share else None
+        name, _title(name), curves, unit=unit, share=share, mark=mark, high=1.0 if share else None
     )
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").strip().capitalize()[:80]
 
 
 def _label(tag: str, members: int) -> str:

@@ -136,11 +136,22 @@ def test_an_accuracy_of_more_than_one_is_no_share() -> None:
     assert only.unit == ""
 
 
+def test_a_setting_is_told_and_not_drawn() -> None:
+    found = (
+        series("batch_size", 32.0),
+        series("train/loss", 2.0, 1.0),
+        series("val/accuracy", 0.5),
+    )
+    charts, told = logged(facts(scalars=Scalars(series=found)))
+    assert [one.title for one in charts] == ["Accuracy", "Loss"]
+    assert told == "Logged once: batch size\u00a032."
+
+
 def test_a_thousand_figures_are_a_dozen_charts() -> None:
     many = Scalars(series=tuple(series(f"layer-{n}/norm{n}", 1.0, 2.0) for n in range(1000)))
     charts, left = logged(facts(scalars=many))
     assert len(charts) == MOST_CHARTS
-    assert left == "988\u00a0more figures of the logs are not drawn"
+    assert left == "988\u00a0more figures of the logs are not drawn."
 
 
 def test_what_was_measured_has_gaps_where_nobody_measured() -> None:
