@@ -103,9 +103,11 @@ def offers(rows: tuple[Elsewhere, ...]) -> list[str]:
 
 
 def lasting(seconds: float) -> str:
-    """`42 s`, `47 min`, `3 h 20 min`, `2 d 4 h`."""
+    """`42 s`, `2.2 min`, `47 min`, `3 h 20 min`, `2 d 4 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
+    if seconds < 9.95 * 60:
+        return f"{seconds / 60:.1f} min"
     minutes = round(seconds / 60)
     if minutes < 90:
         return f"{minutes} min"

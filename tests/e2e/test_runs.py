@@ -297,3 +297,20 @@ def test_logs_shows_the_end_of_a_log(lab: LabDirectory) -> None:
     lab.run("for i in 1 2 3 4 5; do echo $i; done", "--id", "tailed")
     assert lab.labctl("logs", "tailed", "-n", "2").stdout == "4\n5\n"
     assert lab.labctl("logs", "tailed").stdout == "1\n2\n3\n4\n5\n"
+
+
+STEPS = """\
+cd /lab/run/logs; i=0; while :; do i=$((i+1))
+printf '{"step": %d, "total_steps": 100000}' $i > p; mv p progress.json; sleep 0.1; done"""
+
+
+def test_a_probe_tells_what_the_whole_run_takes_and_ends(lab: LabDirectory) -> None:
+    found = lab.json("run", "--probe", "10", "--", "sh", "-c", STEPS)["probe"]
+    assert found["run"]["state"] == "cancelled"
+    assert found["total_steps"] == 100000
+    time = found["time"]
+    assert 10_000 < time["low_s"] < time["seconds"] < time["high_s"]
+    assert lab.seen(found["run"]["id"])["state"] == "cancelled"
+    asked = lab.labctl("run", "--probe", "10", "--id", "whole", "--", "sh", "-c", STEPS)
+    assert "and costs nothing; go on? no (not a terminal; --yes says yes)" in asked.stderr
+    assert not [one for one in lab.json("status")["runs"] if one["id"] == "whole"]

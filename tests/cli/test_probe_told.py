@@ -1,0 +1,109 @@
+"""What `labctl run --probe` says of the whole run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from labctl.actions.probe import Elsewhere, Probed
+from labctl.cli.probe import details, lasting, money, sentence
+from labctl.estimate.pace import Pace, Whole
+from labctl.model import Endpoint, Offer, Run, Server
+
+GIB = 1024**3
+SPOT = Offer(
+    provider="aws",
+    type="g4dn.xlarge",
+    gpu_name="T4",
+    gpu_count=1,
+    gpu_memory_bytes=16 * GIB,
+    price_usd_per_hour=0.3956,
+    spot=True,
+)
+SERVER = Server(
+    id="i-1",
+    provider="aws",
+    lab="digits",
+    lab_id="0f1e2d3c4b5a",
+    alias="digits",
+    endpoint=Endpoint(host="gpu.example"),
+    offer=SPOT,
+    created_at=0.0,
+)
+FOUND = Probed(
+    run=Run(id="probe-1", lab_id="0f1e2d3c4b5a", server_id="i-1", state="cancelled"),
+    server=SERVER,
+    finished=False,
+    total_steps=40_000,
+    time=Whole(seconds=47 * 60, low_s=44 * 60, high_s=51 * 60),
+    pace=Pace(
+        seconds_per_step=0.07,
+        low_seconds_per_step=0.066,
+        high_seconds_per_step=0.077,
+        start_s=21.0,
+        steps=400,
+        warm_up_steps=31,
+        stretches=12,
+    ),
+    usd=0.31,
+    low_usd=0.29,
+    high_usd=0.34,
+    elsewhere=(
+        Elsewhere(msgspec.structs.replace(SPOT, spot=False), 2820.0, 0.41),
+        Elsewhere(msgspec.structs.replace(SPOT, type="x", gpu_count=4), None, None),
+    ),
+    ends_before="ttl",
+)
+
+
+def test_the_question_is_one_line() -> None:
+    assert sentence(FOUND) == "whole run will take 47 min, 0.31 dollars on this spot offer"
+    dear = msgspec.structs.replace(SERVER, offer=msgspec.structs.replace(SPOT, spot=False))
+    assert sentence(msgspec.structs.replace(FOUND, server=dear)).endswith("dollars on this offer")
+    free = msgspec.structs.replace(SERVER, offer=Offer(provider="local", type="container"))
+    assert sentence(msgspec.structs.replace(FOUND, server=free)).endswith("and costs nothing")
+
+
+def test_the_details_say_how_it_was_measured_and_fit_a_narrow_terminal() -> None:
+    text = details(FOUND)
+    assert max(map(len, text.splitlines())) <= 80
+    for said in (
+        "400 of 40000 steps measured, 70 ms each; the first 31 dropped as warm-up",
+        "between 44 min and 51 min, 0.29 and 0.34 dollars; 21 s of it to start",
+        "the server's ttl ends it before that",
+        "g4dn.xlarge",
+        "0.41",
+        "4 x T4",
+        "not known",
+    ):
+        assert said in text, said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "0 s"),
+        (89, "89 s"),
+        (132, "2.2 min"),
+        (596, "9.9 min"),
+        (597.5, "10 min"),
+        (47 * 60 + 20, "47 min"),
+        (2 * 3600 + 5 * 60, "2 h 05 min"),
+        (60 * 3600, "2 d 12 h"),
+    ],
+)
+def test_spans(seconds: float, text: str) -> None:
+    assert lasting(seconds) == text
+
+
+def test_money_keeps_two_figures() -> None:
+    assert [money(usd) for usd in (0.0, 0.0031, 0.31, 12.0)] == ["0.00", "0.0031", "0.31", "12.00"]
+
+
+def test_bad_amounts_and_a_terminal_are_refused_before_anything_starts(labctl: Any) -> None:
+    for words in (("--probe", "much"), ("--probe", "120%"), ("--probe", "1%", "-it")):
+        said = labctl("run", *words)
+        assert said.code == 255
+        assert "next: labctl run --probe 1%" in said.err
