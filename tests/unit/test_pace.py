@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from labctl.estimate.pace import LEAST_MARGIN, Point, pace, whole
 
-
 BEGIN = Point(100.0, 0.0)
 
 
