@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.options import rest
+from labctl.cli.options import SCREEN, rest
 
 if TYPE_CHECKING:
     from labctl.actions.probe import Elsewhere, Probed
@@ -45,8 +45,11 @@ def asked(
         click.echo(f"labctl pull {found.run.id}    bring home what it made", err=True)
         return False
     question = f"{sentence(found)}; go on?"
-    said = Decision(question=question, detail=details(found), about="price")
-    if lab.ground.reporter.ask(said):
+    click.echo(details(found), err=True)
+    if ctx.meta[SCREEN].yes:
+        click.echo(f"{question} yes", err=True)
+        return True
+    if lab.ground.reporter.ask(Decision(question=question, about="price")):
         return True
     click.echo("nothing more was started; labctl down ends the bill", err=True)
     return False
