@@ -9,8 +9,9 @@ from labctl.actions.top import RunNow, ServerNow
 KEPT = 300
 """Samples: five minutes at one a second."""
 LEAST_SPAN_S = 5.0
-BARS = "▁▂▃▄▅▆▇█"
-PLAIN_BARS = "_.-=+*%#"
+BARS = "▁▂▃▄▅▆▇"
+"""Without the full block, which would touch the row above."""
+PLAIN_BARS = "_.-=+*#"
 
 
 class History:

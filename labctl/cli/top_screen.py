@@ -66,8 +66,7 @@ def _head(now: ServerNow, about: About, width: int) -> Text:
         f"up {span(now.at - server.created_at)}",
         f"{price:.2f} dollars an hour" if price else "costs nothing",
     ]
-    text = Text(clean(server.alias), "bold")
-    text.append(f"  {clean(', '.join(said))}", "default")
+    text = Text().append(clean(server.alias), "bold").append(f"  {clean(', '.join(said))}")
     clock = time.strftime("%H:%M:%S", time.localtime(now.at))
     text.truncate(max(8, width - len(clock) - 2), overflow="ellipsis")
     text.append(clock.rjust(max(1, width - text.cell_len)), HEADING)
@@ -143,14 +142,14 @@ def _plain(gpu: GpuNow) -> str:
 def _use(gpu: GpuNow, line: str) -> Text:
     if gpu.parent:
         return Text("its card tells", HEADING)
-    use = Text(line, "green")
+    use = Text().append(line, "green")
     return use.append(f" {gpu.use_percent:3.0f} %" if gpu.use_percent is not None else "     -")
 
 
 def _heat(gpu: GpuNow) -> Text:
     if gpu.temperature_c is None:
         return Text("-")
-    return Text(f"{gpu.temperature_c:.0f} °C", "red" if "thermal" in gpu.throttle else "default")
+    return Text(f"{gpu.temperature_c:.0f} °C", "red" if "thermal" in gpu.throttle else "")
 
 
 def _runs(now: ServerNow, history: History, about: About, width: int) -> Table:
@@ -187,9 +186,9 @@ def _steps(run: RunNow, bars: str, width: int) -> Text:
         return Text(f"{run.step:.0f}")
     done = round(width * min(1.0, max(0.0, run.step / run.total_steps)))
     full, empty = ("━", "─") if bars is BARS else ("#", ".")
-    text = Text(full * done, "green")
+    text = Text().append(full * done, "green")
     text.append(empty * (width - done), HEADING)
-    return text.append(f" {run.step:.0f}/{run.total_steps:.0f}", "default")
+    return text.append(f" {run.step:.0f}/{run.total_steps:.0f}")
 
 
 def _processes(shown: Iterable[ProcessNow], about: About, width: int) -> Table:
@@ -220,7 +219,7 @@ def _gpu_memory(processes: Iterable[ProcessNow]) -> str:
 
 def _fullness(used: float | None, whole: float | None) -> Text:
     full = used is not None and whole and used / whole >= FULL
-    return Text(of(used, whole, "/"), "yellow" if full else "default")
+    return Text(of(used, whole, "/"), "yellow" if full else "")
 
 
 def of(used: float | None, whole: float | None, between: str = " of ") -> str:

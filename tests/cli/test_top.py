@@ -205,9 +205,9 @@ def test_a_run_s_time_left_comes_from_its_pace() -> None:
     [
         ([], 3, None, "   "),
         ([0.0, 0.0], 3, None, " ▁▁"),
-        ([0.0, 50.0, 100.0], 3, 100.0, "▁▅█"),
-        ([None, 200.0, -5.0], 3, 100.0, " █▁"),
-        ([1.0, 2.0, 4.0], 4, None, " ▃▅█"),
+        ([0.0, 50.0, 100.0], 3, 100.0, "▁▄▇"),
+        ([None, 200.0, -5.0], 3, 100.0, " ▇▁"),
+        ([1.0, 2.0, 4.0], 4, None, " ▂▄▇"),
     ],
 )
 def test_sparklines(figures: list[float | None], width: int, most: float | None, line: str) -> None:
