@@ -167,6 +167,8 @@ def _finish(ctx: click.Context, run: Run, detach: bool, json_: bool) -> None:
             click.echo(
                 f"labctl up && labctl run --recover --id {run.id}    go on with it", err=True
             )
+        elif run.exit_code:
+            click.echo(f"labctl explain {run.id}    why, and what to try next", err=True)
         _name_new_files(run)
     else:
         click.echo(f"labctl logs -f {run.id}    follow it", err=True)
