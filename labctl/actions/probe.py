@@ -114,7 +114,7 @@ def probe(
         watched.until_enough(wanted, pause)
     finally:
         if not watched.run.ended:
-            runs.cancel(ground, server, begun.id, GRACE_S)
+            watched.run, _ = runs.cancel(ground, server, begun.id, GRACE_S)
     return _probed(ground, server, watched)
 
 
@@ -136,6 +136,7 @@ class _Watched:
             silent_s = 0.0 if self._look() else silent_s + POLL_S
             if self.run.ended:
                 self._check_ended()
+                self.pace = None
                 return
             target = wanted.of(self.total_steps)
             done = self.points[-1].step - self.points[0].step if self.points else 0.0
@@ -192,10 +193,10 @@ class _Watched:
 
 def _probed(ground: Ground, server: Server, watched: _Watched) -> Probed:
     run, found = watched.run, watched.pace
-    finished = run.ended and run.exit_code == 0
-    if finished or found is None:
+    finished = found is None
+    if found is None:
         took = max(0.0, (run.ended_at or time.time()) - (run.started_at or run.created_at))
-        times, found = Whole(seconds=took, low_s=took, high_s=took), None
+        times = Whole(seconds=took, low_s=took, high_s=took)
     else:
         times = whole(found, watched.total_steps)
     price = server.offer.price_usd_per_hour

@@ -81,6 +81,8 @@ class Program:
         if over:
             ended = {"exit_code": self.code, "told": f"exit {self.code}", "ended_at": self.now}
             found.update(ended)
+        elif self.cancelled:  # it wrote a checkpoint, and ended well
+            found.update({"exit_code": 0, "told": "cancelled", "ended_at": self.now})
         return found
 
 
@@ -114,6 +116,7 @@ def test_the_whole_run_s_time_is_told_and_the_probe_ended(lab: World) -> None:
     assert program.verbs[0] == "start"
     assert program.verbs[-1] == "cancel"
     assert found.run.id.startswith("probe-")
+    assert found.run.state == "cancelled"
     told = [one for one in reporter.events if isinstance(one, Progress)]
     assert told[-1].done == told[-1].total == 20
 
