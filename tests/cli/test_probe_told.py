@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from labctl.actions.probe import Elsewhere, Probed
 from labctl.cli.probe import details, lasting, money, sentence
 from labctl.estimate.pace import Pace, Whole
+from labctl.lab import Lab, LabRun
 from labctl.model import Endpoint, Offer, Run, Server
 
 GIB = 1024**3
@@ -107,3 +109,54 @@ def test_bad_amounts_and_a_terminal_are_refused_before_anything_starts(labctl: A
         said = labctl("run", *words)
         assert said.code == 255
         assert "next: labctl run --probe 1%" in said.err
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The whole runs that were begun, after a probe that found FOUND."""
+    begun: list[tuple[str, ...]] = []
+
+    def run(self: Lab, command: tuple[str, ...], **words: Any) -> LabRun:
+        assert words["push"] is False  # what was probed is what runs
+        begun.append(command)
+        done = msgspec.structs.replace(FOUND.run, id="whole", state="exited", exit_code=7)
+        return LabRun(self, done)
+
+    monkeypatch.setattr(Lab, "probe", lambda self, command, **words: FOUND)
+    monkeypatch.setattr(Lab, "run", run)
+    return begun
+
+
+def test_without_a_yes_nothing_more_is_started(labctl: Any, started: list[Any]) -> None:
+    said = labctl("run", "--probe", "1%", "--", "python", "train.py")
+    assert said.code == 0
+    assert "400 of 40000 steps measured" in said.err
+    assert f"{sentence(FOUND)}; go on? no (not a terminal; --yes says yes)" in said.err
+    assert "nothing more was started" in said.err
+    assert not started
+
+
+def test_with_a_yes_the_whole_run_is_started(labctl: Any, started: list[Any]) -> None:
+    said = labctl("run", "--probe", "1%", "--yes", "--", "python", "train.py")
+    assert said.code == 7
+    assert f"{sentence(FOUND)}; go on? yes" in said.err
+    assert started == [("python", "train.py")]
+
+
+def test_with_json_there_is_the_figure_alone(labctl: Any, started: list[Any]) -> None:
+    said = labctl("run", "--probe", "1%", "--json", "--yes")
+    found = json.loads(said.out)["probe"]
+    assert (found["time"]["seconds"], found["usd"]) == (47 * 60, 0.31)
+    assert not started
+
+
+def test_a_run_that_is_over_already_is_not_begun_again(
+    labctl: Any, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = msgspec.structs.replace(FOUND, finished=True, pace=None)
+    monkeypatch.setattr(Lab, "probe", lambda self, command, **words: over)
+    said = labctl("run", "--probe", "1%", "--yes")
+    assert said.code == 0
+    assert "was over before the probe was: it took 47 min" in said.err
+    assert "labctl pull probe-1" in said.err
+    assert not started

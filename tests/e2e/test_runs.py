@@ -314,6 +314,3 @@ def test_a_probe_tells_what_the_whole_run_takes_and_ends(lab: LabDirectory) -> N
     assert time["low_s"] < time["seconds"] < time["high_s"]
     assert time["seconds"] > 10_000  # a tenth of a second each, at the least
     assert lab.seen(found["run"]["id"])["state"] == "cancelled"
-    asked = lab.labctl("run", "--probe", "10", "--id", "whole", "--", "sh", "-c", STEPS)
-    assert "and costs nothing; go on? no (not a terminal; --yes says yes)" in asked.stderr
-    assert not [one for one in lab.json("status")["runs"] if one["id"] == "whole"]
