@@ -81,28 +81,31 @@ def details(found: Probed) -> str:
         lines.append("validation and evaluation count only as far as the probe came to them")
     if found.ends_before:
         lines.append(f"the server's {found.ends_before} ends it before that: labctl extend")
-    if found.elsewhere:
-        lines += ["", *offers(found.elsewhere)]
+    known = tuple(row for row in found.elsewhere if row.seconds is not None)
+    if known:
+        lines += ["", *offers(known)]
+    if any(row.offer.type != found.server.offer.type for row in known):
+        lines.append("times on other GPUs are this one's, by their peaks in half precision")
+    if len(known) < len(found.elsewhere):
+        lines.append("how long it takes on the others is not known: labctl offers")
     if found.offers_note:
         lines.append(found.offers_note)
     return "\n".join(lines)
 
 
 def offers(rows: tuple[Elsewhere, ...]) -> list[str]:
-    """A table of the whole run on other offers."""
+    """A table of the whole run on other offers, whose time is known."""
     head = ("OTHER OFFER", "GPU", "USD/H", "TIME", "DOLLARS")
     cells = [head]
     for row in rows:
         one = row.offer
         kind = f"{one.type}{' spot' if one.spot else ''}"
         gpu = f"{one.gpu_count} x {one.gpu_name}" if one.gpu_count else "none"
-        took = "not known" if row.seconds is None else lasting(row.seconds)
-        usd = "-" if row.usd is None else money(row.usd)
+        took, usd = lasting(row.seconds or 0.0), money(row.usd or 0.0)
         cells.append((kind, gpu, f"{one.price_usd_per_hour:.4g}", took, usd))
     widths = [max(len(cell[place]) for cell in cells) for place in range(len(head))]
     lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)) for row in cells]
-    note = "times on other GPUs are this one's, by their peaks in half precision"
-    return [line.rstrip() for line in lines] + [note]
+    return [line.rstrip() for line in lines]
 
 
 def lasting(seconds: float) -> str:

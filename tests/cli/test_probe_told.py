@@ -77,10 +77,14 @@ def test_the_details_say_how_it_was_measured_and_fit_a_narrow_terminal() -> None
         "the server's ttl ends it before that",
         "g4dn.xlarge",
         "0.41",
-        "4 x T4",
-        "not known",
+        "1 x T4",
+        "how long it takes on the others is not known: labctl offers",
     ):
         assert said in text, said
+    assert "other GPUs" not in text
+    fast = msgspec.structs.replace(SPOT, type="p5", gpu_name="H100", gpu_count=1)
+    rows = (*FOUND.elsewhere, Elsewhere(fast, 200.0, 0.2))
+    assert "by their peaks in half" in details(msgspec.structs.replace(FOUND, elsewhere=rows))
 
 
 @pytest.mark.parametrize(
