@@ -93,7 +93,8 @@ class _Push:
             plan = self._call("plan", {"files": [_wire(f) for f in files]})
             self._refuse(plan)
             removed |= set(plan["removed"])
-            needed = [f for f in files if f.path in set(plan["needed"])]
+            missing = set(plan["needed"])
+            needed = [f for f in files if f.path in missing]
             if not needed:
                 return self._result(files, sent, removed)
             staged: dict[str, int] = plan["staged"]
