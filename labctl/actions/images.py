@@ -150,7 +150,7 @@ def push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
     root, wheels = ground.config.root, Path(ground.config.wheelhouse)
     files = scan_data(root, "wheelhouse", wheels, ground.reporter)
     about = (remote, ground.config.name, ground.lab_id, "wheelhouse")
-    push(*about, wheels, files, ground.reporter, ssh=ground.way(server))
+    push(*about, wheels, files, ground.reporter)
 
 
 def _pull(ground: Ground, remote: Remote, wanted: str) -> None:

@@ -6,7 +6,8 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from labctl.errors import (
     TransferError,
     UsageError,
 )
-from labctl.transports import Transport
+from labctl.transports import Body, Transport
 
 MARK = b"\x1elabctl "
 DOOR = b"""import os, sys
@@ -81,10 +82,16 @@ class Remote:
         self.transport = transport
 
     def call(
-        self, verb: str, request: dict[str, Any], *, body: bytes = b"", timeout_s: float = 120.0
+        self,
+        verb: str,
+        request: dict[str, Any],
+        *,
+        body: Callable[[], Iterator[bytes]] | None = None,
+        timeout_s: float = 120.0,
     ) -> dict[str, Any]:
         """The reply of an answering verb. `body` follows the request's line on standard input."""
-        stdin = json.dumps(request, separators=(",", ":")).encode() + b"\n" + body
+        head = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        stdin: Body = head if body is None else lambda: chain((head,), body())
         line = _line(verb)
         result = self.transport.run(line, stdin=stdin, timeout_s=timeout_s, check=False)
         if result.code == NOT_INSTALLED:

@@ -121,7 +121,6 @@ def _from_here(ground: Ground, server: Server, run_id: str) -> int:
         tree.files,
         ground.reporter,
         force=True,
-        ssh=ground.way(server),
     )
     created_at = kept.run.get("created_at") or 0.0
     attempts = len(ground.state.events(lab_id=ground.lab_id, run_id=run_id, kind="recovered")) + 1

@@ -234,4 +234,4 @@ def _send(ground: Ground, server: Server, run: Run) -> None:
         raise PolicyError(f"the checkpoints of run {run.id} are refused", why=str(error)) from None
     files = sync.scan_data(ground.config.root, f"model-{run.id}", here, ground.reporter)
     about = (ground.remote(server), ground.config.name, ground.lab_id, f"model/{run.id}")
-    sync.push(*about, here, files, ground.reporter, ssh=ground.way(server), force=True)
+    sync.push(*about, here, files, ground.reporter, force=True)

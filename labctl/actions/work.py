@@ -71,7 +71,7 @@ def _sent_alone(
     ground: Ground, server: Server, trees: Sequence[Tree], *, force: bool
 ) -> list[Pushed]:
     config, reporter = ground.config, ground.reporter
-    remote, route = ground.remote(server), ground.way(server)
+    remote = ground.remote(server)
     done = []
     for target, root, files in trees:
         result = sync.push(
@@ -83,7 +83,6 @@ def _sent_alone(
             files,
             reporter,
             force=force,
-            ssh=route,
         )
         done.append(
             Pushed(

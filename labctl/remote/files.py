@@ -1,22 +1,19 @@
 """Files in: nothing good is ever replaced by something that did not arrive whole.
 
 `plan` says what is needed and what was edited here, and changes nothing that counts; bytes land in
-a staging directory (by rsync, `append`, or as a tar through `receive`); `commit` checks every hash
-and renames. What goes out is in outputs.py.
+a staging directory (arriving.py); `commit` checks every hash and renames. What goes out is in
+outputs.py.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import stat
-import sys
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Iterator
+from typing import Any, Iterator
 
 from .place import (
-    CHUNK,
     checked_name,
     free_bytes,
     home,
@@ -64,33 +61,39 @@ class Target:
         self.fetched_path = own / f".fetched-{name}.json"
         self.record: dict[str, list[Any]] = read_json(self.record_path)
         self.due: dict[str, str] = read_json(self.due_path)
+        self.at = Below(self.root)
+        self.staged_at = Below(self.staging)
 
-    def present(self, path: str) -> str:
-        """Hash of the file here, "" if there is none; unchanged since the record: not read.
+    def look(self, path: str) -> tuple[str, os.stat_result | None]:
+        """(hash of the file here, its stat); "" and None if there is none.
 
-        A file that a push left here without its record being written is recorded now.
+        Unchanged since the record, it is not read. A file that a push left here without its
+        record being written is recorded now.
         """
-        place = inside(self.root, path)
+        place = self.at(path)
         found = _lstat(place)
         if found is None:
-            return ""
+            return "", None
         if not stat.S_ISREG(found.st_mode):
-            return NOT_A_FILE
+            return NOT_A_FILE, found
         known = self.record.get(path)
         if known and known[1] == found.st_size and known[2] == found.st_mtime_ns:
-            return str(known[0])
-        sha256 = sha256_of(place)
+            return str(known[0]), found
+        sha256 = sha256_of(Path(place))
         if sha256 == self.due.get(path) or (known and sha256 == known[0]):
-            self.record[path] = [sha256, found.st_size, found.st_mtime_ns]
-        return sha256
+            self.note(path, sha256, found)
+        return sha256, found
+
+    def present(self, path: str) -> str:
+        """The hash of the file here, "" if there is none."""
+        return self.look(path)[0]
 
     def edited(self, path: str, present: str) -> bool:
         """Whether what is `present` at this path is somebody's work here."""
         known = self.record.get(path)
         return bool(present) and (known is None or present != known[0])
 
-    def note(self, path: str, sha256: str) -> None:
-        found = os.lstat(inside(self.root, path))
+    def note(self, path: str, sha256: str, found: os.stat_result) -> None:
         self.record[path] = [sha256, found.st_size, found.st_mtime_ns]
 
     def save(self) -> None:
@@ -111,14 +114,15 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     doomed, conflicts = _doomed(target, coming, force)
     needed, size_needed = [], 0
     for path, size, sha256, mode in request["files"]:
-        present = target.present(path)
+        present, found = target.look(path)
         if present == NOT_A_FILE:
-            conflicts += _in_the_way(inside(target.root, path), target.root, doomed, force)
+            conflicts += _in_the_way(Path(target.at(path)), target.root, doomed, force)
             present = ""
-        elif present == sha256:
+        elif present == sha256 and found is not None:
             if target.edited(path, present):
-                target.note(path, sha256)
-            _set_mode(inside(target.root, path), mode)
+                target.note(path, sha256, found)
+            if (found.st_mode ^ mode) & 0o100:
+                os.chmod(target.at(path), _mode(mode))
             continue
         if target.edited(path, present) and not force:
             conflicts.append(path)
@@ -144,7 +148,6 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
         "free_bytes": free,
         "staging": str(target.staging),
         "root": str(target.root),
-        "rsync": shutil.which("rsync") is not None,
     }
 
 
@@ -176,10 +179,8 @@ def _in_the_way(place: Path, root: Path, doomed: list[str], force: bool) -> list
     return [name for name in inner if name not in going]
 
 
-def _set_mode(place: Path, mode: int) -> None:
-    wanted = 0o755 if mode & 0o100 else 0o644
-    if (place.stat().st_mode & 0o100) != (wanted & 0o100):
-        place.chmod(wanted)
+def _mode(mode: int) -> int:
+    return 0o755 if mode & 0o100 else 0o644
 
 
 def _staged(target: Target, needed: list[list[str]]) -> dict[str, int]:
@@ -187,31 +188,30 @@ def _staged(target: Target, needed: list[list[str]]) -> dict[str, int]:
     found = {}
     for path, sha256 in needed:
         if target.due.get(path) == sha256:
-            known = _lstat(inside(target.staging, path))
+            known = _lstat(target.staged_at(path))
             found[path] = known.st_size if known and stat.S_ISREG(known.st_mode) else 0
     return found
 
 
 def _stage(target: Target, needed: list[list[str]]) -> None:
+    fresh = not target.staging.exists()
     target.staging.mkdir(parents=True, exist_ok=True)
-    for path, sha256 in needed:
-        place = inside(target.staging, path)
+    for path, sha256 in () if fresh else needed:
+        place = target.staged_at(path)
         if target.due.get(path) != sha256 and _lstat(place) is not None:
-            shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
+            away = (
+                shutil.rmtree if os.path.isdir(place) and not os.path.islink(place) else os.unlink
+            )
+            away(place)
     target.due = dict(needed)
     write_json(target.due_path, target.due)
 
 
-def _lstat(path: Path) -> os.stat_result | None:
+def _lstat(path: str) -> os.stat_result | None:
     try:
         return os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def _size(path: Path) -> int:
-    found = _lstat(path)
-    return found.st_size if found else 0
 
 
 def _remove(target: Target, paths: list[str]) -> None:
@@ -236,93 +236,44 @@ def _clear_if_empty(directory: Path) -> bool:
     return True
 
 
-def receive(request: dict[str, Any]) -> dict[str, Any]:
-    """A tar of needed files, perhaps gzipped, on standard input after the request's line; then
-    `commit`.
-
-    With "stage_only" more is to come, and nothing is committed yet.
-    """
-    import tarfile  # the other verbs need not pay for it
-
-    target = Target(request)
-    wanted = {one[0] for one in request["files"]}
-    target.staging.mkdir(parents=True, exist_ok=True)
-    arrived: dict[str, str] = {}
-    try:
-        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
-            for member in archive:
-                content = archive.extractfile(member) if member.isreg() else None
-                if content is None or member.name not in wanted:
-                    raise Failure("usage", f"the archive holds {member.name!r}, which is not due")
-                place = inside(target.staging, member.name)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("wb") as file:
-                    arrived[member.name] = _copy_hashed(content, file)
-    except tarfile.TarError as error:
-        raise Failure("link", "the transfer was cut short", str(error), "labctl push") from None
-    if request.get("stage_only"):
-        return {"committed": 0, "bad": [], "conflicts": []}
-    return commit(request, arrived)
-
-
-def _copy_hashed(content: IO[bytes], file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while True:
-        block = content.read(CHUNK)
-        if not block:
-            return digest.hexdigest()
-        digest.update(block)
-        file.write(block)
-
-
-def append(request: dict[str, Any]) -> dict[str, Any]:
-    """Bytes from standard input go to the staged "path" from "offset" on; a repeat is harmless."""
-    target = Target(request)
-    place = inside(target.staging, request["path"])
-    offset = int(request["offset"])
-    if _size(place) < offset:
-        raise Failure("link", f"{request['path']!r} lacks its beginning here", "", "labctl push")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.touch()
-    with place.open("r+b") as file:
-        file.truncate(offset)
-        file.seek(offset)
-        shutil.copyfileobj(sys.stdin.buffer, file, CHUNK)
-        return {"size": file.tell()}
-
-
-def commit(request: dict[str, Any], arrived: dict[str, str] | None = None) -> dict[str, Any]:
+def commit(
+    request: dict[str, Any], arrived: dict[str, str] | None = None, target: Target | None = None
+) -> dict[str, Any]:
     """Remove "removed", check the staged files' hashes and rename each into place.
 
     Replies bad (paths that did not arrive as promised) and conflicts: what was edited here since
     `plan` stays as it is. Repeated, it finds its work done. `arrived` are hashes taken on the way.
     """
-    target = Target(request)
+    target = target or Target(request)
     force = bool(request.get("force"))
     bad, ready = [], []
     for path, size, sha256, mode in request["files"]:
-        staged = inside(target.staging, path)
+        staged = target.staged_at(path)
         found = _lstat(staged)
         whole = found is not None and stat.S_ISREG(found.st_mode) and found.st_size == size
-        if whole and ((arrived or {}).get(path) or sha256_of(staged)) == sha256:
+        if whole and ((arrived or {}).get(path) or sha256_of(Path(staged))) == sha256:
             ready.append((path, sha256, mode, staged))
         elif target.present(path) != sha256:
             bad.append(path)
             if found is not None and (whole or found.st_size > size):
-                staged.unlink()
+                os.unlink(staged)
     doomed: list[str] = []
     conflicts: list[str] = []
     for path in request.get("removed", []):
         present = target.present(path)
         edited = present != NOT_A_FILE and target.edited(path, present)
         (conflicts if edited and not force else doomed).append(path)
+    made: set[str] = set()
     try:
         _remove(target, doomed)
         for path, sha256, mode, staged in ready:
-            if target.edited(path, target.present(path)) and not force:
-                conflicts += [] if target.present(path) == sha256 else [path]
+            present, found = target.look(path)
+            if target.edited(path, present) and not force:
+                conflicts += [] if present == sha256 else [path]
                 continue
-            _place(target, path, sha256, mode, staged)
+            if found is not None and not stat.S_ISREG(found.st_mode):
+                _make_way(target, path)
+            _place(target, path, sha256, mode, staged, made)
     finally:
         target.save()
     if not bad:
@@ -330,18 +281,27 @@ def commit(request: dict[str, Any], arrived: dict[str, str] | None = None) -> di
     return {"committed": len(ready), "bad": bad, "conflicts": conflicts}
 
 
-def _place(target: Target, path: str, sha256: str, mode: int, staged: Path) -> None:
+def _make_way(target: Target, path: str) -> None:
     place = inside(target.root, path)
     if place.is_dir() and not place.is_symlink() and not _clear_if_empty(place):
         raise Failure("policy", f"{place} is a directory on the server, a file at home")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        what = f"{place.parent} is a file on the server, a directory at home"
-        raise Failure("policy", what, "", f"labctl ssh -- rm {place.parent}") from None
-    staged.chmod(0o755 if mode & 0o100 else 0o644)
-    staged.replace(place)
-    target.note(path, sha256)
+
+
+def _place(target: Target, path: str, sha256: str, mode: int, staged: str, made: set[str]) -> None:
+    place = target.at(path)
+    parent = os.path.dirname(place)
+    if parent not in made:
+        try:
+            os.makedirs(parent, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            what = f"{parent} is a file on the server, a directory at home"
+            raise Failure("policy", what, "", f"labctl ssh -- rm {parent}") from None
+        made.add(parent)
+    found = os.lstat(staged)
+    if stat.S_IMODE(found.st_mode) != _mode(mode):
+        os.chmod(staged, _mode(mode))
+    os.replace(staged, place)
+    target.note(path, sha256, found)
 
 
 def edits(request: dict[str, Any]) -> dict[str, Any]:

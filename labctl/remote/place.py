@@ -61,6 +61,25 @@ def inside(root: Path, relative: str) -> Path:
     return here / parts[-1]
 
 
+class Below:
+    """Paths below one directory, as text: quick where there are thousands of them.
+
+    What `inside` checks is checked for each; a directory on the way is looked at once.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+        self._proved = {""}
+
+    def __call__(self, relative: str) -> str:
+        parent, _, name = relative.rpartition("/")
+        odd = name in ("", ".", "..") or "\0" in name or relative[0] == "/"
+        if odd or parent not in self._proved:
+            inside(Path(self.root), relative)
+            self._proved.add(parent)
+        return f"{self.root}/{relative}"
+
+
 def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()

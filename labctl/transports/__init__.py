@@ -7,11 +7,25 @@ AuthenticationError.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from labctl.model import Endpoint, Value
 from labctl.shell import Command
+
+Body = bytes | memoryview | Callable[[], Iterator[bytes]]
+"""What a command reads from its standard input: bytes, or what begins a stream of them anew.
+
+It is begun again where sshd turned the command away before it began. An error that the stream
+raises ends the command and is passed on.
+"""
+
+
+def blocks(body: Body) -> Iterator[memoryview]:
+    """The bytes of a body, piece by piece; none of the pieces is empty."""
+    for block in body() if callable(body) else (body,):
+        if len(block):
+            yield memoryview(block)
 
 
 class Result(Value, frozen=True):
@@ -36,7 +50,7 @@ class Transport(Protocol):
         self,
         line: Command | str,
         *,
-        stdin: bytes = b"",
+        stdin: Body = b"",
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
@@ -49,7 +63,7 @@ class Transport(Protocol):
         self,
         line: Command | str,
         *,
-        stdin: bytes | memoryview = b"",
+        stdin: Body = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:

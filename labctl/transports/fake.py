@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from labctl.errors import LabError
 from labctl.model import Endpoint
 from labctl.shell import Command
-from labctl.transports import Result, failures
+from labctl.transports import Body, Result, blocks, failures
 
 Reply = Result | LabError | Callable[[str, bytes], Result]
 """What a line leads to: a result, an error to raise, or a function of the line and its stdin."""
@@ -50,11 +50,11 @@ class FakeTransport:
         self,
         line: Command | str,
         *,
-        stdin: bytes = b"",
+        stdin: Body = b"",
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
-        result = self._answer(str(line), stdin)
+        result = self._answer(str(line), b"".join(blocks(stdin)))
         if check and result.code:
             raise failures.failed(self.endpoint, str(line), result.code, result.stderr)
         return result
@@ -63,11 +63,11 @@ class FakeTransport:
         self,
         line: Command | str,
         *,
-        stdin: bytes | memoryview = b"",
+        stdin: Body = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:
-        result = self._answer(str(line), bytes(stdin))
+        result = self._answer(str(line), b"".join(blocks(stdin)))
         if result.stdout:
             # A script that replies with bytes hands them over as surrogates: os.fsdecode.
             on_stdout(result.stdout.encode(errors="surrogateescape"))

@@ -15,7 +15,7 @@ import paramiko
 from labctl.errors import LabError, TransferError
 from labctl.model import Endpoint
 from labctl.shell import Command
-from labctl.transports import Result, failures
+from labctl.transports import Body, Result, blocks, failures
 from labctl.transports.framing import Unframer, frame
 from labctl.transports.logins import STEP_TIMEOUT_S, Login, fetch_host_key, log_in
 
@@ -49,7 +49,7 @@ class ParamikoTransport:
         self,
         line: Command | str,
         *,
-        stdin: bytes = b"",
+        stdin: Body = b"",
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
@@ -70,7 +70,7 @@ class ParamikoTransport:
         self,
         line: Command | str,
         *,
-        stdin: bytes | memoryview = b"",
+        stdin: Body = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:
@@ -140,7 +140,7 @@ class ParamikoTransport:
     def _execute(
         self,
         line: Command | str,
-        stdin: bytes | memoryview,
+        stdin: Body,
         timeout_s: float | None,
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
@@ -155,11 +155,13 @@ class ParamikoTransport:
                 channel.exec_command(framed.line)
             except _NETWORK_ERRORS as error:
                 raise failures.lost(self.endpoint, str(error)) from error
-            _send(channel, stdin)
+            failed = _send(channel, stdin)
             in_time = _drain(channel, out, err, deadline)
             # The status comes after the output; -1 means that nobody knows it.
             in_time = in_time and channel.status_event.wait(_left_s(deadline))
             code = channel.exit_status
+        if failed:
+            raise failed[0]
         if not in_time:
             raise failures.too_slow(self.endpoint)
         out.finish()
@@ -190,21 +192,30 @@ def _session(login: Login) -> paramiko.Channel:
         time.sleep(PAUSE_S)
 
 
-def _send(channel: paramiko.Channel, stdin: bytes | memoryview) -> None:
-    """Hand `stdin` over beside the reading, so that neither waits for the other."""
+def _send(channel: paramiko.Channel, stdin: Body) -> list[LabError]:
+    """Hand `stdin` over beside the reading, so that neither waits for the other.
+
+    What the body itself fails with comes to be in the list that is returned; the channel is closed.
+    """
+    failed: list[LabError] = []
 
     def feed() -> None:
         try:
-            for start in range(0, len(stdin), _PART_BYTES):
-                channel.sendall(bytes(stdin[start : start + _PART_BYTES]))
+            for block in blocks(stdin):
+                for start in range(0, len(block), _PART_BYTES):
+                    channel.sendall(bytes(block[start : start + _PART_BYTES]))
             channel.shutdown_write()
+        except LabError as error:
+            failed.append(error)
+            channel.close()
         except _NETWORK_ERRORS:
             return  # the command ended without reading all of it, or the link was lost
 
-    if stdin:
+    if callable(stdin) or stdin:
         threading.Thread(target=feed, name="labctl-stdin", daemon=True).start()
     else:
         feed()
+    return failed
 
 
 def _drain(channel: paramiko.Channel, out: Unframer, err: Unframer, deadline: float | None) -> bool:
