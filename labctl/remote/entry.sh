@@ -34,6 +34,12 @@ while :; do
   # A trapped signal ends `wait` early; the child may still be writing its checkpoint.
   kill -0 "$child" 2>/dev/null || break
 done
+if [ "$code" -gt 128 ]; then
+  # It may have ended right after a signal had ended `wait`: then its own code is still to be had.
+  wait "$child" 2>/dev/null
+  own=$?
+  [ "$own" -eq 127 ] || code=$own
+fi
 first() { for file in "$@"; do [ -r "$file" ] && { cat "$file"; return; }; done; echo 0; }
 peak=$(first /sys/fs/cgroup/memory.peak /sys/fs/cgroup/memory/memory.max_usage_in_bytes)
 kills=$( { cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null || :; } |
