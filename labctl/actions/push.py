@@ -14,13 +14,16 @@ from labctl.actions import Decision, Progress, Reporter
 from labctl.actions.outgoing import Outgoing
 from labctl.actions.remote import Remote
 from labctl.actions.scan import refresh
-from labctl.errors import DiskFullError, PolicyError, TransferError
+from labctl.errors import CommandError, DiskFullError, LinkLostError, PolicyError, TransferError
 from labctl.model import GIB, FileEntry, Value
 
 TRIES = 3
 LONG_S = 6 * 3600.0
 """For calls that hash or carry much. A dead link is noticed by the transport, much earlier."""
 NAMED_AT_MOST = 20
+KEPT = "what has arrived is kept and used"
+SIGNALLED = 128
+"""A shell's exit codes above this stand for a signal."""
 
 
 class PushResult(Value, frozen=True):
@@ -113,7 +116,19 @@ class _Push:
         more: dict[str, Any],
         body: Callable[[], Iterator[bytes]] | None = None,
     ) -> dict[str, Any]:
-        return self.remote.call(verb, {**self.request, **more}, body=body, timeout_s=LONG_S)
+        request = {**self.request, **more}
+        try:
+            return self.remote.call(verb, request, body=body, timeout_s=LONG_S)
+        except LinkLostError as error:
+            raise LinkLostError(error.what, why=error.why, hint=f"labctl push  ({KEPT})") from error
+        except CommandError as error:
+            if error.code <= SIGNALLED:
+                raise
+            raise TransferError(
+                "the program that takes files in on the server was ended",
+                why=f"signal {error.code - SIGNALLED}; {error.stderr.strip()[-300:]}".rstrip("; "),
+                hint=f"labctl push  ({KEPT})",
+            ) from error
 
     def _refuse(self, plan: dict[str, Any]) -> None:
         if plan["conflicts"]:

@@ -27,6 +27,9 @@ NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits", "assignment.yaml"})
 RACY_S = 2.0
 """A file written this recently may be written again without its time changing: not cached."""
 NAMED_AT_MOST = 5
+SMALL_BYTES = 256 * 1024
+TOLD_BYTES = 4 * 1024**2
+"""How often reading is told of."""
 Rules = tuple[tuple[bool, re.Pattern[str]], ...]
 Ignore = tuple[tuple[str, Rules], ...]
 Found = tuple[str, os.stat_result]
@@ -91,8 +94,12 @@ def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
 
 def hash_file(path: Path, length: int | None = None) -> str:
     """sha256 of a file in hex, or of its first `length` bytes."""
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         if length is None:
+            beginning = file.read(SMALL_BYTES)
+            if len(beginning) < SMALL_BYTES and not file.read(1):
+                return hashlib.sha256(beginning).hexdigest()
+            file.seek(0)
             return hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256()
         while length > 0 and (block := file.read(min(1 << 20, length))):
@@ -148,17 +155,20 @@ def refresh(root: Path, files: Iterable[FileEntry], changed: set[str]) -> tuple[
 def _scan(root: Path, index: Index, reporter: Reporter, walk: _Walk) -> tuple[FileEntry, ...]:
     found = sorted(walk.files())
     walk.tell(reporter)
-    unread = sum(s.st_size for name, s in found if not index.known(name, s))
+    known = [index.known(name, before) for name, before in found]
+    unread = sum(s.st_size for (_, s), sha256 in zip(found, known, strict=True) if not sha256)
     files: list[FileEntry] = []
-    done = 0
-    for name, before in found:
-        try:
-            if not (sha256 := index.known(name, before)):
+    done = told = 0
+    for (name, before), sha256 in zip(found, known, strict=True):
+        if not sha256:
+            try:
                 sha256, before = index.hash(name, root / name)
-                done += before.st_size
+            except FileNotFoundError:
+                continue
+            done += before.st_size
+            if done - told >= TOLD_BYTES or done >= unread:
+                told = done
                 reporter.emit(Progress(name="hash", done=done, total=unread, unit="bytes"))
-        except FileNotFoundError:
-            continue
         files.append(_entry(name, before, sha256))
     index.save()
     return tuple(files)
@@ -210,10 +220,11 @@ class _Walk:
             return True
         if is_folder and self._root / name in self._excluded:
             return True
-        if not _is_utf8(entry.name):
+        if not entry.name.isascii() and not _is_utf8(entry.name):
             self._odd.append(name)
             return True
-        if any(ord(c) < 32 or ord(c) == 127 for c in entry.name):
+        plain = entry.name.isprintable()
+        if not plain and any(ord(c) < 32 or ord(c) == 127 for c in entry.name):
             raise UsageError(
                 f"{name!a} has a control character in its name",
                 why="a terminal could be deceived by it; labctl carries no such names",

@@ -1,6 +1,6 @@
-"""rsync's command lines. Pure: the process is run by `actions/rsync.py`.
+"""rsync's command lines, for pulls. Pure: the process is run by `actions/rsync.py`.
 
-Both directions append to what is already there (`--append` works in place), so that a cut
+It appends to what is already there (`--append` works in place), so that a cut
 transfer goes on where it stopped. Nothing is trusted for that: whoever receives checks hashes
 before a file gets its real name. Links are never carried.
 """
@@ -33,16 +33,6 @@ def parse_version(text: str) -> tuple[int, int]:
     """(major, minor) from `rsync --version`; (0, 0) where it is none, such as macOS's openrsync."""
     found = _VERSION.match(text)
     return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def push_argv(
-    way: Way, root: str, staging: str, names_file: str, *, pack: bool = False
-) -> list[str]:
-    """Send the files named in `names_file` (NUL-separated, below `root`) into `staging` there.
-
-    With `pack` they are compressed on the way.
-    """
-    return [*_common(way, names_file, pack), "--", f"{root.rstrip('/')}/", f"{way.host}:{staging}/"]
 
 
 def pull_argv(

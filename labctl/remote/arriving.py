@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from pathlib import Path
 from typing import Any, Iterator
 
 from . import parcel
@@ -26,8 +27,8 @@ def receive(request: dict[str, Any]) -> dict[str, Any]:
             if path not in sizes:
                 raise Failure("usage", f"{path!r} is sent and not due")
             place = target.staged_at(path)
-            if (parent := os.path.dirname(place)) not in made:
-                os.makedirs(parent, exist_ok=True)
+            if (parent := place.rpartition("/")[0]) not in made:
+                Path(parent).mkdir(parents=True, exist_ok=True)
                 made.add(parent)
             arrived[path] = _arrive(source, place, int(offset), int(sizes[path]))
         source.end()

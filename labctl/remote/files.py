@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from .place import (
+    Below,
     checked_name,
     free_bytes,
     home,
@@ -122,7 +123,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
             if target.edited(path, present):
                 target.note(path, sha256, found)
             if (found.st_mode ^ mode) & 0o100:
-                os.chmod(target.at(path), _mode(mode))
+                Path(target.at(path)).chmod(_mode(mode))
             continue
         if target.edited(path, present) and not force:
             conflicts.append(path)
@@ -199,10 +200,8 @@ def _stage(target: Target, needed: list[list[str]]) -> None:
     for path, sha256 in () if fresh else needed:
         place = target.staged_at(path)
         if target.due.get(path) != sha256 and _lstat(place) is not None:
-            away = (
-                shutil.rmtree if os.path.isdir(place) and not os.path.islink(place) else os.unlink
-            )
-            away(place)
+            old = Path(place)
+            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
     target.due = dict(needed)
     write_json(target.due_path, target.due)
 
@@ -256,7 +255,7 @@ def commit(
         elif target.present(path) != sha256:
             bad.append(path)
             if found is not None and (whole or found.st_size > size):
-                os.unlink(staged)
+                Path(staged).unlink()
     doomed: list[str] = []
     conflicts: list[str] = []
     for path in request.get("removed", []):
@@ -289,18 +288,18 @@ def _make_way(target: Target, path: str) -> None:
 
 def _place(target: Target, path: str, sha256: str, mode: int, staged: str, made: set[str]) -> None:
     place = target.at(path)
-    parent = os.path.dirname(place)
+    parent = place.rpartition("/")[0]
     if parent not in made:
         try:
-            os.makedirs(parent, exist_ok=True)
+            Path(parent).mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             what = f"{parent} is a file on the server, a directory at home"
             raise Failure("policy", what, "", f"labctl ssh -- rm {parent}") from None
         made.add(parent)
     found = os.lstat(staged)
     if stat.S_IMODE(found.st_mode) != _mode(mode):
-        os.chmod(staged, _mode(mode))
-    os.replace(staged, place)
+        Path(staged).chmod(_mode(mode))
+    Path(staged).replace(place)
     target.note(path, sha256, found)
 
 

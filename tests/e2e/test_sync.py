@@ -33,6 +33,7 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.model import GIB, FileEntry, Run
+from labctl.transports.paramiko import ParamikoTransport
 
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
@@ -70,7 +71,7 @@ def push_code(box: Box, lab: Path, told: Recorder | None = None, **more: Any) ->
     told = told or Recorder()
     remote = more.pop("remote", box.remote)
     files = scan_code(lab, told)
-    return push(remote, LAB, LAB_ID, "code", lab, files, told, ssh=box.ssh, **more)
+    return push(remote, LAB, LAB_ID, "code", lab, files, told, **more)
 
 
 def test_a_push_brings_what_is_here_and_a_second_one_nothing(box: Box, lab: Path) -> None:
@@ -104,7 +105,7 @@ def test_changes_and_removals_arrive(box: Box, lab: Path) -> None:
     assert box.hashes("code") == local_hashes(lab)
 
 
-@pytest.mark.parametrize("way", ["rsync", "by hand", "noisy shell", "no rsync there"])
+@pytest.mark.parametrize("way", ["ssh", "noisy shell", "paramiko"])
 def test_much_arrives_whichever_way_it_goes(
     box: Box, lab: Path, connections: Connections, way: str
 ) -> None:
@@ -113,17 +114,15 @@ def test_much_arrives_whichever_way_it_goes(
     (lab / "large.bin").write_bytes(os.urandom(40 * MIB))
     (lab / "large.bin").chmod(0o400)
     told = Recorder()
-    if way == "by hand":
-        box.ssh = None
+    remote = box.remote
     if way == "noisy shell":
         box = Box(box.sshd, connections, "noisy")
-    if way == "no rsync there":
-        box.sshd.sh("mv /usr/bin/rsync /usr/bin/rsync.away")
-    try:
-        result = push_code(box, lab, told)
-    finally:
-        if way == "no rsync there":
-            box.sshd.sh("mv /usr/bin/rsync.away /usr/bin/rsync")
+        remote = box.remote
+    if way == "paramiko":
+        remote = Remote(ParamikoTransport(box.transport.endpoint))
+    result = push_code(box, lab, told, remote=remote)
+    if way == "paramiko":
+        remote.transport.close()
     size = sum(p.stat().st_size for p in lab.rglob("*") if p.is_file() and ".labctl" not in p.parts)
     assert result == PushResult(sent=44, bytes=size)
     assert box.hashes("code") == local_hashes(lab)
@@ -133,23 +132,20 @@ def test_much_arrives_whichever_way_it_goes(
     assert (bars[-1].done, bars[-1].total, bars[-1].unit) == (size, size, "bytes")
 
 
-@pytest.mark.parametrize("rsync", [True, False])
-def test_what_packs_well_is_packed_on_both_ways(box: Box, lab: Path, rsync: bool) -> None:
-    rows = b"".join(b"%d,%d,0.125\n" % (n, n * n % 97) for n in range(2_500_000))
-    for number in range(80 if rsync else 5):
-        (lab / f"{number}.csv").write_bytes(rows[number:500_000])
-    size = sum(path.stat().st_size for path in lab.rglob("*") if path.is_file())
+def test_what_packs_well_is_packed_on_both_ways(box: Box, lab: Path) -> None:
+    rows = b"".join(b"%d,%d,0.125\n" % (n, n * n % 97) for n in range(200_000))
+    (lab / "rows.csv").write_bytes(rows)
     before = travelled(box)
-    assert push_code(box, lab).bytes == size
+    push_code(box, lab)
     assert box.hashes("code") == local_hashes(lab)
-    assert travelled(box)[0] - before[0] < size / 2
-    if rsync:
-        box.make_run("packed")
-        box.put("runs/packed/logs/rows.log", rows)
-        before = travelled(box)
-        pull(box.remote, LAB, LAB_ID, ["packed"], lab, reporter=Recorder(), ssh=box.ssh)
-        assert (lab / "runs" / "packed" / "logs" / "rows.log").read_bytes() == rows
-        assert travelled(box)[1] - before[1] < len(rows) / 2
+    assert travelled(box)[0] - before[0] < len(rows) / 2
+    rows *= 15
+    box.make_run("packed")
+    box.put("runs/packed/logs/rows.log", rows)
+    before = travelled(box)
+    pull(box.remote, LAB, LAB_ID, ["packed"], lab, reporter=Recorder(), ssh=box.ssh)
+    assert (lab / "runs" / "packed" / "logs" / "rows.log").read_bytes() == rows
+    assert travelled(box)[1] - before[1] < len(rows) / 2
 
 
 def travelled(box: Box) -> tuple[int, int]:
@@ -236,7 +232,7 @@ def test_more_than_a_gib_asks_first(box: Box, lab: Path) -> None:
     told = Recorder(answer=False)
     huge = [FileEntry(path="huge.bin", size=GIB + 1, sha256="0" * 64)]
     with pytest.raises(PolicyError, match="nothing was pushed"):
-        push(box.remote, LAB, LAB_ID, "data/big", lab, huge, told, ssh=box.ssh)
+        push(box.remote, LAB, LAB_ID, "data/big", lab, huge, told)
     assert "1.0 GiB" in told.asked[0].question
 
 
@@ -246,7 +242,7 @@ def test_data_is_pushed_by_its_name(box: Box, lab: Path, tmp_path: Path) -> None
     (data / "train" / "1.png").write_bytes(b"\x89PNG")
     told = Recorder()
     files = scan_data(lab, "digits", data, told)
-    push(box.remote, LAB, LAB_ID, "data/digits", data, files, told, ssh=box.ssh)
+    push(box.remote, LAB, LAB_ID, "data/digits", data, files, told)
     assert box.hashes("data/digits") == local_hashes(data)
 
 

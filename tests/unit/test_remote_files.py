@@ -1,4 +1,4 @@
-"""The server's half of a push: plan, receive, append, commit, edits, in a home of its own."""
+"""The server's half of a push: plan, receive, commit, edits, in a home of its own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 import sys
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from labctl.remote import fetch_https, fetch_s3, files, outputs, unpack
+from labctl.remote import arriving, fetch_https, fetch_s3, files, outputs, parcel, unpack
 from labctl.remote.reply import Failure
 
 LAB = {"lab": "digits", "lab_id": "0f1e2d3c4b5a"}
@@ -44,8 +45,27 @@ def send(
     if not plan["needed"] or plan["conflicts"]:
         return plan
     needed = {path: contents[path] for path in plan["needed"]}
-    stdin(monkeypatch, archive(needed))
-    return files.receive(request(needed, removed=plan["removed"], **more))
+    return receive(monkeypatch, needed, needed, removed=plan["removed"], **more)
+
+
+def receive(
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: dict[str, bytes],
+    sent: dict[str, bytes],
+    *,
+    cut: int | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """`wanted` is promised, `sent` comes, of which only the first `cut` bytes."""
+    stdin(monkeypatch, stream(*sent.values())[:cut])
+    return arriving.receive(request(wanted, parts=[[path, 0] for path in sent], **more))
+
+
+def stream(*contents: bytes) -> bytes:
+    """As it travels: every second block compressed."""
+    ways = (parcel.plain, parcel.packed)
+    framed = [ways[n % 2](content) for n, content in enumerate(contents) if content]
+    return b"".join(framed) + parcel.END
 
 
 def archive(contents: dict[str, bytes]) -> bytes:
@@ -130,8 +150,8 @@ def test_an_edit_between_plan_and_commit_stays(code: Path, monkeypatch: pytest.M
     plan = files.plan(request({"a.py": b"two"}))
     (code / "a.py").write_bytes(b"edited")
     (code / "gone.py").write_bytes(b"edited")
-    stdin(monkeypatch, archive({"a.py": b"two"}))
-    reply = files.receive(request({"a.py": b"two"}, removed=plan["removed"]))
+    two = {"a.py": b"two"}
+    reply = receive(monkeypatch, two, two, removed=plan["removed"])
     assert sorted(reply["conflicts"]) == ["a.py", "gone.py"]
     assert tree(code) == {"a.py": b"edited", "gone.py": b"edited"}
 
@@ -165,17 +185,49 @@ def test_staged_bytes_of_another_version_do_not_count(code: Path) -> None:
     assert not staged.exists()
 
 
-def test_chunks_append_resume_and_repeat(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = request({"a.bin": b"hello world"})
+def test_what_was_cut_goes_on_where_it_was(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"hello world"
+    one = request({"a.bin": content})
     files.plan(one)
-    for offset, chunk in ((0, b"hello"), (5, b" wor"), (5, b" world")):
-        stdin(monkeypatch, chunk)
-        files.append({**one, "path": "a.bin", "offset": offset})
-    with pytest.raises(Failure):
-        files.append({**one, "path": "a.bin", "offset": 100})
-    assert files.commit(one) == {"committed": 1, "bad": [], "conflicts": []}
+    with pytest.raises(Failure, match="cut short"):
+        receive(monkeypatch, {"a.bin": content}, {"a.bin": content}, cut=parcel.HEAD.size + 5)
+    assert files.plan(one)["staged"] == {"a.bin": 5}
+    for offset, whole in ((3, True), (100, False)):
+        stdin(monkeypatch, stream(content[offset:]))
+        if not whole:
+            files.plan(one)
+            with pytest.raises(Failure, match="beginning"):
+                arriving.receive({**one, "parts": [["a.bin", offset]]})
+            continue
+        reply = arriving.receive({**one, "parts": [["a.bin", offset]]})
+        assert reply == {"committed": 1, "bad": [], "conflicts": []}
     assert files.commit(one)["bad"] == []
-    assert tree(code) == {"a.bin": b"hello world"}
+    assert tree(code) == {"a.bin": content}
+
+
+def test_more_or_less_than_was_due_is_refused(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"a": b"12345", "b": b"678"}
+    files.plan(request(wanted))
+    for body in (
+        stream(b"1234567"),
+        stream(b"123456789"),
+        b"no stream at all",
+        b"",
+        parcel.HEAD.pack(9, 3) + b"123" + parcel.END,
+        parcel.HEAD.pack(parcel.PACKED, 3) + b"123" + parcel.END,
+        parcel.HEAD.pack(parcel.PLAIN, parcel.MOST_BYTES + 1),
+    ):
+        stdin(monkeypatch, body)
+        with pytest.raises(Failure, match="cut short"):
+            arriving.receive(request(wanted, parts=[["a", 0], ["b", 0]]))
+    assert tree(code) == {}
+
+
+def test_a_block_that_unpacks_to_gigabytes_is_refused() -> None:
+    bomb = zlib.compress(bytes(parcel.MOST_BYTES + 1))
+    body = parcel.HEAD.pack(parcel.PACKED, len(bomb)) + bomb + parcel.END
+    with pytest.raises(parcel.CutError, match="too much"):
+        list(parcel.blocks(io.BytesIO(body)))
 
 
 def test_what_arrived_wrong_is_named_and_nothing_is_replaced(
@@ -184,27 +236,26 @@ def test_what_arrived_wrong_is_named_and_nothing_is_replaced(
     send(monkeypatch, {"a.py": b"one", "b.py": b"one"})
     wanted = {"a.py": b"two", "b.py": b"two"}
     plan = files.plan(request(wanted))
-    stdin(monkeypatch, archive({"a.py": b"two", "b.py": b"2wo"}))
-    assert files.receive(request(wanted, removed=plan["removed"]))["bad"] == ["b.py"]
+    sent = {"a.py": b"two", "b.py": b"2wo"}
+    assert receive(monkeypatch, wanted, sent, removed=plan["removed"])["bad"] == ["b.py"]
     assert tree(code) == {"a.py": b"two", "b.py": b"one"}
 
 
-def test_a_cut_archive_changes_nothing(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_stream_changes_nothing(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     send(monkeypatch, {"a.py": b"one"})
-    files.plan(request({"a.py": b"t" * 5000}))
-    stdin(monkeypatch, archive({"a.py": b"t" * 5000})[:2000])
+    new = {"a.py": b"t" * 5000}
+    files.plan(request(new))
     with pytest.raises(Failure):
-        files.receive(request({"a.py": b"t" * 5000}))
+        receive(monkeypatch, new, new, cut=2000)
     assert tree(code) == {"a.py": b"one"}
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "not-due"])
-def test_an_archive_holds_only_what_is_due(
+def test_a_stream_holds_only_what_is_due(
     code: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    stdin(monkeypatch, archive({name: b"x"}))
     with pytest.raises(Failure):
-        files.receive(request({"a.py": b"x"}))
+        receive(monkeypatch, {"a.py": b"x"}, {name: b"x"})
     assert not (code.parent / "x").exists()
 
 

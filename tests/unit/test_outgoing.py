@@ -1,0 +1,90 @@
+"""What a push sends: whole files as blocks, compressed only where the link is slower than that."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from labctl.actions import outgoing
+from labctl.actions.outgoing import BLOCK_BYTES, BUFFERS_BYTES, Outgoing
+from labctl.model import FileEntry
+from labctl.remote import parcel
+
+ROWS = b"".join(b"%d,%d,0.125\n" % (n, n * n % 97) for n in range(80_000))
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(outgoing.time, "monotonic", lambda: self.now)
+
+
+def made(root: Path, name: str, content: bytes, offset: int = 0) -> tuple[FileEntry, int]:
+    (root / name).write_bytes(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    return FileEntry(path=name, size=len(content), sha256=sha256, mode=0o644), offset
+
+
+def unpacked(sent: bytes) -> bytes:
+    return b"".join(parcel.blocks(io.BytesIO(sent)))
+
+
+def test_small_and_large_files_travel_from_where_they_were_cut(tmp_path: Path) -> None:
+    large = os.urandom(3 * BLOCK_BYTES + 5)
+    parts = [made(tmp_path, f"{n}", b"%d" % n) for n in range(100)]
+    parts += [made(tmp_path, "large", large, 7), made(tmp_path, "empty", b"")]
+    heard: list[int] = []
+    body = Outgoing(tmp_path, parts, heard.append)
+    expected = b"".join(b"%d" % n for n in range(100)) + large[7:]
+    assert unpacked(b"".join(body())) == expected
+    assert heard == sorted(heard)
+    assert heard[-1] == len(expected)
+    assert unpacked(b"".join(body())) == expected, "begun again, it is the same"
+
+
+def test_what_is_gone_or_shorter_by_now_is_filled_up(tmp_path: Path) -> None:
+    parts = [made(tmp_path, "gone", b"x" * 5), made(tmp_path, "cut", b"abcdef")]
+    parts += [made(tmp_path, "whole", b"end")]
+    (tmp_path / "gone").unlink()
+    (tmp_path / "cut").write_bytes(b"abc")
+    sent = unpacked(b"".join(Outgoing(tmp_path, parts, lambda done: None)()))
+    assert sent == bytes(5) + b"abc" + bytes(3) + b"end"
+
+
+@pytest.mark.parametrize(("mib_per_s", "packs"), [(10, True), (400, False)])
+def test_only_a_slow_link_is_helped_by_compression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mib_per_s: int, packs: bool
+) -> None:
+    clock = Clock(monkeypatch)
+    parts = [made(tmp_path, f"{n}.csv", ROWS) for n in range(40)]
+    size = 40 * len(ROWS)
+    sent = []
+    for block in Outgoing(tmp_path, parts, lambda done: None)():
+        clock.now += len(block) / (mib_per_s * 1024**2)
+        sent.append(block)
+    assert unpacked(b"".join(sent)) == ROWS * 40
+    assert sent[0][0] == parcel.PACKED, "before the link is known, a little is compressed"
+    carried = sum(map(len, sent))
+    assert carried < size / 2 if packs else carried > size - 4 * BUFFERS_BYTES
+
+
+def test_noise_is_never_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    parts = [made(tmp_path, "noise", os.urandom(12 * BLOCK_BYTES))]
+    kinds = set()
+    for block in Outgoing(tmp_path, parts, lambda done: None)():
+        clock.now += 1.0
+        kinds.add(block[0])
+    assert kinds == {parcel.PLAIN}
+
+
+def test_a_body_that_is_empty_ends(tmp_path: Path) -> None:
+    empty: Iterator[bytes] = Outgoing(tmp_path, [made(tmp_path, "a", b"")], lambda done: None)()
+    assert list(empty) == [parcel.END]
