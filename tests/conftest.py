@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TOGETHER_LONGEST_FIRST = (
+    "e2e/test_twenty_reclaims",
     # One lab with services, and what a browser shows of them.
     "e2e/test_forwards_live e2e/test_services e2e/test_serve_live e2e/test_browser "
     "e2e/test_watchdog_jupyter",

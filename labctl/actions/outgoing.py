@@ -52,6 +52,9 @@ class Outgoing:
         waiting = bytearray()
         for entry, offset in self.parts:
             for piece in _contents(self.root / entry.path, offset, entry.size):
+                if not waiting and len(piece) == BLOCK_BYTES:
+                    yield piece
+                    continue
                 waiting += piece
                 if len(waiting) >= BLOCK_BYTES:
                     yield bytes(waiting)

@@ -264,7 +264,7 @@ def inside(container: str, line: str, **how: str) -> tuple[int, str]:
     An engine that is busy may lose what a short command has printed: where the mark behind it is
     missing, the line is asked again. `how` is the Docker SDK's `user`, `workdir`.
     """
-    framed = f"(\n{line}\n)\ncode=$?; printf '{_END}'; exit $code"
+    framed = f"(\n{line}\n) 2>&1\ncode=$?; printf '{_END}'; exit $code"
     with engine.connected() as docker:
         box = docker.containers.get(container)
         for _ in range(5):

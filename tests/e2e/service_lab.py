@@ -119,7 +119,10 @@ class ServiceLab:
         """A run that logged scalars, as TensorBoard's own writer does it."""
         logs = f"{HOME}/{LAB}/runs/{run}/logs"
         self.box.sh(f"mkdir -p {logs}", user="student")
-        tag = self.box.sh("docker images -q labctl-services | head -1").strip()
+        tag = self.box.sh(
+            "for tag in $(docker images -q labctl-services); do "
+            "docker run --rm $tag python3 -c 'import tensorboard' 2>&- && echo $tag && break; done"
+        ).strip()
         docker(
             *("exec", "-i", "-u", "student", self.box.name, "docker", "run", "--rm", "-i"),
             *("--user", "1000:1000", "-v", f"{logs}:/logs", tag, "python3", "-", "/logs"),
