@@ -84,21 +84,31 @@ def told(gpu: Gpu, gpus: list[Gpu]) -> Gpu:
 
 
 def record(request: dict[str, Any]) -> None:
-    """Until no run lives any more. A second one of the same home ends at once."""
+    """Until no run lives any more. A second one of the same home ends at once.
+
+    A run that begins while the first one ends has its own recorder find the lock taken; so whoever
+    lets go of it looks once more.
+    """
     home().mkdir(exist_ok=True)
-    with claimed(os.getuid(), home()) as mine:
-        if mine:
+    alive = True
+    while alive:
+        with claimed(os.getuid(), home()) as mine:
+            if not mine:
+                return
             _record()
+        alive = bool(look({}))
 
 
 def _record() -> None:
     gpus = Gpus()
     recorded: dict[str, Recorded] = {}
     empty = 0
-    while empty < PATIENCE:
+    while True:
         began = time.monotonic()
         recorded = look(recorded)
         empty = 0 if recorded else empty + 1
+        if empty == PATIENCE:
+            return
         write_due(recorded, gpus)
         time.sleep(max(0.1, LOOK_S - (time.monotonic() - began)))
 

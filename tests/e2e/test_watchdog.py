@@ -5,6 +5,7 @@ The tests share one server, on which each arms its own limits; some switch it of
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
@@ -17,6 +18,7 @@ from watch_lab import CHECKPOINT, FOREVER, PLACE, WatchLab
 
 from labctl.commands import lease
 from labctl.errors import NotFoundError, PolicyError
+from labctl.remote import parcel
 
 pytestmark = pytest.mark.engine
 
@@ -124,19 +126,21 @@ def sftp(lab: WatchLab) -> Iterator[None]:
 @contextmanager
 def our_program(lab: WatchLab) -> Iterator[None]:
     """A push that trickles in."""
-    request = b'{"lab":"watched","lab_id":"77aa5500ee11","target":"code","path":"x","offset":0}\n'
-    line = 'exec python3 -I -S "$HOME"/.cache/labctl/remote-*/__main__.py append'
+    about = {"lab": "watched", "lab_id": "77aa5500ee11", "target": "code"}
+    files = [["x", 1024**3, "0" * 64, 0o644]]
+    request = json.dumps({**about, "files": files, "parts": [["x", 0]]}).encode() + b"\n"
+    line = 'exec python3 -I -S "$HOME"/.cache/labctl/remote-*/__main__.py receive'
     with subprocess.Popen([*lab.server.ssh_words(), line], stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(request)
         with ExitStack() as stack:
             stack.callback(process.kill)
-            stack.enter_context(trickling(process))
+            stack.enter_context(trickling(process, parcel.plain(bytes(16384))))
             yield
 
 
 @contextmanager
-def trickling(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def trickling(process: subprocess.Popen[bytes], block: bytes) -> Iterator[None]:
     import threading
 
     over = threading.Event()
@@ -144,7 +148,7 @@ def trickling(process: subprocess.Popen[bytes]) -> Iterator[None]:
     def trickle() -> None:
         assert process.stdin is not None
         while not over.wait(0.1):
-            process.stdin.write(bytes(16384))
+            process.stdin.write(block)
             process.stdin.flush()
 
     thread = threading.Thread(target=trickle)
@@ -183,7 +187,7 @@ SIGNS = [
     (a_program, "perl (process"),
     (rsync, "rsync moves"),
     (sftp, "sftp moves"),
-    (our_program, "labctl append moves"),
+    (our_program, "labctl receive moves"),
     (a_gpu, "GPU 0 is at 63 %"),
     (a_broken_gpu, "the GPU cannot be read, which counts as work (nvidia-smi: exit 15, lost)"),
 ]
