@@ -77,6 +77,24 @@ def test_one_records_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert again
 
 
+def test_a_run_that_begins_while_the_recorder_ends_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "LOCKS", tmp_path)
+    monkeypatch.setattr(telemetry, "home", lambda: tmp_path / "labctl")
+    monkeypatch.setattr(telemetry.time, "sleep", lambda s: None)
+    run: Any = object()
+    none: dict[str, Any] = {}
+    # It ends after three looks at nothing; the fourth is after it has let go of the lock.
+    looks = [none, none, none, {"a": run}, {"a": run}, none, none, none, none]
+    due: list[int] = []
+    monkeypatch.setattr(telemetry, "look", lambda before: looks.pop(0))
+    monkeypatch.setattr(telemetry, "write_due", lambda runs, gpus: due.append(len(runs)))
+    telemetry.record({})
+    assert sum(due) == 1
+    assert looks == []
+
+
 def test_who_only_looks_makes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "LOCKS", tmp_path)
     with claimed(os.getuid() + 1, Path("/home/a/labctl")) as free:
