@@ -88,6 +88,7 @@ class Wire:
         self.hold_after: int | None = None
         self.held, self.let_go = threading.Event(), threading.Event()
         self.ends: list[socket.socket] = []
+        self.ways: list[threading.Thread] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -105,7 +106,12 @@ class Wire:
             there = socket.create_connection(("127.0.0.1", self.target))
             self.ends += [student, there]
             for way in ((student, there, True), (there, student, False)):
-                threading.Thread(target=self._carry, args=way, daemon=True).start()
+                self.ways.append(threading.Thread(target=self._carry, args=way, daemon=True))
+                self.ways[-1].start()
+
+    def settled(self) -> bool:
+        """Whether no connection is left, and so nothing on its way."""
+        return not any(way.is_alive() for way in self.ways)
 
     def _carry(self, source: socket.socket, sink: socket.socket, inward: bool) -> None:
         gone = 0

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sshd_container import wait_for
 from submit_bed import COMMAND_S, SSHD, Machine, receiving_machine
 
 from labctl.actions.host_keys import make_key
@@ -137,6 +138,7 @@ def test_ended_in_the_middle_it_goes_on_there(
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert "labctl submit   # goes on where this ended" in err
+    wait_for(wire.settled)  # what stood in the wire's buffers has gone on as well
     passed = wire.passed
     assert student.json("--yes")["handed_in"]["signed"]["receipt"]["number"] == 1
     assert wire.passed - passed < SIZE - 7 * MIB
