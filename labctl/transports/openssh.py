@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import math
 import os
 import selectors
 import socket
@@ -32,6 +33,7 @@ _NO_LOGIN = f"no login within {LOGIN_TIMEOUT_S:g} s"
 _SSH_FAILED = 255
 _CHUNK_BYTES = 64 * 1024
 _PIPE_BYTES = 1024 * 1024
+_LOOK_AGAIN_S = 0.05
 
 
 class OpenSshTransport:
@@ -246,7 +248,11 @@ def _pump(
     streams: tuple[Unframer, Unframer],
     deadline: float | None,
 ) -> bool:
-    """Move bytes until both outputs end; False where the deadline (monotonic) came first."""
+    """Move bytes until both outputs end; False where the deadline (monotonic) came first.
+
+    A proxy command shares ssh's stderr and may outlive ssh. So once stdout has ended and ssh is
+    gone, what stderr holds by then is all that is awaited.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -262,10 +268,15 @@ def _pump(
         else:
             process.stdin.close()
         while selector.get_map():
-            wait_s = None if deadline is None else deadline - time.monotonic()
-            if wait_s is not None and wait_s <= 0:
+            left_s = math.inf if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
                 return False
-            for key, _ in selector.select(wait_s):
+            heard = process.stdout in selector.get_map()
+            gone = not heard and process.poll() is not None
+            ready = _ready(selector, 0 if gone else left_s if heard else min(left_s, _LOOK_AGAIN_S))
+            if gone and not ready:
+                return True
+            for key, _ in ready:
                 if key.fileobj is process.stdin:
                     try:
                         left = left and (_write_some(process.stdin, left) or next(coming, None))
@@ -279,6 +290,12 @@ def _pump(
                 else:
                     selector.unregister(key.fileobj)
     return True
+
+
+def _ready(
+    selector: selectors.BaseSelector, wait_s: float
+) -> list[tuple[selectors.SelectorKey, int]]:
+    return selector.select(None if wait_s == math.inf else wait_s)
 
 
 def _widen(descriptor: int) -> None:

@@ -298,6 +298,18 @@ def test_a_proxy_command(make: Make, sshd: Sshd) -> None:
     assert fetch_host_key(endpoint) == sshd.host_key
 
 
+@real_transports
+def test_a_proxy_command_that_outlives_the_connection(make: Make, sshd: Sshd) -> None:
+    """Its child holds ssh's stderr open; the command's answer is not kept waiting for that."""
+    proxy = "bash -c 'sleep 20 & exec 3<>/dev/tcp/127.0.0.1/%p; cat <&3 & exec cat >&3'"
+    endpoint = sshd.endpoint(host="only.its.proxy.knows", proxy_command=proxy)
+    transport = make(endpoint)
+    assert transport.run("echo there; echo here >&2; exit 3", check=False, timeout_s=10) == Result(
+        code=3, stdout="there\n", stderr="here\n"
+    )
+    transport.close()
+
+
 def test_fetch_host_key_needs_no_login(sshd: Sshd) -> None:
     stranger = Endpoint(host="127.0.0.1", port=sshd.port, user="nobody-knows")
     assert fetch_host_key(stranger) == sshd.host_key
