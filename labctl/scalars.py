@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ MOST_POINTS = 500_000
 LARGEST_RECORD_BYTES = 64 * 1024
 """A scalar takes some 50 bytes; what is larger (pictures, graphs) is passed over unread."""
 LONGEST_TAG = 300
+TRAINING = {"train", "training"}
+HELD_OUT = {"val", "valid", "validation", "eval", "test", "dev", "heldout"}
+"""Words of a tag that tell what its curve was measured on."""
 
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
@@ -32,6 +36,12 @@ _TENSOR_FORMATS = {1: "<f", 2: "<d", 3: "<i", 9: "<q", 19: "<e"}
 """DataType of tensor.proto: float, double, int32, int64, half."""
 _TENSOR_LISTS = {5: "<f", 6: "<d"}
 """Its fields float_val and double_val; int_val (7) and int64_val (10) are varints."""
+
+
+def words(tag: str) -> set[str]:
+    """`train/epoch_loss` -> train, epoch, loss; `trainLoss` too."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", tag)
+    return {word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word}
 
 
 class Series(Value, frozen=True):

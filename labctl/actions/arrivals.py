@@ -163,7 +163,6 @@ class Arrivals:
             lambda names: lines.pull_argv(way, self.directory, str(self.partial), names, pack=pack),
             [one.path for one, _ in left],
             self.remote.transport.endpoint,
-            receiver="this machine",
             hint=self.hint,
             on_bytes=self._progress,
         )
@@ -195,7 +194,7 @@ class Arrivals:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             hint = f"{self.hint}  (what has arrived is kept and used)"
-            raise rsync.disk_full("this machine", str(error), hint) from error
+            raise rsync.disk_full(str(error), hint) from error
 
 
 class _Sink:

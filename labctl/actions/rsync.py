@@ -47,14 +47,12 @@ def run(
     names: Iterable[str],
     endpoint: Endpoint,
     *,
-    receiver: str,
     hint: str,
     on_bytes: Callable[[int], None],
 ) -> bool:
-    """Transfer `names`; False where rsync cannot be used with this server.
+    """Bring `names` home; False where rsync cannot be used with this server.
 
-    `argv_for` takes the path of the file of names. `receiver` ("the server", "this machine") is
-    whose disk is named where it is full. `on_bytes` hears how many bytes have gone so far.
+    `argv_for` takes the path of the file of names. `on_bytes` hears how many have come so far.
     LinkLostError within 10 s of a dead link, DiskFullError, TransferError; what arrived stays.
     """
     with tempfile.NamedTemporaryFile() as listed, tempfile.TemporaryFile() as said:
@@ -76,7 +74,7 @@ def run(
                 process.terminate()
         said.seek(0)
         words = said.read().decode(errors="replace").strip()
-    return _judge(code, words, endpoint, receiver, hint, begun=begun)
+    return _judge(code, words, endpoint, hint, begun=begun)
 
 
 def _follow(stdout: IO[bytes], on_bytes: Callable[[int], None]) -> bool:
@@ -92,11 +90,9 @@ def _follow(stdout: IO[bytes], on_bytes: Callable[[int], None]) -> bool:
     return begun
 
 
-def _judge(
-    code: int, words: str, endpoint: Endpoint, receiver: str, hint: str, *, begun: bool = False
-) -> bool:
+def _judge(code: int, words: str, endpoint: Endpoint, hint: str, *, begun: bool = False) -> bool:
     if any(text in words for text in _FULL):
-        raise disk_full(receiver, words[-300:], hint)
+        raise disk_full(words[-300:], hint)
     if code in _PARTLY:
         return True
     if code in _NOT_USABLE or "is your shell clean" in words:
@@ -113,8 +109,10 @@ def _judge(
     )
 
 
-def disk_full(receiver: str, why: str, hint: str) -> DiskFullError:
-    return DiskFullError(f"the disk of {receiver} is full", why=why, hint=f"make room, then {hint}")
+def disk_full(why: str, hint: str) -> DiskFullError:
+    return DiskFullError(
+        "the disk of this machine is full", why=why, hint=f"make room, then {hint}"
+    )
 
 
 def _ending(code: int) -> str:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from statistics import median
 
 from labctl.explain.material import Material
 from labctl.explain.samples import LEAST
 from labctl.model import Value
-from labctl.scalars import Scalars, Series
+from labctl.scalars import HELD_OUT, TRAINING, Scalars, Series, words
 
-HELD_OUT = {"val", "valid", "validation", "eval", "test", "dev", "heldout"}
 PARTS = 10
 """A curve is looked at in tenths."""
 LEAST_POINTS = 20
 """Fewer points than this tell nothing about a curve's course."""
-
-
-def words(tag: str) -> set[str]:
-    """`train/epoch_loss` -> train, epoch, loss; `trainLoss` too."""
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", tag)
-    return {word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word}
 
 
 def _is_loss(names: set[str]) -> bool:
@@ -48,7 +40,7 @@ def _chosen(found: Sequence[Series]) -> Series | None:
 
     def rank(one: Series) -> tuple[bool, int, int]:
         names = words(one.tag)
-        return "train" not in names and "training" not in names, len(names), -len(one.steps)
+        return not names & TRAINING, len(names), -len(one.steps)
 
     return min(found, key=rank, default=None)
 

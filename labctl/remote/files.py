@@ -245,17 +245,18 @@ def commit(
     """
     target = target or Target(request)
     force = bool(request.get("force"))
+    known = arrived or {}
     bad, ready = [], []
     for path, size, sha256, mode in request["files"]:
         staged = target.staged_at(path)
         found = _lstat(staged)
-        whole = found is not None and stat.S_ISREG(found.st_mode) and found.st_size == size
-        if whole and ((arrived or {}).get(path) or sha256_of(Path(staged))) == sha256:
-            ready.append((path, sha256, mode, staged))
+        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size < size:
+            bad += [path] if target.present(path) != sha256 else []
+        elif found.st_size == size and (known.get(path) or sha256_of(Path(staged))) == sha256:
+            ready.append((path, sha256, mode, found))
         elif target.present(path) != sha256:
             bad.append(path)
-            if found is not None and (whole or found.st_size > size):
-                Path(staged).unlink()
+            Path(staged).unlink()
     doomed: list[str] = []
     conflicts: list[str] = []
     for path in request.get("removed", []):
@@ -265,14 +266,14 @@ def commit(
     made: set[str] = set()
     try:
         _remove(target, doomed)
-        for path, sha256, mode, staged in ready:
-            present, found = target.look(path)
+        for path, sha256, mode, found in ready:
+            present, here = target.look(path)
             if target.edited(path, present) and not force:
                 conflicts += [] if present == sha256 else [path]
                 continue
-            if found is not None and not stat.S_ISREG(found.st_mode):
+            if here is not None and not stat.S_ISREG(here.st_mode):
                 _make_way(target, path)
-            _place(target, path, sha256, mode, staged, made)
+            _place(target, path, sha256, mode, found, made)
     finally:
         target.save()
     if not bad:
@@ -286,8 +287,11 @@ def _make_way(target: Target, path: str) -> None:
         raise Failure("policy", f"{place} is a directory on the server, a file at home")
 
 
-def _place(target: Target, path: str, sha256: str, mode: int, staged: str, made: set[str]) -> None:
-    place = target.at(path)
+def _place(
+    target: Target, path: str, sha256: str, mode: int, found: os.stat_result, made: set[str]
+) -> None:
+    """Rename the staged file that was `found` so; `made` are parents that are known to be there."""
+    place, staged = target.at(path), Path(target.staged_at(path))
     parent = place.rpartition("/")[0]
     if parent not in made:
         try:
@@ -296,10 +300,9 @@ def _place(target: Target, path: str, sha256: str, mode: int, staged: str, made:
             what = f"{parent} is a file on the server, a directory at home"
             raise Failure("policy", what, "", f"labctl ssh -- rm {parent}") from None
         made.add(parent)
-    found = os.lstat(staged)
     if stat.S_IMODE(found.st_mode) != _mode(mode):
-        Path(staged).chmod(_mode(mode))
-    Path(staged).replace(place)
+        staged.chmod(_mode(mode))
+    staged.replace(place)
     target.note(path, sha256, found)
 
 

@@ -10,7 +10,7 @@ from statistics import median
 from labctl.report.charts import Chart, Curve, chart
 from labctl.report.facts import Facts
 from labctl.report.words import SPACE, count, number
-from labctl.scalars import Series
+from labctl.scalars import HELD_OUT, TRAINING, Series, words
 from labctl.telemetry import GpuSample, Sample
 
 MOST_CHARTS = 12
@@ -18,8 +18,6 @@ MOST_SETTINGS = 12
 FIRST = ("accuracy", "acc", "top1", "f1", "iou", "auc", "loss")
 """What people ask for first."""
 SHARES = re.compile(r"(^|_)(accuracy|acc|precision|recall|f1|auc|iou|dice|share|top\d)($|_)")
-HELD_OUT = re.compile(r"(^|[/_])(val|valid|validation|dev|eval|test)($|[/_])", re.IGNORECASE)
-TRAINING = re.compile(r"(^|[/_])(train|training)($|[/_])", re.IGNORECASE)
 UNITS = {"seconds": "s", "_ms": "ms", "bytes": "bytes", "percent": "%"}
 GAP = 3.0
 """A pause of more than so many usual ones interrupts the line of what was measured."""
@@ -73,7 +71,7 @@ def _logged(name: str, group: Sequence[Series], chosen: int | None) -> Chart:
             label=_label(one.tag, len(group)),
             xs=tuple(map(float, one.steps)),
             ys=one.values,
-            main=bool(HELD_OUT.search(one.tag)) or len(group) == 1,
+            main=bool(words(one.tag) & HELD_OUT) or len(group) == 1,
         )
         for one in sorted(group, key=lambda one: one.tag)
     ]
@@ -89,9 +87,10 @@ def _title(name: str) -> str:
 
 
 def _label(tag: str, members: int) -> str:
-    if HELD_OUT.search(tag):
-        return "test" if re.search(r"(^|[/_])test($|[/_])", tag) else "validation"
-    if TRAINING.search(tag):
+    said = words(tag)
+    if said & HELD_OUT:
+        return "test" if "test" in said else "validation"
+    if said & TRAINING:
         return "training"
     return "" if members == 1 else tag[:40]
 

@@ -12,18 +12,12 @@ nor remove.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from labctl.errors import (
-    ConnectError,
-    CredentialsError,
-    DeniedError,
-    LabError,
-    NotFoundError,
-    PolicyError,
-)
+from labctl.errors import PolicyError
 from labctl.model import Value
+from labctl.s3 import S3
 from labctl.submissions.assignment import Assignment, Moment, Ticket
 
 PART_BYTES = 64 * 2**20
@@ -32,7 +26,6 @@ MOST_INDEX_BYTES = 64 * 1024
 LONGEST_S = 7 * 86_400
 """S3 believes a signature for so long."""
 CHUNK_BYTES = 8 * 2**20
-DENIED = ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 
 
 class Version(Value, frozen=True):
@@ -48,19 +41,15 @@ class Bucket:
     """The folder of `url` (s3://bucket/folder), with the receiver's own AWS credentials."""
 
     def __init__(self, url: str, profile: str = "") -> None:
-        bucket, _, folder = url.removeprefix("s3://").partition("/")
-        self.url = url
-        self.name = bucket
-        self.folder = folder.strip("/")
-        self._profile = profile
-        self._made: Any = None
+        self._s3 = S3(url, profile)
+        self.name = self._s3.bucket
 
     def key(self, *parts: str) -> str:
-        return "/".join(filter(None, [self.folder, *parts]))
+        return "/".join(filter(None, [self._s3.folder, *parts]))
 
     def check_versioned(self) -> None:
         """PolicyError where a later post would take away an earlier one."""
-        said = self._asked(lambda s3: s3.get_bucket_versioning(Bucket=self.name))
+        said = self._s3.ask(lambda s3: s3.get_bucket_versioning(Bucket=self.name))
         if said.get("Status") != "Enabled":
             raise PolicyError(
                 f"the bucket {self.name} keeps no versions",
@@ -87,13 +76,13 @@ class Bucket:
                 ],
                 "ExpiresIn": valid_s,
             }
-            found: dict[str, Any] = self._asked(lambda s3: s3.generate_presigned_post(**asked))
+            found: dict[str, Any] = self._s3.ask(lambda s3: s3.generate_presigned_post(**asked))
             return found
 
         forms = [form(part_key(number), part_bytes) for number in range(1, count + 1)]
         index = form("index.json", MOST_INDEX_BYTES)
         where = {"Bucket": self.name, "Key": self.key(*about, "receipts.json")}
-        receipts = self._asked(
+        receipts = self._s3.ask(
             lambda s3: s3.generate_presigned_url("get_object", Params=where, ExpiresIn=valid_s)
         )
         return Ticket(
@@ -123,7 +112,7 @@ class Bucket:
                 for one in page.get("Versions", ())
             ]
 
-        found: list[Version] = self._asked(listed)
+        found: list[Version] = self._s3.ask(listed)
         # S3 lists the newest of a key first, and its clock is told in whole seconds.
         found.reverse()
         return sorted(found, key=lambda one: one.at)
@@ -131,64 +120,13 @@ class Bucket:
     def blocks(self, version: Version) -> Iterator[bytes]:
         """The content of one version."""
         where = {"Bucket": self.name, "Key": version.key, "VersionId": version.id}
-        body = self._asked(lambda s3: s3.get_object(**where)["Body"])
-        while block := self._asked(lambda s3: body.read(CHUNK_BYTES)):
+        body = self._s3.ask(lambda s3: s3.get_object(**where)["Body"])
+        while block := self._s3.ask(lambda s3: body.read(CHUNK_BYTES)):
             yield block
 
     def write(self, key: str, data: bytes) -> None:
         where = {"Bucket": self.name, "Key": key, "ContentType": "application/json"}
-        self._asked(lambda s3: s3.put_object(**where, Body=data))
-
-    def _client(self) -> Any:
-        if self._made is None:
-            import boto3
-            from botocore.config import Config
-
-            config = Config(
-                connect_timeout=10,
-                read_timeout=60,
-                retries={"mode": "standard"},
-                signature_version="s3v4",
-            )
-            session = boto3.Session(profile_name=self._profile or None)
-            self._made = session.client("s3", config=config)
-        return self._made
-
-    def _asked(self, call: Callable[[Any], Any]) -> Any:
-        """What S3 answers, its errors as ours."""
-        try:
-            from botocore.exceptions import (
-                BotoCoreError,
-                ClientError,
-                HTTPClientError,
-                NoCredentialsError,
-                PartialCredentialsError,
-            )
-        except ImportError:
-            hint = "pip install 'labctl[aws]'"
-            raise CredentialsError(f"{self.url} needs boto3", hint=hint) from None
-        try:
-            return call(self._client())
-        except ClientError as error:
-            raise self._refused(error.response["Error"]) from None
-        except (NoCredentialsError, PartialCredentialsError) as error:
-            raise CredentialsError(
-                f"there are no credentials for {self.url}", why=str(error), hint="aws configure"
-            ) from None
-        except HTTPClientError as error:
-            raise ConnectError(f"{self.url} cannot be reached", why=str(error)) from None
-        except BotoCoreError as error:
-            raise LabError(f"{self.url} does not do it", why=str(error)) from None
-
-    def _refused(self, error: dict[str, str]) -> LabError:
-        code, why = error.get("Code", ""), error.get("Message", "")
-        if code in ("NoSuchKey", "404"):
-            return NotFoundError(f"it is not in {self.url}", why=why)
-        if code == "NoSuchBucket":
-            return NotFoundError(f"there is no bucket {self.name}", why=why)
-        if code in DENIED:
-            return DeniedError(f"{self.url} may not be used", why=f"{code}: {why}")
-        return LabError(f"{self.url} does not do it", why=f"{code}: {why}")
+        self._s3.ask(lambda s3: s3.put_object(**where, Body=data))
 
 
 def part_key(number: int) -> str:

@@ -16,8 +16,8 @@ from labctl.shell import Command
 Body = bytes | memoryview | Callable[[], Iterator[bytes]]
 """What a command reads from its standard input: bytes, or what begins a stream of them anew.
 
-It is begun again where sshd turned the command away before it began. An error that the stream
-raises ends the command and is passed on.
+It is begun again where sshd turned the command away before it began, and may be read in another
+thread: a stream must not fail.
 """
 
 

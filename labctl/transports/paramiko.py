@@ -155,13 +155,11 @@ class ParamikoTransport:
                 channel.exec_command(framed.line)
             except _NETWORK_ERRORS as error:
                 raise failures.lost(self.endpoint, str(error)) from error
-            failed = _send(channel, stdin)
+            _send(channel, stdin)
             in_time = _drain(channel, out, err, deadline)
             # The status comes after the output; -1 means that nobody knows it.
             in_time = in_time and channel.status_event.wait(_left_s(deadline))
             code = channel.exit_status
-        if failed:
-            raise failed[0]
         if not in_time:
             raise failures.too_slow(self.endpoint)
         out.finish()
@@ -192,12 +190,8 @@ def _session(login: Login) -> paramiko.Channel:
         time.sleep(PAUSE_S)
 
 
-def _send(channel: paramiko.Channel, stdin: Body) -> list[LabError]:
-    """Hand `stdin` over beside the reading, so that neither waits for the other.
-
-    What the body itself fails with comes to be in the list that is returned; the channel is closed.
-    """
-    failed: list[LabError] = []
+def _send(channel: paramiko.Channel, stdin: Body) -> None:
+    """Hand `stdin` over beside the reading, so that neither waits for the other."""
 
     def feed() -> None:
         try:
@@ -205,9 +199,6 @@ def _send(channel: paramiko.Channel, stdin: Body) -> list[LabError]:
                 for start in range(0, len(block), _PART_BYTES):
                     channel.sendall(bytes(block[start : start + _PART_BYTES]))
             channel.shutdown_write()
-        except LabError as error:
-            failed.append(error)
-            channel.close()
         except _NETWORK_ERRORS:
             return  # the command ended without reading all of it, or the link was lost
 
@@ -215,7 +206,6 @@ def _send(channel: paramiko.Channel, stdin: Body) -> list[LabError]:
         threading.Thread(target=feed, name="labctl-stdin", daemon=True).start()
     else:
         feed()
-    return failed
 
 
 def _drain(channel: paramiko.Channel, out: Unframer, err: Unframer, deadline: float | None) -> bool:

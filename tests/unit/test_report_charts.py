@@ -123,6 +123,13 @@ def test_training_and_validation_share_a_chart_and_the_accent_is_the_validations
     assert loss.mark.text == "chosen, step\u00a030"
 
 
+@pytest.mark.parametrize("tag", ["heldout/loss", "loss/valLoss", "dev_loss"])
+def test_a_curve_of_held_out_data_is_known_by_any_of_its_names(tag: str) -> None:
+    found = Scalars(series=(series(tag, 2, 1), series("train/accuracy", 0.5, 0.6)))
+    labels = {line.label for one in logged(facts(scalars=found))[0] for line in one.lines}
+    assert labels == {"validation", "training"}
+
+
 def test_kerass_names_too() -> None:
     found = Scalars(
         series=(series("train/epoch_loss", 2, 1), series("validation/epoch_loss", 2, 1.5))

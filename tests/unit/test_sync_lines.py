@@ -87,8 +87,8 @@ def test_progress(segment: bytes, count: int | None) -> None:
 )
 def test_what_a_failure_means(code: int, words: str, error: type[LabError]) -> None:
     with pytest.raises(error) as caught:
-        _judge(code, words, ENDPOINT, "the server", "labctl push")
-    assert "labctl push" in caught.value.hint
+        _judge(code, words, ENDPOINT, "labctl pull")
+    assert "labctl pull" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_what_a_failure_means(code: int, words: str, error: type[LabError]) -> N
     ],
 )
 def test_what_rsync_can_be_used_for(code: int, words: str, usable: bool) -> None:
-    assert _judge(code, words, ENDPOINT, "the server", "labctl push") is usable
+    assert _judge(code, words, ENDPOINT, "labctl pull") is usable
 
 
 def test_a_255_is_a_failed_login_before_anything_was_sent_and_a_lost_link_after() -> None:
     words = "unexplained error (code 255)"
     with pytest.raises(ConnectError) as before:
-        _judge(255, words, ENDPOINT, "the server", "labctl push")
+        _judge(255, words, ENDPOINT, "labctl pull")
     assert not isinstance(before.value, LinkLostError)
     with pytest.raises(LinkLostError):
-        _judge(255, words, ENDPOINT, "the server", "labctl push", begun=True)
+        _judge(255, words, ENDPOINT, "labctl pull", begun=True)
