@@ -87,12 +87,30 @@ def public_of(path: Path) -> str:
 
 
 def sign(receipt: Receipt, key: Path) -> Signed:
+    signature = signature_of(_signed_bytes(receipt), key)
+    return Signed(receipt=receipt, key=public_of(key), signature=signature)
+
+
+def signature_of(data: bytes, key: Path) -> str:
+    """The signature of `data` by the private key at `key`, in base64."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    signature = Ed25519PrivateKey.from_private_bytes(_private(key)).sign(_signed_bytes(receipt))
-    return Signed(
-        receipt=receipt, key=public_of(key), signature=base64.b64encode(signature).decode()
-    )
+    made = Ed25519PrivateKey.from_private_bytes(_private(key)).sign(data)
+    return base64.b64encode(made).decode()
+
+
+def is_signed(data: bytes, signature: str, public: str) -> bool:
+    """Whether `public` (`ed25519:...`) made the signature of exactly these bytes."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        raw = base64.b64decode(public.removeprefix("ed25519:"), validate=True)
+        found = base64.b64decode(signature, validate=True)
+        Ed25519PublicKey.from_public_bytes(raw).verify(found, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def encode(signed: Signed) -> bytes:
@@ -115,17 +133,10 @@ def decode(data: bytes) -> Signed:
 def verify(signed: Signed, public: str) -> Receipt:
     """The receipt, where `public` (the assignment's `receiver`) signed it as it is; PolicyError
     where it did not."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
     if signed.key != public:
         raise _bad("another key signed it than the one of the assignment's receiver")
-    try:
-        raw = base64.b64decode(public.removeprefix("ed25519:"), validate=True)
-        signature = base64.b64decode(signed.signature, validate=True)
-        Ed25519PublicKey.from_public_bytes(raw).verify(signature, _signed_bytes(signed.receipt))
-    except (InvalidSignature, ValueError):
-        raise _bad("it was changed after it was signed") from None
+    if not is_signed(_signed_bytes(signed.receipt), signed.signature, public):
+        raise _bad("it was changed after it was signed")
     return signed.receipt
 
 
