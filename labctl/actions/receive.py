@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.identity import write_draft
+from labctl.config.moments import parse_moment
 from labctl.config.scalars import parse_duration
 from labctl.errors import ConfigError, ConnectError, PolicyError, Problem, UsageError
 from labctl.model import Endpoint
@@ -22,7 +23,6 @@ from labctl.submissions.assignment import (
     Standing,
     assignment_text,
     parse_assignment,
-    parse_moment,
 )
 from labctl.submissions.collect import Collected, collect
 from labctl.submissions.receiver import Receiver, checked

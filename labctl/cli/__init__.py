@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("serve", "Hand in and show", "The model behind POST /predict on the server."),
     "submit": ("submit", "Hand in and show", "One verified bundle, handed in."),
     "receive": ("receive", "Teach", "Take in what students hand in, and sign for it."),
+    "course": ("course", "Teach", "A roster in, servers out, grades and costs back."),
     "rehearse": ("rehearse", "Teach", "A simulated cloud on this machine: no account, no cost."),
     "config": ("rare", "Rarely", "Every setting, its value and where it came from."),
     "keep": ("keep", "Rarely", "Watch over labs that laptops hand to this machine."),

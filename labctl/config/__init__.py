@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from labctl.config.approval import trust, trust_questions, trusted
+    from labctl.config.course import COURSE_FILE, load_course
+    from labctl.config.course_schema import AssignmentConfig, CourseConfig
     from labctl.config.files import check_files
     from labctl.config.identity import known_lab_id, lab_id
     from labctl.config.lab import load_lab
@@ -46,6 +48,8 @@ _MODULES = {
         "trust_questions",
         "trusted",
     ),
+    "course": ("COURSE_FILE", "load_course"),
+    "course_schema": ("AssignmentConfig", "CourseConfig"),
     "files": ("check_files",),
     "identity": (
         "known_lab_id",
@@ -93,9 +97,12 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "COURSE_FILE",
     "KNOWN_SERVICE_PORTS",
     "LAB_FILE",
     "SWITCHES",
+    "AssignmentConfig",
+    "CourseConfig",
     "DataSource",
     "ImageConfig",
     "LabConfig",
@@ -112,6 +119,7 @@ __all__ = [
     "gpu_text",
     "known_lab_id",
     "lab_id",
+    "load_course",
     "load_lab",
     "parse_duration",
     "parse_gpu",

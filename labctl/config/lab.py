@@ -86,7 +86,7 @@ def load_lab(
     top = reduce(merged, layers, Node({}, 0, LAB_FILE))
     from hashlib import sha256
 
-    config = _Loading(path, places.home, top, settings_type, problems).config(
+    config = LabLoading(path, places.home, top, settings_type, problems).config(
         sha256(data).hexdigest()
     )
     if config is None:
@@ -124,7 +124,7 @@ def _as_text(node: Node) -> str:
     return ", ".join(parts) if len(parts) == len(items) else ""
 
 
-class _Loading:
+class LabLoading:
     """One lab being read: the merged nodes, and the problems found so far."""
 
     def __init__(

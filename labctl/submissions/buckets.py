@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from labctl.config.moments import Moment
 from labctl.errors import PolicyError
 from labctl.model import Value
 from labctl.s3 import S3
-from labctl.submissions.assignment import Assignment, Moment, Ticket
+from labctl.submissions.assignment import Assignment, Ticket
 
 PART_BYTES = 64 * 2**20
 MOST_PARTS = 12

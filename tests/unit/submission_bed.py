@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from labctl.actions.receive import write_assignment
+from labctl.config.moments import parse_moment
 from labctl.submissions import bundle, manifest
-from labctl.submissions.assignment import parse_moment
 from labctl.submissions.bundle import Source
 from labctl.submissions.manifest import BundleFile, Code, Manifest
 from labctl.submissions.receiver import Receiver

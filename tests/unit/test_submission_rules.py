@@ -10,17 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from submission_bed import DUE, DUE_AT, HOST_KEY
 
+from labctl.config.moments import ANY_S, parse_late, parse_moment
 from labctl.errors import ConfigError, Problem
 from labctl.submissions.assignment import (
-    ANY_S,
     Assignment,
     Ticket,
     assignment_text,
     judge,
     load_assignment,
     parse_assignment,
-    parse_late,
-    parse_moment,
 )
 
 PUBLIC = "ed25519:" + "A" * 43 + "="

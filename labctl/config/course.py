@@ -1,0 +1,217 @@
+"""Loading course.yaml: every problem at once, by its line, as lab.yaml is read."""
+
+from __future__ import annotations
+
+from functools import reduce
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from labctl.config.course_schema import (
+    PROVIDERS_WITH_STUDENTS,
+    AssignmentConfig,
+    CourseConfig,
+    CourseFile,
+    GradingConfig,
+)
+from labctl.config.document import Node, plain, read_bytes, shown
+from labctl.config.lab import LabLoading, SettingsType
+from labctl.config.layers import file_layer, merged, switch_layers, user_layer
+from labctl.config.places import paths as standard_paths
+from labctl.config.reader import LAB_FILE, keys_of, problem, read_known
+from labctl.config.schema import LabConfig
+from labctl.errors import ConfigError, Problem
+
+COURSE_FILE = "course.yaml"
+LAB_KEYS = ("server", "image", "env", "secrets", "data", "outputs", "services", "store", "limits")
+"""Keys of course.yaml that mean what they mean in lab.yaml, for every seat's lab."""
+
+
+def load_course(
+    path_or_dir: Path,
+    *,
+    environ: dict[str, str] | None = None,
+    settings_type: SettingsType | None = None,
+) -> CourseConfig:
+    """The course of a folder or a course.yaml; ConfigError with every problem of the file.
+
+    `settings_type` is that of `load_lab`: without it the providers' sections stay unchecked.
+    """
+    path = path_or_dir.absolute()
+    path = path / COURSE_FILE if path.is_dir() else path
+    data = read_bytes(path, COURSE_FILE, hint="labctl course init NAME --roster FILE")
+    if not data.strip(b"\xef\xbb\xbf \t\r\n"):
+        raise ConfigError(f"{plain(str(path))} is empty", hint="write `course: NAME` into it")
+    problems: list[Problem] = []
+    top = file_layer(data, LAB_FILE, [*keys_of(CourseFile), *LAB_KEYS], problems)
+    if problems and not top.value:
+        raise _wrong(path, problems)
+    loading = _Loading(path, top, environ, settings_type, problems)
+    config = loading.config(sha256(data).hexdigest())
+    if config is None:
+        raise _wrong(path, problems)
+    return config
+
+
+def _wrong(path: Path, problems: list[Problem]) -> ConfigError:
+    distinct = sorted(dict.fromkeys(problems), key=lambda one: (one.line == 0, one.line))
+    count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
+    return ConfigError(
+        f"{plain(str(path))} has {count}",
+        tuple(distinct),
+        hint="labctl course plan   # once these lines are mended",
+    )
+
+
+class _Loading:
+    """One course being read, and the problems found so far."""
+
+    def __init__(
+        self,
+        path: Path,
+        top: Node,
+        environ: dict[str, str] | None,
+        settings_type: SettingsType | None,
+        problems: list[Problem],
+    ) -> None:
+        assert isinstance(top.value, dict)
+        self.path = path
+        self.nodes = top.value
+        self.settings_type = settings_type
+        self.problems = problems
+        places = standard_paths(environ)
+        from labctl.config.places import environment
+
+        given = environment() if environ is None else environ
+        self.home = places.home
+        self.below = user_layer(places.config_file, places.home, problems)
+        self.above = [
+            one
+            for one in switch_layers({}, given)
+            if isinstance(one.value, dict) and not set(one.value) & {"server", "lab"}
+        ]
+
+    def config(self, file_hash: str) -> CourseConfig | None:
+        """The course, or None where there are problems."""
+        own = {key: node for key, node in self.nodes.items() if key in keys_of(CourseFile)}
+        file_values = read_known(Node(own, 0, LAB_FILE), CourseFile, "", self.problems)
+        if self.problems and "course" not in file_values:
+            return None
+        file = CourseFile(**file_values)
+        lab = self.lab(file, {key: self.nodes[key] for key in LAB_KEYS if key in self.nodes})
+        grading = self.grading(file)
+        self.check_across(file)
+        if self.problems or lab is None:
+            return None
+        need = msgspec.structs.replace(
+            lab.server.need,
+            budget_usd=file.per_student.budget,
+            ttl_s=file.per_student.ttl,
+            max_ttl_s=file.per_student.max_ttl,
+        )
+        server = msgspec.structs.replace(lab.server, need=need)
+        return CourseConfig(
+            name=file.course,
+            root=self.path.parent,
+            path=self.path,
+            file_hash=file_hash,
+            lab=msgspec.structs.replace(lab, server=server),
+            instructor=file.instructor,
+            shared=file.shared,
+            per_student=file.per_student,
+            hours=file.hours,
+            term=file.term,
+            ssh_from=file.ssh_from,
+            store=lab.store,
+            keeper=file.keeper,
+            grading=grading,
+            assignments=file.assignments,
+        )
+
+    def lab(self, file: CourseFile, nodes: dict[str, Node]) -> LabConfig | None:
+        """The lab that every seat has, as if these keys stood in a lab.yaml."""
+        own = Node({**self.with_networks(file, nodes), "lab": Node(file.course)}, 0, LAB_FILE)
+        top = reduce(merged, [self.below, own, *self.above], Node({}, 0, LAB_FILE))
+        loading = LabLoading(self.path, self.home, top, self.settings_type, self.problems)
+        found = loading.config("")
+        if found is None:
+            return None
+        origins = {
+            key: place.replace(LAB_FILE, COURSE_FILE) for key, place in found.origins.items()
+        }
+        return msgspec.structs.replace(found, origins=origins, beside={})
+
+    def with_networks(self, file: CourseFile, nodes: dict[str, Node]) -> dict[str, Node]:
+        """`ssh_from` of the course, for a provider that has such a setting and none of its own."""
+        server = nodes.get("server")
+        if not file.ssh_from or server is None or not isinstance(server.value, dict):
+            return nodes
+        provider = server.value.get("provider", Node(None)).value
+        if not isinstance(provider, str) or not self.takes_networks(provider):
+            return nodes
+        section = server.value.get(provider, Node({}, 0, LAB_FILE))
+        if not isinstance(section.value, dict) or "ssh_from" in section.value:
+            return nodes
+        listed = Node([Node(one, 0, LAB_FILE) for one in file.ssh_from], 0, LAB_FILE)
+        wider = Node({**section.value, "ssh_from": listed}, section.line, LAB_FILE)
+        both = Node({**server.value, provider: wider}, server.line, LAB_FILE)
+        return {**nodes, "server": both}
+
+    def takes_networks(self, provider: str) -> bool:
+        from labctl.errors import NotFoundError, UsageError
+
+        try:
+            kind = self.settings_type(provider) if self.settings_type else None
+        except (UsageError, NotFoundError):
+            return False
+        return kind is not None and "ssh_from" in keys_of(kind)
+
+    def grading(self, file: CourseFile) -> GradingConfig | None:
+        """Where submissions are graded: read as a lab of its own, without students' data."""
+        node = self.nodes.get("grading")
+        if node is None or not isinstance(node.value, dict):
+            return None
+        before = len(self.problems)
+        known = ("server", "image", "limits")
+        for key, item in node.value.items():
+            if key not in known:
+                said = f"unknown key; known here: {', '.join(known)}"
+                self.problems.append(problem(item, f"grading.{plain(key)}", said))
+        own = {key: node.value[key] for key in known if key in node.value}
+        found: list[Problem] = []
+        named = Node({**own, "lab": Node("grading")}, 0, LAB_FILE)
+        top = reduce(merged, [self.below, named, *self.above], Node({}, 0, LAB_FILE))
+        lab = LabLoading(self.path, self.home, top, self.settings_type, found).config("")
+        self.problems += [Problem(f"grading.{one.path}", one.line, one.message) for one in found]
+        return None if lab is None or len(self.problems) > before else GradingConfig(lab=lab)
+
+    def check_across(self, file: CourseFile) -> None:
+        """What no single value can tell."""
+        for key in ("budget", "ttl", "max_ttl"):
+            server = self.nodes.get("server", Node({})).value
+            if isinstance(server, dict) and key in server:
+                said = f"belongs at per_student.{key}: it is each student's"
+                self.problems.append(problem(server[key], f"server.{key}", said))
+        most = file.per_student
+        if most.ttl and most.max_ttl and most.ttl > most.max_ttl:
+            self.tell("per_student", "ttl is longer than max_ttl")
+        server = self.nodes.get("server", Node({})).value
+        provider = server.get("provider", Node(None)) if isinstance(server, dict) else Node(None)
+        if isinstance(provider.value, str) and provider.value in PROVIDERS_WITH_STUDENTS:
+            said = f"{shown(provider.value)} is what students say; a course says where its servers "
+            self.problems.append(problem(provider, "server.provider", said + "come from"))
+        for name, one in file.assignments.items():
+            self.check_assignment(name, one)
+
+    def check_assignment(self, name: str, one: AssignmentConfig) -> None:
+        if one.late and one.due is None:
+            self.tell(f"assignments.{name}", "late says how long after `due`, which is missing")
+
+    def tell(self, path: str, message: str) -> None:
+        node: Any = Node(self.nodes)
+        for key in path.split("."):
+            inner = node.value if isinstance(node.value, dict) else {}
+            node = inner.get(key, Node(None))
+        self.problems.append(Problem(path, node.line, message))

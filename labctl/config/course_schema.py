@@ -1,0 +1,248 @@
+"""What course.yaml may say (`CourseFile`) and what labctl makes of it (`CourseConfig`)."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from labctl.config.document import shown
+from labctl.config.moments import (
+    DEFAULT_MAX_BYTES,
+    Moment,
+    parse_late,
+    parse_moment,
+    parse_part,
+    parse_penalty,
+)
+from labctl.config.reader import Parsed
+from labctl.config.scalars import (
+    parse_duration,
+    parse_line,
+    parse_name,
+    parse_port,
+    parse_price,
+    parse_size,
+)
+from labctl.config.schema import LabConfig, parse_inside
+from labctl.model import Value
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+"""Days of the week, Monday first, as `date.weekday` counts them."""
+DEFAULT_PREWARM_S = 20 * 60
+PROVIDERS_WITH_STUDENTS = ("course",)
+"""What a student's lab.yaml says, and never the course itself: it would ask itself for servers."""
+_EMAIL = re.compile(r"[^\s@,;<>()\"'\\]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
+_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}")
+
+
+def parse_email(text: str) -> str:
+    if len(text) > 254 or text.startswith("-") or not _EMAIL.fullmatch(text):
+        raise ValueError(f"{shown(text)} is not an address for mail")
+    return text
+
+
+def parse_day_time(text: str) -> int:
+    """Seconds since midnight of `10:00`; `24:00` is the end of the day."""
+    match = re.fullmatch(r"(\d{1,2}):(\d\d)", text)
+    if match is None or int(match[2]) > 59 or int(match[1]) * 60 + int(match[2]) > 24 * 60:
+        raise ValueError(f'{shown(text)} is not a time of day: write "10:00"')
+    return int(match[1]) * 3600 + int(match[2]) * 60
+
+
+def parse_date(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{shown(text)} is not a day: write 2026-09-01") from None
+
+
+def parse_zone(text: str) -> str:
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    try:
+        ZoneInfo(text)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"this machine knows no zone {shown(text)}: Europe/Berlin, UTC") from None
+    return text
+
+
+def parse_network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError:
+        raise ValueError(f"{shown(text)} is not a network: write 192.0.2.0/24") from None
+
+
+def parse_host(text: str) -> str:
+    if len(text) > 253 or not _HOST.fullmatch(text):
+        raise ValueError(f"{shown(text)} is not a host's name or address")
+    return text
+
+
+def parse_user(text: str) -> str:
+    if not _USER.fullmatch(text):
+        raise ValueError(f"{shown(text)} is not a user's name")
+    return text
+
+
+def parse_points(text: str) -> float:
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text) or float(text) <= 0:
+        raise ValueError(f"{shown(text)} is not a number of points above 0")
+    return float(text)
+
+
+def parse_share(text: str) -> float:
+    if not re.fullmatch(r"[01](\.\d{1,9})?", text) or float(text) > 1:
+        raise ValueError(f"{shown(text)} is not a share from 0 to 1, such as 0.02")
+    return float(text)
+
+
+def parse_count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,3}", text) or not 1 <= int(text) <= 100:
+        raise ValueError(f"{shown(text)} is not a number from 1 to 100")
+    return int(text)
+
+
+Duration = Annotated[int, Parsed(parse_duration)]
+
+
+class Person(Value, frozen=True):
+    name: str
+    email: Annotated[str, Parsed(parse_email)] = ""
+
+
+class SharedConfig(Value, frozen=True):
+    """Accounts on shared servers instead of a server for each."""
+
+    accounts_per_server: Annotated[int, Parsed(parse_count)] = 8
+
+
+class PerStudent(Value, frozen=True):
+    """Each seat's ceilings. `budget` in dollars for the whole course, times in seconds, bytes."""
+
+    budget: Annotated[float | None, Parsed(parse_price)] = None
+    ttl: Duration = 8 * 3600
+    max_ttl: Duration = 12 * 3600
+    disk: Annotated[int, Parsed(parse_size)] = 0
+
+
+class ClassHours(Value, frozen=True):
+    """Hours of the week, by the clocks of `zone`.
+
+    `begins` and `ends` are seconds since midnight; servers are made `prewarm` seconds before.
+    """
+
+    days: tuple[Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"], ...]
+    begins: Annotated[int, Parsed(parse_day_time)] = msgspec.field(name="from")
+    ends: Annotated[int, Parsed(parse_day_time)] = msgspec.field(name="to")
+    zone: Annotated[str, Parsed(parse_zone)]
+    prewarm: Duration = DEFAULT_PREWARM_S
+
+    def __post_init__(self) -> None:
+        if self.ends <= self.begins:
+            raise ValueError("`to` is not after `from`; hours past midnight are two entries")
+        if not self.days or len(set(self.days)) < len(self.days):
+            raise ValueError("days: each day once, and one at least")
+
+
+class Term(Value, frozen=True):
+    """First and last day of the course."""
+
+    first: Annotated[date, Parsed(parse_date)] = msgspec.field(name="from")
+    last: Annotated[date, Parsed(parse_date)] = msgspec.field(name="to")
+
+    def __post_init__(self) -> None:
+        if self.last < self.first:
+            raise ValueError("`to` is before `from`")
+
+
+class KeeperConfig(Value, frozen=True):
+    """Where students reach the keeper over SSH."""
+
+    host: Annotated[str, Parsed(parse_host)]
+    user: Annotated[str, Parsed(parse_user)] = "labctl"
+    port: Annotated[int, Parsed(parse_port)] = 22
+
+
+class GradeConfig(Value, frozen=True):
+    """How one assignment is graded.
+
+    `command` is staff's, run where the labels are; `inputs` and `labels` are paths below the
+    folder. `timeout` in seconds, for each of the two containers. `tolerance` is how far a claim may
+    lie from what was measured.
+    """
+
+    command: Annotated[tuple[str, ...], Parsed(parse_line)] | tuple[str, ...] = ()
+    inputs: Annotated[str, Parsed(parse_inside)] = ""
+    labels: Annotated[str, Parsed(parse_inside)] = ""
+    timeout: Duration = 600
+    tolerance: Annotated[float, Parsed(parse_share)] = 0.02
+
+
+class AssignmentConfig(Value, frozen=True):
+    """One assignment; its rules of time and size are those of an assignment's own file.
+
+    `late` in seconds (or moments.ANY_S), `penalty` in percent for each day begun.
+    """
+
+    template: Annotated[str, Parsed(parse_name)] = ""
+    due: Annotated[Moment | None, Parsed(parse_moment)] = None
+    late: Annotated[int, Parsed(parse_late)] = 0
+    penalty: Annotated[int, Parsed(parse_penalty)] = 0
+    max_size: Annotated[int, Parsed(parse_size)] = DEFAULT_MAX_BYTES
+    require: tuple[Annotated[str, Parsed(parse_part)], ...] = ("model",)
+    points: Annotated[float, Parsed(parse_points)] = 100.0
+    grade: GradeConfig | None = None
+
+
+class CourseFile(Value, frozen=True):
+    """Every key of course.yaml that lab.yaml does not have."""
+
+    course: Annotated[str, Parsed(parse_name)]
+    instructor: Person | None = None
+    shared: SharedConfig | None = None
+    per_student: PerStudent = PerStudent()
+    hours: tuple[ClassHours, ...] = ()
+    term: Term | None = None
+    ssh_from: tuple[Annotated[str, Parsed(parse_network)], ...] = ()
+    keeper: KeeperConfig | None = None
+    grading: object = None
+    assignments: dict[Annotated[str, Parsed(parse_name)], AssignmentConfig] = msgspec.field(
+        default_factory=dict
+    )
+
+
+class GradingConfig(Value, frozen=True):
+    """Where submissions are graded: its server, image and limits, as a lab's."""
+
+    lab: LabConfig
+
+
+class CourseConfig(Value, frozen=True):
+    """A course as configured. `lab` is what every seat's lab is, but for its name and its ceilings.
+
+    `lab.server.need` bears the budget, TTL and longest TTL of `per_student`. `root` is the folder;
+    paths in `lab` are absolute, those of assignments relative to `root`.
+    """
+
+    name: str
+    root: Path
+    path: Path
+    file_hash: str
+    lab: LabConfig
+    instructor: Person | None = None
+    shared: SharedConfig | None = None
+    per_student: PerStudent = PerStudent()
+    hours: tuple[ClassHours, ...] = ()
+    term: Term | None = None
+    ssh_from: tuple[str, ...] = ()
+    store: str = ""
+    keeper: KeeperConfig | None = None
+    grading: GradingConfig | None = None
+    assignments: dict[str, AssignmentConfig] = msgspec.field(default_factory=dict)

@@ -1,0 +1,55 @@
+"""Course: the same as Lab for a roster. What a Python user calls.
+
+course = Course.load("ml-2026")
+for student in course.students():
+    print(student.id, course.seat_of(student.id).lab)
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from labctl.actions import Reporter, Silent
+from labctl.actions.courses import open_course
+from labctl.config import CourseConfig, Paths, paths
+from labctl.courses.folder import CourseFolder, Seat
+from labctl.courses.student import Student
+from labctl.state import State
+
+
+class Course:
+    """One course's folder. Making it touches no network and reads no file."""
+
+    def __init__(
+        self, folder: CourseFolder, *, paths: Paths, reporter: Reporter | None = None
+    ) -> None:
+        self.folder = folder
+        self.paths = paths
+        self.reporter: Reporter = reporter or Silent()
+
+    @classmethod
+    def load(cls, path: str | Path = ".", *, reporter: Reporter | None = None) -> Course:
+        """The course of a folder. ConfigError lists everything wrong in its course.yaml."""
+        course = cls(open_course(path), paths=paths(), reporter=reporter)
+        assert course.config
+        return course
+
+    @functools.cached_property
+    def state(self) -> State:
+        return State(self.paths.database)
+
+    @property
+    def config(self) -> CourseConfig:
+        return self.folder.config
+
+    def students(self) -> tuple[Student, ...]:
+        """Everybody who is in the course now, in the roster's order."""
+        return self.folder.students()
+
+    def seats(self) -> tuple[Seat, ...]:
+        return self.folder.seats()
+
+    def seat_of(self, student: str) -> Seat:
+        """NotFoundError, with the nearest id, for somebody who was never in the course."""
+        return self.folder.seat_of(student)

@@ -1,0 +1,240 @@
+"""A course's folder on this machine: its configuration, people, seats, ledger.
+
+    course.yaml, roster.csv, imported/, assignments/     for people
+    .course/                                             0700, labctl's own, never in git
+
+Nothing is read before it is asked for, and everything at most once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from labctl.config import CourseConfig, load_course
+from labctl.config.document import plain
+from labctl.config.identity import write_private
+from labctl.config.lab import SettingsType
+from labctl.config.reader import nearest
+from labctl.courses.ledger import Ledger
+from labctl.courses.roster import ROSTER_FILE, read_roster
+from labctl.courses.spending import Living
+from labctl.courses.student import Student
+from labctl.errors import ConfigError, LabError, NotFoundError
+from labctl.model import Server, Value
+
+PRIVATE = ".course"
+MOST_NAME = 39
+
+
+class Seat(Value, frozen=True):
+    """What one student, or one team, has: a server, or an account on a shared one.
+
+    `name` is the team's or the student's id. `lab`, `lab_id` and `pseudonym` say nothing of who
+    that is, and are what a provider may be told.
+    """
+
+    name: str
+    lab: str
+    lab_id: str
+    students: tuple[str, ...]
+    pseudonym: str = ""
+
+
+class _Identity(Value, frozen=True):
+    version: int
+    id: str
+    secret: str
+
+
+class CourseFolder:
+    """One course. `settings_type` gives providers' settings types, as for `load_lab`."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        settings_type: SettingsType | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.path = path.expanduser().absolute()
+        self.settings_type = settings_type
+        self.tell = tell
+
+    @functools.cached_property
+    def config(self) -> CourseConfig:
+        """ConfigError lists everything wrong in course.yaml."""
+        return load_course(self.path, settings_type=self.settings_type)
+
+    @property
+    def id(self) -> str:
+        """16 hex digits, by which everything of the course is found at a provider."""
+        return self._identity.id
+
+    @property
+    def private(self) -> Path:
+        return self.path / PRIVATE
+
+    @property
+    def drop(self) -> Path:
+        """The directory of the course's `Receiver`."""
+        return self.private / "drop"
+
+    @property
+    def grades(self) -> Path:
+        return self.private / "grades"
+
+    @property
+    def imported(self) -> Path:
+        return self.path / "imported"
+
+    @property
+    def roster_file(self) -> Path:
+        return self.path / ROSTER_FILE
+
+    @functools.cached_property
+    def ledger(self) -> Ledger:
+        return Ledger(self.private / "ledger.jsonl", tell=self.tell)
+
+    @functools.cached_property
+    def _roster(self) -> tuple[Student, ...]:
+        return tuple(read_roster(self.roster_file))
+
+    def students(self, *, active_only: bool = True) -> tuple[Student, ...]:
+        """The roster, in its order; ConfigError with every bad line of it."""
+        return tuple(one for one in self._roster if one.active or not active_only)
+
+    def student(self, student_id: str) -> Student:
+        """One of the roster, who has left too; NotFoundError names the nearest id."""
+        for one in self._roster:
+            if one.id == student_id:
+                return one
+        raise _unknown("student", student_id, [one.id for one in self._roster], self.path)
+
+    def seats(self, *, active_only: bool = True) -> tuple[Seat, ...]:
+        """Every seat in the roster's order: with `active_only` those that somebody still has."""
+        members: dict[str, list[str]] = {}
+        for one in self.students(active_only=active_only):
+            members.setdefault(one.seat, []).append(one.id)
+        return tuple(self._seat(name, students) for name, students in members.items())
+
+    def seat_of(self, student: str | Student) -> Seat:
+        """The seat that a student has or had."""
+        return self.seat(self.student(student if isinstance(student, str) else student.id).seat)
+
+    def seat(self, name: str) -> Seat:
+        """A seat by its own name, that of a team or a student; NotFoundError names the nearest."""
+        seats = self.seats(active_only=False)
+        for one in seats:
+            if one.name == name:
+                return one
+        for student in self._roster:
+            if student.id == name:
+                return self.seat(student.seat)
+        raise _unknown("student or team", name, [one.name for one in seats], self.path)
+
+    def chosen(self, names: Iterable[str]) -> tuple[Seat, ...]:
+        """The seats of these students and teams, each once; of everybody active for no names."""
+        names = list(names)
+        if not names:
+            return self.seats()
+        return tuple({seat.name: seat for seat in map(self.seat, names)}.values())
+
+    def pseudonym(self, name: str) -> str:
+        """8 hex digits that only this folder can tell back."""
+        return self._digest("pseudonym", name)[:8]
+
+    def living(self, servers: Iterable[Server]) -> list[Living]:
+        """Those of a provider's servers that are seats of this course, as the sums need them."""
+        seats = {one.lab_id: one.name for one in self.seats(active_only=False)}
+        return [
+            Living(
+                server_id=one.id,
+                seat=seats[one.lab_id],
+                created_at=one.created_at,
+                usd_per_hour=one.offer.price_usd_per_hour,
+                stopped=one.state == "stopped",
+            )
+            for one in servers
+            if one.lab_id in seats and one.state != "terminated"
+        ]
+
+    def refresh(self) -> None:
+        """Read course.yaml and the roster again at the next question."""
+        for name in ("config", "_roster"):
+            self.__dict__.pop(name, None)
+
+    def _seat(self, name: str, students: list[str]) -> Seat:
+        pseudonym = self.pseudonym(name)
+        room = MOST_NAME - len(pseudonym) - 1
+        return Seat(
+            name=name,
+            lab=f"{self.config.name[:room].rstrip('-')}-{pseudonym}",
+            lab_id=self._digest("lab", name)[:12],
+            students=tuple(students),
+            pseudonym=pseudonym,
+        )
+
+    def _digest(self, label: str, name: str) -> str:
+        secret = bytes.fromhex(self._identity.secret)
+        return hmac.new(secret, f"{label}:{name}".encode(), hashlib.sha256).hexdigest()
+
+    @functools.cached_property
+    def _identity(self) -> _Identity:
+        file = self.private / "course.json"
+        try:
+            found = msgspec.json.decode(file.read_bytes(), type=_Identity)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{plain(str(self.path))} is no course's folder",
+                why="it has no .course/course.json, by which its servers are found",
+                hint="labctl course init NAME --roster FILE   # or put the file back",
+            ) from None
+        except msgspec.MsgspecError:
+            found = _Identity(version=1, id="", secret="")
+        except OSError as error:
+            raise LabError(f"cannot read {plain(str(file))}", why=error.strerror or "") from error
+        good = re.fullmatch("[0-9a-f]{16}", found.id) and re.fullmatch("[0-9a-f]{32}", found.secret)
+        if found.version != 1 or not good:
+            raise ConfigError(
+                f"{plain(str(file))} is damaged or of a newer labctl",
+                why="it holds the secret by which this course's servers are found",
+                hint="put it back from a backup; until then: labctl orphans",
+            )
+        return found
+
+
+def make_private(path: Path) -> bool:
+    """Make a course's `.course` with its id and secret; False where they are there already."""
+    private = path / PRIVATE
+    if private.is_symlink():
+        raise LabError(
+            f"{plain(str(private))} leads elsewhere through a link", hint=f"rm {private}"
+        )
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private.chmod(0o700)
+    for name in ("drop", "grades", "keeper"):
+        (private / name).mkdir(mode=0o700, exist_ok=True)
+    (private / ".gitignore").write_text("*\n")
+    file = private / "course.json"
+    if file.exists():
+        return False
+    made = _Identity(version=1, id=os.urandom(8).hex(), secret=os.urandom(16).hex())
+    write_private(file, msgspec.json.encode(made) + b"\n")
+    return True
+
+
+def _unknown(what: str, name: str, known: list[str], folder: Path) -> NotFoundError:
+    near = nearest(name, known)
+    return NotFoundError(
+        f"there is no {what} {plain(name)!r} in this course",
+        why=f"did you mean {near}?" if near else "",
+        hint=f"labctl -C {plain(str(folder))} course roster   # who there is",
+    )

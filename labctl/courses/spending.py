@@ -1,0 +1,152 @@
+"""Dollars and hours of seats, from the ledger's lines and what is alive now. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from labctl.courses.entries import Entry
+from labctl.model import Value
+
+HOUR_S = 3600.0
+
+
+class Living(Value, frozen=True):
+    """A server that its provider still shows, by its own tags: nothing here needs the ledger."""
+
+    server_id: str
+    seat: str
+    created_at: float
+    usd_per_hour: float
+    stopped: bool = False
+
+
+class Spent(Value, frozen=True):
+    """What one seat has had. `usd` counts up to now; `idle` is the part in which nothing ran."""
+
+    usd: float = 0.0
+    hours: float = 0.0
+    idle_usd: float = 0.0
+    idle_hours: float = 0.0
+
+
+def spent_usd(
+    entries: Iterable[Entry], seat: str, now: float, living: Sequence[Living] | None = None
+) -> float:
+    """Dollars of a seat up to `now`. `living` None: the provider was not asked.
+
+    Every second of a server counts once, however often it was written down. What lives and is not
+    in the ledger is counted by its tags, from its creation; so an empty ledger resets nothing.
+    """
+    return spending(entries, now, living).get(seat, Spent()).usd
+
+
+def hours(
+    entries: Iterable[Entry], seat: str, now: float, living: Sequence[Living] | None = None
+) -> float:
+    """Hours of a seat's servers up to `now`, counted as the dollars are."""
+    return spending(entries, now, living).get(seat, Spent()).hours
+
+
+def allowance_usd(entries: Iterable[Entry], seat: str, budget_usd: float | None) -> float | None:
+    """The seat's whole budget: the course's, and what was given on top; None has no end."""
+    if budget_usd is None:
+        return None
+    given = (one for one in entries if one.kind == "budget" and one.seat == seat)
+    return max(0.0, budget_usd + sum(float(one.detail.get("usd", 0.0)) for one in given))
+
+
+def due_extensions(entries: Iterable[Entry], assignment: str) -> dict[str, int]:
+    """Student -> seconds after the due time; the last word on each counts, 0 took it back."""
+    found: dict[str, int] = {}
+    for one in entries:
+        if one.kind == "due" and one.detail.get("assignment") == assignment:
+            found[one.student or one.seat] = int(one.detail.get("seconds", 0))
+    return {student: seconds for student, seconds in found.items() if seconds}
+
+
+def spending(
+    entries: Iterable[Entry], now: float, living: Sequence[Living] | None = None
+) -> dict[str, Spent]:
+    """What every seat has had, in one pass over the lines."""
+    servers: dict[tuple[str, str], _Life] = {}
+    for one in entries:
+        server_id = str(one.detail.get("server_id", ""))
+        if one.kind in ("up", "cost", "down") and server_id:
+            servers.setdefault((one.seat, server_id), _Life()).take(one)
+    for alive in living or ():
+        servers.setdefault((alive.seat, alive.server_id), _Life()).show(alive, now)
+    totals: dict[str, Spent] = {}
+    for key, life in servers.items():
+        if living is None:
+            life.guess(now)
+        totals[key[0]] = _sum(totals.get(key[0], Spent()), life.spent())
+    return totals
+
+
+class _Life:
+    """One server's seconds: those that were written down, then those that were not."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[float, float, float, float]] = []
+        self.up_at: float | None = None
+        self.price = 0.0
+        self.ended = False
+
+    def take(self, entry: Entry) -> None:
+        detail = entry.detail
+        if entry.kind == "up":
+            self.up_at = float(detail.get("created_at", entry.at))
+            self.price = float(detail.get("usd_per_hour", 0.0))
+            self.ended = False
+        elif entry.kind == "down":
+            self.ended = True
+        else:
+            begin, end = float(detail.get("from", entry.at)), float(detail.get("until", entry.at))
+            idle_s = float(detail.get("idle_s", 0.0))
+            self.spans.append((begin, end, float(detail.get("usd", 0.0)), idle_s))
+
+    def show(self, living: Living, now: float) -> None:
+        """Count what no line covers: from its creation, by its own tags, up to now."""
+        if not living.stopped:
+            self._fill(living.created_at, now, living.usd_per_hour)
+
+    def guess(self, now: float) -> None:
+        """It was made, and nothing says that it has ended: it goes on, as far as is known."""
+        if not self.ended and self.up_at is not None:
+            last = max((end for _, end, _, _ in self.spans), default=self.up_at)
+            self._fill(last, now, self.price)
+
+    def _fill(self, since: float, now: float, price: float) -> None:
+        at = since
+        for begin, end, _, _ in sorted(self.spans):
+            if begin > at:
+                self.spans.append((at, begin, (begin - at) / HOUR_S * price, 0.0))
+            at = max(at, end)
+        if now > at:
+            self.spans.append((at, now, (now - at) / HOUR_S * price, 0.0))
+
+    def spent(self) -> Spent:
+        """Spans that overlap were written twice: what lies beyond the last one counts."""
+        total, at = Spent(), float("-inf")
+        for begin, end, usd, idle_s in sorted(self.spans):
+            whole = end - begin
+            share = 1.0 if whole <= 0 else max(0.0, end - max(begin, at)) / whole
+            at = max(at, end)
+            part = min(idle_s, whole) / whole if whole > 0 else 0.0
+            counted = Spent(
+                usd=usd * share,
+                hours=max(0.0, whole) * share / HOUR_S,
+                idle_usd=usd * share * part,
+                idle_hours=max(0.0, whole) * share * part / HOUR_S,
+            )
+            total = _sum(total, counted)
+        return total
+
+
+def _sum(one: Spent, other: Spent) -> Spent:
+    return Spent(
+        usd=one.usd + other.usd,
+        hours=one.hours + other.hours,
+        idle_usd=one.idle_usd + other.idle_usd,
+        idle_hours=one.idle_hours + other.idle_hours,
+    )
