@@ -100,7 +100,7 @@ def admit(receiver: Receiver, student: str, key: str, file: Path) -> str:
             hint="labctl submit --key   # on the student's machine",
         )
     receiver.public()
-    words = [*_program(), "receive", "serve", str(receiver.directory), checked(student)]
+    words = [*program_words(), "receive", "serve", str(receiver.directory), checked(student)]
     command = shlex.join(words)
     if re.search(r'["\\\n]', command):
         raise UsageError(f"{receiver.directory} cannot stand in authorized_keys")
@@ -196,7 +196,7 @@ def _wrong(name: str, problems: tuple[Problem, ...]) -> ConfigError:
     )
 
 
-def _program() -> list[str]:
+def program_words() -> list[str]:
     """How a forced command finds this labctl."""
     found = shutil.which("labctl")
     return [found] if found else [sys.executable, "-P", "-m", "labctl"]
