@@ -77,6 +77,19 @@ def down(ground: Ground, *, discard: bool) -> Ending:
         )
 
 
+def emptied(ground: Ground, server: Server, *, discard: bool) -> tuple[int, int]:
+    """Everything of `down` but the removal: what runs is stopped, all of it is here, verified.
+
+    (files pulled, edits saved). Nobody is asked. PolicyError where not everything could be saved:
+    compute ends then and the disk stays.
+    """
+    discard = discard or provision.is_fresh(ground, server)
+    running = [] if server.state == "stopped" else _running(ground, server, discard)
+    ground.state.record(PUT_DOWN, lab_id=ground.lab_id, server_id=server.id)
+    work.stop_forwards(ground, server)
+    return (0, 0) if discard else _save(ground, server, running)
+
+
 def _close_store(ground: Ground) -> None:
     """The key of the server that has gone opens the lab's store no more; what is there stays."""
     try:
@@ -119,7 +132,7 @@ def _running(ground: Ground, server: Server, discard: bool) -> list[str]:
             return []
         if isinstance(error, HostKeyError):
             raise
-        raise _kept(ground, server, error) from error
+        raise kept_there(ground, server, error) from error
     known = ground.state.runs(ground.lab_id)
     return [run.id for run in known if run.state == "running" and run.server_id == server.id]
 
@@ -148,16 +161,16 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
         edits = work.save_edits(ground, server)
         missing = work.missing(ground, server)
     except LabError as error:
-        raise _kept(ground, server, error) from error
+        raise kept_there(ground, server, error) from error
     if missing:
         listed = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
-        raise _kept(ground, server, LabError(f"{len(missing)} files are not here: {listed}"))
+        raise kept_there(ground, server, LabError(f"{len(missing)} files are not here: {listed}"))
     kept.note_saved(ground, server)
     work.tidy(ground, server)
     return sum(one.files for one in pulled), edits
 
 
-def _kept(ground: Ground, server: Server, error: LabError) -> PolicyError:
+def kept_there(ground: Ground, server: Server, error: LabError) -> PolicyError:
     """Compute ends, the disk stays, and the person knows both."""
     ground.connections.close(server)
     what = _stopped(ground, server) or _disk_kept(ground, server) or "it goes on as it is"

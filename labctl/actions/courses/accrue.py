@@ -1,0 +1,174 @@
+"""What seats have cost since the last look, written into the course's ledger.
+
+Only what a provider has just shown is written down as going on. What it shows and the ledger does
+not know is priced from its tags, so that a lost ledger resets nobody's budget.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from labctl.actions.ground import Ground
+from labctl.courses.folder import CourseFolder, Seat
+from labctl.courses.ledger import Draft, Entry
+from labctl.model import Server
+
+HOUR_S = 3600.0
+LEAST_S = 60.0
+"""A shorter time is left for the next look, so that many looks do not fill the ledger."""
+YOUNG_S = 60.0
+"""So long after it was written down, a server that is not shown may just not be shown yet."""
+
+
+@dataclass
+class Known:
+    """One server in the ledger: until when it is paid for, and whether its end is written down."""
+
+    seat: str
+    since: float
+    until: float
+    price: float
+    idle_s: float = 0.0
+    ended: bool = False
+    up_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """A provider's answer: who of a course is there, at `at`, and what watchdogs said.
+
+    `idle_s` is the idle time of a server's whole life, where somebody was told.
+    """
+
+    at: float
+    servers: Sequence[Server]
+    idle_s: dict[str, float] = field(default_factory=dict)
+    settle_s: float = YOUNG_S
+
+
+def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> list[Entry]:
+    """Write down what every server of the course has cost until now, and which have ended unseen.
+
+    `listed` is all that the provider shows now. Nothing is written where nothing has changed.
+    """
+    servers = list(listed)
+    look = Look(
+        at=time.time(),
+        servers=servers,
+        idle_s=_idle(course, servers),
+        settle_s=max(YOUNG_S, course.provider.settle_s),
+    )
+    drafts = lines(folder.ledger.entries(), folder.seats(active_only=False), look)
+    return folder.ledger.append_all(drafts)
+
+
+def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[Draft]:
+    """The lines that a look adds to these; pure."""
+    names = {seat.lab_id: seat.name for seat in seats}
+    servers = known(entries)
+    drafts: list[Draft] = []
+    shown = set()
+    for one in look.servers:
+        seat = names.get(one.lab_id)
+        if seat is None or one.state in ("ending", "terminated"):
+            continue
+        shown.add(one.id)
+        before = servers.get(one.id)
+        if before is None or before.ended:
+            drafts.append(up_line(seat, one))
+            before = Known(seat, one.created_at, one.created_at, one.offer.price_usd_per_hour)
+        if look.at - before.until >= LEAST_S:
+            if one.state == "stopped":
+                before.price = 0.0
+            drafts.append(_cost(one.id, before, look.at, look.idle_s.get(one.id, 0.0)))
+    for server_id, before in servers.items():
+        if server_id in shown or before.ended or look.at - before.up_at < look.settle_s:
+            continue
+        if look.at > before.until:
+            drafts.append(_cost(server_id, before, look.at, 0.0))
+        why = "ended unseen: its hours count until that was noticed"
+        detail = {"server_id": server_id}
+        drafts.append(Draft(kind="down", seat=before.seat, why=why, detail=detail))
+    return drafts
+
+
+def up_line(seat: str, server: Server, by: str = "") -> Draft:
+    """The line of a server's beginning, from what its tags say."""
+    offer = server.offer
+    return Draft(
+        kind="up",
+        seat=seat,
+        by=by,
+        detail={
+            "server_id": server.id,
+            "usd_per_hour": offer.price_usd_per_hour,
+            "spot": offer.spot,
+            "type": offer.type,
+            "created_at": server.created_at,
+        },
+    )
+
+
+def known(entries: Iterable[Entry]) -> dict[str, Known]:
+    """The servers that the ledger speaks of, by id."""
+    found: dict[str, Known] = {}
+    for one in entries:
+        detail = one.detail
+        server_id = str(detail.get("server_id", ""))
+        if not server_id:
+            continue
+        before = found.get(server_id)
+        if one.kind == "up":
+            since = float(detail.get("created_at", one.at))
+            until = max(since, before.until if before else since)
+            price = float(detail.get("usd_per_hour", 0.0))
+            idle_s = before.idle_s if before else 0.0
+            found[server_id] = Known(one.seat, since, until, price, idle_s, up_at=one.at)
+        elif before is not None and one.kind == "cost":
+            before.until = max(before.until, float(detail.get("until", one.at)))
+            before.idle_s += float(detail.get("idle_s", 0.0))
+        elif before is not None and one.kind == "down":
+            before.ended = True
+    return found
+
+
+def ended(folder: CourseFolder, servers: Iterable[tuple[Seat, Server]], by: str) -> None:
+    """Write down the last costs and the end of servers that their provider has confirmed gone."""
+    now = time.time()
+    before = known(folder.ledger.entries())
+    drafts: list[Draft] = []
+    for seat, server in servers:
+        price = server.offer.price_usd_per_hour
+        one = before.get(server.id) or Known(seat.name, server.created_at, server.created_at, price)
+        if one.ended:
+            continue
+        if server.id not in before:
+            drafts.append(up_line(seat.name, server, by))
+        if now > one.until and server.state != "stopped":
+            drafts.append(_cost(server.id, one, now, 0.0))
+        drafts.append(Draft(kind="down", seat=seat.name, by=by, detail={"server_id": server.id}))
+    folder.ledger.append_all(drafts)
+
+
+def _cost(server_id: str, before: Known, until: float, idle_total_s: float) -> Draft:
+    span_s = until - before.until
+    detail = {
+        "server_id": server_id,
+        "from": before.until,
+        "until": until,
+        "usd": span_s / HOUR_S * before.price,
+        "idle_s": min(span_s, max(0.0, idle_total_s - before.idle_s)),
+    }
+    return Draft(kind="cost", seat=before.seat, detail=detail)
+
+
+def _idle(course: Ground, servers: Iterable[Server]) -> dict[str, float]:
+    """Idle seconds of each server's life, as this machine last heard of its watchdog."""
+    found = {}
+    for one in servers:
+        told = course.state.events(server_id=one.id, kind="watch", limit=1)
+        if told:
+            found[one.id] = float(told[0].detail.get("watch", {}).get("idle_total_s") or 0.0)
+    return found

@@ -1,0 +1,130 @@
+"""What a course's flows stand on: one ground for the course, one for each seat beside it.
+
+They share one provider, its connections and its caches, so that thirty servers cost hardly more
+calls than one. A provider is told pseudonyms and the course's id, never a name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from labctl.actions import Reporter
+from labctl.actions.cost import server_costs
+from labctl.actions.ground import Ground
+from labctl.config import LabConfig, Paths
+from labctl.courses.folder import PRIVATE, CourseFolder, Seat
+from labctl.courses.ledger import Entry
+from labctl.courses.spending import Spent, allowance_usd, spending
+from labctl.model import Need, Server
+from labctl.state import State
+
+SEATS = Path(PRIVATE) / "seats"
+"""Below it each seat has a directory of its own, as a lab has one: results come home there."""
+
+
+def course_ground(
+    folder: CourseFolder,
+    paths: Paths,
+    state: State,
+    reporter: Reporter,
+    *,
+    everywhere: bool = False,
+) -> Ground:
+    """The course's own ground: its provider is asked about all seats at once. It has no server.
+
+    `everywhere` asks in every region.
+    """
+    own = msgspec.structs.replace(folder.config.lab, root=folder.path / SEATS)
+    return Ground(
+        own,
+        folder.id,
+        paths,
+        state,
+        reporter,
+        everywhere=everywhere,
+        group=folder.id,
+        owner=f"{folder.config.name}-{folder.id[:6]}",
+        place=hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8],
+    )
+
+
+def seat_grounds(
+    folder: CourseFolder,
+    paths: Paths,
+    state: State,
+    reporter: Reporter,
+    seats: Sequence[Seat] | None = None,
+    *,
+    course: Ground | None = None,
+    listed: Iterable[Server] = (),
+) -> list[Ground]:
+    """One ground for each of these seats (of all), in their order.
+
+    A seat's budget is what the ledger leaves of it now, and its longest life what was granted to
+    its present server on top. `listed` is what the provider has just shown: it is priced from its
+    own tags where the ledger does not know it. `course` is a ground of `course_ground` to share.
+    """
+    wanted = folder.seats() if seats is None else list(seats)
+    first = course or course_ground(folder, paths, state, reporter)
+    shares = _Shares(folder, state, list(listed))
+    grounds = []
+    for seat in wanted:
+        config = seat_config(folder, seat, shares.need(seat))
+        config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        grounds.append(first.beside(config, seat.lab_id))
+    return grounds
+
+
+def seat_config(folder: CourseFolder, seat: Seat, need: Need) -> LabConfig:
+    """The course's lab as this seat has it. `root` is the seat's directory in the folder."""
+    lab = folder.config.lab
+    return msgspec.structs.replace(
+        lab,
+        name=seat.lab,
+        root=folder.path / SEATS / seat.name,
+        server=msgspec.structs.replace(lab.server, need=need),
+    )
+
+
+class _Shares:
+    """What the ledger leaves each seat, read once for all of them."""
+
+    def __init__(self, folder: CourseFolder, state: State, listed: Sequence[Server]) -> None:
+        self._need = folder.config.lab.server.need
+        self._entries = folder.ledger.entries()
+        now = time.time()
+        self._spent = spending(self._entries, now)
+        self._spent |= spending(self._entries, now, folder.living(listed)) if listed else {}
+        self._here: dict[str, float] = {}
+        for one in server_costs(state, None, now):
+            self._here[one.lab_id] = self._here.get(one.lab_id, 0.0) + (one.cost_usd or 0.0)
+
+    def need(self, seat: Seat) -> Need:
+        """Flows subtract from the budget what this machine's record knows of the seat: it is
+        added here, so that what they come to is what the ledger leaves."""
+        own = [one for one in self._entries if one.seat == seat.name]
+        budget = allowance_usd(own, seat.name, self._need.budget_usd)
+        if budget is not None:
+            left = max(0.0, budget - self._spent.get(seat.name, Spent()).usd)
+            budget = left + self._here.get(seat.lab_id, 0.0)
+        longest = self._need.max_ttl_s
+        if longest is not None:
+            longest += granted_s(own)
+        return msgspec.structs.replace(self._need, budget_usd=budget, max_ttl_s=longest)
+
+
+def granted_s(entries: Iterable[Entry]) -> int:
+    """Seconds that were given to a seat's present server, from the seat's own lines."""
+    total = 0
+    for one in entries:
+        if one.kind == "up":
+            total = 0
+        elif one.kind == "extend":
+            total += int(one.detail.get("seconds", 0))
+    return total

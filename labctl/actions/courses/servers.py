@@ -1,0 +1,238 @@
+"""A course's servers: made together, ended together, what failed told seat by seat.
+
+One seat's failure stops no other, and the same call again mends what failed. Nothing here asks
+more than once: a whole class is one question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from labctl.actions import Decision, Reporter, attempts, fleet, images, provision, work
+from labctl.actions.courses import accrue, handouts
+from labctl.actions.courses.ground import course_ground, seat_grounds
+from labctl.actions.courses.seated import Done, SeatReporter
+from labctl.actions.ground import Ground
+from labctl.config import Paths
+from labctl.courses.folder import CourseFolder, Seat
+from labctl.courses.ledger import Draft
+from labctl.errors import LabError, PolicyError
+from labctl.model import Need, Offer, Server, Value
+from labctl.state import State
+
+AT_ONCE = 32
+ENDED = ("ending", "terminated")
+
+
+@dataclass(frozen=True)
+class Staff:
+    """Who works on a course, and with what. `by` stands in the ledger beside what they do."""
+
+    folder: CourseFolder
+    paths: Paths
+    state: State
+    reporter: Reporter
+    by: str = ""
+
+    def course(self, *, everywhere: bool = False) -> Ground:
+        """The course's own ground; see `course_ground`."""
+        return course_ground(
+            self.folder, self.paths, self.state, self.reporter, everywhere=everywhere
+        )
+
+
+class SeatOutcome(Value, frozen=True):
+    """What came of one seat: its server, or what failed, why, and the next command."""
+
+    seat: str
+    students: tuple[str, ...]
+    server: Server | None = None
+    made: bool = False
+    error: str = ""
+    why: str = ""
+    hint: str = ""
+
+
+def up(
+    staff: Staff,
+    seats: Sequence[Seat],
+    *,
+    login_only: bool = False,
+    at_once: int = AT_ONCE,
+) -> list[SeatOutcome]:
+    """A ready server for each seat, in their order; safe to repeat and to interrupt.
+
+    With `login_only` nothing is prepared there and no watchdog is armed: its first login is enough.
+    PolicyError where the price is not agreed to. Every seat's news is a `SeatEvent`.
+    """
+    course = staff.course()
+    listed = course.provider.servers()
+    accrue.accrue(staff.folder, course, listed)
+    grounds = seat_grounds(
+        staff.folder, staff.paths, staff.state, staff.reporter, seats, course=course, listed=listed
+    )
+    there = {one.lab_id: one for one in listed if one.state not in ENDED}
+    need = _agreed(course, [one for one in grounds if one.lab_id not in there])
+    told = [
+        _with(ground, SeatReporter(seat.name, staff.reporter, agreed=True), need)
+        for ground, seat in zip(grounds, seats, strict=True)
+    ]
+    by_lab = {seat.lab_id: seat for seat in seats}
+    given = handouts.files(staff.folder, staff.reporter)
+
+    def one(ground: Ground) -> Server:
+        try:
+            if login_only:
+                return _reached(ground, listed)
+            server = provision.up(ground, listed)
+            _bring(ground, server, given)
+            return server
+        finally:
+            _note(staff, by_lab[ground.lab_id], ground)
+
+    outcomes = fleet.each(told, one, at_once=at_once, tell=_teller(staff.reporter, by_lab))
+    _refused(staff, by_lab, outcomes)
+    return [_outcome(by_lab[one.ground.lab_id], one, there) for one in outcomes]
+
+
+def _reached(ground: Ground, listed: Sequence[Server]) -> Server:
+    with ground.state.exclusive(ground.lab_id, "course up"):
+        need = ground.config.server.need
+        server = provision.adopt(ground, listed) or attempts.make(ground, need)
+        return provision.reach(ground, server)[0]
+
+
+def _bring(ground: Ground, server: Server, given: handouts.Handouts) -> None:
+    """What a class must not wait for at ten o'clock: the image, the data, the handouts."""
+    config = ground.config
+    if config.image.reference:
+        remote = ground.remote(server)
+        wanted = config.image.reference
+        if not remote.call("image", {"references": [wanted]})["ids"][wanted]:
+            images.ensure(ground, server, remote, wanted)
+    if config.data:
+        work.push_data(ground, server, force=True)
+    handouts.bring(ground, server, given)
+
+
+def _note(staff: Staff, seat: Seat, ground: Ground) -> None:
+    """Write a new server's beginning into the ledger, whatever became of the rest."""
+    server = ground.state.server_of_lab(ground.lab_id)
+    if server is None or server.state in ENDED:
+        return
+    known = accrue.known(staff.folder.ledger.entries(seat=seat.name)).get(server.id)
+    if known is None or known.ended:
+        staff.folder.ledger.append_all([accrue.up_line(seat.name, server, staff.by)])
+
+
+def _refused(
+    staff: Staff, by_lab: dict[str, Seat], outcomes: Iterable[fleet.Outcome[Server]]
+) -> None:
+    staff.folder.ledger.append_all(
+        [
+            Draft(kind="refused", seat=by_lab[one.ground.lab_id].name, why=one.error.what)
+            for one in outcomes
+            if isinstance(one.error, PolicyError)
+        ]
+    )
+
+
+def _agreed(course: Ground, fresh: Sequence[Ground]) -> Need | None:
+    """The need of every new server, once a person has agreed to what all of them cost.
+
+    None where none is to be made. What costs more than the agreed price does not exist for it.
+    """
+    if not fresh:
+        return None
+    need = course.config.server.need
+    offers = course.provider.offers(need)
+    ceiling = need.max_price_usd_per_hour
+    fitting = [o for o in offers if ceiling is None or o.price_usd_per_hour <= ceiling]
+    if not fitting or not fitting[0].price_usd_per_hour:
+        return need  # nothing costs, or each seat tells why there is nothing
+    offer = fitting[0]
+    asked = Decision(
+        question=_question(offer, len(fresh)), detail=_plan(fresh, offer), about="price"
+    )
+    if not course.reporter.ask(asked):
+        raise PolicyError(
+            "nothing was started", why="the price was not agreed to", hint="labctl course plan"
+        )
+    most = ceiling if ceiling is not None else attempts.agreed_usd_per_hour(offer)
+    return msgspec.structs.replace(need, max_price_usd_per_hour=most)
+
+
+def _question(offer: Offer, count: int) -> str:
+    market = "spot" if offer.spot else "on demand"
+    price = offer.price_usd_per_hour
+    servers = f"{count} servers" if count > 1 else "one server"
+    each = f", {price:.2f} each" if count > 1 else ""
+    return (
+        f"start {servers} ({offer.type}, {market}) for {count * price:.2f} dollars an hour{each}?"
+    )
+
+
+def _plan(fresh: Sequence[Ground], offer: Offer) -> str:
+    """What ends them, and what all of them cost at most."""
+    most = 0.0
+    for ground in fresh:
+        need = ground.config.server.need
+        ways = [need.ttl_s / 3600 * offer.price_usd_per_hour] if need.ttl_s else []
+        left = attempts.budget_left_usd(ground, need)
+        ways += [max(0.0, left)] if left is not None else []
+        most += min(ways, default=float("inf"))
+    need = fresh[0].config.server.need
+    ends = [
+        f"after {need.ttl_s / 3600:g} h" if need.ttl_s else "",
+        "at the seat's budget" if need.budget_usd is not None else "",
+        f"after {need.idle_s / 60:g} min without work" if need.idle_s else "",
+    ]
+    said = ", ".join(filter(None, ends))
+    lines = [f"each stops itself {said}" if said else "nothing but `labctl course down` ends them"]
+    if most < float("inf"):
+        lines.append(f"all of them cost {most:.2f} dollars at most, disks and traffic aside")
+    return "\n".join(lines)
+
+
+def _with(ground: Ground, reporter: Reporter, need: Need | None) -> Ground:
+    """The seat's ground with its own reporter, and no offer dearer than what was agreed to."""
+    config = ground.config
+    if need is not None:
+        most = need.max_price_usd_per_hour
+        own = msgspec.structs.replace(config.server.need, max_price_usd_per_hour=most)
+        config = msgspec.structs.replace(
+            config, server=msgspec.structs.replace(config.server, need=own)
+        )
+    return ground.beside(config, ground.lab_id, reporter=reporter)
+
+
+def _teller(reporter: Reporter, by_lab: dict[str, Seat]) -> Callable[[fleet.Outcome[Server]], None]:
+    def tell(one: fleet.Outcome[Server]) -> None:
+        error = one.error.what if one.error else ""
+        reporter.emit(Done(seat=by_lab[one.ground.lab_id].name, error=error))
+
+    return tell
+
+
+def _outcome(seat: Seat, one: fleet.Outcome[Server], there: dict[str, Server]) -> SeatOutcome:
+    server = one.value or one.ground.state.server_of_lab(seat.lab_id)
+    before = there.get(seat.lab_id)
+    error = one.error
+    return SeatOutcome(
+        seat=seat.name,
+        students=seat.students,
+        server=server,
+        made=server is not None and (before is None or before.id != server.id),
+        error=error.what if error else "",
+        why=error.why if error else "",
+        hint=_hint(seat, error) if error else "",
+    )
+
+
+def _hint(seat: Seat, error: LabError) -> str:
+    """The command of a course in place of the one for a lab of one's own."""
+    again = f"labctl course up --only {seat.name}"
+    return again if not error.hint or error.hint.startswith("labctl up") else error.hint
