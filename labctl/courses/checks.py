@@ -65,7 +65,8 @@ def across(students: Sequence[Student], lines: Sequence[int], problems: list[Pro
         for student, line in zip(students, lines, strict=True):
             value = getattr(student, what).casefold()
             if value and value in seen:
-                said = f"{what} {shown(value)} stands on line {seen[value]} already"
+                place = f"stands on line {seen[value]}" if seen[value] else "is in the roster"
+                said = f"the {what} {shown(value)} {place} already"
                 problems.append(Problem("", line, said))
             seen.setdefault(value, line)
     teams = {one.id: one.team for one in students}
