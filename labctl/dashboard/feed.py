@@ -1,0 +1,200 @@
+"""One course, many watchers: a snapshot is taken once, drawn once, and sent where it differs.
+
+A page is made of parts. Each part is a piece of HTML under an id and remembers in which version it
+last changed, so a browser that names its version gets what it lacks, after a cut link too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from labctl.dashboard.view import Snapshot
+from labctl.errors import LabError
+
+EVERY_S = 3.0
+"""Between two looks while somebody watches; longer where a look itself takes long."""
+SHARE = 0.02
+"""Of a core, at most, goes into looking and drawing."""
+BEAT_S = 15.0
+"""After so long without news a watcher is told so: a dead link shows."""
+FORGET_S = 60.0
+
+Parts = dict[str, str]
+Draw = Callable[[Snapshot], Parts]
+
+
+@dataclass
+class Channel:
+    """One page as it is drawn now. `shape` is the version in which its ids last changed."""
+
+    draw: Draw
+    drawn: Snapshot | None = None
+    version: int = 0
+    shape: int = 0
+    parts: dict[str, tuple[str, int]] = field(default_factory=dict)
+    watchers: int = 0
+    used_at: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    events: dict[int, bytes] = field(default_factory=dict)
+
+    def take(self, parts: Parts) -> bool:
+        """Replace what differs; whether anything does."""
+        new = [name for name, html in parts.items() if self.parts.get(name, ("",))[0] != html]
+        reshaped = list(parts) != list(self.parts)
+        if not new and not reshaped:
+            return False
+        self.version += 1
+        if reshaped:
+            self.shape = self.version
+        before = self.parts
+        self.parts = {
+            name: (html, self.version if name in new else before[name][1])
+            for name, html in parts.items()
+        }
+        self.events.clear()
+        return True
+
+    def event(self, since: int) -> bytes:
+        """What a browser lacks that has version `since`; the same bytes for all of them."""
+        known = self.events.get(since)
+        if known is None:
+            body: dict[str, object] = {"version": self.version}
+            if since < self.shape or since > self.version:
+                body["reload"] = True
+            else:
+                body["parts"] = {name: html for name, (html, v) in self.parts.items() if v > since}
+            text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+            known = self.events[since] = f"data: {text}\n\n".encode()
+        return known
+
+
+class Feed:
+    """Takes snapshots with `take`, in a thread of its own. Used from one event loop."""
+
+    def __init__(self, take: Callable[[], Snapshot], every_s: float = EVERY_S) -> None:
+        self.boot = secrets.token_hex(4)
+        """Tells this process's versions from those of one before."""
+        self._take = take
+        self._every_s = every_s
+        self._snapshot: Snapshot | None = None
+        self._taken_at = 0.0
+        self._cost_s = 0.0
+        self._trouble = ""
+        self._channels: dict[str, Channel] = {}
+        self._looking = asyncio.Lock()
+        self._watched = asyncio.Event()
+
+    async def snapshot(self) -> Snapshot:
+        """The course, at most as old as the pause between two looks. LabError: there is none."""
+        async with self._looking:
+            if self._snapshot is None or time.monotonic() - self._taken_at >= self._pause_s():
+                await asyncio.to_thread(self._look)
+        if self._snapshot is None:
+            raise LabError("the course cannot be read", why=self._trouble)
+        return self._snapshot
+
+    async def renew(self) -> None:
+        """Look at once, and tell whoever watches: something was done."""
+        async with self._looking:
+            await asyncio.to_thread(self._look)
+        await self._tell()
+
+    @property
+    def trouble(self) -> str:
+        """Why the last look failed; what is shown is older then."""
+        return self._trouble
+
+    def _pause_s(self) -> float:
+        return max(self._every_s, self._cost_s / SHARE)
+
+    def _look(self) -> None:
+        begun = time.thread_time()
+        try:
+            self._snapshot = self._take()
+            self._trouble = ""
+        except LabError as error:
+            self._trouble = f"{error.what}: {error.why}" if error.why else error.what
+        self._cost_s = time.thread_time() - begun
+        self._taken_at = time.monotonic()
+
+    async def page(self, name: str, draw: Draw) -> Channel:
+        """The channel of this name with the newest that there is drawn on it."""
+        channel = self._channels.get(name)
+        if channel is None:
+            channel = self._channels[name] = Channel(draw)
+        channel.used_at = time.monotonic()
+        snapshot = await self.snapshot()
+        self._draw(channel, snapshot)
+        return channel
+
+    def _draw(self, channel: Channel, snapshot: Snapshot) -> None:
+        if channel.drawn is snapshot:
+            return
+        begun = time.thread_time()
+        changed = channel.take(channel.draw(snapshot))
+        channel.drawn = snapshot
+        self._cost_s += time.thread_time() - begun
+        if changed:
+            channel.changed.set()
+            channel.changed = asyncio.Event()
+
+    async def watch(self, name: str, draw: Draw, since: str) -> AsyncIterator[bytes]:
+        """Server-sent events for a browser that has version `since`, `BOOT-NUMBER`."""
+        channel = await self.page(name, draw)
+        boot, _, number = since.partition("-")
+        # Another process's numbers mean nothing here: whatever is shown is loaded anew.
+        seen = int(number) if boot == self.boot and number.isdecimal() else -1
+        channel.watchers += 1
+        self._watched.set()
+        try:
+            yield b"retry: 2000\n\n"
+            while True:
+                if seen != channel.version:
+                    yield f"id: {self.boot}-{channel.version}\n".encode() + channel.event(seen)
+                    seen = channel.version
+                    continue
+                try:
+                    await asyncio.wait_for(channel.changed.wait(), BEAT_S)
+                except TimeoutError:
+                    yield b"event: beat\ndata: {}\n\n"
+        finally:
+            channel.watchers -= 1
+
+    async def run(self) -> None:
+        """Look and tell as long as somebody watches; for ever, until it is cancelled."""
+        while True:
+            await self._watched.wait()
+            await asyncio.sleep(self._pause_s())
+            if not any(one.watchers for one in self._channels.values()):
+                self._watched.clear()
+                self._forget()
+                continue
+            with contextlib.suppress(LabError):
+                await self.snapshot()
+            await self._tell()
+
+    async def _tell(self) -> None:
+        if self._snapshot is None:
+            return
+        for channel in [one for one in self._channels.values() if one.watchers]:
+            self._draw(channel, self._snapshot)
+            await asyncio.sleep(0)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of pages that nobody has looked at for a while."""
+        long_ago = time.monotonic() - FORGET_S
+        for name, one in list(self._channels.items()):
+            if not one.watchers and one.used_at < long_ago:
+                del self._channels[name]
+
+    @property
+    def watched(self) -> list[str]:
+        """The names of the pages that somebody has open."""
+        return [name for name, one in list(self._channels.items()) if one.watchers]
