@@ -47,7 +47,7 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
             machine = runs.refresh(ground, server)
             reachable = True
             watched = guard.watch(ground, server) if why else machine.get("watch")
-            _keep_watch(ground, server, watched or {})
+            keep_watch(ground, server, watched or {})
         except ConnectError as error:
             reachable, said = False, error.what
     now = time.time()
@@ -82,7 +82,7 @@ def _clocks(ground: Ground, server: Server, watch: dict[str, Any], now: float) -
     }
 
 
-def _keep_watch(ground: Ground, server: Server, watch: dict[str, Any]) -> None:
+def keep_watch(ground: Ground, server: Server, watch: dict[str, Any]) -> None:
     """Write down what the watchdog says: the ledger's only knowledge of idle hours."""
     if not watch:
         return

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from labctl.actions import Decision, Reporter, attempts, fleet, images, provision, work
-from labctl.actions.courses import accrue, handouts
+from labctl.actions import Decision, Reporter, attempts, fleet, images, provision
+from labctl.actions.courses import accrue
 from labctl.actions.courses.ground import course_ground, seat_grounds
+from labctl.actions.courses.material import Material, bring, material
 from labctl.actions.courses.seated import Done, SeatReporter
 from labctl.actions.ground import Ground
 from labctl.config import Paths
@@ -81,7 +82,7 @@ def up(
         for ground, seat in zip(grounds, seats, strict=True)
     ]
     by_lab = {seat.lab_id: seat for seat in seats}
-    given = handouts.files(staff.folder, staff.reporter)
+    given = Material() if login_only else material(staff.folder, staff.reporter)
 
     def one(ground: Ground) -> Server:
         try:
@@ -105,7 +106,7 @@ def _reached(ground: Ground, listed: Sequence[Server]) -> Server:
         return provision.reach(ground, server)[0]
 
 
-def _bring(ground: Ground, server: Server, given: handouts.Handouts) -> None:
+def _bring(ground: Ground, server: Server, given: Material) -> None:
     """What a class must not wait for at ten o'clock: the image, the data, the handouts."""
     config = ground.config
     if config.image.reference:
@@ -113,9 +114,7 @@ def _bring(ground: Ground, server: Server, given: handouts.Handouts) -> None:
         wanted = config.image.reference
         if not remote.call("image", {"references": [wanted]})["ids"][wanted]:
             images.ensure(ground, server, remote, wanted)
-    if config.data:
-        work.push_data(ground, server, force=True)
-    handouts.bring(ground, server, given)
+    bring(ground, server, given)
 
 
 def _note(staff: Staff, seat: Seat, ground: Ground) -> None:

@@ -1,4 +1,4 @@
-"""What staff hands out: kept in the course's folder, and in every lab's data on the servers.
+"""What staff gives to every lab: the course's data sets, and handouts, kept in the folder.
 
 A run sees it at /lab/data/handouts. The folder is the truth: a server that is made later gets the
 same, and pushing again sends only what has changed.
@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from labctl.actions import Reporter, sync
 from labctl.actions.courses.machines import labs_on
 from labctl.actions.ground import Ground
@@ -18,7 +20,6 @@ from labctl.errors import NotFoundError, UsageError
 from labctl.model import FileEntry, Server, Value
 
 NAME = "handouts"
-REMOTE = f"data/{NAME}"
 
 
 def take(folder: CourseFolder, files: Sequence[Path]) -> list[str]:
@@ -55,36 +56,51 @@ def take(folder: CourseFolder, files: Sequence[Path]) -> list[str]:
     return [file.resolve().name for file in files]
 
 
-class Handouts(Value, frozen=True):
-    """What there is to hand out, and where it lies."""
+class Tree(Value, frozen=True):
+    """A directory here, and where in a lab on the server it goes: "data/<name>"."""
 
+    target: str
     root: Path
     files: tuple[FileEntry, ...]
 
 
-def files(folder: CourseFolder, reporter: Reporter) -> Handouts:
-    """Everything in the course's `handouts/`, hashed; nothing where there is no such folder."""
-    root = folder.path / NAME
-    if not root.is_dir():
-        return Handouts(root=root, files=())
-    return Handouts(root=root, files=sync.scan_data(folder.private, NAME, root, reporter))
+class Material(Value, frozen=True):
+    """What every lab of the course is to have: trees from here, data that servers fetch."""
+
+    trees: tuple[Tree, ...] = ()
+    urls: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def bring(ground: Ground, server: Server, given: Handouts) -> int:
-    """Make every lab's handouts on the server what the folder's are; how many files were sent."""
-    if not given.files:
-        return 0
-    sent = 0
-    for lab in labs_on(ground, server):
-        done = sync.push(
-            lab.remote(server),
-            lab.config.name,
-            lab.lab_id,
-            REMOTE,
-            given.root,
-            given.files,
-            lab.reporter,
-            force=True,
+def material(folder: CourseFolder, reporter: Reporter, *, data: bool = True) -> Material:
+    """The handouts, and with `data` course.yaml's data sets; read and hashed once for everybody."""
+    sources = folder.config.lab.data if data else {}
+    roots = {name: one.path for name, one in sources.items() if one.path is not None}
+    if (folder.path / NAME).is_dir():
+        roots[NAME] = folder.path / NAME
+    trees = tuple(
+        Tree(
+            target=f"data/{name}",
+            root=root,
+            files=sync.scan_data(folder.private, name, root, reporter),
         )
-        sent += done.sent
+        for name, root in roots.items()
+    )
+    urls = {name: one.url for name, one in sources.items() if one.url}
+    return Material(trees=trees, urls=urls)
+
+
+def bring(ground: Ground, server: Server, given: Material) -> int:
+    """Make every lab's data on the server what it is here; how many files were sent.
+
+    What a student has changed in it there is given up: it is the course's.
+    """
+    sent = 0
+    for lab in labs_on(ground, server) if given.trees or given.urls else []:
+        remote = lab.remote(server)
+        for tree in given.trees:
+            about = (lab.config.name, lab.lab_id, tree.target)
+            done = sync.push(remote, *about, tree.root, tree.files, lab.reporter, force=True)
+            sent += done.sent
+        if given.urls:
+            sync.fetch_data(remote, lab.config.name, lab.lab_id, given.urls, lab.reporter)
     return sent

@@ -1,0 +1,266 @@
+"""The end of seats' servers, and of a course: all of it home, nothing left that bills, proven.
+
+`down` ends servers. `end_of_term` also collects, takes keys back, and asks every provider that the
+course ever had a server at what is left there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from labctl.actions import Decision, Note, Step, fleet, orphans, removal
+from labctl.actions.courses import accrue
+from labctl.actions.courses.ground import seat_grounds
+from labctl.actions.courses.machines import SavedSeat, save
+from labctl.actions.courses.seated import Done, SeatReporter
+from labctl.actions.courses.servers import ENDED, SeatOutcome, Staff
+from labctl.actions.courses.status import take_over
+from labctl.actions.everywhere import Doors
+from labctl.actions.ground import Ground
+from labctl.courses.folder import Seat
+from labctl.errors import LabError, PolicyError
+from labctl.model import Resource, Server, Value
+
+AT_ONCE = 16
+"""Servers whose results come home at the same time: this machine's line is what limits them."""
+
+
+class SeatEnding(Value, frozen=True):
+    """What came of one seat: what is home now, and its server's end or why it has not ended."""
+
+    seat: str
+    students: tuple[str, ...]
+    server_id: str = ""
+    saved: SavedSeat = SavedSeat()
+    ended: bool = False
+    error: str = ""
+    why: str = ""
+    hint: str = ""
+
+
+def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[SeatEnding]:
+    """End the servers of these seats once all that is on them is here; those that had none aside.
+
+    Asked once for all. A seat whose results cannot be saved keeps its server or its disk, and is
+    told; the others end. Safe to repeat.
+    """
+    course = staff.course()
+    listed = course.provider.servers()
+    accrue.accrue(staff.folder, course, listed)
+    grounds = seat_grounds(
+        staff.folder, staff.paths, staff.state, staff.reporter, seats, course=course, listed=listed
+    )
+    by_lab = {seat.lab_id: seat for seat in seats}
+    servers = {one.lab_id: one for one in take_over(grounds, listed)}
+    mine = [one for one in grounds if one.lab_id in servers]
+    if not mine:
+        return []
+    _agree(staff, [servers[one.lab_id] for one in mine], discard)
+    saved = _save_all(staff, mine, servers, by_lab, discard)
+    ready = [one.ground for one in saved if one.error is None]
+    unended = _end_all(course, [servers[one.lab_id] for one in ready])
+    gone = [one for one in ready if one.lab_id not in unended]
+    accrue.ended(
+        staff.folder, [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone], staff.by
+    )
+    if not [one for one in course.provider.servers() if _is_ours(staff, one)]:
+        _take_shared(course)
+    return [_told(by_lab, servers, one, unended) for one in saved]
+
+
+def _agree(staff: Staff, servers: Sequence[Server], discard: bool) -> None:
+    price = sum(one.offer.price_usd_per_hour for one in servers)
+    lost = "Results that are not here will be LOST. " if discard else ""
+    what = f"{len(servers)} servers" if len(servers) > 1 else "one server"
+    question = f"{lost}end {what} of {staff.folder.config.name} ({price:.2f} dollars an hour)?"
+    detail = "" if discard else "what runs is cancelled, and every result is brought home first"
+    if not staff.reporter.ask(Decision(question=question, detail=detail)):
+        raise PolicyError(
+            "nothing was ended",
+            why=f"they go on, at {price:.2f} dollars an hour together",
+            hint="labctl course down --yes",
+        )
+
+
+def _save_all(
+    staff: Staff,
+    grounds: Sequence[Ground],
+    servers: dict[str, Server],
+    by_lab: dict[str, Seat],
+    discard: bool,
+) -> list[fleet.Outcome[SavedSeat]]:
+    doors = Doors(list(servers.values()))
+
+    def one(ground: Ground) -> SavedSeat:
+        server = servers[ground.lab_id]
+        with doors.through(server.endpoint):
+            return save(ground, server, discard=discard)
+
+    def tell(one: fleet.Outcome[SavedSeat]) -> None:
+        error = one.error.what if one.error else ""
+        staff.reporter.emit(Done(seat=by_lab[one.ground.lab_id].name, error=error))
+
+    quiet = [
+        one.beside(
+            one.config,
+            one.lab_id,
+            SeatReporter(by_lab[one.lab_id].name, staff.reporter, agreed=False),
+        )
+        for one in grounds
+    ]
+    return fleet.each(quiet, one, at_once=AT_ONCE, tell=tell)
+
+
+def _end_all(course: Ground, servers: Sequence[Server]) -> dict[str, LabError]:
+    """End all of them together; why not, by lab id, for those that their provider did not end."""
+    course.reporter.emit(Step(name=f"ending {len(servers)} servers"))
+    try:
+        removal.end(course, servers)
+    except LabError as error:
+        left = {one.lab_id for one in servers if course.state.server(one.id) is not None}
+        return dict.fromkeys(left, error)
+    course.reporter.emit(Step(name=f"ending {len(servers)} servers", done=True))
+    return {}
+
+
+def _is_ours(staff: Staff, server: Server) -> bool:
+    return is_of_course(staff, server.lab, server.lab_id) and server.state not in ENDED
+
+
+def is_of_course(staff: Staff, lab: str, lab_id: str) -> bool:
+    """Whether a lab at a provider is the course itself or a seat of it, of those who left too."""
+    if lab_id == staff.folder.id:
+        return True
+    return any(lab_id == seat.lab_id for seat in staff.folder.seats(active_only=False))
+
+
+def _take_shared(course: Ground) -> None:
+    """What the servers of the course shared at its provider, once none is left."""
+    shared = [one for one in course.provider.leftovers() if one.lab_id == course.group]
+    removal.take_away(course, [one for one in shared if one.expires_at is None])
+
+
+def _told(
+    by_lab: dict[str, Seat],
+    servers: dict[str, Server],
+    one: fleet.Outcome[SavedSeat],
+    unended: dict[str, LabError],
+) -> SeatEnding:
+    seat = by_lab[one.ground.lab_id]
+    error = one.error or unended.get(seat.lab_id)
+    return SeatEnding(
+        seat=seat.name,
+        students=seat.students,
+        server_id=servers[seat.lab_id].id,
+        saved=one.value or SavedSeat(),
+        ended=error is None,
+        error=error.what if error else "",
+        why=error.why if error else "",
+        hint=_hint(seat, one.error) if error else "",
+    )
+
+
+def _hint(seat: Seat, unsaved: LabError | None) -> str:
+    again = f"labctl course down --only {seat.name}"
+    return f"{again}, or {again} --discard to lose what is there" if unsaved else again
+
+
+class Left(Value, frozen=True):
+    """What a provider shows of the course when all was done. Empty: nothing there bills."""
+
+    provider: str
+    servers: tuple[Server, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    error: str = ""
+
+    @property
+    def bills(self) -> bool:
+        """Whether something goes on costing money there, or nobody can tell."""
+        paid = any(one.price_usd_per_month > 0 for one in self.resources)
+        return bool(self.error or self.servers or paid)
+
+
+class Proof(Value, frozen=True):
+    """The end of a course. `collected` is what was fetched by assignment, or why it was not."""
+
+    endings: tuple[SeatEnding, ...]
+    left: tuple[Left, ...]
+    collected: dict[str, str] = msgspec.field(default_factory=dict)
+    revoked_keys: int = 0
+    at: float = 0.0
+
+    @property
+    def clean(self) -> bool:
+        """Whether every server has ended and no provider shows anything that bills."""
+        return all(one.ended for one in self.endings) and not any(one.bills for one in self.left)
+
+
+Collect = Callable[[str], str]
+"""Fetch and verify what was handed in for an assignment; what came of it, in words."""
+Revoke = Callable[[], int]
+"""Take back every key that opens the course's keeper; how many there were."""
+
+
+def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool = False) -> Proof:
+    """Collect, save, end, take keys back, and ask the provider in every region what is left.
+
+    Everything is tried, whatever fails; the proof says what did. Safe to repeat.
+    """
+    collected = {}
+    for name in staff.folder.config.assignments:
+        staff.reporter.emit(Step(name=f"collecting {name}"))
+        try:
+            collected[name] = collect(name)
+        except LabError as error:
+            collected[name] = f"not collected: {error.what}"
+            staff.reporter.emit(Note(text=f"{name}: {error.what}", level="warning"))
+        staff.reporter.emit(Step(name=f"collecting {name}", done=True))
+    endings = down(staff, staff.folder.seats(active_only=False), discard=discard)
+    revoked = revoke() if all(one.ended for one in endings) else 0
+    left = asked(staff)
+    proof = Proof(
+        endings=tuple(endings),
+        left=tuple(left),
+        collected=collected,
+        revoked_keys=revoked,
+        at=time.time(),
+    )
+    if proof.clean:
+        # Nothing is left that this key opens.
+        shutil.rmtree(staff.paths.keys_dir / staff.folder.id, ignore_errors=True)
+    return proof
+
+
+def asked(staff: Staff) -> list[Left]:
+    """What the course's provider shows of it now, in every region, free caches aside."""
+    course = staff.course(everywhere=True)
+    name = course.config.server.provider
+    staff.reporter.emit(Step(name=f"asking {name} what is left"))
+    try:
+        servers = [
+            one
+            for one in course.provider.servers()
+            if one.state != "terminated" and is_of_course(staff, one.lab, one.lab_id)
+        ]
+        resources = _of_course(staff, course.provider.leftovers())
+    except LabError as error:
+        return [Left(provider=name, error=" ".join(filter(None, [error.what, error.why])))]
+    staff.reporter.emit(Step(name=f"asking {name} what is left", done=True))
+    return [Left(provider=name, servers=tuple(servers), resources=tuple(resources))]
+
+
+def _of_course(staff: Staff, found: Iterable[Resource]) -> list[Resource]:
+    return [
+        one
+        for one in found
+        if one.kind != orphans.CACHE and is_of_course(staff, one.lab, one.lab_id)
+    ]
+
+
+def outcomes_failed(found: Iterable[SeatOutcome | SeatEnding]) -> int:
+    """How many seats something failed for."""
+    return sum(bool(one.error) for one in found)
