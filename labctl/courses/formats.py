@@ -3,7 +3,7 @@
 | format | told by |
 |---|---|
 | canvas | Student, ID, and SIS Login ID, SIS User ID or Section: the gradebook's export |
-| moodle | First name, Last name (or Surname), Email address; or a worksheet's Identifier, Full name |
+| moodle | First name, Last name or Surname, Email address; a worksheet: Identifier, Full name |
 | classroom | identifier (or roster_identifier), github_username |
 | nbgrader | id (or student_id) with first_name, last_name or lms_user_id |
 | csv | id, email or name; team and section if they are there |

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from labctl.courses.entries import Entry
 from labctl.model import Value
@@ -64,10 +64,39 @@ def due_extensions(entries: Iterable[Entry], assignment: str) -> dict[str, int]:
     return {student: seconds for student, seconds in found.items() if seconds}
 
 
+class Span(Value, frozen=True):
+    """A stretch of one server's life. Those of one server never overlap."""
+
+    seat: str
+    server_id: str
+    since: float
+    until: float
+    usd: float
+    idle_s: float = 0.0
+
+
 def spending(
     entries: Iterable[Entry], now: float, living: Sequence[Living] | None = None
 ) -> dict[str, Spent]:
     """What every seat has had, in one pass over the lines."""
+    totals: dict[str, Spent] = {}
+    for one in spans(entries, now, living):
+        whole = max(one.until - one.since, 0.0)
+        part = one.idle_s / whole if whole > 0 else 0.0
+        before = totals.get(one.seat, Spent())
+        totals[one.seat] = Spent(
+            usd=before.usd + one.usd,
+            hours=before.hours + whole / HOUR_S,
+            idle_usd=before.idle_usd + one.usd * part,
+            idle_hours=before.idle_hours + one.idle_s / HOUR_S,
+        )
+    return totals
+
+
+def spans(
+    entries: Iterable[Entry], now: float, living: Sequence[Living] | None = None
+) -> list[Span]:
+    """Every second of every server, once, with what it cost; each server's in order."""
     servers: dict[tuple[str, str], _Life] = {}
     for one in entries:
         server_id = str(one.detail.get("server_id", ""))
@@ -75,12 +104,12 @@ def spending(
             servers.setdefault((one.seat, server_id), _Life()).take(one)
     for alive in living or ():
         servers.setdefault((alive.seat, alive.server_id), _Life()).show(alive, now)
-    totals: dict[str, Spent] = {}
-    for key, life in servers.items():
+    found: list[Span] = []
+    for (seat, server_id), life in servers.items():
         if living is None:
             life.guess(now)
-        totals[key[0]] = _sum(totals.get(key[0], Spent()), life.spent())
-    return totals
+        found += life.told(seat, server_id)
+    return found
 
 
 class _Life:
@@ -125,28 +154,21 @@ class _Life:
         if now > at:
             self.spans.append((at, now, (now - at) / HOUR_S * price, 0.0))
 
-    def spent(self) -> Spent:
-        """Spans that overlap were written twice: what lies beyond the last one counts."""
-        total, at = Spent(), float("-inf")
+    def told(self, seat: str, server_id: str) -> Iterator[Span]:
+        """What was written down twice counts once: the part that lies beyond the one before."""
+        at = float("-inf")
         for begin, end, usd, idle_s in sorted(self.spans):
-            whole = end - begin
-            share = 1.0 if whole <= 0 else max(0.0, end - max(begin, at)) / whole
+            since, whole = max(begin, at), end - begin
             at = max(at, end)
-            part = min(idle_s, whole) / whole if whole > 0 else 0.0
-            counted = Spent(
+            if end <= since:
+                continue
+            share = (end - since) / whole
+            idle_s = min(max(idle_s, 0.0), whole) * share
+            yield Span(
+                seat=seat,
+                server_id=server_id,
+                since=since,
+                until=end,
                 usd=usd * share,
-                hours=max(0.0, whole) * share / HOUR_S,
-                idle_usd=usd * share * part,
-                idle_hours=max(0.0, whole) * share * part / HOUR_S,
+                idle_s=idle_s,
             )
-            total = _sum(total, counted)
-        return total
-
-
-def _sum(one: Spent, other: Spent) -> Spent:
-    return Spent(
-        usd=one.usd + other.usd,
-        hours=one.hours + other.hours,
-        idle_usd=one.idle_usd + other.idle_usd,
-        idle_hours=one.idle_hours + other.idle_hours,
-    )
