@@ -1,0 +1,150 @@
+"""The broker of a shared server: the only way from an account to the Docker Engine.
+
+It runs as root and speaks the engine's own interface on a Unix socket, so that labctl and the
+docker command work as they do with the engine. Who asks is what the kernel says (SO_PEERCRED).
+What is not named in ROUTES does not exist, what belongs to another account is not found.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Callable
+
+from . import broker_mounts, broker_net, engine
+from .broker_calls import Calls
+from .broker_http import Refusal, Request, read_request, say
+from .broker_keep import Keeping
+from .broker_rules import Account
+from .broker_settings import Settings, load
+from .reply import Failure
+from .shared import BROKER
+
+MOST_AT_ONCE = 64
+"""Connections of one account. Followers and terminals hold theirs for long."""
+KEEP_EVERY_S = 5.0
+Deed = Callable[[Calls, Account, Request, str], None]
+ROUTES: tuple[tuple[str, str, Deed], ...] = (
+    ("GET|HEAD", "/_ping", Calls.plain),
+    ("GET", "/version", Calls.plain),
+    ("GET", "/info", Calls.info),
+    ("GET", "/labctl/gpus", Calls.gpus),
+    ("GET", "/images/(.+)/json", Calls.image),
+    ("POST", "/images/create", Calls.pull),
+    ("POST", "/images/load", Calls.load),
+    ("GET", "/containers/json", Calls.listed),
+    ("POST", "/containers/create", Calls.create),
+    ("GET", "/containers/([^/]+)/json", Calls.inspect),
+    ("GET", "/containers/([^/]+)/archive", Calls.archive),
+    ("POST", "/containers/([^/]+)/start", Calls.start),
+    ("POST", "/containers/([^/]+)/exec", Calls.exec),
+    ("GET", "/containers/([^/]+)/(?:logs|stats|top)", Calls.own),
+    ("POST", "/containers/([^/]+)/(?:stop|kill|wait|attach|resize)", Calls.own),
+    ("DELETE", "/containers/([^/]+)", Calls.remove),
+    ("GET", "/exec/([^/]+)/json", Calls.of_exec),
+    ("POST", "/exec/([^/]+)/(?:start|resize)", Calls.of_exec),
+)
+
+
+def run(request: dict[str, Any]) -> None:
+    """Serve until the end of the process. "settings" is the path of its file."""
+    os.umask(0)
+    settings = load(Path(str(request.get("settings") or "/etc/labctl/broker.json")))
+    if os.geteuid() != 0:
+        raise Failure("usage", "the broker runs as root")
+    os.environ["DOCKER_HOST"] = engine.SOCKET
+    broker_mounts.begin()
+    broker_net.fence()
+    keeping = Keeping(settings)
+    keeping.look()
+    threading.Thread(target=_keep, args=(keeping,), daemon=True).start()
+    Broker(settings, Calls(settings, keeping)).serve(Path(BROKER))
+
+
+def _keep(keeping: Keeping) -> None:
+    while True:
+        time.sleep(KEEP_EVERY_S)
+        try:
+            keeping.look()
+        except (Failure, OSError, ValueError, KeyError) as error:
+            _told(f"looking after containers failed: {error}")
+
+
+class Broker:
+    """Takes connections, says who is there, and finds the call that answers."""
+
+    def __init__(self, settings: Settings, calls: Calls) -> None:
+        self.settings = settings
+        self.calls = calls
+        self._busy: Counter[int] = Counter()
+        self._guard = threading.Lock()
+        self._routes = [
+            (re.compile(methods), re.compile(path), deed) for methods, path, deed in ROUTES
+        ]
+
+    def serve(self, place: Path) -> None:
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            place.unlink()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(place))
+            os.chown(place, 0, grp.getgrnam(self.settings.group).gr_gid)
+            place.chmod(0o660)
+            listener.listen(128)
+            _told(f"ready at {place}")
+            while True:
+                link, _ = listener.accept()
+                threading.Thread(target=self._met, args=(link,), daemon=True).start()
+
+    def _met(self, link: socket.socket) -> None:
+        with link, suppress(OSError):
+            uid = broker_net.peer(link)[1]
+            with self._guard:
+                self._busy[uid] += 1
+                crowded = self._busy[uid] > MOST_AT_ONCE
+            try:
+                if crowded:
+                    raise Refusal(429, f"more than {MOST_AT_ONCE} connections at once")
+                asked = read_request(link)
+                if asked is not None:
+                    self._answer(account_of(uid), asked)
+            except Refusal as refusal:
+                say(link, refusal.status, {"message": refusal.message})
+            finally:
+                with self._guard:
+                    self._busy[uid] -= 1
+
+    def _answer(self, account: Account, asked: Request) -> None:
+        try:
+            for methods, path, deed in self._routes:
+                found = path.fullmatch(asked.path)
+                if found and methods.fullmatch(asked.method):
+                    deed(self.calls, account, asked, found.group(1) if path.groups else "")
+                    return
+        except engine.Refused as refused:
+            raise Refusal(refused.status or 500, refused.message) from None
+        except Failure as failure:
+            raise Refusal(500, str(failure.body["what"])) from None
+        raise Refusal(403, f"a shared server does not offer {asked.method} {asked.path[:100]}")
+
+
+def account_of(uid: int) -> Account:
+    try:
+        found = pwd.getpwuid(uid)
+    except KeyError:
+        raise Refusal(403, f"uid {uid} is no account of this server") from None
+    return Account(uid, found.pw_gid, found.pw_name, os.path.realpath(found.pw_dir))
+
+
+def _told(text: str) -> None:
+    sys.stderr.write(f"labctl-broker: {text}\n")
+    sys.stderr.flush()

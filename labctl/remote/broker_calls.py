@@ -1,0 +1,265 @@
+"""The calls that an account may make, each with the account's own things only."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from . import broker_images, broker_mounts, broker_net, broker_share, engine
+from .broker_gpus import STATES, boottime_s, chosen, holder, leases, node_groups
+from .broker_http import Refusal, Request, pass_on, say, send_on
+from .broker_keep import Keeping, containers
+from .broker_rules import (
+    ENDS,
+    GPUS,
+    ID,
+    NAME,
+    OWNER,
+    SOCKET,
+    SOURCES,
+    Account,
+    body,
+    exec_body,
+    own_name,
+    shown_name,
+    wish,
+)
+from .broker_settings import Settings
+from .gpus import Gpus
+from .place import disk
+
+ENGINE = engine.SOCKET[len("unix://") :]
+IMAGES_LIE = Path("/var/lib/docker")
+INFO = ("ServerVersion", "NCPU", "MemTotal", "OperatingSystem", "Architecture", "Driver")
+FILTERS = ("label", "status", "name", "id")
+
+
+class Calls:
+    """Each takes who asks, the request, and what its path names."""
+
+    def __init__(self, settings: Settings, keeping: Keeping) -> None:
+        self.settings = settings
+        self.keeping = keeping
+        self._gpus = Gpus()
+        self._looking = threading.Lock()
+
+    def plain(self, account: Account, asked: Request, _ref: str) -> None:
+        pass_on(asked, ENGINE, asked.path, {})
+
+    def info(self, account: Account, asked: Request, _ref: str) -> None:
+        """Of the engine what anybody may know."""
+        found = json.loads(engine.ask("GET", "/info"))
+        told = {key: found.get(key) for key in INFO}
+        runtimes = {name: {"path": ""} for name in found.get("Runtimes") or {}}
+        say(asked.link, 200, {**told, "Runtimes": runtimes})
+
+    def gpus(self, account: Account, asked: Request, _ref: str) -> None:
+        """{"gpus": [...]}: each with its holder's name and the seconds until the end, or free."""
+        held = {one.uuid: one for one in leases(containers())}
+        now_s = boottime_s()
+        told = []
+        for gpu in self._seen():
+            row: dict[str, Any] = {key: gpu.get(key) for key in ("index", "uuid", "name")}
+            lease = held.get(str(gpu.get("uuid")))
+            row["holder"] = holder(lease.uid) if lease else ""
+            row["ends_in_s"] = round(max(0.0, lease.ends_s - now_s)) if lease else 0
+            told.append(row)
+        say(asked.link, 200, {"gpus": told})
+
+    def image(self, account: Account, asked: Request, ref: str) -> None:
+        say(asked.link, 200, self._image(account, ref))
+
+    def pull(self, account: Account, asked: Request, _ref: str) -> None:
+        """From a registry, for all. The account's own logins are not used."""
+        reference = asked.query.get("fromImage", "")
+        broker_images.own_reference(account, reference)
+        if not reference or asked.query.get("fromSrc"):
+            raise Refusal(403, "a shared server makes no images of archives")
+        self._room()
+        query = {"fromImage": reference, "tag": asked.query.get("tag", "")}
+        pass_on(asked, ENGINE, "/images/create", query)
+
+    def load(self, account: Account, asked: Request, _ref: str) -> None:
+        self._room()
+        blocks = asked.blocks(self.settings.image_bytes)
+        checked = broker_images.retagged(account, blocks)
+        send_on(asked, ENGINE, "/images/load", {"quiet": "1"}, checked)
+
+    def listed(self, account: Account, asked: Request, _ref: str) -> None:
+        try:
+            wanted = json.loads(asked.query.get("filters") or "{}")
+            filters = {key: list(wanted[key]) for key in FILTERS if key in wanted}
+        except (ValueError, TypeError):
+            raise Refusal(400, "the filters cannot be read") from None
+        filters["label"] = [*filters.get("label", []), f"{OWNER}={account.uid}"]
+        every = "1" if asked.query.get("all") in ("1", "true") else "0"
+        text = quote(json.dumps(filters))
+        found = json.loads(engine.ask("GET", f"/containers/json?all={every}&filters={text}"))
+        say(asked.link, 200, [_shown(account, one) for one in found])
+
+    def create(self, account: Account, asked: Request, _ref: str) -> None:
+        wanted = asked.json()
+        name = own_name(account, asked.query.get("name") or f"anonymous-{os.urandom(6).hex()}")
+        found = self._image(account, str(wanted.get("Image") or ""))
+        asks = wish(account, wanted)
+        with self.keeping.making:
+            everyone = containers()
+            self._one_more(account, everyone)
+            gpus = self._lent(account, asks.gpus, everyone)
+            labels = {SOURCES: json.dumps({one.target: one.source for one in asks.binds})}
+            if gpus:
+                ends_s = boottime_s() + self.settings.gpu_lease_s
+                labels.update({GPUS: ",".join(gpus), ENDS: f"{ends_s:.0f}"})
+            if asks.port:
+                labels[SOCKET] = str(broker_net.socket_of(account, name))
+            mounts = self._held(account, name, asks.binds)
+            made = body(
+                account,
+                wanted,
+                image=found["Id"],
+                mounts=mounts,
+                gpus=gpus,
+                gpu_groups=node_groups() if gpus else [],
+                labels=labels,
+                share=self.settings.share,
+                network=broker_net.network(account),
+                parent=self._parent(account),
+            )
+            said = self._made(name, made)
+        say(asked.link, 201, said)
+
+    def inspect(self, account: Account, asked: Request, ref: str) -> None:
+        say(asked.link, 200, _shown(account, self._own(account, ref)))
+
+    def start(self, account: Account, asked: Request, ref: str) -> None:
+        """Once: what it mounts is let go as soon as it has it."""
+        found = self._own(account, ref)
+        if found["State"]["Status"] not in ("created", "running"):
+            raise Refusal(409, "a container on a shared server is started once")
+        engine.ask("POST", f"/containers/{found['Id']}/start")
+        with self.keeping.making:
+            broker_mounts.release(found["Name"].lstrip("/"))
+        self.keeping.relay({"Id": found["Id"], "Labels": found["Config"]["Labels"]})
+        say(asked.link, 200, b"")
+
+    def exec(self, account: Account, asked: Request, ref: str) -> None:
+        found = self._own(account, ref)
+        content = json.dumps(exec_body(account, asked.json())).encode()
+        pass_on(asked, ENGINE, f"/containers/{found['Id']}/exec", {}, content)
+
+    def archive(self, account: Account, asked: Request, ref: str) -> None:
+        """Only /etc/passwd, only where nothing has run yet: what runs could move links about."""
+        found = self._own(account, ref)
+        if found["State"]["Status"] != "created" or asked.query.get("path") != "/etc/passwd":
+            raise Refusal(403, "a shared server copies nothing out of containers")
+        pass_on(asked, ENGINE, f"/containers/{found['Id']}/archive", {"path": "/etc/passwd"})
+
+    def own(self, account: Account, asked: Request, ref: str) -> None:
+        """Whatever needs no look at the request beyond whose container it is."""
+        found = self._own(account, ref)
+        deed = asked.path.rpartition("/")[2]
+        pass_on(asked, ENGINE, f"/containers/{found['Id']}/{deed}", asked.query)
+
+    def remove(self, account: Account, asked: Request, ref: str) -> None:
+        found = self._own(account, ref)
+        with self.keeping.making:
+            engine.ask("DELETE", f"/containers/{found['Id']}?force=1&v=1")
+            broker_mounts.release(found["Name"].lstrip("/"))
+        say(asked.link, 200, b"")
+
+    def of_exec(self, account: Account, asked: Request, ref: str) -> None:
+        if not ID.match(ref):
+            raise Refusal(404, f"No such exec instance: {ref[:80]}")
+        said = json.loads(engine.ask("GET", f"/exec/{ref}/json"))
+        self._own(account, str(said.get("ContainerID")))
+        deed = asked.path.rpartition("/")[2]
+        content = b""
+        if deed == "start":
+            wanted = asked.json()
+            told = {key: bool(wanted.get(key)) for key in ("Detach", "Tty")}
+            content = json.dumps(told).encode()
+        pass_on(asked, ENGINE, f"/exec/{said['ID']}/{deed}", asked.query, content)
+
+    def _own(self, account: Account, ref: str) -> dict[str, Any]:
+        """What `inspect` says of a container of the account's; another's is not found."""
+        if NAME.match(ref):
+            for known in (f"u{account.uid}.{ref}", ref if ID.match(ref) else ""):
+                found = next(iter(engine.inspect([known]).values()), None) if known else None
+                labels = (found or {}).get("Config", {}).get("Labels") or {}
+                if found and labels.get(OWNER) == str(account.uid):
+                    return found
+        raise Refusal(404, f"No such container: {ref[:120]}")
+
+    def _image(self, account: Account, ref: str) -> dict[str, Any]:
+        for known in broker_images.candidates(account, ref):
+            found = engine.image(known)
+            if found and broker_images.visible(account, found):
+                return found
+        raise Refusal(404, f"No such image: {ref[:200]}")
+
+    def _one_more(self, account: Account, everyone: list[dict[str, Any]]) -> None:
+        mine = [one for one in everyone if one["Labels"][OWNER] == str(account.uid)]
+        living = [one for one in mine if one["State"] in STATES]
+        if len(living) >= self.settings.containers:
+            most = self.settings.containers
+            raise Refusal(409, f"shared server: an account has at most {most} containers here")
+
+    def _lent(
+        self, account: Account, wanted: list[str], everyone: list[dict[str, Any]]
+    ) -> list[str]:
+        if not wanted:
+            return []
+        most, held = self.settings.gpus_per_account, leases(everyone)
+        return chosen(account, wanted, self._seen(), held, most, boottime_s())
+
+    def _seen(self) -> list[dict[str, Any]]:
+        with self._looking:
+            return self._gpus.read(wait=False)
+
+    def _held(self, account: Account, name: str, binds: list[Any]) -> list[dict[str, Any]]:
+        if name in broker_mounts.held():
+            if engine.inspect([name]):
+                raise Refusal(409, f'The container name "{name}" is already in use')
+            broker_mounts.release(name)
+        return broker_mounts.hold(account, name, binds)
+
+    def _made(self, name: str, made: dict[str, Any]) -> dict[str, Any]:
+        try:
+            said: dict[str, Any] = json.loads(
+                engine.ask("POST", f"/containers/create?name={name}", made)
+            )
+        except BaseException:
+            broker_mounts.release(name)
+            raise
+        return said
+
+    def _parent(self, account: Account) -> str:
+        driver = json.loads(engine.ask("GET", "/info")).get("CgroupDriver", "")
+        return broker_share.parent_of(account.uid, self.settings.share, driver)
+
+    def _room(self) -> None:
+        free = disk(IMAGES_LIE if IMAGES_LIE.exists() else Path("/"))[0]
+        if free < self.settings.disk_free_bytes:
+            raise Refusal(507, "shared server: its disk has no room for another image")
+
+
+def _shown(account: Account, found: dict[str, Any]) -> dict[str, Any]:
+    """A container as the account knows it: by its own names, mounted from its own places."""
+    labels = dict((found.get("Config") or {}).get("Labels") or found.get("Labels") or {})
+    sources = json.loads(labels.pop(SOURCES, "{}"))
+    told = dict(found)
+    if "Name" in found:
+        told["Name"] = shown_name(account, found["Name"])
+        told["Config"] = {**found["Config"], "Labels": labels}
+    else:
+        told["Names"] = [shown_name(account, one) for one in found.get("Names") or []]
+        told["Labels"] = labels
+    told["Mounts"] = [
+        {**one, "Source": sources.get(one.get("Destination"), one.get("Source", ""))}
+        for one in found.get("Mounts") or []
+    ]
+    return told
