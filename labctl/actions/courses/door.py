@@ -1,0 +1,143 @@
+"""The door: how a student's forced command reaches the keeper's process, and its socket there.
+
+The command holds no credentials and knows no flow: it carries lines to the keeper and back. Where
+no keeper runs it says so; handing in needs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from labctl.actions.courses.desk import MOST_LINE_BYTES, Desk
+from labctl.actions.replies import as_reply
+from labctl.config import Paths
+from labctl.courses.folder import CourseFolder
+from labctl.errors import BusyError, LabError
+from labctl.state.locks import held
+from labctl.transports.client import runtime_dir
+
+AT_ONCE = 256
+"""Students that are connected at the same time."""
+IDLE_S = 600.0
+
+
+def socket_path(course_id: str) -> Path:
+    return runtime_dir() / f"course-{course_id}"
+
+
+@contextlib.contextmanager
+def only_keeper(folder: CourseFolder, places: Paths) -> Iterator[None]:
+    """Be this course's keeper here; BusyError says who is it already."""
+    lock = places.state_dir / "courses" / folder.id
+    try:
+        with held(lock, "labctl course serve", wait_s=2.0):
+            yield
+    except BusyError as error:
+        if not error.what.startswith("cannot begin"):
+            raise
+        raise BusyError(
+            f"a keeper of {folder.config.name} runs here already",
+            why=error.what.partition(": ")[2],
+            hint="labctl course status",
+        ) from None
+
+
+def relay(
+    course_id: str,
+    student: str,
+    source: BinaryIO,
+    sink: BinaryIO,
+    alive: Callable[[], None] = lambda: None,
+) -> None:
+    """Carry one student's requests to the keeper, and its answers back, until there are no more."""
+    try:
+        wire = socket.socket(socket.AF_UNIX)
+        wire.connect(str(socket_path(course_id)))
+    except OSError:
+        wire.close()
+        _say(sink, _closed())
+        return
+    with wire, wire.makefile("rwb") as keeper:
+        keeper.write(msgspec.json.encode(student) + b"\n")
+        while line := source.readline(MOST_LINE_BYTES):
+            alive()
+            try:
+                keeper.write(line if line.endswith(b"\n") else line + b"\n")
+                keeper.flush()
+                said = keeper.readline()
+            except OSError:
+                said = b""
+            if not said:
+                _say(sink, _closed())
+                return
+            sink.write(said)
+            sink.flush()
+
+
+class Door:
+    """The keeper's socket. Students' commands come to it as this user; nobody else can."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.path = socket_path(desk.folder.id)
+        self._slots = threading.BoundedSemaphore(AT_ONCE)
+        self._listener = socket.socket(socket.AF_UNIX)
+
+    def __enter__(self) -> Door:
+        """Open. The caller is the `only_keeper`: what lies there is of one that has died."""
+        self.path.unlink(missing_ok=True)
+        self._listener.bind(str(self.path))
+        self.path.chmod(0o600)
+        self._listener.listen(AT_ONCE)
+        threading.Thread(target=self._accept, name="door", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                wire, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._slots.acquire(blocking=False):
+                wire.close()
+                continue
+            threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
+
+    def _serve(self, wire: socket.socket) -> None:
+        wire.settimeout(IDLE_S)
+        try:
+            with wire, wire.makefile("rwb") as student, contextlib.suppress(OSError):
+                name = msgspec.json.decode(student.readline(MOST_LINE_BYTES), type=str)
+                while line := student.readline(MOST_LINE_BYTES):
+                    student.write(msgspec.json.encode(self.desk.answer(name, line)) + b"\n")
+                    student.flush()
+        except msgspec.MsgspecError:
+            return  # not one of ours
+        finally:
+            self._slots.release()
+
+
+def _closed() -> LabError:
+    return BusyError(
+        "the course's keeper does not run now",
+        why="your server, its runs and its watchdog go on without it; labctl submit works",
+        hint="try again in some minutes, or tell your instructor",
+    )
+
+
+def _say(sink: BinaryIO, error: LabError) -> None:
+    sink.write(msgspec.json.encode(as_reply(error)) + b"\n")
+    sink.flush()

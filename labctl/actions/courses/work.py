@@ -1,0 +1,176 @@
+"""What the keeper does for a seat that a student holds: the course's own flows, one seat at a time.
+
+A server on which students are root is made only where its provider ends it by itself at its time,
+or where it costs nothing: the watchdog on the machine is advice to somebody who is root there.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from labctl.actions import extend as more_time
+from labctl.actions import removal
+from labctl.actions.courses import accrue, machines
+from labctl.actions.courses.claims import Claim
+from labctl.actions.courses.ground import seat_grounds
+from labctl.actions.courses.servers import Staff, up
+from labctl.actions.ground import Ground
+from labctl.courses.folder import Seat
+from labctl.courses.spending import allowance_usd, spent_usd
+from labctl.errors import PolicyError, ProviderError
+from labctl.model import Offer, Server, Value
+from labctl.providers import Deadline, Provider
+
+SCRIPT_S = 60.0
+COMMENT = "labctl-student"
+LET_IN = f"""umask 077; mkdir -p "$HOME/.ssh"; f="$HOME/.ssh/authorized_keys"; n="$f.labctl-$$"
+[ -e "$f" ] || : > "$f"
+grep -v ' {COMMENT}$' "$f" > "$n"
+cat >> "$n" && mv -f "$n" "$f"
+"""
+"""Replaces every student's line by those on standard input; the keeper's own stays."""
+OFFERS_S = 60.0
+
+
+class Money(Value, frozen=True):
+    """A seat's dollars: what it may spend in all (None: no limit), and has spent."""
+
+    allowance_usd: float | None
+    spent_usd: float
+
+    @property
+    def left_usd(self) -> float | None:
+        return None if self.allowance_usd is None else self.allowance_usd - self.spent_usd
+
+
+@dataclass
+class SeatWork:
+    """`Work` on servers of a student's own. `login_only` prepares nothing there."""
+
+    staff: Staff
+    login_only: bool = False
+    _offers: tuple[float, list[Offer]] = (0.0, [])
+
+    def check(self, seat: Seat) -> None:
+        """PolicyError where the seat may have no server now, before anything is asked for."""
+        money = self.money(seat)
+        left = money.left_usd
+        if left is not None and left <= 0 and self._costs():
+            raise PolicyError(
+                "your budget is used up",
+                why=f"{money.spent_usd:.2f} of {money.allowance_usd or 0:.2f} dollars are spent",
+                hint="ask your instructor: labctl course budget",
+            )
+        if self._costs() and not isinstance(self._provider, Deadline):
+            raise PolicyError(
+                "this course gives no servers of one's own",
+                why=f"{self._provider.name} cannot end a server by itself at its time",
+                hint="ask your instructor for a shared server: `shared:` in course.yaml",
+            )
+
+    def offers(self) -> list[Offer]:
+        """What the course's provider has for a seat, as it was asked within the last minute."""
+        at, found = self._offers
+        if not at or time.monotonic() - at > OFFERS_S:
+            need = self.staff.folder.config.lab.server.need
+            most = need.max_price_usd_per_hour
+            found = [
+                one
+                for one in self._provider.offers(need)
+                if most is None or one.price_usd_per_hour <= most
+            ]
+            self._offers = (time.monotonic(), found)
+        return found
+
+    def money(self, seat: Seat) -> Money:
+        """From the ledger, as its last lines say."""
+        entries = self.staff.folder.ledger.entries()
+        budget = self.staff.folder.config.per_student.budget
+        return Money(
+            allowance_usd=allowance_usd(entries, seat.name, budget),
+            spent_usd=spent_usd(entries, seat.name, time.time()),
+        )
+
+    def make(self, seat: Seat) -> Server:
+        (outcome,) = up(self.staff, [seat], login_only=self.login_only)
+        if outcome.server is None or outcome.error:
+            raise ProviderError(
+                outcome.error, why=outcome.why, hint="labctl up   # again, or tell your instructor"
+            )
+        return self._limited(seat, outcome.server)
+
+    def let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> Server:
+        lines = {" ".join([*one.public_key.split()[:2], COMMENT]) for one in claims}
+        body = "".join(f"{line}\n" for line in sorted(lines))
+        transport = self._ground(seat).connections.reopen(server)
+        transport.run(LET_IN, stdin=body.encode(), timeout_s=SCRIPT_S)
+        return server
+
+    def look(self, seat: Seat, server: Server) -> Server | None:
+        return self._provider.find(server.id)
+
+    def end(self, seat: Seat, server: Server) -> None:
+        """PolicyError where not everything could be brought home: compute ends, the disk stays."""
+        ground = self._ground(seat)
+        with ground.state.exclusive(ground.lab_id, "course down"):
+            if self._provider.find(server.id) is not None and not self.login_only:
+                machines.save(ground, server, discard=False)
+            removal.remove(ground, server)
+            accrue.ended(self.staff.folder, [(seat, server)], "keeper")
+
+    def extend(self, seat: Seat, server: Server, span_s: int, by: str) -> None:
+        """PolicyError beyond the course's longest life or the seat's budget, written down too."""
+        ground = self._ground(seat)
+        need = ground.config.server.need
+        ends = server.deadline_at or server.created_at + (need.ttl_s or 0)
+        if need.max_ttl_s and ends + span_s > server.created_at + need.max_ttl_s:
+            hours = need.max_ttl_s / 3600
+            raise PolicyError(
+                f"no {span_s / 3600:g} h more",
+                why=f"a server of this course lives {hours:g} h at most",
+                hint="ask your instructor: labctl course extend",
+            )
+        more_time.extend(ground, span_s)
+        # Without `seconds`, which would move the ceiling itself.
+        ledger = self.staff.folder.ledger
+        ledger.append("extend", seat=seat.name, student=by, by=by, span_s=span_s)
+
+    def _limited(self, seat: Seat, server: Server) -> Server:
+        """The server with the time at which its provider ends it; one without is taken away."""
+        if not server.offer.price_usd_per_hour:
+            return server
+        state = self.staff.state
+        said = state.events(server_id=server.id, kind="deadline", limit=1)
+        at = server.deadline_at or (float(said[0].detail.get("at") or 0.0) if said else 0.0)
+        if at > 0:
+            return msgspec.structs.replace(server, deadline_at=at)
+        removal.remove(self._ground(seat), server)
+        accrue.ended(self.staff.folder, [(seat, server)], "keeper")
+        raise ProviderError(
+            "the server was taken away again",
+            why="nothing at its provider would end it at its time",
+            hint="tell your instructor: the keeper's account may not set that timer",
+        )
+
+    def _costs(self) -> bool:
+        """Whether the cheapest thing that this course's provider has costs anything."""
+        return any(one.price_usd_per_hour for one in self.offers())
+
+    def _ground(self, seat: Seat) -> Ground:
+        staff = self.staff
+        (ground,) = seat_grounds(
+            staff.folder, staff.paths, staff.state, staff.reporter, [seat], course=self._course
+        )
+        return ground
+
+    @property
+    def _provider(self) -> Provider:
+        return self._course.provider
+
+    @functools.cached_property
+    def _course(self) -> Ground:
+        return self.staff.course()
