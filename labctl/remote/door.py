@@ -13,6 +13,7 @@ from typing import Any
 
 from .place import home
 from .reply import Failure, answer, finish
+from .shared import BROKER, brokered
 
 ANSWERING = {
     "start": "runs.start",
@@ -23,6 +24,9 @@ ANSWERING = {
     "clear": "runs.clear",
     "session": "runs.session",
     "evaluate": "evaluation.evaluate",
+    "grade": "grading.grade",
+    "grade-check": "grading.check",
+    "grade-clear": "grading.clear",
     "plan": "files.plan",
     "receive": "arriving.receive",
     "commit": "files.commit",
@@ -59,6 +63,7 @@ STREAMING = {
     "telemetry": "telemetry.record",
     "top": "top.top",
     "mirror-serve": "store_mirror.serve",
+    "broker": "broker.run",
 }
 """Verb -> module and function. Imports are waited for, so only the verb's own module is one."""
 LOOKING = (
@@ -80,6 +85,7 @@ LOOKING = (
     "store-probe",
     "mirror-now",
     "mirror-serve",
+    "broker",
 )
 """Verbs that need nobody at work; the others show that a server is in use."""
 
@@ -100,6 +106,9 @@ def _used() -> None:
 
 def main() -> int:
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    if brokered():
+        # For the docker command and the terminals that this starts, too.
+        os.environ["DOCKER_HOST"] = f"unix://{BROKER}"
     if verb not in LOOKING:
         _used()
     request = json.loads(sys.stdin.buffer.readline() or b"{}")

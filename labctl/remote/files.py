@@ -33,7 +33,8 @@ BYTECODE = "__pycache__"
 
 
 class Target:
-    """One tree that is pushed to: the lab's code, a data set, a run to restore, a model, wheels.
+    """One tree that is pushed to: the lab's code, a data set, a run to restore, a model, wheels,
+    what is graded.
 
     `record` holds [sha256, size, mtime_ns] of what a push brought, `due` the hash that each staged
     file is to have; a file with neither hash was edited here.
@@ -51,6 +52,8 @@ class Target:
             self.root = lab / "restore" / checked_name(name)
         elif kind == "model":
             self.root = lab / "models" / checked_name(name)
+        elif kind == "grading":
+            self.root = lab / "grading" / checked_name(name)
         elif kind == "wheelhouse":
             self.root = home() / ".wheelhouse"
         else:
