@@ -19,6 +19,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,6 +35,9 @@ from labctl.errors import (
 )
 from labctl.model import Endpoint, Server
 from labctl.transports import Transport
+
+if TYPE_CHECKING:
+    from labctl.transports.lines import Lines
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
@@ -104,6 +108,13 @@ class Connections:
         """The ssh_config that leads to a machine that is no server of ours, and its name in it."""
         folder, name = self._endpoint_dir(endpoint)
         return self._describe(folder, name, name, endpoint), name
+
+    def talk(self, endpoint: Endpoint, request: str) -> Lines:
+        """A talk in lines with whatever answers `request` there; nothing is connected yet."""
+        from labctl.transports.lines import Lines
+
+        config, name = self.described(endpoint)
+        return Lines(ssh.command_argv(str(config), name, request), endpoint)
 
     def close(self, server: Server) -> None:
         """End labctl's master connection to `server`."""

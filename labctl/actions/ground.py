@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from labctl.actions import Note, Progress, Reporter
-from labctl.config import LabConfig, Paths
+from labctl.config import LabConfig, Paths, student_key
 from labctl.errors import ConnectError, NotFoundError
 from labctl.model import Endpoint, Facts, Server
 from labctl.providers import Provider, Surroundings, provider_class
@@ -82,6 +82,8 @@ class Ground:
             package_index=self.config.package_index,
             cache_dir=self.paths.cache_dir,
             everywhere=self.everywhere,
+            talk=self.connections.talk,
+            student_key=str(student_key(self.paths)),
         )
 
     def _settle(self, endpoint: Endpoint) -> Endpoint:

@@ -11,7 +11,7 @@ from typing import Any
 
 from labctl.actions.ground import Ground
 from labctl.model import Server
-from labctl.providers import Keep, Lease, Stoppable
+from labctl.providers import Guarded, Keep, Lease, Stoppable
 
 DECISIONS = 20
 EVENT = "guarded"
@@ -31,6 +31,8 @@ def arm(
     where there is nothing to guard: no limit, no price, no store, and none armed before. Time and
     dollars that the watchdog has counted stay counted, whatever this side has lost.
     """
+    if isinstance(ground.provider, Guarded):
+        return _as_armed(ground, server, ground.provider)
     need, price = ground.config.server.need, server.offer.price_usd_per_hour
     limited = any(
         (need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s, ground.config.store)
@@ -50,7 +52,7 @@ def arm(
     reply = ground.remote(server).call(
         "guard",
         {
-            **_about(ground),
+            **_about(ground, server),
             "server_id": server.id,
             "limits": limits,
             "elapsed_s": max(0.0, time.time() - server.created_at),
@@ -68,7 +70,9 @@ def arm(
 
 def watch(ground: Ground, server: Server, *, decisions: int = DECISIONS) -> dict[str, Any]:
     """W now, with the last `decisions`; {} where no watchdog was armed."""
-    return _watch(ground.remote(server).call("watch", {**_about(ground), "decisions": decisions}))
+    return _watch(
+        ground.remote(server).call("watch", {**_about(ground, server), "decisions": decisions})
+    )
 
 
 def extend(ground: Ground, server: Server, span_s: int) -> dict[str, Any]:
@@ -76,12 +80,25 @@ def extend(ground: Ground, server: Server, span_s: int) -> dict[str, Any]:
 
     PolicyError beyond the ceiling or the budget, NotFoundError where nothing guards the server.
     """
-    request = {**_about(ground), "span_s": span_s}
+    if isinstance(ground.provider, Guarded):
+        ground.provider.prolong(server.id, span_s)
+        return watch(ground, server)
+    request = {**_about(ground, server), "span_s": span_s}
     return _watch(ground.remote(server).call("extend", request))
 
 
-def _about(ground: Ground) -> dict[str, Any]:
-    return {"lab": ground.config.name, "lab_id": ground.lab_id}
+def _as_armed(ground: Ground, server: Server, provider: Guarded) -> dict[str, Any]:
+    """W of a watchdog that somebody else has armed; the lab that it was armed for is kept."""
+    if not ground.state.events(server_id=server.id, kind=EVENT, limit=1):
+        detail = {"as": provider.guarded_as(server.id)}
+        ground.state.record(EVENT, lab_id=ground.lab_id, server_id=server.id, detail=detail)
+    return watch(ground, server)
+
+
+def _about(ground: Ground, server: Server) -> dict[str, Any]:
+    said = ground.state.events(server_id=server.id, kind=EVENT, limit=1)
+    lab_id = str(said[0].detail.get("as") or ground.lab_id) if said else ground.lab_id
+    return {"lab": ground.config.name, "lab_id": lab_id}
 
 
 def _ending(ground: Ground, server: Server) -> dict[str, Any]:

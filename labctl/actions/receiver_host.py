@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO
 
@@ -19,7 +18,7 @@ from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key
 from labctl.actions.replies import raised, reply_in
 from labctl.commands import ssh
-from labctl.config import Paths
+from labctl.config import Paths, student_key
 from labctl.errors import (
     AuthenticationError,
     BusyError,
@@ -42,11 +41,6 @@ TRIES = 5
 FIRST_PAUSE_S = 1.0
 END_S = 10.0
 SSH_FAILED = 255
-
-
-def student_key(paths: Paths) -> Path:
-    """The private key that labctl hands in with, for every course."""
-    return paths.keys_dir / "submit" / "id_ed25519"
 
 
 def public_key(paths: Paths) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from labctl.config.identity import known_lab_id, lab_id
     from labctl.config.lab import load_lab
     from labctl.config.layers import SWITCHES
-    from labctl.config.places import Paths, data_dir, environment, expanded, paths
+    from labctl.config.places import Paths, data_dir, environment, expanded, paths, student_key
     from labctl.config.reader import LAB_FILE
     from labctl.config.scalars import (
         cleaned_name,
@@ -63,6 +63,7 @@ _MODULES = {
         "environment",
         "expanded",
         "paths",
+        "student_key",
     ),
     "reader": ("LAB_FILE",),
     "scalars": (
@@ -134,6 +135,7 @@ __all__ = [
     "set_secret",
     "settings",
     "size_text",
+    "student_key",
     "trust",
     "trust_questions",
     "trusted",

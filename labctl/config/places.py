@@ -41,6 +41,11 @@ class Paths(Value, frozen=True):
         return self.state_dir / "labctl.db"
 
 
+def student_key(places: Paths) -> Path:
+    """The private key by which courses know this person: to hand in, and to ask for servers."""
+    return places.keys_dir / "submit" / "id_ed25519"
+
+
 def environment() -> dict[str, str]:
     """A copy of this process's environment, for the layers that may not read it themselves."""
     return dict(os.environ)

@@ -26,6 +26,8 @@ class Surroundings(Value, frozen=True):
     None where that is not to be read.
     `base_image`, `wheelhouse`, `package_index` are the switches for every image build.
     `place` tells this machine apart from others that the owner works from; "" for the only one.
+    `talk` begins a talk in lines with a forced command: it takes an Endpoint and the request, and
+    returns what `ask`s and `close`s. `student_key` is the private key that courses know.
     `cache_dir` may be deleted at any time. `everywhere` asks for every region, not only the
     configured ones.
     """
@@ -42,6 +44,8 @@ class Surroundings(Value, frozen=True):
     cache_dir: Path | None = None
     place: str = ""
     everywhere: bool = False
+    talk: Callable[[Endpoint, str], Any] | None = None
+    student_key: str = ""
 
 
 class Provider(Protocol):
@@ -118,6 +122,17 @@ class Deadline(Protocol):
 
 
 @runtime_checkable
+class Guarded(Protocol):
+    """Whoever made its servers has armed their watchdogs, and alone moves their limits."""
+
+    def guarded_as(self, server_id: str) -> str:
+        """The id of the lab that the server's watchdog was armed for."""
+
+    def prolong(self, server_id: str, span_s: int) -> None:
+        """Let the server live `span_s` seconds longer; PolicyError beyond what is allowed."""
+
+
+@runtime_checkable
 class FirstBoot(Protocol):
     """The machine sets itself up from a script that goes with `create`, host key included."""
 
@@ -178,6 +193,7 @@ class Console(Protocol):
 
 BUILT_IN = {
     "aws": "labctl.providers.aws:AwsProvider",
+    "course": "labctl.providers.course:CourseProvider",
     "local": "labctl.providers.local:LocalProvider",
     "static": "labctl.providers.static:StaticProvider",
 }

@@ -18,8 +18,8 @@ from labctl.config.identity import write_private
 from labctl.courses.folder import Seat
 from labctl.errors import BusyError, LabError, PolicyError, ProviderError
 from labctl.model import Endpoint, Offer, Server, ServerState, Value
+from labctl.providers.course import PROVIDER
 
-PROVIDER = "course"
 LOOK_S = 5.0
 """So long one answer of the provider's holds."""
 MOST_CLAIMS = 16
@@ -212,7 +212,9 @@ class SeatDesk:
     def _view(self, claim: Claim) -> Server:
         """The server as the claim's owner sees it: under their lab's name and id."""
         server, ready = self.server, claim.token in self._kept.ready
-        state: ServerState = "ending" if claim.leaving else "running" if server and ready else "starting"
+        state: ServerState = "running" if server and ready else "starting"
+        if claim.leaving:
+            state = "ending"
         offer = server.offer if server and ready else claim.offer
         return Server(
             id=self.id_of(claim),

@@ -24,13 +24,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from labctl.actions.courses.claims import PROVIDER, Claim, SeatDesk, Work
+from labctl.actions.courses.claims import Claim, SeatDesk, Work
 from labctl.actions.courses.keys import checked_key, keeper_dir
 from labctl.actions.courses.work import Money
 from labctl.actions.replies import as_reply
 from labctl.courses.folder import CourseFolder, Seat
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.model import NAME_PATTERN, Need, Offer, Server
+from labctl.providers.course import PROVIDER
 from labctl.submissions.receiver import Receiver
 
 MOST_LINE_BYTES = 32 * 1024

@@ -18,12 +18,11 @@ from labctl.actions.receive import MARK as SUBMIT_MARK
 from labctl.config.identity import write_draft
 from labctl.courses.folder import CourseFolder
 from labctl.errors import LabError, PolicyError, UsageError
+from labctl.providers.course import REQUEST as DOOR_REQUEST
 from labctl.state.locks import held
 from labctl.submissions import REQUEST as SUBMIT_REQUEST
 from labctl.submissions.receiver import checked
 
-DOOR_REQUEST = "labctl-course"
-"""What a student's ssh asks for: the door to the keeper."""
 JOIN_REQUEST = "labctl-join"
 """What the ssh of an invitation asks for, and may ask for alone."""
 REQUESTS = (SUBMIT_REQUEST, DOOR_REQUEST)
