@@ -256,7 +256,7 @@ class Run(Value, frozen=True):
 
     `exit_code` is None while it runs, or where nobody can know it any more (mostly state "lost").
     `told` says in words how it ended (exit, out of memory with limit and peak, signal, reboot).
-    `stopped_by` names the limit that ended a "lost" one: "ttl" or "budget"; "" for anything else.
+    `stopped_by` names the limit that ended a "lost" one: "ttl", "budget" or "GPU lease"; else "".
     `image_id` is the image that it really ran in, `image_digest` that image's name in its registry;
     "" for one that was built on the server.
     """
@@ -296,13 +296,17 @@ class FileEntry(Value, frozen=True):
 
 
 class Service(Value, frozen=True):
-    """Something on a server with a port. `port` is on the server's loopback."""
+    """Something on a server with a port. `port` is on the server's loopback.
+
+    On a shared server it is at the Unix socket `socket` instead; `port` is then the container's.
+    """
 
     name: str
     port: int
     token: str = ""
     path: str = "/"
     container: str = ""
+    socket: str = ""
 
 
 class Forward(Value, frozen=True):

@@ -146,9 +146,8 @@ class Forwarding:
 
     def _connect(self) -> None:
         """Start ssh and return once the service answers through it."""
-        argv = forward_argv(
-            self._spec.config, self._spec.server_id, [(self.local_port, self.service.port)]
-        )
+        far = self.service.socket or self.service.port
+        argv = forward_argv(self._spec.config, self._spec.server_id, [(self.local_port, far)])
         with self._guard:
             if self._closing.is_set():
                 return

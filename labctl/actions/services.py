@@ -118,7 +118,7 @@ def usual_port(name: str, service: Service) -> int:
 
 
 def _service(told: dict[str, Any]) -> Service:
-    return msgspec.convert({k: told[k] for k in Service.__struct_fields__}, Service)
+    return msgspec.convert({k: told[k] for k in Service.__struct_fields__ if k in told}, Service)
 
 
 def _request(wanted: ServiceRequest) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _ADDRESS6 = r"[0-9A-Fa-f:][0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?\Z"
 _ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z"
 _HOST_KEY = r"[a-z0-9@.-]+ [A-Za-z0-9+/]+=*\Z"
 _RUNTIME_DIR = r"[A-Za-z0-9/._-]+\Z"
+_SOCKET = r"/[A-Za-z0-9_./-]{1,106}\Z"
 _HOP = r"(?:([^@]+)@)?(\[[^\]]+\]|[^:\[\]]+)(?::([0-9]+))?\Z"
 
 OWN_OPTIONS = (
@@ -299,17 +300,25 @@ def control_argv(config: str, server_id: str, action: str, control_path: str) ->
     return [*argv, "-O", action, "--", check_id(server_id)]
 
 
-def forward_argv(config: str, server_id: str, ports: Iterable[tuple[int, int]]) -> list[str]:
-    """Hold local ports (loopback only) open to ports of the server's loopback, until it ends.
+def forward_argv(config: str, server_id: str, ports: Iterable[tuple[int, int | str]]) -> list[str]:
+    """Hold local ports (loopback only) open to what the server has, until it ends.
 
-    `ports` are (local, remote). A connection of its own, so that neither a closing master nor
-    bulk data takes it along; it ends when a port is taken or, within 6 s, when the link is dead.
+    `ports` are (local, remote): a port of the server's loopback, or a Unix socket's path. A
+    connection of its own, so that neither a closing master nor bulk data takes it along; it ends
+    when a port is taken or, within 6 s, when the link is dead.
     """
     argv = [*_own(config, ""), "-o", "ExitOnForwardFailure=yes", "-NT"]
     for local, remote in ports:
-        target = f"127.0.0.1:{check_port(local)}:127.0.0.1:{check_port(remote)}"
-        argv += ["-L", target]
+        far = f"127.0.0.1:{check_port(remote)}" if isinstance(remote, int) else _socket(remote)
+        argv += ["-L", f"127.0.0.1:{check_port(local)}:{far}"]
     return [*argv, "--", check_id(server_id)]
+
+
+def _socket(path: str) -> str:
+    """The server named it, so it is looked at: ssh would expand some signs."""
+    if not re.match(_SOCKET, path):
+        raise UsageError(f"{path!r} is no place of a service", why="the server named it")
+    return path
 
 
 def rsync_shell(config: str, *, control_path: str = "", login: Iterable[str] = ()) -> str:

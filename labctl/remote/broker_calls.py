@@ -31,6 +31,7 @@ from .broker_rules import (
 from .broker_settings import Settings
 from .gpus import Gpus
 from .place import disk
+from .shared import TAKEN
 
 ENGINE = engine.SOCKET[len("unix://") :]
 IMAGES_LIE = Path("/var/lib/docker")
@@ -206,7 +207,7 @@ class Calls:
         living = [one for one in mine if one["State"] in STATES]
         if len(living) >= self.settings.containers:
             most = self.settings.containers
-            raise Refusal(409, f"shared server: an account has at most {most} containers here")
+            raise Refusal(409, f"{TAKEN}an account has at most {most} containers here")
 
     def _lent(
         self, account: Account, wanted: list[str], everyone: list[dict[str, Any]]
@@ -244,7 +245,7 @@ class Calls:
     def _room(self) -> None:
         free = disk(IMAGES_LIE if IMAGES_LIE.exists() else Path("/"))[0]
         if free < self.settings.disk_free_bytes:
-            raise Refusal(507, "shared server: its disk has no room for another image")
+            raise Refusal(507, f"{TAKEN}its disk has no room for another image")
 
 
 def _shown(account: Account, found: dict[str, Any]) -> dict[str, Any]:

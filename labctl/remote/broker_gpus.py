@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from .broker_http import Refusal
 from .broker_rules import ENDS, GPUS, OWNER, Account
+from .shared import TAKEN
 
-TAKEN = "shared server: "
-"""How a refusal begins that labctl tells as such."""
 STATES = ("created", "running", "paused", "restarting")
 ROUND_UP_S = 59.0
 

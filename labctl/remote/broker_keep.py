@@ -15,10 +15,10 @@ from .broker_gpus import boottime_s, leases
 from .broker_net import Relay
 from .broker_rules import OWNER, SOCKET
 from .broker_settings import Settings
+from .shared import LEASE
 
 NEVER_STARTED_S = 600.0
 GRACE_S = 60
-LEASE = "GPU lease"
 NOTE = 'printf \'{"by":"%s","at":%s}\' "$1" "$(date +%s)" > /lab/run/.labctl/limit.json'
 
 

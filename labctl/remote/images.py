@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from . import rootless
 from .engine import image
 from .place import home, inside, lab_dir, run_dir
 from .reply import Failure, answer, finish
+from .shared import brokered
 
 WHEELHOUSE_PORT = 8437
 """Fixed, since the address is a build argument and so part of Docker's layer cache key."""
@@ -48,7 +50,13 @@ def build(request: dict[str, Any]) -> None:
         raise Failure("missing", f"there is no Dockerfile in {context}", "", "labctl push")
     log = lab / "builds" / (request["tag"].replace("/", "-").replace(":", "-") + ".log")
     log.parent.mkdir(exist_ok=True)
+    if brokered():
+        rootless.checked()
     answer({"log": str(log)})
+    if brokered():
+        code, lines = rootless.build(request, context, log, streamed)
+        finish({"code": code, "log": str(log), "tail": failing_lines(lines)})
+        return
     with wheelhouse(bool(request.get("wheelhouse"))) as wheel_args:
         words = ["docker", "build", "--progress", "plain", "--tag", request["tag"]]
         words += ["--label", "labctl.lab-id=" + request["lab_id"]]

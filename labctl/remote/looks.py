@@ -24,6 +24,7 @@ from .place import (
 )
 from .reply import Failure
 from .secrets_tmpfs import drop as drop_secrets
+from .shared import LEASE
 from .watch_place import watch
 
 IGNORED_NEW = ("__pycache__", ".ipynb_checkpoints", ".git", ".labctl")
@@ -162,7 +163,8 @@ def _ending(
 
 
 def _by_limit(limit: str, written: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
-    told = f"stopped: the server reached its {limit}; what it had saved by then is kept"
+    reached = "its GPU lease ended" if limit == LEASE else f"the server reached its {limit}"
+    told = f"stopped: {reached}; what it had saved by then is kept"
     return {
         "state": "lost",
         "stopped_by": limit,

@@ -29,6 +29,7 @@ from .place import (
     write_text,
 )
 from .reply import Failure
+from .shared import TAKEN
 
 BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 
@@ -173,6 +174,8 @@ def _begun(container: str, spec: dict[str, Any], body: dict[str, Any]) -> dict[s
 
 def _refused(spec: dict[str, Any], message: str) -> Failure:
     why = message.strip()[-1500:]
+    if why.startswith(TAKEN):
+        return Failure("policy", f"run {spec['id']} cannot start now", why, "labctl run, later")
     if "could not select device driver" in why:
         return Failure("gpu", "Docker on the server cannot give a GPU", why, "labctl doctor")
     if "no space left on device" in why:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import http.client
 import json
 import secrets
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +21,11 @@ from .containers import lab_body, limits, mount
 from .docker import docker
 from .engine import image, inspect
 from .images import failing_lines, streamed, wheelhouse
+from .knock import listens, speaks_http
 from .known_services import KNOWN, TOKEN_FILE
 from .place import checked_name, home, lab_dir, read_json, read_text, write_json, write_text
 from .reply import Failure, answer, finish
+from .shared import brokered
 
 READY_S = 90.0
 """How long a service may take until its port answers, unless the request says "deadline_s"."""
@@ -105,6 +105,10 @@ def build(request: dict[str, Any]) -> None:
     found = image(request["image"])
     if found is None:
         raise Failure("missing", f"the image {request['image']} is not on the server")
+    if brokered():
+        said = f"{request['image']} lacks {request['name']}, and this shared server adds nothing"
+        hint = "ask the course's staff for an image with it, or install it in your own image"
+        raise Failure("policy", said, "its images are built without Docker's engine", hint)
     tag = _tag(found, request)
     context = root / "builds" / tag.replace(":", "-")
     context.mkdir(parents=True, exist_ok=True)
@@ -264,7 +268,8 @@ def _token(root: Path, name: str) -> Path:
 def _told(root: Path, seen: dict[str, Any], name: str) -> dict[str, Any]:
     return {
         "name": name,
-        "port": _published(seen),
+        "port": _inner_port(seen) if _socket(seen) else _published(seen),
+        "socket": _socket(seen),
         "token": read_text(_token_path(root, name)) if name == "jupyter" else "",
         "path": KNOWN.get(name, {}).get("path", "/"),
         "container": seen["Name"].lstrip("/"),
@@ -274,9 +279,17 @@ def _told(root: Path, seen: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _published(seen: dict[str, Any]) -> int:
     """The port on the server's loopback, 0 while there is none."""
-    inner = seen["Config"]["Labels"].get("labctl.service-port", "")
-    bound = (seen["NetworkSettings"].get("Ports") or {}).get(f"{inner}/tcp") or []
+    bound = (seen["NetworkSettings"].get("Ports") or {}).get(f"{_inner_port(seen)}/tcp") or []
     return int(bound[0]["HostPort"]) if bound else 0
+
+
+def _inner_port(seen: dict[str, Any]) -> int:
+    return int(seen["Config"]["Labels"].get("labctl.service-port") or 0)
+
+
+def _socket(seen: dict[str, Any]) -> str:
+    """Where a shared server's broker (broker_net.py) has the service instead of a port."""
+    return str(seen["Config"]["Labels"].get("labctl.service-socket", ""))
 
 
 def _wait(container: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -289,8 +302,8 @@ def _wait(container: str, request: dict[str, Any]) -> dict[str, Any]:
         seen = inspect([container]).get(container)
         if seen is None or not seen["State"]["Running"]:
             raise _ended(container, seen, request)
-        port = _published(seen)
-        if port and (_speaks_http(port) if known else _listens(port)):
+        place = _socket(seen) or _published(seen)
+        if place and (speaks_http(place) if known else listens(place)):
             return seen
         if time.monotonic() >= deadline:
             raise _failed(container, f"the service {name} did not answer within {limit_s:g} s")
@@ -308,29 +321,3 @@ def _failed(container: str, said: str) -> Failure:
     done = docker("logs", "--tail", "20", container, check=False)
     engine.remove(container)
     return Failure("service", said, (done.stdout + done.stderr).strip()[-2000:])
-
-
-def _speaks_http(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/")
-        return connection.getresponse().status < 500
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-def _listens(port: int) -> bool:
-    """Whether somebody behind Docker's proxy takes a connection.
-
-    The proxy itself takes every one, and drops it at once when the container does not.
-    """
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-            connection.settimeout(0.3)
-            return bool(connection.recv(1))
-    except socket.timeout:  # another class than TimeoutError before Python 3.10
-        return True
-    except OSError:
-        return False
