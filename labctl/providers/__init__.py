@@ -184,6 +184,44 @@ class Reclaim(Protocol):
         """
 
 
+class Room(Value, frozen=True):
+    """How many machines of an offer's kind an account may have at once; None: nobody tells.
+
+    `quota` names what limits them, of which there are `limit` `units`, and one machine takes
+    `each`. `code` is the provider's own for it, `next` the page or deed that raises it.
+    """
+
+    most: int | None = None
+    quota: str = ""
+    code: str = ""
+    units: str = ""
+    limit: float | None = None
+    each: float = 1.0
+    next: str = ""
+
+
+@runtime_checkable
+class Quotas(Protocol):
+    """The account's quotas can be asked: for a class, weeks ahead."""
+
+    def room(self, offer: Offer) -> Room:
+        """How many of these fit into the account's quota, those that run now included."""
+
+
+@runtime_checkable
+class Bake(Protocol):
+    """A machine image can be made of a server, from which others boot."""
+
+    def bake(self, server_id: str, name: str, tags: dict[str, str]) -> str:
+        """Begin to make one, and return its id at once. The server may be restarted for it."""
+
+    def baked(self, image_id: str) -> str:
+        """How it is: "pending", "ready", or in words why it cannot be used."""
+
+    def booting(self, image_id: str) -> Any:
+        """These settings with the image in place of what servers boot from otherwise."""
+
+
 @runtime_checkable
 class Console(Protocol):
     """What the machine printed while it booted, for when SSH never opens."""

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from labctl.config.places import environment
 from labctl.model import Boot, Check, CreateRequest, GpuNeed, Need, Offer, Resource, Server, Value
-from labctl.providers import Surroundings
-from labctl.providers.aws import account, deadline, disks, gate, instances, remains, tags
-from labctl.providers.aws.checks import checks
+from labctl.providers import Room, Surroundings
+from labctl.providers.aws import account, baking, deadline, disks, gate, instances, remains, tags
+from labctl.providers.aws.checks import checks, room
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.launch import Launcher
 from labctl.providers.aws.offers import offers
@@ -25,8 +25,8 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 
 class AwsProvider:
-    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, Keep, Reclaim, and has a
-    Console."""
+    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, Keep, Reclaim, Quotas, Bake,
+    and has a Console."""
 
     name: ClassVar[str] = "aws"
     no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"
@@ -96,6 +96,18 @@ class AwsProvider:
 
     def admit(self, server_id: str) -> str:
         return gate.admit(self.clients, self.settings, self._owner, server_id)
+
+    def room(self, offer: Offer) -> Room:
+        return room(self.clients, offer)
+
+    def bake(self, server_id: str, name: str, tags: dict[str, str]) -> str:
+        return baking.bake(self.clients, server_id, name, tags)
+
+    def baked(self, image_id: str) -> str:
+        return baking.baked(self.clients, image_id)
+
+    def booting(self, image_id: str) -> AwsSettings:
+        return baking.booting(self.settings, image_id)
 
     def set_deadline(self, server_id: str, at: float) -> None:
         deadline.set_deadline(self.clients, self.settings.scheduler_role, server_id, at)

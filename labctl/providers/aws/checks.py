@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from labctl.errors import LabError, NoOfferError
 from labctl.model import Check, Need, Offer
+from labctl.providers import Room
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import POLICY_PAGE, told
 from labctl.providers.aws.images import image
@@ -145,6 +146,21 @@ def _allowance(clients: Clients, offer: Offer) -> tuple[float | None, str]:
         return None, f"not known: {error.what}"
     value = float(answer["Quota"]["Value"])
     return value, f"{value:.0f} vCPUs"
+
+
+def room(clients: Clients, offer: Offer) -> Room:
+    """How many machines of this type the account's vCPUs are enough for."""
+    quota = quota_for(offer.type, offer.spot)
+    value, _ = _allowance(clients, offer)
+    return Room(
+        most=None if value is None or not offer.cpus else int(value // offer.cpus),
+        quota=f"{quota.name}, {offer.region}",
+        code=quota.code,
+        units="vCPUs",
+        limit=value,
+        each=float(offer.cpus),
+        next=f"ask for more at {quota.link(offer.region)}",
+    )
 
 
 def _guards(settings: AwsSettings) -> list[Check]:

@@ -30,6 +30,8 @@ ADDRESS_USD_PER_MONTH = 0.005 * 730
 LIVING = frozenset({"pending", "running", "stopping", "stopped"})
 IN_USE = "InvalidParameterValue"
 """AWS's answer to the removal of an interface that a machine has."""
+SNAPSHOT_IN_USE = "InvalidSnapshot.InUse"
+"""Its image is still there."""
 ACTIVE_VOLUMES = ("creating", "available", "in-use")
 
 Reader = Callable[[Clients, str, "Living"], list[Resource]]
@@ -204,6 +206,16 @@ def _snapshots(clients: Clients, region: str, living: Living) -> list[Resource]:
     ]
 
 
+def _images(clients: Clients, region: str, living: Living) -> list[Resource]:
+    """Machine images of ours; what they cost is their snapshots."""
+    with told():
+        found = clients.ec2(region).describe_images(Filters=tags.ours(), Owners=["self"])["Images"]
+    return [
+        _resource("image", one["ImageId"], region, tags.tags_of(one), "", note=one.get("Name", ""))
+        for one in found
+    ]
+
+
 def _schedules(clients: Clients, region: str, living: Living) -> list[Resource]:
     """By name: single schedules bear no tags. Who may not list them cannot have made any."""
     scheduler = clients.client("scheduler", region)
@@ -226,6 +238,7 @@ READERS: tuple[Reader, ...] = (
     _groups,
     _keys,
     _addresses,
+    _images,
     _snapshots,
     _schedules,
 )
@@ -235,6 +248,7 @@ _DELETE = {
     "security-group": ("delete_security_group", "GroupId"),
     "key-pair": ("delete_key_pair", "KeyName"),
     "address": ("release_address", "AllocationId"),
+    "image": ("deregister_image", "ImageId"),
     "snapshot": ("delete_snapshot", "SnapshotId"),
     "schedule": ("delete_schedule", "Name"),
 }
@@ -253,7 +267,8 @@ def remove(clients: Clients, resource: Resource) -> None:
         try:
             getattr(clients.client(service, region), call)(**{argument: native_id})
         except ClientError as error:
-            if resource.kind == "network-interface" and code_of(error) == IN_USE:
+            in_use = resource.kind == "network-interface" and code_of(error) == IN_USE
+            if in_use or code_of(error) == SNAPSHOT_IN_USE:
                 raise BusyError(
                     f"{resource.id} is still in use", why=message_of(error), hint="labctl orphans"
                 ) from error
