@@ -17,7 +17,7 @@ STUDENT = "What a student needs"
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (module, heading, one line for --help)
     "init": ("start", STUDENT, "Make a sample project: train an image classifier."),
-    "join": ("start", STUDENT, "Join a course with the file or address from its instructor."),
+    "join": ("join", STUDENT, "Join a course with the file or address from its instructor."),
     "up": ("start", STUDENT, "Get the lab's server ready; again, it is found."),
     "run": ("work", STUDENT, "Run lab.yaml's command (or yours) in a container on the server."),
     "status": ("watch", STUDENT, "Server, runs, clocks and dollars."),
@@ -52,18 +52,16 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "secret": ("rare", "Rarely", "Keep values for the secrets that lab.yaml names."),
     "trust": ("rare", "Rarely", "Approve what this lab.yaml may do."),
 }
-ABSENT = {"join"}
-"""Named in the plan and not built yet: not shown."""
 
 
 class Commands(click.Group):
     """A group whose commands live in modules that are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in COMMANDS if name not in ABSENT]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS or cmd_name in ABSENT:
+        if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"labctl.cli.{COMMANDS[cmd_name][0]}")
         found: click.Command = getattr(module, f"{cmd_name}_command")
@@ -72,11 +70,7 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         headings = dict.fromkeys(heading for _, heading, _ in COMMANDS.values())
         for heading in headings:
-            rows = [
-                (name, line)
-                for name, (_, own, line) in COMMANDS.items()
-                if own == heading and name not in ABSENT
-            ]
+            rows = [(name, line) for name, (_, own, line) in COMMANDS.items() if own == heading]
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)

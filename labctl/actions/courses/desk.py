@@ -150,11 +150,8 @@ class Desk:
 
     def _hello(self, seat: Seat, student: str) -> dict[str, Any]:
         config, money = self.folder.config, self.work.money(seat)
-        receiver = Receiver(self.folder.drop)
-        files = sorted((self.folder.drop / "assignments").glob("[!.]*.yaml"))
         return {
-            "course": config.name,
-            "student": student,
+            **welcome(self.folder, student),
             "seat": seat.name,
             "seat_id": seat.lab_id,
             "shared": config.shared is not None,
@@ -162,8 +159,6 @@ class Desk:
             "spent_usd": money.spent_usd,
             "ttl_s": config.per_student.ttl,
             "max_ttl_s": config.per_student.max_ttl,
-            "receiver": receiver.public(),
-            "assignments": {file.stem: file.read_text() for file in files},
         }
 
     def _offers(self, need: Need) -> list[Offer]:
@@ -237,6 +232,18 @@ class Desk:
                 return
             self._refused[student] = self._now()
         self.folder.ledger.append("refused", student=student, by="keeper", why=error.what[:300])
+
+
+def welcome(folder: CourseFolder, student: str) -> dict[str, Any]:
+    """What somebody who joins is told of the course."""
+    files = sorted((folder.drop / "assignments").glob("[!.]*.yaml"))
+    return {
+        "course": folder.config.name,
+        "student": student,
+        "image": folder.config.lab.image.reference,
+        "receiver": Receiver(folder.drop).public(),
+        "assignments": {file.stem: file.read_text() for file in files},
+    }
 
 
 def read(line: bytes, student: str) -> dict[str, Any]:

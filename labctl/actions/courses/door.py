@@ -11,17 +11,26 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from labctl.actions.courses.desk import MOST_LINE_BYTES, Desk
+from labctl.actions.courses.desk import MOST_LINE_BYTES, Desk, welcome
+from labctl.actions.courses.invitation import enrol
+from labctl.actions.courses.keys import Keys
 from labctl.actions.replies import as_reply
 from labctl.config import Paths
 from labctl.courses.folder import CourseFolder
-from labctl.errors import BusyError, LabError
+from labctl.errors import BusyError, LabError, UsageError
+from labctl.model import Value
 from labctl.state.locks import held
 from labctl.transports.client import runtime_dir
+
+
+class _Enrol(Value, frozen=True, forbid_unknown_fields=True):
+    do: Literal["enrol"]
+    public_key: str
+
 
 AT_ONCE = 256
 """Students that are connected at the same time."""
@@ -79,6 +88,20 @@ def relay(
                 return
             sink.write(said)
             sink.flush()
+
+
+def enrolment(
+    folder: CourseFolder, student: str, line: bytes, keys: Keys, now: float
+) -> dict[str, Any]:
+    """The reply to the one request of an invitation: {"do": "enrol", "public_key": ...}."""
+    try:
+        asked = msgspec.json.decode(line, type=_Enrol)
+        enrol(folder, student, asked.public_key, keys, now)
+    except msgspec.MsgspecError:
+        return as_reply(UsageError("this is no request"))
+    except LabError as error:
+        return as_reply(error)
+    return {"version": 1, "joined": welcome(folder, student)}
 
 
 class Door:

@@ -1,0 +1,213 @@
+"""course serve, invite and door: the keeper, and how students reach it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from labctl.cli.course import open_course
+from labctl.cli.options import json_option
+
+if TYPE_CHECKING:
+    from labctl.actions.courses.invitation import Invitation
+    from labctl.courses.folder import CourseFolder
+
+AUTHORIZED_KEYS = click.option(
+    "--authorized-keys",
+    "keys_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("~/.ssh/authorized_keys"),
+    show_default=True,
+    help="Of the account that students log in to.",
+)
+IDLE_S = 600
+
+
+@click.command("invite", short_help="A join file for each student.")
+@click.argument("names", nargs=-1, metavar="[STUDENT]...")
+@click.option("--all", "everybody", is_flag=True, help="Everybody who has not joined yet.")
+@click.option(
+    "--into", type=click.Path(file_okay=False, path_type=Path), default=Path("join"),
+    show_default=True, help="The directory that gets the files.",
+)  # fmt: skip
+@click.option("--valid", default="14d", show_default=True, help="How long a file can be used.")
+@click.option("--host-key", default="", help="The keeper's; default: asked from here, once.")
+@AUTHORIZED_KEYS
+@json_option
+@click.pass_context
+def invite_command(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    everybody: bool,
+    into: Path,
+    valid: str,
+    host_key: str,
+    keys_file: Path,
+    json_: bool,
+) -> None:
+    """Write a join file for each STUDENT, on the keeper's machine. A new one replaces an old one.
+
+    Each works once and until it expires. It holds no key: send it to that student alone, by mail
+    or from an https:// address.
+
+    \b
+    labctl course invite alice
+    labctl course invite --all --into ./join
+    """
+    from labctl.cli.screen import as_json, table
+
+    course = open_course(ctx, quiet=json_)
+    chosen = _chosen(course.folder, names, everybody, keys_file)
+    found = _invited(course.folder, chosen, into, valid, host_key, keys_file)
+    if json_:
+        rows = [{**_told(one), "path": str(one.path)} for one in found]
+        as_json({"invited": rows})
+        return
+    if not found:
+        click.echo("everybody has joined already; for a new laptop: labctl course invite NAME")
+        return
+    table([tuple(_told(one).values()) for one in found], ("STUDENT", "MAIL", "FILE", "UNTIL"))
+    click.echo("each for that student alone; on their machine: labctl join FILE", err=True)
+
+
+def _chosen(
+    folder: CourseFolder, names: tuple[str, ...], everybody: bool, keys_file: Path
+) -> list[str]:
+    from labctl.actions.courses.keys import Keys
+    from labctl.errors import UsageError
+
+    if bool(names) == everybody:
+        raise UsageError(
+            "whom to invite?",
+            why="name students, or say --all, and not both",
+            hint="labctl course invite --all",
+        )
+    if not everybody:
+        return list(names)
+    joined = set(Keys(folder, keys_file).students())
+    return [one.id for one in folder.students() if one.id not in joined]
+
+
+def _invited(
+    folder: CourseFolder,
+    chosen: list[str],
+    into: Path,
+    valid: str,
+    host_key: str,
+    keys_file: Path,
+) -> list[Invitation]:
+    from labctl.actions.courses.invitation import invite
+    from labctl.actions.courses.keys import Keys
+    from labctl.actions.courses.publish import publish, remember_host_key
+    from labctl.config import parse_duration
+    from labctl.errors import UsageError
+
+    try:
+        valid_s = parse_duration(valid)
+    except ValueError as error:
+        raise UsageError(str(error), hint="--valid 14d") from None
+    for one in chosen:
+        folder.student(one)  # before any file is written
+    pinned = host_key or _host_key(folder)
+    remember_host_key(folder, pinned)
+    publish(folder, pinned)
+    keys = Keys(folder, keys_file)
+    return [invite(folder, one, into, keys, pinned, valid_s) for one in chosen]
+
+
+def _host_key(folder: CourseFolder) -> str:
+    """What is known of the keeper's sshd, or what it shows from here."""
+    from labctl.actions.courses.publish import known_host_key
+    from labctl.errors import ConnectError, NotFoundError
+    from labctl.model import Endpoint
+    from labctl.transports.logins import fetch_host_key
+
+    try:
+        return known_host_key(folder)
+    except NotFoundError:
+        pass
+    from labctl.actions.courses.invitation import keeper_place
+
+    keeper_place(folder)
+    keeper = folder.config.keeper
+    assert keeper is not None
+    try:
+        return fetch_host_key(Endpoint(host=keeper.host, port=keeper.port, user=keeper.user))
+    except ConnectError as error:
+        error.hint = "--host-key 'ssh-ed25519 AAAA...'   # from /etc/ssh/ssh_host_ed25519_key.pub"
+        raise
+
+
+def _told(one: Invitation) -> dict[str, str]:
+    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(one.expires))
+    return {"student": one.student, "email": one.email, "file": one.path.name, "until": until}
+
+
+@click.command("door", hidden=True)
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("student")
+@click.option("--joining", type=click.Path(dir_okay=False, path_type=Path))
+def door_command(directory: Path, student: str, joining: Path | None) -> None:
+    """Answer one student: the forced command of their key, and of an invitation's."""
+    import os
+    import signal
+
+    from labctl.actions.courses import open_course as opened
+    from labctl.config import environment
+    from labctl.errors import PolicyError
+
+    os.umask(0o077)
+    asked = environment().get("SSH_ORIGINAL_COMMAND", "")
+
+    def alive() -> None:
+        """A connection on which nothing comes any more ends, and this process with it."""
+        signal.alarm(IDLE_S)
+
+    alive()
+    folder = opened(directory)
+    if joining is not None:
+        _enrol(folder, student, asked, joining)
+        return
+    from labctl.providers.course import REQUEST as DOOR_REQUEST
+    from labctl.submissions import REQUEST as SUBMIT_REQUEST
+
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    if asked == DOOR_REQUEST:
+        from labctl.actions.courses.door import relay
+
+        relay(folder.id, student, source, sink, alive)
+    elif asked in ("", SUBMIT_REQUEST):
+        from labctl.submissions.receiver import Receiver, checked
+        from labctl.submissions.service import serve
+
+        serve(Receiver(folder.drop), checked(student), source, sink, alive)
+    else:
+        raise PolicyError(
+            f"{asked[:80]!a} cannot be run here",
+            why="this key asks for servers and hands in submissions, and nothing else",
+            hint="labctl up, labctl submit",
+        )
+
+
+def _enrol(folder: CourseFolder, student: str, asked: str, keys_file: Path) -> None:
+    import json
+
+    import msgspec
+
+    from labctl.actions.courses.door import enrolment
+    from labctl.actions.courses.keys import JOIN_REQUEST, Keys
+    from labctl.errors import PolicyError
+
+    if asked != JOIN_REQUEST:
+        raise PolicyError(
+            f"{asked[:80]!a} cannot be run here",
+            why="this code enrols one key, and opens nothing else",
+            hint="labctl join FILE",
+        )
+    line = sys.stdin.buffer.readline(32 * 1024)
+    said = enrolment(folder, student, line, Keys(folder, keys_file), time.time())
+    click.echo(json.dumps(msgspec.to_builtins(said)))

@@ -1,0 +1,115 @@
+"""A course on a keeper's machine: a folder, a real sshd that forces `labctl course door`, and the
+keeper's process here, in this one."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from submit_bed import COMMAND_S, Machine, receiving_machine
+
+from labctl.actions import Silent
+from labctl.actions.courses import open_course
+from labctl.actions.courses.desk import Desk
+from labctl.actions.courses.door import Door
+from labctl.actions.courses.invitation import invite
+from labctl.actions.courses.keys import Keys
+from labctl.actions.courses.publish import publish
+from labctl.actions.courses.servers import Staff
+from labctl.actions.courses.work import SeatWork
+from labctl.config import paths
+from labctl.courses.folder import CourseFolder, make_private
+from labctl.state import State
+
+STUDENTS = ("alice", "bob", "carol")
+
+
+@dataclass
+class CourseBed:
+    """The keeper's machine with one course on it; students' homes are below `folder`."""
+
+    machine: Machine
+    folder: Path
+
+    @property
+    def course(self) -> CourseFolder:
+        return open_course(self.folder / "ml")
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.course, self.machine.keys)
+
+    def invited(self, student: str, valid_s: int = 3600) -> Path:
+        """A student's join file."""
+        publish(self.course, self.machine.host_key)
+        into = self.folder / "join"
+        return invite(self.course, student, into, self.keys, self.machine.host_key, valid_s).path
+
+    def staff(self) -> Staff:
+        """The keeper, with a home of its own."""
+        home = self.folder / "keeper-home"
+        home.mkdir(exist_ok=True)
+        places = paths({"HOME": str(home)})
+        return Staff(self.course, places, State(places.database), Silent(), by="keeper")
+
+    def home(self, student: str) -> Path:
+        home = self.folder / f"{student}-home"
+        home.mkdir(exist_ok=True)
+        return home
+
+    def labctl(
+        self, student: str, *words: str, code: int = 0, cwd: Path | None = None
+    ) -> tuple[str, str]:
+        """(standard output, standard error) of a student's labctl."""
+        home = self.home(student)
+        environ = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"}
+        done = subprocess.run(
+            [sys.executable, "-m", "labctl", *words],
+            cwd=cwd or home,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done.stdout, done.stderr
+
+
+@contextmanager
+def course_bed(folder: Path, server: str, more: str = "") -> Iterator[CourseBed]:
+    """`server` is course.yaml's section, in one line of YAML; `more` are further lines."""
+    with receiving_machine(folder / "machine") as machine:
+        made = folder / "ml"
+        made.mkdir()
+        (made / "course.yaml").write_text(
+            f"course: ml-2026\nserver: {server}\n"
+            f"keeper: {{host: 127.0.0.1, user: {getpass.getuser()}, port: {machine.wire.port}}}\n"
+            "assignments: {hw3: {due: 2099-01-01 12:00 UTC, late: 48h}}\n" + more
+        )
+        rows = "".join(f"{one},{one.title()},{one}@example.edu,,,yes\n" for one in STUDENTS)
+        roster = made / "roster.csv"
+        roster.write_text("id,name,email,team,section,active\n" + rows)
+        roster.chmod(0o600)
+        make_private(made)
+        yield CourseBed(machine, folder)
+
+
+@contextmanager
+def keeping(bed: CourseBed, work: Any = None) -> Iterator[Desk]:
+    """The keeper's process: its door is open."""
+    desk = Desk(bed.course, work or SeatWork(bed.staff()))
+    with Door(desk):
+        yield desk
+        assert desk.wait(60.0)
+
+
+__all__ = ["STUDENTS", "CourseBed", "course_bed", "keeping"]
