@@ -14,6 +14,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from labctl.dashboard.view import Snapshot
 from labctl.errors import LabError
 
@@ -120,6 +122,9 @@ class Feed:
             self._trouble = ""
         except LabError as error:
             self._trouble = f"{error.what}: {error.why}" if error.why else error.what
+            if self._snapshot is not None:
+                notes = (f"what is shown is old: {self._trouble}",)
+                self._snapshot = msgspec.structs.replace(self._snapshot, notes=notes)
         self._cost_s = time.thread_time() - begun
         self._taken_at = time.monotonic()
 

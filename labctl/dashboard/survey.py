@@ -12,7 +12,8 @@ from typing import Any
 
 from labctl.courses.folder import CourseFolder
 from labctl.courses.folder import Seat as CourseSeat
-from labctl.courses.ledger import Entry, Spent, allowance_usd, due_extensions, spending
+from labctl.courses.ledger import Entry, due_extensions
+from labctl.courses.money import SeatCost, course_costs
 from labctl.courses.student import Student
 from labctl.dashboard.grades import Grades, released_of
 from labctl.dashboard.hand_ins import HandIns
@@ -58,12 +59,15 @@ class Survey:
         folder, now = self._folder, self._now()
         entries = folder.ledger.entries()
         servers = _youngest(self._state.servers())
-        spent = spending(entries, now, folder.living(servers.values()))
+        everybody = folder.students(active_only=False)
+        living = folder.living(servers.values())
+        costs = course_costs(folder.config, everybody, entries, now, living)
+        spent = {one.seat: one for one in costs.seats}
         here = {seat.lab_id for seat in folder.seats()}
         seats = [
             seat
             for seat in folder.seats(active_only=False)
-            if seat.lab_id in here or seat.lab_id in servers or seat.name in spent
+            if seat.lab_id in here or seat.lab_id in servers or spent[seat.name].usd
         ]
         keys = {student: seat.pseudonym for seat in seats for student in seat.students}
         books = _books(entries)
@@ -77,11 +81,12 @@ class Survey:
             seats=tuple(self._seat(one, servers, watches, spent, books) for one in seats),
             people=tuple(
                 self._person(one, keys, hand_ins, released)
-                for one in folder.students(active_only=False)
+                for one in everybody
                 if one.active or one.id in keys
             ),
             assignments=assignments,
             happenings=_happenings(entries, {seat.name: seat.pseudonym for seat in seats}),
+            costs=costs,
             notes=tuple(dict.fromkeys(self._told)),
         )
 
@@ -104,13 +109,13 @@ class Survey:
         seat: CourseSeat,
         servers: dict[str, Server],
         watches: dict[str, tuple[dict[str, Any], float]],
-        spent: dict[str, Spent],
+        spent: dict[str, SeatCost],
         books: dict[str, list[Entry]],
     ) -> Seat:
         own = books.get(seat.name, [])
         server = servers.get(seat.lab_id)
         machine = self._machine(server, watches.get(server.id)) if server else None
-        budget = self._folder.config.lab.server.need.budget_usd
+        cost = spent[seat.name]
         return Seat(
             key=seat.pseudonym,
             name=seat.name,
@@ -119,8 +124,8 @@ class Survey:
             students=seat.students,
             machine=machine,
             runs=self._runs(seat.lab_id),
-            spent_usd=spent.get(seat.name, Spent()).usd,
-            budget_usd=allowance_usd(own, seat.name, budget),
+            spent_usd=round(cost.usd, 2),
+            budget_usd=cost.budget_usd,
             trouble=_trouble(own),
         )
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from labctl.courses.money import CourseCosts
 from labctl.model import Run, Value
 
 SeatState = Literal["none", "starting", "running", "stopped", "ending"]
@@ -183,7 +184,7 @@ class Snapshot(Value, frozen=True, dict=True):
     people: tuple[Person, ...] = ()
     assignments: tuple[Due, ...] = ()
     happenings: tuple[Happening, ...] = ()
-    forecast_usd: float | None = None
+    costs: CourseCosts | None = None
     notes: tuple[str, ...] = ()
 
     @functools.cached_property

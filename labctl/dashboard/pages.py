@@ -1,0 +1,164 @@
+"""The pages: each is drawn as parts, pieces of HTML by the id that they have in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from labctl.dashboard import words
+from labctl.dashboard.feed import Draw, Parts
+from labctl.dashboard.hand_ins import received_at
+from labctl.dashboard.lens import Lens
+from labctl.dashboard.view import Due, Person, Seat, Snapshot
+
+MARKS = (
+    ("up", "up"),
+    ("running", "running"),
+    ("idle", "idle"),
+    ("budget", "80 % spent"),
+    ("trouble", "trouble"),
+)
+"""What the board can be narrowed to, and what the button says."""
+STATIC = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
+
+
+class Pages:
+    """Templates below `folder`, read once; every text is escaped, and shown without controls."""
+
+    def __init__(self, folder: Path) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(folder),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=words.shown,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._environment.filters.update(
+            usd=words.usd,
+            percent=words.percent,
+            span=words.span,
+            clock=words.clock,
+            moment=words.moment,
+            size=words.size,
+            received=received_at,
+        )
+        self.static = {
+            f"/static/{hashlib.sha256(data).hexdigest()[:12]}/{name}": (data, kind)
+            for name, kind in STATIC.items()
+            for data in ((folder / name).read_bytes(),)
+        }
+        """Path -> content and type. The path holds the content's hash: it may be kept for ever."""
+        self._paths = {path.rpartition("/")[2]: path for path in self.static}
+        self._environment.globals["static"] = self._paths
+        self._parts: dict[str, Any] = {
+            name: self._environment.get_template(f"{name}.html.j2").module
+            for name in ("board_parts", "seat_parts", "assignment_parts", "costs_parts")
+        }
+
+    def render(self, template: str, **values: Any) -> str:
+        return self._environment.get_template(f"{template}.html.j2").render(**values)
+
+    def board(self, lens: Lens) -> Draw:
+        """Everybody: a tile for each sum, a row for each seat."""
+        part = self._parts["board_parts"]
+        rows = _Kept(part.row)
+
+        def draw(snapshot: Snapshot) -> Parts:
+            due = next_due(snapshot)
+            found = {
+                "notes": str(part.notes(snapshot, lens)),
+                "tiles": str(part.tiles(snapshot, MARKS)),
+            }
+            for seat in snapshot.seats:
+                people = tuple(_members(snapshot, seat))
+                name, about = lens.seat(snapshot, seat), lens.about(seat)
+                found[f"s-{seat.key}"] = rows.of(seat.key, seat, people, name, about, due, lens)
+            rows.forget(found)
+            return found
+
+        return draw
+
+    def seat(self, key: str, lens: Lens) -> Draw:
+        """One seat: its server, runs, money, hand-ins and history. Gone, it has one part less."""
+        part = self._parts["seat_parts"]
+
+        def draw(snapshot: Snapshot) -> Parts:
+            seat = snapshot.seat_by_key.get(key)
+            if seat is None:
+                return {"gone": str(part.gone())}
+            people = list(_members(snapshot, seat))
+            history = [one for one in snapshot.happenings if one.seat == key][:40]
+            return {
+                "facts": str(part.facts(seat, people, lens)),
+                "runs": str(part.runs(seat, lens)),
+                "handed": str(part.handed(seat, people, snapshot.assignments, lens)),
+                "history": str(part.history(history, lens)),
+            }
+
+        return draw
+
+    def assignment(self, name: str, lens: Lens) -> Draw:
+        """Who has handed it in, when, and what grading found."""
+        part = self._parts["assignment_parts"]
+        rows = _Kept(part.row)
+
+        def draw(snapshot: Snapshot) -> Parts:
+            due = next((one for one in snapshot.assignments if one.name == name), None)
+            if due is None:
+                return {"gone": str(part.gone())}
+            people = [one for one in snapshot.people if one.active or one.handed(name)]
+            found = {"sums": str(part.sums(due, people))}
+            for one in people:
+                found[f"p-{one.key}"] = rows.of(one.key, one, due, lens)
+            rows.forget(found)
+            return found
+
+        return draw
+
+    def costs(self, lens: Lens) -> Draw:
+        """What everybody has cost, and what it comes to."""
+        part = self._parts["costs_parts"]
+
+        def draw(snapshot: Snapshot) -> Parts:
+            return {"costs": str(part.costs(snapshot, lens))}
+
+        return draw
+
+
+class _Kept:
+    """Rows that were drawn before: one is drawn again only where what it is drawn from differs."""
+
+    def __init__(self, macro: Callable[..., Markup]) -> None:
+        self._macro = macro
+        self._known: dict[str, tuple[tuple[object, ...], str]] = {}
+
+    def of(self, key: str, *values: object) -> str:
+        known = self._known.get(key)
+        if known is None or known[0] != values:
+            known = self._known[key] = (values, str(self._macro(*values)))
+        return known[1]
+
+    def forget(self, found: Parts) -> None:
+        for key in [one for one in self._known if f"s-{one}" not in found]:
+            if f"p-{key}" not in found:
+                del self._known[key]
+
+
+def next_due(snapshot: Snapshot) -> Due | None:
+    """The assignment that is due next, else the last one that was."""
+    dated = sorted((one for one in snapshot.assignments if one.due_at), key=lambda d: d.due_at or 0)
+    coming = [one for one in dated if (one.due_at or 0) > snapshot.at]
+    rest = dated[-1] if dated else next(iter(snapshot.assignments), None)
+    return coming[0] if coming else rest
+
+
+def _members(snapshot: Snapshot, seat: Seat) -> list[Person]:
+    found = [snapshot.person_by_id.get(one) for one in seat.students]
+    return [one for one in found if one is not None]
