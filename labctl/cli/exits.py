@@ -13,7 +13,7 @@ from labctl.errors import ConfigError, InterruptError, LabError
 
 INTERRUPTED = 130
 BUG = 70
-PASSES_CODES = {"run", "exec", "ssh", "attach"}
+PASSES_CODES = {"run", "exec", "ssh", "attach", "course ssh"}
 """These exit with the command's own code; labctl's own failure there is always 255, as ssh's."""
 OWN_FAILURE = 255
 
@@ -71,11 +71,13 @@ def _own(code: int) -> int:
 
 
 def _called(words: list[str]) -> str:
-    """The command among the words; the value of -C is none."""
+    """The command among the words, a course's with its second word; the value of -C is none."""
     rest = iter(words)
     for word in rest:
         if word == "-C":
             next(rest, "")
+        elif word == "course":
+            return f"course {next(rest, '')}"
         elif not word.startswith("-"):
             return word
     return ""

@@ -56,10 +56,10 @@ def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool)
     if json_:
         as_json({name: getattr(found, name) for name in found.__struct_fields__})
         return
-    _draw(found, everything)
+    draw(found, everything)
 
 
-def _draw(found: Explanation, everything: bool) -> None:
+def draw(found: Explanation, everything: bool) -> None:
     _title(found)
     for one in found.findings:
         if one.level != "good" or everything:

@@ -12,6 +12,7 @@ import click
 from labctl.cli.options import json_option, open_lab, rest, yes_option
 
 if TYPE_CHECKING:
+    from labctl.actions.ground import Ground
     from labctl.errors import LabError
     from labctl.lab import Lab
     from labctl.model import Run
@@ -211,7 +212,11 @@ def _still_running(lab: Lab, run: Run) -> None:
 
 
 def _replace(lab: Lab, line: str, *, tty: bool = True) -> None:
-    """Become ssh: its exit code, its terminal, its signals."""
+    become_ssh(lab.ground, line, tty=tty)
+
+
+def become_ssh(ground: Ground, line: str, *, tty: bool = True) -> None:
+    """Become ssh to the lab's server: its exit code, its terminal, its signals."""
     import shutil
 
     from labctl.commands.ssh import interactive_argv
@@ -220,12 +225,12 @@ def _replace(lab: Lab, line: str, *, tty: bool = True) -> None:
     from labctl.shell import portable
     from labctl.transports.client import quick_login
 
-    server = lab.ground.server()
+    server = ground.server()
     if issubclass(provider_class(server.provider), Gate):
         from labctl.actions.provision import let_in
 
-        let_in(lab.ground, server)
-    config = lab.ground.connections.write(server)
+        let_in(ground, server)
+    config = ground.connections.write(server)
     if not shutil.which("ssh"):
         raise LabError(
             "there is no ssh on this machine", hint="sudo apt-get install openssh-client"
@@ -343,7 +348,6 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     labctl cancel
     """
     from labctl.actions import runs
-    from labctl.actions.ground import Ground
     from labctl.cli.exits import clean
     from labctl.cli.screen import as_json
 

@@ -218,8 +218,9 @@ class Bake(Protocol):
     def baked(self, image_id: str) -> str:
         """How it is: "pending", "ready", or in words why it cannot be used."""
 
-    def booting(self, image_id: str) -> Any:
-        """These settings with the image in place of what servers boot from otherwise."""
+    @classmethod
+    def booting(cls, settings: Any, image_id: str) -> Any:
+        """Settings with the image in place of what servers boot from otherwise."""
 
 
 @runtime_checkable

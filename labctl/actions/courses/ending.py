@@ -14,7 +14,7 @@ import msgspec
 
 from labctl.actions import Decision, Note, Step, fleet, orphans, removal
 from labctl.actions.courses import accrue
-from labctl.actions.courses.ground import seat_grounds
+from labctl.actions.courses.ground import OWN, own_seat, seat_grounds
 from labctl.actions.courses.machines import SavedSeat, save
 from labctl.actions.courses.seated import Done, SeatReporter
 from labctl.actions.courses.servers import ENDED, SeatOutcome, Staff
@@ -128,14 +128,14 @@ def _end_all(course: Ground, servers: Sequence[Server]) -> dict[str, LabError]:
 
 
 def _is_ours(staff: Staff, server: Server) -> bool:
-    return is_of_course(staff, server.lab, server.lab_id) and server.state not in ENDED
+    return is_of_course(staff, server.lab_id) and server.state not in ENDED
 
 
-def is_of_course(staff: Staff, lab: str, lab_id: str) -> bool:
+def is_of_course(staff: Staff, lab_id: str) -> bool:
     """Whether a lab at a provider is the course itself or a seat of it, of those who left too."""
-    if lab_id == staff.folder.id:
-        return True
-    return any(lab_id == seat.lab_id for seat in staff.folder.seats(active_only=False))
+    folder = staff.folder
+    own = {folder.id, *(own_seat(folder, purpose).lab_id for purpose in OWN)}
+    return lab_id in own or any(lab_id == seat.lab_id for seat in folder.seats(active_only=False))
 
 
 def _take_shared(course: Ground) -> None:
@@ -244,7 +244,7 @@ def asked(staff: Staff) -> list[Left]:
         servers = [
             one
             for one in course.provider.servers()
-            if one.state != "terminated" and is_of_course(staff, one.lab, one.lab_id)
+            if one.state != "terminated" and is_of_course(staff, one.lab_id)
         ]
         resources = _of_course(staff, course.provider.leftovers())
     except LabError as error:
@@ -254,11 +254,7 @@ def asked(staff: Staff) -> list[Left]:
 
 
 def _of_course(staff: Staff, found: Iterable[Resource]) -> list[Resource]:
-    return [
-        one
-        for one in found
-        if one.kind != orphans.CACHE and is_of_course(staff, one.lab, one.lab_id)
-    ]
+    return [one for one in found if one.kind != orphans.CACHE and is_of_course(staff, one.lab_id)]
 
 
 def outcomes_failed(found: Iterable[SeatOutcome | SeatEnding]) -> int:

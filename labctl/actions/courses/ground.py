@@ -18,12 +18,14 @@ from labctl.actions import Reporter
 from labctl.actions.cost import server_costs
 from labctl.actions.ground import Ground
 from labctl.config import LabConfig, Paths
-from labctl.courses.folder import PRIVATE, CourseFolder, Seat
+from labctl.courses.folder import MOST_NAME, PRIVATE, CourseFolder, Seat
 from labctl.courses.ledger import Entry
 from labctl.courses.spending import Spent, allowance_usd, spending
-from labctl.model import Need, Server
+from labctl.model import Need, Server, Value
+from labctl.providers import Bake, provider_class
 from labctl.state import State
 
+BAKED = "baked.json"
 SEATS = Path(PRIVATE) / "seats"
 """Below it each seat has a directory of its own, as a lab has one: results come home there."""
 
@@ -40,7 +42,7 @@ def course_ground(
 
     `everywhere` asks in every region.
     """
-    own = msgspec.structs.replace(folder.config.lab, root=folder.path / SEATS)
+    own = msgspec.structs.replace(_booting(folder), root=folder.path / SEATS)
     return Ground(
         own,
         folder.id,
@@ -83,13 +85,48 @@ def seat_grounds(
 
 def seat_config(folder: CourseFolder, seat: Seat, need: Need) -> LabConfig:
     """The course's lab as this seat has it. `root` is the seat's directory in the folder."""
-    lab = folder.config.lab
+    lab = _booting(folder)
     return msgspec.structs.replace(
         lab,
         name=seat.lab,
         root=folder.path / SEATS / seat.name,
         server=msgspec.structs.replace(lab.server, need=need),
     )
+
+
+class Baked(Value, frozen=True):
+    """The course's machine image. `image` is the Docker image inside, `data` the data sets."""
+
+    provider: str
+    image_id: str
+    at: float
+    image: str = ""
+    data: tuple[str, ...] = ()
+    usd_per_month: float = 0.0
+
+
+def baked(folder: CourseFolder) -> Baked | None:
+    """What seats of this course boot from, where it was baked for the provider that they have."""
+    try:
+        found = msgspec.json.decode((folder.private / BAKED).read_bytes(), type=Baked)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+    return found if found.provider == folder.config.lab.server.provider else None
+
+
+def _booting(folder: CourseFolder) -> LabConfig:
+    """The course's lab, with the image that was baked for it."""
+    lab, found = folder.config.lab, baked(folder)
+    if found is None:
+        return lab
+    kind = provider_class(found.provider)
+    if not issubclass(kind, Bake):
+        return lab
+    settings = lab.server.provider_settings.get(found.provider)
+    image = kind.booting(kind.settings_type() if settings is None else settings, found.image_id)
+    both = {**lab.server.provider_settings, found.provider: image}
+    server = msgspec.structs.replace(lab.server, provider_settings=both)
+    return msgspec.structs.replace(lab, server=server)
 
 
 class _Shares:
@@ -120,11 +157,35 @@ class _Shares:
 
 
 def granted_s(entries: Iterable[Entry]) -> int:
-    """Seconds that were given to a seat's present server, from the seat's own lines."""
+    """Seconds that staff gave to a seat's present server, from the seat's own lines.
+
+    What students took for themselves, inside the ceiling, bears their name and does not move it.
+    """
     total = 0
     for one in entries:
         if one.kind == "up":
             total = 0
-        elif one.kind == "extend":
+        elif one.kind == "extend" and not one.student:
             total += int(one.detail.get("seconds", 0))
     return total
+
+
+def own_seat(folder: CourseFolder, purpose: str) -> Seat:
+    """A seat that nobody has: for a server of the course's own, such as one that is measured."""
+    digest = hashlib.sha256(f"{folder.id}:{purpose}".encode()).hexdigest()
+    room = MOST_NAME - len(purpose) - 1
+    lab = f"{folder.config.name[:room].rstrip('-')}-{purpose}"
+    return Seat(name=f".{purpose}", lab=lab, lab_id=digest[:12], students=())
+
+
+OWN = ("check", "bake")
+"""What the course itself has servers for, and not for long."""
+
+
+def own_ground(folder: CourseFolder, course: Ground, purpose: str) -> Ground:
+    """The ground of a server of the course's own: no budget but its own hour, the course's TTL."""
+    seat = own_seat(folder, purpose)
+    need = msgspec.structs.replace(folder.config.lab.server.need, budget_usd=None)
+    config = seat_config(folder, seat, need)
+    config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return course.beside(config, seat.lab_id)

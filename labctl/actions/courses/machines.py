@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -48,10 +49,33 @@ def labs_on(ground: Ground, server: Server) -> list[Ground]:
     return found
 
 
+@dataclass(frozen=True)
+class LabOnSeat(Ground):
+    """A student's own lab on a seat's server, which is on record as the seat's."""
+
+    seat_lab_id: str = ""
+
+    def server(self) -> Server:
+        known = self.state.server_of_lab(self.seat_lab_id)
+        return super().server() if known is None else known
+
+
 def _inside(ground: Ground, name: str, lab_id: str) -> Ground:
     root = ground.config.root / LABS / f"{name}-{lab_id[:6]}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return ground.beside(msgspec.structs.replace(ground.config, name=name, root=root), lab_id)
+    made = LabOnSeat(
+        msgspec.structs.replace(ground.config, name=name, root=root),
+        lab_id,
+        ground.paths,
+        ground.state,
+        ground.reporter,
+        group=ground.group,
+        owner=ground.owner,
+        place=ground.place,
+        seat_lab_id=ground.lab_id,
+    )
+    made.__dict__.update(provider=ground.provider, connections=ground.connections)
+    return made
 
 
 def save(ground: Ground, server: Server, *, discard: bool) -> SavedSeat:

@@ -13,7 +13,7 @@ import msgspec
 
 from labctl.actions import Decision, Reporter, attempts, fleet, images, provision
 from labctl.actions.courses import accrue
-from labctl.actions.courses.ground import course_ground, seat_grounds
+from labctl.actions.courses.ground import baked, course_ground, seat_grounds
 from labctl.actions.courses.material import Material, bring, material
 from labctl.actions.courses.seated import Done, SeatReporter
 from labctl.actions.ground import Ground
@@ -76,12 +76,13 @@ def up(
         staff.folder, staff.paths, staff.state, staff.reporter, seats, course=course, listed=listed
     )
     there = {one.lab_id: one for one in listed if one.state not in ENDED}
-    need = _agreed(course, [one for one in grounds if one.lab_id not in there])
+    need = agreed(course, [one for one in grounds if one.lab_id not in there])
     told = [
         _with(ground, SeatReporter(seat.name, staff.reporter, agreed=True), need)
         for ground, seat in zip(grounds, seats, strict=True)
     ]
     by_lab = {seat.lab_id: seat for seat in seats}
+    was_baked = baked(staff.folder) is not None
     given = Material() if login_only else material(staff.folder, staff.reporter)
 
     def one(ground: Ground) -> Server:
@@ -89,7 +90,7 @@ def up(
             if login_only:
                 return _reached(ground, listed)
             server = provision.up(ground, listed)
-            _bring(ground, server, given)
+            _bring(ground, server, given, was_baked)
             return server
         finally:
             _note(staff, by_lab[ground.lab_id], ground)
@@ -106,7 +107,7 @@ def _reached(ground: Ground, listed: Sequence[Server]) -> Server:
         return provision.reach(ground, server)[0]
 
 
-def _bring(ground: Ground, server: Server, given: Material) -> None:
+def _bring(ground: Ground, server: Server, given: Material, baked: bool) -> None:
     """What a class must not wait for at ten o'clock: the image, the data, the handouts."""
     config = ground.config
     if config.image.reference:
@@ -114,7 +115,7 @@ def _bring(ground: Ground, server: Server, given: Material) -> None:
         wanted = config.image.reference
         if not remote.call("image", {"references": [wanted]})["ids"][wanted]:
             images.ensure(ground, server, remote, wanted)
-    bring(ground, server, given)
+    bring(ground, server, given, baked=baked)
 
 
 def _note(staff: Staff, seat: Seat, ground: Ground) -> None:
@@ -139,7 +140,7 @@ def _refused(
     )
 
 
-def _agreed(course: Ground, fresh: Sequence[Ground]) -> Need | None:
+def agreed(course: Ground, fresh: Sequence[Ground]) -> Need | None:
     """The need of every new server, once a person has agreed to what all of them cost.
 
     None where none is to be made. What costs more than the agreed price does not exist for it.

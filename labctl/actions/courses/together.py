@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from labctl.actions import attempts, fleet, guard
 from labctl.actions import extend as more_time
-from labctl.actions import fleet, guard
 from labctl.actions.courses import machines
 from labctl.actions.courses.ground import seat_grounds
 from labctl.actions.courses.material import bring, material
@@ -107,7 +108,7 @@ def push(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
     ]
 
 
-def extend(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, object]:
+def extend(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, Any]:
     """Give a seat's server more time, beyond `max_ttl` too; W of its watchdog afterwards.
 
     Recorded with who and why. PolicyError where the seat's budget would not last.
@@ -117,7 +118,8 @@ def extend(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, ob
     ground = ground_of(staff, seat)
     try:
         need = ground.config.server.need
-        guard.arm(ground, server, ceiling_s=need.max_ttl_s, always=True)
+        left = attempts.budget_left_usd(ground, need, but=server.id)
+        guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s, always=True)
         return more_time.extend(ground, span_s)
     except LabError:
         # Not given after all: the ledger says so too.

@@ -106,8 +106,9 @@ class AwsProvider:
     def baked(self, image_id: str) -> str:
         return baking.baked(self.clients, image_id)
 
-    def booting(self, image_id: str) -> AwsSettings:
-        return baking.booting(self.settings, image_id)
+    @classmethod
+    def booting(cls, settings: AwsSettings, image_id: str) -> AwsSettings:
+        return baking.booting(settings, image_id)
 
     def set_deadline(self, server_id: str, at: float) -> None:
         deadline.set_deadline(self.clients, self.settings.scheduler_role, server_id, at)

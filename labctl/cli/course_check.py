@@ -1,0 +1,82 @@
+"""course check, bake: before the class."""
+
+from __future__ import annotations
+
+import click
+
+from labctl.cli.course import open_course
+from labctl.cli.course_options import chosen, only_options, staff_of
+from labctl.cli.options import json_option, rest, yes_option
+
+
+@click.command("check")
+@only_options
+@click.option("--boot", is_flag=True, help="Make one server, measure its boot, end it. It costs.")
+@yes_option
+@json_option
+@click.pass_context
+def check_command(
+    ctx: click.Context, only: str, group: str, boot: bool, yes: bool, json_: bool
+) -> None:
+    """Class-day check: quota and price for everybody, keys, logins, sshd, disks, the image.
+
+    Each failure names the next step. Exits with 1 if something is amiss.
+
+    \b
+    labctl course check
+    labctl course check --boot
+    """
+    from labctl.actions.courses.check import check
+    from labctl.cli.exits import clean
+    from labctl.cli.screen import as_json
+
+    course = open_course(ctx, yes=yes, quiet=json_)
+    checks = check(staff_of(course), chosen(course, only, group), boot=boot)
+    rest(ctx)
+    if json_:
+        as_json({"checks": checks})
+    else:
+        for one in checks:
+            mark = click.style("ok", fg="green") if one.ok else click.style("!!", fg="red")
+            click.echo(f"{mark}  {clean(one.name)}: {clean(one.detail)}")
+            if one.next:
+                click.echo(f"      next: {clean(one.next)}")
+    ctx.exit(0 if all(one.ok for one in checks) else 1)
+
+
+@click.command("bake")
+@click.option("--drop", is_flag=True, help="Remove the baked image; servers boot as before.")
+@yes_option
+@json_option
+@click.pass_context
+def bake_command(ctx: click.Context, drop: bool, yes: bool, json_: bool) -> None:
+    """Make a machine image with the course's Docker image and data inside; seats boot from it.
+
+    One server is made, prepared, cleaned of keys and ended. The image costs by the month until
+    --drop or the end of the term.
+
+    \b
+    labctl course bake
+    labctl course bake --drop
+    """
+    from labctl.actions.courses.bake import bake
+    from labctl.actions.courses.bake import drop as take_away
+    from labctl.cli.screen import as_json
+
+    course = open_course(ctx, yes=yes, quiet=json_)
+    if drop:
+        gone = take_away(staff_of(course))
+        if json_:
+            as_json({"removed": gone})
+        else:
+            click.echo(f"{len(gone)} things removed; servers boot from the provider's own image")
+        return
+    found = bake(staff_of(course))
+    if json_:
+        as_json({"baked": found})
+        return
+    click.echo(f"{found.image_id} is ready; labctl course up boots from it")
+    if found.usd_per_month:
+        click.echo(
+            f"  it costs {found.usd_per_month:.2f} dollars a month; labctl course bake --drop"
+        )

@@ -1,0 +1,142 @@
+"""A class at work, live: how many are through, who is at what, who failed.
+
+On a terminal one table that is redrawn; else one line for each seat that is through.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import click
+
+from labctl.actions import Decision, Event
+from labctl.actions.courses.seated import Done, News, SeatEvent
+from labctl.cli.exits import clean
+from labctl.cli.screen import Screen, span
+
+ROWS_KEPT_FREE = 6
+ORDER = {"failed": 0, "going": 1, "waiting": 2, "done": 3}
+STYLES = {"failed": "red", "going": "cyan", "waiting": "dim", "done": "green"}
+
+
+@dataclass
+class _Row:
+    state: str = "waiting"
+    text: str = ""
+    since: float = 0.0
+
+
+class ClassScreen:
+    """A Reporter: draws what is told of seats, and hands all else to the screen.
+
+    Used as a context; what is live is taken off the screen at its end. Safe from many threads.
+    """
+
+    def __init__(self, screen: Screen, seats: Iterable[str], done: str = "ready") -> None:
+        self._screen = screen
+        self._done = done
+        self._rows = {seat: _Row() for seat in seats}
+        self._lock = threading.RLock()
+        self._live: Any = None
+        self._begun = time.monotonic()
+
+    def __enter__(self) -> ClassScreen:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.rest()
+
+    def emit(self, event: Event) -> None:
+        with self._lock:
+            if not isinstance(event, SeatEvent):
+                self._screen.emit(event)
+                return
+            self._take(event)
+            if self._screen.quiet:
+                return
+            if sys.stderr.isatty():
+                self._draw()
+            elif isinstance(event, Done):
+                self._line(event)
+
+    def ask(self, decision: Decision) -> bool:
+        with self._lock:
+            self.rest()
+            return self._screen.ask(decision)
+
+    def rest(self) -> None:
+        """Take the live table off the screen."""
+        with self._lock:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    def _take(self, event: SeatEvent) -> None:
+        row = self._rows.setdefault(event.seat, _Row())
+        row.since = row.since or time.monotonic()
+        if isinstance(event, Done):
+            row.state, row.text = ("failed", event.error) if event.error else ("done", "")
+        elif isinstance(event, News):
+            row.state, row.text = "going", event.text
+
+    def _line(self, event: Done) -> None:
+        took = span(time.monotonic() - self._rows[event.seat].since)
+        said = f"failed: {event.error}" if event.error else f"{self._done} {took}"
+        click.echo(f"  {clean(event.seat)}: {clean(said)}", err=True)
+
+    def _draw(self) -> None:
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._screen.rest()
+            self._live = Live(
+                console=Console(stderr=True),
+                get_renderable=self._table,
+                refresh_per_second=4,
+                transient=True,
+            )
+            self._live.start()
+
+    def _table(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        with self._lock:
+            columns, lines = shutil.get_terminal_size((100, 24))
+            table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), width=columns - 1)
+            table.add_column(no_wrap=True)
+            table.add_column(no_wrap=True)
+            table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+            shown = sorted(self._rows.items(), key=lambda one: ORDER[one[1].state])
+            room = max(3, lines - ROWS_KEPT_FREE)
+            for seat, row in shown[:room]:
+                state = self._done if row.state == "done" else row.state
+                table.add_row(
+                    clean(seat), Text(state, style=STYLES[row.state]), Text(clean(row.text))
+                )
+            if len(shown) > room:
+                table.add_row(f"and {len(shown) - room} more", "", "")
+            table.add_row("", "", "")
+            table.add_row("", "", Text(self._summary()))
+            return table
+
+    def _summary(self) -> str:
+        counts = dict.fromkeys(ORDER, 0)
+        for row in self._rows.values():
+            counts[row.state] += 1
+        told = [f"{counts['done']} of {len(self._rows)} {self._done}"]
+        told += [f"{counts[state]} {state}" for state in ("going", "failed") if counts[state]]
+        return f"{', '.join(told)}; {span(time.monotonic() - self._begun)}"
