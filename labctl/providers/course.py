@@ -145,6 +145,12 @@ class CourseProvider:
         """PolicyError beyond the course's ceilings."""
         self._ask("extend", id=server_id, seconds=span_s)
 
+    def close(self) -> None:
+        """End the talk with the keeper; it begins again with the next question."""
+        with self._guard:
+            if self._lines is not None:
+                self._lines.close()
+
     @property
     def endpoint(self) -> Endpoint:
         """The way to the keeper, with the key that the join file pinned."""

@@ -31,7 +31,8 @@ class Case:
     """What the contract's tests need of a provider.
 
     `leave_something` makes a leftover as a normal life of a server does, and returns it; None for
-    a provider that never leaves any. It must give at least two servers at once.
+    a provider that never leaves any. It must give at least two servers at once; where
+    `shares_machine`, they are one machine for two labs.
     """
 
     provider: Provider
@@ -39,6 +40,7 @@ class Case:
     leave_something: Callable[[], Resource] | None = None
     need: Need = field(default_factory=Need)
     lab_ids: list[str] = field(default_factory=list)
+    shares_machine: bool = False
 
     def request(self, lab: str = "contract") -> CreateRequest:
         """A new attempt of a new lab."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from aws_case import aws_case, aws_rehearsal
 from case import Case
+from course_case import course_case, course_keeper
 from local_case import local_case, local_provider
 from static_case import static_case, static_machines
 
@@ -17,6 +18,8 @@ from labctl.providers import provider_names
 __all__ = [
     "aws_case",
     "aws_rehearsal",
+    "course_case",
+    "course_keeper",
     "local_case",
     "local_provider",
     "static_case",

@@ -241,7 +241,7 @@ def welcome(folder: CourseFolder, student: str) -> dict[str, Any]:
         "course": folder.config.name,
         "student": student,
         "image": folder.config.lab.image.reference,
-        "receiver": Receiver(folder.drop).public(),
+        "receiver": Receiver(folder.drop).init(),
         "assignments": {file.stem: file.read_text() for file in files},
     }
 
