@@ -173,11 +173,13 @@ class KeeperConfig(Value, frozen=True):
 class GradeConfig(Value, frozen=True):
     """How one assignment is graded.
 
-    `command` is staff's, run where the labels are; `inputs` and `labels` are paths below the
-    folder. `timeout` in seconds, for each of the two containers. `tolerance` is how far a claim may
-    lie from what was measured.
+    `command` is staff's, run where the labels are, `predict` is what is run of a submission, where
+    they are not; () is labctl's own. `inputs` and `labels` are paths below the folder. `timeout` in
+    seconds, for each of the two containers. `tolerance` is how far a claim may lie from what was
+    measured.
     """
 
+    predict: Annotated[tuple[str, ...], Parsed(parse_line)] | tuple[str, ...] = ()
     command: Annotated[tuple[str, ...], Parsed(parse_line)] | tuple[str, ...] = ()
     inputs: Annotated[str, Parsed(parse_inside)] = ""
     labels: Annotated[str, Parsed(parse_inside)] = ""

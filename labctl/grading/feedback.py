@@ -35,7 +35,7 @@ def page(record: Record, results: Results, output: str) -> str:
         '<meta name="viewport" content="width=device-width">'
         f"<title>{_text(number)}</title><style>{STYLE}</style></head><body>"
         f"<h1>{_text(number)}</h1>"
-        f"<p><strong>{results.score:g}</strong> of {record.points:g} points. "
+        f"<p><strong>{record.score or 0.0:g}</strong> of {record.points:g} points. "
         f"Received {_text(record.received)}, bundle {_text(record.bundle_sha256[:16])}.</p>"
         f"<pre>{_text(results.output)}</pre>{table if rows else ''}{printed}</body></html>\n"
     )

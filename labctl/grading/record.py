@@ -8,7 +8,7 @@ import msgspec
 
 from labctl.grading.claims import Comparison
 from labctl.grading.flags import Flag
-from labctl.grading.results import Results
+from labctl.grading.results import Results, stamped
 from labctl.model import Value
 
 VERSION = 1
@@ -28,7 +28,8 @@ WORDS = {
 class Record(Value, frozen=True):
     """One submission's grade. `key` is of all that went into it: the same key, the same grade.
 
-    `raw` is the grader's word, before a penalty. `said` is whether its program printed anything.
+    `raw` is the grader's word, before a penalty; `score` what counts. `said` is whether the
+    submission's program printed anything.
     """
 
     assignment: str
@@ -71,3 +72,21 @@ def decode(data: bytes) -> Record | None:
 def told_of(outcome: str, code: int) -> str:
     """How a submission's program ended, in words."""
     return WORDS.get(outcome, "its program ended strangely").format(code=code)
+
+
+def results_of(record: Record) -> Results:
+    """results.json of a graded submission, with what labctl adds under extra_data.labctl."""
+    assert record.raw is not None
+    facts = {
+        "submission": record.number,
+        "received": record.received,
+        "bundle_sha256": record.bundle_sha256,
+        "claim": record.comparison,
+    }
+    return stamped(
+        record.raw,
+        points=record.points,
+        penalty=record.penalty,
+        late_s=record.late_s,
+        facts=msgspec.to_builtins(facts),
+    )

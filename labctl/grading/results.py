@@ -82,8 +82,9 @@ def parse_results(text: str, points: float) -> Results:
 def _test(row: dict[str, Any]) -> Test:
     def number(key: str) -> float | None:
         value = row.get(key)
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if good and math.isfinite(value) else None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        return float(value) if math.isfinite(value) else None
 
     tags = row.get("tags")
     return Test(
@@ -103,30 +104,25 @@ def failed(what: str) -> Results:
     return Results(score=0.0, output=what)
 
 
-def final(
+def after_penalty(score: float, points: float, penalty: int) -> float:
+    """The score once `penalty` percent of the assignment's points were taken off; never below 0."""
+    return round(max(0.0, score - points * penalty / 100), 4)
+
+
+def stamped(
     raw: Results, *, points: float, penalty: int, late_s: int, facts: dict[str, Any]
 ) -> Results:
-    """What counts: the score after `penalty` percent of the points were taken off, never below 0.
+    """As results.json is kept: the grader's own score, and beside it what lateness comes to.
 
-    Penalties are of the assignment's points, as its rules tell students.
+    The score itself stays as graded: whoever writes grades back takes the penalty off, once.
     """
-    off = points * penalty / 100
-    score = max(0.0, raw.score - off)
-    tests = raw.tests
+    counts = after_penalty(raw.score, points, penalty)
     output = raw.output
     if penalty:
-        said = f"{penalty}% of the points off: handed in {late_text(late_s)} late"
+        said = f"{penalty}% of the points off, handed in {late_text(late_s)} late: {counts:g} count"
         output = f"{output}\n{said}" if output else said
-        # The tests' sum is what Gradescope would show beside the score.
-        tests = (*tests, Test(name="late", score=score - raw.score, max_score=0.0, output=said))
-    facts = {"raw_score": raw.score, "points": points, "penalty": penalty, **facts}
-    return msgspec.structs.replace(
-        raw,
-        score=round(score, 4),
-        output=output,
-        tests=tests,
-        extra_data={**raw.extra_data, "labctl": facts},
-    )
+    own = {"points": points, "penalty": penalty, "late_s": late_s, "counts": counts, **facts}
+    return msgspec.structs.replace(raw, output=output, extra_data={**raw.extra_data, "labctl": own})
 
 
 def late_text(late_s: int) -> str:

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from labctl.actions.courses.handing_in import rules_of
+from labctl.config.course_schema import AssignmentConfig
+from labctl.config.document import shown
+from labctl.config.reader import nearest
 from labctl.courses.folder import CourseFolder, Seat
 from labctl.courses.ledger import Draft
 from labctl.errors import NotFoundError
@@ -98,6 +100,20 @@ def collect(
         refused=refused,
         strangers=tuple(sorted(known - members)),
     )
+
+
+def rules_of(folder: CourseFolder, name: str) -> AssignmentConfig:
+    """What course.yaml says of an assignment; NotFoundError names the nearest."""
+    found = folder.config.assignments.get(name)
+    if found is None:
+        near = nearest(name, list(folder.config.assignments))
+        known = ", ".join(folder.config.assignments) or "none yet"
+        raise NotFoundError(
+            f"there is no assignment {shown(name)}",
+            why=f"did you mean {near}?" if near else f"course.yaml has {known}",
+            hint=f"edit {folder.config.path}",
+        )
+    return found
 
 
 def told(found: Collection) -> str:

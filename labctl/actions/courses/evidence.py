@@ -1,0 +1,50 @@
+"""What graded submissions are compared by: read out of their bundles, never run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from labctl.actions.courses.collect import Handed
+from labctl.courses.folder import CourseFolder
+from labctl.errors import TransferError
+from labctl.grading.flags import Facts, Flag, flags, mentions_in
+from labctl.grading.record import Record
+from labctl.submissions import bundle, manifest
+
+MOST_CODE_BYTES = 1024 * 1024
+"""Larger files are data, whatever they are called."""
+
+
+def flagged(
+    folder: CourseFolder, handed: Sequence[Handed], made: Mapping[str, Record]
+) -> dict[str, tuple[Flag, ...]]:
+    """seat -> flags, for each of these that has a record."""
+    facts = [_facts(folder, one, made[one.seat]) for one in handed if one.seat in made]
+    return flags(facts)
+
+
+def _facts(folder: CourseFolder, handed: Handed, made: Record) -> Facts:
+    try:
+        with Path(handed.bundle).open("rb") as file:
+            inside = bundle.members(file)
+            first = next(inside)
+            file.seek(first.offset)
+            found = manifest.decode(file.read(first.size))
+            mentions = []
+            for member in inside:
+                if member.path.startswith("code/") and member.size <= MOST_CODE_BYTES:
+                    file.seek(member.offset)
+                    mentions += mentions_in(member.path, file.read(member.size))
+    except (TransferError, StopIteration, OSError):
+        return Facts(seat=handed.seat, comparison=made.comparison)
+    return Facts(
+        seat=handed.seat,
+        pseudonym=folder.pseudonym(handed.seat),
+        run=found.run,
+        record=found.record,
+        code=found.code,
+        files=found.files,
+        comparison=made.comparison,
+        mentions=tuple(mentions),
+    )

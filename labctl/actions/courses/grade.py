@@ -1,0 +1,389 @@
+"""An assignment graded: every submission that counts, one after another, each in two containers.
+
+One that fails stops no other. Run again, it goes on: what has a grade by the same submission, data,
+grader and image keeps it, and only lateness is looked at anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from labctl.actions.courses import collect as collecting
+from labctl.actions.courses.collect import Collection, Handed, rules_of
+from labctl.actions.courses.evidence import flagged
+from labctl.actions.courses.grading_server import GradingServer, files_below, grading_server
+from labctl.actions.courses.servers import Staff
+from labctl.actions.courses.shelf import Shelf
+from labctl.actions.scan import hash_file
+from labctl.config.course_schema import AssignmentConfig, GradeConfig
+from labctl.courses.folder import Seat
+from labctl.errors import ConfigError, ConnectError, LabError
+from labctl.evaluation import FILE as EVALUATION
+from labctl.evaluation import Evaluation, read_evaluation
+from labctl.grading.claims import compared
+from labctl.grading.record import Outcome, Record, told_of
+from labctl.grading.results import Results, after_penalty, failed, parse_results
+from labctl.model import FileEntry, Value
+from labctl.submissions import bundle
+
+PYTHON = ("sh", "-c", 'command -v python >/dev/null && exec python "$@"; exec python3 "$@"', "run")
+PREDICT = (*PYTHON, "/lab/labctl/images.py")
+ACCURACY = (*PYTHON, "/lab/labctl/accuracy.py")
+MEMORY_BYTES, CPUS, PIDS, DISK_BYTES = 4 * 10**9, 1.0, 256, 256 * 1024**2
+LINK_S = 90.0
+"""What the way there and starting two containers may take beside the two time limits."""
+
+
+class Graded(Value, frozen=True):
+    """One seat. `fresh`: it was run now. `state` is a Record's outcome, or why there is none."""
+
+    seat: str
+    state: str
+    record: Record | None = None
+    fresh: bool = False
+    why: str = ""
+
+
+class Grading(Value, frozen=True):
+    """What came of an assignment. `unreached` seats were not run: the server was lost."""
+
+    assignment: str
+    seats: tuple[Graded, ...]
+    unreached: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every submission that counts has a grade."""
+        return not self.unreached and all(one.state != "error" for one in self.seats)
+
+
+class _Job(Value, frozen=True):
+    """What is to be run: a seat's submission, and the hash of all that its grade depends on."""
+
+    handed: Handed
+    key: str
+
+
+class _Material(Value, frozen=True):
+    """Staff's side of an assignment: (name on the server, directory, files) of each part."""
+
+    inputs: tuple[FileEntry, ...]
+    labels: tuple[FileEntry, ...]
+    grader: tuple[FileEntry, ...]
+    roots: dict[str, str]
+
+
+def grade(
+    staff: Staff,
+    name: str,
+    seats: Sequence[Seat] = (),
+    *,
+    again: bool = False,
+    keep: bool = False,
+    at_once: int = 1,
+    profile: str = "",
+    tell: Callable[[Graded], None] = lambda graded: None,
+) -> Grading:
+    """Grade what these seats (all) handed in; `tell` hears of each as it is done.
+
+    No server is made where nothing is to be run. PolicyError where the grading server is none that
+    strangers' code may run on.
+    """
+    rules = rules_of(staff.folder, name)
+    if rules.grade is None:
+        raise ConfigError(
+            f"course.yaml does not say how {name} is graded",
+            hint=f"edit {staff.folder.config.path}: assignments: {name}: grade: "
+            f"{{inputs: assignments/{name}/inputs, labels: assignments/{name}/labels}}",
+        )
+    found = collecting.collect(staff.folder, name, seats, profile=profile, by=staff.by)
+    batch = _Batch(staff, name, rules, rules.grade, found, again, tell)
+    batch.run(keep, at_once)
+    return batch.result()
+
+
+class _Batch:
+    """One assignment's submissions on their way to grades."""
+
+    def __init__(
+        self,
+        staff: Staff,
+        name: str,
+        rules: AssignmentConfig,
+        how: GradeConfig,
+        found: Collection,
+        again: bool,
+        tell: Callable[[Graded], None],
+    ) -> None:
+        self.staff = staff
+        self.name = name
+        self.rules = rules
+        self.how = how
+        self.found = found
+        self.again = again
+        self.tell = tell
+        self.shelf = Shelf(staff.folder, name, staff.by)
+        self.material = _material(staff, name, how)
+        self.done: dict[str, Graded] = {}
+        self.unreached: list[str] = []
+        self.why = ""
+
+    def run(self, keep: bool, at_once: int) -> None:
+        jobs = []
+        for handed in self.found.here:
+            job = _Job(handed=handed, key=self.key(handed))
+            known = self.shelf.read(handed.seat)
+            if known and known.key == job.key and known.outcome != "error" and not self.again:
+                self.keep(handed, self.timely(known, handed), fresh=False)
+            else:
+                jobs.append(job)
+        if jobs:
+            with grading_server(self.staff, keep=keep) as server:
+                server.ready_image()
+                self.bring(server)
+                with ThreadPoolExecutor(at_once) as threads:
+                    for _ in threads.map(lambda job: self.one(server, job), jobs):
+                        pass
+        self.look_at_all()
+
+    def key(self, handed: Handed) -> str:
+        """Of everything that the grade comes from."""
+        grading = self.staff.folder.config.grading
+        parts = [
+            handed.sha256,
+            msgspec.json.encode(self.how).decode(),
+            repr(grading.lab.limits if grading else ""),
+            repr(grading.lab.image if grading else ""),
+            f"{self.rules.points}",
+            *(f"{one.path} {one.sha256}" for one in self.material.inputs),
+            *(f"{one.path} {one.sha256}" for one in self.material.labels),
+            *(f"{one.path} {one.sha256}" for one in self.material.grader),
+        ]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def bring(self, server: GradingServer) -> None:
+        for part in ("inputs", "labels", "grader"):
+            files: tuple[FileEntry, ...] = getattr(self.material, part)
+            server.bring(f"{self.name[:30]}-{part}", Path(self.material.roots[part]), files)
+
+    def one(self, server: GradingServer, job: _Job) -> None:
+        """Grade one submission; what goes wrong with it is written down, and that is all."""
+        if self.unreached:
+            self.unreached.append(job.handed.seat)
+            return
+        begun = time.monotonic()
+        evaluation: Evaluation | None = None
+        try:
+            reply, evaluation = self.asked(server, job)
+            made = self.record(job, reply, evaluation, server.image)
+        except ConnectError as error:
+            self.unreached.append(job.handed.seat)
+            self.why = " ".join(filter(None, [error.what, error.why]))
+            return
+        except (LabError, OSError) as error:
+            what = error.what if isinstance(error, LabError) else str(error)
+            why = error.why if isinstance(error, LabError) else ""
+            made = self.empty(job, "error", told=" ".join(filter(None, [what, why])))
+            reply = {}
+        made = msgspec.structs.replace(made, seconds=round(time.monotonic() - begun, 3))
+        said = str((reply.get("predict") or {}).get("said", ""))
+        self.keep(job.handed, made, fresh=True, said=said)
+
+    def asked(self, server: GradingServer, job: _Job) -> tuple[dict[str, Any], Evaluation | None]:
+        """Send a submission and have it run; (the server's reply, the submission's own word)."""
+        private = self.staff.folder.private / "grading"
+        private.mkdir(mode=0o700, exist_ok=True)
+        name = f"sub-{job.handed.sha256[:32]}"
+        with tempfile.TemporaryDirectory(dir=private) as place:
+            root = Path(place) / "bundle"
+            with Path(job.handed.bundle).open("rb") as file:
+                bundle.unpack(file, root)
+            evaluation = _own_word(root)
+            server.bring(name, root, tuple(_entries(root)))
+        request = {
+            "job": f"g-{job.key[:32]}",
+            "submission": name,
+            "again": self.again,
+            "inputs": f"{self.name[:30]}-inputs" if self.material.inputs else "",
+            "labels": f"{self.name[:30]}-labels" if self.material.labels else "",
+            "grader": f"{self.name[:30]}-grader",
+            "predict": list(self.how.predict or PREDICT),
+            "grade": list(self.how.command or ACCURACY),
+            "points": self.rules.points,
+            "timeout_s": self.how.timeout,
+            "limits": self.limits(server),
+        }
+        return server.grade(request, 2 * self.how.timeout + LINK_S), evaluation
+
+    def limits(self, server: GradingServer) -> dict[str, Any]:
+        """course.yaml's grading.limits, and bounds for what those leave open."""
+        given = server.ground.config.limits
+        gpus = server.gpus()
+        asked = {"Driver": "", "Count": -1, "Capabilities": [["gpu"]], "Options": {}}
+        return {
+            "memory_bytes": given.memory_bytes or MEMORY_BYTES,
+            "cpus": given.cpus or CPUS,
+            "pids": PIDS,
+            "disk_bytes": DISK_BYTES,
+            "devices": [asked] if gpus else [],
+        }
+
+    def record(
+        self, job: _Job, reply: dict[str, Any], evaluation: Evaluation | None, image: str
+    ) -> Record:
+        """What a reply comes to."""
+        predict, judged = reply["predict"], reply["grade"]
+        if predict["outcome"] != "ok":
+            told = told_of(predict["outcome"], predict["code"])
+            raw = failed(f"{told}, so nothing could be graded")
+            return self.graded(job, "failed", raw, evaluation, image, told, predict)
+        if judged["outcome"] != "ok":
+            told = f"staff's grader: {told_of(judged['outcome'], judged['code'])}"
+            return self.empty(job, "error", told=f"{told}\n{judged['said'][-1500:]}".strip())
+        try:
+            raw = parse_results(str(reply["results"]), self.rules.points)
+        except ValueError as error:
+            return self.empty(job, "error", told=f"staff's grader: {error}")
+        return self.graded(job, "graded", raw, evaluation, image, "", predict)
+
+    def graded(
+        self,
+        job: _Job,
+        outcome: Outcome,
+        raw: Results,
+        evaluation: Evaluation | None,
+        image: str,
+        told: str,
+        predict: dict[str, Any],
+    ) -> Record:
+        made = msgspec.structs.replace(
+            self.empty(job, outcome, told=told),
+            raw=raw,
+            comparison=compared(evaluation, raw.extra_data, self.how.tolerance),
+            said=bool(predict["said"]),
+            image=image,
+        )
+        return self.timely(made, job.handed)
+
+    def empty(self, job: _Job, outcome: Outcome, *, told: str) -> Record:
+        handed = job.handed
+        return Record(
+            assignment=self.name,
+            seat=handed.seat,
+            students=handed.students,
+            student=handed.student,
+            number=handed.number,
+            received=handed.received,
+            bundle_sha256=handed.sha256,
+            key=job.key,
+            outcome=outcome,
+            points=self.rules.points,
+            late_s=handed.late_s,
+            penalty=handed.penalty,
+            told=told,
+            at=time.time(),
+        )
+
+    def timely(self, made: Record, handed: Handed) -> Record:
+        """The record with today's extensions: who gets one later is not graded again."""
+        late = msgspec.structs.replace(
+            made, late_s=handed.late_s, penalty=handed.penalty, students=handed.students
+        )
+        if made.raw is None:
+            return late
+        score = after_penalty(made.raw.score, made.points, handed.penalty)
+        return msgspec.structs.replace(late, score=score)
+
+    def keep(self, handed: Handed, made: Record, *, fresh: bool, said: str | None = None) -> None:
+        self.shelf.put(made, fresh=fresh, said=said)
+        graded = Graded(
+            seat=handed.seat, state=made.outcome, record=made, fresh=fresh, why=made.told
+        )
+        self.done[handed.seat] = graded
+        self.tell(graded)
+
+    def look_at_all(self) -> None:
+        """Flags compare everybody's submissions, and are made anew each time."""
+        every = collecting.collect(self.staff.folder, self.name, by=self.staff.by)
+        made = {
+            one.seat: found
+            for one in every.here
+            if (found := self.shelf.read(one.seat)) is not None
+        }
+        for seat, flags in flagged(self.staff.folder, every.here, made).items():
+            record = msgspec.structs.replace(made[seat], flags=flags)
+            if record != made[seat]:
+                self.shelf.replace(record)
+            if seat in self.done:
+                self.done[seat] = msgspec.structs.replace(self.done[seat], record=record)
+
+    def result(self) -> Grading:
+        rest = [
+            Graded(seat=one.seat, state=one.state, why=one.why)
+            for one in self.found.handed
+            if one.state != "in"
+        ]
+        order = [one.seat for one in self.found.handed]
+        seats = sorted([*self.done.values(), *rest], key=lambda one: order.index(one.seat))
+        return Grading(
+            assignment=self.name,
+            seats=tuple(seats),
+            unreached=tuple(self.unreached),
+            why=self.why,
+        )
+
+
+def _material(staff: Staff, name: str, how: GradeConfig) -> _Material:
+    """Inputs, labels, and all else of assignments/NAME: the grader."""
+    folder = staff.folder.path
+    given = {"inputs": how.inputs, "labels": how.labels}
+    roots = {part: folder / text for part, text in given.items() if text}
+    for part, root in roots.items():
+        if not root.is_dir():
+            raise ConfigError(
+                f"{name} cannot be graded: {root} is no directory",
+                hint=f"put the hidden {part} there, or edit {staff.folder.config.path}",
+            )
+    own = folder / "assignments" / name
+    files = files_below(staff, f"grader-{name}", own) if own.is_dir() else ()
+    data = [root.resolve() for root in roots.values()]
+    grader = tuple(
+        one for one in files if not any((own / one.path).resolve().is_relative_to(d) for d in data)
+    )
+    return _Material(
+        inputs=files_below(staff, f"inputs-{name}", roots["inputs"]) if how.inputs else (),
+        labels=files_below(staff, f"labels-{name}", roots["labels"]) if how.labels else (),
+        grader=grader,
+        roots={part: str(roots.get(part, own)) for part in ("inputs", "labels", "grader")},
+    )
+
+
+def _own_word(root: Path) -> Evaluation | None:
+    """The evaluation that a submission brought; a damaged one claims nothing."""
+    try:
+        return read_evaluation(root / EVALUATION)
+    except LabError:
+        return None
+
+
+def _entries(root: Path) -> Iterable[FileEntry]:
+    """The code and the model of an unpacked bundle: all that the container needs."""
+    for part in ("code", "model"):
+        for path in sorted((root / part).rglob("*")):
+            if path.is_file():
+                found = path.stat()
+                yield FileEntry(
+                    path=path.relative_to(root).as_posix(),
+                    size=found.st_size,
+                    sha256=hash_file(path),
+                    mtime_ns=found.st_mtime_ns,
+                )

@@ -1,0 +1,198 @@
+"""The server that submissions are graded on: claimed or made, looked at, filled, emptied, ended.
+
+Strangers' code runs there. So it is never this machine, never a `local` server (which is no
+boundary), and never one where credentials lie. It is told hashes, no names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from labctl.actions import Note, Step, images, provision, removal
+from labctl.actions.courses.servers import Staff
+from labctl.actions.ground import Ground
+from labctl.actions.push import push
+from labctl.actions.remote import Remote
+from labctl.actions.scan import scan_code, scan_data
+from labctl.config import LabConfig
+from labctl.courses.folder import PRIVATE
+from labctl.errors import ConfigError, LabError, PolicyError
+from labctl.model import FileEntry, Server
+from labctl.remote.place import boot_token
+
+LONGEST_S = 12 * 3600
+"""Without a `ttl` of its own, so that a server that nobody ends does not live on."""
+NO_BOUNDARY = ("local",)
+NO_ASSIGNMENT = ("course",)
+
+
+class GradingServer:
+    """One server while it is graded on. `begin` it once there is something to grade."""
+
+    def __init__(self, ground: Ground, server: Server) -> None:
+        self.ground = ground
+        self.server = server
+        self.image = ""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"lab": self.ground.config.name, "lab_id": self.ground.lab_id}
+
+    def remote(self) -> Remote:
+        return self.ground.remote(self.server)
+
+    def check(self) -> None:
+        """PolicyError where it is this machine, or holds credentials."""
+        said = self.remote().call("grade-check", self.about)
+        here = boot_token()
+        if len(here) > 1 and said["machine"] == here:
+            raise PolicyError(
+                f"{self.server.alias} is this very machine",
+                why="submissions are strangers' code, and the labels and your keys are here",
+                hint="name another machine under grading.server in course.yaml",
+            )
+        if said["credentials"]:
+            raise PolicyError(
+                f"{self.server.alias} holds credentials, so no submission is run on it",
+                why="\n".join(said["credentials"]),
+                hint="take them away there, or name another machine under grading.server",
+            )
+
+    def ready_image(self) -> str:
+        """Have the image there; its reference."""
+        wanted = images.reference(self.ground)
+        remote = self.remote()
+        if not remote.call("image", {"references": [wanted]})["ids"][wanted]:
+            if self.ground.config.image.build:
+                root = self.ground.config.root
+                self._push("code", root, scan_code(root, self.ground.reporter))
+            images.ensure(self.ground, self.server, remote, wanted)
+        self.image = wanted
+        return wanted
+
+    def bring(self, name: str, root: Path, files: tuple[FileEntry, ...]) -> None:
+        """Have these files there, under `name`."""
+        self._push(f"grading/{name}", root, files)
+
+    def grade(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """What the server's program says of one submission."""
+        whole = {**self.about, "image": self.image, **request}
+        reply = self.remote().call("grade", whole, timeout_s=timeout_s)
+        if "missing" in reply:
+            raise LabError(f"{reply['missing']} is on the grading server no more")
+        return reply
+
+    def gpus(self) -> str:
+        """What a container may have of the server's GPUs: one submission has them at a time."""
+        facts = self.ground.facts(self.server)
+        return "all" if facts.gpus and facts.nvidia_runtime else ""
+
+    def clear(self) -> None:
+        """Nothing of the labels and the submissions stays."""
+        self.remote().call("grade-clear", self.about)
+
+    def _push(self, target: str, root: Path, files: tuple[FileEntry, ...]) -> None:
+        config = self.ground.config
+        about = (self.remote(), config.name, self.ground.lab_id, target)
+        push(*about, root, files, self.ground.reporter, force=True)
+
+
+def grading_ground(staff: Staff) -> Ground:
+    """The ground of the course's grading server; ConfigError or PolicyError where it has none that
+    strangers' code may run on."""
+    folder = staff.folder
+    if folder.config.grading is None:
+        raise ConfigError(
+            "course.yaml names no server to grade on",
+            why="submissions are strangers' code: they need a machine without credentials",
+            hint=f"edit {folder.config.path}: "
+            "grading: {server: {provider: static, static: {hosts: [grader.example.edu]}}}",
+        )
+    lab = folder.config.grading.lab
+    provider = lab.server.provider
+    if provider in NO_BOUNDARY:
+        raise PolicyError(
+            f"submissions are not graded on a {provider} server",
+            why="its container shares this machine, and can reach it: it is no boundary",
+            hint="grading.server in course.yaml: provider: static, or a cloud's",
+        )
+    if provider in NO_ASSIGNMENT:
+        raise ConfigError(
+            f"grading.server: provider {provider} is for students",
+            hint="name static or a cloud's in course.yaml",
+        )
+    own = hashlib.sha256(f"labctl grading {folder.id}".encode()).hexdigest()[:12]
+    owner = f"{folder.config.name}-{folder.id[:6]}"
+    return Ground(_config(staff, lab), own, staff.paths, staff.state, staff.reporter, owner=owner)
+
+
+def _config(staff: Staff, lab: LabConfig) -> LabConfig:
+    """The grading lab: the course's image where grading names none, no data, no store."""
+    folder = staff.folder
+    named = any(key == "image" or key.startswith("image.") for key in lab.origins)
+    image = lab.image if named else folder.config.lab.image
+    root = folder.path / PRIVATE / "grading"
+    root.mkdir(mode=0o700, exist_ok=True)
+    if image.build:
+        root = folder.path / image.build
+        if root.resolve() == folder.path.resolve():
+            raise ConfigError(
+                "the grading image cannot be built from the course's own folder",
+                why="the roster and the labels lie there, and would be sent along",
+                hint="keep its Dockerfile in a directory of its own: image: {build: image}",
+            )
+        image = msgspec.structs.replace(image, build=".")
+    need = lab.server.need
+    if need.ttl_s is None:
+        need = msgspec.structs.replace(need, ttl_s=min(LONGEST_S, need.max_ttl_s or LONGEST_S))
+    return msgspec.structs.replace(
+        lab,
+        name=f"{folder.config.name[:30].rstrip('-')}-grading",
+        root=root,
+        server=msgspec.structs.replace(lab.server, need=need),
+        image=image,
+        data={},
+        store="",
+        secrets=(),
+        services={},
+    )
+
+
+@contextmanager
+def grading_server(staff: Staff, *, keep: bool = False) -> Iterator[GradingServer]:
+    """A server that was looked at. It is emptied and ended afterwards, whatever happens.
+
+    With `keep` it stays, with all that was brought: the next grading is quicker.
+    """
+    ground = grading_ground(staff)
+    server = provision.up(ground)
+    made = GradingServer(ground, server)
+    try:
+        made.check()
+        yield made
+    finally:
+        if not keep:
+            _end(made)
+
+
+def _end(made: GradingServer) -> None:
+    ground = made.ground
+    ground.reporter.emit(Step(name="emptying the grading server"))
+    try:
+        made.clear()
+    except LabError as error:
+        text = f"labels and submissions may still lie on {made.server.alias}: {error.what}"
+        ground.reporter.emit(Note(text=text, level="warning"))
+    removal.remove(ground, made.server)
+    ground.reporter.emit(Step(name="emptying the grading server", done=True))
+
+
+def files_below(staff: Staff, name: str, root: Path) -> tuple[FileEntry, ...]:
+    """A directory of staff's, hashed; what was hashed before is not read again."""
+    return scan_data(staff.folder.private, name, root, staff.reporter)

@@ -1,0 +1,79 @@
+"""Where grades lie: grades/ASSIGNMENT/OWNER/, for the seat and for everybody of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labctl.config.identity import write_private
+from labctl.courses.folder import CourseFolder
+from labctl.courses.ledger import Draft
+from labctl.grading import record as records
+from labctl.grading.record import FEEDBACK, FILE, OUTPUT, RESULTS, Record
+from labctl.grading.results import encode as encode_results
+
+
+class Shelf:
+    """One assignment's grades."""
+
+    def __init__(self, folder: CourseFolder, name: str, by: str = "") -> None:
+        self.folder = folder
+        self.name = name
+        self.by = by
+
+    def place(self, owner: str) -> Path:
+        """The directory of a seat's or a student's grade, perhaps not there."""
+        return self.folder.grades / self.name / owner
+
+    def read(self, owner: str) -> Record | None:
+        """What is kept of a grade; None where there is none, or one of another labctl's."""
+        try:
+            return records.decode((self.place(owner) / FILE).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def output(self, owner: str) -> str:
+        """What the submission's own program printed; "" where nothing."""
+        try:
+            return (self.place(owner) / OUTPUT).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def put(self, made: Record, *, fresh: bool, said: str | None = None) -> None:
+        """Write a grade down for everybody of its seat. `said` None leaves what was printed.
+
+        A `fresh` one takes back the feedback that was released for another submission.
+        """
+        for owner in owners(made):
+            place = self.place(owner)
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if fresh:
+                (place / FEEDBACK).unlink(missing_ok=True)
+            if said is not None:
+                write_private(place / OUTPUT, said.encode("utf-8", "replace"))
+            if made.raw is None:
+                (place / RESULTS).unlink(missing_ok=True)
+            else:
+                write_private(place / RESULTS, encode_results(records.results_of(made)))
+        self.replace(made)
+        if fresh:
+            self._note(made)
+
+    def replace(self, made: Record) -> None:
+        for owner in owners(made):
+            write_private(self.place(owner) / FILE, records.encode(made))
+
+    def _note(self, made: Record) -> None:
+        detail = {
+            "assignment": self.name,
+            "number": made.number,
+            "sha256": made.bundle_sha256,
+            "outcome": made.outcome,
+            "score": made.score,
+        }
+        self.folder.ledger.append_all(
+            [Draft(kind="graded", seat=made.seat, student=made.student, by=self.by, detail=detail)]
+        )
+
+
+def owners(made: Record) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((made.seat, *made.students)))
