@@ -12,9 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -98,7 +98,7 @@ def prepare(
         stamp=stamp,
         boto3=boto3,
     )
-    _play(host, playbooks_dir, reporter)
+    play(host, playbooks_dir, reporter)
     # A login made before keeps the groups that the account had then.
     transport.close()
     after = probe(transport)
@@ -198,16 +198,32 @@ class _Told:
                 self.failed = self.failed or event
 
 
-def _play(host: ansible.Host, playbooks_dir: Path, reporter: Reporter) -> None:
-    """Run the playbook against one host; LabError names the task that failed."""
+def play(
+    host: ansible.Host,
+    playbooks_dir: Path,
+    reporter: Reporter,
+    *,
+    name: str = "server.yml",
+    variables: Mapping[str, Any] | None = None,
+) -> None:
+    """Run a playbook against one host; LabError names the task that failed."""
     log_path = host.ssh_config.parent / LOG_NAME
     told = _Told(reporter)
     reporter.emit(Step(name=STEP, detail=host.alias))
     with _ansible_home() as home, _private_log(log_path) as log:
         inventory = home / "hosts"
         inventory.write_text(ansible.inventory([host]))
+        more = home / "variables.json" if variables else None
+        if more:
+            more.write_bytes(msgspec.json.encode(variables))
         argv = ansible.playbook(
-            sys.executable, playbooks_dir, inventory, home=home, locale=_utf8_locale()
+            sys.executable,
+            playbooks_dir,
+            inventory,
+            home=home,
+            locale=_utf8_locale(),
+            name=name,
+            variables=more,
         )
         code = _run(argv, playbooks_dir, log, told)
     # A task that a rescue stands behind may fail: only the whole tells.

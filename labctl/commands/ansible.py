@@ -75,12 +75,15 @@ def playbook(
     *,
     home: Path,
     locale: str,
+    name: str = "server.yml",
+    variables: Path | None = None,
 ) -> list[str]:
-    """argv that runs server.yml and tells its tasks as one JSON object per line on stdout.
+    """argv that runs a playbook and tells its tasks as one JSON object per line on stdout.
 
     It starts with `env`, which adds to the environment without anyone here reading it. `home` is
     a short-named directory for Ansible's own files: the path of its SSH master socket lies below,
     and macOS allows about 100 bytes for that. `locale` must be a UTF-8 one, or Ansible refuses.
+    `variables` is a JSON or YAML file that wins over the playbook's own.
     """
     return [
         "env",
@@ -92,7 +95,8 @@ def playbook(
         "playbook",
         "--inventory",
         str(inventory_file),
-        str(playbooks_dir / "server.yml"),
+        *(("--extra-vars", f"@{variables}") if variables else ()),
+        str(playbooks_dir / name),
     ]
 
 

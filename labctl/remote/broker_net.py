@@ -107,11 +107,13 @@ class Relay:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             os.chown(folder, owner, -1, follow_symlinks=False)
-        with suppress(FileNotFoundError):
-            place.unlink()
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(place))
+        # Made where only root may write, and moved: nothing of the account's own is followed.
+        staging = PLACE / f".{os.urandom(8).hex()}"
+        self._listener.bind(str(staging))
+        staging.chmod(0o666)
         self._listener.listen(64)
+        staging.replace(place)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
