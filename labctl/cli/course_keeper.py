@@ -211,3 +211,94 @@ def _enrol(folder: CourseFolder, student: str, asked: str, keys_file: Path) -> N
     line = sys.stdin.buffer.readline(32 * 1024)
     said = enrolment(folder, student, line, Keys(folder, keys_file), time.time())
     click.echo(json.dumps(msgspec.to_builtins(said)))
+
+
+@click.command("serve", short_help="The always-on keeper, with the dashboard.")
+@click.option("--install", is_flag=True, help="Write a systemd user unit that runs it.")
+@click.option("--dashboard", is_flag=True, help="Serve the dashboard on this machine's loopback.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8600, show_default=True)
+@AUTHORIZED_KEYS
+@click.pass_context
+def serve_command(
+    ctx: click.Context, install: bool, dashboard: bool, port: int, keys_file: Path
+) -> None:
+    """Keep the course: answer students, class hours, budgets, the ledger's copy in the store.
+
+    Runs in the foreground until Ctrl-C. Servers, runs and watchdogs go on without it, and the next
+    one goes on where it was.
+
+    \b
+    labctl -C ml-2026 course serve
+    labctl -C ml-2026 course serve --dashboard --install
+    """
+    if install:
+        _install(ctx, dashboard, port, keys_file)
+    else:
+        _serve(ctx, dashboard, port, keys_file)
+
+
+def _serve(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
+    import signal
+
+    from labctl.actions.courses.desk import Desk
+    from labctl.actions.courses.door import Door, only_keeper
+    from labctl.actions.courses.keys import Keys
+    from labctl.actions.courses.servers import Staff
+    from labctl.actions.courses.vigil import Vigil, Yes
+    from labctl.actions.courses.work import SeatWork
+
+    course = open_course(ctx)
+    folder = course.folder
+    staff = Staff(folder, course.paths, course.state, Yes(_tell), by="keeper")
+    with only_keeper(folder, course.paths):
+        desk = Desk(folder, SeatWork(staff), tell=_tell)
+        vigil = Vigil(staff, desk, Keys(folder, keys_file), tell=_tell)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: vigil.stop.set())
+        vigil.begin()
+        with Door(desk):
+            _tell("", f"the keeper of {folder.config.name} begins, {len(folder.seats())} seats")
+            if dashboard:
+                from labctl.dashboard import serve
+
+                url = serve.run(folder, course.paths, course.state, port=port, stop=vigil.stop)
+                _tell("", f"dashboard: {url}")
+            vigil.run()
+        _tell("", "the keeper ends; what it was at goes on with the next one")
+
+
+def _tell(name: str, text: str) -> None:
+    """One line of the log."""
+    from labctl.cli.exits import clean
+
+    about = f"{name}: " if name else ""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    for line in clean(text).splitlines():
+        click.echo(f"{stamp} {about}{line}", err=True)
+
+
+def _install(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
+    import os
+    import shutil
+
+    from labctl.commands.systemd import course_unit
+    from labctl.errors import LabError
+
+    course = open_course(ctx)
+    name = f"labctl-course-{course.config.name}"
+    found = [shutil.which(program) for program in ("ssh", "rsync", "python3")]
+    known = [str(Path(place).parent) for place in found if place]
+    path = os.pathsep.join(dict.fromkeys([*known, "/usr/local/bin", "/usr/bin", "/bin"]))
+    words = [sys.executable, "-m", "labctl", "-C", str(course.folder.path), "course", "serve"]
+    words += ["--authorized-keys", str(keys_file.expanduser())]
+    words += ["--dashboard", "--port", str(port)] if dashboard else []
+    target = course.paths.config_dir.parent / "systemd" / "user" / f"{name}.service"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(course_unit(words, course.config.name, path=path))
+    except OSError as error:
+        raise LabError(f"cannot write {target}", why=error.strerror or "") from error
+    click.echo(f"{target} is written; next:")
+    click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now {name}")
+    click.echo("  loginctl enable-linger     # so that it goes on when you log out")
+    click.echo(f"  journalctl --user -u {name} -f")

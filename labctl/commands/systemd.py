@@ -1,4 +1,4 @@
-"""The systemd user unit that runs `labctl keep`. No I/O."""
+"""The systemd user units of keepers: `labctl keep`, `labctl course serve`. No I/O."""
 
 from __future__ import annotations
 
@@ -14,16 +14,27 @@ def keep_unit(words: Sequence[str], *, path: str) -> str:
     not allow: no new privileges, and little memory (`labctl keep` takes 40 MB, what it starts for
     a recovery some hundred more).
     """
+    said = "labctl keep: recovers, mirrors and sweeps the labs that were handed to it"
+    return _unit(said, words, path, "keep.env")
+
+
+def course_unit(words: Sequence[str], course: str, *, path: str) -> str:
+    """The unit's text of a course's keeper; its settings and credentials lie beside the others'."""
+    said = f"labctl course serve: the keeper of {course}"
+    return _unit(said, words, path, "course.env")
+
+
+def _unit(said: str, words: Sequence[str], path: str, environment: str) -> str:
     return f"""\
 [Unit]
-Description=labctl keep: recovers, mirrors and sweeps the labs that were handed to it
+Description={said}
 StartLimitIntervalSec=0
 
 [Service]
 ExecStart={" ".join(_quoted(word) for word in words)}
 Environment={_quoted(f"PATH={path}")}
 # Settings and credentials of its own, such as AWS_PROFILE=..., one NAME=value a line:
-EnvironmentFile=-%h/.config/labctl/keep.env
+EnvironmentFile=-%h/.config/labctl/{environment}
 Restart=always
 RestartSec=5
 KillMode=mixed

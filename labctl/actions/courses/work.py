@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -16,10 +17,11 @@ from labctl.actions import extend as more_time
 from labctl.actions import removal
 from labctl.actions.courses import accrue, machines
 from labctl.actions.courses.claims import Claim
-from labctl.actions.courses.ground import seat_grounds
+from labctl.actions.courses.ground import granted_s, seat_grounds
 from labctl.actions.courses.servers import Staff, up
 from labctl.actions.ground import Ground
 from labctl.courses.folder import Seat
+from labctl.courses.ledger import Entry
 from labctl.courses.spending import allowance_usd, spent_usd
 from labctl.errors import PolicyError, ProviderError
 from labctl.model import Offer, Server, Value
@@ -126,8 +128,9 @@ class SeatWork:
         """PolicyError beyond the course's longest life or the seat's budget, written down too."""
         ground = self._ground(seat)
         need = ground.config.server.need
-        ends = server.deadline_at or server.created_at + (need.ttl_s or 0)
-        if need.max_ttl_s and ends + span_s > server.created_at + need.max_ttl_s:
+        own = self.staff.folder.ledger.entries(seat=seat.name)
+        whole_s = (need.ttl_s or 0) + granted_s(own) + _extended_s(own) + span_s
+        if need.max_ttl_s and whole_s > need.max_ttl_s:
             hours = need.max_ttl_s / 3600
             raise PolicyError(
                 f"no {span_s / 3600:g} h more",
@@ -174,3 +177,14 @@ class SeatWork:
     @functools.cached_property
     def _course(self) -> Ground:
         return self.staff.course()
+
+
+def _extended_s(entries: Iterable[Entry]) -> int:
+    """Seconds that students have given the seat's present server within the limits."""
+    total = 0
+    for one in entries:
+        if one.kind == "up":
+            total = 0
+        elif one.kind == "extend":
+            total += int(one.detail.get("span_s", 0))
+    return total

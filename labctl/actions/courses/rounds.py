@@ -1,0 +1,253 @@
+"""What the keeper does by itself: class hours, the sweep over budgets and ends, the roster.
+
+Each deed takes what it needs from a `Look`, one answer of the provider's, and may be repeated. A
+deed that fails for one seat is told and stops no other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from labctl.actions import guard
+from labctl.actions.courses import accrue, ending, open_course, servers, together
+from labctl.actions.courses.desk import Desk
+from labctl.actions.courses.ground import granted_s
+from labctl.actions.courses.keys import Keys
+from labctl.actions.courses.servers import ENDED, Staff
+from labctl.actions.courses.status import ground_of
+from labctl.courses.folder import Seat
+from labctl.courses.ledger import Entry
+from labctl.courses.spending import allowance_usd, spending
+from labctl.courses.timetable import just_ended, phase
+from labctl.errors import LabError
+from labctl.model import Server
+
+WARN_AT = (100, 80, 50)
+"""Percent of a seat's budget."""
+GRACE_S = 600.0
+"""To finish a checkpoint once the budget is used up, or the time is over: then the sweep acts. The
+server's own watchdog has acted before, unless somebody has stopped it."""
+AFTER_CLASS_S = 2 * 3600.0
+IDLE_AFTER_CLASS_S = 1800.0
+UNSEEN = "ended unseen"
+Reason = Literal["budget", "time", "left", "class"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Who is there, at `at`, as the provider has just shown it: seat's lab id -> server."""
+
+    at: float
+    servers: dict[str, Server]
+
+
+@dataclass
+class Rounds:
+    """One course's. `tell` takes a seat's name ("" for none) and what happened."""
+
+    staff: Staff
+    desk: Desk
+    keys: Keys
+    tell: Callable[[str, str], None]
+    now: Callable[[], float] = time.time
+    _seen: tuple[int, ...] = ()
+    _made: dict[float, set[str]] = field(default_factory=dict)
+
+    def look(self) -> Look:
+        """Ask the provider once for all seats, and write down what they have cost since."""
+        course = self.staff.course()
+        listed = course.provider.servers()
+        accrue.accrue(self.staff.folder, course, listed)
+        there = {one.lab_id: one for one in listed if one.state not in ENDED}
+        return Look(at=self.now(), servers=there)
+
+    def roster(self) -> None:
+        """Who has left the course gets in no longer, and lets their server go."""
+        folder = self.staff.folder
+        self._read_again()
+        active = {one.id for one in folder.students()}
+        gone = [one for one in self.keys.students() if one not in active]
+        for student in self.keys.expel(gone) if gone else []:
+            self.tell(student, "has left the course: the key opens nothing any more")
+        for desk in self.desk.seats():
+            left = {one.student for one in desk.claims if not one.leaving} - active
+            if left:
+                desk.leave_all(tuple(left))
+
+    def _read_again(self) -> None:
+        """Take over course.yaml and the roster where they changed, but only whole ones."""
+        folder = self.staff.folder
+        seen = tuple(
+            path.stat().st_mtime_ns if path.exists() else 0
+            for path in (folder.config.path, folder.roster_file)
+        )
+        if seen == self._seen:
+            return
+        fresh = open_course(folder.path)
+        fresh.config, fresh.students()  # a ConfigError leaves all as it was
+        folder.refresh()
+        if self._seen:
+            self.tell("", "course.yaml and the roster are read again")
+        self._seen = seen
+
+    def hours(self, look: Look) -> None:
+        """Servers for everybody before class; unused ones go after it."""
+        config = self.staff.folder.config
+        current, lesson = phase(config.hours, config.term, self.now())
+        if current != "off" and lesson is not None:
+            self._prepare(look, lesson.begins)
+            return
+        over = just_ended(config.hours, config.term, self.now(), AFTER_CLASS_S)
+        if over is not None:
+            self._clear(look, self.now() - over.ends)
+
+    def sweep(self, look: Look) -> None:
+        """Warn whose budget goes to its end; end what outlives its budget, its time, its owner."""
+        folder = self.staff.folder
+        entries = folder.ledger.entries()
+        spent = spending(entries, self.now(), folder.living(look.servers.values()))
+        for seat in folder.seats(active_only=False):
+            own = [one for one in entries if one.seat == seat.name]
+            allowance = allowance_usd(own, seat.name, folder.config.per_student.budget)
+            usd = spent[seat.name].usd if seat.name in spent else 0.0
+            server = look.servers.get(seat.lab_id)
+            if allowance is not None:
+                self._warn(seat, own, usd, allowance, server)
+            if server is not None and (why := self._over(seat, own, usd, allowance, server)):
+                self._end(seat, why)
+        for desk in self.desk.seats():
+            desk.look()
+            desk.go_on()
+
+    def _prepare(self, look: Look, lesson: float) -> None:
+        made = self._made.setdefault(lesson, set())
+        wanted = []
+        for seat in self.staff.folder.seats():
+            if seat.lab_id in look.servers:
+                made.add(seat.name)
+            elif seat.name not in made or self._lost(seat):
+                wanted.append(seat)
+        if not wanted:
+            return
+        self.tell("", f"class is near: servers for {len(wanted)}")
+        for outcome in servers.up(self.staff, wanted):
+            if outcome.error:
+                self.tell(outcome.seat, ": ".join(filter(None, [outcome.error, outcome.why])))
+            else:
+                made.add(outcome.seat)
+
+    def _lost(self, seat: Seat) -> bool:
+        """Whether the seat's last server went by itself, and not since somebody put it down."""
+        ends = self.staff.folder.ledger.entries(seat=seat.name, kind="down")
+        return bool(ends) and ends[-1].why.startswith(UNSEEN)
+
+    def _clear(self, look: Look, since_s: float) -> None:
+        for seat in self.staff.folder.seats():
+            server = look.servers.get(seat.lab_id)
+            if server is None or server.state != "running":
+                continue
+            held = any(not one.leaving for one in self.desk.seat(seat).claims)
+            if held and since_s < IDLE_AFTER_CLASS_S:
+                continue
+            if self._busy(seat, server):
+                continue
+            self._end(seat, "class")
+
+    def _busy(self, seat: Seat, server: Server) -> bool:
+        """Whether somebody or something works there; yes where that cannot be told."""
+        try:
+            told = guard.watch(ground_of(self.staff, seat), server)
+        except LabError:
+            return True
+        return not told or bool(told.get("busy"))
+
+    def _warn(
+        self,
+        seat: Seat,
+        own: Iterable[Entry],
+        usd: float,
+        allowance: float,
+        server: Server | None,
+    ) -> None:
+        """Once for each step, and again where the budget was changed since."""
+        share = 100 * usd / allowance if allowance > 0 else 100.0 if usd > 0 else 0.0
+        step = next((one for one in WARN_AT if share >= one), 0)
+        if not step:
+            return
+        told = [one.detail for one in own if one.kind == "warned"]
+        if any(
+            float(one.get("percent", 0)) >= step and one.get("allowance_usd") == round(allowance, 2)
+            for one in told
+        ):
+            return
+        text = _words(step, usd, allowance)
+        self.staff.folder.ledger.append(
+            "warned",
+            seat=seat.name,
+            by="keeper",
+            why=text,
+            percent=step,
+            allowance_usd=round(allowance, 2),
+        )
+        self.tell(seat.name, text)
+        if server is not None and server.state == "running":
+            try:
+                together.message(self.staff, [seat], text)
+            except LabError as error:
+                self.tell(seat.name, f"could not be told on the server: {error.what}")
+
+    def _over(
+        self,
+        seat: Seat,
+        own: Iterable[Entry],
+        usd: float,
+        allowance: float | None,
+        server: Server,
+    ) -> Reason | Literal[""]:
+        """Why the seat's server has to go by now."""
+        own = list(own)
+        if not any(one.active for one in map(self.staff.folder.student, seat.students)):
+            return "left"
+        if server.state == "stopped":
+            return ""
+        if allowance is not None and usd >= allowance and server.offer.price_usd_per_hour:
+            warned = [one.at for one in own if one.kind == "warned" and _full(one, allowance)]
+            if warned and self.now() - warned[-1] > GRACE_S:
+                return "budget"
+        longest = self.staff.folder.config.per_student.max_ttl + granted_s(own)
+        if server.offer.price_usd_per_hour and (self.now() > server.created_at + longest + GRACE_S):
+            return "time"
+        return ""
+
+    def _end(self, seat: Seat, why: Reason) -> None:
+        """Everything home, then the end; told where that fails, and tried again."""
+        words = {
+            "budget": "its budget is used up",
+            "time": "its longest life is over",
+            "left": "nobody of it is in the course any more",
+            "class": "class is over and nothing runs there",
+        }
+        self.tell(seat.name, f"its server is ended: {words[why]}")
+        try:
+            outcomes = ending.down(self.staff, [seat])
+        except LabError as error:
+            self.tell(seat.name, ": ".join(filter(None, [error.what, error.why])))
+            return
+        for one in outcomes:
+            if one.error:
+                self.tell(seat.name, ": ".join(filter(None, [one.error, one.why])))
+
+
+def _full(entry: Entry, allowance: float) -> bool:
+    same = entry.detail.get("allowance_usd") == round(allowance, 2)
+    return same and float(entry.detail.get("percent", 0)) >= 100
+
+
+def _words(step: int, usd: float, allowance: float) -> str:
+    said = f"{usd:.2f} of {allowance:.2f} dollars are spent ({step}%)"
+    if step < 100:
+        return said
+    return f"{said}: save a checkpoint now, the server ends within {GRACE_S / 60:.0f} minutes"

@@ -1,0 +1,167 @@
+"""A course's keeper over a real sshd: joining, servers, and what a student's key cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from course_bed import CourseBed, course_bed, keeping
+from sshd_container import wait_for
+from submit_bed import COMMAND_S, SSHD
+
+from labctl.actions.courses.door import socket_path
+from labctl.actions.courses.invitation import JoinFile, enrolment_key
+from labctl.config import paths, student_key
+from labctl.model import Server
+
+pytestmark = pytest.mark.skipif(
+    not (Path(SSHD).exists() and shutil.which("ssh")), reason="there is no sshd on this machine"
+)
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseBed]:
+    folder = tmp_path_factory.mktemp("keeper")
+    with course_bed(folder, "{provider: local}", "image: {build: image}\n") as made:
+        image = made.folder / "ml" / "image"
+        image.mkdir()
+        (image / "Dockerfile").write_text("FROM scratch\n")
+        yield made
+
+
+@contextmanager
+def served(bed: CourseBed) -> Iterator[None]:
+    """`labctl course serve` in a process of its own."""
+    home = bed.folder / "keeper-home"
+    home.mkdir(exist_ok=True)
+    environ = {**os.environ, "HOME": str(home), "LANG": "C.UTF-8"}
+    log = (bed.folder / "serve.log").open("w+")
+    words = ["-C", str(bed.folder / "ml"), "course", "serve"]
+    with log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "labctl", *words, "--authorized-keys", str(bed.machine.keys)],
+            env=environ,
+            stderr=log,
+        )
+        try:
+            path = socket_path(bed.course.id)
+            wait_for(lambda: path.exists() or process.poll() is not None, COMMAND_S)
+            yield
+            assert process.poll() is None, log.read()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(COMMAND_S) == 0
+        assert not path.exists()
+
+
+def ssh(bed: CourseBed, identity: Path, request: str) -> subprocess.CompletedProcess[str]:
+    """What a student's own ssh gets, with this key and no other."""
+    known = bed.folder / "known_hosts"
+    known.write_text(f"keeper {bed.machine.host_key}\n")
+    keeper = bed.course.config.keeper
+    assert keeper is not None
+    options = ["BatchMode=yes", "IdentitiesOnly=yes", "HostKeyAlias=keeper", "LogLevel=ERROR"]
+    options += [f"UserKnownHostsFile={known}", "StrictHostKeyChecking=yes"]
+    return subprocess.run(
+        ["ssh", "-F", "none", "-i", str(identity), "-p", str(keeper.port)]
+        + [word for option in options for word in ("-o", option)]
+        + ["--", f"{keeper.user}@{keeper.host}", request],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+        check=False,
+    )
+
+
+@pytest.mark.engine
+def test_a_student_joins_and_has_a_server_until_down(bed: CourseBed) -> None:
+    """The whole way, with the keeper as it is started: the student has no account anywhere."""
+    file = bed.invited("alice")
+    assert file.stat().st_mode & 0o777 == 0o600
+    joined = json.loads(bed.labctl("alice", "join", str(file), "--yes", "--json")[0])["joined"]
+    assert joined["assignments"] == ["hw3"]
+    lab = Path(joined["directory"])
+    assert "provider: course" in (lab / "lab.yaml").read_text()
+    assert [one.student for one in bed.course.ledger.entries(kind="joined")] == ["alice"]
+    with served(bed):
+        body = bed.labctl("alice", "up", "--yes", "--json", cwd=lab)[0]
+        server = msgspec.convert(json.loads(body)["server"], Server)
+        assert (server.provider, server.lab) == ("course", "ml-2026-alice")
+        assert bed.labctl("alice", "ssh", "--", "echo", "I am in", cwd=lab)[0] == "I am in\n"
+        again = json.loads(bed.labctl("alice", "up", "--yes", "--json", cwd=lab)[0])["server"]
+        assert again["id"] == server.id
+        # Within the course's longest life of 12 h, and not beyond it.
+        assert "ends in 9.0 h" in bed.labctl("alice", "extend", "1h", cwd=lab)[0]
+        said = bed.labctl("alice", "extend", "9h", code=3, cwd=lab)[1]
+        assert "lives 12 h at most" in said
+        bed.labctl("alice", "down", "--yes", cwd=lab)
+        assert json.loads(bed.labctl("alice", "status", "--json", cwd=lab)[0])["server"] is None
+    kinds = [one.kind for one in bed.course.ledger.entries(seat="alice")]
+    assert kinds[:2] == ["joined", "up"]
+    assert "down" in kinds
+
+
+def test_a_join_file_works_once(bed: CourseBed, tmp_path: Path) -> None:
+    file = bed.invited("bob")
+    before = bed.machine.keys.read_text()
+    bed.labctl("bob", "join", str(file), "--yes")
+    assert "labctl-join:" not in bed.machine.keys.read_text() != before
+    # For bob again: nothing new, and nothing lost.
+    assert "were in already" in bed.labctl("bob", "join", str(file), "--yes", "--into", "b2")[0]
+    # For somebody who got hold of the file: nothing.
+    said = bed.labctl("mallory", "join", str(file), "--yes", code=3)[1]
+    assert "opens nothing any more" in said
+    assert not (bed.home("mallory") / "ml-2026").exists()
+
+
+def test_a_code_enrols_a_key_and_opens_nothing_else(bed: CourseBed, tmp_path: Path) -> None:
+    file = msgspec.json.decode(bed.invited("carol").read_bytes(), type=JoinFile)
+    identity = tmp_path / "code"
+    identity.write_bytes(enrolment_key(file.join)[0])
+    identity.chmod(0o600)
+    for request in ("id", "labctl-course", "labctl-submit", "labctl-join; id", "$(id)"):
+        done = ssh(bed, identity, request)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "enrols one key" in done.stderr
+    bed.keys.withdraw(["carol"])
+    assert ssh(bed, identity, "labctl-join").returncode == 255
+
+
+def test_a_students_key_opens_the_door_and_no_shell(bed: CourseBed) -> None:
+    bed.labctl("dora", "submit", "--key", code=0)
+    identity = student_key(paths({"HOME": str(bed.home("dora"))}))
+    public = identity.with_name("id_ed25519.pub").read_text()
+    bed.keys.admit("carol", public)
+    for request in ("id", "labctl-course; id", "`id`", "labctl-course\nid", "rsync --server ."):
+        done = ssh(bed, identity, request)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "nothing else" in done.stderr
+    assert bed.keys.expel(["carol"]) == ["carol"]
+    assert ssh(bed, identity, "labctl-course").returncode == 255
+
+
+def test_without_a_keeper_handing_in_works_and_servers_are_told_of(bed: CourseBed) -> None:
+    file = bed.invited("carol")
+    lab = Path(
+        json.loads(bed.labctl("carol", "join", str(file), "--yes", "--json")[0])["joined"][
+            "directory"
+        ]
+    )
+    _, err = bed.labctl("carol", "up", "--yes", cwd=lab, code=75)
+    assert "keeper does not run now" in err
+    assert "go on without it" in err
+    # The same key, the same line: the receiver answers without a keeper.
+    words = ("submit", "--receipts", "--assignment", "assignments/hw3.yaml")
+    assert "nothing of yours yet" in "".join(bed.labctl("carol", *words, cwd=lab, code=0)).lower()
+    with keeping(bed):
+        assert "container" in bed.labctl("carol", "offers", cwd=lab)[0]
