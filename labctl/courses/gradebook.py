@@ -19,21 +19,28 @@ class _Test(Value, frozen=True):
     score: float | None = None
 
 
+class Stamp(Value, frozen=True):
+    """What the receiver stamped on the submission that was graded. `penalty` in percent."""
+
+    number: int = msgspec.field(default=0, name="submission")
+    received: str = ""
+    late_s: int = 0
+    penalty: int = 0
+
+
+NOTHING: tuple[None, None, str] = (None, None, "")
+
+
+class _Extra(Value, frozen=True):
+    labctl: Stamp | None = None
+
+
 class _Results(Value, frozen=True):
     """Gradescope's form: where there is no `score`, the tests' sum counts."""
 
     score: float | None = None
     tests: tuple[_Test, ...] = ()
-    extra_data: dict[str, object] = msgspec.field(default_factory=dict)
-
-
-class Stamp(Value, frozen=True):
-    """What the receiver stamped on the submission that was graded. `penalty` in percent."""
-
-    number: int = 0
-    received: str = ""
-    late_s: int = 0
-    penalty: int = 0
+    extra_data: _Extra = _Extra()
 
 
 class Grade(Value, frozen=True):
@@ -67,7 +74,10 @@ def read_grades(
     stamps: Mapping[str, Stamp],
     released: frozenset[str] = frozenset(),
 ) -> list[Grade]:
-    """The grade of each student: their own, else their team's. `stamps` by student or team."""
+    """The grade of each student: their own, else their team's.
+
+    `stamps`, by student or team, are of what was handed in: they count where grading wrote none.
+    """
     found = []
     for one in students:
         owner = next(
@@ -78,8 +88,8 @@ def read_grades(
             ),
             "",
         )
-        score, problem = _score(_file(grades, assignment, owner)) if owner else (None, "")
-        stamp = stamps.get(owner) or stamps.get(one.id) or stamps.get(one.team) or Stamp()
+        score, graded, problem = _read(_file(grades, assignment, owner)) if owner else NOTHING
+        stamp = graded or stamps.get(one.id) or stamps.get(one.team) or Stamp()
         if not owner:
             problem = "not graded yet" if stamp.number else "nothing was handed in"
         found.append(
@@ -100,20 +110,22 @@ def _file(grades: Path, assignment: str, name: str) -> Path:
     return grades / assignment / name / RESULTS
 
 
-def _score(file: Path) -> tuple[float | None, str]:
+def _read(file: Path) -> tuple[float | None, Stamp | None, str]:
+    """(score, the stamp that grading wrote beside it, what is wrong)."""
     try:
         if file.stat().st_size > MOST_BYTES:
-            return None, "its results.json is too large"
+            return None, None, "its results.json is too large"
         results = msgspec.json.decode(file.read_bytes(), type=_Results)
     except (OSError, msgspec.MsgspecError):
-        return None, "its results.json cannot be read"
+        return None, None, "its results.json cannot be read"
+    stamp = results.extra_data.labctl
     scores = [one.score for one in results.tests if one.score is not None]
     score = results.score if results.score is not None else (sum(scores) if scores else None)
     if score is None:
-        return None, "its results.json has no score"
+        return None, stamp, "its results.json has no score"
     if not math.isfinite(score):
-        return None, "its score is no number"
-    return score, ""
+        return None, stamp, "its score is no number"
+    return score, stamp, ""
 
 
 def points_text(value: float | None) -> str:

@@ -83,8 +83,8 @@ class Forecast(Value, frozen=True):
     """Dollars at the end of the term, and what they follow from.
 
     `basis` is "pace" (the last two weeks go on), "hours" (class hours at the present price) or ""
-    (nothing to go by: `expected_usd` is None). `at_most_usd` is the sum of the budgets; None: some
-    seat has no end.
+    (nothing to go by: `expected_usd` is None). `at_most_usd` is what is spent when all budgets
+    are; None: some seat has no end.
     """
 
     until: float | None
@@ -252,8 +252,11 @@ def forecast(
 ) -> Forecast:
     """What the term will have cost at its end."""
     spent = sum(one.usd for one in seats)
-    budgets = [one.budget_usd for one in seats]
-    at_most = None if None in budgets else sum(max(one.usd, one.budget_usd or 0.0) for one in seats)
+    active = {one.seat for one in students if one.active}
+    going = [one for one in seats if one.seat in active]
+    most = [max(one.usd, one.budget_usd) for one in going if one.budget_usd is not None]
+    ended = sum(one.usd for one in seats if one.seat not in active)
+    at_most = sum(most) + ended if len(most) == len(going) else None
     zone = config.hours[0].zone if config.hours else "UTC"
     until = term.ends_at(config.term, zone) if config.term else None
     if until is None:
@@ -265,8 +268,7 @@ def forecast(
     if pace is not None:
         basis, more = "pace", pace * max(0.0, until - now) / DAY_S
     elif config.hours and price is not None:
-        active = len({one.seat for one in students if one.active})
-        basis, more = "hours", hours_left * active * price
+        basis, more = "hours", hours_left * len(active) * price
     expected = None if more is None else spent + more
     if expected is not None and at_most is not None:
         expected = min(expected, at_most)
