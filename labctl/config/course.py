@@ -90,7 +90,7 @@ class _Loading:
         self.above = [
             one
             for one in switch_layers({}, given)
-            if isinstance(one.value, dict) and not set(one.value) & {"server", "lab"}
+            if isinstance(one.value, dict) and "lab" not in one.value
         ]
 
     def config(self, file_hash: str) -> CourseConfig | None:
