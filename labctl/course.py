@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labctl.actions import Reporter, Silent
 from labctl.actions.courses import open_course
@@ -16,6 +17,11 @@ from labctl.config import CourseConfig, Paths, paths
 from labctl.courses.folder import CourseFolder, Seat
 from labctl.courses.student import Student
 from labctl.state import State
+
+if TYPE_CHECKING:
+    from labctl.actions.courses.collect import Collection
+    from labctl.actions.courses.grade import Grading
+    from labctl.actions.courses.release import Released
 
 
 class Course:
@@ -53,3 +59,23 @@ class Course:
     def seat_of(self, student: str) -> Seat:
         """NotFoundError, with the nearest id, for somebody who was never in the course."""
         return self.folder.seat_of(student)
+
+    def collect(self, assignment: str) -> Collection:
+        """What was handed in, held against its receipts: for each seat the one that counts."""
+        from labctl.actions.courses.collect import collect
+
+        return collect(self.folder, assignment)
+
+    def grade(self, assignment: str, *, again: bool = False) -> Grading:
+        """Grade what was handed in, on the grading server of course.yaml; see docs."""
+        from labctl.actions.courses.grade import grade
+        from labctl.actions.courses.servers import Staff
+
+        staff = Staff(self.folder, self.paths, self.state, self.reporter)
+        return grade(staff, assignment, again=again)
+
+    def release(self, assignment: str) -> Released:
+        """Let students read the feedback of what is graded."""
+        from labctl.actions.courses.release import release
+
+        return release(self.folder, assignment)

@@ -114,7 +114,7 @@ def _late(one: Handed) -> str:
 @yes_option
 @json_option
 @click.pass_context
-def grade_command(ctx: click.Context, name: str, **options: Any) -> None:
+def grade_command(ctx: click.Context, /, **options: Any) -> None:
     """Grade what was handed in for ASSIGNMENT, on the server that course.yaml names for it.
 
     Each submission runs in two containers without network: the first has the student's code and
@@ -131,7 +131,7 @@ def grade_command(ctx: click.Context, name: str, **options: Any) -> None:
     from labctl.actions.courses.release import release
     from labctl.cli.screen import as_json
 
-    json_ = options["json_"]
+    name, json_ = options["name"], options["json_"]
     course = open_course(ctx, yes=options["yes"], quiet=json_)
     staff = staff_of(course, ctx.meta[SCREEN])
     only, group = options["only"], options["group"]

@@ -118,7 +118,7 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     with (job / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         known = read_json(job / "reply.json")
-        if known and not request.get("again"):
+        if known:
             return known
         reply = _graded(request, top, job, found)
         if reply["grade"] is None or reply["grade"]["outcome"] == "ok":

@@ -7,9 +7,10 @@ grader and image keeps it, and only lateness is looked at anew.
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,28 @@ import msgspec
 from labctl.actions.courses import collect as collecting
 from labctl.actions.courses.collect import Collection, Handed, rules_of
 from labctl.actions.courses.evidence import flagged
-from labctl.actions.courses.grading_server import GradingServer, files_below, grading_server
+from labctl.actions.courses.grading_material import (
+    bring,
+    entries,
+    material,
+    name_there,
+    own_word,
+)
+from labctl.actions.courses.grading_server import (
+    GradingServer,
+    end_forgotten,
+    grading_server,
+)
 from labctl.actions.courses.servers import Staff
 from labctl.actions.courses.shelf import Shelf
-from labctl.actions.scan import hash_file
 from labctl.config.course_schema import AssignmentConfig, GradeConfig
 from labctl.courses.folder import Seat
-from labctl.errors import ConfigError, ConnectError, LabError
-from labctl.evaluation import FILE as EVALUATION
-from labctl.evaluation import Evaluation, read_evaluation
+from labctl.errors import ConfigError, ConnectError, InterruptError, LabError
+from labctl.evaluation import Evaluation
 from labctl.grading.claims import compared
 from labctl.grading.record import Outcome, Record, told_of
 from labctl.grading.results import Results, after_penalty, failed, parse_results
-from labctl.model import FileEntry, Value
+from labctl.model import Value
 from labctl.submissions import bundle
 
 PYTHON = ("sh", "-c", 'command -v python >/dev/null && exec python "$@"; exec python3 "$@"', "run")
@@ -73,15 +83,6 @@ class _Job(Value, frozen=True):
     key: str
 
 
-class _Material(Value, frozen=True):
-    """Staff's side of an assignment: (name on the server, directory, files) of each part."""
-
-    inputs: tuple[FileEntry, ...]
-    labels: tuple[FileEntry, ...]
-    grader: tuple[FileEntry, ...]
-    roots: dict[str, str]
-
-
 def grade(
     staff: Staff,
     name: str,
@@ -106,7 +107,7 @@ def grade(
             f"{{inputs: assignments/{name}/inputs, labels: assignments/{name}/labels}}",
         )
     found = collecting.collect(staff.folder, name, seats, profile=profile, by=staff.by)
-    batch = _Batch(staff, name, rules, rules.grade, found, again, tell)
+    batch = _Batch(staff, name, rules, rules.grade, found, tell, again=again, whole=not seats)
     batch.run(keep, at_once)
     return batch.result()
 
@@ -121,8 +122,10 @@ class _Batch:
         rules: AssignmentConfig,
         how: GradeConfig,
         found: Collection,
-        again: bool,
         tell: Callable[[Graded], None],
+        *,
+        again: bool,
+        whole: bool,
     ) -> None:
         self.staff = staff
         self.name = name
@@ -130,9 +133,11 @@ class _Batch:
         self.how = how
         self.found = found
         self.again = again
+        self.whole = whole
+        self.stopped = False
         self.tell = tell
         self.shelf = Shelf(staff.folder, name, staff.by)
-        self.material = _material(staff, name, how)
+        self.material = material(staff, name, how)
         self.done: dict[str, Graded] = {}
         self.unreached: list[str] = []
         self.why = ""
@@ -149,11 +154,27 @@ class _Batch:
         if jobs:
             with grading_server(self.staff, keep=keep) as server:
                 server.ready_image()
-                self.bring(server)
-                with ThreadPoolExecutor(at_once) as threads:
-                    for _ in threads.map(lambda job: self.one(server, job), jobs):
-                        pass
+                bring(server, self.name, self.material)
+                self.all(server, jobs, 1 if server.gpus() else at_once)
+        elif not keep:
+            end_forgotten(self.staff)
         self.look_at_all()
+
+    def all(self, server: GradingServer, jobs: Sequence[_Job], at_once: int) -> None:
+        threads = ThreadPoolExecutor(at_once, thread_name_prefix="labctl-grade")
+        try:
+            for _ in threads.map(lambda job: self.one(server, job), jobs):
+                pass
+        except KeyboardInterrupt:
+            self.stopped = True
+            raise InterruptError(
+                "interrupted while submissions were graded",
+                why=f"{len(self.done)} have their grades, and keep them",
+                hint=f"labctl course grade {self.name}   # goes on",
+            ) from None
+        finally:
+            # What still runs there ends when the server is emptied.
+            threads.shutdown(wait=not self.stopped, cancel_futures=True)
 
     def key(self, handed: Handed) -> str:
         """Of everything that the grade comes from."""
@@ -164,20 +185,13 @@ class _Batch:
             repr(grading.lab.limits if grading else ""),
             repr(grading.lab.image if grading else ""),
             f"{self.rules.points}",
-            *(f"{one.path} {one.sha256}" for one in self.material.inputs),
-            *(f"{one.path} {one.sha256}" for one in self.material.labels),
-            *(f"{one.path} {one.sha256}" for one in self.material.grader),
+            *self.material.lines(),
         ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    def bring(self, server: GradingServer) -> None:
-        for part in ("inputs", "labels", "grader"):
-            files: tuple[FileEntry, ...] = getattr(self.material, part)
-            server.bring(f"{self.name[:30]}-{part}", Path(self.material.roots[part]), files)
-
     def one(self, server: GradingServer, job: _Job) -> None:
         """Grade one submission; what goes wrong with it is written down, and that is all."""
-        if self.unreached:
+        if self.unreached and not self.stopped:
             self.unreached.append(job.handed.seat)
             return
         begun = time.monotonic()
@@ -194,6 +208,8 @@ class _Batch:
             why = error.why if isinstance(error, LabError) else ""
             made = self.empty(job, "error", told=" ".join(filter(None, [what, why])))
             reply = {}
+        if self.stopped:
+            return
         made = msgspec.structs.replace(made, seconds=round(time.monotonic() - begun, 3))
         said = str((reply.get("predict") or {}).get("said", ""))
         self.keep(job.handed, made, fresh=True, said=said)
@@ -207,15 +223,14 @@ class _Batch:
             root = Path(place) / "bundle"
             with Path(job.handed.bundle).open("rb") as file:
                 bundle.unpack(file, root)
-            evaluation = _own_word(root)
-            server.bring(name, root, tuple(_entries(root)))
+            evaluation = own_word(root)
+            server.bring(name, root, tuple(entries(root)))
         request = {
-            "job": f"g-{job.key[:32]}",
+            "job": self.job_name(job),
             "submission": name,
-            "again": self.again,
-            "inputs": f"{self.name[:30]}-inputs" if self.material.inputs else "",
-            "labels": f"{self.name[:30]}-labels" if self.material.labels else "",
-            "grader": f"{self.name[:30]}-grader",
+            "inputs": name_there(self.name, "inputs") if self.material.inputs else "",
+            "labels": name_there(self.name, "labels") if self.material.labels else "",
+            "grader": name_there(self.name, "grader"),
             "predict": list(self.how.predict or PREDICT),
             "grade": list(self.how.command or ACCURACY),
             "points": self.rules.points,
@@ -223,6 +238,11 @@ class _Batch:
             "limits": self.limits(server),
         }
         return server.grade(request, 2 * self.how.timeout + LINK_S), evaluation
+
+    def job_name(self, job: _Job) -> str:
+        """By which the server knows again what it was asked: a lost reply runs nothing twice."""
+        fresh = os.urandom(8).hex() if self.again else ""
+        return f"g-{hashlib.sha256(f'{job.key}{fresh}'.encode()).hexdigest()[:32]}"
 
     def limits(self, server: GradingServer) -> dict[str, Any]:
         """course.yaml's grading.limits, and bounds for what those leave open."""
@@ -313,7 +333,7 @@ class _Batch:
 
     def look_at_all(self) -> None:
         """Flags compare everybody's submissions, and are made anew each time."""
-        every = collecting.collect(self.staff.folder, self.name, by=self.staff.by)
+        every = self.found if self.whole else collecting.collect(self.staff.folder, self.name)
         made = {
             one.seat: found
             for one in every.here
@@ -340,50 +360,3 @@ class _Batch:
             unreached=tuple(self.unreached),
             why=self.why,
         )
-
-
-def _material(staff: Staff, name: str, how: GradeConfig) -> _Material:
-    """Inputs, labels, and all else of assignments/NAME: the grader."""
-    folder = staff.folder.path
-    given = {"inputs": how.inputs, "labels": how.labels}
-    roots = {part: folder / text for part, text in given.items() if text}
-    for part, root in roots.items():
-        if not root.is_dir():
-            raise ConfigError(
-                f"{name} cannot be graded: {root} is no directory",
-                hint=f"put the hidden {part} there, or edit {staff.folder.config.path}",
-            )
-    own = folder / "assignments" / name
-    files = files_below(staff, f"grader-{name}", own) if own.is_dir() else ()
-    data = [root.resolve() for root in roots.values()]
-    grader = tuple(
-        one for one in files if not any((own / one.path).resolve().is_relative_to(d) for d in data)
-    )
-    return _Material(
-        inputs=files_below(staff, f"inputs-{name}", roots["inputs"]) if how.inputs else (),
-        labels=files_below(staff, f"labels-{name}", roots["labels"]) if how.labels else (),
-        grader=grader,
-        roots={part: str(roots.get(part, own)) for part in ("inputs", "labels", "grader")},
-    )
-
-
-def _own_word(root: Path) -> Evaluation | None:
-    """The evaluation that a submission brought; a damaged one claims nothing."""
-    try:
-        return read_evaluation(root / EVALUATION)
-    except LabError:
-        return None
-
-
-def _entries(root: Path) -> Iterable[FileEntry]:
-    """The code and the model of an unpacked bundle: all that the container needs."""
-    for part in ("code", "model"):
-        for path in sorted((root / part).rglob("*")):
-            if path.is_file():
-                found = path.stat()
-                yield FileEntry(
-                    path=path.relative_to(root).as_posix(),
-                    size=found.st_size,
-                    sha256=hash_file(path),
-                    mtime_ns=found.st_mtime_ns,
-                )

@@ -14,22 +14,48 @@ from typing import Any
 
 import msgspec
 
-from labctl.actions import Note, Step, images, provision, removal
+from labctl.actions import (
+    Decision,
+    Event,
+    Note,
+    Progress,
+    Reporter,
+    Step,
+    images,
+    provision,
+    removal,
+)
 from labctl.actions.courses.servers import Staff
 from labctl.actions.ground import Ground
 from labctl.actions.push import push
 from labctl.actions.remote import Remote
 from labctl.actions.scan import scan_code, scan_data
 from labctl.config import LabConfig
-from labctl.courses.folder import PRIVATE
-from labctl.errors import ConfigError, LabError, PolicyError
+from labctl.courses.folder import PRIVATE, CourseFolder
+from labctl.errors import ConfigError, ConnectError, LabError, PolicyError
 from labctl.model import FileEntry, Server
 from labctl.remote.place import boot_token
 
 LONGEST_S = 12 * 3600
 """Without a `ttl` of its own, so that a server that nobody ends does not live on."""
+AGAIN_S = 120.0
+"""So long a server that cannot be reached is waited for before the batch is broken off."""
 NO_BOUNDARY = ("local",)
 NO_ASSIGNMENT = ("course",)
+
+
+class _Sending:
+    """A Reporter for what staff has asked for: its size was their own rule."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def emit(self, event: Event) -> None:
+        if not isinstance(event, Progress):
+            self._reporter.emit(event)
+
+    def ask(self, decision: Decision) -> bool:
+        return True
 
 
 class GradingServer:
@@ -81,9 +107,16 @@ class GradingServer:
         self._push(f"grading/{name}", root, files)
 
     def grade(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """What the server's program says of one submission."""
+        """What the server's program says of one submission, through a link that broke once.
+
+        The same question again gets the same answer: nothing is run twice for a lost reply.
+        """
         whole = {**self.about, "image": self.image, **request}
-        reply = self.remote().call("grade", whole, timeout_s=timeout_s)
+        try:
+            reply = self.remote().call("grade", whole, timeout_s=timeout_s)
+        except ConnectError:
+            self.ground.connections.wait_for_ssh(self.server, AGAIN_S)
+            reply = self.remote().call("grade", whole, timeout_s=timeout_s)
         if "missing" in reply:
             raise LabError(f"{reply['missing']} is on the grading server no more")
         return reply
@@ -100,7 +133,7 @@ class GradingServer:
     def _push(self, target: str, root: Path, files: tuple[FileEntry, ...]) -> None:
         config = self.ground.config
         about = (self.remote(), config.name, self.ground.lab_id, target)
-        push(*about, root, files, self.ground.reporter, force=True)
+        push(*about, root, files, _Sending(self.ground.reporter), force=True)
 
 
 def grading_ground(staff: Staff) -> Ground:
@@ -127,9 +160,20 @@ def grading_ground(staff: Staff) -> Ground:
             f"grading.server: provider {provider} is for students",
             hint="name static or a cloud's in course.yaml",
         )
-    own = hashlib.sha256(f"labctl grading {folder.id}".encode()).hexdigest()[:12]
     owner = f"{folder.config.name}-{folder.id[:6]}"
-    return Ground(_config(staff, lab), own, staff.paths, staff.state, staff.reporter, owner=owner)
+    return Ground(
+        _config(staff, lab),
+        grading_lab_id(folder),
+        staff.paths,
+        staff.state,
+        staff.reporter,
+        owner=owner,
+    )
+
+
+def grading_lab_id(folder: CourseFolder) -> str:
+    """By which the grading server is found at its provider."""
+    return hashlib.sha256(f"labctl grading {folder.id}".encode()).hexdigest()[:12]
 
 
 def _config(staff: Staff, lab: LabConfig) -> LabConfig:
@@ -179,6 +223,15 @@ def grading_server(staff: Staff, *, keep: bool = False) -> Iterator[GradingServe
     finally:
         if not keep:
             _end(made)
+
+
+def end_forgotten(staff: Staff) -> None:
+    """End the grading server that an earlier grading left: kept on purpose, or interrupted."""
+    if staff.state.server_of_lab(grading_lab_id(staff.folder)) is None:
+        return
+    ground = grading_ground(staff)
+    if (server := provision.adopt(ground)) is not None:
+        _end(GradingServer(ground, server))
 
 
 def _end(made: GradingServer) -> None:
