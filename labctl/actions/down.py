@@ -20,9 +20,9 @@ from labctl.actions import (
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
 from labctl.actions.lost import PUT_DOWN
-from labctl.errors import HostKeyError, LabError, PolicyError, ProviderError
+from labctl.errors import EngineError, HostKeyError, LabError, PolicyError, ProviderError
 from labctl.model import Resource, Server, Value
-from labctl.providers import Keep, Stoppable
+from labctl.providers import Keep, Lease, Stoppable
 
 GRACE_S = 60
 DAY_S = 86_400
@@ -166,7 +166,12 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
         listed = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
         raise kept_there(ground, server, LabError(f"{len(missing)} files are not here: {listed}"))
     kept.note_saved(ground, server)
-    work.tidy(ground, server)
+    try:
+        work.tidy(ground, server)
+    except EngineError:
+        # A machine that goes takes its containers along; one that others get next must not.
+        if isinstance(ground.provider, Lease):
+            raise
     return sum(one.files for one in pulled), edits
 
 

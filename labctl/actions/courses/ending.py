@@ -117,13 +117,16 @@ def _save_all(
 
 def _end_all(course: Ground, servers: Sequence[Server]) -> dict[str, LabError]:
     """End all of them together; why not, by lab id, for those that their provider did not end."""
-    course.reporter.emit(Step(name=f"ending {len(servers)} servers"))
+    if not servers:
+        return {}
+    step = Step(name="ending one server" if len(servers) == 1 else f"ending {len(servers)} servers")
+    course.reporter.emit(step)
     try:
         removal.end(course, servers)
     except LabError as error:
         left = {one.lab_id for one in servers if course.state.server(one.id) is not None}
         return dict.fromkeys(left, error)
-    course.reporter.emit(Step(name=f"ending {len(servers)} servers", done=True))
+    course.reporter.emit(msgspec.structs.replace(step, done=True))
     return {}
 
 

@@ -104,7 +104,12 @@ def _reached(ground: Ground, listed: Sequence[Server]) -> Server:
     with ground.state.exclusive(ground.lab_id, "course up"):
         need = ground.config.server.need
         server = provision.adopt(ground, listed) or attempts.make(ground, need)
-        return provision.reach(ground, server)[0]
+        server = provision.reach(ground, server)[0]
+        if provision.is_fresh(ground, server):
+            # Somebody may work there from now on: what they leave is to be saved at its end.
+            detail = {"login_only": True}
+            ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id, detail=detail)
+        return server
 
 
 def _bring(ground: Ground, server: Server, given: Material, baked: bool) -> None:
