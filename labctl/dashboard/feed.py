@@ -91,6 +91,18 @@ class Feed:
         self._channels: dict[str, Channel] = {}
         self._looking = asyncio.Lock()
         self._watched = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """End every stream, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
+        self._closed = True
+        for channel in self._channels.values():
+            channel.changed.set()
 
     async def snapshot(self) -> Snapshot:
         """The course, at most as old as the pause between two looks. LabError: there is none."""
@@ -159,7 +171,7 @@ class Feed:
         self._watched.set()
         try:
             yield b"retry: 2000\n\n"
-            while True:
+            while not self._closed:
                 if seen != channel.version:
                     yield f"id: {self.boot}-{channel.version}\n".encode() + channel.event(seen)
                     seen = channel.version
@@ -173,6 +185,7 @@ class Feed:
 
     async def run(self) -> None:
         """Look and tell as long as somebody watches; for ever, until it is cancelled."""
+        self._loop = asyncio.get_running_loop()
         while True:
             await self._watched.wait()
             await asyncio.sleep(self._pause_s())

@@ -1,6 +1,7 @@
-"""What grading wrote down: Gradescope's results.json, one for each assignment and student.
+"""What grading wrote down for each assignment and seat: labctl's own record, or a results.json that
+another grader left there.
 
-What a results file says is partly a student's program's output: it is only ever shown as text.
+What they say is partly a student's program's output: it is only ever shown as text.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from labctl.config.course_schema import AssignmentConfig
 from labctl.courses.ledger import Entry
 from labctl.courses.student import Student
 from labctl.dashboard.view import Grade
+from labctl.grading.record import FILE, RESULTS, Record, decode
 from labctl.model import Value
 
-RESULTS = "results.json"
 MOST_BYTES = 4 * 1024**2
 MOST_SAID = 2000
 
@@ -61,18 +62,20 @@ class Grades:
         return tuple(found)
 
     def _read(self, assignment: str, name: str, points: float) -> Grade | None:
-        file = self._folder / assignment / name / RESULTS
-        try:
-            about = file.stat()
-        except OSError:
-            self._known.pop(file, None)
-            return None
-        stamp = (about.st_mtime_ns, about.st_size)
-        known = self._known.get(file)
-        if known is None or known[0] != stamp:
-            known = (stamp, _grade(file, about.st_size, assignment, points))
-            self._known[file] = known
-        return known[1]
+        folder = self._folder / assignment / name
+        for file in (folder / FILE, folder / RESULTS):
+            try:
+                about = file.stat()
+            except OSError:
+                self._known.pop(file, None)
+                continue
+            stamp = (about.st_mtime_ns, about.st_size)
+            known = self._known.get(file)
+            if known is None or known[0] != stamp:
+                known = (stamp, _grade(file, about.st_size, assignment, points))
+                self._known[file] = known
+            return known[1]
+        return None
 
 
 def released_of(entries: Iterable[Entry]) -> frozenset[tuple[str, str]]:
@@ -84,11 +87,31 @@ def released_of(entries: Iterable[Entry]) -> frozenset[tuple[str, str]]:
 def _grade(file: Path, size: int, assignment: str, points: float) -> Grade:
     empty = Grade(assignment=assignment, points=points)
     if size > MOST_BYTES:
-        return msgspec.structs.replace(empty, said="its results.json is too large to be shown")
+        return msgspec.structs.replace(empty, said=f"its {file.name} is too large to be shown")
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_Results)
-    except (OSError, msgspec.MsgspecError):
-        return msgspec.structs.replace(empty, said="its results.json cannot be read")
+        data = file.read_bytes()
+        if file.name == FILE:
+            record = decode(data)
+            if record is not None:
+                return _recorded(record)
+            return msgspec.structs.replace(empty, said="its record is of another version")
+        found = msgspec.json.decode(data, type=_Results)
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return msgspec.structs.replace(empty, said=f"its {file.name} cannot be read")
     scores = [one.score for one in found.tests if one.score is not None]
     score = found.score if found.score is not None else (sum(scores) if scores else None)
     return msgspec.structs.replace(empty, score=score, said=found.output[:MOST_SAID])
+
+
+def _recorded(record: Record) -> Grade:
+    said = record.told or (record.raw.output if record.raw else "")
+    return Grade(
+        assignment=record.assignment,
+        number=record.number,
+        score=record.score,
+        points=record.points,
+        said=said[:MOST_SAID],
+        claim=record.comparison.told(),
+        agrees=record.comparison.agrees,
+        flags=tuple(" - ".join(filter(None, [one.what, one.evidence])) for one in record.flags),
+    )

@@ -15,6 +15,7 @@ from labctl.courses.folder import Seat as CourseSeat
 from labctl.courses.ledger import Entry, due_extensions
 from labctl.courses.money import SeatCost, course_costs
 from labctl.courses.student import Student
+from labctl.dashboard.gauges import told_by_watchdog
 from labctl.dashboard.grades import Grades, released_of
 from labctl.dashboard.hand_ins import HandIns
 from labctl.dashboard.view import Due, Gauge, HandIn, Happening, Machine, Person, Seat, Snapshot
@@ -31,7 +32,7 @@ QUIET_KINDS = ("cost",)
 class Survey:
     """Makes snapshots. For one thread; `folder` should be read by nobody else meanwhile.
 
-    `gauges` tells what is known of servers' processors, by their ids.
+    `gauges` tells what servers said of themselves lately, by seats' keys.
     """
 
     def __init__(
@@ -72,13 +73,14 @@ class Survey:
         keys = {student: seat.pseudonym for seat in seats for student in seat.students}
         books = _books(entries)
         watches = self._watches(len(servers))
+        runs = self._runs(servers, entries)
         hand_ins = self._hand_ins.by_student()
         released = released_of(entries)
         assignments = tuple(self._due(name, entries) for name in folder.config.assignments)
         return Snapshot(
             at=now,
             course=folder.config.name,
-            seats=tuple(self._seat(one, servers, watches, spent, books) for one in seats),
+            seats=tuple(self._seat(one, servers, watches, runs, spent, books) for one in seats),
             people=tuple(
                 self._person(one, keys, hand_ins, released)
                 for one in everybody
@@ -109,12 +111,13 @@ class Survey:
         seat: CourseSeat,
         servers: dict[str, Server],
         watches: dict[str, tuple[dict[str, Any], float]],
+        runs: dict[str, list[Run]],
         spent: dict[str, SeatCost],
         books: dict[str, list[Entry]],
     ) -> Seat:
         own = books.get(seat.name, [])
         server = servers.get(seat.lab_id)
-        machine = self._machine(server, watches.get(server.id)) if server else None
+        machine = self._machine(seat.pseudonym, server, watches.get(server.id)) if server else None
         cost = spent[seat.name]
         return Seat(
             key=seat.pseudonym,
@@ -123,21 +126,39 @@ class Survey:
             lab_id=seat.lab_id,
             students=seat.students,
             machine=machine,
-            runs=self._runs(seat.lab_id),
+            runs=tuple(runs.get(seat.lab_id, [])[: -RUNS_KEPT - 1 : -1]),
             spent_usd=round(cost.usd, 2),
             budget_usd=cost.budget_usd,
             trouble=_trouble(own),
         )
 
-    def _runs(self, lab_id: str) -> tuple[Run, ...]:
-        return tuple(reversed(self._state.runs(lab_id)[-RUNS_KEPT:]))
+    def _runs(self, servers: dict[str, Server], entries: Iterable[Entry]) -> dict[str, list[Run]]:
+        """Seat's lab id -> the runs on its servers, the oldest first; whichever lab they are of."""
+        labs = {one.lab_id: one.lab_id for one in self._folder.seats(active_only=False)}
+        names = {one.name: one.lab_id for one in self._folder.seats(active_only=False)}
+        owners = {server.id: lab_id for lab_id, server in servers.items() if lab_id in labs}
+        for one in entries:
+            if one.kind == "up" and one.seat in names:
+                owners[str(one.detail.get("server_id", ""))] = names[one.seat]
+        found: dict[str, list[Run]] = {}
+        for run in self._state.runs():
+            owner = owners.get(run.server_id) or labs.get(run.lab_id)
+            if owner:
+                found.setdefault(owner, []).append(run)
+        return found
 
-    def _machine(self, server: Server, watched: tuple[dict[str, Any], float] | None) -> Machine:
+    def _machine(
+        self, key: str, server: Server, watched: tuple[dict[str, Any], float] | None
+    ) -> Machine:
         offer = server.offer
         said, heard_at = watched or ({}, None)
         deadline_at = server.deadline_at
         if heard_at is not None and said.get("ttl_left_s") is not None:
             deadline_at = round(heard_at + float(said["ttl_left_s"]), -1)
+        busy = tuple(str(one) for one in said.get("busy") or ())
+        gauge = self._gauges().get(key)
+        if gauge is None and heard_at is not None and server.state == "running":
+            gauge = told_by_watchdog(offer, busy, heard_at)
         count = f"{offer.gpu_count} × " if offer.gpu_count > 1 else ""
         return Machine(
             id=server.id,
@@ -150,9 +171,9 @@ class Survey:
             created_at=server.created_at,
             deadline_at=deadline_at,
             idle_s=said.get("idle_for_s"),
-            busy=tuple(str(one) for one in said.get("busy") or ()),
+            busy=busy,
             heard_at=heard_at,
-            gauge=self._gauges().get(server.id),
+            gauge=gauge,
         )
 
     def _person(

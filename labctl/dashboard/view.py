@@ -122,13 +122,21 @@ class HandIn(Value, frozen=True):
 
 
 class Grade(Value, frozen=True):
-    """What grading found. `score` None: it is not graded, and `said` tells why."""
+    """What grading found. `score` None: it is not graded, and `said` tells why.
+
+    `claim` is the student's figure against the measured one, `agrees` whether they fit; `flags` are
+    evidence for a person to look at. `number` is the submission that was graded.
+    """
 
     assignment: str
+    number: int = 0
     score: float | None = None
     points: float | None = None
     said: str = ""
     released: bool = False
+    claim: str = ""
+    agrees: bool | None = None
+    flags: tuple[str, ...] = ()
 
 
 class Person(Value, frozen=True):
