@@ -22,6 +22,7 @@ from labctl.providers.course import PROVIDER
 
 LOOK_S = 5.0
 """So long one answer of the provider's holds."""
+OVER = ("stopped", "ending", "terminated")
 MOST_CLAIMS = 16
 """Of one seat."""
 UNKNOWN = Endpoint(host="", port=0)
@@ -152,15 +153,16 @@ class SeatDesk:
             server = self.server
             if server is None or self._busy or time.monotonic() - self._looked_at < LOOK_S:
                 return server
-        found = self._work.look(self.seat, server)
+        return self.seen(server, self._work.look(self.seat, server))
+
+    def seen(self, server: Server, found: Server | None) -> Server | None:
+        """Take over how the provider shows `server` now: as `found`, or as gone where None."""
         with self._changed:
             if self.server is not server or self._busy:
                 return self.server
             self._looked_at = time.monotonic()
-            if found is None or found.state in ("stopped", "ending", "terminated"):
-                self._tell(
-                    "its server is gone" if found is None else f"its server is {found.state}"
-                )
+            if found is None or found.id != server.id or found.state in OVER:
+                self._tell(f"its server is {found.state if found else 'gone'}")
                 self._keep(claims=(), ready=(), server=None)
             return self.server
 

@@ -7,6 +7,7 @@ deed that fails for one seat is told and stops no other.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -30,6 +31,8 @@ WARN_AT = (100, 80, 50)
 GRACE_S = 600.0
 """To finish a checkpoint once the budget is used up, or the time is over: then the sweep acts. The
 server's own watchdog has acted before, unless somebody has stopped it."""
+YOUNG_S = 60.0
+"""So long a provider may not show what it has just made."""
 AFTER_CLASS_S = 2 * 3600.0
 IDLE_AFTER_CLASS_S = 1800.0
 UNSEEN = "ended unseen"
@@ -109,8 +112,11 @@ class Rounds:
         folder = self.staff.folder
         entries = folder.ledger.entries()
         spent = spending(entries, self.now(), folder.living(look.servers.values()))
+        lines: dict[str, list[Entry]] = defaultdict(list)
+        for one in entries:
+            lines[one.seat].append(one)
         for seat in folder.seats(active_only=False):
-            own = [one for one in entries if one.seat == seat.name]
+            own = lines[seat.name]
             allowance = allowance_usd(own, seat.name, folder.config.per_student.budget)
             usd = spent[seat.name].usd if seat.name in spent else 0.0
             server = look.servers.get(seat.lab_id)
@@ -119,7 +125,8 @@ class Rounds:
             if server is not None and (why := self._over(seat, own, usd, allowance, server)):
                 self._end(seat, why)
         for desk in self.desk.seats():
-            desk.look()
+            if (server := desk.server) is not None and server.created_at < look.at - YOUNG_S:
+                desk.seen(server, look.servers.get(desk.seat.lab_id))
             desk.go_on()
 
     def _prepare(self, look: Look, lesson: float) -> None:
@@ -202,13 +209,12 @@ class Rounds:
     def _over(
         self,
         seat: Seat,
-        own: Iterable[Entry],
+        own: list[Entry],
         usd: float,
         allowance: float | None,
         server: Server,
     ) -> Reason | Literal[""]:
         """Why the seat's server has to go by now."""
-        own = list(own)
         if not any(one.active for one in map(self.staff.folder.student, seat.students)):
             return "left"
         if server.state == "stopped":

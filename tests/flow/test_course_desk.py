@@ -1,0 +1,259 @@
+"""The keeper's desk: what students may ask for, who holds a seat, and when its server goes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from course_keeper_ground import KEY, OFFER, Pretended, asked, course_folder, create
+
+from labctl.actions.courses.desk import Desk
+from labctl.errors import CapacityError, PolicyError, ProviderError
+
+OTHER = "bb" * 8
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Pretended:
+    return Pretended(course_folder(tmp_path / "ml"))
+
+
+@pytest.fixture
+def desk(work: Pretended) -> Desk:
+    return Desk(work.folder, work)
+
+
+def found(desk: Desk, student: str, made: dict[str, Any]) -> Any:
+    assert desk.wait(30)
+    return asked(desk, student, "find", id=made["server"]["id"], wait_s=0)["server"]
+
+
+def kind(reply: dict[str, Any]) -> str:
+    return str(reply.get("error", {}).get("kind", ""))
+
+
+def test_a_server_is_made_once_and_told_as_the_students_own(desk: Desk, work: Pretended) -> None:
+    made = create(desk, "alice")
+    assert made["server"]["state"] in ("starting", "running")
+    assert create(desk, "alice")["server"]["id"] == made["server"]["id"]
+    server = found(desk, "alice", made)
+    assert (server["state"], server["lab"], server["lab_id"]) == (
+        "running",
+        "lab-alice",
+        "0f1e2d3c4b5a",
+    )
+    assert server["provider"] == server["offer"]["provider"] == "course"
+    # Nothing that would be the keeper's own goes along, and nothing that a student would run.
+    assert (server["endpoint"]["identity"], server["endpoint"]["proxy_command"]) == ("", "")
+    assert work.calls == ["make"]
+
+
+def test_labs_share_the_seat_and_the_last_one_ends_it(desk: Desk, work: Pretended) -> None:
+    one = create(desk, "alice")
+    two = create(desk, "alice", OTHER, lab="second", lab_id="a" * 12)
+    first, second = found(desk, "alice", one), found(desk, "alice", two)
+    assert first["endpoint"] == second["endpoint"]
+    assert len(asked(desk, "alice", "servers")["servers"]) == 2
+    asked(desk, "alice", "terminate", id=first["id"])
+    assert found(desk, "alice", one) is None
+    assert found(desk, "alice", two)["state"] == "running"
+    assert "end" not in work.calls
+    asked(desk, "alice", "terminate", id=second["id"])
+    assert found(desk, "alice", two) is None
+    assert work.calls[-1] == "end"
+    assert asked(desk, "alice", "terminate", id=second["id"]) == {"version": 1}
+
+
+def test_a_team_shares_a_server_but_not_each_others_claims(desk: Desk, work: Pretended) -> None:
+    bob, carol = create(desk, "bob"), create(desk, "carol", OTHER)
+    assert found(desk, "bob", bob)["endpoint"] == found(desk, "carol", carol)["endpoint"]
+    assert work.keys[-1] == ("bob", "carol")
+    # Neither sees nor ends what the other holds, nor alice what is the team's.
+    assert found(desk, "carol", bob) is None
+    asked(desk, "carol", "terminate", id=bob["server"]["id"])
+    asked(desk, "alice", "terminate", id=bob["server"]["id"])
+    assert found(desk, "bob", bob)["state"] == "running"
+    assert asked(desk, "alice", "servers")["servers"] == []
+    assert kind(create(desk, "carol")) == "PolicyError"  # bob's attempt
+    asked(desk, "bob", "terminate", id=bob["server"]["id"])
+    assert found(desk, "carol", carol)["state"] == "running"
+    assert work.keys[-1] == ("carol",)
+
+
+def test_what_kept_it_from_being_made_is_told_once(desk: Desk, work: Pretended) -> None:
+    work.error = CapacityError("no machine left", why="zone a")
+    made = create(desk, "alice")
+    assert desk.wait(30)
+    reply = asked(desk, "alice", "find", id=made["server"]["id"], wait_s=5)
+    assert (kind(reply), reply["error"]["why"]) == ("CapacityError", "zone a")
+    assert found(desk, "alice", made) is None
+    work.error = None
+    assert found(desk, "alice", create(desk, "alice"))["state"] == "running"
+
+
+def test_an_answer_waits_for_the_server_and_not_for_ever(desk: Desk, work: Pretended) -> None:
+    work.gate.clear()
+    made = create(desk, "alice")
+    about = {"id": made["server"]["id"], "wait_s": 0}
+    assert asked(desk, "alice", "find", **about)["server"]["state"] == "starting"
+    said: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: said.append(asked(desk, "alice", "find", **{**about, "wait_s": 9}))
+    )
+    waiting.start()
+    work.gate.set()
+    waiting.join(30)
+    assert said[0]["server"]["state"] == "running"
+
+
+def test_let_go_while_it_is_being_made_it_ends(desk: Desk, work: Pretended) -> None:
+    work.gate.clear()
+    made = create(desk, "alice")
+    assert work.making.wait(30)
+    asked(desk, "alice", "terminate", id=made["server"]["id"])
+    assert (
+        asked(desk, "alice", "find", id=made["server"]["id"], wait_s=0)["server"]["state"]
+        == "ending"
+    )
+    work.gate.set()
+    assert found(desk, "alice", made) is None
+    assert work.calls == ["make", "end"]
+    assert work.server is None
+
+
+def test_what_could_not_be_ended_stays_ending_and_is_tried_again(
+    desk: Desk, work: Pretended
+) -> None:
+    made = create(desk, "alice")
+    found(desk, "alice", made)
+    work.error = ProviderError("the provider is silent")
+    asked(desk, "alice", "terminate", id=made["server"]["id"])
+    assert found(desk, "alice", made)["state"] == "ending"
+    assert kind(create(desk, "alice", OTHER)) == "BusyError"
+    work.error = None
+    for seat in desk.seats():
+        seat.go_on()
+    assert found(desk, "alice", made) is None
+
+
+def test_a_new_keeper_goes_on_where_the_old_one_was(work: Pretended) -> None:
+    begun: list[Callable[[], None]] = []
+    killed = Desk(work.folder, work)
+    killed._begin = begun.append  # type: ignore[method-assign]
+    made = create(killed, "alice")
+    assert len(begun) == 1  # and nothing of it was done
+    desk = Desk(work.folder, work)
+    assert asked(desk, "alice", "find", id=made["server"]["id"], wait_s=0)["server"] is not None
+    for seat in desk.seats():
+        seat.go_on()
+    assert found(desk, "alice", made)["state"] == "running"
+    again = Desk(work.folder, work)
+    assert found(again, "alice", made)["state"] == "running"
+    assert work.calls == ["make"]
+
+
+def test_a_server_that_went_by_itself_is_nobodys(desk: Desk, work: Pretended) -> None:
+    made = create(desk, "alice")
+    found(desk, "alice", made)
+    server = desk.seat(work.folder.seat("alice")).server
+    assert server is not None
+    desk.seat(work.folder.seat("alice")).seen(server, None)
+    assert found(desk, "alice", made) is None
+    assert found(desk, "alice", create(desk, "alice", OTHER))["state"] == "running"
+
+
+def test_a_used_up_budget_is_refused_and_written_down_once(desk: Desk, work: Pretended) -> None:
+    work.refusal = PolicyError("your budget is used up")
+    for _ in range(5):
+        assert kind(create(desk, "alice")) == "PolicyError"
+    assert work.calls == []
+    (line,) = work.folder.ledger.entries(kind="refused")
+    assert (line.student, line.why) == ("alice", "your budget is used up")
+
+
+def test_who_has_left_or_never_was_gets_nothing(desk: Desk, work: Pretended) -> None:
+    assert kind(create(desk, "dave")) == "PolicyError"
+    assert kind(create(desk, "nobody")) == "NotFoundError"
+    assert work.calls == []
+
+
+def test_offers_are_the_courses_and_only_those_that_fit(desk: Desk) -> None:
+    def offers(**need: object) -> list[Any]:
+        said: Any = asked(desk, "alice", "offers", need=need)["offers"]
+        return list(said)
+
+    assert [(one["type"], one["provider"]) for one in offers()] == [("small", "course")]
+    assert offers(max_price_usd_per_hour=0.5) == []
+    assert offers(gpu={"kind": "any", "count": 1}) == []
+
+
+def test_a_dearer_offer_makes_the_courses_own_server(desk: Desk, work: Pretended) -> None:
+    """What a student sends is no price, no type and no need of the server that is made."""
+    dear = {"provider": "aws", "type": "p5.48xlarge", "price_usd_per_hour": 98.0}
+    made = create(desk, "alice", offer=dear)
+    assert made["server"]["offer"]["type"] == OFFER.type
+    assert found(desk, "alice", made)["offer"]["price_usd_per_hour"] == 1.0
+
+
+def test_extend_is_asked_for_as_the_student(desk: Desk, work: Pretended) -> None:
+    made = create(desk, "alice")
+    found(desk, "alice", made)
+    assert asked(desk, "alice", "extend", id=made["server"]["id"], seconds=3600)["server"]
+    assert work.calls[-1] == "extend 3600 alice"
+    assert kind(asked(desk, "alice", "extend", id=made["server"]["id"], seconds=-5)) == "UsageError"
+    assert kind(asked(desk, "carol", "extend", id=made["server"]["id"], seconds=60)) == (
+        "NotFoundError"
+    )
+
+
+GOOD = {
+    "do": "create",
+    "lab": "lab",
+    "lab_id": "0f1e2d3c4b5a",
+    "token": "aa" * 8,
+    "public_key": KEY,
+    "offer": {"provider": "x", "type": "y"},
+}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b'"create"',
+        b"{" * 5000,
+        b'{"do": ["create"]}',
+        json.dumps({"do": "exec", "command": "id"}).encode(),
+        json.dumps({**GOOD, "student": "bob"}).encode(),
+        json.dumps({**GOOD, "budget_usd": 1000}).encode(),
+        json.dumps({key: value for key, value in GOOD.items() if key != "token"}).encode(),
+        json.dumps({**GOOD, "lab": "a; rm -rf ~"}).encode(),
+        json.dumps({**GOOD, "lab": "../../x"}).encode(),
+        json.dumps({**GOOD, "lab": "-oProxyCommand=id"}).encode(),
+        json.dumps({**GOOD, "lab_id": "../x"}).encode(),
+        json.dumps({**GOOD, "token": "a" * 500}).encode(),
+        json.dumps({**GOOD, "public_key": f'command="id" {KEY}'}).encode(),
+        json.dumps({**GOOD, "public_key": f"{KEY} x\n{KEY} y"}).encode(),
+        json.dumps({**GOOD, "offer": {"type": 5}}).encode(),
+        json.dumps({**GOOD, "offer": []}).encode(),
+    ],
+)
+def test_a_hostile_request_makes_nothing(line: bytes, desk: Desk, work: Pretended) -> None:
+    assert kind(desk.answer("alice", line)) in ("UsageError", "PolicyError")
+    assert desk.wait(5)
+    assert work.calls == []
+    assert desk.seats() == []
+
+
+@pytest.mark.parametrize(
+    "server_id", ["", "../x", "course-00000000-aaaaaaaa", "i-1", "course-x-" + "a" * 9000]
+)
+def test_ids_of_nothing_are_nothing(server_id: str, desk: Desk) -> None:
+    assert asked(desk, "alice", "find", id=server_id, wait_s=0)["server"] is None
+    assert asked(desk, "alice", "terminate", id=server_id) == {"version": 1}
