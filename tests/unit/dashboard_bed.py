@@ -1,0 +1,179 @@
+"""A course's folder and record, made by hand, for the dashboard: no server stands behind it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from labctl import dashboard
+from labctl.actions.courses import open_course
+from labctl.config import Paths
+from labctl.config import paths as all_paths
+from labctl.courses.folder import CourseFolder, Seat, make_private
+from labctl.courses.ledger import Draft
+from labctl.grading import record as records
+from labctl.grading.flags import Flag
+from labctl.model import Endpoint, Offer, Run, Server
+from labctl.state import State
+from labctl.submissions.receipt import Receipt, Signed, utc_text
+from labctl.submissions.receiver import Receiver
+
+NOW = 1_795_000_000.0
+HOUR_S = 3600.0
+COURSE = """\
+course: ml-2026
+server: {provider: static, gpu: none, static: {hosts: [gpu1.example.edu], user: labctl}}
+per_student: {budget: 20.00, ttl: 8h, max_ttl: 12h}
+term: {from: 2026-09-01, to: 2027-01-31}
+assignments:
+  hw3: {due: "2026-11-28 23:59 Europe/Berlin", late: 48h, penalty: 10, points: 100}
+  hw4: {due: "2026-12-12 23:59 Europe/Berlin", points: 50}
+"""
+NAMES = ("Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov",
+         "Donald Knuth", "Frances Allen", "Ken Thompson", "Radia Perlman", "Tony Hoare")  # fmt: skip
+
+
+@dataclass
+class Bed:
+    """A course on disk; `now` is the clock of what was written."""
+
+    folder: CourseFolder
+    paths: Paths
+    state: State
+    now: float
+
+    def seat(self, number: int) -> Seat:
+        return self.folder.seats()[number]
+
+    def start(self, stop: threading.Event) -> str:
+        """The dashboard on a free port; its first URL."""
+        return dashboard.run(self.folder, self.paths, self.state, port=0, stop=stop)
+
+    def serve_up(self, number: int, *, price: float = 0.53, hours: float = 2.0) -> Server:
+        """A seat's server on record, with the ledger's lines."""
+        seat = self.seat(number)
+        made = Server(
+            id=f"i-{seat.pseudonym}",
+            provider="aws",
+            lab=seat.lab,
+            lab_id=seat.lab_id,
+            alias=seat.lab,
+            endpoint=Endpoint(host="192.0.2.7"),
+            offer=Offer(
+                provider="aws", type="g4dn.xlarge", zone="eu-central-1a", gpu_name="T4",
+                gpu_count=1, price_usd_per_hour=price, spot=number % 3 == 0,
+            ),
+            created_at=self.now - hours * HOUR_S,
+            state="running",
+            deadline_at=self.now + (8 - hours) * HOUR_S,
+        )  # fmt: skip
+        self.state.save_server(made)
+        detail = {
+            "server_id": made.id, "usd_per_hour": price, "type": "g4dn.xlarge",
+            "spot": False, "created_at": made.created_at,
+        }  # fmt: skip
+        line = Draft(kind="up", seat=seat.name, at=made.created_at, detail=detail)
+        self.folder.ledger.append_all([line])
+        return made
+
+    def watch(self, server: Server, *, idle_s: float = 0.0, busy: tuple[str, ...] = ()) -> None:
+        """What the server's watchdog said last."""
+        said = {"alive": True, "ttl_left_s": 5 * HOUR_S, "idle_for_s": idle_s, "busy": list(busy)}
+        self.state.record(
+            "watch", lab_id=server.lab_id, server_id=server.id, detail={"watch": said}
+        )
+
+    def run(self, server: Server, run_id: str, state: str = "running", code: int = 0) -> Run:
+        made = Run(
+            id=run_id,
+            lab_id=server.lab_id,
+            server_id=server.id,
+            state=state,  # type: ignore[arg-type]
+            command=("python", "train.py", "--epochs", "20"),
+            exit_code=None if state == "running" else code,
+            told="" if state == "running" else f"exit {code}",
+            created_at=self.now - 1800,
+            started_at=self.now - 1790,
+            ended_at=None if state == "running" else self.now - 60,
+            container=f"{run_id}-1",
+            progress={"step": 420.0, "total_steps": 1000.0},
+        )
+        self.state.save_run(made)
+        return made
+
+    def hand_in(self, student: str, assignment: str, number: int = 1, late_s: int = 0) -> Receipt:
+        """A receipt in the receiver's list."""
+        made = Receipt(
+            kind="labctl-receipt", version=1, course="ml-2026", assignment=assignment,
+            student=student, number=number, received=utc_text(self.now - 7200), due="",
+            late_s=late_s, penalty=10 if late_s else 0, run="1120-101010-abcd",
+            bundle_bytes=3_400_000, bundle_sha256="0" * 64, manifest_sha256="1" * 64,
+        )  # fmt: skip
+        with (self.folder.drop / "receipts.jsonl").open("ab") as log:
+            log.write(msgspec.json.encode(Signed(receipt=made, key="", signature="")) + b"\n")
+        return made
+
+    def grade(self, student: str, assignment: str, score: float | None, told: str = "") -> None:
+        place = self.folder.grades / assignment / student
+        place.mkdir(parents=True, exist_ok=True)
+        made = records.Record(
+            assignment=assignment, seat=student, students=(student,), student=student, number=1,
+            received="", bundle_sha256="", key="k", outcome="failed" if score is None else "graded",
+            points=100, score=score, told=told,
+            flags=(Flag(kind="shared", what="its model is byte for byte another's"),),
+        )  # fmt: skip
+        (place / records.FILE).write_bytes(records.encode(made))
+
+
+def make(root: Path, names: tuple[str, ...] = NAMES, teams: bool = True, now: float = NOW) -> Bed:
+    """A course of these people below `root`; the last two are a team. Nothing is up yet."""
+    path = root / "ml-2026"
+    path.mkdir()
+    (path / "course.yaml").write_text(COURSE)
+    make_private(path)
+    rows = ["id,name,email,team,section,active"]
+    for number, name in enumerate(names):
+        student = name.lower().split()[-1] if len(names) <= len(NAMES) else f"s{number:04}"
+        team = "owls" if teams and number >= len(names) - 2 else ""
+        rows.append(f'{student},"{name}",{student}@example.edu,{team},a{number % 3 + 1},yes')
+    (path / "roster.csv").write_text("\n".join(rows) + "\n")
+    (path / "roster.csv").chmod(0o600)
+    paths = all_paths({"HOME": str(root / "home")})
+    folder = open_course(path)
+    Receiver(folder.drop).init()
+    return Bed(folder, paths, State(paths.database, network=False), now)
+
+
+def fill(bed: Bed) -> Bed:
+    """A morning in the lab: servers that work, idle, near their budget; runs; hand-ins; grades."""
+    people = [one.id for one in bed.folder.students()]
+    for number in range(len(bed.folder.seats()) - 1):
+        kind = number % 5
+        if kind == 4:
+            continue
+        price, hours = (0.53, 2.0) if kind != 2 else (3.06, 5.7)
+        server = bed.serve_up(number, price=price, hours=hours)
+        if kind == 1:
+            bed.watch(server, idle_s=2640)
+            bed.run(server, f"1120-0900{number % 60:02}-aaaa", "exited", code=number % 2)
+        else:
+            bed.watch(server, busy=(f"GPU 0 is at {90 - number % 40} %", "a run"))
+            bed.run(server, f"1120-1000{number % 60:02}-bbbb")
+    last = bed.folder.seats()[-2]
+    bed.folder.ledger.append("refused", seat=last.name, why="the budget is spent: $20.00 of $20.00")
+    bed.folder.ledger.append("budget", seat=bed.seat(0).name, by="staff", why="big model", usd=5.0)
+    for number, student in enumerate(people):
+        if number % 3 != 2:
+            bed.hand_in(student, "hw3", late_s=5400 if number % 4 == 3 else 0)
+        if number % 3 == 0:
+            bed.grade(student, "hw3", 97 - number % 50)
+    return bed
+
+
+def remove(bed: Bed) -> None:
+    bed.state.close()
+    shutil.rmtree(bed.folder.path.parent, ignore_errors=True)
