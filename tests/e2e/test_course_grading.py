@@ -216,7 +216,7 @@ def grading(staff: Staff) -> Grading:
     path = Receiver(staff.folder.drop).bundle_of("hw3", "mallory")
     path.chmod(0o600)
     path.write_bytes(path.read_bytes().replace(b"odd", b"ODD"))
-    return grade(staff, "hw3")
+    return grade(staff, "hw3", at_once=3)
 
 
 def printed(folder: CourseFolder, student: str) -> dict[str, str]:

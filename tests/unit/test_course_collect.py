@@ -1,0 +1,207 @@
+"""Which submission of a seat counts, and what a changed one is; where nothing is ever graded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from submission_bed import DUE_AT, FILES, make_receiver, packed
+
+from labctl.actions import Silent
+from labctl.actions.courses import open_course
+from labctl.actions.courses.collect import Handed, collect, told
+from labctl.actions.courses.grading_server import GradingServer, grading_ground
+from labctl.actions.courses.servers import Staff
+from labctl.config import paths
+from labctl.courses.folder import CourseFolder, make_private
+from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError
+from labctl.remote.place import boot_token
+from labctl.state import State
+from labctl.submissions.receiver import Receiver
+
+COURSE = """\
+course: ml
+assignments:
+  hw3: {due: "2026-11-28T23:59:00+01:00", late: 48h, penalty: 10}
+"""
+ROSTER = """\
+id,name,email,team,section,active
+alice,Alice,,,,yes
+bob,Bob,,team-1,,yes
+carol,Carol,,team-1,,yes
+dan,Dan,,,,yes
+"""
+DAY_S = 86_400
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CourseFolder:
+    course = tmp_path / "ml"
+    course.mkdir()
+    (course / "course.yaml").write_text(COURSE)
+    (course / "roster.csv").write_text(ROSTER)
+    make_private(course)
+    make_receiver(course / ".course", late="48h", penalty="10")
+    return open_course(course)
+
+
+def hand_in(folder: CourseFolder, student: str, at: float, text: str = "") -> None:
+    receiver = Receiver(folder.drop, lambda: at)
+    files = {**FILES, "code/train.py": f"print({text!r})\n".encode()}
+    data = packed(files, student=student)
+    about = ("hw3", student, hashlib.sha256(data).hexdigest(), len(data))
+    receiver.begin(*about)
+    receiver.write(*about, 0, data)
+    receiver.finish(*about)
+
+
+def seats_of(folder: CourseFolder) -> dict[str, Handed]:
+    return {one.seat: one for one in collect(folder, "hw3").handed}
+
+
+def test_the_last_one_counts_and_a_teams_is_anybodys_of_it(folder: CourseFolder) -> None:
+    hand_in(folder, "alice", DUE_AT - 100, "first")
+    hand_in(folder, "alice", DUE_AT + 3600, "second")
+    hand_in(folder, "carol", DUE_AT - 50)
+    hand_in(folder, "bob", DUE_AT - 90)
+    found = seats_of(folder)
+    alice, team = found["alice"], found["team-1"]
+    assert (alice.number, alice.late_s, alice.penalty, alice.submissions) == (2, 3600, 10, 2)
+    assert (team.student, team.students, team.late_s) == ("carol", ("bob", "carol"), 0)
+    assert found["dan"].state == "missing"
+    assert told(collect(folder, "hw3")).startswith("2 of 3 handed in")
+
+
+def test_an_extension_counts_afterwards_too(folder: CourseFolder) -> None:
+    hand_in(folder, "alice", DUE_AT + 3600)
+    Receiver(folder.drop).extend("hw3", "alice", 2 * DAY_S)
+    assert seats_of(folder)["alice"].penalty == 0
+    Receiver(folder.drop).extend("hw3", "alice", -4 * DAY_S)
+    assert seats_of(folder)["alice"].state == "closed"
+
+
+def test_after_the_end_nothing_is_taken_in(folder: CourseFolder) -> None:
+    hand_in(folder, "alice", DUE_AT - 100, "in time")
+    with pytest.raises(PolicyError, match="closed"):
+        hand_in(folder, "alice", DUE_AT + 3 * DAY_S, "better")
+    assert seats_of(folder)["alice"].number == 1
+
+
+def edit_receipt(folder: CourseFolder, **change: Any) -> None:
+    place = Receiver(folder.drop).bundle_of("hw3", "alice").with_name("receipt.json")
+    body = json.loads(place.read_text())
+    body["receipt"].update(change)
+    place.chmod(0o600)
+    place.write_text(json.dumps(body))
+
+
+def test_an_edited_receipt_and_bundle_do_not_count(folder: CourseFolder) -> None:
+    hand_in(folder, "alice", DUE_AT + 3600)
+    edit_receipt(folder, received="2026-11-28T00:00:00Z", late_s=0, penalty=0)
+    found = collect(folder, "hw3")
+    alice = found.handed[0]
+    assert alice.state == "damaged"
+    assert "changed after it was signed" in alice.why
+    assert len(found.damaged) == 1
+    hand_in(folder, "alice", DUE_AT + 7200, "again")
+    again = seats_of(folder)["alice"]
+    assert (again.state, again.number) == ("in", 2)
+    assert "0001" in again.why
+
+
+def test_the_ledger_hears_of_each_submission_once(folder: CourseFolder) -> None:
+    hand_in(folder, "alice", DUE_AT - 100)
+    for _ in range(2):
+        collect(folder, "hw3", by="staff")
+    [line] = folder.ledger.entries(kind="collected")
+    assert (line.seat, line.by, line.detail["assignment"]) == ("alice", "staff", "hw3")
+    hand_in(folder, "alice", DUE_AT - 50, "new")
+    collect(folder, "hw3")
+    assert len(folder.ledger.entries(kind="collected")) == 2
+
+
+def test_strangers_are_named_and_wrong_names_helped(folder: CourseFolder) -> None:
+    hand_in(folder, "zoe", DUE_AT - 100)
+    assert collect(folder, "hw3").strangers == ("zoe",)
+    with pytest.raises(NotFoundError, match="hw33") as missing:
+        collect(folder, "hw33")
+    assert "hw3" in missing.value.why
+    Receiver(folder.drop).assignment_file("hw3").unlink()
+    with pytest.raises(NotFoundError, match="nothing can have been handed in"):
+        collect(folder, "hw3")
+
+
+def staff_of(folder: CourseFolder, grading: str) -> Staff:
+    (folder.path / "course.yaml").write_text(COURSE + grading)
+    folder.refresh()
+    found = paths()
+    return Staff(folder, found, State(found.database), Silent())
+
+
+@pytest.mark.parametrize(
+    ("grading", "kind", "says"),
+    [
+        ("", ConfigError, "no server to grade on"),
+        ("grading: {server: {provider: local}}\n", PolicyError, "not graded on a local server"),
+        (
+            "grading: {server: {provider: static, static: {hosts: [g]}}, image: {build: .}}\n",
+            ConfigError,
+            "own folder",
+        ),
+    ],
+)
+def test_where_nothing_is_graded(
+    folder: CourseFolder, grading: str, kind: type[LabError], says: str
+) -> None:
+    with pytest.raises(kind, match=says) as refused:
+        grading_ground(staff_of(folder, grading))
+    assert refused.value.hint
+
+
+GRADER = "grading: {server: {provider: static, static: {hosts: [g]}}, image: 'x:1'}\n"
+
+
+def test_a_grading_server_is_told_no_names_and_does_not_live_for_ever(
+    folder: CourseFolder,
+) -> None:
+    ground = grading_ground(staff_of(folder, GRADER))
+    assert ground.config.server.need.ttl_s == 12 * 3600
+    assert ground.config.image.reference == "x:1"
+    assert (ground.config.data, ground.config.store, ground.config.secrets) == ({}, "", ())
+    assert ground.config.root.is_relative_to(folder.private)
+
+
+class Answering:
+    """A program on a server, as far as the look at it goes."""
+
+    def __init__(self, reply: dict[str, Any]) -> None:
+        self.reply = reply
+
+    def call(self, verb: str, request: dict[str, Any], **_: Any) -> dict[str, Any]:
+        assert verb == "grade-check"
+        return self.reply
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        ({"machine": boot_token(), "credentials": []}, "this very machine"),
+        ({"machine": "other", "credentials": ["~/.aws/credentials"]}, "holds credentials"),
+    ],
+)
+def test_this_machine_and_one_with_credentials_are_refused(
+    folder: CourseFolder, monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], says: str
+) -> None:
+    from labctl.model import Endpoint, Offer, Server
+
+    server = Server(
+        id="static-g-1", provider="static", lab="x", lab_id="1", alias="g",
+        endpoint=Endpoint(host="g"), offer=Offer(provider="static", type="g"), created_at=0.0,
+    )  # fmt: skip
+    made = GradingServer(grading_ground(staff_of(folder, GRADER)), server)
+    monkeypatch.setattr(made, "remote", lambda: Answering(reply))
+    with pytest.raises(PolicyError, match=says):
+        made.check()
