@@ -132,7 +132,8 @@ class _Life:
         else:
             begin, end = float(detail.get("from", entry.at)), float(detail.get("until", entry.at))
             idle_s = float(detail.get("idle_s", 0.0))
-            self.spans.append((begin, end, float(detail.get("usd", 0.0)), idle_s))
+            if end > begin:  # a clock that was set back measures nothing
+                self.spans.append((begin, end, float(detail.get("usd", 0.0)), idle_s))
 
     def show(self, living: Living, now: float) -> None:
         """Count what no line covers: from its creation, by its own tags, up to now."""
