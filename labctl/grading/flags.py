@@ -15,8 +15,7 @@ import msgspec
 
 from labctl.grading.claims import Comparison
 from labctl.grading.results import cleaned
-from labctl.model import Value
-from labctl.submissions.manifest import BundleFile, Code
+from labctl.model import FileEntry, Value
 
 LEAST_MODEL_BYTES = 1024
 LEAST_CODE_BYTES = 200
@@ -36,14 +35,16 @@ class Flag(Value, frozen=True):
 
 
 class Facts(Value, frozen=True):
-    """What is known of one submission. `mentions` are places in its code that name labels."""
+    """What is known of one submission. `commit` is that of its code, `run_commit` that of the code
+    when its run began; `mentions` are places in its code that name labels."""
 
     seat: str
     pseudonym: str = ""
     run: str = ""
     record: dict[str, Any] = msgspec.field(default_factory=dict)
-    code: Code = Code()
-    files: tuple[BundleFile, ...] = ()
+    commit: str = ""
+    run_commit: str = ""
+    files: tuple[FileEntry, ...] = ()
     comparison: Comparison = Comparison()
     mentions: tuple[str, ...] = ()
 
@@ -143,12 +144,11 @@ def _where(one: Facts, seats: dict[str, str]) -> Iterable[Flag]:
 
 
 def _code(one: Facts) -> Iterable[Flag]:
-    code = one.code
-    if code.run_commit and code.commit and code.run_commit != code.commit:
+    if one.run_commit and one.commit and one.run_commit != one.commit:
         yield Flag(
             kind="other-commit",
             what="the code handed in is of another commit than the run began with",
-            evidence=f"run {code.run_commit[:10]}, handed in {code.commit[:10]}",
+            evidence=f"run {one.run_commit[:10]}, handed in {one.commit[:10]}",
         )
 
 

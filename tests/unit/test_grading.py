@@ -16,8 +16,8 @@ from labctl.grading.feedback import page
 from labctl.grading.flags import Facts, flags, mentions_in
 from labctl.grading.record import Record, results_of, told_of
 from labctl.grading.results import Results, Test, after_penalty, parse_results, stamped
+from labctl.model import FileEntry
 from labctl.remote import grading_accuracy, grading_images
-from labctl.submissions.manifest import BundleFile, Code
 
 SHA = "ab" * 32
 
@@ -121,14 +121,14 @@ def test_who_claims_nothing_or_measures_nonsense_is_not_compared() -> None:
         assert compared(evaluation(0.9), {"accuracy": odd}, 0.02).measured is None
 
 
-def file(path: str, sha: str, size: int = 5000) -> BundleFile:
-    return BundleFile(path=path, size=size, sha256=sha * 64)
+def file(path: str, sha: str, size: int = 5000) -> FileEntry:
+    return FileEntry(path=path, size=size, sha256=sha * 64)
 
 
-def facts(seat: str, pseudonym: str, *files: BundleFile, **other: Any) -> Facts:
+def facts(seat: str, pseudonym: str, *files: FileEntry, **other: Any) -> Facts:
     run = {"id": "r1", "state": "exited", "exit_code": 0}
     run["server_id"] = other.pop("server", f"course-{pseudonym}-abcdef")
-    fields: dict[str, Any] = {"run": "r1", "record": run, "code": Code(commit="1", run_commit="1")}
+    fields: dict[str, Any] = {"run": "r1", "record": run, "commit": "1", "run_commit": "1"}
     return Facts(seat=seat, pseudonym=pseudonym, files=files, **{**fields, **other})
 
 
@@ -162,7 +162,7 @@ def test_a_record_that_does_not_fit_is_evidence() -> None:
     other = facts("b", "2" * 8, run="r2")
     died = facts("c", "3" * 8)
     died.record["exit_code"] = 1
-    moved = facts("d", "4" * 8, code=Code(commit="2" * 40, run_commit="1" * 40))
+    moved = facts("d", "4" * 8, commit="2" * 40, run_commit="1" * 40)
     claim = facts("e", "5" * 8, comparison=Comparison(claimed=0.9, measured=0.5, agrees=False))
     looks = facts("f", "6" * 8, mentions=tuple(f"code/x.py:{n}" for n in range(9)))
     found = flags([none, other, died, moved, claim, looks])

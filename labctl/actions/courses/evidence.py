@@ -10,6 +10,7 @@ from labctl.courses.folder import CourseFolder
 from labctl.errors import TransferError
 from labctl.grading.flags import Facts, Flag, flags, mentions_in
 from labctl.grading.record import Record
+from labctl.model import FileEntry
 from labctl.submissions import bundle, manifest
 
 MOST_CODE_BYTES = 1024 * 1024
@@ -43,8 +44,11 @@ def _facts(folder: CourseFolder, handed: Handed, made: Record) -> Facts:
         pseudonym=folder.pseudonym(handed.seat),
         run=found.run,
         record=found.record,
-        code=found.code,
-        files=found.files,
+        commit=found.code.commit,
+        run_commit=found.code.run_commit,
+        files=tuple(
+            FileEntry(path=one.path, size=one.size, sha256=one.sha256) for one in found.files
+        ),
         comparison=made.comparison,
         mentions=tuple(mentions),
     )
