@@ -58,10 +58,11 @@ def share(
     playbooks_dir: Path,
     ssh_config: Path,
     reporter: Reporter,
+    only_accounts: bool = False,
 ) -> None:
     """Have these accounts on the server, and the broker; accounts not named stay as they are.
 
-    The login needs root, or sudo without a password. LabError names the task that failed.
+    `only_accounts`, which is quicker, is for a server that was shared a while ago. The login needs root, or sudo without a password. LabError names the task that failed.
     """
     host = ansible.Host(alias=server.alias, ssh_config=ssh_config, user=server.endpoint.user)
     with tempfile.NamedTemporaryFile(prefix="labctl-broker-", suffix=".zip") as file:
@@ -69,6 +70,7 @@ def share(
         file.flush()
         variables = {
             "shared_server_program": file.name,
+            "shared_server_only_accounts": only_accounts,
             "shared_server_accounts": [{"name": a.name, "keys": list(a.keys)} for a in accounts],
             "shared_server_settings": {
                 "accounts": sharing.places,

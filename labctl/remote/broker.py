@@ -31,7 +31,7 @@ from .shared import BROKER
 
 MOST_AT_ONCE = 64
 """Connections of one account. Followers and terminals hold theirs for long."""
-KEEP_EVERY_S = 5.0
+KEEP_EVERY_S = 2.0
 Deed = Callable[[Calls, Account, Request, str], None]
 ROUTES: tuple[tuple[str, str, Deed], ...] = (
     ("GET|HEAD", "/_ping", Calls.plain),

@@ -192,7 +192,8 @@ def _head(
     lines = [f"{request.method} {request.version}{path}{asked} {protocol}", "Host: docker"]
     lines.append(f"Content-Type: {kind}")
     lines.append("Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}")
-    lines += ["Connection: Upgrade", "Upgrade: tcp"] if upgrade else ["Connection: close"]
+    # Where the engine does not switch to a stream after all, this connection is over, too.
+    lines += ["Connection: Upgrade, close", "Upgrade: tcp"] if upgrade else ["Connection: close"]
     return "\r\n".join([*lines, "", ""]).encode()
 
 

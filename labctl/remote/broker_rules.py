@@ -46,7 +46,7 @@ class Account(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The most that one account has at once. 0 cpus is no limit but an even share."""
+    """The most that one account has at once."""
 
     memory_bytes: int
     cpus: float
@@ -245,10 +245,8 @@ def _requests(gpus: list[str]) -> list[dict[str, Any]]:
 def _limits(host: dict[str, Any], share: Share) -> dict[str, int]:
     """Within the account's share, of which one container may have all."""
     memory = min(_whole(host, "Memory", share.memory_bytes) or share.memory_bytes, 1 << 62)
-    cpus = _whole(host, "NanoCpus", 1 << 40)
-    if share.cpus:
-        most = round(share.cpus * 1e9)
-        cpus = min(cpus or most, most)
+    most = round(share.cpus * 1e9)
+    cpus = min(_whole(host, "NanoCpus", 1 << 50) or most, most)
     return {
         "Memory": memory,
         "MemorySwap": memory,

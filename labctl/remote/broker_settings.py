@@ -16,7 +16,8 @@ MEMORY_SHARE = 0.9
 
 
 class Settings(NamedTuple):
-    """A number that is 0 is decided here: memory by even shares, cpus without a limit.
+    """A number that is 0 is decided here: memory by even shares, cpus as many as there are, for
+    then the cores go round evenly among those who want them.
 
     `disk_free_bytes` is left free where images lie; `image_bytes` is the largest that is taken.
     """
@@ -36,7 +37,8 @@ class Settings(NamedTuple):
     def share(self) -> Share:
         whole = broker_share.whole_memory_bytes() * MEMORY_SHARE
         memory = self.memory_bytes or round(whole / max(1, self.accounts))
-        return Share(memory, self.cpus, self.pids)
+        cpus = min(self.cpus or 1e6, float(os.cpu_count() or 1))
+        return Share(memory, cpus, self.pids)
 
 
 def load(path: Path) -> Settings:

@@ -32,7 +32,7 @@ def parent_of(uid: int, share: Share, driver: str) -> str:
 def _slice(uid: int, share: Share) -> str:
     name = f"labctl-u{uid}.slice"
     words = [f"MemoryMax={share.memory_bytes}", f"TasksMax={share.pids}", "MemorySwapMax=0"]
-    words += [f"CPUQuota={round(share.cpus * 100)}%"] if share.cpus else []
+    words += [f"CPUQuota={round(share.cpus * 100)}%", "CPUWeight=100"]
     line = ["systemctl", "set-property", "--runtime", name, *words]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -51,7 +51,7 @@ def _base() -> str:
 
 def _first(path: str, share: Share) -> None:
     """cgroup v1: a tree for each controller. Swap is only limited where the kernel counts it."""
-    quota = round(share.cpus * PERIOD_US) if share.cpus else -1
+    quota = round(share.cpus * PERIOD_US)
     values = (
         ("memory", "memory.limit_in_bytes", share.memory_bytes),
         ("memory", "memory.memsw.limit_in_bytes", share.memory_bytes),
@@ -65,7 +65,7 @@ def _first(path: str, share: Share) -> None:
 
 
 def _second(path: str, share: Share) -> None:
-    quota = f"{round(share.cpus * PERIOD_US)} {PERIOD_US}" if share.cpus else "max"
+    quota = f"{round(share.cpus * PERIOD_US)} {PERIOD_US}"
     here = ROOT
     for name in path.strip("/").split("/"):
         _write(here, "cgroup.subtree_control", "+memory +cpu +pids")

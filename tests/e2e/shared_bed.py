@@ -131,7 +131,7 @@ class SharedServer:
     people: dict[str, Person]
     reporter: Recorded
 
-    def share(self, *accounts: Account) -> None:
+    def share(self, *accounts: Account, only_accounts: bool = False) -> None:
         """Run the playbook, as staff."""
         self.reporter.events.clear()
         share(
@@ -141,6 +141,7 @@ class SharedServer:
             playbooks_dir=PLAYBOOKS,
             ssh_config=self.staff.write(self.server),
             reporter=self.reporter,
+            only_accounts=only_accounts,
         )
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 from collections.abc import Iterator
 
 import pytest
 from conftest import StartLabServer
-from lab_servers import GPU_SETTINGS
+from lab_servers import GPU_SETTINGS, wait_for
 from shared_bed import BROKER, IMAGE, Person, SharedServer, shared
 
-from labctl.actions.forwarding import Forwarding, ForwardSpec, _knock
-from labctl.actions.services import ServiceRequest, ensure_service, stop_service
 from labctl.actions import Silent
+from labctl.actions.forwarding import Forwarding, ForwardSpec
+from labctl.actions.services import ServiceRequest, ensure_service, services, stop_service
+from labctl.actions.shared_server import Account
 from labctl.errors import LabError, PolicyError
 from labctl.providers.local import LocalSettings
 
@@ -26,7 +28,7 @@ def bed(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SharedServer]:
     host = start_lab_server("together", LocalSettings(image=gpu_image, **GPU_SETTINGS))
-    yield shared(host, tmp_path_factory.mktemp("shared"))
+    return shared(host, tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture
@@ -49,3 +51,314 @@ def test_a_run_is_its_accounts_own(alice: Person, bob: Person) -> None:
     # The same lab and the same run of another account is another run.
     log, run = bob.run("first", "id -u")
     assert log.split() == [bob.said("id -u")]
+
+
+SLEEP = "trap 'exit 0' TERM; echo here; sleep 600 & wait"
+FORBIDDEN = {
+    "Privileged": True,
+    "PidMode": "host",
+    "NetworkMode": "host",
+    "IpcMode": "host",
+    "UTSMode": "host",
+    "UsernsMode": "host",
+    "CapAdd": ["SYS_ADMIN"],
+    "Binds": ["/:/host"],
+    "VolumesFrom": ["x"],
+    "Devices": [{"PathOnHost": "/dev/sda", "PathInContainer": "/dev/sda"}],
+    "DeviceCgroupRules": ["b 8:* rwm"],
+    "CgroupParent": "/",
+    "GroupAdd": ["0"],
+    "Sysctls": {"kernel.msgmax": "1"},
+    "RestartPolicy": {"Name": "always"},
+    "OomScoreAdj": -1000,
+    "Ulimits": [{"Name": "nofile", "Soft": 1, "Hard": 1}],
+    "ExtraHosts": ["metadata:169.254.169.254"],
+    "Mounts": [{"Type": "volume", "Source": "v", "Target": "/lab/v"}],
+    "PortBindings": {"80/tcp": [{"HostIp": "0.0.0.0", "HostPort": "80"}]},
+    "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["x"], "Capabilities": [["gpu"]]}],
+}
+
+
+def test_nothing_is_given_that_a_shared_server_does_not_give(alice: Person) -> None:
+    plain = {"Image": IMAGE, "Cmd": ["id"]}
+    for key, value in FORBIDDEN.items():
+        status, said = alice.ask(
+            "POST", "/containers/create", {**plain, "HostConfig": {key: value}}
+        )
+        assert status == 403, f"{key}: {said}"
+    for key, value in {"User": "0:0", "Volumes": {"/v": {}}, "MacAddress": "x"}.items():
+        assert alice.ask("POST", "/containers/create", {**plain, key: value})[0] == 403, key
+    for method, path in (
+        ("GET", "/events"),
+        ("GET", "/images/json"),
+        ("POST", "/build"),
+        ("POST", "/containers/prune"),
+        ("GET", "/volumes"),
+        ("GET", "/networks"),
+        ("POST", "/images/create?fromSrc=-"),
+        ("POST", "/plugins/pull?remote=x"),
+        ("GET", "/v1.41/../v1.41/events"),
+        ("GET", "/containers/../events"),
+    ):
+        assert alice.ask(method, path)[0] in (403, 404), path
+
+
+def test_one_does_not_see_or_stop_the_other(alice: Person, bob: Person, bed: SharedServer) -> None:
+    run = alice.start("steady", SLEEP)
+    name = run["container"]
+    whole = bed.host.sh("docker ps --no-trunc --format '{{.ID}} {{.Names}}'")
+    identity = next(line.split()[0] for line in whole.splitlines() if name in line)
+    assert name in alice.said("docker ps --format '{{.Names}}'")
+    assert bob.said("docker ps --all --format '{{.Names}}'").find("steady") < 0
+    uid = alice.said("id -u")
+    for ref in (name, f"u{uid}.{name}", identity, identity[:12]):
+        for deed in (
+            "container inspect",
+            "logs",
+            "stop",
+            "kill",
+            "rm",
+            "exec {} id",
+            "attach",
+            "wait",
+        ):
+            line = f"docker {deed.format(ref)}" if "{}" in deed else f"docker {deed} {ref}"
+            assert "No such" in bob.refused(line), line
+    made = alice.ask("POST", f"/containers/{name}/exec", {"Cmd": ["id"]})[1]["Id"]
+    assert bob.ask("POST", f"/exec/{made}/start", {"Detach": False})[0] == 404
+    assert bob.ask("GET", f"/exec/{made}/json")[0] == 404
+    # Not by way of the machine either: processes, homes, each other's results.
+    shown = bob.said("ps -eo user:32,args")
+    assert "lab-alice" not in shown
+    assert "sleep 600" not in shown
+    assert "Permission denied" in bob.refused("ls /home/lab-alice")
+    assert "permission denied" in bob.refused("docker -H unix:///var/run/docker.sock ps")
+    assert bob.ssh("kill 1", check=False).returncode != 0
+    assert (
+        alice.remote.call("status", alice.about("steady") | {"runs": ["steady"]})["runs"][0][
+            "state"
+        ]
+        == "running"
+    )
+    done = alice.remote.call("cancel", alice.about("steady"))
+    assert done["run"]["state"] == "cancelled"
+
+
+def test_exec_and_logs_are_the_accounts(alice: Person) -> None:
+    alice.start("entered", SLEEP)
+    name = alice.remote.call("status", alice.about("entered") | {"runs": ["entered"]})["runs"][0][
+        "container"
+    ]
+    uid = alice.said("id -u")
+    assert alice.said(f"docker exec {name} id -u") == uid
+    assert "own account" in alice.refused(f"docker exec -u 0 {name} id")
+    assert "privileges" in alice.refused(f"docker exec --privileged {name} id")
+    assert "copies nothing out" in alice.refused(f"docker cp {name}:/etc/shadow -")
+    # A second request behind one that the engine does not switch to a stream goes nowhere.
+    made = alice.ask("POST", f"/containers/{name}/exec", {"Cmd": ["true"]})[1]["Id"]
+    smuggled = "GET /v1.41/containers/json?all=1 HTTP/1.1\\r\\nHost: d\\r\\n\\r\\n"
+    answer = alice.said(
+        "python3 -c 'import socket; s = socket.socket(socket.AF_UNIX); "
+        f's.connect("{BROKER}"); body = "{{\\"Detach\\": true}}"; '
+        f's.sendall(("POST /v1.41/exec/{made}/start HTTP/1.1\\r\\nHost: d\\r\\n'
+        "Connection: Upgrade\\r\\nUpgrade: tcp\\r\\n"
+        f'Content-Length: %d\\r\\n\\r\\n%s{smuggled}" % (len(body), body)).encode()); '
+        "s.settimeout(20)\n"
+        "while True:\n b = s.recv(65536)\n if not b: break\n print(b.decode())'"
+    )
+    assert answer.count("HTTP/1.1") == 1
+    assert "Names" not in answer
+    alice.remote.call("cancel", alice.about("entered") | {"grace_s": 1})
+
+
+def _create(person: Person, name: str, source: str, target: str = "/lab/data") -> tuple[int, str]:
+    mounts = [{"Type": "bind", "Source": source, "Target": target}]
+    body = {"Image": IMAGE, "Cmd": ["cat", f"{target}/secret"], "HostConfig": {"Mounts": mounts}}
+    status, said = person.ask("POST", f"/containers/create?name={name}", body)
+    return status, said.get("message", "")
+
+
+def test_only_ones_own_is_mounted_and_a_swapped_link_leads_nowhere(
+    alice: Person, bob: Person, bed: SharedServer
+) -> None:
+    alice.ssh("mkdir -p labctl/secret && echo alices > labctl/secret/secret")
+    bob.ssh("mkdir -p labctl/own labctl/deep/er && echo bobs > labctl/own/secret")
+    bob.ssh("ln -s /home/lab-alice/labctl/secret labctl/link; ln -s / labctl/deep/root")
+    bed.host.sh("install -d -m 755 /home/lab-bob/labctl/roots")
+    for source in (
+        "/home/lab-alice/labctl/secret",
+        "/",
+        "/etc",
+        "/run/labctl",
+        "/home/lab-bob",
+        "/home/lab-bob/labctl/link",
+        "/home/lab-bob/labctl/deep/root/etc",
+        "/home/lab-bob/labctl/../../lab-alice",
+        "/home/lab-bob/labctl//own",
+        "/home/lab-bob/labctl/roots",
+        "/dev/shm/labctl-0",
+        "relative",
+    ):
+        assert _create(bob, "bad", source)[0] == 403, source
+    for target in ("/", "/proc", "/etc/shadow", "/lab/../etc", "/dev/null"):
+        assert _create(bob, "bad", "/home/lab-bob/labctl/own", target)[0] == 403, target
+    # Swapped between the check and the start: the container has what was checked.
+    assert _create(bob, "swapped", "/home/lab-bob/labctl/own")[0] == 201
+    bob.ssh("mv labctl/own labctl/moved && ln -s /home/lab-alice/labctl/secret labctl/own")
+    assert bob.ask("POST", "/containers/swapped/start")[0] == 200
+    bob.ssh("docker wait swapped")
+    assert bob.said("docker logs swapped") == "bobs"
+    bob.ssh("docker rm swapped")
+    assert bed.host.sh("ls /run/labctl/mounts") == "", "nothing stays bound"
+
+
+def test_one_cannot_starve_the_other(alice: Person, bob: Person, bed: SharedServer) -> None:
+    """Forks, memory and disk end at the account's own share."""
+    log, _ = bob.run("full", "df -m /tmp | tail -n 1; cat /sys/fs/cgroup/pids/pids.max", cpus=64.0)
+    assert int(log.split()[1]) <= 1024, "what is in /tmp is memory of bob's own share"
+    run = bob.start("hungry", SLEEP, memory_bytes=1 << 50)
+    shown = bob.ask("GET", f"/containers/{run['container']}/json")[1]["HostConfig"]
+    whole = int(bed.host.sh("grep MemTotal /proc/meminfo").split()[1]) * 1024
+    assert 0 < shown["Memory"] <= whole * 0.9 / 4 + 1
+    assert shown["Memory"] == shown["MemorySwap"]
+    assert shown["PidsLimit"] == 4096
+    parent = shown["CgroupParent"]
+    assert parent.endswith(f"/labctl/u{bob.said('id -u')}")
+    limit = "memory/PARENT/memory.limit_in_bytes", "pids/PARENT/pids.max", "PARENT/memory.max"
+    files = " ".join(f"/sys/fs/cgroup/{one.replace('/PARENT', parent)}" for one in limit)
+    held = bed.host.sh(f"cat {files} 2>/dev/null || true").split()
+    assert str(shown["Memory"] // 4096 * 4096) in held, "the share holds for all of them at once"
+    for number in range(15):
+        _create(bob, f"many-{number}", "/home/lab-bob/labctl/moved")
+    status, said = _create(bob, "one-more", "/home/lab-bob/labctl/moved")
+    assert status == 409
+    assert "at most 16 containers" in said
+    assert alice.run("not-starved", "echo fine")[0] == "fine\n"
+    bob.ssh("docker rm -f $(docker ps -aq)")
+
+
+def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(
+    alice: Person, bob: Person, bed: SharedServer
+) -> None:
+    listing = alice.run("look", "nvidia-smi -L", gpus="all")[0]
+    assert listing.count("GPU-") == 1
+    log, _ = alice.run("none", "nvidia-smi -L", env={"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert "not found" in log, "a GPU is had through a lease only"
+    for node in ("/dev/nvidia0", "/dev/nvidia1"):
+        assert "Permission denied" in alice.refused(f"cat {node}")
+    alice.start("first-gpu", SLEEP, gpus="all")
+    with pytest.raises(PolicyError, match="cannot start now") as own:
+        alice.start("second-gpu", SLEEP, gpus="all")
+    assert "at most 1 GPU" in own.value.why
+    bob.start("other-gpu", SLEEP, gpus="all")
+    bob.remote.call("cancel", bob.about("other-gpu"))
+    taken = alice.ask("GET", "/labctl/gpus")[1]["gpus"]
+    assert [one["holder"] for one in taken].count("lab-alice") == 1
+    uuid = next(one["uuid"] for one in taken if one["holder"])
+    with pytest.raises(PolicyError) as others:
+        bob.start("that-gpu", SLEEP, gpus=uuid)
+    assert "lab-alice's for 60 min at most" in others.value.why
+    # A lease that ends takes the run with it, and says so.
+    bed.host.sh("sed -i 's/3600/1/' /etc/labctl/broker.json && /usr/local/lib/labctl/start-broker")
+    alice.remote.call("cancel", alice.about("first-gpu"))
+    log, run = alice.run("short", SLEEP, gpus="all")
+    assert run["stopped_by"] == "GPU lease"
+    assert "its GPU lease ended" in run["told"]
+    bed.host.sh("sed -i 's/: 1$/: 3600/;s/: 1,$/: 3600,/' /etc/labctl/broker.json")
+
+
+def test_a_service_is_its_owners_alone(alice: Person, bob: Person, bed: SharedServer) -> None:
+    wanted = ServiceRequest(
+        lab="hw3",
+        lab_id=alice.server.lab_id,
+        name="page",
+        image=IMAGE,
+        command=(
+            "sh",
+            "-c",
+            "echo secret > /lab/code/index.html; exec httpd -f -p 8000 -h /lab/code",
+        ),
+        port=8000,
+    )
+    service = ensure_service(alice.remote, wanted, Silent())
+    assert service.socket.startswith("/run/labctl/accounts/")
+    assert services(alice.remote, "hw3", alice.server.lab_id) == [service]
+    spec = ForwardSpec(
+        config=str(alice.ssh_config),
+        server_id=alice.server.id,
+        endpoint=alice.server.endpoint,
+        service=service,
+    )
+    with Forwarding(spec) as forward:
+        link = http.client.HTTPConnection("127.0.0.1", forward.local_port, timeout=30)
+        link.request("GET", "/index.html")
+        assert link.getresponse().read() == b"secret\n"
+        link.close()
+    # Bob reaches neither the socket, nor the container, nor any port of the machine.
+    assert "Permission denied" in bob.refused(f"ls {service.socket}")
+    address = bed.host.sh(
+        "docker inspect --format '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' "
+        f"u{alice.said('id -u')}.{service.container}"
+    ).strip()
+    knock = 'import socket; socket.create_connection(("ADDRESS", 8000), 5)'
+    at = knock.replace("ADDRESS", address)
+    assert "Error" in bob.refused(f"python3 -c '{at}'")
+    assert "Error" in alice.refused(f"python3 -c '{at}'"), "not even its owner's shell"
+    assert "Error" in bob.refused(f"python3 -c '{knock.replace('ADDRESS', '127.0.0.1')}'")
+    log, _ = bob.run("knock", f"wget -T 3 -O - http://{address}:8000/; echo $?")
+    assert "secret" not in log
+    # A broker that starts again has the service where it was.
+    bed.host.sh("/usr/local/lib/labctl/start-broker")
+    wait_for(lambda: services(alice.remote, "hw3", alice.server.lab_id))
+    assert ensure_service(alice.remote, wanted, Silent()) == service
+    assert stop_service(alice.remote, "hw3", alice.server.lab_id) == ["page"]
+
+
+def test_an_image_of_ones_own_stands_for_nobody_elses(alice: Person, bob: Person) -> None:
+    """Sent under a name that all use, it is seen by its owner alone."""
+    before = bob.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}")
+    script = REPACKED.replace("IMAGE", IMAGE)
+    assert "Loaded image" in alice.said(f"python3 -c '{script}' | docker load")
+    assert alice.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}") != before
+    assert bob.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}") == before
+    own = alice.said(f"docker image inspect --format '{{{{index .RepoTags 0}}}}' {IMAGE}")
+    assert own == f"labctl-u{alice.said('id -u')}/{IMAGE}"
+    assert "No such image" in bob.refused(f"docker image inspect {own}")
+    assert "No such image" in bob.refused(f"docker run --rm {own} id")
+    assert "docker save" in alice.refused("echo nonsense | docker load")
+
+
+def test_images_are_not_built_by_the_engine(alice: Person) -> None:
+    alice.ssh("mkdir -p labctl/hw3/code && echo FROM scratch > labctl/hw3/code/Dockerfile")
+    about = {"lab": "hw3", "lab_id": alice.server.lab_id, "directory": ".", "tag": "labctl/x:1"}
+    with pytest.raises(PolicyError, match="builds no images") as refused:
+        alice.remote.stream("build", about, on_reply=lambda _: None, on_bytes=lambda _: None)
+    assert "rootlesskit" in refused.value.why
+    assert alice.ask("POST", "/build")[0] == 403
+
+
+def test_an_account_that_has_ended_is_shut_out(bob: Person, bed: SharedServer) -> None:
+    """Its keys in its own home do not help it, and what it ran is gone."""
+    bob.ssh("mkdir -p -m 700 .ssh && cat /etc/ssh/labctl-keys/lab-bob > .ssh/authorized_keys")
+    run = bob.start("goes-on", SLEEP)
+    bed.share(Account(name="lab-bob"), only_accounts=True)
+    bob.connections.close(bob.server)
+    assert "Permission denied" in bob.refused("true")
+    with pytest.raises(LabError):
+        bob.remote.call("status", bob.about("goes-on"))
+    assert run["container"] not in bed.host.sh("docker ps -a --format '{{.Names}}'")
+    assert bed.host.sh("ls /home/lab-bob/labctl/hw3/runs/goes-on/logs").startswith("run.log")
+
+
+REPACKED = """
+import hashlib, io, json, sys, tarfile
+config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Cmd": ["evil"]},
+                     "rootfs": {"type": "layers", "diff_ids": []}}).encode()
+name = hashlib.sha256(config).hexdigest() + ".json"
+listed = json.dumps([{"Config": name, "RepoTags": ["IMAGE"], "Layers": []}]).encode()
+with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as tar:
+    for path, text in ((name, config), ("manifest.json", listed)):
+        info = tarfile.TarInfo(path)
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text))
+"""
