@@ -13,11 +13,16 @@ from submission_bed import DUE_AT, FILES, make_receiver, packed
 from labctl.actions import Silent
 from labctl.actions.courses import open_course
 from labctl.actions.courses.collect import Handed, collect, told
+from labctl.actions.courses.grades import grades
 from labctl.actions.courses.grading_server import GradingServer, grading_ground
+from labctl.actions.courses.release import release
 from labctl.actions.courses.servers import Staff
+from labctl.actions.courses.shelf import Shelf
 from labctl.config import paths
 from labctl.courses.folder import CourseFolder, make_private
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError
+from labctl.grading.record import Record
+from labctl.grading.results import Results
 from labctl.remote.place import boot_token
 from labctl.state import State
 from labctl.submissions.receiver import Receiver
@@ -132,6 +137,49 @@ def test_strangers_are_named_and_wrong_names_helped(folder: CourseFolder) -> Non
     Receiver(folder.drop).assignment_file("hw3").unlink()
     with pytest.raises(NotFoundError, match="nothing can have been handed in"):
         collect(folder, "hw3")
+
+
+def graded(folder: CourseFolder, seat: str) -> Record:
+    """As if its submission had been run and found half right."""
+    handed = seats_of(folder)[seat]
+    made = Record(
+        assignment="hw3", seat=seat, students=handed.students, student=handed.student,
+        number=handed.number, received=handed.received, bundle_sha256=handed.sha256, key="k",
+        outcome="graded", points=100.0, raw=Results(score=50), score=40.0,
+        late_s=handed.late_s, penalty=handed.penalty,
+    )  # fmt: skip
+    Shelf(folder, "hw3").put(made, fresh=True, said="")
+    return made
+
+
+def finals(folder: CourseFolder) -> dict[str, float | None]:
+    return {one.student: one.final for one in grades(folder, "hw3")}
+
+
+def test_the_graded_submissions_lateness_is_taken_off_once_for_a_whole_team(
+    folder: CourseFolder,
+) -> None:
+    hand_in(folder, "carol", DUE_AT + 3600)
+    hand_in(folder, "alice", DUE_AT - 100)
+    graded(folder, "team-1")
+    graded(folder, "alice")
+    hand_in(folder, "alice", DUE_AT + 3600, "after it was graded")
+    assert finals(folder) == {"alice": 50, "bob": 40, "carol": 40, "dan": None}
+
+
+def test_a_release_is_for_whoever_has_a_grade(folder: CourseFolder) -> None:
+    with pytest.raises(NotFoundError, match="nothing of hw3 is graded"):
+        release(folder, "hw3")
+    hand_in(folder, "carol", DUE_AT - 100)
+    graded(folder, "team-1")
+    for _ in range(2):
+        found = release(folder, "hw3", by="staff")
+    assert (found.students, found.waiting) == (("bob", "carol"), ("alice", "dan"))
+    assert len(folder.ledger.entries(kind="released")) == 2
+    page = Shelf(folder, "hw3").place("bob") / "feedback.html"
+    assert "submission 1" in page.read_text()
+    graded(folder, "team-1")
+    assert not page.exists(), "a new grade is not released by the old one's release"
 
 
 def staff_of(folder: CourseFolder, grading: str) -> Staff:

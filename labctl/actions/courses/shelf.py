@@ -28,14 +28,14 @@ class Shelf:
         """What is kept of a grade; None where there is none, or one of another labctl's."""
         try:
             return records.decode((self.place(owner) / FILE).read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def output(self, owner: str) -> str:
         """What the submission's own program printed; "" where nothing."""
         try:
             return (self.place(owner) / OUTPUT).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return ""
 
     def put(self, made: Record, *, fresh: bool, said: str | None = None) -> None:
