@@ -1,0 +1,209 @@
+"""What the keeper does by itself: warnings, ends, class hours, who has left, a lost ledger."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from course_keeper_ground import KEY, Course, Pretended, create, patched_course
+from lab_ground import World, world
+
+from labctl.actions import guard
+from labctl.actions.courses import rounds as rounds_module
+from labctl.actions.courses.desk import Desk
+from labctl.actions.courses.keys import Keys
+from labctl.actions.courses.rounds import GRACE_S, Rounds
+from labctl.actions.courses.vigil import Yes
+from labctl.courses.ledger import Entry
+
+CLASS = datetime(2026, 11, 23, 10, 0, tzinfo=UTC).timestamp()  # a Monday
+HOURS = (
+    'hours: [{days: [mon], from: "10:00", to: "12:00", zone: UTC, prewarm: 20m}]\n'
+    "per_student: {budget: 2.00}\n"
+)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> World:
+    return world(tmp_path)
+
+
+@pytest.fixture
+def course(lab: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
+    return patched_course(lab, tmp_path / "ml", monkeypatch, HOURS)
+
+
+class Kept:
+    """Rounds at a time of our choosing, with what they told and what was shown on servers."""
+
+    def __init__(self, course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.course = course
+        self.told: list[tuple[str, str]] = []
+        self.shown: list[str] = []
+        self.at = time.time()
+        self.busy: dict[str, Any] = {"busy": ""}
+        staff = course.staff(Yes(self._tell))
+        self.work = Pretended(course.folder)
+        self.desk = Desk(course.folder, self.work)
+        self.keys = Keys(course.folder, course.folder.path / "authorized_keys")
+        self.rounds = Rounds(staff, self.desk, self.keys, self._tell, now=lambda: self.at)
+
+        def message(staff: object, seats: Any, text: str) -> list[Any]:
+            self.shown.append(text)
+            return []
+
+        monkeypatch.setattr(rounds_module.together, "message", message)
+        monkeypatch.setattr(guard, "watch", lambda *_: self.busy)
+
+    def _tell(self, name: str, text: str) -> None:
+        self.told.append((name, text))
+
+    def round(self) -> None:
+        look = self.rounds.look()
+        self.rounds.sweep(look)
+        self.rounds.hours(look)
+
+    def lines(self, kind: str) -> list[Entry]:
+        return self.course.folder.ledger.entries(kind=kind)
+
+
+@pytest.fixture
+def kept(course: Course, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    return Kept(course, monkeypatch)
+
+
+def test_each_warning_comes_once_and_anew_for_another_budget(kept: Kept) -> None:
+    kept.course.add("alice", price=1.0, age_s=3700)
+    for _ in range(3):
+        kept.round()
+    assert [one.detail["percent"] for one in kept.lines("warned")] == [50]
+    assert len(kept.shown) == 1
+    assert "of 2.00 dollars" in kept.shown[0]
+    kept.course.cloud.change("srv-alice", created_at=time.time() - 7300)
+    kept.round()
+    assert [one.detail["percent"] for one in kept.lines("warned")] == [50, 100]
+    assert "save a checkpoint now" in kept.shown[-1]
+    kept.course.folder.ledger.append("budget", seat="alice", usd=2.0)
+    kept.round()
+    assert kept.lines("warned")[-1].detail["percent"] == 50
+
+
+def test_a_budget_that_is_over_ends_the_server_after_its_grace(kept: Kept) -> None:
+    kept.course.add("alice", price=1.0, age_s=7300)
+    kept.round()
+    assert list(kept.course.cloud.machines) == ["srv-alice"]
+    kept.at += GRACE_S + 60
+    kept.round()
+    assert kept.course.cloud.machines == {}
+    assert ("alice", "its server is ended: its budget is used up") in kept.told
+    assert kept.lines("down")[-1].detail["server_id"] == "srv-alice"
+
+
+def test_what_cannot_be_saved_is_not_lost_for_a_budget(kept: Kept) -> None:
+    """Compute ends, the disk stays, and the log says so."""
+    from lab_ground import unreachable
+
+    kept.course.add("alice", price=1.0, age_s=7300)
+    kept.round()
+    kept.course.world.machine.error = unreachable()
+    kept.at += GRACE_S + 60
+    kept.round()
+    assert kept.course.cloud.machines["srv-alice"].state == "stopped"
+    assert any("could be saved" in text for name, text in kept.told if name == "alice")
+
+
+def test_a_lost_ledger_resets_no_budget(kept: Kept) -> None:
+    kept.course.add("alice", price=1.0, age_s=7300)
+    kept.round()
+    kept.course.folder.ledger.path.unlink()
+    kept.round()
+    assert kept.lines("warned")[-1].detail["percent"] == 100
+    assert sum(one.detail["usd"] for one in kept.lines("cost")) == pytest.approx(2.03, abs=0.02)
+
+
+def test_what_outlives_its_longest_life_ends(kept: Kept) -> None:
+    kept.course.add("alice", price=0.01, age_s=12 * 3600 + GRACE_S + 60)
+    kept.round()
+    assert kept.course.cloud.machines == {}
+    kept.course.add("bob", price=0.0, age_s=12 * 3600 + GRACE_S + 60)  # costs nothing
+    kept.round()
+    assert list(kept.course.cloud.machines) == ["srv-bob"]
+
+
+def test_servers_are_there_before_class_and_once_only(kept: Kept) -> None:
+    kept.course.cloud.settle_s = 0.0
+    kept.at = CLASS - 21 * 60
+    kept.round()
+    assert kept.course.cloud.machines == {}
+    kept.at = CLASS - 19 * 60
+    kept.round()
+    seats = {one.lab_id for one in kept.course.folder.seats()}
+    assert {one.lab_id for one in kept.course.cloud.machines.values()} == seats
+    assert len(seats) == 2  # alice, and the team of bob and carol
+    # Whoever puts theirs down in class does not get it again unasked; who loses it does.
+    down, lost = list(kept.course.cloud.machines)
+    by_id = {one.id: one for one in kept.course.cloud.machines.values()}
+    names = {one.lab_id: one.name for one in kept.course.folder.seats()}
+    name = names[by_id[down].lab_id]
+    kept.course.folder.ledger.append("down", seat=name, server_id=down)
+    kept.course.folder.ledger.append(
+        "down", seat=names[by_id[lost].lab_id], server_id=lost, why="ended unseen: lost"
+    )
+    kept.course.cloud.machines.clear()
+    kept.at = CLASS + 600
+    kept.round()
+    assert [one.lab_id for one in kept.course.cloud.machines.values()] == [by_id[lost].lab_id]
+
+
+def test_after_class_what_is_not_used_goes(kept: Kept) -> None:
+    kept.course.add("alice", price=0.0)
+    kept.course.add("owls", price=0.0)
+    kept.work.server = kept.course.cloud.machines["srv-owls"]
+    create(kept.desk, "bob")
+    assert kept.desk.wait(30)
+    kept.at = CLASS + 7200 + 60
+    kept.busy = {"busy": "a container runs"}
+    kept.round()
+    assert len(kept.course.cloud.machines) == 2
+    kept.busy = {"busy": ""}
+    kept.round()
+    assert list(kept.course.cloud.machines) == ["srv-owls"]  # bob holds it for half an hour more
+    kept.at += 1860
+    kept.round()
+    assert kept.course.cloud.machines == {}
+
+
+def test_who_leaves_the_course_gets_in_no_longer(kept: Kept) -> None:
+    kept.keys.admit("alice", KEY)
+    create(kept.desk, "alice")
+    assert kept.desk.wait(30)
+    kept.rounds.roster()
+    assert kept.keys.students() == ["alice"]
+    file = kept.course.folder.roster_file
+    file.write_text(file.read_text().replace("alice@example.edu,,,yes", "alice@example.edu,,,no"))
+    kept.rounds.roster()
+    assert kept.keys.students() == []
+    assert kept.desk.wait(30)
+    assert kept.work.calls == ["make", "end"]
+
+
+def test_a_broken_roster_leaves_everybody_in(kept: Kept) -> None:
+    kept.keys.admit("alice", KEY)
+    kept.rounds.roster()
+    kept.course.folder.roster_file.write_text("id,name\n-oProxyCommand=id,x\n")
+    with pytest.raises(rounds_module.LabError):
+        kept.rounds.roster()
+    assert kept.keys.students() == ["alice"]
+    assert kept.course.folder.student("alice").active
+
+
+def test_values_of_the_ledger_are_plain(kept: Kept) -> None:
+    kept.course.add("alice", price=1.0, age_s=3700)
+    kept.round()
+    for one in kept.course.folder.ledger.entries():
+        assert msgspec.json.decode(msgspec.json.encode(one), type=Entry) == one
+        assert "alice" not in kept.course.cloud.machines["srv-alice"].lab
