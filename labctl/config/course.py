@@ -18,10 +18,10 @@ from labctl.config.course_schema import (
 )
 from labctl.config.document import Node, plain, read_bytes, shown
 from labctl.config.lab import LabLoading, SettingsType
-from labctl.config.layers import file_layer, merged, switch_layers, user_layer
+from labctl.config.layers import file_layer, leaves, merged, switch_layers, user_layer
 from labctl.config.places import paths as standard_paths
 from labctl.config.reader import LAB_FILE, keys_of, problem, read_known
-from labctl.config.schema import LabConfig
+from labctl.config.schema import MACHINE_KEYS, LabConfig
 from labctl.errors import ConfigError, Problem
 
 COURSE_FILE = "course.yaml"
@@ -65,6 +65,15 @@ def _wrong(path: Path, problems: list[Problem]) -> ConfigError:
     )
 
 
+def _of_machine(layer: Node) -> bool:
+    """Whether a switch speaks of this machine or of a provider's own section.
+
+    What a course asks for and costs stands in course.yaml, which was reviewed: an LABCTL_GPU that
+    is meant for a lab of one's own does not change a class's.
+    """
+    return all(key in MACHINE_KEYS or key.count(".") == 2 for key, _ in leaves(layer))
+
+
 class _Loading:
     """One course being read, and the problems found so far."""
 
@@ -87,11 +96,7 @@ class _Loading:
         given = environment() if environ is None else environ
         self.home = places.home
         self.below = user_layer(places.config_file, places.home, problems)
-        self.above = [
-            one
-            for one in switch_layers({}, given)
-            if isinstance(one.value, dict) and "lab" not in one.value
-        ]
+        self.above = [one for one in switch_layers({}, given) if _of_machine(one)]
 
     def config(self, file_hash: str) -> CourseConfig | None:
         """The course, or None where there are problems."""

@@ -92,8 +92,7 @@ def write_back(
 
 def _column_of(table: Table, assignment: str, around: str) -> int:
     """The index of the only column that is the assignment's; `around` is a pattern with NAME."""
-    parts = filter(None, re.split(r"[-_\s]+", assignment))
-    words = r"[\s_-]*".join(re.escape(part) for part in parts)
+    words = r"[\s_-]*".join(re.findall(r"[a-z]+|[0-9]+", assignment))
     pattern = re.compile(around.replace("NAME", words), re.IGNORECASE)
     fits = [i for i, head in enumerate(table.header) if pattern.fullmatch(head)]
     return fits[0] if len(fits) == 1 else -1

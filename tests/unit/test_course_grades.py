@@ -1,0 +1,180 @@
+"""Grades in the form in which they are taken back: no other grade, no other person is touched."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_course_roster import CANVAS, CLASSROOM, MOODLE, NBGRADER, PLAIN, WORKSHEET, table_of
+
+from labctl.courses.formats import sniff
+from labctl.courses.gradebook import Grade, Stamp, points_text, read_grades
+from labctl.courses.importing import compare
+from labctl.courses.student import Student
+from labctl.courses.writeback import Written, write_back
+from labctl.errors import UsageError
+
+LATE = Stamp(number=2, received="2026-11-29T10:00:00Z", late_s=36_060, penalty=10)
+
+
+def back(text: str, scores: dict[str, float | None], to: str = "", **more: Any) -> Written:
+    """What is written into the table for these students' scores; ada was late."""
+    table = table_of(text)
+    diff = compare(table, "roster.csv")
+    grades = [
+        Grade(
+            student=one.id,
+            score=scores.get(one.id),
+            points=100.0,
+            stamp=LATE if one.id.startswith("ada") else Stamp(number=1),
+        )
+        for one in diff.students
+    ]
+    return write_back(
+        table, sniff(table), "hw3", grades, diff.keys.keys[diff.format], to=to, **more
+    )
+
+
+def rows(written: Written, delimiter: str = ",") -> list[list[str]]:
+    text = written.data.decode("utf-8-sig")
+    return list(csv.reader(io.StringIO(text), delimiter=delimiter))
+
+
+def test_canvas_gets_its_identities_and_the_one_column_by_its_number() -> None:
+    written = back(CANVAS, {"ada": 90.0, "jmueller": 70.5})
+    assert rows(written) == [
+        ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "hw3 (103)"],
+        ["    Points Possible", "", "", "", "", "100"],
+        ["Lovelace, Ada", "11", "s001", "ada@uni.edu", "Lab A", "80"],
+        ["Müller, Jörg", "12", "s002", "jmueller", "Lab B", "70.5"],
+    ]
+    assert written.notes == ()
+
+
+def test_who_has_no_grade_keeps_what_the_export_had() -> None:
+    had = CANVAS.replace("Lab B,8,,", "Lab B,8,55,")
+    assert rows(back(had, {"ada": 90.0}))[3][-1] == "55"
+
+
+def test_a_column_that_canvas_does_not_know_is_said() -> None:
+    written = back(CANVAS.replace("hw3 (103)", "other (103)"), {"ada": 1.0})
+    assert rows(written)[0][-1] == "hw3"
+    assert "make a new assignment" in written.notes[0]
+    twice = CANVAS.replace("hw1 (101)", "HW 3 (101)")
+    assert "no one column" in back(twice, {"ada": 1.0}).notes[0]
+
+
+def test_the_file_is_written_as_it_came() -> None:
+    data = CANVAS.replace("\n", "\r\n").encode("utf-8-sig")
+    table = table_of(data)
+    diff = compare(table, "c.csv")
+    written = write_back(table, "canvas", "hw3", [], diff.keys.keys["canvas"])
+    assert written.data.startswith(b"\xef\xbb\xbfStudent,ID,")
+    assert written.data.count(b"\r\n") == written.data.count(b"\n") > 1
+    wide = table_of(CANVAS.encode("utf-16"))
+    again = write_back(wide, "canvas", "hw3", [], compare(wide, "c").keys.keys["canvas"])
+    assert again.data.decode("utf-16").startswith("Student,ID,")
+
+
+def test_moodle_gets_its_item_or_its_worksheet_filled_in() -> None:
+    written = rows(back(MOODLE, {"ada": 90.0, "joerg-mueller": 50.0}))
+    assert written[0][-1] == "Assignment: hw3 (Real)"
+    assert [(row[2], row[-1]) for row in written[1:]] == [("4711", "80"), ("4712", "50")]
+    sheet = rows(back(WORKSHEET, {"ada": 90.0}))
+    before = list(csv.reader(io.StringIO(WORKSHEET)))
+    assert sheet[0] == before[0]
+    assert sheet[1] == [*before[1][:4], "80", *before[1][5:]]
+
+
+def test_classroom_and_nbgrader_get_their_own_columns() -> None:
+    written = rows(back(CLASSROOM, {"ada-l": 90.0, "joerg": 10.0}))
+    assert written[1:] == [
+        ["hw3", "ada-l", "ada@uni.edu", "80", "100"],
+        ["hw3", "", "joerg", "10", "100"],
+    ]
+    head, ben, hacker = rows(back(NBGRADER, {"bitdiddle": 33.25, "hacker": None}))
+    row = dict(zip(head, ben, strict=True))
+    assert (row["student_id"], row["raw_score"], row["score"]) == ("Bitdiddle", "33.25", "33.25")
+    assert dict(zip(head, hacker, strict=True))["score"] == ""
+
+
+def test_a_plain_roster_gets_one_column_more_and_the_same_one_again() -> None:
+    written = back(PLAIN, {"ada": 90.0, "bob": 5.0}, penalty=False)
+    assert [row[-1] for row in rows(written)] == ["hw3", "90", "5"]
+    again = back(written.data.decode(), {"ada": 91.0}, penalty=False)
+    assert [row[-1] for row in rows(again)] == ["hw3", "91", "5"]
+
+
+def test_identities_of_another_system_are_never_made_up() -> None:
+    with pytest.raises(UsageError, match="cannot be written for canvas") as raised:
+        back(MOODLE, {"ada": 1.0}, to="canvas")
+    assert "--format moodle" in raised.value.hint
+    plain = rows(back(MOODLE, {"ada": 90.0}, to="csv"))
+    assert plain[1][:7] == ["hw3", "ada", "", "90", "10", "80", "100"]
+
+
+def test_who_is_not_in_the_newest_roster_is_named() -> None:
+    table = table_of(CANVAS)
+    diff = compare(table, "c.csv")
+    grades = [Grade(student="eve", score=1.0, points=100.0)]
+    written = write_back(table, "canvas", "hw3", grades, diff.keys.keys["canvas"])
+    assert written.notes == ("not in the newest roster, and so not written: eve",)
+
+
+def results(grades: Path, name: str, body: object) -> None:
+    place = grades / "hw3" / name
+    place.mkdir(parents=True)
+    (place / "results.json").write_text(body if isinstance(body, str) else json.dumps(body))
+
+
+def test_grades_are_read_as_grading_left_them(tmp_path: Path) -> None:
+    own = {"submission": 2, "received": "then", "late_s": 60, "penalty": 10, "counts": 80}
+    results(tmp_path, "ada", {"score": 90, "extra_data": {"labctl": own, "mine": 1}})
+    results(tmp_path, "t1", {"tests": [{"score": 1.5}, {"score": 2}, {"name": "no score"}]})
+    results(tmp_path, "eve", "{")
+    results(tmp_path, "fay", {"output": "it did not run"})
+    results(tmp_path, "gus", {"score": "ninety"})
+    students = [
+        Student(id="ada"),
+        Student(id="bob", team="t1"),
+        Student(id="cy", team="t1"),
+        *(Student(id=one) for one in ("eve", "fay", "gus", "hal", "ivy")),
+    ]
+    stamps = {"hal": Stamp(number=1), "ada": Stamp(number=7)}
+    found = {
+        one.student: one
+        for one in read_grades(tmp_path, "hw3", 100.0, students, stamps, frozenset({"ada"}))
+    }
+    assert (found["ada"].score, found["ada"].final, found["ada"].stamp.number) == (90, 80, 2)
+    assert found["ada"].released
+    assert [found[one].score for one in ("bob", "cy")] == [3.5, 3.5]
+    assert {one: found[one].problem for one in ("eve", "fay", "gus", "hal", "ivy")} == {
+        "eve": "its results.json cannot be read",
+        "fay": "its results.json has no score",
+        "gus": "its results.json cannot be read",
+        "hal": "not graded yet",
+        "ivy": "nothing was handed in",
+    }
+    assert found["hal"].final is None
+
+
+@pytest.mark.parametrize(
+    ("score", "penalty", "final", "text"),
+    [
+        (90.0, 0, 90.0, "90"),
+        (5.0, 10, 0.0, "0"),
+        (87.5, 20, 67.5, "67.5"),
+        (100 / 3, 0, 100 / 3, "33.333"),
+    ],
+)
+def test_the_penalty_is_of_the_points_and_no_grade_is_below_nothing(
+    score: float, penalty: int, final: float, text: str
+) -> None:
+    one = Grade(student="ada", score=score, points=100.0, stamp=Stamp(penalty=penalty))
+    assert one.final == pytest.approx(final)
+    assert points_text(one.final) == text
+    assert points_text(None) == ""
