@@ -33,7 +33,7 @@ from labctl.dashboard.pages import Pages, next_due
 from labctl.dashboard.requests import form_of, lens_of, own_path, session_of
 from labctl.dashboard.tails import LINES as TAIL_LINES
 from labctl.dashboard.tails import MOST_BYTES, Tails
-from labctl.dashboard.view import Person, Seat, Snapshot
+from labctl.dashboard.view import Seat, Snapshot
 from labctl.errors import LabError, NotFoundError, UsageError
 
 STREAM = "text/event-stream"
@@ -249,22 +249,16 @@ class Dashboard:
     async def _bundle(self, key: str, person: str, name: str, number: str) -> Path:
         snapshot = await self.feed.snapshot()
         seat = self.seat_of(snapshot, key)
-        found = self.member_of(snapshot, seat, person)
-        known = any(one.name == name for one in snapshot.assignments)
-        if not known or not number.isascii() or not number.isdigit() or len(number) > 4:
-            raise NotFoundError("there is no such submission")
-        return await asyncio.to_thread(bundle_of, self.drop, found, name, int(number))
+        people = [snapshot.person_by_id[one] for one in seat.students]
+        for one in {one for mate in people for one in mate.hand_ins}:
+            if (one.by_key, one.assignment, str(one.number)) == (person, name, number):
+                return await asyncio.to_thread(bundle_of, self.drop, one)
+        raise NotFoundError("there is no such submission")
 
     def seat_of(self, snapshot: Snapshot, key: str) -> Seat:
         found = snapshot.seat_by_key.get(key)
         if found is None:
             raise NotFoundError("there is no such seat in this course")
-        return found
-
-    def member_of(self, snapshot: Snapshot, seat: Seat, key: str) -> Person:
-        found = snapshot.person_by_key.get(key)
-        if found is None or found.id not in seat.students:
-            raise NotFoundError("there is no such student on this seat")
         return found
 
     # the rest

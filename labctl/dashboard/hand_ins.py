@@ -5,6 +5,7 @@ from __future__ import annotations
 import calendar
 import os
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -17,14 +18,15 @@ from labctl.submissions.receiver import LOG
 class HandIns:
     """Reads on where it stopped: receipts are only ever appended."""
 
-    def __init__(self, drop: Path) -> None:
+    def __init__(self, drop: Path, key_of: Callable[[str], str]) -> None:
+        self._key_of = key_of
         self._file = drop / LOG
         self._known: dict[str, tuple[HandIn, ...]] = {}
         self._read_to = 0
         self._which: tuple[int, int] = (0, 0)
 
-    def by_student(self) -> dict[str, tuple[HandIn, ...]]:
-        """Student (or team) -> their hand-ins, the oldest first."""
+    def read_on(self) -> None:
+        """Read what was appended since the last time."""
         try:
             with self._file.open("rb") as file:
                 about = _about(file.fileno())
@@ -33,14 +35,33 @@ class HandIns:
                 file.seek(self._read_to)
                 whole, end, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
-            return {}
+            self._known, self._read_to = {}, 0
+            return
         self._read_to += len(whole) + len(end)
         for line in whole.split(b"\n") if end else ():
             receipt = _read(line)
             if receipt is not None:
                 before = self._known.get(receipt.student, ())
-                self._known[receipt.student] = (*before, _hand_in(receipt))
-        return self._known
+                self._known[receipt.student] = (*before, self._hand_in(receipt))
+
+    def of(self, names: Iterable[str]) -> tuple[HandIn, ...]:
+        """Those of any of these, the oldest first; of what `read_on` has read."""
+        found = [one for name in names for one in self._known.get(name, ())]
+        return tuple(sorted(found, key=lambda one: one.received))
+
+    def _hand_in(self, receipt: Receipt) -> HandIn:
+        return HandIn(
+            assignment=receipt.assignment,
+            number=receipt.number,
+            by=receipt.student,
+            by_key=self._key_of(receipt.student),
+            received=receipt.received,
+            late_s=receipt.late_s,
+            penalty=receipt.penalty,
+            run=receipt.run,
+            size_bytes=receipt.bundle_bytes,
+            sha256=receipt.bundle_sha256,
+        )
 
 
 def _about(descriptor: int) -> tuple[int, int, int]:
@@ -53,19 +74,6 @@ def _read(line: bytes) -> Receipt | None:
         return msgspec.json.decode(line, type=Signed).receipt
     except msgspec.MsgspecError:
         return None
-
-
-def _hand_in(receipt: Receipt) -> HandIn:
-    return HandIn(
-        assignment=receipt.assignment,
-        number=receipt.number,
-        received=receipt.received,
-        late_s=receipt.late_s,
-        penalty=receipt.penalty,
-        run=receipt.run,
-        size_bytes=receipt.bundle_bytes,
-        sha256=receipt.bundle_sha256,
-    )
 
 
 def received_at(text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.dashboard.view import Person
+from labctl.dashboard.view import HandIn
 from labctl.errors import LabError, NotFoundError
 from labctl.submissions.bundle import members, opened
 from labctl.submissions.receiver import Receiver
@@ -18,14 +18,9 @@ SANDBOX = (
 """A stranger's page: no script, nothing from anywhere, an origin of its own."""
 
 
-def bundle_of(drop: Path, person: Person, assignment: str, number: int) -> Path:
-    """Where a submission of a student, or of their team, lies; NotFoundError where none does."""
-    receiver = Receiver(drop)
-    handed = set(receiver.students(assignment))
-    for name in (person.id, person.team):
-        if name and name in handed:
-            return receiver.bundle_of(assignment, name, number)
-    raise NotFoundError(f"there is no submission of {assignment}")
+def bundle_of(drop: Path, one: HandIn) -> Path:
+    """Where a submission lies; NotFoundError where it does not lie there any more."""
+    return Receiver(drop).bundle_of(one.assignment, one.by, one.number)
 
 
 def report_of(bundle: Path) -> bytes:

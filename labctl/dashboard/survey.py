@@ -18,7 +18,7 @@ from labctl.courses.student import Student
 from labctl.dashboard.gauges import told_by_watchdog
 from labctl.dashboard.grades import Grades, released_of
 from labctl.dashboard.hand_ins import HandIns
-from labctl.dashboard.view import Due, Gauge, HandIn, Happening, Machine, Person, Seat, Snapshot
+from labctl.dashboard.view import Due, Gauge, Happening, Machine, Person, Seat, Snapshot
 from labctl.model import Run, Server
 from labctl.state import State
 
@@ -46,7 +46,7 @@ class Survey:
         self._state = state
         self._gauges = gauges
         self._now = now
-        self._hand_ins = HandIns(folder.drop)
+        self._hand_ins = HandIns(folder.drop, folder.pseudonym)
         self._grades = Grades(folder.grades)
         self._stamps: tuple[tuple[int, int], ...] = ()
         self._told: list[str] = []
@@ -74,7 +74,10 @@ class Survey:
         books = _books(entries)
         watches = self._watches(len(servers))
         runs = self._runs(servers, entries)
-        hand_ins = self._hand_ins.by_student()
+        self._hand_ins.read_on()
+        mates: dict[str, list[str]] = {}
+        for one in everybody:
+            mates.setdefault(one.seat, [one.team] if one.team else []).append(one.id)
         released = released_of(entries)
         assignments = tuple(self._due(name, entries) for name in folder.config.assignments)
         return Snapshot(
@@ -82,7 +85,7 @@ class Survey:
             course=folder.config.name,
             seats=tuple(self._seat(one, servers, watches, runs, spent, books) for one in seats),
             people=tuple(
-                self._person(one, keys, hand_ins, released)
+                self._person(one, keys, mates[one.seat], released)
                 for one in everybody
                 if one.active or one.id in keys
             ),
@@ -180,7 +183,7 @@ class Survey:
         self,
         student: Student,
         keys: dict[str, str],
-        hand_ins: dict[str, tuple[HandIn, ...]],
+        mates: list[str],
         released: frozenset[tuple[str, str]],
     ) -> Person:
         return Person(
@@ -192,7 +195,7 @@ class Survey:
             section=student.section,
             active=student.active,
             seat=keys.get(student.id, ""),
-            hand_ins=hand_ins.get(student.id, ()) or hand_ins.get(student.team, ()),
+            hand_ins=self._hand_ins.of(mates),
             grades=self._grades.of(student, self._folder.config.assignments, released),
         )
 

@@ -109,11 +109,16 @@ class Seat(Value, frozen=True):
 
 
 class HandIn(Value, frozen=True):
-    """One submission as its receipt has it. `number` counts this student's of an assignment."""
+    """One submission as its receipt has it: `by` handed it in, whose key is `by_key`.
+
+    `number` counts that student's of an assignment.
+    """
 
     assignment: str
     number: int
     received: str
+    by: str = ""
+    by_key: str = ""
     late_s: int = 0
     penalty: int = 0
     run: str = ""

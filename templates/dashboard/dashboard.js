@@ -137,9 +137,19 @@ function follow(url) {
     };
   };
   open();
+  whileSeen(open, () => source.close());
   // After a sleep the socket may be dead without anybody saying so.
-  setInterval(() => { if (Date.now() - heard > 60000) { heard = Date.now(); open(); } }, 10000);
-  addEventListener("pagehide", () => source.close());
+  setInterval(() => { if (!document.hidden && Date.now() - heard > 60000) { heard = Date.now(); open(); } }, 10000);
+}
+// A browser holds six connections to one place: a page that nobody sees gives its own back.
+function whileSeen(open, close) {
+  let hidden;
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(hidden);
+    if (document.hidden) hidden = setTimeout(() => { hidden = 0; close(); }, 5000);
+    else if (hidden === 0) open();
+  });
+  addEventListener("pagehide", close);
   addEventListener("pageshow", (event) => { if (event.persisted) open(); });
 }
 
@@ -157,23 +167,33 @@ function logInto(pre) {
   const last = document.createTextNode("");
   pre.append(done, last);
   let rest = "";
-  const source = new EventSource(pre.dataset.log);
-  source.onopen = () => { state.textContent = ""; };
-  source.onmessage = (event) => {
+  let source;
+  let over = false;
+  const stick = () => { if ($("stick").checked) pre.scrollTop = pre.scrollHeight; };
+  const took = (event) => {
     const body = JSON.parse(event.data);
-    if (body.begin) { done.data = body.begin === "cut" ? "[what came before is left out]\n" : ""; rest = ""; }
+    const left = "[what came before is left out]\n";
+    if (body.begin) { done.data = body.begin === "cut" ? left : ""; rest = ""; }
     const lines = (rest + body.text).split("\n");
     rest = lines.pop().slice(-20000);
     if (lines.length) done.appendData(lines.map(plain).join("\n") + "\n");
     last.data = plain(rest);
-    if (done.length > MOST) done.data = "[what came before is left out]\n" + done.data.slice(done.data.indexOf("\n", done.length - MOST / 2) + 1);
-    if ($("stick").checked) pre.scrollTop = pre.scrollHeight;
+    if (done.length > MOST) done.data = left + done.data.slice(done.data.indexOf("\n", done.length - MOST / 2) + 1);
+    stick();
   };
-  source.addEventListener("told", (event) => { state.textContent = JSON.parse(event.data).text; });
-  source.addEventListener("end", (event) => { state.textContent = JSON.parse(event.data).text; source.close(); });
-  source.onerror = () => { state.textContent = "the keeper does not answer"; };
-  $("stick").addEventListener("change", () => { if ($("stick").checked) pre.scrollTop = pre.scrollHeight; });
-  addEventListener("pagehide", () => source.close());
+  const open = () => {
+    if (over) return;
+    source?.close();
+    source = new EventSource(pre.dataset.log);
+    source.onopen = () => { state.textContent = ""; };
+    source.onmessage = took;
+    source.addEventListener("told", (event) => { state.textContent = JSON.parse(event.data).text; });
+    source.addEventListener("end", (event) => { over = true; state.textContent = JSON.parse(event.data).text; source.close(); });
+    source.onerror = () => { state.textContent = "the keeper does not answer"; };
+  };
+  open();
+  whileSeen(open, () => source.close());
+  $("stick").addEventListener("change", stick);
 }
 
 ages(document);

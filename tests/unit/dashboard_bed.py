@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from labctl import dashboard
 from labctl.actions.courses import open_course
 from labctl.config import Paths
 from labctl.config import paths as all_paths
 from labctl.courses.folder import CourseFolder, Seat, make_private
 from labctl.courses.ledger import Draft
+from labctl.dashboard import serve
 from labctl.grading import record as records
 from labctl.grading.flags import Flag
 from labctl.model import Endpoint, Offer, Run, Server
@@ -33,8 +33,10 @@ assignments:
   hw3: {due: "2026-11-28 23:59 Europe/Berlin", late: 48h, penalty: 10, points: 100}
   hw4: {due: "2026-12-12 23:59 Europe/Berlin", points: 50}
 """
-NAMES = ("Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov",
-         "Donald Knuth", "Frances Allen", "Ken Thompson", "Radia Perlman", "Tony Hoare")  # fmt: skip
+NAMES = (
+    "Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov",
+    "Donald Knuth", "Frances Allen", "Ken Thompson", "Radia Perlman", "Tony Hoare",
+)  # fmt: skip
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Bed:
 
     def start(self, stop: threading.Event) -> str:
         """The dashboard on a free port; its first URL."""
-        return dashboard.run(self.folder, self.paths, self.state, port=0, stop=stop)
+        return serve.run(self.folder, self.paths, self.state, port=0, stop=stop)
 
     def serve_up(self, number: int, *, price: float = 0.53, hours: float = 2.0) -> Server:
         """A seat's server on record, with the ledger's lines."""

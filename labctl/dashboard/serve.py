@@ -13,21 +13,27 @@ from labctl.errors import BusyError, LabError, UsageError
 from labctl.state import State
 
 HOST = "127.0.0.1"
+PORT = 8600
+URL_FILE = "dashboard-url"
+"""Below the course's `.course/keeper`: always the URL that lets the next browser in (0600)."""
 START_S = 60.0
 END_S = 5.0
 NEEDED = ("fastapi", "uvicorn", "jinja2")
 
 
-def serve(
+def run(
     folder: CourseFolder,
     paths: Paths,
     state: State,
     *,
-    port: int,
+    port: int = PORT,
     stop: threading.Event,
-    url_file: str,
 ) -> str:
-    """What `labctl.dashboard.run` promises."""
+    """Serve the dashboard from a thread of its own until `stop` is set; the URL to open, once.
+
+    It answers when this returns; nothing heavy is imported before. `port` 0 takes any free one.
+    LabError where the extra `labctl[web]` is missing, BusyError where the port is taken.
+    """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise LabError(
@@ -40,7 +46,7 @@ def serve(
     from labctl.dashboard.made import dashboard
 
     listener = _listener(port)
-    made = dashboard(folder.path, folder.id, paths, state, url_file=url_file)
+    made = dashboard(folder.path, folder.id, paths, state, url_file=URL_FILE)
     ready = threading.Event()
     made.on_start.append(ready.set)
     server = uvicorn.Server(
@@ -74,7 +80,7 @@ def serve(
 
 def _listener(port: int) -> socket.socket:
     if not 0 <= port < 65536:
-        raise UsageError(f"{port} is no port", hint="labctl course serve --dashboard --port 8420")
+        raise UsageError(f"{port} is no port", hint="labctl course serve --dashboard --port {PORT}")
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
