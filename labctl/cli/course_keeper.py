@@ -259,9 +259,9 @@ def _serve(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> N
         with Door(desk):
             _tell("", f"the keeper of {folder.config.name} begins, {len(folder.seats())} seats")
             if dashboard:
-                from labctl.dashboard import serve
+                from labctl.dashboard.serve import run
 
-                url = serve.run(folder, course.paths, course.state, port=port, stop=vigil.stop)
+                url = run(folder, course.paths, course.state, port=port, stop=vigil.stop)
                 _tell("", f"dashboard: {url}")
             vigil.run()
         _tell("", "the keeper ends; what it was at goes on with the next one")

@@ -18,7 +18,7 @@ from labctl.actions.courses.desk import Desk
 from labctl.actions.courses.ground import granted_s
 from labctl.actions.courses.keys import Keys
 from labctl.actions.courses.servers import ENDED, Staff
-from labctl.actions.courses.status import ground_of
+from labctl.actions.courses.status import ground_of, status
 from labctl.courses.folder import Seat
 from labctl.courses.ledger import Entry
 from labctl.courses.spending import allowance_usd, spending
@@ -128,6 +128,13 @@ class Rounds:
             if (server := desk.server) is not None and server.created_at < look.at - YOUNG_S:
                 desk.seen(server, look.servers.get(desk.seat.lab_id))
             desk.go_on()
+
+    def watch(self) -> None:
+        """Ask every server how it is: for idle hours, and for whoever looks at the dashboard."""
+        there = {one.lab_id for one in self.staff.state.servers() if one.state == "running"}
+        seats = [one for one in self.staff.folder.seats() if one.lab_id in there]
+        if seats:
+            status(self.staff, seats, refresh=True)
 
     def _prepare(self, look: Look, lesson: float) -> None:
         made = self._made.setdefault(lesson, set())

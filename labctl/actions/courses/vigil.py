@@ -26,7 +26,14 @@ from labctl.errors import LabError, NotFoundError
 
 TICK_S = 1.0
 LONGEST_PAUSE_S = 600.0
-EVERY_S = {"look": 60.0, "roster": 15.0, "backup": 30.0, "invitations": 300.0, "assignments": 60.0}
+EVERY_S = {
+    "look": 60.0,
+    "watch": 60.0,
+    "roster": 15.0,
+    "backup": 30.0,
+    "invitations": 300.0,
+    "assignments": 60.0,
+}
 Tell = Callable[[str, str], None]
 """Takes a seat's name ("" for none) and what happened."""
 
@@ -70,6 +77,7 @@ class Vigil:
         self._backup: Backup | None = None
         deeds = {
             "look": self._look,
+            "watch": self.rounds.watch,
             "roster": self.rounds.roster,
             "backup": self._save,
             "invitations": self._invitations,

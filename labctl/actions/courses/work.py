@@ -67,7 +67,7 @@ class SeatWork:
                 why=f"{money.spent_usd:.2f} of {money.allowance_usd or 0:.2f} dollars are spent",
                 hint="ask your instructor: labctl course budget",
             )
-        if self._costs() and not isinstance(self._provider, Deadline):
+        if self._owned and self._costs() and not isinstance(self._provider, Deadline):
             raise PolicyError(
                 "this course gives no servers of one's own",
                 why=f"{self._provider.name} cannot end a server by itself at its time",
@@ -144,7 +144,7 @@ class SeatWork:
 
     def _limited(self, seat: Seat, server: Server) -> Server:
         """The server with the time at which its provider ends it; one without is taken away."""
-        if not server.offer.price_usd_per_hour:
+        if not (self._owned and server.offer.price_usd_per_hour):
             return server
         state = self.staff.state
         said = state.events(server_id=server.id, kind="deadline", limit=1)
@@ -169,6 +169,11 @@ class SeatWork:
             staff.folder, staff.paths, staff.state, staff.reporter, [seat], course=self._course
         )
         return ground
+
+    @property
+    def _owned(self) -> bool:
+        """Whether students are root on what they get: not with an account on a shared server."""
+        return self.staff.folder.config.shared is None
 
     @property
     def _provider(self) -> Provider:
