@@ -1,0 +1,226 @@
+"""course on the command line: what an instructor types, sees and reads in scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Labctl, Said
+
+CANVAS = """Student,ID,SIS User ID,SIS Login ID,Section,hw3 (103)
+    Points Possible,,,,,100
+"Lovelace, Ada",11,s001,ada@uni.edu,Lab A,
+"Babbage, Charles",12,s002,charles,Lab B,
+"Student, Test",99,,0a1b,Lab A,
+"""
+KEYS = """
+hours: [{days: [mon], from: "10:00", to: "12:00", zone: UTC}]
+term: {from: 2026-09-01, to: 2099-01-31}
+assignments:
+  hw3: {due: "2098-11-28 23:59 UTC", late: 48h, penalty: 10, points: 100}
+"""
+
+
+@pytest.fixture
+def canvas(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(home)
+    (home / "canvas.csv").write_text(CANVAS, encoding="utf-8-sig")
+    return home / "canvas.csv"
+
+
+@pytest.fixture
+def course(labctl: Labctl, canvas: Path) -> Path:
+    """A course of two, with an assignment."""
+    assert labctl("course", "init", "ml", "--roster", str(canvas)).code == 0
+    with (canvas.parent / "ml" / "course.yaml").open("a") as file:
+        file.write(KEYS)
+    return canvas.parent / "ml"
+
+
+def in_course(labctl: Labctl, *words: str) -> Said:
+    return labctl("-C", "ml", "course", *words)
+
+
+def read(said: Said) -> dict[str, Any]:
+    assert said.code == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    assert found["version"] == 1
+    return found
+
+
+def test_a_course_is_made_from_an_export_and_made_again_without_a_change(
+    labctl: Labctl, canvas: Path
+) -> None:
+    said = labctl("course", "init", "ml", "--roster", "canvas.csv", "--json")
+    found = read(said)
+    assert (found["made"], found["format"]) == (True, "canvas")
+    assert [(one["id"], one["name"], one["section"]) for one in found["students"]] == [
+        ("ada", "Ada Lovelace", "Lab A"),
+        ("charles", "Charles Babbage", "Lab B"),
+    ]
+    folder = canvas.parent / "ml"
+    modes = {name: (folder / name).stat().st_mode & 0o777 for name in (".course", "roster.csv")}
+    assert modes == {".course": 0o700, "roster.csv": 0o600}
+    (kept,) = (folder / "imported").iterdir()
+    assert kept.read_bytes() == canvas.read_bytes()
+    before = (folder / ".course" / "course.json").read_bytes()
+    again = read(labctl("course", "init", "ml", "--roster", "canvas.csv", "--json"))
+    assert (again["made"], again["diff"]["same"]) == (False, 2)
+    assert (folder / ".course" / "course.json").read_bytes() == before
+    assert len(list((folder / "imported").iterdir())) == 1
+
+
+def test_a_bad_roster_names_every_line_and_makes_nothing(labctl: Labctl, canvas: Path) -> None:
+    bad = canvas.parent / "bad.csv"
+    bad.write_bytes(
+        "\ufeffid,name\r\n-oProxyCommand=x,Eve\r\nbob,Bob\r\nbob,B\r\n\x1b[2J,C\r\n".encode()
+    )
+    said = labctl("course", "init", "new", "--roster", "bad.csv")
+    assert said.code == 2
+    assert [line.split(":")[0].strip() for line in said.err.splitlines()[1:4]] == [
+        "line 2",
+        "line 4",
+        "line 5",
+    ]
+    assert "\x1b[2J" not in said.err
+    assert not (canvas.parent / "new").exists()
+
+
+def test_a_directory_that_is_something_else_is_left_alone(labctl: Labctl, canvas: Path) -> None:
+    said = labctl("course", "init", "digits", "--roster", "canvas.csv")
+    assert said.code == 3
+    assert "labctl course init digits-2 --roster canvas.csv" in said.err
+    assert labctl("course", "init", "My Course", "--roster", "canvas.csv").code == 2
+
+
+def test_who_left_is_asked_for_and_never_dropped(labctl: Labctl, course: Path) -> None:
+    shorter = CANVAS.replace('"Babbage, Charles",12,s002,charles,Lab B,\n', "")
+    (course.parent / "week-2.csv").write_text(shorter)
+    refused = in_course(labctl, "roster", "week-2.csv")
+    assert refused.code == 3
+    assert "charles" in refused.err
+    dry = read(in_course(labctl, "roster", "week-2.csv", "--dry-run", "--json"))
+    assert (dry["changed"], dry["diff"]["left"]) == (False, ["charles"])
+    kept = read(in_course(labctl, "roster", "week-2.csv", "--keep", "--json"))
+    assert kept["diff"]["left"] == []
+    assert in_course(labctl, "roster", "week-2.csv", "--yes").code == 0
+    found = read(in_course(labctl, "roster", "--json"))
+    assert {one["id"]: one["active"] for one in found["students"]} == {
+        "ada": True,
+        "charles": False,
+    }
+    assert [one["name"] for one in found["seats"]] == ["ada"]
+    assert "Ada" not in json.dumps(found["seats"])
+
+
+def test_a_plan_is_a_diff_against_the_last_one(labctl: Labctl, course: Path) -> None:
+    first = read(in_course(labctl, "plan", "--offline", "--json"))["plan"]
+    assert first["first"]
+    assert first["to_make"] == ["ada", "charles"]
+    path = course / "course.yaml"
+    path.write_text(path.read_text().replace("ttl: 8h", "ttl: 6h", 1))
+    said = in_course(labctl, "plan", "--offline")
+    assert "~ per_student.ttl: 8h -> 6h" in said.out
+    assert "to make: 2 seats" in said.out
+    assert "per_student.ttl" not in in_course(labctl, "plan", "--offline").out
+    path.write_text(path.read_text().replace("ttl: 6h", "ttl: 6 hours", 1))
+    wrong = in_course(labctl, "plan", "--offline")
+    assert wrong.code == 2
+    assert "per_student.ttl" in wrong.err
+
+
+def test_a_budget_is_given_with_who_and_why(labctl: Labctl, course: Path) -> None:
+    assert "20.00 -> 25.00" in in_course(labctl, "budget", "ada", "+5", "--why", "ill").out
+    assert "25.00 -> 23.50" in in_course(labctl, "budget", "ada", "-1.5").out
+    assert "23.50 -> 30.00" in in_course(labctl, "budget", "ada", "30").out
+    same = read(in_course(labctl, "budget", "ada", "30", "--json"))
+    assert same["changed"]["after_usd"] == 30.0
+    lines = [
+        json.loads(one) for one in (course / ".course" / "ledger.jsonl").read_text().splitlines()
+    ]
+    given = [one for one in lines if one["kind"] == "budget"]
+    assert [one["detail"]["usd"] for one in given] == [5.0, -1.5, 6.5]
+    assert given[0]["why"] == "ill"
+    assert given[0]["by"]
+    assert in_course(labctl, "budget", "ada", "lots").code == 2
+    assert in_course(labctl, "budget", "ada", "-99").code == 3
+    unknown = in_course(labctl, "budget", "adda", "+5")
+    assert unknown.code == 4
+    assert "did you mean ada?" in unknown.err
+
+
+def test_a_due_time_is_moved_from_the_due_time_and_back(labctl: Labctl, course: Path) -> None:
+    for _ in range(2):
+        said = in_course(labctl, "due", "hw3", "ada", "+3d", "--why", "ill", "--json")
+        due = read(said)["due"]
+        assert due["seconds"] == 3 * 86_400
+        assert due["closes_at"] - due["due"]["at"] == 48 * 3600
+    assert read(in_course(labctl, "due", "hw3", "ada", "0", "--json"))["due"]["seconds"] == 0
+    lines = (course / ".course" / "ledger.jsonl").read_text().splitlines()
+    assert sum('"kind":"due"' in one for one in lines) == 2
+    assert in_course(labctl, "due", "hw9", "ada", "+3d").code == 4
+    assert in_course(labctl, "due", "hw3", "nobody", "+3d").code == 4
+    assert in_course(labctl, "due", "hw3", "ada", "soon").code == 2
+
+
+def test_costs_are_told_and_exported_without_names(labctl: Labctl, course: Path) -> None:
+    from labctl.courses.ledger import Ledger
+
+    ledger = Ledger(course / ".course" / "ledger.jsonl")
+    about = {"server_id": "i-1"}
+    ledger.append("up", seat="ada", usd_per_hour=2.0, created_at=0.0, **about)
+    spent = {"from": 0.0, "until": 7200.0, "usd": 4.0, "idle_s": 5400.0}
+    ledger.append("cost", seat="ada", **about, **spent)
+    ledger.append("down", seat="ada", **about)
+    said = in_course(labctl, "cost")
+    assert said.code == 0
+    assert "ada" in said.out
+    assert "the most expensive idle hours" in said.out
+    found = read(in_course(labctl, "cost", "--json"))["costs"]
+    assert (found["usd"], found["idle_usd"]) == (4.0, 3.0)
+    assert found["assignments"][0]["assignment"] == "hw3"
+    exported = in_course(labctl, "cost", "--csv").out.splitlines()
+    assert exported[0].startswith("student,team,section,active,usd,hours,idle_hours")
+    assert exported[1] == "ada,,Lab A,yes,4.0000,2.000,1.500,4.0000,20.00,16.0000"
+    assert "Lovelace" not in "".join(exported)
+
+
+def test_grades_are_written_in_the_rosters_own_form(labctl: Labctl, course: Path) -> None:
+    place = course / ".course" / "grades" / "hw3" / "ada"
+    place.mkdir(parents=True)
+    own = {"submission": 1, "late_s": 60, "penalty": 10}
+    body = {"score": 95, "extra_data": {"labctl": own}}
+    (place / "results.json").write_text(json.dumps(body))
+    shown = in_course(labctl, "grades", "hw3")
+    assert shown.code == 0
+    assert "85" in shown.out
+    assert "nothing was handed in" in shown.out
+    said = in_course(labctl, "grades", "hw3", "--format", "canvas", "-o", "out.csv")
+    assert said.code == 0
+    lines = (course.parent / "out.csv").read_bytes().decode("utf-8-sig").splitlines()
+    assert lines[0] == "Student,ID,SIS User ID,SIS Login ID,Section,hw3 (103)"
+    assert lines[2] == '"Lovelace, Ada",11,s001,ada@uni.edu,Lab A,85'
+    plain = in_course(labctl, "grades", "hw3", "--format", "csv", "--no-penalty")
+    assert "hw3,ada,,95,10,95,100" in plain.out
+    assert in_course(labctl, "grades", "hw3", "--format", "moodle").code == 2
+    assert in_course(labctl, "grades", "hw4").code == 4
+    # Nothing was graded by `course grade`: there is no feedback that could be released.
+    assert in_course(labctl, "grades", "hw3", "--release").code == 4
+
+
+def test_a_folder_that_is_no_course_says_how_one_begins(labctl: Labctl, home: Path) -> None:
+    said = labctl("course", "plan", "--offline")
+    assert said.code == 2
+    assert "labctl course init" in said.err
+
+
+def test_the_help_shows_what_there_is_and_near_words(labctl: Labctl, home: Path) -> None:
+    said = labctl("course", "--help")
+    assert said.code == 0
+    for name in ("init", "plan", "budget", "grades"):
+        assert f"  {name} " in said.out
+        assert "labctl course" in labctl("course", name, "--help").out
+    assert "door" not in said.out
+    assert "Did you mean plan?" in labctl("course", "plam").err
