@@ -14,6 +14,7 @@ import msgspec
 
 from labctl.actions import Decision, Note, Step, fleet, orphans, removal
 from labctl.actions.courses import accrue
+from labctl.actions.courses.grading_server import end_forgotten, other_grading_ground
 from labctl.actions.courses.ground import OWN, own_seat, seat_grounds
 from labctl.actions.courses.machines import SavedSeat, save
 from labctl.actions.courses.seated import Done, SeatReporter
@@ -222,6 +223,7 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
             collected[name] = f"not collected: {error.what}"
             staff.reporter.emit(Note(text=f"{name}: {error.what}", level="warning"))
         staff.reporter.emit(Step(name=f"collecting {name}", done=True))
+    _end_grading(staff)
     endings = down(staff, staff.folder.seats(active_only=False), discard=discard)
     revoked = revoke() if all(one.ended for one in endings) else 0
     left = asked(staff)
@@ -239,21 +241,35 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
 
 
 def asked(staff: Staff) -> list[Left]:
-    """What the course's provider shows of it now, in every region, free caches aside."""
-    course = staff.course(everywhere=True)
-    name = course.config.server.provider
+    """What the course's provider, and that of its grading server, show of it now, in every region,
+    free caches aside."""
+    other = other_grading_ground(staff)
+    return [_asked(staff, one) for one in (staff.course(everywhere=True), other) if one]
+
+
+def _asked(staff: Staff, ground: Ground) -> Left:
+    name = ground.config.server.provider
     staff.reporter.emit(Step(name=f"asking {name} what is left"))
     try:
         servers = [
             one
-            for one in course.provider.servers()
+            for one in ground.provider.servers()
             if one.state != "terminated" and is_of_course(staff, one.lab_id)
         ]
-        resources = _of_course(staff, course.provider.leftovers())
+        resources = _of_course(staff, ground.provider.leftovers())
     except LabError as error:
-        return [Left(provider=name, error=" ".join(filter(None, [error.what, error.why])))]
+        return Left(provider=name, error=" ".join(filter(None, [error.what, error.why])))
     staff.reporter.emit(Step(name=f"asking {name} what is left", done=True))
-    return [Left(provider=name, servers=tuple(servers), resources=tuple(resources))]
+    return Left(provider=name, servers=tuple(servers), resources=tuple(resources))
+
+
+def _end_grading(staff: Staff) -> None:
+    """The grading server, where an earlier grading was interrupted or kept it."""
+    try:
+        end_forgotten(staff)
+    except LabError as error:
+        text = f"the grading server has not ended: {error.what}"
+        staff.reporter.emit(Note(text=text, level="warning"))
 
 
 def _of_course(staff: Staff, found: Iterable[Resource]) -> list[Resource]:

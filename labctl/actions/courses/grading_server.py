@@ -6,7 +6,6 @@ boundary), and never one where credentials lie. It is told hashes, no names.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,13 +24,14 @@ from labctl.actions import (
     provision,
     removal,
 )
+from labctl.actions.courses.ground import own_seat
 from labctl.actions.courses.servers import Staff
 from labctl.actions.ground import Ground
 from labctl.actions.push import push
 from labctl.actions.remote import Remote
 from labctl.actions.scan import scan_code, scan_data
 from labctl.config import LabConfig
-from labctl.courses.folder import PRIVATE, CourseFolder
+from labctl.courses.folder import PRIVATE
 from labctl.errors import ConfigError, ConnectError, LabError, PolicyError
 from labctl.model import FileEntry, Server
 from labctl.remote.place import boot_token
@@ -40,6 +40,7 @@ LONGEST_S = 12 * 3600
 """Without a `ttl` of its own, so that a server that nobody ends does not live on."""
 AGAIN_S = 120.0
 """So long a server that cannot be reached is waited for before the batch is broken off."""
+PURPOSE = "grading"
 NO_BOUNDARY = ("local",)
 NO_ASSIGNMENT = ("course",)
 
@@ -163,7 +164,7 @@ def grading_ground(staff: Staff) -> Ground:
     owner = f"{folder.config.name}-{folder.id[:6]}"
     return Ground(
         _config(staff, lab),
-        grading_lab_id(folder),
+        own_seat(folder, PURPOSE).lab_id,
         staff.paths,
         staff.state,
         staff.reporter,
@@ -171,9 +172,15 @@ def grading_ground(staff: Staff) -> Ground:
     )
 
 
-def grading_lab_id(folder: CourseFolder) -> str:
-    """By which the grading server is found at its provider."""
-    return hashlib.sha256(f"labctl grading {folder.id}".encode()).hexdigest()[:12]
+def other_grading_ground(staff: Staff) -> Ground | None:
+    """The grading server's ground where asking the course's own provider does not show it."""
+    config = staff.folder.config
+    if config.grading is None or config.grading.lab.server.provider in NO_BOUNDARY:
+        return None
+    ours, its = config.lab.server, config.grading.lab.server
+    name = its.provider
+    same = ours.provider_settings.get(name) == its.provider_settings.get(name)
+    return None if ours.provider == name and same else grading_ground(staff)
 
 
 def _config(staff: Staff, lab: LabConfig) -> LabConfig:
@@ -197,7 +204,7 @@ def _config(staff: Staff, lab: LabConfig) -> LabConfig:
         need = msgspec.structs.replace(need, ttl_s=min(LONGEST_S, need.max_ttl_s or LONGEST_S))
     return msgspec.structs.replace(
         lab,
-        name=f"{folder.config.name[:30].rstrip('-')}-grading",
+        name=own_seat(folder, PURPOSE).lab,
         root=root,
         server=msgspec.structs.replace(lab.server, need=need),
         image=image,
@@ -227,7 +234,7 @@ def grading_server(staff: Staff, *, keep: bool = False) -> Iterator[GradingServe
 
 def end_forgotten(staff: Staff) -> None:
     """End the grading server that an earlier grading left: kept on purpose, or interrupted."""
-    if staff.state.server_of_lab(grading_lab_id(staff.folder)) is None:
+    if staff.state.server_of_lab(own_seat(staff.folder, PURPOSE).lab_id) is None:
         return
     ground = grading_ground(staff)
     if (server := provision.adopt(ground)) is not None:

@@ -178,7 +178,7 @@ def own_seat(folder: CourseFolder, purpose: str) -> Seat:
     return Seat(name=f".{purpose}", lab=lab, lab_id=digest[:12], students=())
 
 
-OWN = ("check", "bake")
+OWN = ("check", "bake", "grading")
 """What the course itself has servers for, and not for long."""
 
 
