@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import shutil
 import threading
+import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,3 +182,91 @@ def fill(bed: Bed) -> Bed:
 def remove(bed: Bed) -> None:
     bed.state.close()
     shutil.rmtree(bed.folder.path.parent, ignore_errors=True)
+
+
+class Visitor:
+    """A browser's requests without a browser: what it sends is what a test says."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.host, _, self.query = url.removeprefix("http://").partition("/")
+        self.cookie = ""
+
+    def ask(
+        self, path: str, method: str = "GET", body: str = "", **headers: str
+    ) -> tuple[int, dict[str, str], str]:
+        """(status, headers, body); an underscore in a header's name is a dash."""
+        host, port = self.host.split(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        sent = {"Host": self.host, **({"Cookie": self.cookie} if self.cookie else {})}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            if body:
+                sent["Content-Length"] = str(len(body.encode()))
+            for name, value in sent.items():
+                connection.putheader(name, value)
+            connection.endheaders(body.encode() or None)
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, found, answer.read().decode("utf-8", "replace")
+        finally:
+            connection.close()
+
+    def enter(self) -> dict[str, str]:
+        """Spend the URL's token; the answer's headers."""
+        status, headers, _ = self.ask(f"/{self.query}")
+        assert status == 200
+        self.cookie = headers["set-cookie"].partition(";")[0]
+        return headers
+
+    def post(self, path: str, **fields: str) -> tuple[int, dict[str, str], str]:
+        """A form as this dashboard's own page sends it, with that page's word."""
+        _, _, page = self.ask("/")
+        word = page.partition('name="csrf" value="')[2].partition('"')[0]
+        return self.form(path, csrf=word, **fields)
+
+    def form(self, path: str, **fields: str) -> tuple[int, dict[str, str], str]:
+        return self.ask(
+            path,
+            "POST",
+            urllib.parse.urlencode(fields),
+            Origin=f"http://{self.host}",
+            Content_Type="application/x-www-form-urlencoded",
+        )
+
+
+class Stream:
+    """Server-sent events as they come."""
+
+    def __init__(self, visitor: Visitor, path: str) -> None:
+        host, port = visitor.host.split(":")
+        self._connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        self._connection.request(
+            "GET", path, headers={"Host": visitor.host, "Cookie": visitor.cookie}
+        )
+        self._answer = self._connection.getresponse()
+        self.status = self._answer.status
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._answer.close()
+        self._connection.close()
+
+    def event(self) -> tuple[str, dict[str, object]]:
+        """(id, data) of the next event that has data; ("", {}) where the stream has ended."""
+        id_, kind = "", "message"
+        for raw in self._answer:
+            line = raw.decode().rstrip("\n")
+            if line.startswith("id: "):
+                id_ = line[4:]
+            elif line.startswith("event: "):
+                kind = line[7:]
+            elif line.startswith("data: ") and kind != "beat":
+                found: dict[str, object] = json.loads(line[6:])
+                return id_, {**found, "event": kind}
+            elif not line:
+                id_, kind = "", "message"
+        return "", {}
