@@ -154,7 +154,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     else:
         _draw_grading(found)
         if released:
-            click.echo(f"{len(released.students)} students may read their feedback now.")
+            click.echo(f"feedback released to: {', '.join(released.students)}")
         elif options["release"]:
             click.echo("nothing was released: not all of it is graded", err=True)
     ctx.exit(TEMPORARY if found.unreached else 0 if found.whole else 1)
@@ -178,7 +178,7 @@ def _draw_grading(found: Grading) -> None:
     from labctl.cli.screen import table
 
     rows = [_row(one) for one in found.seats]
-    heads = ("SEAT", "STATE", "POINTS", "CLAIM", "MEASURED", "FLAGS", "")
+    heads = ("SEAT", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
     table(rows, heads, shutil.get_terminal_size().columns)
     flagged = [one for one in found.seats if one.record and one.record.flags]
     if flagged:
@@ -191,18 +191,17 @@ def _draw_grading(found: Grading) -> None:
 
 
 def _row(one: Graded) -> tuple[str, ...]:
-    from labctl.cli.exits import clean
-
     state, made = _state(one.state)[0], one.record
-    why = clean(one.why.splitlines()[0] if one.why else "")
+    why = one.why.splitlines()[0] if one.why else ""
     if made is None:
-        return one.seat, state, "", "", "", "", why
-    late = f" (-{made.penalty}%)" if made.penalty else ""
-    score = "" if made.score is None else f"{made.score:g} of {made.points:g}{late}"
+        return one.seat, state, "", "", "", why
+    late = f" -{made.penalty}%" if made.penalty and made.raw and made.raw.score else ""
+    score = "" if made.score is None else f"{made.score:g}/{made.points:g}{late}"
     shares = (made.comparison.claimed, made.comparison.measured)
     claimed, measured = ("" if value is None else f"{value:.4f}" for value in shares)
-    kinds = ", ".join(dict.fromkeys(flag.kind for flag in made.flags))
-    return one.seat, state, score, claimed, measured, kinds, why
+    kinds = [flag.kind for flag in made.flags]
+    note = ", ".join(dict.fromkeys([why, *kinds] if why else kinds))
+    return one.seat, state, score, claimed, measured, note
 
 
 def _draw_ends(found: Grading) -> None:

@@ -53,12 +53,14 @@ def flags(submissions: Sequence[Facts]) -> dict[str, tuple[Flag, ...]]:
     """seat -> its flags, with each seat's last submission looked at beside all others."""
     shared = _shared(submissions)
     seats = {one.pseudonym: one.seat for one in submissions if one.pseudonym}
+    # Where nobody used a server of the course, not having used one says nothing.
+    usual = any(SERVER.fullmatch(_server(one)) for one in submissions)
     return {
         one.seat: (
             *_claim(one),
             *shared.get(one.seat, []),
             *_run(one),
-            *_where(one, seats),
+            *(_where(one, seats) if usual else ()),
             *_code(one),
             *_mentions(one),
         )
@@ -95,7 +97,7 @@ def _shared(submissions: Sequence[Facts]) -> dict[str, list[Flag]]:
         seat: [
             Flag(
                 kind=f"same-{part}",
-                what=f"{len(paths)} {part} file(s) are byte for byte those of {other}",
+                what=f"{_count(len(paths), part)} byte for byte as {other} has",
                 evidence=_named(paths),
             )
             for (part, other), paths in sorted(pairs.items())
@@ -127,7 +129,7 @@ def _run(one: Facts) -> Iterable[Flag]:
 def _where(one: Facts, seats: dict[str, str]) -> Iterable[Flag]:
     if not one.record or not one.pseudonym:
         return
-    server = str(one.record.get("server_id", ""))
+    server = _server(one)
     match = SERVER.fullmatch(server)
     if match is None:
         yield Flag(
@@ -141,6 +143,10 @@ def _where(one: Facts, seats: dict[str, str]) -> Iterable[Flag]:
             what=f"its run was on the server of {seats.get(match[1], 'another seat')}",
             evidence=server,
         )
+
+
+def _server(one: Facts) -> str:
+    return str(one.record.get("server_id", ""))
 
 
 def _code(one: Facts) -> Iterable[Flag]:
@@ -168,6 +174,10 @@ def mentions_in(path: str, content: bytes) -> list[str]:
         for number, line in enumerate(content.split(b"\n"), 1)
         if LABELS.search(line)
     ]
+
+
+def _count(number: int, part: str) -> str:
+    return f"a {part} file is" if number == 1 else f"{number} {part} files are"
 
 
 def _named(paths: Sequence[str]) -> str:

@@ -143,7 +143,7 @@ def test_files_of_two_are_evidence_and_handouts_are_not() -> None:
     rest = [facts(f"s{n}", f"{n}" * 8, handout, file("model/w", f"{n}")) for n in range(3, 9)]
     found = flags([alice, bob, *rest])
     assert kinds(found)["alice"] == ["same-code", "same-model"]
-    assert "byte for byte those of bob" in found["alice"][0].what
+    assert found["alice"][0].what == "a code file is byte for byte as bob has"
     assert found["bob"][0].evidence == "code/y.py"
     assert kinds(found)["s3"] == []
 
@@ -155,6 +155,7 @@ def test_where_a_run_was_is_evidence() -> None:
     found = flags([own, other, home])
     assert kinds(found) == {"alice": [], "bob": ["other-seat"], "carol": ["elsewhere"]}
     assert found["bob"][0].what.endswith("the server of alice")
+    assert kinds(flags([home])) == {"carol": []}, "nobody used the course's servers"
 
 
 def test_a_record_that_does_not_fit_is_evidence() -> None:
