@@ -79,7 +79,7 @@ class Channel:
 class Feed:
     """Takes snapshots with `take`, in a thread of its own. Used from one event loop."""
 
-    def __init__(self, take: Callable[[], Snapshot], every_s: float = EVERY_S) -> None:
+    def __init__(self, take: Callable[[], Snapshot], every_s: float) -> None:
         self.boot = secrets.token_hex(4)
         """Tells this process's versions from those of one before."""
         self._take = take

@@ -9,7 +9,7 @@ from labctl.config import Paths
 from labctl.dashboard.app import Dashboard
 from labctl.dashboard.deeds import Deeds
 from labctl.dashboard.doorkeeper import Sessions
-from labctl.dashboard.feed import Feed
+from labctl.dashboard.feed import EVERY_S, Feed
 from labctl.dashboard.gauges import Gauges
 from labctl.dashboard.pages import Pages
 from labctl.dashboard.survey import Survey
@@ -25,7 +25,7 @@ def dashboard(
     gauges = Gauges(deeds.gauge)
     survey = Survey(folder, state, gauges.known)
     return Dashboard(
-        Feed(survey.take),
+        Feed(survey.take, EVERY_S),
         Pages(paths.data_dir / "templates" / "dashboard"),
         Sessions(folder.private / "keeper" / url_file),
         deeds,

@@ -142,7 +142,7 @@ def make(root: Path, names: tuple[str, ...] = NAMES, teams: bool = True, now: fl
     make_private(path)
     rows = ["id,name,email,team,section,active"]
     for number, name in enumerate(names):
-        student = name.lower().split()[-1] if len(names) <= len(NAMES) else f"s{number:04}"
+        student = name.lower().split()[-1] if name in NAMES else f"s{number:04}"
         team = "owls" if teams and number >= len(names) - 2 else ""
         rows.append(f'{student},"{name}",{student}@example.edu,{team},a{number % 3 + 1},yes')
     (path / "roster.csv").write_text("\n".join(rows) + "\n")

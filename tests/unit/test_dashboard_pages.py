@@ -1,0 +1,271 @@
+"""What the dashboard shows, to whom, and what changes on it: over HTTP, from a course on disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make
+from submission_bed import packed
+
+from labctl.dashboard import made
+from labctl.dashboard.feed import Channel
+from labctl.dashboard.survey import Survey
+from labctl.submissions.receipt import Receipt, Signed
+from labctl.submissions.receiver import BUNDLE
+
+EVIL = "<script>alert(1)</script>"
+HOSTILE = f'Eve {EVIL}" onmouseover="alert(2)'
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks come at once, as far as their own cost allows."""
+    monkeypatch.setattr(made, "EVERY_S", 0.1)
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Iterator[Bed]:
+    found = fill(make(tmp_path))
+    yield found
+    found.state.close()
+
+
+@pytest.fixture
+def visitor(bed: Bed) -> Iterator[Visitor]:
+    stop = threading.Event()
+    found = Visitor(bed.start(stop))
+    found.enter()
+    yield found
+    stop.set()
+
+
+def pages_of(bed: Bed) -> list[str]:
+    key = bed.seat(0).pseudonym
+    seats = [f"/seats/{one.pseudonym}" for one in bed.folder.seats()]
+    return ["/", "/costs", "/assignments/hw3", "/assignments/hw4", "/another", *seats,
+            f"/seats/{key}/extend?by=2h", f"/seats/{key}/runs/1120-100000-bbbb/cancel"]  # fmt: skip
+
+
+def row(page: str, key: str) -> str:
+    return page.partition(f'<tr id="s-{key}"')[2].partition("</tr>")[0]
+
+
+def test_the_board_tells_of_everybody(bed: Bed, visitor: Visitor) -> None:
+    page = visitor.ask("/")[2]
+    for name in NAMES[:-2]:
+        assert name in page
+    ada, alan, liskov = (row(page, bed.seat(n).pseudonym) for n in (0, 1, 4))
+    assert 'data-state="running"' in ada
+    assert "90\u00a0%" in ada
+    assert "of $25.00" in ada  # five dollars were given on top
+    assert "44\u00a0min" in alan
+    assert "failed (1)" in alan
+    assert 'data-state="none"' in liskov
+    owls = row(page, bed.seat(8).pseudonym)
+    assert "perlman, hoare" in owls
+    assert "idle 2" in page
+
+
+def test_a_seats_page_tells_of_runs_money_and_hand_ins(bed: Bed, visitor: Visitor) -> None:
+    page = visitor.ask(f"/seats/{bed.seat(0).pseudonym}")[2]
+    for text in ("1120-100000-bbbb", "big model", "97</strong> of 100", "byte for byte"):
+        assert text in page
+    assert f'data-log="/seats/{bed.seat(0).pseudonym}/runs/1120-100000-bbbb/log"' in page
+    assert visitor.ask(f"/seats/{bed.seat(0).pseudonym}?run=no-such-run")[0] == 404
+
+
+def test_names_can_be_hidden_from_a_projector(bed: Bed, visitor: Visitor) -> None:
+    people = bed.folder.students()
+    bed.folder.ledger.append("refused", seat=people[0].id, why=f"{people[0].name} has no budget")
+    assert visitor.post("/names", hidden="yes", back="/")[0] == 303
+    for path in pages_of(bed):
+        _, _, page = visitor.ask(path)
+        shown = page.lower()
+        for one in people:
+            told = [part for part in (one.name, one.id, one.email, one.team) if part]
+            assert not [part for part in told if part.lower() in shown], path
+    with Stream(visitor, "/events/board?since=x-0") as stream:
+        assert stream.event()[1]["reload"] is True
+    assert bed.seat(0).pseudonym in visitor.ask("/")[2]
+    assert visitor.post("/names", hidden="no", back="/")[0] == 303
+    assert NAMES[0] in visitor.ask("/")[2]
+
+
+def test_no_address_names_anybody(bed: Bed, visitor: Visitor) -> None:
+    for path in pages_of(bed):
+        for part in visitor.ask(path)[2].split('href="')[1:]:
+            address = part.partition('"')[0]
+            assert not [one.id for one in bed.folder.students() if one.id in address], address
+
+
+def test_hostile_words_are_shown_and_do_nothing(tmp_path: Path) -> None:
+    bed = make(tmp_path, (HOSTILE.replace('"', '""'), "Ada Lovelace", "Alan Turing"), teams=False)
+    server = bed.serve_up(0)
+    bed.watch(server, busy=(EVIL,))
+    bed.state.save_run(msgspec.structs.replace(
+        bed.run(server, "r1"), command=("python", EVIL, "\x1b[2J"), told=EVIL))  # fmt: skip
+    student = bed.folder.students()[0].id
+    bed.hand_in(student, "hw3")
+    bed.grade(student, "hw3", None, told=EVIL + "\x1b[2J\u202e")
+    bed.folder.ledger.append("refused", seat=student, why=EVIL)
+    stop = threading.Event()
+    visitor = Visitor(bed.start(stop))
+    visitor.enter()
+    try:
+        for path in ("/", f"/seats/{bed.seat(0).pseudonym}", "/assignments/hw3", "/costs"):
+            _, _, page = visitor.ask(path)
+            assert EVIL not in page
+            assert ' onmouseover="' not in page
+            assert "\x1b" not in page
+            assert "\u202e" not in page
+            assert "&lt;script&gt;" in page
+    finally:
+        stop.set()
+        bed.state.close()
+
+
+def test_a_watcher_is_sent_what_changed_and_no_more(bed: Bed, visitor: Visitor) -> None:
+    page = visitor.ask("/")[2]
+    version = page.partition('data-version="')[2].partition('"')[0]
+    key = bed.seat(4).pseudonym
+    with Stream(visitor, f"/events/board?since={version}") as stream:
+        bed.serve_up(4)
+        id_, event = stream.event()
+        parts = event["parts"]
+        assert isinstance(parts, dict)
+        assert f"s-{key}" in parts
+        assert "running" in parts[f"s-{key}"]
+        assert len(parts) < 5
+    # After a cut link the browser names what it has: nothing is missed, nothing told twice.
+    with Stream(visitor, f"/events/board?since={version}") as stream:
+        again = stream.event()[1]
+        assert f"s-{key}" in again["parts"]  # type: ignore[operator]
+    assert id_.partition("-")[0] == version.partition("-")[0]
+
+
+def test_another_keepers_version_has_the_page_loaded_anew(visitor: Visitor) -> None:
+    for since in ("deadbeef-1", "", "x", "-1", "9" * 50):
+        with Stream(visitor, f"/events/board?since={since}") as stream:
+            assert stream.event()[1].get("reload") is True
+
+
+def test_a_new_student_has_the_page_loaded_anew(bed: Bed, visitor: Visitor) -> None:
+    version = visitor.ask("/")[2].partition('data-version="')[2].partition('"')[0]
+    with Stream(visitor, f"/events/board?since={version}") as stream:
+        with bed.folder.roster_file.open("a") as file:
+            file.write('ritchie,"Dennis Ritchie",,,,yes\n')
+        assert stream.event()[1].get("reload") is True
+    assert "Dennis Ritchie" in visitor.ask("/")[2]
+
+
+def test_an_end_ends_every_stream(bed: Bed) -> None:
+    stop = threading.Event()
+    visitor = Visitor(bed.start(stop))
+    visitor.enter()
+    page = visitor.ask("/")[2]
+    version = page.partition('data-version="')[2].partition('"')[0]
+    with Stream(visitor, f"/events/board?since={version}") as stream:
+        stop.set()
+        while stream.event()[1]:
+            pass  # what was under way
+
+
+def test_a_report_is_in_a_sandbox_and_a_bundle_is_a_download(bed: Bed, visitor: Visitor) -> None:
+    student = bed.folder.students()[0]
+    key = bed.seat(0).pseudonym
+    place = bed.folder.drop / "submissions" / "hw3" / student.id / "0001"
+    place.mkdir(parents=True)
+    page = f"<!doctype html><title>mine</title>{EVIL}".encode()
+    content = packed({"model/m.safetensors": b"x", "report.html": page, "run.json": b"{}"})
+    (place / BUNDLE).write_bytes(content)
+    status, headers, body = visitor.ask(f"/seats/{key}/handed/{key}/hw3/1/report")
+    assert (status, body.encode()) == (200, page)
+    policy = headers["content-security-policy"]
+    assert policy.startswith("sandbox;")
+    assert "allow-" not in policy
+    assert "script-src" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    status, headers, _ = visitor.ask(f"/seats/{key}/handed/{key}/hw3/1/bundle")
+    assert status == 200
+    assert headers["content-disposition"].startswith("attachment")
+    assert int(headers["content-length"]) == len(content)
+    # What is no bundle at all is told, not shown.
+    (place / BUNDLE).chmod(0o600)
+    (place / BUNDLE).write_bytes(b"\0\1" * 700)
+    assert visitor.ask(f"/seats/{key}/handed/{key}/hw3/1/report")[0] == 503
+
+
+def test_a_damaged_course_is_told_and_the_last_view_stays(bed: Bed, visitor: Visitor) -> None:
+    version = visitor.ask("/")[2].partition('data-version="')[2].partition('"')[0]
+    with Stream(visitor, f"/events/board?since={version}") as stream:
+        bed.folder.roster_file.write_text("id,name\n../x,Eve\n")
+        parts = stream.event()[1]["parts"]
+        assert "what is shown is old" in parts["notes"]  # type: ignore[index]
+    page = visitor.ask("/")[2]
+    assert NAMES[0] in page
+
+
+def test_damaged_files_of_one_student_stop_nothing(bed: Bed) -> None:
+    place = bed.folder.grades / "hw3" / bed.folder.students()[1].id
+    place.mkdir(parents=True)
+    (place / "grade.json").write_bytes(b'{"assignment": "hw3"')
+    (place / "results.json").write_bytes(b"[" * 100_000)
+    with (bed.folder.drop / "receipts.jsonl").open("ab") as log:
+        log.write(b'{"receipt": 1}\n\xff\xfe\n{"torn')
+    with bed.folder.ledger.path.open("ab") as ledger:
+        ledger.write(b'{"n": 99, "at"')
+    found = Survey(bed.folder, bed.state).take()
+    assert found.people[1].grades[0].score is None
+    assert found.people[0].hand_ins[0].assignment == "hw3"
+    assert any("last line" in note for note in found.notes)
+
+
+def test_a_receipt_that_arrives_in_two_pieces_is_read_once(bed: Bed) -> None:
+    survey = Survey(bed.folder, bed.state)
+    person = bed.folder.students()[2]
+    before = survey.take()
+    receipt = bed.hand_in("nobody", "hw3")
+    mine = msgspec.structs.replace(receipt, student=person.id)
+    line = msgspec.json.encode(Signed(receipt=mine, key="", signature="")) + b"\n"
+    log = bed.folder.drop / "receipts.jsonl"
+    with log.open("ab") as file:
+        file.write(line[:40])
+    assert survey.take().people == before.people
+    with log.open("ab") as file:
+        file.write(line[40:])
+    (one,) = survey.take().people[2].hand_ins
+    assert (one.by, one.number) == (person.id, 1)
+    assert isinstance(receipt, Receipt)
+
+
+def test_a_team_hands_in_together(bed: Bed) -> None:
+    bed.hand_in("perlman", "hw4")
+    found = Survey(bed.folder, bed.state).take()
+    for person in found.people:
+        handed = person.handed("hw4")
+        assert (handed is not None) == (person.team == "owls")
+
+
+def test_runs_of_a_students_own_lab_are_seen_on_their_seat(bed: Bed) -> None:
+    server = bed.state.server_of_lab(bed.seat(0).lab_id)
+    assert server is not None
+    own = msgspec.structs.replace(bed.run(server, "own-run"), lab_id="0123456789ab")
+    bed.state.save_run(own)
+    found = Survey(bed.folder, bed.state).take().seats[0]
+    assert "own-run" in [one.id for one in found.runs]
+
+
+def test_a_channel_sends_only_what_differs() -> None:
+    channel = Channel(lambda snapshot: {})
+    assert channel.take({"a": "1", "b": "2"})
+    assert not channel.take({"a": "1", "b": "2"})
+    assert channel.take({"a": "1", "b": "3"})
+    assert b'"parts":{"b":"3"}' in channel.event(1)
+    assert channel.event(1) is channel.event(1)
+    assert channel.take({"b": "3"})
+    assert b"reload" in channel.event(2)
+    assert b"reload" in channel.event(99)
