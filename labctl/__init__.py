@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from labctl.course import Course
     from labctl.errors import (
         AuthenticationError,
         BuildError,
@@ -55,6 +56,7 @@ __all__ = [
     "ConfigError",
     "ConnectError",
     "ConnectionRefusedByServerError",
+    "Course",
     "CredentialsError",
     "DeniedError",
     "DiskFullError",
@@ -79,7 +81,13 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {"Lab": "lab", "Need": "model", "GpuNeed": "model", "Problem": "errors"}
+_HOMES = {
+    "Course": "course",
+    "GpuNeed": "model",
+    "Lab": "lab",
+    "Need": "model",
+    "Problem": "errors",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -1,8 +1,10 @@
 """Course: the same as Lab for a roster. What a Python user calls.
 
 course = Course.load("ml-2026")
-for student in course.students():
-    print(student.id, course.seat_of(student.id).lab)
+print(course.plan().usd_per_hour)
+for seat in course.costs().seats:
+    print(seat.seat, seat.usd, seat.left_usd)
+print(course.grades("hw3"))
 """
 
 from __future__ import annotations
@@ -79,3 +81,34 @@ class Course:
         from labctl.actions.courses.release import release
 
         return release(self.folder, assignment)
+
+    def staff(self) -> Staff:
+        """Whoever runs this program, as who works on the course: their name is in the ledger."""
+        from labctl.actions.courses.begin import acting
+        from labctl.actions.courses.servers import Staff
+
+        return Staff(self.folder, self.paths, self.state, self.reporter, by=acting())
+
+    def plan(self, *, offline: bool = False) -> Plan:
+        """What there is to make, what it costs, whether the quota allows it. Makes nothing."""
+        from labctl.actions.courses.plan import plan
+
+        return plan(self.staff(), offline=offline)
+
+    def costs(self, *, refresh: bool = False) -> CourseCosts:
+        """Dollars so far; with `refresh` the provider is asked what lives."""
+        from labctl.actions.courses.costs import costs
+
+        return costs(self.staff(), refresh=refresh)
+
+    def budget(self, student: str, amount: str, why: str = "") -> Budgeted:
+        """Change the budget of a student's seat: "+5" on top, "25" in all."""
+        from labctl.actions.courses.allowances import budget
+
+        return budget(self.staff(), self.folder.seat(student), amount, why)
+
+    def grades(self, assignment: str) -> list[Grade]:
+        """A grade for everybody who is in the course."""
+        from labctl.actions.courses.grades import grades
+
+        return grades(self.folder, assignment)

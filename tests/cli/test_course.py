@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Labctl, Said
+
+Said = Any
+"""What was said: `code`, `out`, `err`."""
+Labctl = Callable[..., Said]
 
 CANVAS = """Student,ID,SIS User ID,SIS Login ID,Section,hw3 (103)
     Points Possible,,,,,100

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_course_roster import CANVAS, CLASSROOM, MOODLE, NBGRADER, PLAIN, WORKSHEET, table_of
+from course_rosters import CANVAS, CLASSROOM, MOODLE, NBGRADER, PLAIN, WORKSHEET, table_of
 
 from labctl.courses.formats import sniff
 from labctl.courses.gradebook import Grade, Stamp, points_text, read_grades

@@ -16,7 +16,7 @@ ERRORS = {
     for name, found in vars(errors).items()
     if inspect.isclass(found) and issubclass(found, Exception)
 }
-INTENDED = {"Lab", "Need", "GpuNeed", "Problem", "__version__"} | ERRORS
+INTENDED = {"Course", "Lab", "Need", "GpuNeed", "Problem", "__version__"} | ERRORS
 
 
 def test_the_public_names_are_the_intended_ones() -> None:
@@ -26,10 +26,10 @@ def test_the_public_names_are_the_intended_ones() -> None:
 
 @pytest.mark.parametrize("name", sorted(INTENDED))
 def test_each_name_is_there_and_is_the_one_that_labctl_itself_uses(name: str) -> None:
-    from labctl import lab, model
+    from labctl import course, lab, model
 
     found = getattr(labctl, name)
-    homes = [module for module in (errors, lab, model) if hasattr(module, name)]
+    homes = [module for module in (errors, course, lab, model) if hasattr(module, name)]
     assert all(getattr(home, name) is found for home in homes)
     assert homes or name == "__version__"
 
