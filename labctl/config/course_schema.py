@@ -118,9 +118,14 @@ class Person(Value, frozen=True):
 
 
 class SharedConfig(Value, frozen=True):
-    """Accounts on shared servers instead of a server for each."""
+    """Accounts on shared servers instead of a server for each.
+
+    An account leases at most `gpus` GPUs at once, each for `gpu_lease` seconds.
+    """
 
     accounts_per_server: Annotated[int, Parsed(parse_count)] = 8
+    gpus: Annotated[int, Parsed(parse_count)] = 1
+    gpu_lease: Duration = 4 * 3600
 
 
 class PerStudent(Value, frozen=True):

@@ -40,10 +40,10 @@ def course_ground(
 ) -> Ground:
     """The course's own ground: its provider is asked about all seats at once. It has no server.
 
-    `everywhere` asks in every region.
+    `everywhere` asks in every region. With `shared:` its servers are accounts on shared ones.
     """
     own = msgspec.structs.replace(_booting(folder), root=folder.path / SEATS)
-    return Ground(
+    course = Ground(
         own,
         folder.id,
         paths,
@@ -54,6 +54,11 @@ def course_ground(
         owner=f"{folder.config.name}-{folder.id[:6]}",
         place=hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8],
     )
+    if folder.config.shared is None:
+        return course
+    from labctl.actions.courses.shared import through
+
+    return through(folder, course)
 
 
 def seat_grounds(

@@ -1,0 +1,360 @@
+"""Seats on shared servers: an account each, behind the same contract as a server each.
+
+To everything above, an account is a server: it is made, found, listed and ended like one. The
+servers that carry the accounts are labs of the course's own, made when the first account is wanted
+and ended with the last. Who sits where is kept in the course's folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from labctl.actions import guard, provision, removal
+from labctl.actions.ground import Ground
+from labctl.actions.shared_server import Account, Sharing, account_name, share
+from labctl.config.identity import write_private
+from labctl.courses.folder import CourseFolder
+from labctl.errors import CapacityError, LabError
+from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
+from labctl.providers import Surroundings
+from labctl.state.locks import held
+
+FILE = "shared.json"
+MOST_HOSTS = 999
+LOOK_S = 5.0
+"""So long one answer of the provider about the servers that carry accounts holds."""
+LOCK_WAIT_S = 60.0
+OVER = ("ending", "terminated")
+
+
+class Sitting(Value, frozen=True, kw_only=True):
+    """One account: whose it is, on which server, and how far it has come.
+
+    `state` is "wanted", "there", "leaving" or "gone"; `server_id` is the account's own id.
+    """
+
+    lab: str
+    lab_id: str
+    account: str
+    host: int
+    token: str
+    key: str
+    identity: str
+    created_at: float
+    state: str = "wanted"
+
+    @property
+    def server_id(self) -> str:
+        return f"shared{self.host}-{self.token}"
+
+
+class _Seating(Value, frozen=True):
+    version: int = 1
+    sittings: tuple[Sitting, ...] = ()
+
+
+def through(folder: CourseFolder, course: Ground) -> Ground:
+    """The course's ground with accounts in place of servers."""
+    made = dataclasses.replace(course)
+    made.__dict__.update(
+        connections=course.connections, provider=SharedSeats(Hosts(folder, course))
+    )
+    return made
+
+
+class Seating:
+    """Who sits where, on disk. Each change reads, changes and writes under one lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / FILE
+
+    def all(self) -> tuple[Sitting, ...]:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=_Seating).sittings
+        except FileNotFoundError:
+            return ()
+        except msgspec.MsgspecError as error:
+            raise LabError(
+                f"{self._file} cannot be read",
+                why=f"it says which account is whose: {error}",
+                hint=f"put it back from a backup of {self._file.parent}",
+            ) from error
+
+    def of(self, server_id: str) -> Sitting | None:
+        return next((one for one in self.all() if one.server_id == server_id), None)
+
+    def seat(self, request: CreateRequest, name: str, places: int) -> Sitting:
+        """The place of this request, an earlier one's of the same token or a new one.
+
+        Who sat somewhere before sits there again: their files are there.
+        """
+        with held(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
+            sittings = self.all()
+            for one in sittings:
+                if one.token == request.token:
+                    return one
+            before = [one for one in sittings if one.lab_id == request.lab_id]
+            host = before[-1].host if before else _room(sittings, places)
+            made = Sitting(
+                lab=request.lab,
+                lab_id=request.lab_id,
+                account=account_name(name),
+                host=host,
+                token=request.token,
+                key=request.public_key,
+                identity=request.identity,
+                created_at=time.time(),
+            )
+            kept = [one for one in sittings if one.lab_id != request.lab_id]
+            self._write((*kept, made))
+            return made
+
+    def mark(self, tokens: Iterable[str], state: str) -> None:
+        """These are so from now on."""
+        chosen = set(tokens)
+        with held(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
+            self._write(
+                tuple(
+                    msgspec.structs.replace(one, state=state) if one.token in chosen else one
+                    for one in self.all()
+                )
+            )
+
+    def _write(self, sittings: tuple[Sitting, ...]) -> None:
+        write_private(self._file, msgspec.json.encode(_Seating(sittings=sittings)))
+
+
+def _room(sittings: Iterable[Sitting], places: int) -> int:
+    """The first server with a place left. One that was given up may be given to another."""
+    taken: dict[int, int] = {}
+    for one in sittings:
+        if one.state != "gone":
+            taken[one.host] = taken.get(one.host, 0) + 1
+    for number in range(1, MOST_HOSTS + 1):
+        if taken.get(number, 0) < places:
+            return number
+    raise CapacityError(f"a course has at most {MOST_HOSTS} shared servers")
+
+
+class Hosts:
+    """The servers that carry accounts: labs of the course's own."""
+
+    def __init__(self, folder: CourseFolder, course: Ground) -> None:
+        self.folder = folder
+        self.course = course
+        self.seating = Seating(folder.private)
+        self._guard = threading.Lock()
+        self._locks: dict[int, threading.Lock] = {}
+        self._ready: dict[int, Server] = {}
+        self._shared: set[int] = set()
+        self._listed: tuple[float, list[Server]] = (0.0, [])
+
+    @functools.cached_property
+    def sharing(self) -> Sharing:
+        shared = self.folder.config.shared
+        assert shared is not None, "asked for only where the course shares servers"
+        return Sharing(
+            places=shared.accounts_per_server,
+            gpus=shared.gpus,
+            gpu_lease_s=shared.gpu_lease,
+            disk_bytes=self.folder.config.per_student.disk,
+        )
+
+    def ground(self, number: int) -> Ground:
+        """The ground of one of them. What its accounts may spend is counted seat by seat."""
+        config = self.course.config
+        need = msgspec.structs.replace(config.server.need, budget_usd=None)
+        own = msgspec.structs.replace(
+            config,
+            name=f"{self.folder.config.name[:28].rstrip('-')}-shared-{number}",
+            root=self.folder.private / "hosts" / str(number),
+            server=msgspec.structs.replace(config.server, need=need),
+        )
+        own.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.course.beside(own, self.lab_id(number))
+
+    def lab_id(self, number: int) -> str:
+        text = f"{self.folder.id} shared {number}"
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def listed(self, *, now: bool = False) -> dict[int, Server]:
+        """Those that the provider shows, by number; asked again after LOOK_S."""
+        with self._guard:
+            at, found = self._listed
+            if now or time.monotonic() - at > LOOK_S or not at:
+                found = self.course.provider.servers()
+                self._listed = (time.monotonic(), found)
+        numbers = {one.host for one in self.seating.all()}
+        ids = {self.lab_id(number): number for number in numbers}
+        return {ids[s.lab_id]: s for s in found if s.lab_id in ids and s.state not in OVER}
+
+    def settle(self, number: int) -> None:
+        """Have every account of one server as it is wanted now: those of all who wait at once."""
+        with self._lock(number):
+            mine = [one for one in self.seating.all() if one.host == number]
+            coming = [one for one in mine if one.state == "wanted"]
+            leaving = [one for one in mine if one.state == "leaving"]
+            if not coming and not leaving:
+                return  # somebody who waited before has done it
+            staying = [one for one in mine if one.state == "there"]
+            if coming or staying:
+                self._share(number, coming, leaving)
+            else:
+                self._end(number, leaving)
+            self.seating.mark([one.token for one in coming], "there")
+            self.seating.mark([one.token for one in leaving], "gone")
+
+    def server(self, number: int) -> Server:
+        """One that is ready, made where there is none; with its lock held."""
+        if number not in self._ready:
+            self._ready[number] = provision.up(self.ground(number))
+            self._listed = (0.0, [])
+        return self._ready[number]
+
+    def _share(self, number: int, coming: list[Sitting], leaving: list[Sitting]) -> None:
+        if not coming and number not in self.listed(now=True):
+            return  # it is gone, and they with it
+        ground, server = self.ground(number), self.server(number)
+        accounts = [Account(name=one.account, keys=(one.key,)) for one in coming]
+        accounts += [Account(name=one.account) for one in leaving]
+        share(
+            server,
+            accounts,
+            self.sharing,
+            playbooks_dir=ground.paths.data_dir / "playbooks",
+            ssh_config=ground.connections.config_path(server.id),
+            reporter=ground.reporter,
+            only_accounts=number in self._shared,
+        )
+        self._shared.add(number)
+
+    def _end(self, number: int, leaving: list[Sitting]) -> None:
+        """With its last account a server goes, too; first the accounts, where it is only lent."""
+        if number in self.listed(now=True):
+            self._share(number, [], leaving)
+            ground = self.ground(number)
+            server = provision.adopt(ground)
+            if server is not None:
+                removal.remove(ground, server)
+        self._ready.pop(number, None)
+        self._shared.discard(number)
+        self._listed = (0.0, [])
+
+    def _lock(self, number: int) -> threading.Lock:
+        with self._guard:
+            return self._locks.setdefault(number, threading.Lock())
+
+
+class SharedSeats:
+    """A Provider whose servers are accounts. What has no account of its own is the inner one's.
+
+    `create` waits until the account is there: all that are asked for meanwhile come with it.
+    """
+
+    settings_type = Value
+    settle_s = 0.0
+
+    def __init__(self, hosts: Hosts, _around: Surroundings | None = None) -> None:
+        self.hosts = hosts
+        self.inner = hosts.course.provider
+        self.name = self.inner.name
+
+    def check(self, need: Need | None = None) -> list[Check]:
+        return self.inner.check(need)
+
+    def offers(self, need: Need) -> list[Offer]:
+        """The inner provider's, at an account's share of the price."""
+        return [self._shared(one) for one in self.inner.offers(need)]
+
+    def create(self, offer: Offer, request: CreateRequest) -> Server:
+        folder = self.hosts.folder
+        seats = {seat.lab_id: seat.name for seat in folder.seats(active_only=False)}
+        name = seats.get(request.lab_id, request.lab)
+        sitting = self.hosts.seating.seat(request, name, self.hosts.sharing.places)
+        self.hosts.settle(sitting.host)
+        found = self.find(sitting.server_id)
+        if found is None:
+            raise LabError(
+                f"{sitting.account} was not made on shared server {sitting.host}",
+                hint="labctl course up   # again",
+            )
+        return found
+
+    def find(self, server_id: str) -> Server | None:
+        sitting = self.hosts.seating.of(server_id)
+        if sitting is None or sitting.state == "gone":
+            return None
+        host = self.hosts.listed().get(sitting.host)
+        return self._seen(sitting, host) if host else None
+
+    def servers(self) -> list[Server]:
+        """Every account of the course on a server that is there."""
+        hosts = self.hosts.listed(now=True)
+        return [
+            self._seen(one, hosts[one.host])
+            for one in self.hosts.seating.all()
+            if one.state != "gone" and one.host in hosts
+        ]
+
+    def terminate(self, server_id: str) -> None:
+        """End the account; its files stay where the server stays. The last one ends the server."""
+        sitting = self.hosts.seating.of(server_id)
+        if sitting is None or sitting.state == "gone":
+            return
+        self.hosts.seating.mark([sitting.token], "leaving")
+        self.hosts.settle(sitting.host)
+
+    def leftovers(self) -> list[Resource]:
+        return self.inner.leftovers()
+
+    def remove(self, resource: Resource) -> None:
+        self.inner.remove(resource)
+
+    def guarded_as(self, server_id: str) -> str:
+        """The watchdog is that of the server which carries the account."""
+        sitting = self.hosts.seating.of(server_id)
+        return self.hosts.lab_id(sitting.host) if sitting else ""
+
+    def prolong(self, server_id: str, span_s: int) -> None:
+        """More time for the server, and so for everybody on it; PolicyError beyond `max_ttl`."""
+        sitting = self.hosts.seating.of(server_id)
+        host = self.hosts.listed().get(sitting.host) if sitting else None
+        if sitting and host:
+            ground = self.hosts.ground(sitting.host)
+            guard.extend(ground, ground.as_ours(host, None), span_s)
+
+    def _shared(self, offer: Offer) -> Offer:
+        places = self.hosts.sharing.places
+        whole = offer.on_demand_usd_per_hour
+        return msgspec.structs.replace(
+            offer,
+            price_usd_per_hour=offer.price_usd_per_hour / places,
+            on_demand_usd_per_hour=None if whole is None else whole / places,
+        )
+
+    def _seen(self, sitting: Sitting, host: Server) -> Server:
+        known = self.hosts.course.state.server(host.id)
+        way = known.endpoint if known else host.endpoint
+        endpoint: Endpoint = msgspec.structs.replace(
+            way, user=sitting.account, identity=sitting.identity
+        )
+        return Server(
+            id=sitting.server_id,
+            provider=self.name,
+            lab=sitting.lab,
+            lab_id=sitting.lab_id,
+            alias=sitting.lab,
+            endpoint=endpoint,
+            offer=self._shared(host.offer),
+            created_at=sitting.created_at,
+            state="running" if sitting.state == "there" else "starting",
+            deadline_at=host.deadline_at,
+        )
