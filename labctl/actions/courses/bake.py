@@ -64,12 +64,15 @@ def bake(staff: Staff) -> Baked:
     ground = own_ground(staff.folder, course, "bake")
     server = _filled(staff, ground)
     staff.reporter.emit(Step(name="baking"))
-    name = f"{staff.folder.config.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    _clean(ground, server)
-    image_id = provider.bake(server.id, name, _tags(staff, name))
-    _wait(provider, image_id)
+    name = f"{staff.folder.config.name}-{_stamp()}"
+    try:
+        _clean(ground, server)
+        image_id = provider.bake(server.id, name, _tags(staff, name))
+        _wait(provider, image_id)
+    finally:
+        # Half cleaned, nobody can log in to it any more, and no watchdog ends it.
+        removal.end(ground, [server])
     staff.reporter.emit(Step(name="baking", done=True, detail=image_id))
-    removal.end(ground, [server])
     made = _made(staff, course)
     found = Baked(
         provider=course.provider.name,
@@ -82,6 +85,10 @@ def bake(staff: Staff) -> Baked:
     write_private(staff.folder.private / BAKED, msgspec.json.encode(found) + b"\n")
     _remove(course, [one for one in made if one.lab != name])
     return found
+
+
+def _stamp() -> str:
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
 def drop(staff: Staff) -> list[Resource]:

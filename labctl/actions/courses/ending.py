@@ -6,6 +6,7 @@ course ever had a server at what is left there.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from labctl.actions import Decision, Note, Step, fleet, orphans, removal
-from labctl.actions.courses import accrue
+from labctl.actions.courses import accrue, bake
 from labctl.actions.courses.grading_server import end_forgotten, other_grading_ground
 from labctl.actions.courses.ground import OWN, own_seat, seat_grounds
 from labctl.actions.courses.machines import SavedSeat, save
@@ -25,6 +26,7 @@ from labctl.actions.ground import Ground
 from labctl.courses.folder import Seat
 from labctl.errors import LabError, PolicyError
 from labctl.model import Resource, Server, Value
+from labctl.providers import Bake
 
 AT_ONCE = 16
 """Servers whose results come home at the same time: this machine's line is what limits them."""
@@ -225,6 +227,7 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
         staff.reporter.emit(Step(name=f"collecting {name}", done=True))
     _end_grading(staff)
     endings = down(staff, staff.folder.seats(active_only=False), discard=discard)
+    _end_own(staff)
     revoked = revoke() if all(one.ended for one in endings) else 0
     left = asked(staff)
     proof = Proof(
@@ -240,16 +243,42 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
     return proof
 
 
+def _end_own(staff: Staff) -> None:
+    """End what the course had servers and images for besides its seats; what fails is asked about
+    at the end, and told there."""
+    own = {own_seat(staff.folder, purpose).lab_id for purpose in OWN}
+    for ground in _everywhere(staff, everywhere=False):
+        try:
+            servers = [one for one in ground.provider.servers() if one.lab_id in own]
+            if servers:
+                staff.reporter.emit(Step(name="ending what a check, a bake or grading has left"))
+                removal.end(ground, servers)
+            if ground.group and isinstance(ground.provider, Bake):
+                bake.drop(staff)
+            if ground.group:
+                _take_shared(ground)
+        except LabError as error:
+            staff.reporter.emit(Note(text=error.what, level="warning"))
+
+
+def _everywhere(staff: Staff, *, everywhere: bool) -> list[Ground]:
+    """A ground for each provider that the course ever had a server at: its own, and grading's."""
+    found = [staff.course(everywhere=everywhere)]
+    grading = other_grading_ground(staff)
+    if grading is not None:
+        found.append(dataclasses.replace(grading, everywhere=everywhere))
+    return found
+
+
 def asked(staff: Staff) -> list[Left]:
-    """What the course's provider, and that of its grading server, show of it now, in every region,
-    free caches aside."""
-    other = other_grading_ground(staff)
-    return [_asked(staff, one) for one in (staff.course(everywhere=True), other) if one]
+    """What every provider of the course shows of it now, in every region, free caches aside."""
+    return [_left(staff, ground) for ground in _everywhere(staff, everywhere=True)]
 
 
-def _asked(staff: Staff, ground: Ground) -> Left:
+def _left(staff: Staff, ground: Ground) -> Left:
     name = ground.config.server.provider
-    staff.reporter.emit(Step(name=f"asking {name} what is left"))
+    step = Step(name=f"asking {name} what is left")
+    staff.reporter.emit(step)
     try:
         servers = [
             one
@@ -259,7 +288,7 @@ def _asked(staff: Staff, ground: Ground) -> Left:
         resources = _of_course(staff, ground.provider.leftovers())
     except LabError as error:
         return Left(provider=name, error=" ".join(filter(None, [error.what, error.why])))
-    staff.reporter.emit(Step(name=f"asking {name} what is left", done=True))
+    staff.reporter.emit(msgspec.structs.replace(step, done=True))
     return Left(provider=name, servers=tuple(servers), resources=tuple(resources))
 
 

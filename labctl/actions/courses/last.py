@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from labctl.actions.courses.collect import collect
 from labctl.actions.courses.ending import Collect, Revoke
 from labctl.actions.courses.keys import DEFAULT_FILE, Keys
 from labctl.actions.courses.servers import Staff
-from labctl.errors import LabError
-from labctl.submissions.receiver import Receiver
 
 
 def revoker(staff: Staff, file: Path | None = None) -> Revoke:
@@ -17,26 +16,23 @@ def revoker(staff: Staff, file: Path | None = None) -> Revoke:
     def revoke() -> int:
         keys = Keys(staff.folder, file or Path(DEFAULT_FILE))
         gone = keys.expel()
-        staff.folder.ledger.append(
-            "left", by=staff.by, why="the end of the term", keys=len(gone)
-        ) if gone else None
+        if gone:
+            why = "the end of the term: keys taken back"
+            staff.folder.ledger.append("left", by=staff.by, why=why, students=gone)
         return len(gone)
 
     return revoke
 
 
 def collector(staff: Staff) -> Collect:
-    """Checks that every hand-in of an assignment is whole, as the drop box's receipts say."""
+    """Fetches what was handed in for an assignment, and holds it against its receipts."""
 
-    def collect(name: str) -> str:
-        whole, bad = 0, []
-        for found, why in Receiver(staff.folder.drop).check(name):
-            if why:
-                bad.append(f"{found if isinstance(found, str) else found.student}: {why}")
-            else:
-                whole += 1
-        if bad:
-            raise LabError(f"{len(bad)} hand-ins are not whole", why="\n".join(bad))
-        return f"{whole} hand-ins, all whole"
+    def collect_one(name: str) -> str:
+        found = collect(staff.folder, name, by=staff.by)
+        missing = sum(one.state == "missing" for one in found.handed)
+        told = [f"{len(found.here)} hand-ins are here and whole"]
+        told += [f"{missing} seats handed nothing in"] if missing else []
+        told += [f"{len(found.damaged)} ARE DAMAGED"] if found.damaged else []
+        return ", ".join(told)
 
-    return collect
+    return collect_one

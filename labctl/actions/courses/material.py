@@ -15,7 +15,7 @@ import msgspec
 from labctl.actions import Reporter, sync
 from labctl.actions.courses.machines import labs_on
 from labctl.actions.ground import Ground
-from labctl.courses.folder import CourseFolder
+from labctl.courses.folder import PRIVATE, CourseFolder
 from labctl.errors import NotFoundError, UsageError
 from labctl.model import FileEntry, Server, Value
 from labctl.shell import command
@@ -47,14 +47,7 @@ def take(folder: CourseFolder, files: Sequence[Path]) -> list[str]:
                 why="there is none" if missing else "links are not handed out",
                 hint="labctl course push FILES",
             )
-        if folder.path.is_relative_to(file.resolve()) and file.is_dir():
-            raise UsageError(
-                f"{file} holds the course's own folder",
-                why="the roster and the grades are in it",
-                hint="name the files that students are to have",
-            )
-        if file.resolve().is_relative_to(folder.private):
-            raise UsageError(f"{file} is labctl's own", why="it is not for students")
+        _check_for_students(folder, file.resolve())
     there.mkdir(mode=0o755, exist_ok=True)
     for file in files:
         target = there / file.resolve().name
@@ -65,6 +58,19 @@ def take(folder: CourseFolder, files: Sequence[Path]) -> list[str]:
         else:
             shutil.copy2(file, target)
     return [file.resolve().name for file in files]
+
+
+def _check_for_students(folder: CourseFolder, file: Path) -> None:
+    """UsageError where names, grades or hidden data would be handed out."""
+    home = folder.path.resolve()
+    own = (home / PRIVATE, home / "imported", home / "assignments", home / "roster.csv")
+    holds = home.is_relative_to(file)
+    if holds or any(file.is_relative_to(one) for one in (*own, home / "course.yaml")):
+        raise UsageError(
+            f"{file} is the course's own" if not holds else f"{file} holds the course's own folder",
+            why="names, grades or hidden data are in it",
+            hint="name the files that students are to have",
+        )
 
 
 class Tree(Value, frozen=True):

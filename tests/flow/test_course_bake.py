@@ -1,0 +1,142 @@
+"""A machine image for a course: one server filled, cleaned, baked and ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from course_ground import Class, ClassCloud, a_class, roster
+from lab_ground import Machine
+
+from labctl.actions.courses import bake as baking
+from labctl.actions.courses import ground as grounds
+from labctl.actions.courses.bake import bake, drop
+from labctl.actions.courses.ground import BAKED, baked, seat_grounds
+from labctl.errors import PolicyError, ProviderError
+from labctl.model import Resource, Value
+from labctl.transports import Result
+
+
+class Settings(Value, frozen=True):
+    image: str = ""
+
+
+class BakingCloud(ClassCloud):
+    """One that makes images: an image and its snapshot, which goes only after it."""
+
+    settings_type = Settings
+    fails = ""
+
+    def bake(self, server_id: str, name: str, tags: dict[str, str]) -> str:
+        self.calls.append("bake")
+        assert server_id in self.machines
+        for kind, price in (("snapshot", 4.0), ("image", 0.0)):
+            self.left.append(
+                Resource(
+                    provider=self.name,
+                    kind=kind,
+                    id=f"{kind}-{name}",
+                    lab=tags["labctl:lab"],
+                    lab_id=tags["labctl:lab-id"],
+                    price_usd_per_month=price,
+                    expires_at=float(tags["labctl:expires"]),
+                )
+            )
+        return f"image-{name}"
+
+    def baked(self, image_id: str) -> str:
+        return self.fails or "ready"
+
+    @classmethod
+    def booting(cls, settings: Settings, image_id: str) -> Settings:
+        return msgspec.structs.replace(settings, image=image_id)
+
+
+@pytest.fixture
+def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
+    data = tmp_path / "digits"
+    data.mkdir()
+    (data / "train.npz").write_text("numbers")
+    one = a_class(tmp_path, monkeypatch, roster(["alice"]), f"data: {{digits: {data}}}\n")
+    one.cloud = BakingCloud(one.cloud.key)
+    one.cloud.price = 0.5
+    said = Machine._answer
+
+    def as_root(machine: Machine, line: str, stdin: bytes) -> Result:
+        """Cleaning needs root, and would clean this very machine: it is looked at alone."""
+        if line.startswith("sudo"):
+            machine.lines.append(line)
+            return Result(code=0)
+        return said(machine, line, stdin)
+
+    monkeypatch.setattr(Machine, "_answer", as_root)
+    monkeypatch.setattr(grounds, "provider_class", lambda name: BakingCloud)
+    counted = iter(range(100))
+    monkeypatch.setattr(baking, "_stamp", lambda: f"{next(counted):03}")
+    return one
+
+
+def record(one: Class) -> dict[str, Any]:
+    return dict(msgspec.json.decode((one.folder.private / BAKED).read_bytes()))
+
+
+def as_local(one: Class) -> None:
+    """The fake cloud stands for the provider that course.yaml names."""
+    found = record(one) | {"provider": "local"}
+    (one.folder.private / BAKED).write_bytes(msgspec.json.encode(found))
+
+
+def test_one_server_is_filled_baked_and_ended(ml: Class) -> None:
+    found = bake(ml.staff())
+    assert found.data == ("digits",)
+    assert found.usd_per_month == 4.0
+    assert ml.cloud.calls.count("create") == 1
+    assert not ml.cloud.machines
+    (machine,) = ml.machines.values()
+    assert list(machine.home.glob("labctl/*/data/digits/train.npz"))
+    (cleaned,) = [line for line in machine.lines if line.startswith("sudo")]
+    for word in ("ssh_host_", "authorized_keys", "watchdog", "machine-id", "/opt/labctl/course"):
+        assert word in cleaned
+    assert [one.about for one in ml.reporter.asked] == ["price"]
+
+
+def test_seats_boot_from_it_until_it_is_dropped(ml: Class) -> None:
+    found = bake(ml.staff())
+    as_local(ml)
+    staff = ml.staff()
+    (ground,) = seat_grounds(staff.folder, staff.paths, staff.state, staff.reporter)
+    assert ground.config.server.provider_settings["local"].image == found.image_id
+    gone = drop(staff)
+    assert [one.kind for one in sorted(gone, key=lambda one: one.kind)] == ["image", "snapshot"]
+    assert not ml.cloud.left
+    assert baked(ml.staff().folder) is None
+
+
+def test_a_new_one_takes_the_old_ones_place(ml: Class) -> None:
+    first = bake(ml.staff())
+    second = bake(ml.staff())
+    assert first.image_id != second.image_id
+    assert {one.id.removeprefix(f"{one.kind}-") for one in ml.cloud.left} == {
+        second.image_id.removeprefix("image-")
+    }
+
+
+def test_one_that_failed_is_never_booted_from(ml: Class) -> None:
+    assert isinstance(ml.cloud, BakingCloud)
+    ml.cloud.fails = "failed: no room"
+    with pytest.raises(ProviderError, match="cannot be used"):
+        bake(ml.staff())
+    assert baked(ml.staff().folder) is None
+    drop(ml.staff())
+    assert not ml.cloud.left
+
+
+def test_a_provider_without_images_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = a_class(tmp_path, monkeypatch, roster(["alice"]))
+    with pytest.raises(PolicyError, match="makes no machine images"):
+        bake(plain.staff())
+    assert not plain.cloud.calls

@@ -1,0 +1,343 @@
+"""Servers for a class: made together, failed apart, ended whole, paid for once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from course_ground import Class, a_class, roster
+from lab_ground import Recorded, unreachable
+
+from labctl.actions.courses.check import check
+from labctl.actions.courses.ending import asked, down, end_of_term
+from labctl.actions.courses.material import NAME, take
+from labctl.actions.courses.seated import Done, News
+from labctl.actions.courses.servers import up
+from labctl.actions.courses.status import status
+from labctl.actions.courses.together import message, push, run_of
+from labctl.courses.spending import spent_usd
+from labctl.errors import NotFoundError, PolicyError, UsageError
+from labctl.model import Resource, Run
+
+NAMES = ("alice", "bob", "carol")
+
+
+@pytest.fixture
+def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
+    return a_class(tmp_path, monkeypatch, roster(NAMES))
+
+
+def started(one: Class, *, login_only: bool = False) -> None:
+    found = up(one.staff(), one.folder.seats(), login_only=login_only)
+    assert [seat.error for seat in found] == [""] * len(found)
+
+
+def test_a_class_is_one_question_and_a_server_each(ml: Class) -> None:
+    found = up(ml.staff(), ml.folder.seats())
+    assert [one.seat for one in found] == list(NAMES)
+    assert all(one.made and not one.error for one in found)
+    assert len(ml.cloud.machines) == 3
+    (asked_once,) = ml.reporter.asked
+    assert "3 servers" in asked_once.question
+    assert "1.50 dollars an hour" in asked_once.question
+    assert "12.00 dollars at most" in asked_once.detail
+    done = [event.seat for event in ml.reporter.events if isinstance(event, Done)]
+    assert sorted(done) == list(NAMES)
+
+
+def test_a_price_that_nobody_agrees_to_makes_nothing(ml: Class) -> None:
+    ml.reporter.answers = [False]
+    with pytest.raises(PolicyError, match="nothing was started"):
+        up(ml.staff(), ml.folder.seats())
+    assert not ml.cloud.machines
+
+
+def test_again_it_finds_what_is_there_and_asks_nothing(ml: Class) -> None:
+    started(ml)
+    ml.reporter.asked.clear()
+    found = up(ml.staff(), ml.folder.seats())
+    assert not any(one.made or one.error for one in found)
+    assert not ml.reporter.asked
+    assert ml.cloud.calls.count("create") == 3
+    assert len(ml.folder.ledger.entries(kind="up")) == 3
+
+
+def test_one_seats_failure_stops_no_other_and_the_same_again_mends_it(ml: Class) -> None:
+    ml.cloud.full = {ml.seat("bob").lab}
+    found = {one.seat: one for one in up(ml.staff(), ml.folder.seats())}
+    assert [name for name, one in found.items() if one.error] == ["bob"]
+    assert found["bob"].server is None
+    assert found["bob"].hint
+    ml.cloud.full = set()
+    again = {one.seat: one for one in up(ml.staff(), ml.folder.seats())}
+    assert [name for name, one in again.items() if one.made] == ["bob"]
+    assert len(ml.cloud.machines) == 3
+
+
+def test_a_provider_is_told_pseudonyms_and_no_name(ml: Class) -> None:
+    started(ml)
+    for request in ml.cloud.requests:
+        told = repr((request.lab, request.lab_id, request.group, request.tags))
+        assert request.group == ml.folder.id
+        assert not any(name in told.lower() for name in NAMES)
+
+
+def test_a_team_has_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = a_class(tmp_path, monkeypatch, roster(["alice"]) + roster(["bob", "carol"], team="owls"))
+    found = up(two.staff(), two.folder.seats())
+    assert [(one.seat, one.students) for one in found] == [
+        ("alice", ("alice",)),
+        ("owls", ("bob", "carol")),
+    ]
+    assert len(two.cloud.machines) == 2
+
+
+def test_three_hundred_are_listed_once_and_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = a_class(tmp_path, monkeypatch, roster([f"s{n:03}" for n in range(300)]))
+    found = up(many.staff(), many.folder.seats(), login_only=True)
+    assert sum(one.made for one in found) == 300
+    assert not any(one.error for one in found)
+    assert many.cloud.calls.count("create") == 300
+    assert many.cloud.listings == 1
+    now = status(many.staff(), many.folder.seats())
+    assert (now.running, round(now.usd_per_hour)) == (300, 150)
+
+
+def test_a_spent_budget_refuses_one_seat_and_says_so(ml: Class) -> None:
+    line = {"server_id": "old", "from": 0.0, "until": 3600.0, "usd": 20.0, "idle_s": 0.0}
+    up_line = {"server_id": "old", "usd_per_hour": 20.0, "created_at": 0.0}
+    ml.folder.ledger.append("up", seat="bob", **up_line)
+    ml.folder.ledger.append("cost", seat="bob", **line)
+    ml.folder.ledger.append("down", seat="bob", server_id="old")
+    found = {one.seat: one for one in up(ml.staff(), ml.folder.seats())}
+    assert "budget" in found["bob"].error
+    assert [one.seat for one in ml.folder.ledger.entries(kind="refused")] == ["bob"]
+    assert len(ml.cloud.machines) == 2
+    ml.folder.ledger.append("budget", seat="bob", by="ta", usd=5.0)
+    found = {one.seat: one for one in up(ml.staff(), ml.folder.seats())}
+    assert not found["bob"].error
+
+
+def test_the_watchdog_gets_what_the_ledger_leaves(ml: Class, guarded: list[float | None]) -> None:
+    line = {"server_id": "old", "from": 0.0, "until": 3600.0, "usd": 12.5, "idle_s": 0.0}
+    ml.folder.ledger.append("cost", seat="bob", **line)
+    ml.folder.ledger.append("down", seat="bob", server_id="old")
+    up(ml.staff(), [ml.seat("bob")])
+    (armed,) = guarded
+    assert armed == pytest.approx(7.5, abs=0.01)
+
+
+def test_a_lost_ledger_and_state_reset_no_budget(ml: Class) -> None:
+    started(ml)
+    for server_id in list(ml.cloud.machines):
+        made_at = ml.cloud.machines[server_id].created_at - 10 * 3600
+        ml.cloud.change(server_id, created_at=made_at)
+    ml.folder.ledger.path.unlink()
+    ml.places.database.unlink()
+    status(ml.staff(), ml.folder.seats(), refresh=True)
+    fresh = ml.staff().folder.ledger.entries()
+    now = fresh[-1].at
+    assert spent_usd(fresh, "alice", now) == pytest.approx(5.0, abs=0.1)
+
+
+def test_what_a_student_left_in_a_lab_of_their_own_is_home_before_the_end(ml: Class) -> None:
+    started(ml)
+    ml.machine("alice").run_with("night", **{"model.pt": "weights"})
+    found = {one.seat: one for one in down(ml.staff(), ml.folder.seats())}
+    assert all(one.ended for one in found.values())
+    assert "digits" in found["alice"].saved.labs
+    here = ml.folder.private / "seats" / "alice" / "labs"
+    (brought,) = here.glob("*/runs/night/checkpoints/model.pt")
+    assert brought.read_text() == "weights"
+    assert not ml.cloud.machines
+    assert {one.seat for one in ml.folder.ledger.entries(kind="down")} == set(NAMES)
+
+
+def test_a_server_whose_results_cannot_come_home_does_not_end(ml: Class) -> None:
+    started(ml)
+    ml.machine("bob").error = unreachable()
+    found = {one.seat: one for one in down(ml.staff(), ml.folder.seats())}
+    assert [name for name, one in found.items() if not one.ended] == ["bob"]
+    assert "course down --only bob" in found["bob"].hint
+    assert [one.lab_id for one in ml.cloud.machines.values()] == [ml.seat("bob").lab_id]
+    assert ml.cloud.machines[ml.server("bob").id].state == "running"
+
+
+def test_nothing_ends_without_a_yes(ml: Class) -> None:
+    started(ml)
+    ml.reporter.answers = [False]
+    with pytest.raises(PolicyError, match="nothing was ended"):
+        down(ml.staff(), ml.folder.seats())
+    assert len(ml.cloud.machines) == 3
+
+
+def test_what_is_shared_stays_until_the_last_server_ends(ml: Class) -> None:
+    started(ml)
+    group = Resource(provider="cloud", kind="security-group", id="sg", lab_id=ml.folder.id)
+    baked = Resource(provider="cloud", kind="image", id="ami", lab_id=ml.folder.id, expires_at=9e9)
+    ml.cloud.left = [group, baked]
+    down(ml.staff(), [ml.seat("alice")])
+    assert ml.cloud.left == [group, baked]
+    down(ml.staff(), ml.folder.seats())
+    assert ml.cloud.left == [baked]
+
+
+def test_the_end_of_the_term_is_proven_by_the_provider(ml: Class) -> None:
+    started(ml)
+    keys = ml.places.keys_dir / ml.folder.id
+    assert keys.exists()
+    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 7)
+    assert (proof.clean, proof.revoked_keys) == (True, 7)
+    assert [one.ended for one in proof.endings] == [True] * 3
+    assert not keys.exists()
+    again = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
+    assert again.clean
+
+
+def test_a_disk_that_bills_is_no_clean_end(ml: Class) -> None:
+    started(ml)
+    disk = Resource(
+        provider="cloud",
+        kind="volume",
+        id="vol",
+        lab_id=ml.seat("alice").lab_id,
+        price_usd_per_month=8.0,
+        expires_at=9e9,
+    )
+    ml.cloud.left = [disk]
+    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
+    assert not proof.clean
+    assert asked(ml.staff())[0].resources == (disk,)
+
+
+def test_keys_stay_while_a_server_could_not_end(ml: Class) -> None:
+    started(ml)
+    ml.machine("bob").error = unreachable()
+    taken: list[int] = []
+
+    def revoke() -> int:
+        taken.append(1)
+        return 1
+
+    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=revoke)
+    assert not proof.clean
+    assert not taken
+
+
+def test_who_left_the_course_ends_with_the_term(ml: Class) -> None:
+    started(ml)
+    file = ml.folder.roster_file
+    file.write_text(file.read_text().replace("carol,Carol,,,,yes", "carol,Carol,,,,no"))
+    staff = ml.staff()
+    assert "carol" not in [seat.name for seat in staff.folder.seats()]
+    down(staff, staff.folder.seats())
+    assert len(ml.cloud.machines) == 1
+    assert end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0).clean
+    assert not ml.cloud.machines
+
+
+def test_handouts_reach_every_lab_and_what_is_made_later(ml: Class, tmp_path: Path) -> None:
+    up(ml.staff(), [ml.seat("alice"), ml.seat("bob")])
+    ml.machine("alice").run_with("night")
+    slides = tmp_path / "slides.pdf"
+    slides.write_text("one")
+    staff = ml.staff()
+    assert take(staff.folder, [slides]) == ["slides.pdf"]
+    assert not any(one.error for one in push(staff, staff.folder.seats()))
+    up(ml.staff(), ml.folder.seats())
+    for name in NAMES:
+        labs = ml.machine(name).home / "labctl"
+        found = sorted(path.parts[-4] for path in labs.glob(f"*/data/{NAME}/slides.pdf"))
+        wanted = ["digits"] if name == "alice" else []
+        assert found == sorted([*wanted, ml.seat(name).lab])
+
+
+def test_the_courses_own_folder_is_never_handed_out(ml: Class, tmp_path: Path) -> None:
+    for bad in (ml.folder.path, ml.folder.path.parent, ml.folder.private / "course.json"):
+        with pytest.raises(UsageError):
+            take(ml.folder, [bad])
+    with pytest.raises(UsageError):
+        take(ml.folder, [ml.folder.roster_file])
+    link = tmp_path / "link"
+    link.symlink_to(ml.folder.roster_file)
+    with pytest.raises(UsageError):
+        take(ml.folder, [link])
+    with pytest.raises(NotFoundError):
+        take(ml.folder, [tmp_path / "none"])
+
+
+def test_a_message_is_text_and_no_command(ml: Class) -> None:
+    started(ml)
+    text = "room '204'; $(touch pwned) `id` 100%"
+    answers = message(ml.staff(), ml.folder.seats(), text)
+    assert [one.code for one in answers] == [0, 0, 0]
+    home = ml.machine("alice").home
+    assert (home / "labctl" / "messages.txt").read_text().endswith(f" {text}\n")
+    assert not list(ml.root.rglob("pwned"))
+    for bad in ("", "\x1b[2J", "two\nlines", "x" * 501):
+        with pytest.raises(UsageError):
+            message(ml.staff(), ml.folder.seats(), bad)
+
+
+def test_status_shows_the_run_of_a_students_own_lab(ml: Class) -> None:
+    started(ml)
+    ml.machine("alice").run_with("night")
+    now = status(ml.staff(), ml.folder.seats(), refresh=True)
+    run = {one.seat: one.run for one in now.seats}["alice"]
+    assert isinstance(run, Run)
+    assert (run.id, run.state) == ("night", "exited")
+    lab, server, found = run_of(ml.staff(), ml.seat("alice"))
+    assert (lab.config.name, server.id, found.id) == ("digits", ml.server("alice").id, "night")
+    assert lab.server().id == server.id
+
+
+def test_a_server_that_does_not_answer_is_told_with_its_seat(ml: Class) -> None:
+    started(ml)
+    ml.machine("bob").error = unreachable()
+    now = status(ml.staff(), ml.folder.seats(), refresh=True)
+    assert [one.seat for one in now.seats if one.error] == ["bob"]
+
+
+def test_news_of_a_seat_bears_its_name(ml: Class) -> None:
+    started(ml)
+    seats = {event.seat for event in ml.reporter.events if isinstance(event, News)}
+    assert seats == set(NAMES)
+
+
+def test_the_check_names_quota_and_disks(ml: Class, monkeypatch: pytest.MonkeyPatch) -> None:
+    ml.cloud.most = 2
+    found = {one.name: one for one in check(ml.staff(), ml.folder.seats())}
+    assert not found["quota"].ok
+    assert found["quota"].next == "ask"
+    assert "3 x small" in found["quota"].detail
+    assert "1.50 dollars an hour" in found["prices"].detail
+    assert not found["image"].ok  # it is built on each server
+    ml.cloud.most = 3
+    started(ml)
+    ml.machine("carol").error = unreachable()
+    found = {one.name: one for one in check(ml.staff(), ml.folder.seats())}
+    assert "2 of 3" in found["logins"].detail
+    assert found["logins"].next == "labctl course up --only carol"
+    assert found["disks"].detail
+
+
+def test_a_measured_boot_leaves_no_server(ml: Class) -> None:
+    found = {one.name: one for one in check(ml.staff(), ml.folder.seats(), boot=True)}
+    assert "ready after" in found["boot"].detail
+    assert ml.cloud.calls.count("create") == 1
+    assert not ml.cloud.machines
+    assert [one.about for one in ml.reporter.asked] == ["price"]
+
+
+def test_the_check_of_a_class_without_a_cloud_says_what_failed(ml: Class) -> None:
+    reporter = Recorded()
+    ml.reporter = reporter
+
+    def servers() -> list[object]:
+        raise unreachable()
+
+    ml.cloud.servers = servers  # type: ignore[method-assign, assignment]
+    (only,) = check(ml.staff(), ml.folder.seats())
+    assert (only.name, only.ok) == ("provider", False)
