@@ -1,0 +1,235 @@
+"""Join files and what each line of the keeper's authorized_keys lets in."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.actions.courses.invitation import (
+    enrol,
+    enrolment_key,
+    invite,
+    read_join,
+    withdraw_expired,
+)
+from labctl.actions.courses.join import fetch
+from labctl.actions.courses.keys import Keys
+from labctl.actions.courses.publish import publish
+from labctl.actions.host_keys import make_key
+from labctl.courses.folder import CourseFolder
+from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError, UsageError
+from labctl.submissions.assignment import load_assignment
+from labctl.submissions.receipt import make_signing_key
+
+sys.path.append(str(Path(__file__).parents[1] / "flow"))
+from course_keeper_ground import KEY, course_folder
+
+HOST_KEY = "ssh-ed25519 " + "A" * 68
+OTHER_KEY = KEY[:-4] + "BBBB"
+FOREIGN = "ssh-rsa " + "C" * 300 + " staff@example.edu"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CourseFolder:
+    assignments = "assignments: {hw3: {due: 2099-01-01 12:00 UTC, late: 48h, penalty: 10}}\n"
+    return course_folder(tmp_path / "ml", assignments)
+
+
+@pytest.fixture
+def keys(folder: CourseFolder, tmp_path: Path) -> Keys:
+    file = tmp_path / "home" / "authorized_keys"
+    file.parent.mkdir()
+    file.write_text(FOREIGN + "\n")
+    return Keys(folder, file)
+
+
+def written(folder: CourseFolder, keys: Keys, student: str = "alice", valid_s: int = 60) -> Path:
+    return invite(folder, student, folder.path / "join", keys, HOST_KEY, valid_s).path
+
+
+def test_a_join_file_says_where_and_holds_no_private_key(folder: CourseFolder, keys: Keys) -> None:
+    path = written(folder, keys)
+    join = read_join(path.read_bytes())
+    assert (join.course, join.student, join.keeper) == (
+        "ml",
+        "alice",
+        "ssh://labctl@keeper.example.edu:22",
+    )
+    assert (join.host_key, join.seat) == (HOST_KEY, folder.seat("alice").lab_id)
+    assert "PRIVATE" not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    # The keeper itself keeps no code.
+    record = (folder.private / "keeper" / "invitations" / "alice.json").read_text()
+    assert join.code not in record + keys.file.read_text()
+
+
+def test_an_invitation_is_used_once(folder: CourseFolder, keys: Keys) -> None:
+    written(folder, keys)
+    enrol(folder, "alice", KEY, keys, time.time())
+    lines = keys.file.read_text().splitlines()
+    assert lines[0] == FOREIGN
+    assert len(lines) == 2
+    assert lines[1].startswith('restrict,command="')
+    assert "--joining" not in lines[1]
+    with pytest.raises(PolicyError, match="used up"):
+        enrol(folder, "alice", OTHER_KEY, keys, time.time())
+    assert keys.file.read_text().splitlines() == lines
+
+
+def test_of_many_at_once_one_gets_in(folder: CourseFolder, keys: Keys, tmp_path: Path) -> None:
+    written(folder, keys)
+    publics = [make_key(tmp_path / f"key-{number}") for number in range(8)]
+
+    def attempt(public: str) -> bool:
+        try:
+            enrol(folder, "alice", public, keys, time.time())
+        except PolicyError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(attempt, publics)) == 1
+    assert keys.students() == ["alice"]
+    assert len(folder.ledger.entries(kind="joined")) == 1
+
+
+def test_a_new_invitation_replaces_the_old_one_and_the_key(
+    folder: CourseFolder, keys: Keys
+) -> None:
+    written(folder, keys)
+    enrol(folder, "alice", KEY, keys, time.time())
+    first = enrolment_key(read_join(written(folder, keys).read_bytes()))[1]
+    second = enrolment_key(read_join(written(folder, keys).read_bytes()))[1]
+    text = keys.file.read_text()
+    assert first not in text
+    assert second in text
+    assert KEY in text  # the old laptop works until the new one is in
+    enrol(folder, "alice", OTHER_KEY, keys, time.time())
+    assert KEY not in keys.file.read_text()
+    assert keys.students() == ["alice"]
+
+
+def test_time_ends_an_invitation(folder: CourseFolder, keys: Keys) -> None:
+    path = written(folder, keys, valid_s=60)
+    later = time.time() + 61
+    with pytest.raises(PolicyError, match="could be used until"):
+        read_join(path.read_bytes(), now=later)
+    assert withdraw_expired(folder, keys, time.time()) == []
+    with pytest.raises(PolicyError, match="used up"):
+        enrol(folder, "alice", KEY, keys, later)
+    written(folder, keys, "bob", valid_s=60)
+    assert withdraw_expired(folder, keys, later) == ["alice", "bob"]
+    assert keys.file.read_text() == FOREIGN + "\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"student": "bob"},
+        {"keeper": "ssh://labctl@evil.example"},
+        {"host_key": "ssh-ed25519 " + "B" * 68},
+        {"expires": 99999999999},
+        {"receiver": "ed25519:" + "A" * 43 + "="},
+    ],
+)
+def test_a_changed_join_file_is_refused(
+    change: dict[str, Any], folder: CourseFolder, keys: Keys
+) -> None:
+    body = json.loads(written(folder, keys).read_text())
+    body["join"] |= change
+    with pytest.raises(PolicyError, match="changed after it was signed"):
+        read_join(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"keeper": "ssh://-oProxyCommand=id@x"},
+        {"keeper": "https://keeper.example.edu"},
+        {"student": "../../x"},
+        {"host_key": "ssh-ed25519 AAAA\nssh-rsa BBBB"},
+        {"seat": "x; rm -rf ~"},
+        {"kind": "labctl-receipt"},
+        {"more": 1},
+    ],
+)
+def test_what_a_join_file_cannot_say_is_told(
+    change: dict[str, Any], folder: CourseFolder, keys: Keys
+) -> None:
+    body = json.loads(written(folder, keys).read_text())
+    body["join"] |= change
+    with pytest.raises(ConfigError, match="no join file"):
+        read_join(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"{}", b"[" * 9000, b"x" * 20_000])
+def test_what_is_no_join_file_is_told(data: bytes) -> None:
+    with pytest.raises(ConfigError, match="no join file"):
+        read_join(data)
+
+
+def test_another_courses_file_is_refused_where_the_key_is_known(
+    folder: CourseFolder, keys: Keys, tmp_path: Path
+) -> None:
+    other = make_signing_key(tmp_path / "other")
+    with pytest.raises(PolicyError, match="not of the course"):
+        read_join(written(folder, keys).read_bytes(), key=other)
+
+
+@pytest.mark.parametrize("place", ["http://example.edu/a.join", "ftp://x/y", "file:///etc/passwd"])
+def test_a_file_comes_over_https_alone(place: str) -> None:
+    with pytest.raises(UsageError, match="no address to join by"):
+        fetch(place)
+
+
+def test_a_key_of_somebody_elses_is_refused(folder: CourseFolder, keys: Keys) -> None:
+    keys.admit("alice", KEY)
+    with pytest.raises(PolicyError, match="somebody else's"):
+        keys.admit("bob", f"{KEY} bob@laptop")
+    assert keys.students() == ["alice"]
+
+
+@pytest.mark.parametrize(
+    "public",
+    ["", "id", f'command="id" {KEY}', f"{KEY}\n{OTHER_KEY}", "ssh-ed25519 AAAA", KEY + '" x"'],
+)
+def test_what_is_no_key_is_not_let_in(public: str, folder: CourseFolder, keys: Keys) -> None:
+    with pytest.raises(UsageError):
+        keys.admit("alice", public)
+    assert keys.file.read_text() == FOREIGN + "\n"
+
+
+def test_expelling_everybody_leaves_other_lines(folder: CourseFolder, keys: Keys) -> None:
+    keys.admit("alice", KEY)
+    written(folder, keys, "bob")
+    assert keys.expel() == ["alice"]
+    assert keys.file.read_text() == FOREIGN + "\n"
+    assert keys.expel() == []
+
+
+def test_who_is_not_in_the_course_is_not_invited(folder: CourseFolder, keys: Keys) -> None:
+    with pytest.raises(NotFoundError):
+        written(folder, keys, "nobody")
+    with pytest.raises(PolicyError, match="has left"):
+        written(folder, keys, "dave")
+
+
+def test_a_folder_that_cannot_stand_in_authorized_keys_is_told(tmp_path: Path) -> None:
+    folder = course_folder(tmp_path / 'm"l')
+    with pytest.raises(LabError, match="cannot stand in authorized_keys"):
+        Keys(folder, tmp_path / "keys").admit("alice", KEY)
+
+
+def test_assignments_are_published_as_students_need_them(folder: CourseFolder) -> None:
+    folder.ledger.append("due", student="alice", assignment="hw3", seconds=3600)
+    assert publish(folder, HOST_KEY) == ["hw3"]
+    rules = load_assignment(folder.drop / "assignments" / "hw3.yaml")
+    assert (rules.hand_in, rules.host_key) == ("ssh://labctl@keeper.example.edu:22", HOST_KEY)
+    assert (rules.late, rules.penalty) == (48 * 3600, 10)
+    assert publish(folder, HOST_KEY) == []
