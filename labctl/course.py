@@ -1,10 +1,12 @@
 """Course: the same as Lab for a roster. What a Python user calls.
 
-course = Course.load("ml-2026")
-print(course.plan().usd_per_hour)
-for seat in course.costs().seats:
-    print(seat.seat, seat.usd, seat.left_usd)
-print(course.grades("hw3"))
+    course = Course.load("ml-2026")
+    print(course.plan().usd_per_hour)
+    for seat in course.costs().seats:
+        print(seat.seat, seat.usd, seat.left_usd)
+    print(course.grades("hw3"))
+
+Flows on servers take a `Staff`: `course.staff()`.
 """
 
 from __future__ import annotations
@@ -21,9 +23,14 @@ from labctl.courses.student import Student
 from labctl.state import State
 
 if TYPE_CHECKING:
+    from labctl.actions.courses.allowances import Budgeted
     from labctl.actions.courses.collect import Collection
     from labctl.actions.courses.grade import Grading
+    from labctl.actions.courses.plan import Plan
     from labctl.actions.courses.release import Released
+    from labctl.actions.courses.servers import Staff
+    from labctl.courses.gradebook import Grade
+    from labctl.courses.money import CourseCosts
 
 
 class Course:
