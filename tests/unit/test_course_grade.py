@@ -1,0 +1,221 @@
+"""A batch of submissions when the server, the grader or one of them fails: what is kept, what is
+tried again. What containers do is in tests/e2e/test_course_grading.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from submission_bed import DUE_AT, FILES, make_receiver, packed
+
+from labctl.actions import Silent
+from labctl.actions.courses import grade as grading
+from labctl.actions.courses import open_course
+from labctl.actions.courses.grade import Grading, grade
+from labctl.actions.courses.servers import Staff
+from labctl.config import paths
+from labctl.courses.folder import make_private
+from labctl.errors import ConfigError, ConnectError, InterruptError, TransferError
+from labctl.state import State
+from labctl.submissions.receiver import Receiver
+
+COURSE = """\
+course: ml
+grading: {server: {provider: static, static: {hosts: [g]}}, image: "x:1"}
+assignments:
+  hw3:
+    due: "2026-11-28T23:59:00+01:00"
+    grade: {inputs: assignments/hw3/inputs, labels: assignments/hw3/labels}
+  hw4: {}
+"""
+STUDENTS = ("alice", "bob", "carol")
+OK = {"outcome": "ok", "code": 0, "said": "hello", "seconds": 1.0}
+
+
+class Server:
+    """A grading server as far as a batch sees it; `answers` by student, in the order of asking."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.brought: list[str] = []
+        self.image = "x:1"
+        self.begun = 0
+        self.replies: dict[str, Any] = {}
+
+    def ready_image(self) -> str:
+        return self.image
+
+    def bring(self, name: str, root: Path, files: Any) -> None:
+        self.brought.append(name)
+
+    def gpus(self) -> str:
+        return ""
+
+    @property
+    def ground(self) -> Any:
+        from types import SimpleNamespace
+
+        limits = SimpleNamespace(memory_bytes=0, cpus=0.0)
+        return SimpleNamespace(config=SimpleNamespace(limits=limits))
+
+    def grade(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        self.asked.append(request)
+        reply = self.replies.get(request["submission"]) or scored(50)
+        if isinstance(reply, BaseException):
+            raise reply
+        found: dict[str, Any] = reply
+        return found
+
+
+def scored(score: float) -> dict[str, Any]:
+    return {"predict": OK, "grade": OK, "results": json.dumps({"score": score})}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+
+    @contextmanager
+    def one(staff: Staff, *, keep: bool = False) -> Iterator[Server]:
+        made.begun += 1
+        yield made
+
+    monkeypatch.setattr(grading, "grading_server", one)
+    return made
+
+
+@pytest.fixture
+def staff(tmp_path: Path) -> Staff:
+    course = tmp_path / "ml"
+    for part in ("inputs", "labels"):
+        (course / "assignments" / "hw3" / part).mkdir(parents=True)
+        (course / "assignments" / "hw3" / part / "x.csv").write_text(part)
+    (course / "course.yaml").write_text(COURSE)
+    rows = ["id,name,email,team,section,active", *(f"{one},,,,,yes" for one in STUDENTS), ""]
+    (course / "roster.csv").write_text("\n".join(rows))
+    make_private(course)
+    make_receiver(course / ".course")
+    found = paths()
+    staff = Staff(open_course(course), found, State(found.database), Silent(), by="staff")
+    for student in STUDENTS:
+        hand_in(staff, student)
+    return staff
+
+
+def hand_in(staff: Staff, student: str, text: str = "") -> None:
+    receiver = Receiver(staff.folder.drop, lambda: DUE_AT - 100.0)
+    data = bundle_of(student, text)
+    about = ("hw3", student, hashlib.sha256(data).hexdigest(), len(data))
+    receiver.begin(*about)
+    receiver.write(*about, 0, data)
+    receiver.finish(*about)
+
+
+def bundle_of(student: str, text: str = "") -> bytes:
+    return packed({**FILES, "code/train.py": text.encode()}, student=student)
+
+
+def name_of(student: str) -> str:
+    return f"sub-{hashlib.sha256(bundle_of(student)).hexdigest()[:32]}"
+
+
+def states(found: Grading) -> dict[str, str]:
+    return {one.seat: one.state for one in found.seats}
+
+
+def test_a_lost_server_leaves_the_rest_for_the_next_time(staff: Staff, server: Server) -> None:
+    server.replies[name_of("bob")] = ConnectError("the server is gone")
+    found = grade(staff, "hw3")
+    assert states(found) == {"alice": "graded"}
+    assert found.unreached == ("bob", "carol")
+    assert not found.whole
+    server.replies.clear()
+    again = grade(staff, "hw3")
+    assert states(again) == dict.fromkeys(STUDENTS, "graded")
+    assert [one.seat for one in again.seats if one.fresh] == ["bob", "carol"]
+    assert grade(staff, "hw3").whole
+    assert server.begun == 2, "where nothing is to be run no server is made"
+
+
+def test_what_went_wrong_with_one_is_tried_again_and_stops_nobody(
+    staff: Staff, server: Server
+) -> None:
+    crashed = {"outcome": "exit", "code": 1, "said": "KeyError: 'label'", "seconds": 1.0}
+    server.replies = {
+        name_of("alice"): TransferError("it did not arrive"),
+        name_of("bob"): {"predict": OK, "grade": crashed, "results": None},
+        name_of("carol"): {"predict": OK, "grade": OK, "results": '{"score": 1e6}'},
+    }
+    found = grade(staff, "hw3")
+    assert states(found) == dict.fromkeys(STUDENTS, "error")
+    whys = {one.seat: one.why for one in found.seats}
+    assert whys["alice"] == "it did not arrive"
+    assert "staff's grader: its program ended with 1\nKeyError: 'label'" in whys["bob"]
+    assert "has the score 1e+06" in whys["carol"]
+    assert not (staff.folder.grades / "hw3" / "bob" / "results.json").exists()
+    server.replies.clear()
+    assert grade(staff, "hw3").whole
+
+
+def test_a_programs_failure_is_a_grade_and_is_not_tried_again(staff: Staff, server: Server) -> None:
+    slow = {"outcome": "time", "code": 137, "said": "", "seconds": 600.0}
+    server.replies[name_of("bob")] = {"predict": slow, "grade": None, "results": None}
+    found = grade(staff, "hw3")
+    assert states(found)["bob"] == "failed"
+    body = json.loads((staff.folder.grades / "hw3" / "bob" / "results.json").read_text())
+    assert (body["score"], "in time" in body["output"]) == (0.0, True)
+    assert grade(staff, "hw3").whole
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize("changed", ["labels/x.csv", "grade.py", "course.yaml", "submission"])
+def test_whatever_a_grade_comes_from_makes_it_anew(
+    staff: Staff, server: Server, changed: str
+) -> None:
+    grade(staff, "hw3")
+    own = staff.folder.path / "assignments" / "hw3"
+    if changed == "submission":
+        hand_in(staff, "bob", "other code")
+    elif changed == "course.yaml":
+        text = COURSE.replace("labels: ass", "timeout: 5m, labels: ass")
+        (staff.folder.path / changed).write_text(text)
+        staff.folder.refresh()
+    else:
+        (own / changed).write_text("something else")
+    found = grade(staff, "hw3")
+    fresh = [one.seat for one in found.seats if one.fresh]
+    assert fresh == (["bob"] if changed == "submission" else list(STUDENTS))
+
+
+def test_the_server_hears_hashes_and_no_names(staff: Staff, server: Server) -> None:
+    grade(staff, "hw3", again=True)
+    said = json.dumps(server.asked) + json.dumps(server.brought)
+    assert not any(student in said for student in STUDENTS)
+    assert server.brought[:3] == ["hw3-inputs", "hw3-labels", "hw3-grader"]
+    jobs = {one["job"] for one in server.asked}
+    grade(staff, "hw3", again=True)
+    assert jobs.isdisjoint({one["job"] for one in server.asked[3:]})
+
+
+def test_an_interrupted_batch_says_how_to_go_on(staff: Staff, server: Server) -> None:
+    server.replies[name_of("bob")] = KeyboardInterrupt()
+    with pytest.raises(InterruptError) as stopped:
+        grade(staff, "hw3")
+    assert stopped.value.hint.startswith("labctl course grade hw3")
+    server.replies.clear()
+    assert grade(staff, "hw3").whole
+
+
+def test_an_assignment_that_nobody_said_how_to_grade(staff: Staff, server: Server) -> None:
+    with pytest.raises(ConfigError, match="how hw4 is graded"):
+        grade(staff, "hw4")
+    (staff.folder.path / "assignments" / "hw3" / "labels" / "x.csv").unlink()
+    (staff.folder.path / "assignments" / "hw3" / "labels").rmdir()
+    with pytest.raises(ConfigError, match="no directory"):
+        grade(staff, "hw3")
+    assert server.begun == 0
