@@ -100,6 +100,9 @@ def course_command() -> None:
     """A roster in, servers out, submissions back, costs per student, an empty account at the end.
 
     Every command works on the course's folder: the current directory, or labctl -C DIR course ...
+
+    \b
+    labctl course init ml-2026 --roster canvas.csv
     """
 
 
