@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,16 @@ def _line(sign: str, text: str) -> None:
     from labctl.cli.exits import clean
 
     colours = {"+": "green", "-": "red", "~": "yellow", "!": "yellow"}
-    click.echo(click.style(f"{sign} ", fg=colours.get(sign)) + clean(text))
+    first, *rest = _folded(clean(text), 2) or [""]
+    click.echo(click.style(f"{sign} ", fg=colours.get(sign)) + first)
+    for line in rest:
+        click.echo(f"  {line}")
+
+
+def _folded(text: str, indent: int) -> list[str]:
+    """Lines that fit on the screen once they are indented; words stay whole."""
+    width = shutil.get_terminal_size((100, 24)).columns - indent
+    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 
 def _names(names: tuple[str, ...]) -> str:
@@ -70,8 +80,11 @@ def _draw(found: Plan) -> None:
         _line("=", f"there already: {len(found.running)} seats")
     if found.to_end:
         _line("-", f"to end, their students have left: {_names(found.to_end)}")
-    click.echo(f"\n{what} in all; each ends {found.limits}")
+    click.echo()
+    for line in _folded(f"{what} in all; each ends {found.limits}", 0):
+        click.echo(line)
     _draw_money(found)
+    click.echo()
     for quota in found.quotas:
         _draw_quota(quota, alone=not any(one.enough for one in found.quotas))
     if found.cautions:
@@ -118,7 +131,9 @@ def _draw_money(found: Plan) -> None:
                 click.echo(f"  {label:<36} {usd:>12,.2f} USD")
     if found.costs.usd:
         click.echo(f"  {'spent so far':<36} {found.costs.usd:>12,.2f} USD")
-    for line in forecast_lines(found.costs.forecast):
+    lines = forecast_lines(found.costs.forecast)
+    foretold = found.costs.forecast.expected_usd is not None or found.term_class_usd is None
+    for line in lines if foretold else lines[-1:]:
         click.echo(f"  {line}")
 
 
@@ -127,11 +142,11 @@ def _draw_quota(quota: QuotaNeed, *, alone: bool) -> None:
     needs = f"{quota.servers * room.each:g} {room.units} needed"
     allowed = "nobody tells what is allowed" if room.limit is None else f"{room.limit:g} allowed"
     mark = "=" if quota.enough else ("-" if alone else "!")
-    click.echo()
     _line(mark, f"quota, {quota.market}: {needs}, {allowed} ({room.quota})")
     if not quota.enough and alone:
         click.echo("  send this, weeks ahead:")
-        click.echo(textwrap.indent(textwrap.fill(quota.request, 92), "    "))
+        for line in _folded(quota.request, 4):
+            click.echo(f"    {line}")
         if room.next:
             click.echo(f"  {room.next}")
 

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from labctl.actions.courses.plan import request_text
 from labctl.config import CourseConfig, load_course
 from labctl.courses import term
 from labctl.courses.ledger import Entry, Living
 from labctl.courses.money import CourseCosts, course_costs
 from labctl.courses.planning import cautions, changes, keys_of, limits_text
 from labctl.courses.student import Student
+from labctl.model import Offer
+from labctl.providers import Room
 
 HOUR, DAY = 3600.0, 86_400.0
 COURSE = """
@@ -197,3 +200,14 @@ def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> 
     assert limits_text(config) == (
         "after 8h (with `extend` 12h), after 30m without work, at 20.00 USD"
     )
+
+
+def test_the_request_for_a_quota_says_what_is_needed_and_names_nobody(config: CourseConfig) -> None:
+    offer = Offer(provider="aws", type="g4dn.xlarge", region="us-east-1", spot=True)
+    room = Room(most=2, quota="G and VT, us-east-1", code="L-1", units="vCPUs", limit=8.0, each=4.0)
+    text = request_text(config, offer, room, 60)
+    assert "quota G and VT, us-east-1 (L-1) to 240 vCPUs. It allows 8 now." in text
+    assert "60 servers of type g4dn.xlarge (spot, 4 vCPUs each)" in text
+    assert "mon, wed 10:00-12:00 Europe/Berlin" in text
+    assert "from 2026-10-01 to 2026-10-31" in text
+    assert config.name not in text

@@ -228,7 +228,7 @@ def request_text(config: CourseConfig, offer: Offer, room: Room, servers: int) -
     span = f" from {config.term.first} to {config.term.last}" if config.term else ""
     length = duration_text(config.per_student.ttl)
     return (
-        f"Please raise the quota {room.quota}{code} in {offer.region} to {units}.{now} "
+        f"Please raise the quota {room.quota}{code} to {units}.{now} "
         f"A university course needs {servers} servers of type {offer.type} "
         f"({'spot' if offer.spot else 'on demand'}, {room.each:g} {room.units} each) at the same "
         f"time{span}, each for {length} at most.{during} All of them end themselves by a watchdog."
