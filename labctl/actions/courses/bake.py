@@ -59,7 +59,7 @@ def bake(staff: Staff) -> Baked:
     """
     # What it boots from must not be the image of last time.
     (staff.folder.private / BAKED).unlink(missing_ok=True)
-    course = staff.course()
+    course = staff.course(plain=True)
     provider = _baker(course)
     ground = own_ground(staff.folder, course, "bake")
     server = _filled(staff, ground)
@@ -95,7 +95,7 @@ def drop(staff: Staff) -> list[Resource]:
     """Remove the course's images and what they cost; servers boot as the provider's own do."""
     known = baked(staff.folder)
     (staff.folder.private / BAKED).unlink(missing_ok=True)
-    course = staff.course(everywhere=True)
+    course = staff.course(everywhere=True, plain=True)
     found = _made(staff, course)
     if known is not None and not found:
         text = f"{known.image_id} is not at {course.provider.name} any more"

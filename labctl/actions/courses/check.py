@@ -44,7 +44,7 @@ def check(staff: Staff, seats: Sequence[Seat], *, boot: bool = False) -> list[Ch
     found += _servers(staff, seats, listed)
     found += _image(staff)
     if boot:
-        found.append(_boot(staff, course))
+        found.append(_boot(staff, staff.course(plain=True)))
     return found
 
 

@@ -140,8 +140,20 @@ def _is_ours(staff: Staff, server: Server) -> bool:
 def is_of_course(staff: Staff, lab_id: str) -> bool:
     """Whether a lab at a provider is the course itself or a seat of it, of those who left too."""
     folder = staff.folder
-    own = {folder.id, *(own_seat(folder, purpose).lab_id for purpose in OWN)}
-    return lab_id in own or any(lab_id == seat.lab_id for seat in folder.seats(active_only=False))
+    if lab_id == folder.id or lab_id in _own_labs(staff):
+        return True
+    return any(lab_id == seat.lab_id for seat in folder.seats(active_only=False))
+
+
+def _own_labs(staff: Staff) -> set[str]:
+    """What the course has servers for besides seats, those that carry accounts too."""
+    found = {own_seat(staff.folder, purpose).lab_id for purpose in OWN}
+    if staff.folder.config.shared is not None:
+        from labctl.actions.courses.shared import MOST_HOSTS, Hosts
+
+        hosts = Hosts(staff.folder, staff.course(plain=True))
+        found |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
+    return found
 
 
 def _take_shared(course: Ground) -> None:
@@ -227,8 +239,10 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
         staff.reporter.emit(Step(name=f"collecting {name}", done=True))
     _end_grading(staff)
     endings = down(staff, staff.folder.seats(active_only=False), discard=discard)
-    _end_own(staff)
-    revoked = revoke() if all(one.ended for one in endings) else 0
+    ended = all(one.ended for one in endings)
+    if ended:
+        _end_own(staff)
+    revoked = revoke() if ended else 0
     left = asked(staff)
     proof = Proof(
         endings=tuple(endings),
@@ -246,7 +260,7 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
 def _end_own(staff: Staff) -> None:
     """End what the course had servers and images for besides its seats; what fails is asked about
     at the end, and told there."""
-    own = {own_seat(staff.folder, purpose).lab_id for purpose in OWN}
+    own = _own_labs(staff)
     for ground in _everywhere(staff, everywhere=False):
         try:
             servers = [one for one in ground.provider.servers() if one.lab_id in own]
@@ -263,7 +277,7 @@ def _end_own(staff: Staff) -> None:
 
 def _everywhere(staff: Staff, *, everywhere: bool) -> list[Ground]:
     """A ground for each provider that the course ever had a server at: its own, and grading's."""
-    found = [staff.course(everywhere=everywhere)]
+    found = [staff.course(everywhere=everywhere, plain=True)]
     grading = other_grading_ground(staff)
     if grading is not None:
         found.append(dataclasses.replace(grading, everywhere=everywhere))

@@ -37,10 +37,12 @@ def course_ground(
     reporter: Reporter,
     *,
     everywhere: bool = False,
+    plain: bool = False,
 ) -> Ground:
     """The course's own ground: its provider is asked about all seats at once. It has no server.
 
-    `everywhere` asks in every region. With `shared:` its servers are accounts on shared ones.
+    `everywhere` asks in every region. With `shared:` its servers are accounts on shared ones,
+    but for `plain`, which has those that carry them.
     """
     own = msgspec.structs.replace(_booting(folder), root=folder.path / SEATS)
     course = Ground(
@@ -54,7 +56,7 @@ def course_ground(
         owner=f"{folder.config.name}-{folder.id[:6]}",
         place=hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8],
     )
-    if folder.config.shared is None:
+    if plain or folder.config.shared is None:
         return course
     from labctl.actions.courses.shared import through
 

@@ -38,10 +38,15 @@ class Staff:
     reporter: Reporter
     by: str = ""
 
-    def course(self, *, everywhere: bool = False) -> Ground:
+    def course(self, *, everywhere: bool = False, plain: bool = False) -> Ground:
         """The course's own ground; see `course_ground`."""
         return course_ground(
-            self.folder, self.paths, self.state, self.reporter, everywhere=everywhere
+            self.folder,
+            self.paths,
+            self.state,
+            self.reporter,
+            everywhere=everywhere,
+            plain=plain,
         )
 
 
