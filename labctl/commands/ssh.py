@@ -312,11 +312,6 @@ def forward_argv(config: str, server_id: str, ports: Iterable[tuple[int, int]]) 
     return [*argv, "--", check_id(server_id)]
 
 
-def rsync_shell(config: str, *, control_path: str = "", login: Iterable[str] = ()) -> str:
-    """What follows rsync's `-e`: labctl's own connection. The remote side is `<server id>:path`."""
-    return shlex.join([*_own(config, control_path, login), "-T"])
-
-
 def interactive_argv(
     config: str, alias: str, line: str = "", *, tty: bool = True, login: Iterable[str] = ()
 ) -> list[str]:

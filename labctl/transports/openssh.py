@@ -31,7 +31,7 @@ from labctl.transports.patience import patiently
 LOGIN_TIMEOUT_S = 20.0
 _NO_LOGIN = f"no login within {LOGIN_TIMEOUT_S:g} s"
 _SSH_FAILED = 255
-_CHUNK_BYTES = 64 * 1024
+_CHUNK_BYTES = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
 _LOOK_AGAIN_S = 0.05
 
@@ -90,11 +90,6 @@ class OpenSshTransport:
     ) -> int:
         return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
 
-    def rsync_shell(self) -> str:
-        """What to give rsync after `-e`; starts the master, so that rsync fails clearly or not."""
-        self._ensure_master()
-        return ssh.rsync_shell(self._config, control_path=self.control_path)
-
     def close(self) -> None:
         """End labctl's master, other processes' commands over it included."""
         path = self.control_path
@@ -123,7 +118,7 @@ class OpenSshTransport:
     ) -> tuple[int, bytes]:
         framed = frame(line)
         out = Unframer(framed.mark, on_stdout)
-        err = Unframer(framed.mark, on_stderr)
+        err = Unframer(framed.mark, on_stderr, twice=True)
         self._ensure_master()
         process = _spawn(self._argv(framed), subprocess.PIPE)
         with process:
@@ -258,6 +253,7 @@ def _pump(
     assert process.stderr is not None
     coming = blocks(stdin)
     left = next(coming, None)
+    _widen(process.stdout.fileno())
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ, streams[0])
         selector.register(process.stderr, selectors.EVENT_READ, streams[1])

@@ -149,7 +149,7 @@ class ParamikoTransport:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         framed = frame(line)
         out = Unframer(framed.mark, on_stdout)
-        err = Unframer(framed.mark, on_stderr)
+        err = Unframer(framed.mark, on_stderr, twice=True)
         with self._slots, self._open_channel() as channel:
             try:
                 channel.exec_command(framed.line)
