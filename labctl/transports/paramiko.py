@@ -1,4 +1,4 @@
-"""paramiko as a transport: for machines without OpenSSH, and for single files without rsync."""
+"""paramiko as a transport: for machines without OpenSSH, and for single files over SFTP."""
 
 from __future__ import annotations
 
