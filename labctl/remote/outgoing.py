@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence, Tuple
 
 from . import parcel
-from .packing import worth_packing
+from .packing import LEVEL, worth_packing
 
 Part = Tuple[str, int, int]
 """Path below the root, the offset to begin at, the size that the file has."""
 BLOCK_BYTES = 512 * 1024
 QUICK_BYTES_PER_S = 64e6
 """A link that carries so much gains nothing: zlib's quickest level packs 70 to 150 MB/s."""
+SLOW_BYTES_PER_S = 10e6
+SLOW_LEVEL = 4
+"""Still 35 MB/s or more, and up to a seventh less to carry."""
 BUFFERS_BYTES = 4 * 1024 * 1024
 """So much vanishes in pipes and windows before a link shows how quick it is."""
 
@@ -43,7 +46,8 @@ class Outgoing:
         pace = Pace()
         done = 0
         for block in self._blocks():
-            framed = parcel.packed(block) if self.pack and pace.slow else parcel.plain(block)
+            level = pace.level if self.pack else 0
+            framed = parcel.packed(block, level) if level else parcel.plain(block)
             begun = time.monotonic()
             yield from framed
             pace.took(sum(map(len, framed)), time.monotonic() - begun)
@@ -70,10 +74,11 @@ class Outgoing:
 
 
 class Pace:
-    """How quick the link is, from how long it takes to get rid of blocks."""
+    """How quick the link is, from how long it takes to get rid of blocks: which of zlib's levels
+    pays, 0 for none."""
 
     def __init__(self) -> None:
-        self.slow = True
+        self.level = LEVEL
         self._buffered = BUFFERS_BYTES
         self._bytes = 0
         self._s = 0.0
@@ -84,7 +89,10 @@ class Pace:
             return
         self._bytes += size
         self._s += span_s
-        self.slow = self._bytes < QUICK_BYTES_PER_S * self._s
+        if self._bytes >= QUICK_BYTES_PER_S * self._s:
+            self.level = 0
+        else:
+            self.level = SLOW_LEVEL if self._bytes < SLOW_BYTES_PER_S * self._s else LEVEL
 
 
 def _contents(path: Path, offset: int, size: int) -> Iterator[bytes]:

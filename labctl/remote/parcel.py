@@ -28,9 +28,9 @@ def plain(block: bytes) -> tuple[bytes, bytes]:
     return HEAD.pack(PLAIN, len(block)), block
 
 
-def packed(block: bytes) -> tuple[bytes, bytes]:
+def packed(block: bytes, level: int = LEVEL) -> tuple[bytes, bytes]:
     """The block compressed, or as it is where that is shorter."""
-    small = zlib.compress(block, LEVEL)
+    small = zlib.compress(block, level)
     return (HEAD.pack(PACKED, len(small)), small) if len(small) < len(block) else plain(block)
 
 

@@ -66,7 +66,7 @@ def test_what_is_sent_is_hashed_on_its_way(tmp_path: Path) -> None:
     assert digests[1].hexdigest() == hashlib.sha256(b"abcd" + bytes(2)).hexdigest()
 
 
-@pytest.mark.parametrize(("mib_per_s", "packs"), [(10, True), (400, False)])
+@pytest.mark.parametrize(("mib_per_s", "packs"), [(2, True), (20, True), (400, False)])
 def test_only_a_slow_link_is_helped_by_compression(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mib_per_s: int, packs: bool
 ) -> None:
@@ -81,6 +81,18 @@ def test_only_a_slow_link_is_helped_by_compression(
     assert sent[0][0] == parcel.PACKED, "before the link is known, a little is compressed"
     carried = sum(map(len, sent))
     assert carried < size / 2 if packs else carried > size - 4 * BUFFERS_BYTES
+
+
+def test_a_very_slow_link_is_helped_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    parts = [made(tmp_path, f"{n}.csv", ROWS) for n in range(40)]
+    carried = {}
+    for mib_per_s in (2, 20):
+        carried[mib_per_s] = 0
+        for block in Outgoing(tmp_path, parts, lambda done: None)():
+            clock.now += len(block) / (mib_per_s * 1024**2)
+            carried[mib_per_s] += len(block)
+    assert carried[2] < 0.97 * carried[20]
 
 
 def test_noise_is_never_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
