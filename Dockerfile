@@ -1,4 +1,4 @@
-# labctl itself, with OpenSSH and rsync, for machines without Python:
+# labctl itself, with OpenSSH, for machines without Python:
 #
 #   docker build -t labctl .
 #   docker run --rm labctl --help
@@ -35,7 +35,7 @@ RUN python3 -m venv /opt/labctl \
 FROM ${BASE}
 RUN set -eu; \
     apt-get update; \
-    packages="ca-certificates openssh-client rsync"; \
+    packages="ca-certificates openssh-client"; \
     if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
         packages="$packages python3"; \
     fi; \

@@ -122,7 +122,7 @@ def _pulled(lab: Ready) -> list[Path]:
 
 
 def _rss_mb(process: subprocess.Popen[bytes]) -> float:
-    """Resident memory of the process alone; its ssh and rsync are OpenSSH's and rsync's own."""
+    """Resident memory of the process alone; its ssh is OpenSSH's own."""
     statm = Path(f"/proc/{process.pid}/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

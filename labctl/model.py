@@ -211,7 +211,6 @@ class Facts(Value, frozen=True):
     uptime_s: float = 0.0
     python: str = ""
     tmux: str = ""
-    rsync: str = ""
     docker: str = ""
     docker_error: str = ""
     sudo: bool = False
@@ -222,7 +221,6 @@ class Facts(Value, frozen=True):
     cpus: int = 0
     stamp: str = ""
     boto3: bool = False
-    noisy_shell: bool = False
 
     @property
     def home_is_network(self) -> bool:

@@ -1,30 +1,39 @@
-"""Files on their way home: bytes into a partial directory, then checked against their hashes."""
+"""Files on their way home: one stream into a partial directory, checked against their hashes.
+
+The bytes that lie there already, or in an older copy, are told to the server by their hash: where
+it has the same ones, only what follows them travels.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
+import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from labctl.actions import Progress, Reporter, rsync
-from labctl.actions.remote import Remote
-from labctl.actions.scan import hash_file
-from labctl.commands import rsync as lines
+import msgspec
+
+from labctl.actions import Progress, Reporter
+from labctl.actions.remote import KEPT, Remote, resumable
 from labctl.errors import DiskFullError, PolicyError, TransferError
 from labctl.model import Value
+from labctl.remote.landing import Landing, Part, take_in
+from labctl.remote.parcel import CutError
 
-SMALL_BYTES = 32 * 1024**2
-"""Up to this much goes through the control connection: one round trip, no new login."""
 RESERVE_BYTES = 64 * 1024**2
 LONGEST_NAME_BYTES = 255
+TOLD_BYTES = 1024**2
+"""How often progress is told of."""
 
 
 class Due(Value, frozen=True):
-    """A file that the server promises. A `growing` one counts up to `size` bytes only."""
+    """A file that the server promises; without a `sha256`, that comes when the file has come.
+
+    A `growing` one counts up to `size` bytes only.
+    """
 
     path: str
     size: int
@@ -60,80 +69,73 @@ def unwelcome(name: str, *, reserved: Sequence[str] = ()) -> str:
     return ""
 
 
-class Arrivals:
-    """Brings files from `directory` on the server to `partial` here, resuming what lies there.
+class Held(Value, frozen=True):
+    """What is here of a file: its first `size` bytes at `path`, and the hash that took them in."""
 
-    `request` is what the verb "read" needs to find the directory.
+    path: Path
+    size: int = 0
+    digest: Any = None
+
+    @property
+    def sha256(self) -> str:
+        return str(self.digest.hexdigest()) if self.size else ""
+
+
+class Arrivals:
+    """Brings files from the server to `partial` here, and goes on where an earlier try was cut.
+
+    `request` is what the verb "send" needs to find the directory. `total` are the bytes that the
+    last `fetch` brought.
     """
 
     def __init__(
         self,
         remote: Remote,
         request: dict[str, Any],
-        directory: str,
         partial: Path,
         *,
         reporter: Reporter,
-        way: lines.Way | None,
         name: str,
         hint: str,
     ) -> None:
         self.remote = remote
         self.request = request
-        self.directory = directory
         self.partial = partial
         self.reporter = reporter
-        self.way = way
         self.name = name
         self.hint = hint
         self.total = 0
 
-    def seed(self, due: Due, older: Path) -> None:
-        """Begin a growing file with what came the last time."""
-        place = self._place(due.path)
-        if place.exists() or not older.is_file() or older.is_symlink():
-            return
-        if older.stat().st_size <= due.size:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with self._room():
-                shutil.copyfile(older, place)
+    def fetch(
+        self, due: Sequence[Due], older: Callable[[Due], Path | None] = lambda due: None
+    ) -> tuple[list[Due], list[Due]]:
+        """Bring `due`: (those that came, with their hashes; those that did not, or different).
 
-    def fetch(self, due: Sequence[Due]) -> int:
-        """Bring all that is missing of `due`; returns the bytes that travelled."""
-        left = [(one, have) for one in due if (have := self._have(one)) < one.size or not one.size]
-        self.total = sum(one.size - have for one, have in left)
-        free = shutil.disk_usage(_existing(self.partial)).free
-        if self.total + RESERVE_BYTES > free:
-            raise DiskFullError(
-                "there is no room here for the results",
-                why=f"{_mib(self.total)} MiB are to come, {_mib(free)} MiB are free at "
-                f"{_existing(self.partial)}, and {_mib(RESERVE_BYTES)} are kept free",
-                hint=f"make room, then {self.hint}  (nothing was brought)",
-            )
-        if not left:
-            return 0
-        with self._room():
-            self.partial.mkdir(parents=True, exist_ok=True)
-            if self.total <= SMALL_BYTES or self.way is None or not self._rsync(left):
-                self._read(left)
-        return self.total
-
-    def check(self, due: Sequence[Due]) -> list[Due]:
-        """Those of `due` that did not arrive as promised; what lies here of them is dropped."""
-        bad = []
-        for one in due:
-            place = self._place(one.path)
-            if not place.is_file() or place.is_symlink():
+        `older` may name a file that begins like a due one: what is the same need not travel.
+        DiskFullError before anything has come where the room is short, else in the middle;
+        LinkLostError and TransferError leave what has arrived for the next time.
+        """
+        if not due:
+            self.total = 0
+            return [], []
+        try:
+            with self._room(), resumable(self.hint):
+                coming = _Coming(self, due, [self._held(one, older(one)) for one in due])
+                told = coming.receive()
+        except CutError as error:
+            raise TransferError(
+                "the transfer was cut short", why=str(error), hint=f"{self.hint}  ({KEPT})"
+            ) from error
+        good, bad = [], []
+        for one, arrived, there in zip(due, coming.sha256(), told, strict=True):
+            if arrived and arrived == (one.sha256 or there):
+                good.append(msgspec.structs.replace(one, sha256=arrived))
+            else:
+                self.place(one.path).unlink(missing_ok=True)
                 bad.append(one)
-                continue
-            if place.stat().st_size > one.size and one.growing:
-                os.truncate(place, one.size)
-            if place.stat().st_size != one.size or hash_file(place) != one.sha256:
-                place.unlink()
-                bad.append(one)
-        return bad
+        return good, bad
 
-    def _place(self, name: str) -> Path:
+    def place(self, name: str) -> Path:
         """Where `name` arrives; whatever is no directory on the way there, and ours, goes."""
         here = self.partial
         for part in contained(name).split("/")[:-1]:
@@ -142,49 +144,34 @@ class Arrivals:
                 here.unlink()
         return self.partial / name
 
-    def _have(self, due: Due) -> int:
-        place = self._place(due.path)
-        if place.is_symlink():
-            place.unlink()
-        elif place.is_dir():
+    def require(self, total: int) -> None:
+        """DiskFullError where so many bytes have no room."""
+        self.total = total
+        free = shutil.disk_usage(_existing(self.partial)).free
+        if total + RESERVE_BYTES > free:
+            raise DiskFullError(
+                "there is no room here for the results",
+                why=f"{_mib(total)} MiB are to come, {_mib(free)} MiB are free at "
+                f"{_existing(self.partial)}, and {_mib(RESERVE_BYTES)} are kept free",
+                hint=f"make room, then {self.hint}  (nothing was brought)",
+            )
+
+    def progress(self, done: int) -> None:
+        self.reporter.emit(Progress(name=self.name, done=done, total=self.total, unit="bytes"))
+
+    def _held(self, due: Due, older: Path | None) -> Held:
+        place = self.place(due.path)
+        if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
-        elif place.is_file():
-            if place.stat().st_size > due.size:
-                os.truncate(place, due.size)
-            return place.stat().st_size
-        return 0
-
-    def _rsync(self, left: Sequence[tuple[Due, int]]) -> bool:
-        way = self.way
-        assert way is not None
-        parts = [[one.path, have, one.size - have] for one, have in left]
-        pack = bool(self.remote.call("packs", {**self.request, "parts": parts})["packs"])
-        return rsync.run(
-            lambda names: lines.pull_argv(way, self.directory, str(self.partial), names, pack=pack),
-            [one.path for one, _ in left],
-            self.remote.transport.endpoint,
-            hint=self.hint,
-            on_bytes=self._progress,
-        )
-
-    def _read(self, left: Sequence[tuple[Due, int]]) -> None:
-        # What a rsync that gave up has brought counts too.
-        parts = [(one, self._have(one)) for one, _ in left]
-        request = {
-            **self.request,
-            "parts": [[one.path, have, one.size - have] for one, have in parts],
-        }
-        sink = _Sink([self._place(one.path) for one, _ in parts], self._progress)
-        try:
-            self.remote.stream("read", request, on_reply=sink.begin, on_bytes=sink.feed)
-        finally:
-            sink.close()
-        if sink.left:
-            raise TransferError("the transfer was cut short", hint=self.hint)
-
-    def _progress(self, done: int) -> None:
-        event = Progress(name=self.name, done=min(done, self.total), total=self.total, unit="bytes")
-        self.reporter.emit(event)
+        elif place.is_symlink() or (place.exists() and place.stat().st_nlink > 1):
+            place.unlink()  # a second name of a good file, which a cut pull has left
+        for path in (place, older):
+            if path is not None and path.is_file() and (size := path.stat().st_size):
+                digest = hashlib.sha256()
+                with path.open("rb", buffering=0) as file:
+                    take_in(file.fileno(), digest, min(size, due.size))
+                return Held(path=path, size=min(size, due.size), digest=digest)
+        return Held(path=place)
 
     @contextlib.contextmanager
     def _room(self) -> Iterator[None]:
@@ -193,53 +180,87 @@ class Arrivals:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            hint = f"{self.hint}  (what has arrived is kept and used)"
-            raise rsync.disk_full(str(error), hint) from error
+            hint = f"make room, then {self.hint}  ({KEPT})"
+            raise DiskFullError(
+                "the disk of this machine is full", why=str(error), hint=hint
+            ) from error
 
 
-class _Sink:
-    """Distributes one stream of bytes over files, appending to each what is its own."""
+class _Coming:
+    """One stream of `due` files, of which `held` is here."""
 
-    def __init__(self, places: Sequence[Path], on_bytes: Any) -> None:
-        self.places = iter(places)
-        self.sizes: Iterator[int] = iter(())
-        self.left = 0
-        self.done = 0
-        self.file: IO[bytes] | None = None
-        self.on_bytes = on_bytes
+    def __init__(self, arrivals: Arrivals, due: Sequence[Due], held: Sequence[Held]) -> None:
+        self.arrivals = arrivals
+        self.due = due
+        self.held = held
+        self.begun: list[int] = []
+        self.landing: Landing | None = None
+        self.told = 0
 
-    def begin(self, reply: dict[str, Any]) -> None:
-        self.sizes = iter(reply["sizes"])
-        self._next()
+    def receive(self) -> list[str]:
+        """Have them sent; the hashes that the server tells at the end."""
+        parts = [
+            [one.path, one.size, one.sha256, held.size, held.sha256]
+            for one, held in zip(self.due, self.held, strict=True)
+        ]
+        request = {**self.arrivals.request, "parts": parts}
+        try:
+            reply = self.arrivals.remote.stream(
+                "send", request, on_reply=self._begin, on_bytes=self._feed
+            )
+        finally:
+            if self.landing is not None:
+                self.landing.close()
+        told: list[str] = reply["sha256"]
+        if self.landing is None or len(told) != len(self.due):
+            raise CutError("the server did not say what it sent")
+        self.landing.end()
+        return told
 
-    def _next(self) -> None:
-        """Open the next file that gets bytes; empty ones are made on the way."""
-        self.close()
-        for size, place in zip(self.sizes, self.places, strict=False):
-            if size < 0:
-                continue  # it is gone on the server; the check will say so
-            place.parent.mkdir(parents=True, exist_ok=True)
-            self.file = place.open("ab")
-            self.left = size
-            if size:
-                return
-            self.close()
+    def sha256(self) -> list[str]:
+        """The hash of each file that arrived, "" where it was not there."""
+        assert self.landing is not None
+        arrived = iter(self.landing.sha256)
+        return [next(arrived) if start >= 0 else "" for start in self.begun]
 
-    def feed(self, block: bytes) -> None:
-        while block and self.file is not None:
-            self.file.write(block[: self.left])
-            taken = min(len(block), self.left)
-            block = block[taken:]
-            self.left -= taken
-            self.done += taken
-            if not self.left:
-                self._next()
-        self.on_bytes(self.done)
+    def _begin(self, reply: dict[str, Any]) -> None:
+        self.begun = reply["from"]
+        rows = list(zip(self.due, self.held, self.begun, strict=False))
+        if len(self.begun) != len(self.due) or any(
+            start not in (-1, 0, held.size) for _, held, start in rows
+        ):
+            raise CutError("the server began where it was not asked to")
+        self.arrivals.require(sum(one.size - start for one, _, start in rows if start >= 0))
+        self.landing = Landing(
+            self._part(one, held, start) for one, held, start in rows if start >= 0
+        )
 
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
-            self.file = None
+    def _part(self, due: Due, held: Held, start: int) -> Part:
+        place = self.arrivals.place(due.path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not start:
+            place.unlink(missing_ok=True)
+            return Part(str(place), 0, due.size)
+        if held.path != place:
+            _stand_in(held.path, place, whole=start == due.size)
+        return Part(str(place), start, due.size, held.digest)
+
+    def _feed(self, chunk: bytes) -> None:
+        assert self.landing is not None
+        self.landing.feed(chunk)
+        done = self.landing.done
+        if done - self.told >= TOLD_BYTES or done == self.arrivals.total:
+            self.told = done
+            self.arrivals.progress(done)
+
+
+def _stand_in(older: Path, place: Path, *, whole: bool) -> None:
+    """Have at `place` what is in `older`: as a second name, where nothing will be written to it."""
+    if whole:
+        with contextlib.suppress(OSError):
+            place.hardlink_to(older)
+            return
+    shutil.copyfile(older, place)
 
 
 def _existing(path: Path) -> Path:

@@ -13,7 +13,6 @@ from labctl.actions import Note, Reporter
 from labctl.actions.arrivals import Arrivals, Due, contained, unwelcome
 from labctl.actions.remote import Remote
 from labctl.actions.scan import hash_file
-from labctl.commands.rsync import Way
 from labctl.errors import PolicyError, TransferError
 from labctl.model import Value
 
@@ -42,11 +41,10 @@ def pull_edits(
     lab_root: Path,
     *,
     reporter: Reporter,
-    ssh: Way | None = None,
 ) -> EditsResult:
     """Save what was edited on the server to `<lab_root>/server-edits/<UTC time>/`; the lab's own
     files stay as they are. Nothing edited makes nothing."""
-    one = _Edits(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter, ssh)
+    one = _Edits(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
     edits = one.fetch()
     names = tuple(one.keep(edit.due) for edit in edits)
     return one.result(saved=names)
@@ -59,14 +57,13 @@ def pull_code(
     lab_root: Path,
     *,
     reporter: Reporter,
-    ssh: Way | None = None,
 ) -> EditsResult:
     """Bring what was edited on the server into the lab itself.
 
     A file that changed here as well stays, and the server's is saved beside the lab's code as in
     `pull_edits`.
     """
-    one = _Edits(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter, ssh)
+    one = _Edits(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
     brought, saved = [], []
     for edit in one.fetch():
         here = _hash_here(_inside(lab_root, edit.due.path))
@@ -93,13 +90,11 @@ class _Edits:
         request: dict[str, Any],
         lab_root: Path,
         reporter: Reporter,
-        way: Way | None,
     ) -> None:
         self.remote = remote
         self.request = request
         self.root = lab_root.resolve()
         self.reporter = reporter
-        self.way = way
         self.partial = self.root / ".labctl" / "partial-edits"
         self.directory = self.root / SAVED / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
         self.skipped: list[str] = []
@@ -118,15 +113,12 @@ class _Edits:
         arrivals = Arrivals(
             self.remote,
             {**self.request, "run": ""},
-            reply["root"],
             self.partial,
             reporter=self.reporter,
-            way=self.way,
             name="pull code",
             hint="labctl pull --code",
         )
-        arrivals.fetch([edit.due for edit in edits])
-        bad = arrivals.check([edit.due for edit in edits])
+        _, bad = arrivals.fetch([edit.due for edit in edits])
         if bad:
             raise TransferError(
                 f"{bad[0].path} changed on the server while it was pulled",

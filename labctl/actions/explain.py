@@ -112,7 +112,6 @@ def _fetch_logs(ground: Ground, run: Run) -> None:
         ground.config.root,
         reporter=ground.reporter,
         only=("logs",),
-        ssh=ground.way(server),
         records=ground.state.runs(ground.lab_id),
     )
     ground.reporter.emit(Step(name=name, done=True))

@@ -20,7 +20,6 @@ from labctl.state import State
 if TYPE_CHECKING:
     from labctl.actions.connections import Connections
     from labctl.actions.remote import Remote
-    from labctl.commands.rsync import Way
 
 
 @dataclass(frozen=True)
@@ -137,15 +136,6 @@ class Ground:
                 f"the server {server.id} has been removed", hint="labctl status --refresh"
             )
         return Remote(self.connections.open(server))
-
-    def way(self, server: Server) -> Way | None:
-        """How rsync reaches the server; None where it cannot: labctl sends the bytes itself."""
-        from labctl.actions import rsync
-
-        facts = self.facts(server)
-        if not facts.rsync or facts.noisy_shell:
-            return None
-        return rsync.way(self.connections.config_path(server.id), server.id)
 
     def keep_facts(self, server: Server, facts: Facts) -> None:
         path = self.paths.ssh_dir / server.id / "facts.json"

@@ -192,7 +192,6 @@ def _found(ground: Ground, server: Server | None, run: Run, said: str = "") -> P
             ground.config.root,
             reporter=ground.reporter,
             only=("logs",),
-            ssh=ground.way(server),
             records=ground.state.runs(ground.lab_id),
         )
     directory = ground.config.root / "runs" / run.id / "logs" / "profile"

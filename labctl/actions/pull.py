@@ -1,6 +1,6 @@
 """Pull: bring the outputs of runs home, whole or not at all.
 
-The server names whole files with their hashes; bytes land in `<run>/.labctl-partial`, are checked
+The server names whole files, bytes land in `<run>/.labctl-partial`, are checked against its hashes
 and renamed. A directory with a manifest.json (a checkpoint) appears in one rename, or gets its
 manifest last. Every name that a server sends is checked before it becomes a path here.
 """
@@ -19,7 +19,6 @@ from labctl.actions import Reporter
 from labctl.actions.arrivals import Arrivals, Due, contained, unwelcome
 from labctl.actions.remote import Remote
 from labctl.actions.scan import Index
-from labctl.commands.rsync import Way
 from labctl.errors import PolicyError, TransferError
 from labctl.model import NAME_PATTERN, Run, Value
 
@@ -72,7 +71,6 @@ def pull(
     reporter: Reporter,
     everything: bool = False,
     only: Sequence[str] = (),
-    ssh: Way | None = None,
     records: Iterable[Run] = (),
 ) -> PullResult:
     """Bring the outputs of `run_ids` (all runs if empty) to `<lab_root>/runs/<run>/`.
@@ -85,11 +83,11 @@ def pull(
     request = {"lab": lab_name, "lab_id": lab_id, "outputs": list(outputs), "all": everything}
     if only:
         request["only"] = list(only)
-    runs = _manifest(remote, request, run_ids)
+    runs = _manifest(remote, {**request, "quick": True}, run_ids)
     known = {record.id: record for record in records}
     return PullResult(
         runs=tuple(
-            _Pull(remote, request, name, lab_root, reporter, ssh).run(found, known.get(name))
+            _Pull(remote, request, name, lab_root, reporter).run(found, known.get(name))
             for name, found in sorted(runs.items())
         )
     )
@@ -133,7 +131,6 @@ class Look:
         self.home = (lab_root / "runs").resolve() / run
         self.index = Index(lab_root.resolve(), f"runs/{run}")
         self.ended = bool(found["ended"])
-        self.directory = str(found["directory"])
         self.unpulled = int(found.get("unpulled", 0))
         self.files: dict[str, Due] = {}
         self.skipped = [
@@ -155,9 +152,22 @@ class Look:
         self.index.save(keep=True)
         return missing
 
+    def older(self, due: Due) -> Path | None:
+        """A file that may begin, or be, like one whose content is not known here."""
+        path = inside(self.home, due.path)
+        if (due.sha256 and not due.growing) or not path.is_file() or path.is_symlink():
+            return None
+        size = path.stat().st_size
+        return path if size == due.size or (due.growing and size < due.size) else None
+
     def _here(self, due: Due) -> bool:
         path = inside(self.home, due.path)
-        if not path.is_file() or path.is_symlink() or path.stat().st_size != due.size:
+        if (
+            not due.sha256
+            or not path.is_file()
+            or path.is_symlink()
+            or path.stat().st_size != due.size
+        ):
             return False
         return self.index.hash(due.path, path)[0] == due.sha256
 
@@ -170,14 +180,12 @@ class _Pull:
         run: str,
         lab_root: Path,
         reporter: Reporter,
-        way: Way | None,
     ) -> None:
         self.remote = remote
         self.request = request
         self.name = run
         self.lab_root = lab_root
         self.reporter = reporter
-        self.way = way
 
     def run(self, found: dict[str, Any], record: Run | None) -> PulledRun:
         look = Look(self.lab_root, self.name, found)
@@ -192,19 +200,15 @@ class _Pull:
             arrivals = Arrivals(
                 self.remote,
                 {**self.request, "run": self.name},
-                look.directory,
                 look.home / PARTIAL,
                 reporter=self.reporter,
-                way=self.way,
                 name=f"pull {self.name}",
                 hint="labctl pull",
             )
-            for one in due:
-                if one.growing:
-                    arrivals.seed(one, inside(look.home, one.path))
-            size += arrivals.fetch(due)
-            bad = arrivals.check(due)
-            files += settle(look, due, bad)
+            good, bad = arrivals.fetch(due, look.older)
+            look.files |= {one.path: one for one in good}
+            size += arrivals.total
+            files += settle(look, good, bad)
             if not bad:
                 break
             look = Look(

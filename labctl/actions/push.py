@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from labctl.actions import Decision, Progress, Reporter
-from labctl.actions.outgoing import Outgoing
-from labctl.actions.remote import Remote
+from labctl.actions.remote import Remote, resumable
 from labctl.actions.scan import refresh
-from labctl.errors import CommandError, DiskFullError, LinkLostError, PolicyError, TransferError
+from labctl.errors import DiskFullError, PolicyError, TransferError
 from labctl.model import GIB, FileEntry, Value
+from labctl.remote.outgoing import Outgoing
 
 TRIES = 3
 LONG_S = 6 * 3600.0
 """For calls that hash or carry much. A dead link is noticed by the transport, much earlier."""
 NAMED_AT_MOST = 20
-KEPT = "what has arrived is kept and used"
-SIGNALLED = 128
-"""A shell's exit codes above this stand for a signal."""
 
 
 class PushResult(Value, frozen=True):
@@ -117,18 +114,8 @@ class _Push:
         body: Callable[[], Iterator[bytes]] | None = None,
     ) -> dict[str, Any]:
         request = {**self.request, **more}
-        try:
+        with resumable("labctl push"):
             return self.remote.call(verb, request, body=body, timeout_s=LONG_S)
-        except LinkLostError as error:
-            raise LinkLostError(error.what, why=error.why, hint=f"labctl push  ({KEPT})") from error
-        except CommandError as error:
-            if error.code <= SIGNALLED:
-                raise
-            raise TransferError(
-                "the program that takes files in on the server was ended",
-                why=f"signal {error.code - SIGNALLED}; {error.stderr.strip()[-300:]}".rstrip("; "),
-                hint=f"labctl push  ({KEPT})",
-            ) from error
 
     def _refuse(self, plan: dict[str, Any]) -> None:
         if plan["conflicts"]:
@@ -162,16 +149,16 @@ class _Push:
         """Send and commit; returns the paths that arrived different."""
         staged: dict[str, int] = plan["staged"]
         parts = [
-            (entry, min(entry.size, staged.get(entry.path, 0)))
+            (entry.path, min(entry.size, staged.get(entry.path, 0)), entry.size)
             for entry in needed
             if not entry.size or staged.get(entry.path) != entry.size
         ]
         self.before = self.sent_bytes
-        self.total = self.before + sum(entry.size - offset for entry, offset in parts)
+        self.total = self.before + sum(size - offset for _, offset, size in parts)
         finish = {"files": [_wire(f) for f in needed], "removed": plan["removed"]}
         if parts:
             body = Outgoing(self.root, parts, self._progress)
-            finish["parts"] = [[entry.path, offset] for entry, offset in parts]
+            finish["parts"] = [[path, offset] for path, offset, _ in parts]
             reply = self._call("receive", finish, body)
         else:
             reply = self._call("commit", finish)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -16,6 +17,7 @@ from labctl.errors import (
     DiskFullError,
     EngineError,
     LabError,
+    LinkLostError,
     NotFoundError,
     PolicyError,
     TransferError,
@@ -34,6 +36,9 @@ os._exit(code)
 """
 """What `python3 PATH VERB` runs. Nothing is left to be tidied up at the end, which takes 5 ms."""
 NOT_INSTALLED = 97
+KEPT = "what has arrived is kept and used"
+SIGNALLED = 128
+"""A shell's exit codes above this stand for a signal."""
 KINDS: dict[str, type[LabError]] = {
     "usage": UsageError,
     "policy": PolicyError,
@@ -42,6 +47,23 @@ KINDS: dict[str, type[LabError]] = {
     "disk": DiskFullError,
     "link": TransferError,
 }
+
+
+@contextlib.contextmanager
+def resumable(hint: str) -> Iterator[None]:
+    """A transfer that `hint` takes up again: says so where the link or the program there ends."""
+    try:
+        yield
+    except LinkLostError as error:
+        raise LinkLostError(error.what, why=error.why, hint=f"{hint}  ({KEPT})") from error
+    except CommandError as error:
+        if error.code <= SIGNALLED:
+            raise
+        raise TransferError(
+            "labctl's program on the server was ended",
+            why=f"signal {error.code - SIGNALLED}; {error.stderr.strip()[-300:]}".rstrip("; "),
+            hint=f"{hint}  ({KEPT})",
+        ) from error
 
 
 @functools.cache

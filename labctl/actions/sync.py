@@ -4,7 +4,6 @@ from labctl.actions.edits import EditsResult, pull_code, pull_edits
 from labctl.actions.fetch import Fetched, fetch_data
 from labctl.actions.pull import Missing, PulledRun, PullResult, pull, verify
 from labctl.actions.push import PushResult, push
-from labctl.actions.rsync import way
 from labctl.actions.scan import scan_code, scan_data
 
 __all__ = [
@@ -22,5 +21,4 @@ __all__ = [
     "scan_code",
     "scan_data",
     "verify",
-    "way",
 ]

@@ -110,7 +110,6 @@ def pull(
         ground.config.root,
         reporter=ground.reporter,
         everything=everything,
-        ssh=ground.way(server),
         records=ground.state.runs(ground.lab_id),
     )
     return list(result.runs)
@@ -143,7 +142,6 @@ def _edits(
         ground.lab_id,
         ground.config.root,
         reporter=ground.reporter,
-        ssh=ground.way(server),
     )
 
 

@@ -239,7 +239,7 @@ def _install(desk: Desk) -> None:
     from labctl.errors import LabError
 
     folder = desk.places.config_dir.parent / "systemd" / "user"
-    found = [shutil.which(name) for name in ("ssh", "rsync", "python3")]
+    found = [shutil.which(name) for name in ("ssh", "python3")]
     known = [str(Path(place).parent) for place in found if place]
     path = os.pathsep.join(dict.fromkeys([*known, "/usr/local/bin", "/usr/bin", "/bin"]))
     text = keep_unit([sys.executable, "-m", "labctl", "keep"], path=path)

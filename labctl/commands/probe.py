@@ -2,7 +2,7 @@
 
 The script needs nothing but `sh` and the usual small programs; a program that is not there leaves
 its key out of the reply. The reply starts at a marker line, so that a banner printed by a start-up
-file before it does no harm (it is told as `noisy_shell`, since rsync would stumble over it).
+file before it does no harm.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ print(int(bool(found) and os.path.exists(os.path.join(
     os.path.dirname(found.origin), "httpchecksum.py"))))' 2>/dev/null)"
 done
 has tmux && say tmux "$(soon tmux -V 2>/dev/null)"
-has rsync && say rsync "$(soon rsync --version 2>/dev/null | head -n 1)"
 if [ "$(id -u)" = 0 ] || { has sudo && soon sudo -n true >/dev/null 2>&1; }; then say sudo 1; fi
 
 engine() {
@@ -134,7 +133,6 @@ def parse(stdout: str, stderr: str = "") -> Facts:
             why="it answered: " + (_shown(stdout + " " + stderr) or "nothing"),
             hint="check that the account may run commands: ssh HOST -- sh -c 'echo ok'",
         )
-    noisy = any(line.strip() for line in lines[:start]) or lines[start].strip() != BEGIN
     said: dict[str, list[str]] = {}
     for line in lines[start + 1 :]:
         if line.strip() == END:
@@ -142,7 +140,7 @@ def parse(stdout: str, stderr: str = "") -> Facts:
         key, equals, value = line.partition("=")
         if equals:
             said.setdefault(key, []).append(value.strip())
-    return _facts(said, noisy)
+    return _facts(said)
 
 
 def _shown(text: str) -> str:
@@ -150,7 +148,7 @@ def _shown(text: str) -> str:
     return " ".join(kept.split())
 
 
-def _facts(said: dict[str, list[str]], noisy: bool) -> Facts:
+def _facts(said: dict[str, list[str]]) -> Facts:
     first = {key: values[0] for key, values in said.items()}
     text = first.get
     docker, docker_error = _docker(first.get("docker_said"))
@@ -167,7 +165,6 @@ def _facts(said: dict[str, list[str]], noisy: bool) -> Facts:
         uptime_s=_decimal(text("uptime_s", "")),
         python=_version(text("python", "")),
         tmux=_tmux(text("tmux", "")),
-        rsync=_version(text("rsync", "")),
         docker=docker,
         docker_error=docker_error,
         sudo=text("sudo", "") == "1",
@@ -178,7 +175,6 @@ def _facts(said: dict[str, list[str]], noisy: bool) -> Facts:
         cpus=_whole(text("cpus", "")),
         stamp=text("stamp", ""),
         boto3="1" in said.get("boto3", ()),
-        noisy_shell=noisy,
     )
 
 
@@ -285,7 +281,6 @@ def _missing_programs(facts: Facts) -> list[Missing]:
         Missing(name=name, words=f"{name} is not installed", command=_install(facts, name))
         for name, version in (
             ("tmux", facts.tmux),
-            ("rsync", facts.rsync),
             ("python3", facts.python),
         )
         if not version

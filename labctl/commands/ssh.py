@@ -321,11 +321,6 @@ def _socket(path: str) -> str:
     return path
 
 
-def rsync_shell(config: str, *, control_path: str = "", login: Iterable[str] = ()) -> str:
-    """What follows rsync's `-e`: labctl's own connection. The remote side is `<server id>:path`."""
-    return shlex.join([*_own(config, control_path, login), "-T"])
-
-
 def interactive_argv(
     config: str, alias: str, line: str = "", *, tty: bool = True, login: Iterable[str] = ()
 ) -> list[str]:

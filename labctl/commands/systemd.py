@@ -8,7 +8,7 @@ UNIT = "labctl-keep"
 
 
 def keep_unit(words: Sequence[str], *, path: str) -> str:
-    """The unit's text. `words` is the command, `path` the PATH in which ssh and rsync are found.
+    """The unit's text. `words` is the command, `path` the PATH in which ssh is found.
 
     What a user's own systemd can hold a service to without namespaces, which many login nodes do
     not allow: no new privileges, and little memory (`labctl keep` takes 40 MB, what it starts for

@@ -32,7 +32,6 @@ ANSWERING = {
     "commit": "files.commit",
     "edits": "files.edits",
     "manifest": "outputs.manifest",
-    "packs": "outputs.packs",
     "image": "images.present",
     "service": "services.start",
     "services": "services.status",
@@ -54,7 +53,7 @@ ANSWERING = {
 STREAMING = {
     "follow": "follow.follow",
     "run": "follow.start_and_follow",
-    "read": "outputs.read",
+    "send": "sending.send",
     "build": "images.build",
     "pull-image": "images.pull",
     "service-image": "services.build",
@@ -69,7 +68,6 @@ STREAMING = {
 LOOKING = (
     "status",
     "manifest",
-    "packs",
     "edits",
     "image",
     "services",

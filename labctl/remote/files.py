@@ -294,7 +294,7 @@ def _place(
     target: Target, path: str, sha256: str, mode: int, found: os.stat_result, made: set[str]
 ) -> None:
     """Rename the staged file that was `found` so; `made` are parents that are known to be there."""
-    place, staged = target.at(path), Path(target.staged_at(path))
+    place, staged = target.at(path), target.staged_at(path)
     parent = place.rpartition("/")[0]
     if parent not in made:
         try:
@@ -304,8 +304,8 @@ def _place(
             raise Failure("policy", what, "", f"labctl ssh -- rm {parent}") from None
         made.add(parent)
     if stat.S_IMODE(found.st_mode) != _mode(mode):
-        staged.chmod(_mode(mode))
-    staged.replace(place)
+        Path(staged).chmod(_mode(mode))
+    os.replace(staged, place)  # noqa: PTH105 (a Path a file is slow)
     target.note(path, sha256, found)
 
 

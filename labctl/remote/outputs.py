@@ -1,4 +1,4 @@
-"""Files out: `manifest` names whole files with their hashes, `read` hands over their bytes."""
+"""What may go out: `manifest` names whole files, with their hashes. Their bytes: sending.py."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import contextlib
 import fnmatch
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
 
 from .files import walk
 from .looks import final
-from .packing import worth_packing
-from .place import CHUNK, inside, lab_dir, read_json, run_dir, sha256_of, write_json
-from .reply import Failure, answer, finish
+from .place import HASHES, inside, lab_dir, read_json, run_dir, sha256_of, write_json
+from .reply import Failure
 
 SETTLED_S = 2.0
 """A file written within this time may still be growing."""
@@ -23,6 +21,8 @@ UNFINISHED = ("*.tmp", "*.partial", "*.part", ".*.partial-*")
 NEVER = (".nfs*", "__pycache__")
 GROWING = ("logs/*", "*.log", "*tfevents*")
 """Append-only by convention: their first N bytes are worth having while they grow."""
+QUICK_BYTES = 1024 * 1024
+"""With "quick", so much is hashed at once, and more only on its way."""
 MANIFEST = "manifest.json"
 Files = Dict[str, List[Any]]
 Open = Set[Tuple[int, int]]
@@ -36,6 +36,9 @@ def manifest(request: dict[str, Any]) -> dict[str, Any]:
     directory with a manifest.json counts only when every file in it matches. While a run lives,
     other files count only when nobody has them open for writing and size and time stand still.
     "outputs" adds to those that the run was started with; with "only" it is these alone.
+
+    With "quick", large files are not read: their hash is what a checkpoint's manifest says of them,
+    or "", and then verb `send` tells it. A manifest that says something wrong is not found out.
     """
     root = lab_dir(request["lab"], request["lab_id"])
     wanted = request.get("runs") or [
@@ -95,8 +98,10 @@ class _Look:
         spec = read_json(directory / ".labctl" / "spec.json")
         every = {*spec.get("outputs", []), *request.get("outputs", []), "logs"}
         self.outputs = sorted(request.get("only") or every)
-        self.cache_path = directory / ".labctl" / "hashes.json"
+        self.quick = bool(request.get("quick"))
+        self.cache_path = directory / HASHES
         self.cache = read_json(self.cache_path)
+        self.promised: dict[str, str] = {}
         self.proved: set[str] = set()
 
     def manifest(self) -> dict[str, Any]:
@@ -104,14 +109,15 @@ class _Look:
         files: Files = {}
         skipped = []
         chosen = [(path, str(path.relative_to(self.directory))) for path in self._chosen()]
-        self.proved = self._proved(name for _, name in chosen)
+        self._believe(name for _, name in chosen)
         for path, name in chosen:
             reason, entry = self._whole(path, name)
             if entry is None:
                 skipped.append([name, reason])
                 continue
             fresh[name] = entry
-            files[name] = [name, entry[0], entry[2], self._growing(name)]
+            sha256 = entry[2] or self.promised.get(name, "")
+            files[name] = [name, entry[0], sha256, self._growing(name)]
         if fresh != self.cache:
             write_json(self.cache_path, {**self.cache, **fresh})
         broken = self._broken_checkpoints(files)
@@ -155,19 +161,17 @@ class _Look:
             if not (name.startswith("code/") and name[5:] in known):
                 yield path
 
-    def _proved(self, names: Iterable[str]) -> set[str]:
-        """Files that a manifest names with their hash, and it: they need not stand still first."""
-        found = set()
-        for name in () if self.ended else names:
+    def _believe(self, names: Iterable[str]) -> None:
+        """Note the hashes that checkpoints' manifests name: `promised`. Where one names them all,
+        its files and it need not stand still first: `proved`."""
+        for name in () if self.ended and not self.quick else names:
             if name.endswith("/" + MANIFEST):
                 listed = read_json(self.directory / name).get("files")
-                hashed = isinstance(listed, dict) and all(
-                    isinstance(known, dict) and known.get("sha256") for known in listed.values()
-                )
-                if listed and hashed:
-                    top = name[: -len(MANIFEST)]
-                    found |= {name, *(top + inner for inner in listed)}
-        return found
+                top, hashes = name[: -len(MANIFEST)], _hashes(listed)
+                found = {top + inner: sha256 for inner, sha256 in hashes.items()}
+                self.promised.update(found)
+                if listed and len(found) == len(listed):
+                    self.proved |= {name, *found}
 
     def _growing(self, name: str) -> bool:
         return not self.ended and _matches(name, GROWING)
@@ -187,8 +191,10 @@ class _Look:
                 if (before.st_dev, before.st_ino) in self.writing:
                     return "still open for writing", None
             known = self.cache.get(name)
-            if known and known[:2] == [before.st_size, before.st_mtime_ns]:
+            if known and known[:2] == [before.st_size, before.st_mtime_ns] and known[2]:
                 return "", known
+            if self.quick and not growing and before.st_size > QUICK_BYTES:
+                return "", [before.st_size, before.st_mtime_ns, ""]
             sha256 = sha256_of(path, before.st_size if growing else None)
             after = path.stat()
         except FileNotFoundError:
@@ -216,6 +222,12 @@ class _Look:
         return broken
 
 
+def _hashes(listed: Any) -> dict[str, str]:
+    named = listed.items() if isinstance(listed, dict) else ()
+    hashed = ((inner, one.get("sha256")) for inner, one in named if isinstance(one, dict))
+    return {inner: sha256 for inner, sha256 in hashed if sha256 and isinstance(sha256, str)}
+
+
 def _same(found: list[Any] | None, expected: dict[str, Any]) -> bool:
     if found is None:
         return False
@@ -230,53 +242,3 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
         fnmatch.fnmatch(name, p) or any(fnmatch.fnmatch(part, p) for part in parts)
         for p in patterns
     )
-
-
-def packs(request: dict[str, Any]) -> dict[str, Any]:
-    """Whether it pays to compress the files "parts" ([path, offset, length] each) on their way."""
-    base = _base(request)
-    sizes = [(path, _available(base, path, 0, length)) for path, _, length in request["parts"]]
-    return {"packs": worth_packing((inside(base, path), size) for path, size in sizes)}
-
-
-def _base(request: dict[str, Any]) -> Path:
-    root = lab_dir(request["lab"], request["lab_id"])
-    return run_dir(root, request["run"]) if request.get("run") else root / "code"
-
-
-def read(request: dict[str, Any]) -> None:
-    """Ranges of files below the run (or the code, where "run" is ""), after the reply.
-
-    "parts" are [path, offset, length] each, sent one after another; the reply's "sizes" say how
-    many bytes follow for each, -1 where the file is gone. Without "parts", "path", "offset" and
-    "length" name one range and a missing file is a failure.
-    """
-    base = _base(request)
-    parts = request.get("parts") or [[request["path"], request["offset"], request["length"]]]
-    sizes = [_available(base, *part) for part in parts]
-    if "parts" not in request and sizes == [-1]:
-        raise Failure("missing", f"{base / request['path']} is not there")
-    whole = {"size": inside(base, parts[0][0]).stat().st_size} if "parts" not in request else {}
-    answer({"sizes": sizes, **whole})
-    for (path, offset, _), size in zip(parts, sizes):
-        if size > 0:
-            _copy(inside(base, path), int(offset), size)
-    sys.stdout.buffer.flush()
-    finish({})
-
-
-def _available(base: Path, path: str, offset: int, length: int) -> int:
-    place = inside(base, path)
-    if place.is_symlink() or not place.is_file():
-        return -1
-    return max(0, min(int(length), place.stat().st_size - int(offset)))
-
-
-def _copy(path: Path, offset: int, length: int) -> None:
-    """Exactly `length` bytes: where the file has shrunk, zeros, which the hash will not match."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        while length > 0:
-            block = file.read(min(CHUNK, length)) or bytes(min(CHUNK, length))
-            sys.stdout.buffer.write(block)
-            length -= len(block)

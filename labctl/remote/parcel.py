@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import BinaryIO, Iterator
+from typing import Iterator
 
 from .packing import LEVEL
 
@@ -24,33 +24,57 @@ class CutError(Exception):
     """The stream ended before its end, or is none."""
 
 
-def plain(block: bytes) -> bytes:
-    return HEAD.pack(PLAIN, len(block)) + block
+def plain(block: bytes) -> tuple[bytes, bytes]:
+    return HEAD.pack(PLAIN, len(block)), block
 
 
-def packed(block: bytes) -> bytes:
+def packed(block: bytes, level: int = LEVEL) -> tuple[bytes, bytes]:
     """The block compressed, or as it is where that is shorter."""
-    small = zlib.compress(block, LEVEL)
-    return HEAD.pack(PACKED, len(small)) + small if len(small) < len(block) else plain(block)
+    small = zlib.compress(block, level)
+    return (HEAD.pack(PACKED, len(small)), small) if len(small) < len(block) else plain(block)
 
 
-def blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """The unpacked blocks up to the end; CutError where it does not come."""
-    while True:
-        head = stream.read(HEAD.size)
-        if len(head) < HEAD.size:
-            raise CutError("the stream was cut")
-        kind, length = HEAD.unpack(head)
-        if kind not in (PLAIN, PACKED) or length > MOST_BYTES:
-            raise CutError("this is no stream of blocks")
-        if not length:
-            return
-        block = stream.read(length)
-        if len(block) < length:
-            if kind == PLAIN:
-                yield block
-            raise CutError("the stream was cut")
-        yield block if kind == PLAIN else _unpacked(block)
+class Unpacking:
+    """Takes a stream in whatever pieces it comes. `ended` once its end was there."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._head = b""
+        self._kind = PLAIN
+        self._left = 0
+        self._packed = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[memoryview]:
+        """The contents in `chunk`, uncopied where they were not packed; CutError for nonsense."""
+        data = memoryview(chunk)
+        while data:
+            if self.ended:
+                raise CutError("more came than was due")
+            if not self._left:
+                data = self._begin(data)
+                continue
+            piece = data[: self._left]
+            data = data[len(piece) :]
+            self._left -= len(piece)
+            if self._kind == PLAIN:
+                yield piece
+                continue
+            self._packed += piece
+            if not self._left:
+                yield memoryview(_unpacked(bytes(self._packed)))
+                self._packed = bytearray()
+
+    def _begin(self, data: memoryview) -> memoryview:
+        """Take a block's head, or the half of one; what is left of `data`."""
+        taken = HEAD.size - len(self._head)
+        self._head += data[:taken]
+        if len(self._head) == HEAD.size:
+            self._kind, self._left = HEAD.unpack(self._head)
+            self._head = b""
+            self.ended = not self._left
+            if self._kind not in (PLAIN, PACKED) or self._left > MOST_BYTES:
+                raise CutError("this is no stream of blocks")
+        return data[taken:]
 
 
 def _unpacked(block: bytes) -> bytes:

@@ -13,6 +13,8 @@ from .reply import Failure
 
 NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
 CHUNK = 1024 * 1024
+HASHES = ".labctl/hashes.json"
+"""Below a run: [size, mtime_ns, sha256] of its files, with "" for what was not read yet."""
 LIMIT = "limit.json"
 """Beside a run that a limit ended: {"by": "ttl" or "budget", "at"}."""
 DOWN_MARKS = (Path("/run/nologin"), Path("/run/going-down"))

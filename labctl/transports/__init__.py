@@ -32,7 +32,7 @@ class Result(Value, frozen=True):
     """What a command did. `code` is its exit code; output is text, undecodable bytes replaced.
 
     `noise` is what the login shell printed to stdout before the command began (a banner in its
-    start-up files); it is in `stdout` no more, but would disturb rsync and sftp.
+    start-up files); it is in `stdout` no more, but would disturb scp and sftp.
     """
 
     code: int

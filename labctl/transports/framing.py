@@ -38,19 +38,26 @@ def frame(line: Command | str) -> Frame:
 class Unframer:
     """Splits one stream of a framed line: `noise` before the mark, output handed to `deliver`.
 
-    `begun` tells that the line was started, `ended_255` that the mark came a second time.
-    Output is handed over at once, but for a tail that may be the beginning of a mark.
+    `begun` tells that the line was started, `ended_255` that the mark came a second time: for that
+    is looked with `twice` only. Output is handed over at once, but for a tail that may be the
+    beginning of a mark.
     """
 
-    def __init__(self, mark: bytes, deliver: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, mark: bytes, deliver: Callable[[bytes], None], *, twice: bool = False
+    ) -> None:
         self.mark = mark
         self.deliver = deliver
+        self.twice = twice
         self.noise = b""
         self.begun = False
         self.ended_255 = False
         self._held = b""
 
     def feed(self, chunk: bytes) -> None:
+        if self.begun and not self.twice:
+            self._take(chunk)
+            return
         data = self._held + chunk
         self._held = b""
         while True:
@@ -61,6 +68,9 @@ class Unframer:
             self.ended_255 = self.begun
             self.begun = True
             data = after
+            if not self.twice:
+                self._take(data)
+                return
         kept = _beginning_of(self.mark, data)
         self._held = data[len(data) - kept :]
         self._take(data[: len(data) - kept])

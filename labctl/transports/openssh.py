@@ -14,6 +14,7 @@ import os
 import selectors
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ from labctl.transports.patience import patiently
 LOGIN_TIMEOUT_S = 20.0
 _NO_LOGIN = f"no login within {LOGIN_TIMEOUT_S:g} s"
 _SSH_FAILED = 255
-_CHUNK_BYTES = 64 * 1024
+_CHUNK_BYTES = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
 _LOOK_AGAIN_S = 0.05
 
@@ -90,11 +91,6 @@ class OpenSshTransport:
     ) -> int:
         return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
 
-    def rsync_shell(self) -> str:
-        """What to give rsync after `-e`; starts the master, so that rsync fails clearly or not."""
-        self._ensure_master()
-        return ssh.rsync_shell(self._config, control_path=self.control_path)
-
     def close(self) -> None:
         """End labctl's master, other processes' commands over it included."""
         path = self.control_path
@@ -123,7 +119,7 @@ class OpenSshTransport:
     ) -> tuple[int, bytes]:
         framed = frame(line)
         out = Unframer(framed.mark, on_stdout)
-        err = Unframer(framed.mark, on_stderr)
+        err = Unframer(framed.mark, on_stderr, twice=True)
         self._ensure_master()
         process = _spawn(self._argv(framed), subprocess.PIPE)
         with process:
@@ -172,14 +168,13 @@ class OpenSshTransport:
             argv = ssh.master_argv(self._config, self._server_id, path, quick_login())
             process = _spawn(argv, subprocess.DEVNULL, stderr=said)
             try:
-                code = process.wait(LOGIN_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                raise failures.unreachable(self.endpoint, _NO_LOGIN) from None
+                if not _ended_within(process, LOGIN_TIMEOUT_S):
+                    raise failures.unreachable(self.endpoint, _NO_LOGIN)
             finally:
                 process.kill()
                 process.wait()
             said.seek(0)
-            if code:
+            if process.returncode:
                 raise self._explained(said.read())
 
     def _explained(self, said: bytes) -> LabError:
@@ -222,6 +217,14 @@ def _spawn(
         ) from None
 
 
+def _ended_within(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Whether it ended in time. Popen's own wait with a limit sleeps up to 50 ms too long."""
+    waiting = threading.Thread(target=process.wait, daemon=True)
+    waiting.start()
+    waiting.join(limit_s)
+    return not waiting.is_alive()
+
+
 def _listens(path: str) -> bool:
     """Whether a living process has this control socket."""
     with socket.socket(socket.AF_UNIX) as probe:
@@ -258,6 +261,7 @@ def _pump(
     assert process.stderr is not None
     coming = blocks(stdin)
     left = next(coming, None)
+    _widen(process.stdout.fileno())
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ, streams[0])
         selector.register(process.stderr, selectors.EVENT_READ, streams[1])

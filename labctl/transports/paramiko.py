@@ -1,4 +1,4 @@
-"""paramiko as a transport: for machines without OpenSSH, and for single files without rsync."""
+"""paramiko as a transport: for machines without OpenSSH, and for single files over SFTP."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class ParamikoTransport:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         framed = frame(line)
         out = Unframer(framed.mark, on_stdout)
-        err = Unframer(framed.mark, on_stderr)
+        err = Unframer(framed.mark, on_stderr, twice=True)
         with self._slots, self._open_channel() as channel:
             try:
                 channel.exec_command(framed.line)

@@ -1,4 +1,4 @@
-"""A small server for transfers: sshd, rsync, python3, and a disk of a chosen size.
+"""A small server for transfers: sshd, python3, and a disk of a chosen size.
 
 Fixtures of sshd_fixtures.py start it: `pytest_plugins = ["sshd_fixtures"]` in a test module.
 """
@@ -15,8 +15,6 @@ from sshd_container import IMAGE, Sshd, build, docker
 from labctl.actions import Decision, Event, Note, Progress
 from labctl.actions.connections import Connections
 from labctl.actions.remote import Remote
-from labctl.actions.sync import way
-from labctl.commands.rsync import Way
 from labctl.transports.openssh import OpenSshTransport
 
 LAB = "digits"
@@ -70,8 +68,6 @@ class Box:
         config = connections.write(server)
         self.transport = OpenSshTransport(config, server.id, server.endpoint)
         self.remote = Remote(self.transport)
-        self.ssh: Way | None = way(config, server.id)
-        assert self.ssh is not None
 
     def sh(self, line: str) -> str:
         return self.sshd.sh(line, user=self.user)

@@ -1,4 +1,4 @@
-"""Push, pull, edits and fetched data sets against a real sshd, rsync and python3."""
+"""Push, pull, edits and fetched data sets against a real sshd and python3."""
 
 from __future__ import annotations
 
@@ -139,11 +139,10 @@ def test_what_packs_well_is_packed_on_both_ways(box: Box, lab: Path) -> None:
     push_code(box, lab)
     assert box.hashes("code") == local_hashes(lab)
     assert travelled(box)[0] - before[0] < len(rows) / 2
-    rows *= 15
     box.make_run("packed")
     box.put("runs/packed/logs/rows.log", rows)
     before = travelled(box)
-    pull(box.remote, LAB, LAB_ID, ["packed"], lab, reporter=Recorder(), ssh=box.ssh)
+    pull(box.remote, LAB, LAB_ID, ["packed"], lab, reporter=Recorder())
     assert (lab / "runs" / "packed" / "logs" / "rows.log").read_bytes() == rows
     assert travelled(box)[1] - before[1] < len(rows) / 2
 
@@ -258,15 +257,13 @@ def test_a_pull_brings_outputs_once(box: Box, lab: Path) -> None:
         "checkpoints/empty",
         "logs/run.log",
     }
-    result = pull(
-        box.remote, LAB, LAB_ID, [], lab, reporter=told, ssh=box.ssh, records=[record]
-    ).runs[0]
+    result = pull(box.remote, LAB, LAB_ID, [], lab, reporter=told, records=[record]).runs[0]
     assert (result.files, result.bytes, result.complete) == (3, 5008, True)
     here = local_hashes(lab / "runs" / "r1", without=("run.json",))
     there = box.hashes("runs/r1")
     assert here == {n: h for n, h in there.items() if n.startswith(("checkpoints/", "logs/"))}
     assert '"exit_code": 0' in (lab / "runs" / "r1" / "run.json").read_text()
-    again = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=told, ssh=box.ssh).runs[0]
+    again = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=told).runs[0]
     assert (again.files, again.bytes, again.complete) == (0, 0, True)
     assert verify(box.remote, LAB, LAB_ID, [], lab) == ()
     everything = pull(box.remote, LAB, LAB_ID, [], lab, reporter=told, everything=True).runs[0]
@@ -275,14 +272,18 @@ def test_a_pull_brings_outputs_once(box: Box, lab: Path) -> None:
     assert not (lab / "runs" / "r1" / ".labctl-partial").exists()
 
 
-@pytest.mark.parametrize("rsync", [True, False])
-def test_much_is_pulled_whichever_way_it_goes(box: Box, lab: Path, rsync: bool) -> None:
+@pytest.mark.parametrize("way", ["ssh", "paramiko"])
+def test_much_is_pulled_whichever_way_it_goes(box: Box, lab: Path, way: str) -> None:
     box.make_run("r1")
     box.sh(f"head -c {40 * MIB} /dev/urandom > {HOME}/runs/r1/logs/big.bin")
     box.put("runs/r1/logs/sub dir/ü.bin", b"x")
     told = Recorder()
-    way = box.ssh if rsync else None
-    result = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=told, ssh=way).runs[0]
+    remote = box.remote
+    if way == "paramiko":
+        remote = Remote(ParamikoTransport(box.transport.endpoint))
+    result = pull(remote, LAB, LAB_ID, ["r1"], lab, reporter=told).runs[0]
+    if way == "paramiko":
+        remote.transport.close()
     assert result.complete
     assert local_hashes(lab / "runs" / "r1" / "logs") == box.hashes("runs/r1/logs")
     assert told.progress("pull r1")[-1].done == 40 * MIB + 9

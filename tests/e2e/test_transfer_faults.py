@@ -1,4 +1,4 @@
-"""Transfers that go wrong: cut links, killed rsyncs, full disks, half-written files, bad servers.
+"""Transfers that go wrong: cut links, killed programs, full disks, half-written files, bad servers.
 
 The numbers are those of the table of faults in the documentation.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -30,7 +29,6 @@ pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
 MIB = 1024**2
 BIG_BYTES = 128 * MIB
-RATE = "24m"
 DISK = "/home/student/labctl"
 
 
@@ -50,17 +48,6 @@ def box(machine: Sshd, connections: Connections) -> Iterator[Box]:
     yield found
     machine.mend()
     found.transport.close()
-
-
-@pytest.fixture(autouse=True)
-def slow_rsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real rsync, held to some MiB a second, so that there is a middle to disturb it in."""
-    real = shutil.which("rsync")
-    script = tmp_path / "bin" / "rsync"
-    script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\nexec {real} --bwlimit={RATE} "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
 
 
 @pytest.fixture
@@ -121,6 +108,7 @@ def assert_resumed(box: Box, lab: Path) -> None:
 
 
 RECEIVING = "pgrep -f '__main__.py receiv[e]' || true"
+SENDING = "pgrep -f '__main__.py sen[d]' || true"
 
 
 def test_18_a_link_cut_during_a_push_is_noticed_and_the_transfer_goes_on(
@@ -161,23 +149,58 @@ def test_19_20_a_push_whose_program_is_killed_loses_nothing(
     assert_resumed(box, lab)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["19", "20"])
-def test_19_20_a_pull_whose_rsync_is_killed_loses_nothing(
-    box: Box, lab: Path, number: signal.Signals
-) -> None:
+def pull_model(box: Box, lab: Path) -> Path:
+    """A good checkpoint is here, and a larger one has taken its place there."""
     box.make_run("r1")
     box.put("runs/r1/checkpoints/model.bin", b"the good one")
-    pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh)
+    pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder())
     box.sh(f"head -c {BIG_BYTES} /dev/urandom > {HOME}/runs/r1/checkpoints/model.bin")
-    model = lab / "runs" / "r1" / "checkpoints" / "model.bin"
-    told = AtProgress("pull r1", lambda: [os.kill(pid, number) for pid in local("rsync")] and None)
-    with pytest.raises((TransferError, LinkLostError)):
-        pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=told, ssh=box.ssh)
+    return lab / "runs" / "r1" / "checkpoints" / "model.bin"
+
+
+def assert_pull_resumed(box: Box, lab: Path, model: Path) -> None:
+    """The good file is still there, and the next pull brings only the rest."""
     assert model.read_bytes() == b"the good one"
-    result = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh).runs[0]
+    result = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder()).runs[0]
     assert 0 < result.bytes < BIG_BYTES - MIB
     assert result.complete
     assert hashlib.sha256(model.read_bytes()).hexdigest() in box.hashes("runs/r1").values()
+
+
+def test_18_a_link_cut_during_a_pull_is_noticed_and_the_transfer_goes_on(
+    box: Box, lab: Path
+) -> None:
+    model = pull_model(box, lab)
+    told = AtProgress("pull r1", box.sshd.black_hole)
+    with pytest.raises(LinkLostError) as caught:
+        pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=told)
+    assert time.monotonic() - told.at < 10
+    assert "labctl pull" in caught.value.hint
+    box.sshd.mend()
+    box.transport.close()
+    wait_for(lambda: not box.sh(SENDING), 60)
+    assert_pull_resumed(box, lab, model)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["19", "20"])
+@pytest.mark.parametrize("side", ["here", "there"])
+def test_19_20_a_pull_whose_program_is_killed_loses_nothing(
+    box: Box, lab: Path, side: str, number: signal.Signals
+) -> None:
+    model = pull_model(box, lab)
+
+    def kill() -> None:
+        if side == "here":
+            (pid,) = local("ssh")
+            os.kill(pid, number)
+        else:
+            box.sh(f"pkill -{int(number)} -f '__main__.py sen[d]'")
+
+    with pytest.raises((TransferError, LinkLostError)) as caught:
+        pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=AtProgress("pull r1", kill))
+    assert "labctl pull" in caught.value.hint
+    wait_for(lambda: not box.sh(SENDING))
+    assert_pull_resumed(box, lab, model)
 
 
 WRITER = """
@@ -202,13 +225,13 @@ def test_21_a_file_that_is_being_written_is_never_taken_for_whole(box: Box, lab:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"half\n"
-        run = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh).runs[0]
+        run = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder()).runs[0]
         assert [(m.path, m.reason) for m in run.skipped] == [
             ("checkpoints/model.pt", "still open for writing")
         ]
         assert not (lab / "runs" / "r1" / "checkpoints").exists()
         writer.communicate(b"go on\n")
-    pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh)
+    pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder())
     assert (lab / "runs" / "r1" / "checkpoints" / "model.pt").stat().st_size == 18_000_000
 
 
@@ -308,15 +331,12 @@ def test_23_a_full_disk_here_is_told_before_anything_is_brought(box: Box, small_
     box.sh(f"head -c {100 * MIB} /dev/urandom > {HOME}/runs/r1/logs/big.bin")
     told = Recorder()
     with pytest.raises(DiskFullError, match="no room here") as caught:
-        pull(box.remote, LAB, LAB_ID, ["r1"], small_disk, reporter=told, ssh=box.ssh)
+        pull(box.remote, LAB, LAB_ID, ["r1"], small_disk, reporter=told)
     assert "101 MiB are to come" in caught.value.why
     assert told.progress("pull r1") == []
 
 
-@pytest.mark.parametrize("rsync", [True, False])
-def test_23_a_disk_here_that_fills_up_meanwhile_is_told(
-    box: Box, small_disk: Path, rsync: bool
-) -> None:
+def test_23_a_disk_here_that_fills_up_meanwhile_is_told(box: Box, small_disk: Path) -> None:
     box.make_run("r1")
     box.sh(f"head -c {90 * MIB} /dev/urandom > {HOME}/runs/r1/logs/big.bin")
     ballast = small_disk / "ballast"
@@ -327,12 +347,11 @@ def test_23_a_disk_here_that_fills_up_meanwhile_is_told(
             os.posix_fallocate(file.fileno(), 0, found.f_bavail * found.f_frsize)
 
     told = AtProgress("pull r1", fill_here)
-    way = box.ssh if rsync else None
     with pytest.raises(DiskFullError, match="disk of this machine is full"):
-        pull(box.remote, LAB, LAB_ID, ["r1"], small_disk, reporter=told, ssh=way)
+        pull(box.remote, LAB, LAB_ID, ["r1"], small_disk, reporter=told)
     ballast.unlink()
     kept = (small_disk / "runs" / "r1" / ".labctl-partial" / "logs" / "big.bin").stat().st_size
-    run = pull(box.remote, LAB, LAB_ID, ["r1"], small_disk, reporter=Recorder(), ssh=way).runs[0]
+    run = pull(box.remote, LAB, LAB_ID, ["r1"], small_disk, reporter=Recorder()).runs[0]
     assert run.complete
     assert kept > 0
     assert run.bytes <= 90 * MIB - kept + 8
@@ -340,22 +359,22 @@ def test_23_a_disk_here_that_fills_up_meanwhile_is_told(
 
 
 EVIL = """
-import json, sys
+import hashlib, json, sys
 name, content = {name!r}, {content!r}
 sys.stdin.buffer.readline()
 def say(body, to):
     to.buffer.write(b"\\x1elabctl " + json.dumps(body).encode() + b"\\n")
     to.flush()
 if sys.argv[1] == "manifest":
-    import hashlib
     entry = [name, len(content), hashlib.sha256(content.encode()).hexdigest(), False]
     run = {{"files": [entry], "skipped": [], "directory": {directory!r}, "ended": True}}
     say({{"runs": {{{run!r}: run}}}}, sys.stdout)
 else:
-    say({{"sizes": [len(content)]}}, sys.stdout)
-    sys.stdout.write(content)
+    say({{"from": [0]}}, sys.stdout)
+    body = content.encode()
+    sys.stdout.buffer.write(bytes([0]) + len(body).to_bytes(4, "big") + body + bytes(5))
     sys.stdout.flush()
-    say({{}}, sys.stderr)
+    say({{"sha256": [hashlib.sha256(body).hexdigest()]}}, sys.stderr)
 """
 
 
@@ -373,7 +392,7 @@ def turn_evil(box: Box, name: str, *, run: str = "r1", content: str = "evil") ->
 def test_34_35_names_that_lead_elsewhere_are_refused(box: Box, lab: Path, name: str) -> None:
     turn_evil(box, name)
     with pytest.raises(PolicyError, match="leaves its directory"):
-        pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh)
+        pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder())
     assert local_hashes(lab) == {"model.bin": hashlib.sha256(b"the good one").hexdigest()}
     assert not (lab.parent / "x").exists()
 
@@ -381,7 +400,7 @@ def test_34_35_names_that_lead_elsewhere_are_refused(box: Box, lab: Path, name: 
 @pytest.mark.parametrize("name", ["a\x1b[2Jb", "x\ny", "run.json", ".labctl-partial/x"])
 def test_34_35_odd_names_are_left_out_and_told_escaped(box: Box, lab: Path, name: str) -> None:
     turn_evil(box, name)
-    run = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh).runs[0]
+    run = pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder()).runs[0]
     assert not run.complete
     assert run.skipped[0].path.isprintable()
     assert list((lab / "runs" / "r1").iterdir()) == []
@@ -390,7 +409,7 @@ def test_34_35_odd_names_are_left_out_and_told_escaped(box: Box, lab: Path, name
 def test_34_35_a_run_that_was_not_asked_for_is_refused(box: Box, lab: Path) -> None:
     turn_evil(box, "logs/x", run="../../elsewhere")
     with pytest.raises(PolicyError, match="not asked for"):
-        pull(box.remote, LAB, LAB_ID, [], lab, reporter=Recorder(), ssh=box.ssh)
+        pull(box.remote, LAB, LAB_ID, [], lab, reporter=Recorder())
 
 
 def test_34_35_nothing_is_written_through_a_link_here(box: Box, lab: Path, tmp_path: Path) -> None:
@@ -400,12 +419,12 @@ def test_34_35_nothing_is_written_through_a_link_here(box: Box, lab: Path, tmp_p
     (lab / "runs" / "r1").mkdir(parents=True)
     (lab / "runs" / "r1" / "logs").symlink_to(outside)
     with pytest.raises(PolicyError, match="is a link"):
-        pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh)
+        pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Recorder())
     assert list(outside.iterdir()) == []
 
 
-def test_34_35_links_do_not_travel_over_rsync(box: Box, lab: Path) -> None:
-    """The server promises a file of 40 MiB and, when rsync comes, has a link to another."""
+def test_34_35_links_do_not_travel(box: Box, lab: Path) -> None:
+    """The server promises a file of 40 MiB and, when it is asked, has a link to another."""
     box.make_run("r1")
     secret = "s" * (40 * MIB)
     box.sh(f"head -c {40 * MIB} /dev/zero | tr '\\0' s > {DISK}/elsewhere")
@@ -425,6 +444,6 @@ def test_34_35_links_do_not_travel_over_rsync(box: Box, lab: Path) -> None:
             return super().call(verb, request, **more)
 
     with pytest.raises(TransferError, match="arrived different"):
-        pull(Lying(box.transport), LAB, LAB_ID, ["r1"], lab, reporter=Recorder(), ssh=box.ssh)
+        pull(Lying(box.transport), LAB, LAB_ID, ["r1"], lab, reporter=Recorder())
     assert not any(p.is_symlink() for p in (lab / "runs").rglob("*"))
     assert not (lab / "runs" / "r1" / "logs").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -353,14 +354,14 @@ def test_one_master_serves_all_and_close_ends_it(sshd: Sshd, connections: Connec
     wait_for(lambda: not Path(control).exists())
 
 
-def test_rsync_over_the_shared_master(sshd: Sshd, connections: Connections, tmp_path: Path) -> None:
+def test_people_rsync_through_the_ssh_config(
+    sshd: Sshd, connections: Connections, tmp_path: Path
+) -> None:
     server = sshd.server()
     transport = connections.open(server)
-    assert isinstance(transport, OpenSshTransport)
     (tmp_path / "file").write_text("content")
-    subprocess.run(
-        ["rsync", "-e", transport.rsync_shell(), str(tmp_path / "file"), f"{server.id}:got"],
-        check=True,
-    )
+    shell = shlex.join(["ssh", "-F", str(connections.config_path(server.id))])
+    words = ["rsync", "-e", shell, str(tmp_path / "file"), f"{server.alias}:got"]
+    subprocess.run(words, check=True)
     assert transport.run("cat got").stdout == "content"
     connections.close(server)

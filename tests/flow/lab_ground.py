@@ -30,10 +30,10 @@ from labctl.transports.fake import FakeTransport
 
 LAB_ID = "0f1e2d3c4b5a"
 PROBE = (
-    "Welcome!\n=== labctl probe ===\npython=3.11.2\ntmux=tmux 3.3a\nrsync=rsync  version 3.2.7\n"
+    "Welcome!\n=== labctl probe ===\npython=3.11.2\ntmux=tmux 3.3a\n"
     "docker_said=labctl-engine 27.3.1\n=== labctl probe end ===\n"
 )
-"""Nothing is missing; the banner keeps rsync, which needs a real ssh, out of it."""
+"""Nothing is missing, and a banner comes first."""
 
 
 class Settings(Value, frozen=True):

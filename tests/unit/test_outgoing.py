@@ -1,19 +1,16 @@
-"""What a push sends: whole files as blocks, compressed only where the link is slower than that."""
+"""What travels, either way: parts of files as blocks, packed only where the link is slower."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from labctl.actions import outgoing
-from labctl.actions.outgoing import BLOCK_BYTES, BUFFERS_BYTES, Outgoing
-from labctl.model import FileEntry
-from labctl.remote import parcel
+from labctl.remote import outgoing, parcel
+from labctl.remote.outgoing import BLOCK_BYTES, BUFFERS_BYTES, Outgoing, Part
 
 ROWS = b"".join(b"%d,%d,0.125\n" % (n, n * n % 97) for n in range(80_000))
 
@@ -26,14 +23,16 @@ class Clock:
         monkeypatch.setattr(outgoing.time, "monotonic", lambda: self.now)
 
 
-def made(root: Path, name: str, content: bytes, offset: int = 0) -> tuple[FileEntry, int]:
+def made(root: Path, name: str, content: bytes, offset: int = 0) -> Part:
     (root / name).write_bytes(content)
-    sha256 = hashlib.sha256(content).hexdigest()
-    return FileEntry(path=name, size=len(content), sha256=sha256, mode=0o644), offset
+    return name, offset, len(content)
 
 
 def unpacked(sent: bytes) -> bytes:
-    return b"".join(parcel.blocks(io.BytesIO(sent)))
+    unpacking = parcel.Unpacking()
+    contents = b"".join(unpacking.feed(sent))
+    assert unpacking.ended
+    return contents
 
 
 def test_small_and_large_files_travel_from_where_they_were_cut(tmp_path: Path) -> None:
@@ -58,7 +57,16 @@ def test_what_is_gone_or_shorter_by_now_is_filled_up(tmp_path: Path) -> None:
     assert sent == bytes(5) + b"abc" + bytes(3) + b"end"
 
 
-@pytest.mark.parametrize(("mib_per_s", "packs"), [(10, True), (400, False)])
+def test_what_is_sent_is_hashed_on_its_way(tmp_path: Path) -> None:
+    parts = [made(tmp_path, "a", b"x" * 5), made(tmp_path, "b", b"abcdef", 2)]
+    (tmp_path / "b").write_bytes(b"abcd")
+    digests = [None, hashlib.sha256(b"ab")]
+    assert unpacked(b"".join(Outgoing(tmp_path, parts, lambda done: None, digests)()))
+    assert digests[1] is not None
+    assert digests[1].hexdigest() == hashlib.sha256(b"abcd" + bytes(2)).hexdigest()
+
+
+@pytest.mark.parametrize(("mib_per_s", "packs"), [(2, True), (20, True), (400, False)])
 def test_only_a_slow_link_is_helped_by_compression(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mib_per_s: int, packs: bool
 ) -> None:
@@ -75,14 +83,27 @@ def test_only_a_slow_link_is_helped_by_compression(
     assert carried < size / 2 if packs else carried > size - 4 * BUFFERS_BYTES
 
 
+def test_a_very_slow_link_is_helped_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    parts = [made(tmp_path, f"{n}.csv", ROWS) for n in range(40)]
+    carried = {}
+    for mib_per_s in (2, 20):
+        carried[mib_per_s] = 0
+        for block in Outgoing(tmp_path, parts, lambda done: None)():
+            clock.now += len(block) / (mib_per_s * 1024**2)
+            carried[mib_per_s] += len(block)
+    assert carried[2] < 0.97 * carried[20]
+
+
 def test_noise_is_never_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     parts = [made(tmp_path, "noise", os.urandom(12 * BLOCK_BYTES))]
-    kinds = set()
-    for block in Outgoing(tmp_path, parts, lambda done: None)():
+    heads = set()
+    for piece in Outgoing(tmp_path, parts, lambda done: None)():
         clock.now += 1.0
-        kinds.add(block[0])
-    assert kinds == {parcel.PLAIN}
+        if len(piece) == parcel.HEAD.size:
+            heads.add(piece[0])
+    assert heads == {parcel.PLAIN}
 
 
 def test_a_body_that_is_empty_ends(tmp_path: Path) -> None:

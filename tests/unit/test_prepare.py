@@ -22,7 +22,7 @@ T4 = Gpu(name="Tesla T4", uuid="GPU-1", memory_bytes=15360 * MIB)
 A100 = Gpu(name="NVIDIA A100-SXM4-80GB", uuid="GPU-2", memory_bytes=81920 * MIB)
 A10G = Gpu(name="NVIDIA A10G", uuid="GPU-3", memory_bytes=23028 * MIB)
 
-CPU = Facts(user="alice", uid=1000, python="3.11.2", tmux="3.3a", rsync="3.2.7", docker="27.3.1")
+CPU = Facts(user="alice", uid=1000, python="3.11.2", tmux="3.3a", docker="27.3.1")
 
 
 class Recorded:
@@ -200,7 +200,7 @@ def test_gpu_without_runtime_and_without_sudo_stays_usable(tmp_path: Path) -> No
 
 def test_facts_are_probed_where_none_are_given(tmp_path: Path) -> None:
     reply = (
-        "=== labctl probe ===\npython=3.11.2\ntmux=tmux 3.3a\nrsync=rsync  version 3.2.7\n"
+        "=== labctl probe ===\npython=3.11.2\ntmux=tmux 3.3a\n"
         "docker_said=labctl-engine 27.3.1\n=== labctl probe end ===\n"
     )
     assert prepared(None, tmp_path, reply, noise="Welcome!\n") == []
@@ -214,11 +214,10 @@ def test_without_sudo_the_administrator_gets_exact_lines(tmp_path: Path) -> None
         "- Docker Engine is not installed",
         "- the account alice may not use Docker (it is not in the group docker)",
         "- tmux is not installed",
-        "- rsync is not installed",
         "- python3 is not installed",
         "the account alice may not use sudo without a password.",
         "What an administrator of gpu1.lab.example types there:",
-        "    sudo apt-get install --yes docker.io tmux rsync python3",
+        "    sudo apt-get install --yes docker.io tmux python3",
         "    sudo usermod --append --groups docker alice",
     ]
     assert f"ansible-playbook -i hosts {PLAYBOOKS / 'server.yml'} -K" in caught.value.hint

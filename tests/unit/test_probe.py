@@ -31,7 +31,6 @@ LAB_SERVER = Facts(
     uid=1000,
     python="3.11.2",
     tmux="3.3a",
-    rsync="3.2.7",
     docker="20.10.24",
 )
 BARE = Facts(os="Ubuntu 24.04.1 LTS", user="alice", uid=1000, docker_error=NOT_INSTALLED)
@@ -93,7 +92,6 @@ def test_script_finds_this_machine(shell: list[str]) -> None:
         assert facts.home_filesystem
     assert facts.cpus >= 1
     assert facts.disk_free_bytes > 0
-    assert not facts.noisy_shell
 
 
 def test_script_reads_nvidia_smi(tmp_path: Path) -> None:
@@ -181,7 +179,7 @@ def test_a_daemon_that_starts_is_waited_for(tmp_path: Path) -> None:
 
 def test_nothing_on_stdin_is_eaten(tmp_path: Path) -> None:
     """A program that reads its input must not swallow the rest of the script."""
-    for name in ("docker", "nvidia-smi", "tmux", "rsync", "sudo", "python3"):
+    for name in ("docker", "nvidia-smi", "tmux", "sudo", "python3"):
         program(tmp_path, name, "cat")
     assert parse(run_script(["sh"], tmp_path)).cpus >= 1
 
@@ -190,7 +188,6 @@ def test_nothing_on_stdin_is_eaten(tmp_path: Path) -> None:
 def test_banner_before_the_reply(banner: str) -> None:
     facts = parse(banner + reply("user=alice", "uid=1000"))
     assert (facts.user, facts.uid) == ("alice", 1000)
-    assert facts.noisy_shell
 
 
 def test_versions_are_cut_out_of_what_programs_say() -> None:
@@ -198,11 +195,10 @@ def test_versions_are_cut_out_of_what_programs_say() -> None:
         reply(
             "python=3.11.2",
             "tmux=tmux next-3.6",
-            "rsync=rsync  version 3.2.7  protocol version 31",
             "docker_said=labctl-engine 20.10.24+dfsg1",
         )
     )
-    assert (facts.python, facts.tmux, facts.rsync) == ("3.11.2", "3.6", "3.2.7")
+    assert (facts.python, facts.tmux) == ("3.11.2", "3.6")
     assert facts.docker == "20.10.24+dfsg1"
 
 
@@ -270,9 +266,9 @@ def test_a_lab_server_lacks_nothing() -> None:
 def test_a_bare_machine_lacks_everything_with_the_words_for_its_administrator() -> None:
     lacking = missing(BARE)
     names = [lack.name for lack in lacking]
-    assert names == ["docker", "docker rights", "tmux", "rsync", "python3"]
+    assert names == ["docker", "docker rights", "tmux", "python3"]
     assert admin_commands(lacking) == [
-        "sudo apt-get install --yes docker.io tmux rsync python3",
+        "sudo apt-get install --yes docker.io tmux python3",
         "sudo usermod --append --groups docker alice",
     ]
 

@@ -64,7 +64,7 @@ def receive(
 def stream(*contents: bytes) -> bytes:
     """As it travels: every second block compressed."""
     ways = (parcel.plain, parcel.packed)
-    framed = [ways[n % 2](content) for n, content in enumerate(contents) if content]
+    framed = [b"".join(ways[n % 2](content)) for n, content in enumerate(contents) if content]
     return b"".join(framed) + parcel.END
 
 
@@ -196,7 +196,7 @@ def test_what_was_cut_goes_on_where_it_was(code: Path, monkeypatch: pytest.Monke
         stdin(monkeypatch, stream(content[offset:]))
         if not whole:
             files.plan(one)
-            with pytest.raises(Failure, match="beginning"):
+            with pytest.raises(Failure, match="cut short"):
                 arriving.receive({**one, "parts": [["a.bin", offset]]})
             continue
         reply = arriving.receive({**one, "parts": [["a.bin", offset]]})
@@ -227,7 +227,7 @@ def test_a_block_that_unpacks_to_gigabytes_is_refused() -> None:
     bomb = zlib.compress(bytes(parcel.MOST_BYTES + 1))
     body = parcel.HEAD.pack(parcel.PACKED, len(bomb)) + bomb + parcel.END
     with pytest.raises(parcel.CutError, match="too much"):
-        list(parcel.blocks(io.BytesIO(body)))
+        list(parcel.Unpacking().feed(body))
 
 
 def test_what_arrived_wrong_is_named_and_nothing_is_replaced(

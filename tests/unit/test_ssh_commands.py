@@ -225,12 +225,6 @@ def test_a_forward_is_a_connection_of_its_own_on_loopback() -> None:
         ssh.forward_argv("/c", "i-1", [(0, 1)])
 
 
-def test_the_shell_for_rsync_is_one_string() -> None:
-    shell = ssh.rsync_shell("/a b/config", control_path="/tmp/s")
-    assert shlex.split(shell)[:3] == ["ssh", "-F", "/a b/config"]
-    assert "ControlPath=/tmp/s" in shell
-
-
 def test_a_persons_ssh() -> None:
     assert ssh.interactive_argv("/c", "digits") == ["ssh", "-F", "/c", "-t", "--", "digits"]
     assert ssh.interactive_argv("/c", "digits", "htop", tty=False)[-2:] == ["digits", "htop"]
@@ -255,7 +249,6 @@ def test_only_a_client_that_begins_slowly_is_asked_for_another_key_exchange(
     for argv in (
         ssh.master_argv("/c", "i-1", "/tmp/s", asked_for),
         ssh.interactive_argv("/c", "i-1", login=asked_for),
-        shlex.split(ssh.rsync_shell("/c", login=asked_for)),
     ):
         assert [word for word in argv if "Kex" in word] == list(asked_for)
 

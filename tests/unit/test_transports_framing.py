@@ -17,7 +17,8 @@ MARK = b"\x01mark\x02"
 def executed(framed: Frame, stdin: bytes = b"") -> tuple[int, Unframer, Unframer, bytes, bytes]:
     done = subprocess.run(["sh", "-c", framed.line], input=stdin, capture_output=True, check=False)
     got: tuple[list[bytes], list[bytes]] = ([], [])
-    out, err = Unframer(framed.mark, got[0].append), Unframer(framed.mark, got[1].append)
+    out = Unframer(framed.mark, got[0].append)
+    err = Unframer(framed.mark, got[1].append, twice=True)
     out.feed(done.stdout)
     err.feed(done.stderr)
     out.finish()
@@ -61,7 +62,7 @@ def test_output_is_whole_wherever_it_is_cut(pieces: list[bytes], noise: bytes, e
     text = noise + MARK + body + (MARK if ended else b"")
     for step in (1, 3, len(text)):
         got: list[bytes] = []
-        stream = Unframer(MARK, got.append)
+        stream = Unframer(MARK, got.append, twice=True)
         for at in range(0, len(text), step):
             stream.feed(text[at : at + step])
         stream.finish()
@@ -71,13 +72,23 @@ def test_output_is_whole_wherever_it_is_cut(pieces: list[bytes], noise: bytes, e
 
 def test_output_is_handed_over_at_once_but_for_a_possible_mark() -> None:
     got: list[bytes] = []
-    stream = Unframer(MARK, got.append)
+    stream = Unframer(MARK, got.append, twice=True)
     stream.feed(MARK + b"abc")
     assert got == [b"abc"]
     stream.feed(b"def\x01ma")
     assert got == [b"abc", b"def"]
     stream.feed(b"!")
     assert got == [b"abc", b"def", b"\x01ma!"]
+
+
+def test_a_second_mark_is_output_where_none_is_awaited() -> None:
+    got: list[bytes] = []
+    stream = Unframer(MARK, got.append)
+    stream.feed(b"banner" + MARK[:2])
+    stream.feed(MARK[2:] + b"abc" + MARK)
+    stream.feed(MARK[:3])
+    assert got == [b"abc" + MARK, MARK[:3]]
+    assert (stream.noise, stream.ended_255) == (b"banner", False)
 
 
 def test_without_a_mark_everything_is_noise() -> None:

@@ -235,8 +235,8 @@ def test_only_our_own_lease_is_given_back(
         ("sshd", [], ""),
         (
             "python3",
-            ["python3", "-I", "/h/.cache/labctl/remote-1/__main__.py", "read"],
-            "labctl read",
+            ["python3", "-I", "/h/.cache/labctl/remote-1/__main__.py", "send"],
+            "labctl send",
         ),
         ("python3", ["python3", "train.py"], ""),
     ],

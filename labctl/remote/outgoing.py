@@ -1,48 +1,56 @@
-"""What a push sends: the missing parts of files as one stream, compressed where that pays."""
+"""What is sent, from either side: parts of files as one stream, compressed where that pays."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Callable, Iterator, Sequence, Tuple
 
-from labctl.model import FileEntry
-from labctl.remote import parcel
-from labctl.remote.packing import worth_packing
+from . import parcel
+from .packing import LEVEL, worth_packing
 
-BLOCK_BYTES = 1024 * 1024
+Part = Tuple[str, int, int]
+"""Path below the root, the offset to begin at, the size that the file has."""
+BLOCK_BYTES = 512 * 1024
 QUICK_BYTES_PER_S = 64e6
 """A link that carries so much gains nothing: zlib's quickest level packs 70 to 150 MB/s."""
-BUFFERS_BYTES = 4 * BLOCK_BYTES
+SLOW_BYTES_PER_S = 10e6
+SLOW_LEVEL = 4
+"""Still 35 MB/s or more, and up to a seventh less to carry."""
+BUFFERS_BYTES = 4 * 1024 * 1024
 """So much vanishes in pipes and windows before a link shows how quick it is."""
 
 
 class Outgoing:
-    """`parts` (a file and the offset to begin at) below `root`; called, it begins their stream.
+    """`parts` of files below `root`; called, it begins their stream.
 
-    Each part is as long as its entry says: what is missing by now is sent as zeros, and the hash
-    tells. `on_bytes` hears how many bytes of the files have gone.
+    Each part is as long as its size says: what is missing by now is sent as zeros, and the hash
+    tells. `on_bytes` hears how many bytes of the files have gone; `digests`, one for each part or
+    none, take in what is sent.
     """
 
     def __init__(
         self,
         root: Path,
-        parts: Sequence[tuple[FileEntry, int]],
+        parts: Sequence[Part],
         on_bytes: Callable[[int], None],
+        digests: Sequence[Any] = (),
     ) -> None:
         self.root = root
         self.parts = parts
         self.on_bytes = on_bytes
-        self.pack = worth_packing((root / one.path, one.size) for one, _ in parts)
+        self.digests = digests or [None] * len(parts)
+        self.pack = worth_packing((root / path, size - offset) for path, offset, size in parts)
 
     def __call__(self) -> Iterator[bytes]:
         pace = Pace()
         done = 0
         for block in self._blocks():
-            framed = parcel.packed(block) if self.pack and pace.slow else parcel.plain(block)
+            level = pace.level if self.pack else 0
+            framed = parcel.packed(block, level) if level else parcel.plain(block)
             begun = time.monotonic()
-            yield framed
-            pace.took(len(framed), time.monotonic() - begun)
+            yield from framed
+            pace.took(sum(map(len, framed)), time.monotonic() - begun)
             done += len(block)
             self.on_bytes(done)
         yield parcel.END
@@ -50,8 +58,10 @@ class Outgoing:
     def _blocks(self) -> Iterator[bytes]:
         """Small files together, large ones in pieces."""
         waiting = bytearray()
-        for entry, offset in self.parts:
-            for piece in _contents(self.root / entry.path, offset, entry.size):
+        for (path, offset, size), digest in zip(self.parts, self.digests):
+            for piece in _contents(self.root / path, offset, size):
+                if digest is not None:
+                    digest.update(piece)
                 if not waiting and len(piece) == BLOCK_BYTES:
                     yield piece
                     continue
@@ -64,10 +74,11 @@ class Outgoing:
 
 
 class Pace:
-    """How quick the link is, from how long it takes to get rid of blocks."""
+    """How quick the link is, from how long it takes to get rid of blocks: which of zlib's levels
+    pays, 0 for none."""
 
     def __init__(self) -> None:
-        self.slow = True
+        self.level = LEVEL
         self._buffered = BUFFERS_BYTES
         self._bytes = 0
         self._s = 0.0
@@ -78,7 +89,10 @@ class Pace:
             return
         self._bytes += size
         self._s += span_s
-        self.slow = self._bytes < QUICK_BYTES_PER_S * self._s
+        if self._bytes >= QUICK_BYTES_PER_S * self._s:
+            self.level = 0
+        else:
+            self.level = SLOW_LEVEL if self._bytes < SLOW_BYTES_PER_S * self._s else LEVEL
 
 
 def _contents(path: Path, offset: int, size: int) -> Iterator[bytes]:
@@ -91,7 +105,7 @@ def _contents(path: Path, offset: int, size: int) -> Iterator[bytes]:
                 left -= len(piece)
                 yield piece
     except OSError:
-        pass  # gone, or not to be read any more: the server says that it arrived different
+        pass  # gone, or not to be read any more: the receiver sees that it arrived different
     while left > 0:
         zeros = bytes(min(BLOCK_BYTES, left))
         left -= len(zeros)
