@@ -2,6 +2,7 @@
 
 .labctl/submissions/<assignment>/bundle-0001.tar     what was handed in
 .labctl/submissions/<assignment>/receipt-0001.json   what its receiver signed
+.labctl/submissions/<assignment>/feedback.html       what was released of its grade
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from labctl.errors import NotFoundError, PolicyError
 from labctl.model import Value
 from labctl.submissions import receipt
 from labctl.submissions.assignment import Assignment
+from labctl.submissions.feedback import Feedback
 from labctl.submissions.receipt import Receipt, Signed
 
 
@@ -75,6 +77,30 @@ def fetch(
         found = list(answers.receipts)
         refused = [f"{one.at} {one.sha256[:12]}: {one.why}" for one in answers.refused]
     return [(keep(root, rules, signed), signed.receipt) for signed in found], refused
+
+
+def fetch_feedback(
+    root: Path, rules: Assignment, host: ReceiverHost | None
+) -> tuple[Feedback, Path]:
+    """What was released of the grade, and its page, now kept here; NotFoundError before that."""
+    if host is None:
+        raise NotFoundError(
+            f"{rules.name} is handed in through a bucket, which brings no grade back",
+            hint="ask your instructor for it",
+        )
+    found = host.feedback()
+    if found is None:
+        raise NotFoundError(
+            f"nothing of your grade for {rules.name} has been released yet",
+            hint="labctl submit --receipts   # what you have handed in",
+        )
+    place = folder(root, rules.name)
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / "feedback.html"
+    draft = path.with_suffix(".new")
+    draft.write_text(found.page, encoding="utf-8")
+    draft.replace(path)
+    return found, path
 
 
 def last(root: Path, rules: Assignment) -> Path:

@@ -30,6 +30,7 @@ from labctl.errors import (
 from labctl.model import Endpoint
 from labctl.submissions import REQUEST
 from labctl.submissions.assignment import SSH_PLACE, Assignment
+from labctl.submissions.feedback import Feedback
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
 from labctl.submissions.service import PART_BYTES
@@ -92,6 +93,11 @@ class ReceiverHost:
         """The student's own receipts of this assignment."""
         said = patiently(lambda: self._ask("receipts"))
         return msgspec.convert(said["receipts"], list[Signed])
+
+    def feedback(self) -> Feedback | None:
+        """What was released of the student's own grade; None where nothing was yet."""
+        said = patiently(lambda: self._ask("feedback"))
+        return msgspec.convert(said["feedback"], Feedback | None)
 
     def send(
         self, file: BinaryIO, sha256: str, size: int, on_bytes: Callable[[int], None]

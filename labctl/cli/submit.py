@@ -29,6 +29,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--bundle", type=FILE, help="For --verify: the bundle, where it lies elsewhere.")
 @click.option("--receipts", is_flag=True, help="Fetch your receipts of this assignment.")
+@click.option("--grade", is_flag=True, help="Your grade, once it was released.")
 @click.option("--key", is_flag=True, help="Your public key, for the instructor.")
 @yes_option
 @json_option
@@ -43,6 +44,7 @@ def submit_command(
     verify: str | None,
     bundle: Path | None,
     receipts: bool,
+    grade: bool,
     key: bool,
     yes: bool,
     json_: bool,
@@ -70,6 +72,8 @@ def submit_command(
     choice = Choice(run=run, checkpoint=checkpoint, assignment=given, allowed=allow)
     if receipts:
         _receipts(lab, choice, json_)
+    elif grade:
+        _grade(lab, choice, json_)
     elif dry_run:
         _rehearse(lab, choice, json_)
     else:
@@ -147,3 +151,18 @@ def _receipts(lab: Lab, choice: Choice, json_: bool) -> None:
         as_json({"receipts": found, "refused": refused})
         return
     draw_receipts(kept, refused, root)
+
+
+def _grade(lab: Lab, choice: Choice, json_: bool) -> None:
+    from labctl.actions import receipts, submit
+    from labctl.cli.screen import as_json
+    from labctl.cli.submitted import draw_feedback
+
+    root = lab.config.root
+    rules = submit.find_assignment(root, choice.assignment)
+    with submit.opened(lab.ground, rules) as host:
+        found, path = receipts.fetch_feedback(root, rules, host)
+    if json_:
+        as_json({"feedback": found, "path": str(path)})
+        return
+    draw_feedback(found, path, root)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from labctl.actions.bundling import Contents
     from labctl.actions.receipts import Verified
     from labctl.actions.submit import HandedIn, Terms
+    from labctl.submissions.feedback import Feedback
     from labctl.submissions.receipt import Receipt
 
 PARTS = ("model", "logs", "report", "evaluation", "code")
@@ -194,6 +195,15 @@ def draw_receipts(kept: list[tuple[Path, Receipt]], refused: list[str], root: Pa
         click.echo(f"they lie in {_below(str(kept[0][0].parent), root)}")
     for line in refused:
         click.echo(click.style(f"refused {clean(line)}", fg="red"))
+
+
+def draw_feedback(found: Feedback, path: Path, root: Path) -> None:
+    head = f"{found.score:g} of {found.points:g} points"
+    click.echo(click.style(f"{clean(found.assignment)}: {head}", bold=True))
+    click.echo(f"submission {found.number}")
+    for line in found.text.splitlines():
+        click.echo(clean(line))
+    click.echo(f"all of it: {_below(str(path), root)}")
 
 
 def _below(path: str, root: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from . import broker_images, broker_mounts, broker_net, broker_share, engine
-from .broker_gpus import STATES, boottime_s, chosen, holder, leases, node_groups
+from .broker_gpus import STATES, boottime_s, holder, leases, lent, node_groups
 from .broker_http import Refusal, Request, pass_on, say, send_on
 from .broker_keep import Keeping, containers
 from .broker_rules import (
@@ -24,6 +24,7 @@ from .broker_rules import (
     Account,
     body,
     exec_body,
+    labels_of,
     own_name,
     shown_name,
     wish,
@@ -110,10 +111,9 @@ class Calls:
         with self.keeping.making:
             everyone = containers()
             self._one_more(account, everyone)
-            gpus = self._lent(account, asks.gpus, everyone)
+            gpus, ends_s = self._lent(account, wanted, asks.gpus, everyone)
             labels = {SOURCES: json.dumps({one.target: one.source for one in asks.binds})}
             if gpus:
-                ends_s = boottime_s() + self.settings.gpu_lease_s
                 labels.update({GPUS: ",".join(gpus), ENDS: f"{ends_s:.0f}"})
             if asks.port:
                 labels[SOCKET] = str(broker_net.socket_of(account, name))
@@ -210,12 +210,23 @@ class Calls:
             raise Refusal(409, f"{TAKEN}an account has at most {most} containers here")
 
     def _lent(
-        self, account: Account, wanted: list[str], everyone: list[dict[str, Any]]
-    ) -> list[str]:
+        self,
+        account: Account,
+        asked: dict[str, Any],
+        wanted: list[str],
+        everyone: list[dict[str, Any]],
+    ) -> tuple[list[str], float]:
+        """A service starts without a GPU where others have them all; a run does not."""
         if not wanted:
-            return []
-        most, held = self.settings.gpus_per_account, leases(everyone)
-        return chosen(account, wanted, self._seen(), held, most, boottime_s())
+            return [], 0.0
+        most, held, now_s = self.settings.gpus_per_account, leases(everyone), boottime_s()
+        until_s = now_s + self.settings.gpu_lease_s
+        try:
+            return lent(account, wanted, self._seen(), held, most, until_s, now_s)
+        except Refusal:
+            if "labctl.service" not in labels_of(asked):
+                raise
+            return [], 0.0
 
     def _seen(self) -> list[dict[str, Any]]:
         with self._looking:

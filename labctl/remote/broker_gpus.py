@@ -43,17 +43,19 @@ def leases(containers: list[dict[str, Any]]) -> list[Lease]:
     return found
 
 
-def chosen(
+def lent(
     account: Account,
     wanted: list[str],
     gpus: list[dict[str, Any]],
     held: list[Lease],
     most: int,
+    until_s: float,
     now_s: float,
-) -> list[str]:
-    """UUIDs for a container that wants these (["*"]: as many as the account may have).
+) -> tuple[list[str], float]:
+    """UUIDs for a container that wants these (["*"]: as many as the account may have), and the end.
 
-    Refusal (409), with every holder's name and end, where they are not to be had.
+    An account that has all it may have shares them among its own containers, until the lease that
+    it has ends. Refusal (409), with every holder's name and end, where others have them.
     """
     known = [str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")]
     if not known:
@@ -63,21 +65,21 @@ def chosen(
     unknown = [one for one in named if one not in known]
     if unknown:
         raise Refusal(409, f"{TAKEN}there is no GPU {', '.join(unknown)[:200]}")
-    own = [one for one in held if one.uid == account.uid]
-    left = most - len(own)
-    if left < max(1, len(named)):
-        told = "; ".join(told_of(one, gpus, now_s) for one in own)
-        raise Refusal(409, f"{TAKEN}an account has at most {most} GPU here at once: {told}")
-    taken = {one.uuid for one in held}
-    free = [uuid for uuid in known if uuid not in taken]
-    if named:
-        lacking = [one for one in held if one.uuid in named]
-        if not lacking:
-            return named
-    elif free:
-        return free[:left]
-    told = "; ".join(told_of(one, gpus, now_s) for one in held)
-    raise Refusal(409, f"{TAKEN}no GPU is free: {told}")
+    own = {one.uuid: one.ends_s for one in held if one.uid == account.uid}
+    if own and (set(named) <= own.keys() if named else len(own) >= most):
+        mine = named or list(own)
+        return mine, min(own[uuid] for uuid in mine)
+    if len(own.keys() | set(named)) > most:
+        told = "; ".join(told_of(one, gpus, now_s) for one in held if one.uid == account.uid)
+        raise Refusal(409, f"{TAKEN}an account has at most {most} GPU here at once. {told}".strip())
+    taken = {one.uuid for one in held if one.uid != account.uid}
+    free = [uuid for uuid in named or known if uuid not in taken and uuid not in own]
+    if not free or len(free) < len(set(named) - own.keys()):
+        others = [one for one in held if one.uid != account.uid]
+        told = "; ".join(told_of(one, gpus, now_s) for one in others)
+        raise Refusal(409, f"{TAKEN}no GPU is free: {told}")
+    chosen = named or free[: most - len(own)]
+    return chosen, min([until_s, *(own[uuid] for uuid in chosen if uuid in own)])
 
 
 def told_of(lease: Lease, gpus: list[dict[str, Any]], now_s: float) -> str:

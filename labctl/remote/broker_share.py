@@ -53,6 +53,8 @@ def _first(path: str, share: Share) -> None:
     """cgroup v1: a tree for each controller. Swap is only limited where the kernel counts it."""
     quota = round(share.cpus * PERIOD_US)
     values = (
+        # Memory with swap may at no moment be less than without: a share may have grown.
+        ("memory", "memory.memsw.limit_in_bytes", -1),
         ("memory", "memory.limit_in_bytes", share.memory_bytes),
         ("memory", "memory.memsw.limit_in_bytes", share.memory_bytes),
         ("pids", "pids.max", share.pids),

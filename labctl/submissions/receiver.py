@@ -5,6 +5,7 @@
     extensions/NAME.json               seconds that a student has more
     incoming/NAME/STUDENT/SHA256.SIZE  what has arrived so far
     submissions/NAME/STUDENT/0001/     bundle.tar and receipt.json
+    feedback/NAME/STUDENT.json         what a student may read of their grade
     receipts.jsonl                     every receipt, in order
 
 Who the student is, the caller knows and the student does not say. Nothing here gives a bundle back,
@@ -36,8 +37,9 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.model import Value
-from labctl.submissions import receipt
+from labctl.submissions import feedback, receipt
 from labctl.submissions.assignment import Assignment, Standing, judge, load_assignment
+from labctl.submissions.feedback import Feedback
 from labctl.submissions.intake import examine, stamp
 from labctl.submissions.receipt import Receipt, Signed
 
@@ -134,6 +136,14 @@ class Receiver:
         folder = self._submissions(name, student)
         found = sorted(folder.glob(f"[0-9]*/{RECEIPT}"))
         return [receipt.decode(path.read_bytes()) for path in found]
+
+    def feedback(self, name: str, student: str) -> Feedback | None:
+        """What was released to a student of their grade; None where nothing was."""
+        return feedback.read(self._feedback(name, student))
+
+    def give(self, name: str, student: str, found: Feedback | None) -> None:
+        """Let a student read this, and nothing any more for None."""
+        feedback.write(self._feedback(name, student), found)
 
     def students(self, name: str) -> list[str]:
         """Those who have handed in."""
@@ -295,6 +305,9 @@ class Receiver:
         """The receipt of the student's last submission, where that was this very bundle."""
         known = self.receipts(name, student)
         return known[-1] if known and known[-1].receipt.bundle_sha256 == sha256 else None
+
+    def _feedback(self, name: str, student: str) -> Path:
+        return self.directory / "feedback" / checked(name) / f"{checked(student)}.json"
 
     def _submissions(self, name: str, student: str) -> Path:
         return self.directory / "submissions" / checked(name) / checked(student)

@@ -5,6 +5,7 @@
     part      assignment sha256 size offset length, bytes -> offset
     finish    assignment sha256 size                    -> signed
     receipts  assignment                                -> receipts, the student's own
+    feedback  assignment                                -> feedback, the student's own, or null
 
 A failure is {"error": {kind, what, why, hint}}. Nothing else can be asked: no bundle comes back,
 and who the student is stands in the forced command alone.
@@ -32,6 +33,7 @@ FIELDS = {
     "part": {"assignment", "sha256", "size", "offset", "length"},
     "finish": {"assignment", "sha256", "size"},
     "receipts": {"assignment"},
+    "feedback": {"assignment"},
 }
 _TYPES: dict[str, type] = {
     "assignment": str, "sha256": str, "size": int, "offset": int, "length": int,
@@ -108,6 +110,8 @@ def _answer(receiver: Receiver, student: str, asked: dict[str, Any], part: bytes
         return {"hello": receiver.hello(name, student)}
     if asked["do"] == "receipts":
         return {"receipts": receiver.receipts(name, student)}
+    if asked["do"] == "feedback":
+        return {"feedback": receiver.feedback(name, student)}
     if asked["do"] == "part":
         return {"offset": receiver.write(*about, asked["offset"], part)}
     if asked["do"] == "finish":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from labctl.grading.results import Results
 from labctl.remote.place import boot_token
 from labctl.state import State
 from labctl.submissions.receiver import Receiver
+from labctl.submissions.service import serve
 
 COURSE = """\
 course: ml
@@ -180,6 +182,33 @@ def test_a_release_is_for_whoever_has_a_grade(folder: CourseFolder) -> None:
     assert "submission 1" in page.read_text()
     graded(folder, "team-1")
     assert not page.exists(), "a new grade is not released by the old one's release"
+
+
+def asked(folder: CourseFolder, whose: str, **request: str) -> dict[str, Any]:
+    """The receiver's answer to what a student's key sends."""
+    source = io.BytesIO(json.dumps({"do": "feedback", **request}).encode() + b"\n")
+    sink = io.BytesIO()
+    serve(Receiver(folder.drop), whose, source, sink)
+    found: dict[str, Any] = json.loads(sink.getvalue())
+    return found
+
+
+def test_a_student_fetches_their_own_released_grade_and_no_other(folder: CourseFolder) -> None:
+    hand_in(folder, "carol", DUE_AT + 3600)
+    graded(folder, "team-1")
+    assert asked(folder, "bob", assignment="hw3") == {"feedback": None}
+    release(folder, "hw3")
+    found = asked(folder, "bob", assignment="hw3")["feedback"]
+    assert (found["score"], found["points"], found["number"]) == (40, 100, 1)
+    assert "10% of the points off" in found["text"]
+    assert found["page"].startswith("<!doctype html>")
+    refused = asked(folder, "alice", assignment="hw3", student="bob")["error"]
+    assert refused["kind"] == "PolicyError"
+    assert asked(folder, "alice", assignment="hw3") == {"feedback": None}
+    for name in ("../hw3", "hw3/../../x", "hw9\x1b[2J"):
+        assert "error" in asked(folder, "bob", assignment=name)
+    graded(folder, "team-1")
+    assert asked(folder, "bob", assignment="hw3") == {"feedback": None}
 
 
 def staff_of(folder: CourseFolder, grading: str) -> Staff:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import guard, provision, removal
+from labctl.actions import Decision, Event, Note, Reporter, Step, guard, provision, removal
 from labctl.actions.ground import Ground
 from labctl.actions.shared_server import Account, Sharing, account_name, share
 from labctl.config.identity import write_private
@@ -32,6 +32,8 @@ MOST_HOSTS = 999
 LOOK_S = 5.0
 """So long one answer of the provider about the servers that carry accounts holds."""
 LOCK_WAIT_S = 60.0
+GATHER_S = 0.25
+"""So long is waited for more of those who ask at once: a playbook takes seconds for one, too."""
 OVER = ("ending", "terminated")
 
 
@@ -144,6 +146,20 @@ def _room(sittings: Iterable[Sitting], places: int) -> int:
     raise CapacityError(f"a course has at most {MOST_HOSTS} shared servers")
 
 
+class _Calm:
+    """Hands on what a person should know, and not each task of a playbook."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self._reporter.emit(event)
+
+    def ask(self, decision: Decision) -> bool:
+        return self._reporter.ask(decision)
+
+
 class Hosts:
     """The servers that carry accounts: labs of the course's own."""
 
@@ -199,7 +215,12 @@ class Hosts:
     def settle(self, number: int) -> None:
         """Have every account of one server as it is wanted now: those of all who wait at once."""
         with self._lock(number):
+            time.sleep(GATHER_S)
             mine = [one for one in self.seating.all() if one.host == number]
+            if any(one.state == "wanted" for one in mine):
+                # Who asks while the server is made comes along.
+                self.server(number)
+                mine = [one for one in self.seating.all() if one.host == number]
             coming = [one for one in mine if one.state == "wanted"]
             leaving = [one for one in mine if one.state == "leaving"]
             if not coming and not leaving:
@@ -225,16 +246,19 @@ class Hosts:
         ground, server = self.ground(number), self.server(number)
         accounts = [Account(name=one.account, keys=(one.key,)) for one in coming]
         accounts += [Account(name=one.account) for one in leaving]
+        step = Step(name=f"accounts on {server.alias}", detail=", ".join(a.name for a in accounts))
+        ground.reporter.emit(step)
         share(
             server,
             accounts,
             self.sharing,
             playbooks_dir=ground.paths.data_dir / "playbooks",
             ssh_config=ground.connections.config_path(server.id),
-            reporter=ground.reporter,
-            only_accounts=number in self._shared,
+            reporter=_Calm(ground.reporter),
+            only_accounts=number in self._shared or not coming,
         )
         self._shared.add(number)
+        ground.reporter.emit(msgspec.structs.replace(step, done=True))
 
     def _end(self, number: int, leaving: list[Sitting]) -> None:
         """With its last account a server goes, too; first the accounts, where it is only lent."""

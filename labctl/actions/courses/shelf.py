@@ -10,6 +10,7 @@ from labctl.courses.ledger import Draft
 from labctl.grading import record as records
 from labctl.grading.record import FEEDBACK, FILE, OUTPUT, RESULTS, Record
 from labctl.grading.results import encode as encode_results
+from labctl.submissions.receiver import Receiver
 
 
 class Shelf:
@@ -48,6 +49,7 @@ class Shelf:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             if fresh:
                 (place / FEEDBACK).unlink(missing_ok=True)
+                Receiver(self.folder.drop).give(self.name, owner, None)
             if said is not None:
                 write_private(place / OUTPUT, said.encode("utf-8", "replace"))
             if made.raw is None:
