@@ -18,7 +18,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,12 +76,15 @@ class Connections:
         """Remove what `write` wrote for this server; an absent one is fine."""
         shutil.rmtree(self._server_dir(server_id), ignore_errors=True)
 
-    def forget_others(self, server_ids: Iterable[str]) -> None:
-        """Remove what is written of any server but these: a killed process may have left some."""
-        kept = {*server_ids, "endpoints"}
-        for folder in self._dir.glob("*/config"):
-            if folder.parent.name not in kept:
-                self.forget(folder.parent.name)
+    def forget_others(self, on_record: Callable[[], Iterable[str]]) -> None:
+        """Remove what is written of any server but these: a killed process may have left some.
+
+        They are asked for after the look at what is written: a server is put on record before
+        anything is written of it, so one that comes at this moment is among them.
+        """
+        written = {config.parent.name for config in self._dir.glob("*/config")}
+        for name in written - {*on_record(), "endpoints"}:
+            self.forget(name)
 
     def config_path(self, server_id: str) -> Path:
         """Where `write` puts the server's config."""

@@ -13,7 +13,7 @@ from labctl.actions import Progress, Step
 from labctl.actions.build_lines import BuildLines
 from labctl.actions.ground import Ground
 from labctl.actions.remote import Remote
-from labctl.actions.scan import NEVER_AT_TOP, scan_data
+from labctl.actions.scan import NEVER_AT_TOP, Index, scan_data
 from labctl.commands.ssh import command_argv
 from labctl.config import ImageConfig
 from labctl.errors import BuildError, LabError
@@ -148,9 +148,10 @@ def push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
     if not ground.config.wheelhouse:
         return
     root, wheels = ground.config.root, Path(ground.config.wheelhouse)
-    files = scan_data(root, "wheelhouse", wheels, ground.reporter)
+    index = Index(root, "data/wheelhouse")
+    files = scan_data(root, "wheelhouse", wheels, ground.reporter, later=index)
     about = (remote, ground.config.name, ground.lab_id, "wheelhouse")
-    push(*about, wheels, files, ground.reporter)
+    push(*about, wheels, files, ground.reporter, index=index)
 
 
 def _pull(ground: Ground, remote: Remote, wanted: str) -> None:

@@ -102,7 +102,7 @@ def _drop_ended(ground: Ground, alive: Server | None) -> None:
             continue
         ground.state.drop_server(known.id)
         ground.state.record("gone", lab_id=ground.lab_id, server_id=known.id)
-    ground.connections.forget_others(server.id for server in ground.state.servers())
+    ground.connections.forget_others(lambda: [one.id for one in ground.state.servers()])
 
 
 def _as_provided(ground: Ground, known: Server) -> Server | None:

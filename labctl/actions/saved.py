@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import msgspec
 
 from labctl.actions import Note, sync
 from labctl.actions.ground import Ground
+from labctl.actions.scan import Index
 from labctl.actions.store import lab_store, restore_run
 from labctl.errors import LabError, NotFoundError
 from labctl.model import FileEntry, RunSpec, Server, Value
@@ -121,6 +123,7 @@ def _from_here(ground: Ground, server: Server, run_id: str) -> int:
         tree.files,
         ground.reporter,
         force=True,
+        index=tree.index,
     )
     created_at = kept.run.get("created_at") or 0.0
     attempts = len(ground.state.events(lab_id=ground.lab_id, run_id=run_id, kind="recovered")) + 1
@@ -133,9 +136,11 @@ def _from_here(ground: Ground, server: Server, run_id: str) -> int:
     return len(tree.files)
 
 
-class _Tree(Value, frozen=True):
+@dataclass(frozen=True)
+class _Tree:
     root: Path
     files: tuple[FileEntry, ...]
+    index: Index
 
 
 def _tree(ground: Ground, run_id: str) -> _Tree:
@@ -147,8 +152,10 @@ def _tree(ground: Ground, run_id: str) -> _Tree:
     outputs = root / "runs" / run_id
     if outputs.is_dir():
         _linked(outputs, whole, but=NOT_OUTPUTS)
-    files = sync.scan_data(root, f"restore-{run_id}", whole, ground.reporter)
-    return _Tree(root=whole, files=files)
+    name = f"restore-{run_id}"
+    index = Index(root, f"data/{name}")
+    files = sync.scan_data(root, name, whole, ground.reporter, later=index)
+    return _Tree(root=whole, files=files, index=index)
 
 
 def _linked(source: Path, target: Path, but: Sequence[str] = ()) -> None:

@@ -11,8 +11,9 @@ import os
 import re
 import secrets
 import stat
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,8 @@ RACY_S = 2.0
 """A file written this recently may be written again without its time changing: not cached."""
 NAMED_AT_MOST = 5
 SMALL_BYTES = 256 * 1024
+LARGE_BYTES = 32 * 1024**2
+"""From here on a file that is to travel had better be hashed on its way."""
 TOLD_BYTES = 4 * 1024**2
 """How often reading is told of."""
 Rules = tuple[tuple[bool, re.Pattern[str]], ...]
@@ -49,7 +52,7 @@ class Index:
     def known(self, name: str, found: os.stat_result) -> str:
         """The hash of the file that stat describes, "" if it must be read."""
         entry = self._fresh.get(name) or self._known.get(name)
-        if entry is None or entry[:4] != _identity(found):
+        if entry is None or entry[:4] != identity(found):
             return ""
         self._fresh[name] = entry
         return entry[4]
@@ -61,19 +64,23 @@ class Index:
         if sha256:
             return sha256, found
         sha256 = hash_file(path)
-        if time.time() - found.st_mtime > RACY_S:
-            self.put(name, found, sha256)
+        self.learn(name, found, sha256)
         return sha256, found
 
+    def learn(self, name: str, found: os.stat_result, sha256: str) -> None:
+        """`put`, for a file that was found here and may have been written just now."""
+        if time.time() - found.st_mtime > RACY_S:
+            self.put(name, found, sha256)
+
     def put(self, name: str, found: os.stat_result, sha256: str) -> None:
-        self._fresh[name] = (*_identity(found), sha256)
+        self._fresh[name] = (*identity(found), sha256)
 
     def save(self, *, keep: bool = False) -> None:
         """Write what was asked for since; with `keep`, also what was known but not asked for."""
         entries = {**self._known, **self._fresh} if keep else self._fresh
         if entries == self._known:
             return
-        self._known = entries
+        self._known = dict(entries)
         self._path.parent.mkdir(exist_ok=True)
         whole = {**_read_index(self._path), self._section: entries}
         staging = self._path.with_name(f".index.{secrets.token_hex(4)}")
@@ -88,7 +95,8 @@ def _read_index(path: Path) -> dict[str, dict[str, Entry]]:
         return {}
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+def identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    """What changes whenever a file's contents do."""
     return found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
 
 
@@ -109,34 +117,54 @@ def hash_file(path: Path, length: int | None = None) -> str:
 
 
 def scan_code(
-    lab_root: Path, reporter: Reporter, *, data: Iterable[Path] = ()
+    lab_root: Path,
+    reporter: Reporter,
+    *,
+    data: Iterable[Path] = (),
+    later: Index | None = None,
 ) -> tuple[FileEntry, ...]:
     """The lab's code, in order of name: what its ignore files and `data` (directories) leave.
+
+    With `later`, the index to use, large files that it does not know have no `sha256`: `push`
+    takes it on the way.
 
     UsageError for names with control characters; links and names that are not UTF-8 are told.
     """
     root = lab_root.resolve()
     excluded = frozenset(path.resolve() for path in data)
-    return _scan(root, Index(root, "code"), reporter, _Walk(root, excluded, code=True))
+    index = later or Index(root, "code")
+    walk = _Walk(root, excluded, code=True)
+    return _scan(root, index, reporter, walk, later=later is not None)
 
 
 def scan_data(
-    lab_root: Path, name: str, directory: Path, reporter: Reporter
+    lab_root: Path, name: str, directory: Path, reporter: Reporter, *, later: Index | None = None
 ) -> tuple[FileEntry, ...]:
-    """The files of a data set, in order of name. Nothing is ignored, only links are left out."""
+    """The files of a data set, in order of name. Nothing is ignored, only links are left out.
+
+    `later` as for `scan_code`.
+    """
     if not directory.is_dir():
         raise NotFoundError(
             f"the data set {name} is not there: {directory} is no directory",
             hint=f"mend data.{name} in lab.yaml",
         )
-    index = Index(lab_root.resolve(), f"data/{name}")
+    index = later or Index(lab_root.resolve(), f"data/{name}")
     root = directory.resolve()
-    return _scan(root, index, reporter, _Walk(root, frozenset(), code=False))
+    walk = _Walk(root, frozenset(), code=False)
+    return _scan(root, index, reporter, walk, later=later is not None)
 
 
-def refresh(root: Path, files: Iterable[FileEntry], changed: set[str]) -> tuple[FileEntry, ...]:
-    """`files` with the `changed` ones looked at anew; those that are gone are left out."""
+def refresh(
+    root: Path,
+    files: Sequence[FileEntry],
+    changed: set[str],
+    reporter: Reporter,
+    index: Index | None,
+) -> tuple[FileEntry, ...]:
+    """`files` with the `changed` ones read anew; those that are gone are left out."""
     kept = []
+    done, total = 0, sum(entry.size for entry in files if entry.path in changed)
     for entry in files:
         if entry.path in changed:
             path = root / entry.path
@@ -147,20 +175,28 @@ def refresh(root: Path, files: Iterable[FileEntry], changed: set[str]) -> tuple[
                 sha256 = hash_file(path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
+            if index:
+                index.learn(entry.path, found, sha256)
+            done += entry.size
+            reporter.emit(Progress(name="hash", done=done, total=total, unit="bytes"))
             entry = _entry(entry.path, found, sha256)
         kept.append(entry)
     return tuple(kept)
 
 
-def _scan(root: Path, index: Index, reporter: Reporter, walk: _Walk) -> tuple[FileEntry, ...]:
+def _scan(
+    root: Path, index: Index, reporter: Reporter, walk: _Walk, *, later: bool
+) -> tuple[FileEntry, ...]:
     found = sorted(walk.files())
     walk.tell(reporter)
     known = [index.known(name, before) for name, before in found]
-    unread = sum(s.st_size for (_, s), sha256 in zip(found, known, strict=True) if not sha256)
+    most = LARGE_BYTES if later else sys.maxsize
+    pairs = zip(found, known, strict=True)
+    unread = sum(s.st_size for (_, s), sha256 in pairs if not sha256 and s.st_size < most)
     files: list[FileEntry] = []
     done = told = 0
     for (name, before), sha256 in zip(found, known, strict=True):
-        if not sha256:
+        if not sha256 and before.st_size < most:
             try:
                 sha256, before = index.hash(name, root / name)
             except FileNotFoundError:

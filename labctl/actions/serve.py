@@ -16,6 +16,7 @@ from labctl.actions.forwards import (
 )
 from labctl.actions.ground import Ground
 from labctl.actions.prepare import gpu_for
+from labctl.actions.scan import Index
 from labctl.actions.services import (
     ServedModel,
     ServiceRequest,
@@ -232,6 +233,8 @@ def _send(ground: Ground, server: Server, run: Run) -> None:
         check(here)
     except ModelError as error:
         raise PolicyError(f"the checkpoints of run {run.id} are refused", why=str(error)) from None
-    files = sync.scan_data(ground.config.root, f"model-{run.id}", here, ground.reporter)
+    root, name = ground.config.root, f"model-{run.id}"
+    index = Index(root, f"data/{name}")
+    files = sync.scan_data(root, name, here, ground.reporter, later=index)
     about = (ground.remote(server), ground.config.name, ground.lab_id, f"model/{run.id}")
-    sync.push(*about, here, files, ground.reporter, force=True)
+    sync.push(*about, here, files, ground.reporter, force=True, index=index)

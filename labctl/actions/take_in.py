@@ -225,8 +225,8 @@ def _settled(ground: Ground, parcel: Parcel, found: Server) -> None:
     trust(ground.paths, ground.config)
     ledgers.take_over(ground.state, ground.lab_id, parcel.ledger)
     ours = ground.as_ours(found, ground.state.server(found.id))
-    ground.connections.write(ours)
     ground.state.save_server(ours)
+    ground.connections.write(ours)
     note_life(ground.state, ours)
     for run in parcel.runs:
         before = ground.state.run(ground.lab_id, run.id)

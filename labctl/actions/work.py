@@ -17,14 +17,15 @@ from labctl.actions.forwards import (
     stop_forward,
 )
 from labctl.actions.ground import Ground
+from labctl.actions.scan import Index
 from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.errors import UsageError
 from labctl.model import FileEntry, Forward, Server, Service, Value
 
 PUSH_S = 3600.0
 """So long waits a second process for the first to send the lab's files."""
-Tree = tuple[str, Path, Sequence[FileEntry]]
-"""Where it goes on the server, where it lies here, and its files."""
+Tree = tuple[str, Path, Sequence[FileEntry], Index]
+"""Where it goes on the server, where it lies here, its files, and the index that they are in."""
 
 
 class Pushed(Value, frozen=True):
@@ -41,9 +42,10 @@ def push(ground: Ground, server: Server, *, force: bool) -> list[Pushed]:
     """The lab's code and its data directories; what has an address is fetched by the server."""
     config = ground.config
     inside = [one.path for one in config.data.values() if one.path and one.inside_lab]
-    code = sync.scan_code(config.root, ground.reporter, data=inside)
+    index = Index(config.root, "code")
+    code = sync.scan_code(config.root, ground.reporter, data=inside, later=index)
     return [
-        *_sent(ground, server, [("code", config.root, code)], force=force),
+        *_sent(ground, server, [("code", config.root, code, index)], force=force),
         *push_data(ground, server, force=force),
     ]
 
@@ -54,8 +56,9 @@ def push_data(ground: Ground, server: Server, *, force: bool = False) -> list[Pu
     trees = []
     for name, source in config.data.items():
         if source.path is not None:
-            files = sync.scan_data(config.root, name, source.path, reporter)
-            trees.append((f"data/{name}", source.path, files))
+            index = Index(config.root, f"data/{name}")
+            files = sync.scan_data(config.root, name, source.path, reporter, later=index)
+            trees.append((f"data/{name}", source.path, files, index))
     done = _sent(ground, server, trees, force=force)
     urls = {name: source.url for name, source in config.data.items() if source.url}
     sync.fetch_data(ground.remote(server), config.name, ground.lab_id, urls, reporter)
@@ -73,7 +76,7 @@ def _sent_alone(
     config, reporter = ground.config, ground.reporter
     remote = ground.remote(server)
     done = []
-    for target, root, files in trees:
+    for target, root, files, index in trees:
         result = sync.push(
             remote,
             config.name,
@@ -83,6 +86,7 @@ def _sent_alone(
             files,
             reporter,
             force=force,
+            index=index,
         )
         done.append(
             Pushed(

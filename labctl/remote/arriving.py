@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any, Iterator
@@ -9,13 +10,17 @@ from typing import Any, Iterator
 from .files import Target, commit
 from .landing import Landing, Part
 from .parcel import CutError
-from .place import CHUNK
+from .place import CHUNK, write_json
 from .reply import Failure
 
 
 def receive(request: dict[str, Any]) -> dict[str, Any]:
     """The "parts" ([path, offset] each) of needed files on standard input, as a stream of blocks
-    (parcel.py) after the request's line; then `commit`. What came before a cut stays staged."""
+    (parcel.py) after the request's line; then `commit`. What came before a cut stays staged.
+
+    Hashes that "files" lack ("") are told at the stream's end, as an object by path; a file that
+    has none there either did not stand still, and is bad.
+    """
     target = Target(request)
     stdin: Any = sys.stdin.buffer
     try:
@@ -29,6 +34,12 @@ def receive(request: dict[str, Any]) -> dict[str, Any]:
     except CutError as error:
         raise Failure("link", "the transfer was cut short", str(error), "labctl push") from None
     arrived = dict(zip((path for path, _ in request["parts"]), landing.sha256))
+    if landing.told:
+        told = json.loads(landing.told)
+        target.due.update(told)
+        write_json(target.due_path, target.due)
+        files = [[p, size, sha256 or told.get(p, ""), m] for p, size, sha256, m in request["files"]]
+        request = {**request, "files": files}
     return commit(request, arrived, target)
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Tuple
 
 from .place import (
     Below,
@@ -30,6 +30,8 @@ RESERVE_BYTES = 64 * 1024 * 1024
 """What a transfer leaves free: a disk at zero stops Docker and sshd too."""
 NOT_A_FILE = "not a file"
 BYTECODE = "__pycache__"
+Needed = Tuple[str, int, str]
+"""Path, size, and sha256 or ""."""
 
 
 class Target:
@@ -65,6 +67,7 @@ class Target:
         self.fetched_path = own / f".fetched-{name}.json"
         self.record: dict[str, list[Any]] = read_json(self.record_path)
         self.due: dict[str, str] = read_json(self.due_path)
+        self._saved = dict(self.record)
         self.at = Below(self.root)
         self.staged_at = Below(self.staging)
 
@@ -101,7 +104,9 @@ class Target:
         self.record[path] = [sha256, found.st_size, found.st_mtime_ns]
 
     def save(self) -> None:
-        write_json(self.record_path, self.record)
+        if self.record != self._saved:
+            write_json(self.record_path, self.record)
+            self._saved = dict(self.record)
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
@@ -110,18 +115,25 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     Replies needed paths, bytes already staged for each, conflicts (files edited here since the
     last push), and removed: what the last push brought and is gone at home. Only where nothing is
     needed are those removed at once; else `commit` (or `receive`) does it.
+
+    A sha256 may be "" where it is only told when the file has come (`receive`): "begun" are the
+    hashes of what is staged of such files, and "unsure" are those with a file of their size here,
+    for which nothing is done before their hash is known.
     """
     target = Target(request)
     force = bool(request.get("force"))
     _drop_fetched(target)
     coming = {one[0] for one in request["files"]}
     doomed, conflicts = _doomed(target, coming, force)
-    needed, size_needed = [], 0
+    needed, size_needed, unsure = [], 0, []
     for path, size, sha256, mode in request["files"]:
         present, found = target.look(path)
         if present == NOT_A_FILE:
             conflicts += _in_the_way(Path(target.at(path)), target.root, doomed, force)
             present = ""
+        elif not sha256 and found is not None and found.st_size == size:
+            unsure.append(path)
+            continue
         elif present == sha256 and found is not None:
             if target.edited(path, present):
                 target.note(path, sha256, found)
@@ -131,21 +143,23 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
         if target.edited(path, present) and not force:
             conflicts.append(path)
             continue
-        needed.append([path, sha256])
+        needed.append((path, size, sha256))
         size_needed += size
     staged = _staged(target, needed)
     free = free_bytes(target.root)
     short = size_needed - sum(staged.values()) + RESERVE_BYTES - free if needed else 0
-    if not conflicts and short <= 0:
+    if not conflicts and not unsure and short <= 0:
         target.root.mkdir(parents=True, exist_ok=True)
         if needed:
-            _stage(target, needed)
+            _stage(target, needed, staged)
         else:
             _remove(target, doomed)
     target.save()
     return {
         "needed": [one[0] for one in needed],
+        "unsure": unsure,
         "staged": {p: n for p, n in staged.items() if n},
+        "begun": _begun(target, needed, staged) if not unsure else {},
         "conflicts": sorted(set(conflicts)),
         "removed": doomed,
         "short_bytes": max(0, short),
@@ -187,25 +201,32 @@ def _mode(mode: int) -> int:
     return 0o755 if mode & 0o100 else 0o644
 
 
-def _staged(target: Target, needed: list[list[str]]) -> dict[str, int]:
+def _staged(target: Target, needed: list[Needed]) -> dict[str, int]:
     """Bytes that lie here already for each needed path; those meant for another hash do not."""
     found = {}
-    for path, sha256 in needed:
-        if target.due.get(path) == sha256:
+    for path, size, sha256 in needed:
+        if not sha256 or target.due.get(path) == sha256:
             known = _lstat(target.staged_at(path))
-            found[path] = known.st_size if known and stat.S_ISREG(known.st_mode) else 0
+            there = known.st_size if known and stat.S_ISREG(known.st_mode) else 0
+            found[path] = there if sha256 or there <= size else 0
     return found
 
 
-def _stage(target: Target, needed: list[list[str]]) -> None:
+def _begun(target: Target, needed: list[Needed], staged: dict[str, int]) -> dict[str, str]:
+    """Hashes of what is staged, where nothing else says what it is the beginning of."""
+    unknown = (path for path, _, sha256 in needed if not sha256 and staged[path])
+    return {path: sha256_of(Path(target.staged_at(path))) for path in unknown}
+
+
+def _stage(target: Target, needed: list[Needed], staged: dict[str, int]) -> None:
     fresh = not target.staging.exists()
     target.staging.mkdir(parents=True, exist_ok=True)
-    for path, sha256 in () if fresh else needed:
+    for path, _, _ in () if fresh else needed:
         place = target.staged_at(path)
-        if target.due.get(path) != sha256 and _lstat(place) is not None:
+        if not staged.get(path) and _lstat(place) is not None:
             old = Path(place)
             shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
-    target.due = dict(needed)
+    target.due = {path: sha256 for path, _, sha256 in needed}
     write_json(target.due_path, target.due)
 
 
@@ -245,6 +266,7 @@ def commit(
 
     Replies bad (paths that did not arrive as promised) and conflicts: what was edited here since
     `plan` stays as it is. Repeated, it finds its work done. `arrived` are hashes taken on the way.
+    A file for which no hash is promised is bad.
     """
     target = target or Target(request)
     force = bool(request.get("force"))
@@ -254,10 +276,10 @@ def commit(
         staged = target.staged_at(path)
         found = _lstat(staged)
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_size < size:
-            bad += [path] if target.present(path) != sha256 else []
+            bad += [path] if not sha256 or target.present(path) != sha256 else []
         elif found.st_size == size and (known.get(path) or sha256_of(Path(staged))) == sha256:
             ready.append((path, sha256, mode, found))
-        elif target.present(path) != sha256:
+        elif not sha256 or target.present(path) != sha256:
             bad.append(path)
             Path(staged).unlink()
     doomed: list[str] = []

@@ -41,6 +41,11 @@ class Landing:
     def ended(self) -> bool:
         return self._unpacking.ended
 
+    @property
+    def told(self) -> bytes:
+        """What the stream said about the files, at its end."""
+        return self._unpacking.told
+
     def feed(self, chunk: bytes) -> None:
         for piece in self._unpacking.feed(chunk):
             self.done += len(piece)

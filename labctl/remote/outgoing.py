@@ -24,9 +24,11 @@ BUFFERS_BYTES = 4 * 1024 * 1024
 class Outgoing:
     """`parts` of files below `root`; called, it begins their stream.
 
-    Each part is as long as its size says: what is missing by now is sent as zeros, and the hash
-    tells. `on_bytes` hears how many bytes of the files have gone; `digests`, one for each part or
-    none, take in what is sent.
+    Each part is as long as its size says: what cannot be read by now is sent as zeros, and the hash
+    tells. `on_bytes` hears how many bytes of the files have gone. `digests`, one for each part or
+    none, have taken in what comes before it; those of the stream that was begun last take in what
+    is sent too, and are None where that was not all read. `about` is asked at the end for what the
+    receiver is to be told.
     """
 
     def __init__(
@@ -35,16 +37,20 @@ class Outgoing:
         parts: Sequence[Part],
         on_bytes: Callable[[int], None],
         digests: Sequence[Any] = (),
+        about: Callable[[], bytes] | None = None,
     ) -> None:
         self.root = root
         self.parts = parts
         self.on_bytes = on_bytes
-        self.digests = digests or [None] * len(parts)
+        self.digests = list(digests) or [None] * len(parts)
+        self._before = self.digests
+        self._about = about
         self.pack = worth_packing((root / path, size - offset) for path, offset, size in parts)
 
     def __call__(self) -> Iterator[bytes]:
         pace = Pace()
         done = 0
+        self.digests = [one and one.copy() for one in self._before]
         for block in self._blocks():
             level = pace.level if self.pack else 0
             framed = parcel.packed(block, level) if level else parcel.plain(block)
@@ -53,15 +59,15 @@ class Outgoing:
             pace.took(sum(map(len, framed)), time.monotonic() - begun)
             done += len(block)
             self.on_bytes(done)
+        if self._about:
+            yield from parcel.about(self._about())
         yield parcel.END
 
     def _blocks(self) -> Iterator[bytes]:
         """Small files together, large ones in pieces."""
         waiting = bytearray()
-        for (path, offset, size), digest in zip(self.parts, self.digests):
-            for piece in _contents(self.root / path, offset, size):
-                if digest is not None:
-                    digest.update(piece)
+        for number in range(len(self.parts)):
+            for piece in self._pieces(number):
                 if not waiting and len(piece) == BLOCK_BYTES:
                     yield piece
                     continue
@@ -71,6 +77,23 @@ class Outgoing:
                     waiting.clear()
         if waiting:
             yield bytes(waiting)
+
+    def _pieces(self, number: int) -> Iterator[bytes]:
+        """Exactly the bytes of one part."""
+        path, offset, size = self.parts[number]
+        digest = self.digests[number]
+        left = size - offset
+        for piece in _contents(self.root / path, offset, size):
+            left -= len(piece)
+            if digest is not None:
+                digest.update(piece)
+            yield piece
+        if left:
+            self.digests[number] = None
+        while left > 0:
+            zeros = bytes(min(BLOCK_BYTES, left))
+            left -= len(zeros)
+            yield zeros
 
 
 class Pace:
@@ -96,7 +119,7 @@ class Pace:
 
 
 def _contents(path: Path, offset: int, size: int) -> Iterator[bytes]:
-    """Exactly the bytes from `offset` to `size`."""
+    """The bytes from `offset` to `size`, as far as they can be read."""
     left = size - offset
     try:
         with path.open("rb", buffering=0) as file:
@@ -106,7 +129,3 @@ def _contents(path: Path, offset: int, size: int) -> Iterator[bytes]:
                 yield piece
     except OSError:
         pass  # gone, or not to be read any more: the receiver sees that it arrived different
-    while left > 0:
-        zeros = bytes(min(BLOCK_BYTES, left))
-        left -= len(zeros)
-        yield zeros

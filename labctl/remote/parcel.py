@@ -2,7 +2,7 @@
 
 A block is a byte that tells how it is packed, its length in four bytes (big-endian), and its
 bytes. Unpacked and one after another, blocks are the contents of the files that were named before;
-an empty block is the end.
+an empty block is the end. One block, before that, may hold what is told about them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Iterator
 from .packing import LEVEL
 
 HEAD = struct.Struct(">BI")
-PLAIN, PACKED = 0, 1
+PLAIN, PACKED, TOLD = 0, 1, 2
 MOST_BYTES = 4 * 1024 * 1024
 """No block unpacks to more: what is kept in memory stays small."""
 END = HEAD.pack(PLAIN, 0)
@@ -34,11 +34,17 @@ def packed(block: bytes, level: int = LEVEL) -> tuple[bytes, bytes]:
     return (HEAD.pack(PACKED, len(small)), small) if len(small) < len(block) else plain(block)
 
 
+def about(text: bytes) -> tuple[bytes, bytes]:
+    """`text`, which is no content: what the receiver finds in `Unpacking.told`."""
+    return HEAD.pack(TOLD, len(text)), text
+
+
 class Unpacking:
     """Takes a stream in whatever pieces it comes. `ended` once its end was there."""
 
     def __init__(self) -> None:
         self.ended = False
+        self.told = b""
         self._head = b""
         self._kind = PLAIN
         self._left = 0
@@ -61,8 +67,11 @@ class Unpacking:
                 continue
             self._packed += piece
             if not self._left:
-                yield memoryview(_unpacked(bytes(self._packed)))
-                self._packed = bytearray()
+                whole, self._packed = bytes(self._packed), bytearray()
+                if self._kind == PACKED:
+                    yield memoryview(_unpacked(whole))
+                else:
+                    self.told = whole
 
     def _begin(self, data: memoryview) -> memoryview:
         """Take a block's head, or the half of one; what is left of `data`."""
@@ -72,7 +81,7 @@ class Unpacking:
             self._kind, self._left = HEAD.unpack(self._head)
             self._head = b""
             self.ended = not self._left
-            if self._kind not in (PLAIN, PACKED) or self._left > MOST_BYTES:
+            if self._kind > TOLD or self._left > MOST_BYTES or (self.told and self._left):
                 raise CutError("this is no stream of blocks")
         return data[taken:]
 

@@ -33,9 +33,12 @@ def send(request: dict[str, Any]) -> None:
     answer({"from": [one.start for one in files]})
     parts = [(one.path, one.start, one.size) for one in there]
     out = sys.stdout.buffer
-    for piece in Outgoing(base, parts, _unheard, [one.digest for one in there])():
+    outgoing = Outgoing(base, parts, _unheard, [one.digest for one in there])
+    for piece in outgoing():
         out.write(piece)
     out.flush()
+    for one, digest in zip(there, outgoing.digests):
+        one.digest = digest
     finish({"sha256": _told(base, files)})
 
 

@@ -12,8 +12,10 @@ import pytest
 from sshd_container import Sshd, docker, start, wait_for
 from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes, reply_of
 
+from labctl.actions import Event, Progress
 from labctl.actions.connections import Connections
 from labctl.actions.remote import Remote
+from labctl.actions.scan import Index
 from labctl.actions.sync import (
     PushResult,
     fetch_data,
@@ -70,8 +72,9 @@ def lab(tmp_path: Path) -> Path:
 def push_code(box: Box, lab: Path, told: Recorder | None = None, **more: Any) -> PushResult:
     told = told or Recorder()
     remote = more.pop("remote", box.remote)
-    files = scan_code(lab, told)
-    return push(remote, LAB, LAB_ID, "code", lab, files, told, **more)
+    index = Index(lab, "code")
+    files = scan_code(lab, told, later=index)
+    return push(remote, LAB, LAB_ID, "code", lab, files, told, index=index, **more)
 
 
 def test_a_push_brings_what_is_here_and_a_second_one_nothing(box: Box, lab: Path) -> None:
@@ -215,6 +218,50 @@ def test_a_file_that_changes_once_while_it_is_sent_arrives(box: Box, lab: Path, 
             (lab / "moving.bin").write_bytes(contents.pop())
 
     push_code(box, lab, remote=Meddling(box.transport, once))
+    assert box.hashes("code") == local_hashes(lab)
+
+
+def test_a_large_file_is_read_once_and_known_from_then_on(box: Box, lab: Path) -> None:
+    settled_s = time.time() - 60
+    large = lab / "large.bin"
+    large.write_bytes(os.urandom(33 * MIB))
+    os.utime(large, (settled_s, settled_s))
+    told = Recorder()
+    calls = Counting(box.transport)
+    assert push_code(box, lab, told, remote=calls).sent == 4
+    assert calls.verbs == ["plan", "receive"]
+    assert all(p.total < MIB for p in told.progress("hash")), "it was read before it was sent"
+    assert box.hashes("code") == local_hashes(lab)
+    (entry,) = [f for f in scan_code(lab, told, later=Index(lab, "code")) if f.size > MIB]
+    assert entry.sha256 == local_hashes(lab)["large.bin"]
+
+    os.utime(large, (settled_s + 1, settled_s + 1))
+    calls.verbs.clear()
+    assert push_code(box, lab, remote=calls) == PushResult(unchanged=4)
+    assert calls.verbs == ["plan", "plan"]
+
+
+class Changing(Recorder):
+    """Writes to the beginning of a file, once, when it has been read and more is on its way."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.before = path.stat().st_mtime_ns
+
+    def emit(self, event: Event) -> None:
+        super().emit(event)
+        under_way = isinstance(event, Progress) and 4 * MIB < event.done < event.total
+        if under_way and self.path.stat().st_mtime_ns == self.before:
+            with self.path.open("r+b") as file:
+                file.write(b"new")
+
+
+def test_a_large_file_that_changes_behind_what_was_read_arrives(box: Box, lab: Path) -> None:
+    large = lab / "large.bin"
+    large.write_bytes(bytes(64 * MIB))
+    push_code(box, lab, Changing(large))
+    assert large.read_bytes()[:3] == b"new"
     assert box.hashes("code") == local_hashes(lab)
 
 

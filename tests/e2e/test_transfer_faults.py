@@ -22,6 +22,7 @@ from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes
 from labctl.actions import Event, Progress
 from labctl.actions.connections import Connections
 from labctl.actions.remote import Remote, program_name
+from labctl.actions.scan import Index
 from labctl.actions.sync import PushResult, pull, push, scan_code
 from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError
 
@@ -84,7 +85,9 @@ def write_big(path: Path) -> None:
 
 
 def push_code(box: Box, lab: Path, told: Recorder) -> PushResult:
-    return push(box.remote, LAB, LAB_ID, "code", lab, scan_code(lab, told), told)
+    index = Index(lab, "code")
+    files = scan_code(lab, told, later=index)
+    return push(box.remote, LAB, LAB_ID, "code", lab, files, told, index=index)
 
 
 def local(program: str) -> list[int]:

@@ -135,7 +135,7 @@ def our_program(lab: WatchLab) -> Iterator[None]:
         process.stdin.write(request)
         with ExitStack() as stack:
             stack.callback(process.kill)
-            stack.enter_context(trickling(process, parcel.plain(bytes(16384))))
+            stack.enter_context(trickling(process, b"".join(parcel.plain(bytes(16384)))))
             yield
 
 

@@ -133,6 +133,19 @@ def test_an_alias_of_another_server_of_ours_is_taken(connections: Connections) -
     connections.write(server("box-2"))
 
 
+def test_a_server_that_comes_while_others_are_forgotten_stays(connections: Connections) -> None:
+    connections.write(server())
+    connections.write(server("box-2", "letters"))
+
+    def on_record() -> list[str]:
+        connections.write(server("box-3", "words"))
+        return ["box-2"]
+
+    connections.forget_others(on_record)
+    there = [name for name in ("box-1", "box-2", "box-3") if connections.config_path(name).exists()]
+    assert there == ["box-2", "box-3"]
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", "config", "endpoints", "", "-x", ".lock"])
 def test_server_ids_stay_inside(connections: Connections, name: str) -> None:
     with pytest.raises(UsageError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,11 +59,36 @@ def test_what_is_gone_or_shorter_by_now_is_filled_up(tmp_path: Path) -> None:
 
 def test_what_is_sent_is_hashed_on_its_way(tmp_path: Path) -> None:
     parts = [made(tmp_path, "a", b"x" * 5), made(tmp_path, "b", b"abcdef", 2)]
-    (tmp_path / "b").write_bytes(b"abcd")
-    digests = [None, hashlib.sha256(b"ab")]
-    assert unpacked(b"".join(Outgoing(tmp_path, parts, lambda done: None, digests)()))
-    assert digests[1] is not None
-    assert digests[1].hexdigest() == hashlib.sha256(b"abcd" + bytes(2)).hexdigest()
+    body = Outgoing(tmp_path, parts, lambda done: None, [None, hashlib.sha256(b"ab")])
+    next(body())  # a stream that nobody took
+    assert unpacked(b"".join(body()))
+    assert body.digests[0] is None
+    assert body.digests[1].hexdigest() == hashlib.sha256(b"abcdef").hexdigest()
+
+
+@pytest.mark.parametrize("deed", [lambda path: path.write_bytes(b"abcd"), Path.unlink])
+def test_of_what_cannot_be_read_no_hash_is_vouched_for(
+    tmp_path: Path, deed: Callable[[Path], object]
+) -> None:
+    parts = [made(tmp_path, "a", b"abcdef"), made(tmp_path, "b", b"whole")]
+    deed(tmp_path / "a")
+    body = Outgoing(tmp_path, parts, lambda done: None, [hashlib.sha256(), hashlib.sha256()])
+    assert unpacked(b"".join(body())).endswith(bytes(2) + b"whole")
+    assert body.digests[0] is None
+    assert body.digests[1].hexdigest() == hashlib.sha256(b"whole").hexdigest()
+
+
+def test_what_is_told_at_the_end_is_no_content(tmp_path: Path) -> None:
+    parts = [made(tmp_path, "a", b"12345")]
+    sent = b"".join(Outgoing(tmp_path, parts, lambda done: None, about=lambda: b"words")())
+    for step in (1, 4, len(sent)):
+        unpacking = parcel.Unpacking()
+        pieces = [sent[at : at + step] for at in range(0, len(sent), step)]
+        assert b"".join(one for piece in pieces for one in unpacking.feed(piece)) == b"12345"
+        assert (unpacking.told, unpacking.ended) == (b"words", True)
+    twice = b"".join([*parcel.about(b"words"), *parcel.about(b"more")])
+    with pytest.raises(parcel.CutError):
+        list(parcel.Unpacking().feed(twice))
 
 
 @pytest.mark.parametrize(("mib_per_s", "packs"), [(2, True), (20, True), (400, False)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import sys
 import tarfile
@@ -203,6 +204,78 @@ def test_what_was_cut_goes_on_where_it_was(code: Path, monkeypatch: pytest.Monke
         assert reply == {"committed": 1, "bad": [], "conflicts": []}
     assert files.commit(one)["bad"] == []
     assert tree(code) == {"a.bin": content}
+
+
+def unread(contents: dict[str, bytes], **more: Any) -> dict[str, Any]:
+    """A request that does not know the hashes yet."""
+    files_ = [[path, len(content), "", 0o644] for path, content in contents.items()]
+    return {**request({}, **more), "files": files_}
+
+
+def tell(
+    monkeypatch: pytest.MonkeyPatch, wanted: dict[str, bytes], told: dict[str, bytes], offset: int
+) -> dict[str, Any]:
+    """All of `wanted` from `offset` on, and the hashes of `told` after it."""
+    hashes = {path: hashlib.sha256(content).hexdigest() for path, content in told.items()}
+    after = b"".join(parcel.about(json.dumps(hashes).encode())) + parcel.END
+    contents = stream(*(content[offset:] for content in wanted.values()))
+    stdin(monkeypatch, contents.removesuffix(parcel.END) + after)
+    return arriving.receive(unread(wanted, parts=[[path, offset] for path in wanted]))
+
+
+def test_a_hash_that_is_told_at_the_end_counts(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch, {"a": b"old"})
+    new = {"a": b"new one"}
+    assert files.plan(unread(new))["needed"] == ["a"]
+    assert tell(monkeypatch, new, new, 0) == {"committed": 1, "bad": [], "conflicts": []}
+    assert tree(code) == new
+    assert files.plan(request(new))["needed"] == []
+    assert files.edits(LAB)["files"] == []
+
+
+@pytest.mark.parametrize("told", [{}, {"a": b"different"}])
+def test_what_is_not_what_was_told_is_bad(
+    code: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, bytes]
+) -> None:
+    for wanted in ({"a": b"12345"}, {"a": b"12345", "b": b"678"}):
+        files.plan(unread(wanted))
+        good = {path: content for path, content in wanted.items() if path != "a"}
+        assert tell(monkeypatch, wanted, {**good, **told}, 0)["bad"] == ["a"]
+        assert tree(code) == good
+        assert not files.Target(request({})).staging.joinpath("a").exists()
+
+
+def test_where_a_file_of_that_size_is_the_hash_is_wanted_first(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(monkeypatch, {"a": b"one", "b": b"one", "gone": b"one"})
+    (code / "b").write_bytes(b"edited")
+    plan = files.plan(unread({"a": b"two"}, force=True))
+    assert (plan["unsure"], plan["needed"], plan["removed"]) == (["a"], [], ["b", "gone"])
+    assert len(tree(code)) == 3, "nothing is done before it is known"
+    assert files.plan(unread({"a": b"one", "b": b"mine"}))["conflicts"] == ["b"]
+    (code / "new").write_bytes(b"made here")
+    assert files.plan(unread({"a": b"one", "new": b"too"}))["conflicts"] == ["b", "new"]
+
+
+def test_what_was_cut_before_its_hash_was_told_goes_on(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {"a": b"hello world"}
+    files.plan(unread(wanted))
+    stdin(monkeypatch, stream(b"hello world")[: parcel.HEAD.size + 5])
+    with pytest.raises(Failure, match="cut short"):
+        arriving.receive(unread(wanted, parts=[["a", 0]]))
+    plan = files.plan(unread(wanted))
+    assert (plan["staged"], plan["begun"]) == (
+        {"a": 5},
+        {"a": hashlib.sha256(b"hello").hexdigest()},
+    )
+    assert files.plan(unread({"a": b"hell"}))["staged"] == {}, "it is shorter by now"
+    files.plan(unread(wanted))
+    (files.Target(request({})).staging / "a").write_bytes(b"hello")
+    assert tell(monkeypatch, wanted, wanted, 5)["bad"] == []
+    assert tree(code) == wanted
 
 
 def test_more_or_less_than_was_due_is_refused(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:

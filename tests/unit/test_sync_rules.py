@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from labctl.actions import Event, Note, Silent
 from labctl.actions.scan import (
+    LARGE_BYTES,
     Index,
     hash_file,
     ignored,
@@ -181,10 +182,35 @@ def test_refresh_reads_the_changed_and_drops_the_gone(tmp_path: Path) -> None:
     put(tmp_path, "a", "changed")
     put(tmp_path, "b", "changed too, but nobody asked")
     (tmp_path / "c").unlink()
-    after = refresh(tmp_path, before, {"a", "c"})
+    after = refresh(tmp_path, before, {"a", "c"}, Silent(), None)
     assert [f.path for f in after] == ["a", "b"]
     assert after[0].sha256 == hash_file(tmp_path / "a")
     assert after[1] == before[1]
+
+
+def test_only_a_large_file_that_is_not_known_waits_for_its_hash(tmp_path: Path) -> None:
+    for name, size in (("small", LARGE_BYTES - 1), ("large", LARGE_BYTES)):
+        with put(tmp_path, name, "").open("r+b") as file:
+            file.truncate(size)
+        age(tmp_path / name)
+    index = Index(tmp_path, "code")
+    large, small = scan_code(tmp_path, Silent(), later=index)
+    assert (large.sha256, small.sha256) == ("", hash_file(tmp_path / "small"))
+    (large,) = refresh(tmp_path, [large], {"large"}, Silent(), index)
+    index.save()
+    assert large.sha256 == hash_file(tmp_path / "large")
+    assert scan_code(tmp_path, Silent(), later=Index(tmp_path, "code")) == (large, small)
+
+
+@pytest.mark.parametrize("section", ["code", "data/set"])
+def test_whoever_does_not_push_gets_every_hash(tmp_path: Path, section: str) -> None:
+    with put(tmp_path, "large", "").open("r+b") as file:
+        file.truncate(LARGE_BYTES)
+    if section == "code":
+        (entry,) = scan_code(tmp_path, Silent())
+    else:
+        (entry,) = scan_data(tmp_path, "set", tmp_path, Silent())
+    assert entry.sha256 == hash_file(tmp_path / "large")
 
 
 WORD = st.text(alphabet="ab*?.", min_size=1, max_size=4).filter(lambda w: w not in (".", ".."))
