@@ -100,10 +100,12 @@ class SeatWork:
     def make(self, seat: Seat) -> Server:
         (outcome,) = up(self.staff, [seat], login_only=self.login_only)
         if outcome.server is None or outcome.error:
+            if outcome.server is not None and outcome.made:
+                self._take_away(seat, outcome.server)  # nobody was let in, and it would go on
             raise ProviderError(
                 outcome.error, why=outcome.why, hint="labctl up   # again, or tell your instructor"
             )
-        return self._limited(seat, outcome.server)
+        return self._limited(seat, outcome.server, made=outcome.made)
 
     def let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> Server:
         lines = {" ".join([*one.public_key.split()[:2], COMMENT]) for one in claims}
@@ -142,8 +144,9 @@ class SeatWork:
         ledger = self.staff.folder.ledger
         ledger.append("extend", seat=seat.name, student=by, by=by, span_s=span_s)
 
-    def _limited(self, seat: Seat, server: Server) -> Server:
-        """The server with the time at which its provider ends it; one without is taken away."""
+    def _limited(self, seat: Seat, server: Server, *, made: bool) -> Server:
+        """The server with the time at which its provider ends it; a new one without is taken away,
+        and one that staff has made is not handed out."""
         if not (self._owned and server.offer.price_usd_per_hour):
             return server
         state = self.staff.state
@@ -151,13 +154,17 @@ class SeatWork:
         at = server.deadline_at or (float(said[0].detail.get("at") or 0.0) if said else 0.0)
         if at > 0:
             return msgspec.structs.replace(server, deadline_at=at)
-        removal.remove(self._ground(seat), server)
-        accrue.ended(self.staff.folder, [(seat, server)], "keeper")
+        if made:
+            self._take_away(seat, server)
         raise ProviderError(
-            "the server was taken away again",
+            "the server was taken away again" if made else "the server cannot be handed out",
             why="nothing at its provider would end it at its time",
             hint="tell your instructor: the keeper's account may not set that timer",
         )
+
+    def _take_away(self, seat: Seat, server: Server) -> None:
+        removal.remove(self._ground(seat), server)
+        accrue.ended(self.staff.folder, [(seat, server)], "keeper")
 
     def _costs(self) -> bool:
         """Whether the cheapest thing that this course's provider has costs anything."""
