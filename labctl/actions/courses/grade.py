@@ -108,7 +108,9 @@ def grade(
         )
     found = collecting.collect(staff.folder, name, seats, profile=profile, by=staff.by)
     batch = _Batch(staff, name, rules, rules.grade, found, tell, again=again, whole=not seats)
-    batch.run(keep, at_once)
+    # A second one would have the server emptied under it.
+    with staff.state.exclusive(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
+        batch.run(keep, at_once)
     return batch.result()
 
 
