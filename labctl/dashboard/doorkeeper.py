@@ -40,15 +40,16 @@ ALWAYS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    # With none at all a browser would say of its own forms that they come from nowhere.
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
 ENTER = (
     '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    '<meta http-equiv="refresh" content="0;url=/"><title>labctl</title>'
-    '<p>This browser is let in. <a href="/">To the course</a></p>'
+    '<meta http-equiv="refresh" content="0;url=/"><link rel="icon" href="data:,">'
+    '<title>labctl</title><p>This browser is let in. <a href="/">To the course</a></p>'
 )
 
 
