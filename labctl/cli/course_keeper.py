@@ -243,13 +243,12 @@ def _serve(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> N
     from labctl.actions.courses.desk import Desk
     from labctl.actions.courses.door import Door, only_keeper
     from labctl.actions.courses.keys import Keys
-    from labctl.actions.courses.servers import Staff
     from labctl.actions.courses.vigil import Vigil, Yes
-    from labctl.actions.courses.work import SeatWork
+    from labctl.actions.courses.work import KeeperStaff, SeatWork
 
     course = open_course(ctx)
     folder = course.folder
-    staff = Staff(folder, course.paths, course.state, Yes(_tell), by="keeper")
+    staff = KeeperStaff(folder, course.paths, course.state, Yes(_tell), by="keeper")
     with only_keeper(folder, course.paths):
         desk = Desk(folder, SeatWork(staff), tell=_tell)
         vigil = Vigil(staff, desk, Keys(folder, keys_file), tell=_tell)

@@ -6,10 +6,10 @@ or where it costs nothing: the watchdog on the machine is advice to somebody who
 
 from __future__ import annotations
 
-import functools
+import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -20,6 +20,7 @@ from labctl.actions.courses.claims import Claim
 from labctl.actions.courses.ground import granted_s, seat_grounds
 from labctl.actions.courses.servers import Staff, up
 from labctl.actions.ground import Ground
+from labctl.config import CourseConfig
 from labctl.courses.folder import Seat
 from labctl.courses.ledger import Entry
 from labctl.courses.spending import allowance_usd, spent_usd
@@ -36,6 +37,24 @@ cat >> "$n" && mv -f "$n" "$f"
 """
 """Replaces every student's line by those on standard input; the keeper's own stays."""
 OFFERS_S = 60.0
+
+
+@dataclass(frozen=True)
+class KeeperStaff(Staff):
+    """Staff whose course's ground is made once for each course.yaml: all threads of a keeper share
+    its provider, and so the locks of whatever the seats have in common."""
+
+    _made: list[tuple[CourseConfig, Ground]] = field(default_factory=list, repr=False)
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def course(self, *, everywhere: bool = False, plain: bool = False) -> Ground:
+        if everywhere or plain:
+            return super().course(everywhere=everywhere, plain=plain)
+        config = self.folder.config
+        with self._guard:
+            if not self._made or self._made[0][0] is not config:
+                self._made[:] = [(config, super().course())]
+            return self._made[0][1]
 
 
 class Money(Value, frozen=True):
@@ -186,7 +205,7 @@ class SeatWork:
     def _provider(self) -> Provider:
         return self._course.provider
 
-    @functools.cached_property
+    @property
     def _course(self) -> Ground:
         return self.staff.course()
 
