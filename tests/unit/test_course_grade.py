@@ -1,5 +1,5 @@
 """A batch of submissions when the server, the grader or one of them fails: what is kept, what is
-tried again. What containers do is in tests/e2e/test_course_grading.py."""
+tried again. What containers do is in tests/e2e/test_grading_live.py."""
 
 from __future__ import annotations
 
