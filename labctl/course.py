@@ -12,6 +12,7 @@ Flows on servers take a `Staff`: `course.staff()`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from labctl.actions.courses.allowances import Budgeted
     from labctl.actions.courses.collect import Collection
     from labctl.actions.courses.grade import Grading
+    from labctl.actions.courses.invitation import Invitation
     from labctl.actions.courses.plan import Plan
     from labctl.actions.courses.release import Released
     from labctl.actions.courses.servers import Staff
@@ -88,6 +90,22 @@ class Course:
         from labctl.actions.courses.release import release
 
         return release(self.folder, assignment)
+
+    def invite(
+        self,
+        students: Iterable[str],
+        into: Path,
+        *,
+        host_key: str = "",
+        valid_s: int = 14 * 86_400,
+        authorized_keys: Path = Path("~/.ssh/authorized_keys"),
+    ) -> list[Invitation]:
+        """A join file for each, on the keeper's machine; each works once, for `valid_s` seconds."""
+        from labctl.actions.courses.keys import Keys
+        from labctl.actions.courses.publish import invite_all
+
+        keys = Keys(self.folder, authorized_keys)
+        return invite_all(self.folder, students, into, keys, host_key=host_key, valid_s=valid_s)
 
     def staff(self) -> Staff:
         """Whoever runs this program, as who works on the course: their name is in the ledger."""
