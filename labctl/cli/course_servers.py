@@ -135,7 +135,9 @@ def down_command(
     from labctl.cli.screen import as_json
 
     course = open_course(ctx, yes=yes, quiet=json_)
-    seats = chosen(course, only, group)
+    # Without a choice, of those too who have left or went into a team.
+    every = list(course.folder.seats(active_only=False, former=True))
+    seats = chosen(course, only, group) if only or group else every
     with ClassScreen(ctx.meta[SCREEN], [], done="saved") as screen:
         found = down(staff_of(course, screen), seats, discard=discard)
     if json_:

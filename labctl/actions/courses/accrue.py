@@ -60,7 +60,8 @@ def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> li
         idle_s=_idle(course, servers),
         settle_s=max(YOUNG_S, course.provider.settle_s),
     )
-    drafts = lines(folder.ledger.entries(), folder.seats(active_only=False), look)
+    seats = folder.seats(active_only=False, former=True)
+    drafts = lines(folder.ledger.entries(), seats, look)
     return folder.ledger.append_all(drafts)
 
 

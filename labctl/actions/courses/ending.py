@@ -142,7 +142,7 @@ def is_of_course(staff: Staff, lab_id: str) -> bool:
     folder = staff.folder
     if lab_id == folder.id or lab_id in _own_labs(staff):
         return True
-    return any(lab_id == seat.lab_id for seat in folder.seats(active_only=False))
+    return any(lab_id == seat.lab_id for seat in folder.seats(active_only=False, former=True))
 
 
 def _own_labs(staff: Staff) -> set[str]:
@@ -238,7 +238,8 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
             staff.reporter.emit(Note(text=f"{name}: {error.what}", level="warning"))
         staff.reporter.emit(Step(name=f"collecting {name}", done=True))
     _end_grading(staff)
-    endings = down(staff, staff.folder.seats(active_only=False), discard=discard)
+    seats = staff.folder.seats(active_only=False, former=True)
+    endings = down(staff, seats, discard=discard)
     ended = all(one.ended for one in endings)
     if ended:
         _end_own(staff)

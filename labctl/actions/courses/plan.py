@@ -135,7 +135,7 @@ def _running(staff: Staff) -> set[str]:
     """Seats with a server, by the ledger and by this machine's record."""
     folder = staff.folder
     found = {one.seat for one in known(folder.ledger.entries()).values() if not one.ended}
-    by_lab = {one.lab_id: one.name for one in folder.seats(active_only=False)}
+    by_lab = {one.lab_id: one.name for one in folder.seats(active_only=False, former=True)}
     for server in staff.state.servers():
         if server.lab_id in by_lab and server.state not in ENDED:
             found.add(by_lab[server.lab_id])
