@@ -75,6 +75,11 @@ class Calls:
     def image(self, account: Account, asked: Request, ref: str) -> None:
         say(asked.link, 200, self._image(account, ref))
 
+    def drop_image(self, account: Account, asked: Request, ref: str) -> None:
+        """One of the account's own; what is there for all stays."""
+        own = broker_images.own_reference(account, ref)
+        pass_on(asked, ENGINE, f"/images/{own}", {})
+
     def pull(self, account: Account, asked: Request, _ref: str) -> None:
         """From a registry, for all. The account's own logins are not used."""
         reference = asked.query.get("fromImage", "")

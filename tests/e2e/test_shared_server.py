@@ -13,7 +13,6 @@ from shared_bed import BROKER, IMAGE, Person, SharedServer, shared
 from labctl.actions import Silent
 from labctl.actions.forwarding import Forwarding, ForwardSpec
 from labctl.actions.services import ServiceRequest, ensure_service, services, stop_service
-from labctl.actions.shared_server import Account
 from labctl.errors import LabError, PolicyError
 from labctl.providers.local import LocalSettings
 
@@ -326,6 +325,9 @@ def test_an_image_of_ones_own_stands_for_nobody_elses(alice: Person, bob: Person
     assert "No such image" in bob.refused(f"docker image inspect {own}")
     assert "No such image" in bob.refused(f"docker run --rm {own} id")
     assert "docker save" in alice.refused("echo nonsense | docker load")
+    alice.ssh(f"docker rmi {IMAGE}")
+    assert alice.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}") == before
+    assert "No such image" in alice.refused(f"docker rmi {IMAGE}"), "what all use stays"
 
 
 def test_images_are_not_built_by_the_engine(alice: Person) -> None:
@@ -341,7 +343,13 @@ def test_an_account_that_has_ended_is_shut_out(bob: Person, bed: SharedServer) -
     """Its keys in its own home do not help it, and what it ran is gone."""
     bob.ssh("mkdir -p -m 700 .ssh && cat /etc/ssh/labctl-keys/lab-bob > .ssh/authorized_keys")
     run = bob.start("goes-on", SLEEP)
-    bed.share(Account(name="lab-bob"), only_accounts=True)
+    staff = bed.staff()
+    course = staff.course()
+    seats = {one.lab_id: one for one in course.provider.servers()}
+    course.provider.terminate(seats[bob.server.lab_id].id)
+    assert [one.lab_id for one in course.provider.servers()] == [
+        bed.people["lab-alice"].server.lab_id
+    ]
     bob.connections.close(bob.server)
     assert "Permission denied" in bob.refused("true")
     with pytest.raises(LabError):
