@@ -94,6 +94,8 @@ class Dashboard:
             asyncio.create_task(self.feed.run()),
             asyncio.create_task(self.gauges.run(self.feed)),
         ]
+        with contextlib.suppress(LabError):
+            await self._drawn("board", Lens())  # the first who asks does not wait for it
         for one in self.on_start:
             one()
         try:
