@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from moto.ec2.models.amis import Ami, AmiBackend
 from moto.ssm.models import Parameter
@@ -122,4 +122,4 @@ def _create_image(
     return made
 
 
-AmiBackend.create_image = _create_image
+cast(Any, AmiBackend).create_image = _create_image
