@@ -8,6 +8,7 @@ import pytest
 from course_ground import Class, a_class, roster
 from lab_ground import Recorded, unreachable
 
+from labctl.actions import Event
 from labctl.actions.courses.check import check
 from labctl.actions.courses.ending import asked, down, end_of_term
 from labctl.actions.courses.material import NAME, take
@@ -16,7 +17,7 @@ from labctl.actions.courses.servers import up
 from labctl.actions.courses.status import status
 from labctl.actions.courses.together import message, push, run_of
 from labctl.courses.spending import spent_usd
-from labctl.errors import NotFoundError, PolicyError, UsageError
+from labctl.errors import InterruptError, NotFoundError, PolicyError, UsageError
 from labctl.model import Resource, Run
 
 NAMES = ("alice", "bob", "carol")
@@ -72,6 +73,22 @@ def test_one_seats_failure_stops_no_other_and_the_same_again_mends_it(ml: Class)
     again = {one.seat: one for one in up(ml.staff(), ml.folder.seats())}
     assert [name for name, one in again.items() if one.made] == ["bob"]
     assert len(ml.cloud.machines) == 3
+
+
+def test_an_interrupted_class_says_so_and_goes_on_with_the_same_command(ml: Class) -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Done):
+            raise KeyboardInterrupt
+
+    ml.reporter.on_event = interrupt
+    with pytest.raises(InterruptError) as stopped:
+        up(ml.staff(), ml.folder.seats(), at_once=1)
+    assert "labctl course up goes on" in stopped.value.hint
+    assert len(ml.cloud.machines) < 3
+    ml.reporter.on_event = lambda event: None
+    started(ml)
+    assert len(ml.cloud.machines) == 3
+    assert len(ml.folder.ledger.entries(kind="up")) == 3
 
 
 def test_a_provider_is_told_pseudonyms_and_no_name(ml: Class) -> None:

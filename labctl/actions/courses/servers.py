@@ -20,7 +20,7 @@ from labctl.actions.ground import Ground
 from labctl.config import Paths
 from labctl.courses.folder import CourseFolder, Seat
 from labctl.courses.ledger import Draft
-from labctl.errors import LabError, PolicyError
+from labctl.errors import InterruptError, LabError, PolicyError
 from labctl.model import Need, Offer, Server, Value
 from labctl.state import State
 
@@ -100,7 +100,14 @@ def up(
         finally:
             _note(staff, by_lab[ground.lab_id], ground)
 
-    outcomes = fleet.each(told, one, at_once=at_once, tell=_teller(staff.reporter, by_lab))
+    try:
+        outcomes = fleet.each(told, one, at_once=at_once, tell=_teller(staff.reporter, by_lab))
+    except KeyboardInterrupt:
+        raise InterruptError(
+            "interrupted while servers were being made",
+            why="those that were begun exist, and may cost",
+            hint="labctl course up goes on, labctl course down ends them",
+        ) from None
     _refused(staff, by_lab, outcomes)
     return [_outcome(by_lab[one.ground.lab_id], one, there) for one in outcomes]
 
