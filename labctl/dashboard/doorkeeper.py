@@ -83,6 +83,13 @@ class Sessions:
             self._base = base
             return self._renew()
 
+    def close(self) -> None:
+        """Nobody is let in any more; the file goes."""
+        with self._lock:
+            self._token = ""
+            self._sessions.clear()
+            self._file.unlink(missing_ok=True)
+
     def _renew(self) -> str:
         self._token = secrets.token_urlsafe(32)
         url = f"{self._base}/?token={self._token}"
@@ -103,7 +110,9 @@ class Sessions:
     def spend(self, token: str) -> str:
         """The cookie's value for the browser that has the token; "" for any other token."""
         with self._lock:
-            if not token or not hmac.compare_digest(token.encode(), self._token.encode()):
+            if not (token and self._token) or not hmac.compare_digest(
+                token.encode(), self._token.encode()
+            ):
                 return ""
             self._renew()
             value = secrets.token_urlsafe(32)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import threading
 import time
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,9 +187,12 @@ def fill(bed: Bed) -> Bed:
     return bed
 
 
-def remove(bed: Bed) -> None:
-    bed.state.close()
-    shutil.rmtree(bed.folder.path.parent, ignore_errors=True)
+def wait_until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    """Until something that another thread does is done."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 class Visitor:

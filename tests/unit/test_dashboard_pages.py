@@ -8,11 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make
+from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, wait_until
 from submission_bed import packed
 
 from labctl.dashboard import made
 from labctl.dashboard.feed import Channel
+from labctl.dashboard.serve import URL_FILE
 from labctl.dashboard.survey import Survey
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import BUNDLE
@@ -172,6 +173,7 @@ def test_an_end_ends_every_stream(bed: Bed) -> None:
         stop.set()
         while stream.event()[1]:
             pass  # what was under way
+    wait_until(lambda: not (bed.folder.private / "keeper" / URL_FILE).exists())
 
 
 def test_a_report_is_in_a_sandbox_and_a_bundle_is_a_download(bed: Bed, visitor: Visitor) -> None:
