@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from labctl.courses.entries import KINDS, Draft, Entry
+from labctl.courses.entries import KINDS, Draft, Entry, joined
 from labctl.courses.spending import (
     Living,
     Spent,
@@ -58,7 +58,9 @@ class Ledger:
         self.now = now
         self.tell = tell
         self._known: list[Entry] = []
+        self._open: dict[tuple[str, str], int] = {}
         self._read_to = 0
+        self._last = 0
         self._file: tuple[int, int] = (0, 0)
 
     def append(
@@ -110,7 +112,8 @@ class Ledger:
     def entries(self, seat: str | None = None, kind: str | None = None) -> list[Entry]:
         """The lines so far, the oldest first: of one seat, of one kind, or all.
 
-        A line that cannot be read is left out and told; nothing is changed.
+        `cost` lines that follow one another without a gap are given as one, at the place of the
+        first: a term has many. A line that cannot be read is left out and told.
         """
         self._read_on()
         return [
@@ -126,24 +129,37 @@ class Ledger:
                 about = os.fstat(file.fileno())
                 this = (about.st_dev, about.st_ino)
                 if this != self._file or about.st_size < self._read_to:
-                    self._known, self._read_to, self._file = [], 0, this
+                    self._forget()
+                    self._file = this
                 file.seek(self._read_to)
                 data = file.read()
         except FileNotFoundError:
-            self._known, self._read_to = [], 0
+            self._forget()
             return
         whole, newline, torn = data.rpartition(b"\n")
         self._read_to += len(whole) + len(newline)
         for line in whole.split(b"\n") if newline else []:
             if (entry := _decoded(line)) is not None:
-                self._known.append(entry)
+                self._take(entry)
             elif line.strip():
-                self.tell(f"{self.path}: a line after number {self._last()} cannot be read")
+                self.tell(f"{self.path}: a line after number {self._last} cannot be read")
         if torn:
             self.tell(f"{self.path}: the last line was not written whole; it does not count")
 
-    def _last(self) -> int:
-        return self._known[-1].n if self._known else 0
+    def _take(self, entry: Entry) -> None:
+        """Keep a line, or make it a part of the one that it goes on from."""
+        self._last = entry.n
+        if entry.kind == "cost":
+            key = (entry.seat, str(entry.detail.get("server_id", "")))
+            place = self._open.get(key)
+            if place is not None and (whole := joined(self._known[place], entry)) is not None:
+                self._known[place] = whole
+                return
+            self._open[key] = len(self._known)
+        self._known.append(entry)
+
+    def _forget(self) -> None:
+        self._known, self._open, self._read_to, self._last = [], {}, 0, 0
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

@@ -60,6 +60,30 @@ def test_a_kind_that_nobody_reads_is_a_mistake(path: Path) -> None:
         Ledger(path).append("upp")
 
 
+def test_costs_that_follow_one_another_are_given_as_one_and_sum_to_the_same(path: Path) -> None:
+    ledger = Ledger(path, now=lambda: 50 * HOUR)
+    ledger.append_all([draft(up(0))])
+    for hour in range(48):
+        idle_s = HOUR if 10 <= hour < 20 else 0.0
+        ledger.append_all([draft(cost(hour * HOUR, (hour + 1) * HOUR, 0.5, idle_s))])
+        assert spent_usd(ledger.entries(), "ada", (hour + 1) * HOUR) == pytest.approx(
+            0.5 * (hour + 1)
+        )
+    told = [one for one in Ledger(path).entries() if one.kind == "cost"]
+    edges = [(one.detail["from"] / HOUR, one.detail["until"] / HOUR) for one in told]
+    assert edges == [(0, 10), (10, 20), (20, 48)]
+    assert [one.detail["idle_s"] for one in told] == [0, 10 * HOUR, 0]
+    assert ledger.append("down", seat="ada", server_id="i-1").n == 50
+    assert spending(ledger.entries(), 99 * HOUR) == spending(Ledger(path).entries(), 99 * HOUR)
+
+
+def test_costs_with_a_gap_or_at_another_price_stay_apart(path: Path) -> None:
+    ledger = Ledger(path)
+    costs = [cost(0, HOUR, 1.0), cost(2 * HOUR, 3 * HOUR, 1.0), cost(3 * HOUR, 4 * HOUR, 2.0)]
+    ledger.append_all([draft(one) for one in [*costs, cost(4 * HOUR, 5 * HOUR, 2.0, server="i-2")]])
+    assert len(ledger.entries()) == 4
+
+
 def test_one_reader_sees_what_another_process_appends(path: Path) -> None:
     reader, writer = Ledger(path), Ledger(path)
     assert reader.entries() == []
@@ -151,6 +175,10 @@ def cost(since: float, until: float, usd: float, idle_s: float = 0.0, server: st
 
 def down(at: float, server: str = "i-1") -> Entry:
     return Entry(n=3, at=at, kind="down", seat="ada", detail={"server_id": server})
+
+
+def draft(entry: Entry) -> Draft:
+    return Draft(kind=entry.kind, seat=entry.seat, detail=entry.detail, at=entry.at)
 
 
 def alive(since: float, price: float = 1.0, server: str = "i-1", stopped: bool = False) -> Living:

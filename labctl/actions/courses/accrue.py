@@ -16,8 +16,9 @@ from labctl.courses.ledger import Draft, Entry
 from labctl.model import Server
 
 HOUR_S = 3600.0
-LEAST_S = 60.0
-"""A shorter time is left for the next look, so that many looks do not fill the ledger."""
+LEAST_S = 600.0
+"""A shorter time is left for a later look: a class of 300 writes 100,000 lines in a term so, and
+ten times as many if each minute is one. Sums count what is not written down yet all the same."""
 YOUNG_S = 60.0
 """So long after it was written down, a server that is not shown may just not be shown yet."""
 
