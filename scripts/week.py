@@ -92,7 +92,9 @@ def rehearsed(home: Path) -> Iterator[None]:
     """A simulated AWS in a process of its own, in this process's environment."""
     words = [LABCTL, "rehearse", "aws", "--set", "boot=sshd"]
     print(f"\n$ labctl {shlex.join(words[1:])} &", flush=True)
-    with subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, text=True) as cloud:
+    with subprocess.Popen(
+        words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as cloud:
         try:
             assert cloud.stdout is not None
             for line in cloud.stdout:
@@ -248,7 +250,8 @@ def friday(course: Path) -> dict[str, object]:
 
 def term_ends(course: Path) -> dict[str, object]:
     """Nothing is left that bills, and the provider says so."""
-    proof = said("course", "down", "--end-of-term", "--yes", cwd=course)
+    labctl("course", "down", "--end-of-term", "--yes", cwd=course)
+    proof = said("course", "down", "--end-of-term", "--yes", cwd=course)  # again: the same
     labctl("orphans", "--provider", "aws", cwd=course)
     return {"clean": proof["clean"]}
 
