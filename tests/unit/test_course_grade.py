@@ -61,7 +61,7 @@ class Server:
     def ground(self) -> Any:
         from types import SimpleNamespace
 
-        limits = SimpleNamespace(memory_bytes=0, cpus=0.0)
+        limits = SimpleNamespace(memory_bytes=0, cpus=0.0, shm_bytes=10**10)
         return SimpleNamespace(config=SimpleNamespace(limits=limits))
 
     def grade(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -198,6 +198,8 @@ def test_the_server_hears_hashes_and_no_names(staff: Staff, server: Server) -> N
     said = json.dumps(server.asked) + json.dumps(server.brought)
     assert not any(student in said for student in STUDENTS)
     assert server.brought[:3] == ["hw3-inputs", "hw3-labels", "hw3-grader"]
+    limits = server.asked[0]["limits"]
+    assert limits["shm_bytes"] == limits["memory_bytes"] == 4 * 10**9
     jobs = {one["job"] for one in server.asked}
     grade(staff, "hw3", again=True)
     assert jobs.isdisjoint({one["job"] for one in server.asked[3:]})

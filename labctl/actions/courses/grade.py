@@ -251,8 +251,10 @@ class _Batch:
         given = server.ground.config.limits
         gpus = server.gpus()
         asked = {"Driver": "", "Count": -1, "Capabilities": [["gpu"]], "Options": {}}
+        memory = given.memory_bytes or MEMORY_BYTES
         return {
-            "memory_bytes": given.memory_bytes or MEMORY_BYTES,
+            "memory_bytes": memory,
+            "shm_bytes": min(given.shm_bytes, memory),
             "cpus": given.cpus or CPUS,
             "pids": PIDS,
             "disk_bytes": DISK_BYTES,
