@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -59,42 +59,29 @@ def joined(before: Entry, after: Entry) -> Entry | None:
 
     Mostly idle stretches and busy ones stay apart, as do times at different prices.
     """
-    first, second = _measured(before), _measured(after)
-    if first is None or second is None or abs(first.until - second.since) > 1e-3:
-        return None
-    if first.mostly_idle != second.mostly_idle:
-        return None
-    if abs(first.price - second.price) > 1e-6 * max(first.price, second.price):
-        return None
-    detail = {
-        **before.detail,
-        "until": second.until,
-        "usd": first.usd + second.usd,
-        "idle_s": first.idle_s + second.idle_s,
-    }
-    return msgspec.structs.replace(before, at=after.at, detail=detail)
-
-
-class _Measured(NamedTuple):
-    since: float
-    until: float
-    usd: float
-    idle_s: float
-
-    @property
-    def price(self) -> float:
-        """Dollars a second."""
-        return self.usd / (self.until - self.since)
-
-    @property
-    def mostly_idle(self) -> bool:
-        return self.idle_s * 2 >= self.until - self.since
-
-
-def _measured(entry: Entry) -> _Measured | None:
-    """None for a line that measures nothing, or that a person gave a reason for."""
-    detail = entry.detail
-    if entry.by or entry.why:
-        return None
-    found = _Measured(*(float(detail.get(key, 0.0)) for key in ("from", "until", "usd", "idle_s")))
-    return found if found.until > found.since else None
+    if before.by or before.why or after.by or after.why:
+        return None  # somebody gave a reason for this one
+    first, second = before.detail, after.detail
+    try:
+        since, between, until = first["from"], first["until"], second["until"]
+        one_s, other_s = between - since, until - second["from"]
+        if abs(between - second["from"]) > 1e-3 or one_s <= 0 or other_s <= 0:
+            return None
+        usd, more = first["usd"], second["usd"]
+        idle_s, more_s = first.get("idle_s", 0.0), second.get("idle_s", 0.0)
+        if (idle_s * 2 >= one_s) != (more_s * 2 >= other_s):
+            return None
+        # The same price: dollars are to dollars as seconds to seconds.
+        if abs(usd * other_s - more * one_s) > 1e-6 * max(usd * other_s, more * one_s):
+            return None
+        detail = {**first, "until": until, "usd": usd + more, "idle_s": idle_s + more_s}
+    except (KeyError, TypeError):
+        return None  # a line that measures nothing
+    return Entry(
+        n=before.n,
+        at=after.at,
+        kind=before.kind,
+        seat=before.seat,
+        student=before.student,
+        detail=detail,
+    )

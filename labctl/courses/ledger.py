@@ -132,19 +132,20 @@ class Ledger:
                     self._forget()
                     self._file = this
                 file.seek(self._read_to)
-                data = file.read()
+                for line in file:
+                    self._read(line)
         except FileNotFoundError:
             self._forget()
-            return
-        whole, newline, torn = data.rpartition(b"\n")
-        self._read_to += len(whole) + len(newline)
-        for line in whole.split(b"\n") if newline else []:
-            if (entry := _decoded(line)) is not None:
-                self._take(entry)
-            elif line.strip():
-                self.tell(f"{self.path}: a line after number {self._last} cannot be read")
-        if torn:
+
+    def _read(self, line: bytes) -> None:
+        if not line.endswith(b"\n"):
             self.tell(f"{self.path}: the last line was not written whole; it does not count")
+            return
+        self._read_to += len(line)
+        if (entry := _decoded(line)) is not None:
+            self._take(entry)
+        elif line.strip():
+            self.tell(f"{self.path}: a line after number {self._last} cannot be read")
 
     def _take(self, entry: Entry) -> None:
         """Keep a line, or make it a part of the one that it goes on from."""
@@ -207,9 +208,12 @@ class Ledger:
         return entry.n
 
 
+_DECODER = msgspec.json.Decoder(Entry)
+
+
 def _decoded(line: bytes) -> Entry | None:
     try:
-        return msgspec.json.decode(line, type=Entry)
+        return _DECODER.decode(line)
     except msgspec.MsgspecError:
         return None
 
