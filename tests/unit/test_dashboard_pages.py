@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, wait_until
 from submission_bed import packed
 
 from labctl.dashboard import made
+from labctl.dashboard.app import Dashboard
 from labctl.dashboard.feed import Channel
 from labctl.dashboard.serve import URL_FILE
 from labctl.dashboard.survey import Survey
@@ -174,6 +176,24 @@ def test_an_end_ends_every_stream(bed: Bed) -> None:
         while stream.event()[1]:
             pass  # what was under way
     wait_until(lambda: not (bed.folder.private / "keeper" / URL_FILE).exists())
+
+
+def test_a_browser_that_leaves_is_forgotten(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Dashboard] = []
+    make_one = made.dashboard
+
+    def kept(*words: Any, **names: Any) -> Dashboard:
+        found.append(make_one(*words, **names))
+        return found[0]
+
+    monkeypatch.setattr(made, "dashboard", kept)
+    stop = threading.Event()
+    visitor = Visitor(bed.start(stop))
+    visitor.enter()
+    with Stream(visitor, "/events/board?since=x"), Stream(visitor, "/events/costs?since=x"):
+        wait_until(lambda: sorted(found[0].feed.watched) == ["board named", "costs named"])
+    wait_until(lambda: not found[0].feed.watched)
+    stop.set()
 
 
 def test_a_report_is_in_a_sandbox_and_a_bundle_is_a_download(bed: Bed, visitor: Visitor) -> None:
