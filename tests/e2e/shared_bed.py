@@ -164,6 +164,9 @@ def shared(host: LabServer, folder: Path) -> SharedServer:
     host.sh("sed -i /^AllowUsers/d /etc/ssh/sshd_config && kill -HUP $(cat /run/sshd.pid)")
     # Device nodes as a driver makes them. There is no device behind them.
     host.sh("for n in 0 1; do mknod -m 666 /dev/nvidia$n c 195 $n; done")
+    # Images outlive test servers: none of an account of an earlier one.
+    host.sh("docker images --quiet 'labctl-u*/*' | xargs -r docker rmi --force")
+    host.sh("docker images --quiet 'labctl-u*/*/*' | xargs -r docker rmi --force")
     host.load(IMAGE)
     course = folder / "ml"
     course.mkdir()
