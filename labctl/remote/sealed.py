@@ -63,7 +63,7 @@ def body(
 ) -> dict[str, Any]:
     """The container, as the engine's `create` takes it. `output` names its one file below OUT.
 
-    `limits`: memory_bytes, cpus, pids, disk_bytes, shm_bytes, devices. The image's own entrypoint is
+    `limits`: memory_bytes, cpus, pids, disk_bytes, shm_bytes, devices. The image's entrypoint is
     left out: it may print where the answer is read.
     """
     scratch = f"rw,nosuid,nodev,size={limits['disk_bytes']},nr_inodes={MOST_FILES},mode=1777"
