@@ -31,11 +31,12 @@ from .broker_rules import (
 )
 from .broker_settings import Settings
 from .gpus import Gpus
-from .place import disk
+from .place import disk, read_text
 from .shared import TAKEN
 
 ENGINE = engine.SOCKET[len("unix://") :]
 IMAGES_LIE = Path("/var/lib/docker")
+DRIVER = Path("/sys/module/nvidia/version")
 INFO = ("ServerVersion", "NCPU", "MemTotal", "OperatingSystem", "Architecture", "Driver")
 FILTERS = ("label", "status", "name", "id")
 
@@ -66,6 +67,8 @@ class Calls:
         told = []
         for gpu in self._seen():
             row: dict[str, Any] = {key: gpu.get(key) for key in ("index", "uuid", "name")}
+            row["memory_bytes"] = gpu.get("memory_total_bytes", 0)
+            row["driver"] = read_text(DRIVER).split(" ")[0]
             lease = held.get(str(gpu.get("uuid")))
             row["holder"] = holder(lease.uid) if lease else ""
             row["ends_in_s"] = round(max(0.0, lease.ends_s - now_s)) if lease else 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,12 @@ class Person:
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """What the broker answers to a request of any kind: (status, JSON)."""
-        script = ASK.replace("REQUEST", repr((method, path, body)))
-        answer = self.said(f"python3 -c {_quoted(script)}")
-        status, _, text = answer.partition("\n")
-        return int(status), json.loads(text or "null")
+        return self.ask_all([(method, path, body)])[0]
+
+    def ask_all(self, asked: Sequence[tuple[str, str, Any]]) -> list[tuple[int, Any]]:
+        """The same for many, in one login."""
+        answers = json.loads(self.said(f"python3 -c {_quoted(ASK.replace('ASKED', repr(asked)))}"))
+        return [(status, json.loads(text or "null")) for status, text in answers]
 
     def spec(self, run: str, shell: str, **more: Any) -> dict[str, Any]:
         """What labctl sends to have a run started."""
@@ -107,14 +110,15 @@ class Person:
 
 ASK = """
 import http.client, json, socket
-method, path, body = REQUEST
-link = http.client.HTTPConnection("docker", timeout=30)
-link.sock = socket.socket(socket.AF_UNIX)
-link.sock.connect("/run/labctl/broker.sock")
-link.request(method, path, json.dumps(body) if body is not None else None)
-reply = link.getresponse()
-print(reply.status)
-print(reply.read().decode())
+said = []
+for method, path, body in ASKED:
+    link = http.client.HTTPConnection("docker", timeout=120)
+    link.sock = socket.socket(socket.AF_UNIX)
+    link.sock.connect("/run/labctl/broker.sock")
+    link.request(method, path, json.dumps(body) if body is not None else None)
+    reply = link.getresponse()
+    said.append([reply.status, reply.read().decode()])
+print(json.dumps(said))
 """
 
 

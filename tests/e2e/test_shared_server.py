@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from conftest import StartLabServer
@@ -12,6 +12,7 @@ from shared_bed import BROKER, IMAGE, Person, SharedServer, shared
 
 from labctl.actions import Silent
 from labctl.actions.forwarding import Forwarding, ForwardSpec
+from labctl.actions.prepare import probe
 from labctl.actions.services import ServiceRequest, ensure_service, services, stop_service
 from labctl.errors import LabError, PolicyError
 from labctl.providers.local import LocalSettings
@@ -25,7 +26,7 @@ def bed(
     gpu_image: str,
     small_image: str,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[SharedServer]:
+) -> SharedServer:
     host = start_lab_server("together", LocalSettings(image=gpu_image, **GPU_SETTINGS))
     return shared(host, tmp_path_factory.mktemp("shared"))
 
@@ -77,29 +78,31 @@ FORBIDDEN = {
     "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["x"], "Capabilities": [["gpu"]]}],
 }
 
+FORBIDDEN_ABOVE = {"User": "0:0", "Volumes": {"/v": {}}, "MacAddress": "x"}
+ABSENT = [
+    ("GET", "/events", None),
+    ("GET", "/images/json", None),
+    ("POST", "/build", None),
+    ("POST", "/containers/prune", None),
+    ("GET", "/volumes", None),
+    ("GET", "/networks", None),
+    ("POST", "/images/create?fromSrc=-", None),
+    ("POST", "/plugins/pull?remote=x", None),
+    ("GET", "/v1.41/../v1.41/events", None),
+    ("GET", "/containers/../events", None),
+]
+
 
 def test_nothing_is_given_that_a_shared_server_does_not_give(alice: Person) -> None:
     plain = {"Image": IMAGE, "Cmd": ["id"]}
-    for key, value in FORBIDDEN.items():
-        status, said = alice.ask(
-            "POST", "/containers/create", {**plain, "HostConfig": {key: value}}
-        )
-        assert status == 403, f"{key}: {said}"
-    for key, value in {"User": "0:0", "Volumes": {"/v": {}}, "MacAddress": "x"}.items():
-        assert alice.ask("POST", "/containers/create", {**plain, key: value})[0] == 403, key
-    for method, path in (
-        ("GET", "/events"),
-        ("GET", "/images/json"),
-        ("POST", "/build"),
-        ("POST", "/containers/prune"),
-        ("GET", "/volumes"),
-        ("GET", "/networks"),
-        ("POST", "/images/create?fromSrc=-"),
-        ("POST", "/plugins/pull?remote=x"),
-        ("GET", "/v1.41/../v1.41/events"),
-        ("GET", "/containers/../events"),
+    bodies = [{**plain, "HostConfig": {key: value}} for key, value in FORBIDDEN.items()]
+    bodies += [{**plain, key: value} for key, value in FORBIDDEN_ABOVE.items()]
+    for body, (status, said) in zip(
+        bodies, alice.ask_all([("POST", "/containers/create", one) for one in bodies]), strict=True
     ):
-        assert alice.ask(method, path)[0] in (403, 404), path
+        assert status == 403, f"{body}: {said}"
+    for (_, path, _), (status, _) in zip(ABSENT, alice.ask_all(ABSENT), strict=True):
+        assert status in (403, 404), path
 
 
 def test_one_does_not_see_or_stop_the_other(alice: Person, bob: Person, bed: SharedServer) -> None:
@@ -110,19 +113,20 @@ def test_one_does_not_see_or_stop_the_other(alice: Person, bob: Person, bed: Sha
     assert name in alice.said("docker ps --format '{{.Names}}'")
     assert bob.said("docker ps --all --format '{{.Names}}'").find("steady") < 0
     uid = alice.said("id -u")
-    for ref in (name, f"u{uid}.{name}", identity, identity[:12]):
-        for deed in (
-            "container inspect",
-            "logs",
-            "stop",
-            "kill",
-            "rm",
-            "exec {} id",
-            "attach",
-            "wait",
-        ):
-            line = f"docker {deed.format(ref)}" if "{}" in deed else f"docker {deed} {ref}"
-            assert "No such" in bob.refused(line), line
+    deeds = [
+        (method, f"/containers/{ref}{deed}", {"Cmd": ["id"]} if deed == "/exec" else None)
+        for ref in (name, f"u{uid}.{name}", identity, identity[:12])
+        for method, deeds in (
+            ("GET", ("/json", "/logs?stdout=1", "/stats", "/archive?path=/etc/passwd")),
+            ("POST", ("/start", "/stop", "/kill", "/wait", "/attach", "/resize?h=1&w=1", "/exec")),
+            ("DELETE", ("?force=1",)),
+        )
+        for deed in deeds
+    ]
+    for (_, path, _), (status, said) in zip(deeds, bob.ask_all(deeds), strict=True):
+        assert status == 404, f"{path}: {said}"
+        assert said["message"].startswith("No such container")
+    assert "No such" in bob.refused(f"docker exec {name} id")
     made = alice.ask("POST", f"/containers/{name}/exec", {"Cmd": ["id"]})[1]["Id"]
     assert bob.ask("POST", f"/exec/{made}/start", {"Detach": False})[0] == 404
     assert bob.ask("GET", f"/exec/{made}/json")[0] == 404
@@ -170,11 +174,10 @@ def test_exec_and_logs_are_the_accounts(alice: Person) -> None:
     alice.remote.call("cancel", alice.about("entered") | {"grace_s": 1})
 
 
-def _create(person: Person, name: str, source: str, target: str = "/lab/data") -> tuple[int, str]:
+def _creation(name: str, source: str, target: str = "/lab/data") -> tuple[str, str, Any]:
     mounts = [{"Type": "bind", "Source": source, "Target": target}]
     body = {"Image": IMAGE, "Cmd": ["cat", f"{target}/secret"], "HostConfig": {"Mounts": mounts}}
-    status, said = person.ask("POST", f"/containers/create?name={name}", body)
-    return status, said.get("message", "")
+    return "POST", f"/containers/create?name={name}", body
 
 
 def test_only_ones_own_is_mounted_and_a_swapped_link_leads_nowhere(
@@ -184,7 +187,7 @@ def test_only_ones_own_is_mounted_and_a_swapped_link_leads_nowhere(
     bob.ssh("mkdir -p labctl/own labctl/deep/er && echo bobs > labctl/own/secret")
     bob.ssh("ln -s /home/lab-alice/labctl/secret labctl/link; ln -s / labctl/deep/root")
     bed.host.sh("install -d -m 755 /home/lab-bob/labctl/roots")
-    for source in (
+    sources = (
         "/home/lab-alice/labctl/secret",
         "/",
         "/etc",
@@ -197,12 +200,14 @@ def test_only_ones_own_is_mounted_and_a_swapped_link_leads_nowhere(
         "/home/lab-bob/labctl/roots",
         "/dev/shm/labctl-0",
         "relative",
-    ):
-        assert _create(bob, "bad", source)[0] == 403, source
+    )
+    asked = [_creation("bad", source) for source in sources]
     for target in ("/", "/proc", "/etc/shadow", "/lab/../etc", "/dev/null"):
-        assert _create(bob, "bad", "/home/lab-bob/labctl/own", target)[0] == 403, target
+        asked.append(_creation("bad", "/home/lab-bob/labctl/own", target))
+    for one, (status, said) in zip(asked, bob.ask_all(asked), strict=True):
+        assert status == 403, f"{one}: {said}"
     # Swapped between the check and the start: the container has what was checked.
-    assert _create(bob, "swapped", "/home/lab-bob/labctl/own")[0] == 201
+    assert bob.ask(*_creation("swapped", "/home/lab-bob/labctl/own"))[0] == 201
     bob.ssh("mv labctl/own labctl/moved && ln -s /home/lab-alice/labctl/secret labctl/own")
     assert bob.ask("POST", "/containers/swapped/start")[0] == 200
     bob.ssh("docker wait swapped")
@@ -227,11 +232,10 @@ def test_one_cannot_starve_the_other(alice: Person, bob: Person, bed: SharedServ
     files = " ".join(f"/sys/fs/cgroup/{one.replace('/PARENT', parent)}" for one in limit)
     held = bed.host.sh(f"cat {files} 2>/dev/null || true").split()
     assert str(shown["Memory"] // 4096 * 4096) in held, "the share holds for all of them at once"
-    for number in range(15):
-        _create(bob, f"many-{number}", "/home/lab-bob/labctl/moved")
-    status, said = _create(bob, "one-more", "/home/lab-bob/labctl/moved")
-    assert status == 409
-    assert "at most 16 containers" in said
+    many = [("POST", f"/containers/create?name=m{n}", {"Image": IMAGE}) for n in range(17)]
+    statuses = [status for status, _ in bob.ask_all(many)]
+    assert statuses[0] == 201
+    assert statuses[-1] == 409, "an account has at most 16 containers"
     assert alice.run("not-starved", "echo fine")[0] == "fine\n"
     bob.ssh("docker rm -f $(docker ps -aq)")
 
@@ -250,6 +254,8 @@ def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(
     shared_log, _ = alice.run("second", "nvidia-smi -L", gpus="all")
     bob.start("other-gpu", SLEEP, gpus="all")
     bob.remote.call("cancel", bob.about("other-gpu"))
+    known = probe(alice.connections.open(alice.server))
+    assert [(gpu.name, gpu.memory_bytes >> 30) for gpu in known.gpus] == [("Tesla T4", 15)] * 2
     taken = alice.ask("GET", "/labctl/gpus")[1]["gpus"]
     assert [one["holder"] for one in taken].count("lab-alice") == 1
     uuid = next(one["uuid"] for one in taken if one["holder"])
