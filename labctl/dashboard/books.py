@@ -23,7 +23,10 @@ HOUR_S = 3600.0
 
 
 class Books:
-    """What the lines say: `news` are all that are no sums, `by_seat` the same for each seat."""
+    """What the lines say: `news` are all that are no sums, `by_seat` the same for each seat.
+
+    What is said of a student alone stands in `by_student`.
+    """
 
     def __init__(self) -> None:
         self._begin(None)
@@ -33,6 +36,7 @@ class Books:
         self._read = 0
         self.news: list[Entry] = []
         self.by_seat: dict[str, list[Entry]] = {}
+        self.by_student: dict[str, list[Entry]] = {}
         self.owners: dict[str, str] = {}
         """Server's id -> the seat that it was made for."""
         self.given_usd: dict[str, float] = {}
@@ -48,12 +52,21 @@ class Books:
             self.news.append(one)
             if one.seat:
                 self.by_seat.setdefault(one.seat, []).append(one)
+            elif one.student:
+                self.by_student.setdefault(one.student, []).append(one)
             if one.kind == "up":
                 self.owners[str(one.detail.get("server_id", ""))] = one.seat
             elif one.kind == "budget":
                 before = self.given_usd.get(one.seat, 0.0)
                 self.given_usd[one.seat] = before + float(one.detail.get("usd", 0.0))
         self._read = len(entries)
+
+    def of(self, seat: str, students: Iterable[str]) -> list[Entry]:
+        """The lines of a seat and of its students, the oldest first."""
+        found = list(self.by_seat.get(seat, ()))
+        for student in students:
+            found += self.by_student.get(student, ())
+        return sorted(found, key=lambda one: one.n)
 
 
 class Sums:

@@ -16,7 +16,7 @@ from labctl.config.course_schema import AssignmentConfig
 from labctl.courses.ledger import Entry
 from labctl.courses.student import Student
 from labctl.dashboard.view import Grade
-from labctl.grading.record import FILE, RESULTS, Record, decode
+from labctl.grading.record import FEEDBACK, FILE, RESULTS, Record, decode
 from labctl.model import Value
 
 MOST_BYTES = 4 * 1024**2
@@ -54,13 +54,19 @@ class Grades:
         """A student's grades; a team's where the student has none of their own."""
         found = []
         for name, rules in assignments.items():
-            grade = self._read(name, student.id, rules.points)
-            if grade is None and student.team:
-                grade = self._read(name, student.team, rules.points)
-            if grade is not None:
-                public = (name, student.id) in released or (name, "") in released
-                found.append(msgspec.structs.replace(grade, released=public))
+            for owner in filter(None, (student.id, student.team)):
+                grade = self._read(name, owner, rules.points)
+                if grade is not None:
+                    said = (name, student.id) in released or (name, "") in released
+                    public = said and self._shown(name, owner)
+                    found.append(msgspec.structs.replace(grade, released=public))
+                    break
         return tuple(found)
+
+    def _shown(self, assignment: str, owner: str) -> bool:
+        """Whether the feedback is of this grade: one that is made anew takes the old one back."""
+        place = self._folder / assignment / owner
+        return (place / FEEDBACK).exists() or not (place / FILE).exists()
 
     def _read(self, assignment: str, name: str, points: float) -> Grade | None:
         for kept in (FILE, RESULTS):

@@ -25,6 +25,8 @@ from labctl.state import State
 RUNS_KEPT = 12
 """Of each seat; its own page says how many more there are."""
 HAPPENINGS_KEPT = 400
+TROUBLE_S = 12 * 3600.0
+"""For so long it is trouble that something was refused."""
 
 
 class _Roster:
@@ -116,7 +118,9 @@ class Survey:
                 if one.active or one.id in keys
             ),
             assignments=tuple(self._due(name) for name in folder.config.assignments),
-            happenings=_happenings(self._books.news, {one.name: one.pseudonym for one in seats}),
+            happenings=_happenings(
+                self._books.news, {one.name: one.pseudonym for one in seats} | keys
+            ),
             costs=costs,
             costs_at=self._sums.at,
             notes=tuple(dict.fromkeys(self._told)),
@@ -147,7 +151,7 @@ class Survey:
         runs: dict[str, list[Run]],
         spent: dict[str, float],
     ) -> Seat:
-        own = self._books.by_seat.get(seat.name, [])
+        own = self._books.of(seat.name, seat.students)
         server = servers.get(seat.lab_id)
         machine = self._machine(seat.pseudonym, server, watches.get(server.id)) if server else None
         budget = self._folder.config.per_student.budget
@@ -163,7 +167,7 @@ class Survey:
             runs=tuple(runs.get(seat.lab_id, [])[: -RUNS_KEPT - 1 : -1]),
             spent_usd=round(spent.get(seat.name, 0.0), 2),
             budget_usd=budget,
-            trouble=_trouble(own),
+            trouble=_trouble(own, self._now() - TROUBLE_S),
         )
 
     def _runs(self, roster: _Roster, servers: dict[str, Server]) -> dict[str, list[Run]]:
@@ -251,10 +255,10 @@ def _youngest(servers: Iterable[Server]) -> dict[str, Server]:
     return {one.lab_id: one for one in servers if one.state != "terminated"}
 
 
-def _trouble(own: list[Entry]) -> str:
-    """Why the last thing that was asked for this seat was refused; "" where it was not."""
+def _trouble(own: list[Entry], since: float) -> str:
+    """Why the last thing that was asked for this seat was refused; "" where it was not lately."""
     last = next((one for one in reversed(own) if one.kind in ("up", "refused")), None)
-    if last is None or last.kind == "up":
+    if last is None or last.kind == "up" or last.at < since:
         return ""
     return last.why or str(last.detail.get("error", "")) or "refused"
 
@@ -265,7 +269,7 @@ def _happenings(entries: list[Entry], keys: dict[str, str]) -> tuple[Happening, 
         Happening(
             at=one.at,
             kind=one.kind,
-            seat=keys.get(one.seat, ""),
+            seat=keys.get(one.seat or one.student, ""),
             student=one.student,
             by=one.by,
             why=one.why,

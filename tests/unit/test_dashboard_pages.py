@@ -12,11 +12,13 @@ import pytest
 from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, wait_until
 from submission_bed import packed
 
+from labctl.courses.ledger import spent_usd
 from labctl.dashboard import made
 from labctl.dashboard.app import Dashboard
 from labctl.dashboard.feed import Channel
 from labctl.dashboard.serve import URL_FILE
 from labctl.dashboard.survey import Survey
+from labctl.grading.record import FEEDBACK
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import BUNDLE
 
@@ -262,6 +264,44 @@ def test_a_receipt_that_arrives_in_two_pieces_is_read_once(bed: Bed) -> None:
     (one,) = survey.take().people[2].hand_ins
     assert (one.by, one.number) == (person.id, 1)
     assert isinstance(receipt, Receipt)
+
+
+def test_a_grade_that_is_made_anew_is_not_released(bed: Bed) -> None:
+    survey = Survey(bed.folder, bed.state)
+    student = bed.folder.students()[0]
+    assert not survey.take().people[0].grades[0].released
+    feedback = bed.folder.grades / "hw3" / student.id / FEEDBACK
+    feedback.write_text("<p>well done</p>")
+    assert not survey.take().people[0].grades[0].released
+    bed.folder.ledger.append("released", student=student.id, assignment="hw3")
+    assert survey.take().people[0].grades[0].released
+    feedback.unlink()  # as a new grade does
+    assert not survey.take().people[0].grades[0].released
+
+
+def test_what_was_refused_is_trouble_until_something_is_given(bed: Bed) -> None:
+    survey = Survey(bed.folder, bed.state)
+    bed.folder.ledger.append("refused", student="perlman", by="keeper", why="beyond the budget")
+    found = survey.take()
+    assert found.seats[8].trouble == "beyond the budget"
+    assert found.happenings[0].seat == found.seats[8].key
+    bed.serve_up(8, hours=0)
+    assert survey.take().seats[8].trouble == ""
+
+
+def test_sums_in_between_are_those_of_the_whole_ledger(bed: Bed) -> None:
+    """What a seat has cost is the ledger's own arithmetic, whenever it is asked."""
+    now = [bed.now]
+    survey = Survey(bed.folder, bed.state, now=lambda: now[0])
+    for later_s in (0, 7, 40, 3600):
+        now[0] = bed.now + later_s
+        found = survey.take()
+        entries = bed.folder.ledger.entries()
+        living = bed.folder.living(bed.state.servers())
+        for one in found.seats:
+            whole = spent_usd(entries, one.name, now[0], living)
+            assert one.spent_usd == pytest.approx(whole, abs=0.006)
+        assert found.seats[0].budget_usd == 25.0
 
 
 def test_a_team_hands_in_together(bed: Bed) -> None:
