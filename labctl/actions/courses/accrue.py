@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from labctl.actions.courses.ground import OWN, own_seat
 from labctl.actions.ground import Ground
 from labctl.courses.folder import CourseFolder, Seat
 from labctl.courses.ledger import Draft, Entry
@@ -61,7 +62,10 @@ def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> li
         idle_s=_idle(course, servers),
         settle_s=max(YOUNG_S, course.provider.settle_s),
     )
-    seats = folder.seats(active_only=False, former=True)
+    seats = [
+        *folder.seats(active_only=False, former=True),
+        *(own_seat(folder, purpose) for purpose in OWN),
+    ]
     drafts = lines(folder.ledger.entries(), seats, look)
     return folder.ledger.append_all(drafts)
 

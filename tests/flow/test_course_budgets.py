@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from course_ground import Class, a_class, roster
 
+from labctl.actions.courses.accrue import accrue
 from labctl.actions.courses.allowances import budget, due
 from labctl.actions.courses.costs import as_csv, costs
 from labctl.actions.courses.ending import down
+from labctl.actions.courses.ground import own_seat
 from labctl.actions.courses.plan import plan, remember
 from labctl.actions.courses.servers import up
 from labctl.errors import NoOfferError
@@ -115,3 +118,29 @@ def test_a_due_time_reaches_the_receiver_once_it_knows_the_assignment(ml: Class)
     assert receiver.extensions("hw3") == {"bob": 3 * 86_400}
     due(ml.folder, "hw3", "bob", "0", by="ta")
     assert receiver.extensions("hw3") == {}
+
+
+def test_a_plan_of_shared_servers_prices_whole_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = a_class(tmp_path, monkeypatch, roster(NAMES), "shared: {accounts_per_server: 2}\n")
+    found = plan(shared.staff())
+    assert (found.servers, found.accounts_per_server, found.seats) == (2, 2, 3)
+    assert found.offer is not None
+    assert found.offer.price_usd_per_hour == 0.5
+    assert found.usd_per_hour == pytest.approx(1.0)
+    assert found.once_at_most_usd == pytest.approx(8.0)
+
+
+def test_a_server_of_the_courses_own_costs_too_and_is_nobodys(ml: Class) -> None:
+    up(ml.staff(), [ml.seat("alice")])
+    aged(ml, 2)
+    of_alice = ml.server("alice")
+    own = own_seat(ml.folder, "check").lab_id
+    bare = msgspec.structs.replace(of_alice, id="i-own", lab="ml-check", lab_id=own)
+    accrue(ml.folder, ml.staff().course(), [of_alice, bare])
+    found = {one.seat: one for one in costs(ml.staff()).seats}
+    assert found[".check"].usd == pytest.approx(1.0, abs=0.01)
+    assert found[".check"].budget_usd is None
+    assert sum(one.usd for one in found.values()) == pytest.approx(2.0, abs=0.02)
+    assert plan(ml.staff(), offline=True).to_end == ()
