@@ -135,6 +135,7 @@ def test_a_plan_of_shared_servers_prices_whole_ones(
 def test_a_server_of_the_courses_own_costs_too_and_is_nobodys(ml: Class) -> None:
     up(ml.staff(), [ml.seat("alice")])
     aged(ml, 2)
+    ml.folder.ledger.path.unlink()
     of_alice = ml.server("alice")
     own = own_seat(ml.folder, "check").lab_id
     bare = msgspec.structs.replace(of_alice, id="i-own", lab="ml-check", lab_id=own)
