@@ -140,8 +140,10 @@ class Dashboard:
 
     async def another(self, request: Request) -> Response:
         snapshot = await self.feed.snapshot()
-        port = request.url.port or 80
-        return self.told(request, snapshot, "another", url=self.sessions.url(), port=port)
+        # By the port that the dashboard has, whatever forward this browser came through.
+        url = "" if session_of(request).hidden else self.sessions.url()
+        port = self.sessions.url().partition("/?")[0].rpartition(":")[2]
+        return self.told(request, snapshot, "another", url=url, port=port)
 
     async def names(self, request: Request) -> Response:
         form = form_of(request)

@@ -95,9 +95,11 @@ def test_names_can_be_hidden_from_a_projector(bed: Bed, visitor: Visitor) -> Non
             assert not [part for part in told if part.lower() in shown], path
     with Stream(visitor, "/events/board?since=x-0") as stream:
         assert stream.event()[1]["reload"] is True
+    assert "token=" not in visitor.ask("/another")[2]  # a token is none for everybody either
     assert bed.seat(0).pseudonym in visitor.ask("/")[2]
     assert visitor.post("/names", hidden="no", back="/")[0] == 303
     assert NAMES[0] in visitor.ask("/")[2]
+    assert "token=" in visitor.ask("/another")[2]
 
 
 def test_no_address_names_anybody(bed: Bed, visitor: Visitor) -> None:
