@@ -8,6 +8,7 @@ the status of three hundred students from the ledger.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import resource
@@ -43,6 +44,8 @@ class Figures:
     cpu_s: float
     children_cpu_s: float
     wall_s: float
+    life_calls: int = 0
+    """Until `course down` has ended them."""
 
     @property
     def call_count(self) -> int:
@@ -107,6 +110,7 @@ def run(home: Path, rounds: int) -> dict[str, Any]:
     report = {
         "cpu_ratio": round(best_many.cpu_s / best_one.cpu_s, 2),
         "call_ratio": round(best_many.call_count / best_one.call_count, 2),
+        "life_call_ratio": round(best_many.life_calls / best_one.life_calls, 2),
         "ssh_all_s": round(min(ssh) - min(start), 3),
         "status_s": round(min(status), 3),
         "one": asdict(best_one),
@@ -118,9 +122,10 @@ def run(home: Path, rounds: int) -> dict[str, Any]:
 
 def _made_and_ended(home: Path, env: dict[str, str], seats: int, number: int) -> Figures:
     folder = course(home, env, f"class-{seats}-{number}", seats)
+    before = sum(calls(env).values())
     found = made(folder, env, seats)
     _done(["down", "--discard", "--yes"], folder, env)
-    return found
+    return dataclasses.replace(found, life_calls=sum(calls(env).values()) - before)
 
 
 def _status_s(home: Path, env: dict[str, str], rounds: int) -> list[float]:
@@ -149,6 +154,7 @@ def _table(report: dict[str, Any]) -> str:
     rows = [
         (f"course up, {MANY} seats / one: own CPU time", report["cpu_ratio"], MOST_TIMES),
         (f"course up, {MANY} seats / one: API calls", report["call_ratio"], MOST_TIMES),
+        ("the same until `course down` ended them", report["life_call_ratio"], MOST_TIMES),
         (f"course ssh --all -- true, {WARM} warm, after start-up, s", report["ssh_all_s"], SSH_S),
         (f"course status, {CROWD} students, whole process, s", report["status_s"], STATUS_S),
     ]

@@ -109,11 +109,14 @@ def test_outside_of_a_course_it_says_what_one_is(labctl: Any, home: Path) -> Non
 def test_without_a_terminal_each_seat_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with ClassScreen(Screen(), ["alice", "bob"]) as screen:
         screen.emit(News(seat="alice", text="making a server"))
+        for seat in ("alice", "bob"):
+            screen.emit(News(seat=seat, text="no deadline at the provider", warning=True))
         screen.emit(Done(seat="alice"))
         screen.emit(Done(seat="bob", error="no \x1b[2Jmachine"))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("  alice: ready")
     assert lines[1] == "  bob: failed: no \\x1b[2Jmachine"
+    assert lines[2:] == ["2 seats: no deadline at the provider"]
 
 
 def test_the_live_table_counts_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,3 +136,26 @@ def test_the_live_table_counts_and_fits(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("s000")
     assert "39 of 300 ready, 1 going, 1 failed" in lines[-1]
+
+
+def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    from labctl.actions.courses.servers import SeatOutcome
+    from labctl.cli.course_servers import _draw_failures
+
+    hint = "labctl course up --only {}"
+    _draw_failures(
+        [
+            SeatOutcome(
+                seat=f"s{n}", students=(), error=f"none for s{n}", hint=hint.format(f"s{n}")
+            )
+            for n in range(10)
+        ]
+        + [SeatOutcome(seat="bob", students=(), error="no key", why="\x1b[2J", hint="ask")]
+    )
+    assert capsys.readouterr().err.splitlines() == [
+        "s0, s1, s2, s3, s4, s5, s6, s7 and 2 more: none for each",
+        "  next: labctl course up --only s0,s1,s2,s3,s4,s5,s6,s7,s8,s9",
+        "bob: no key",
+        "  \\x1b[2J",
+        "  next: ask",
+    ]

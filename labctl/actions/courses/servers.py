@@ -243,8 +243,8 @@ def _outcome(seat: Seat, one: fleet.Outcome[Server], there: dict[str, Server]) -
         students=seat.students,
         server=server,
         made=server is not None and (before is None or before.id != server.id),
-        error=error.what if error else "",
-        why=error.why if error else "",
+        error=error.what.replace(seat.lab, seat.name) if error else "",
+        why=error.why.replace(seat.lab, seat.name) if error else "",
         hint=_hint(seat, error) if error else "",
     )
 
@@ -252,4 +252,7 @@ def _outcome(seat: Seat, one: fleet.Outcome[Server], there: dict[str, Server]) -
 def _hint(seat: Seat, error: LabError) -> str:
     """The command of a course in place of the one for a lab of one's own."""
     again = f"labctl course up --only {seat.name}"
-    return again if not error.hint or error.hint.startswith("labctl up") else error.hint
+    if isinstance(error, PolicyError) and error.what.startswith("the budget"):
+        return f"labctl course budget {seat.name} +5   # then {again}"
+    own = ("labctl up", "labctl offers", "labctl cost")
+    return again if not error.hint or error.hint.startswith(own) else error.hint
