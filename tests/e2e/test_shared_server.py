@@ -232,7 +232,8 @@ def test_one_cannot_starve_the_other(alice: Person, bob: Person, bed: SharedServ
     files = " ".join(f"/sys/fs/cgroup/{one.replace('/PARENT', parent)}" for one in limit)
     held = bed.host.sh(f"cat {files} 2>/dev/null || true").split()
     assert str(shown["Memory"] // 4096 * 4096) in held, "the share holds for all of them at once"
-    many = [("POST", f"/containers/create?name=m{n}", {"Image": IMAGE}) for n in range(17)]
+    body = {"Image": IMAGE, "Cmd": ["id"]}
+    many = [("POST", f"/containers/create?name=m{n}", body) for n in range(17)]
     statuses = [status for status, _ in bob.ask_all(many)]
     assert statuses[0] == 201
     assert statuses[-1] == 409, "an account has at most 16 containers"
