@@ -176,12 +176,7 @@ class Ledger:
     def _mend(self, file: int) -> int:
         """Put a torn last line aside; the number of the last whole line."""
         size = os.fstat(file).st_size
-        begin = max(0, size - TAIL_BYTES)
-        tail = os.pread(file, size - begin, begin)
-        whole, newline, torn = tail.rpartition(b"\n")
-        number = _last_number(whole) if newline else 0
-        if not newline and size > TAIL_BYTES:
-            raise LabError(f"{self.path} is damaged", why="its last line has no end")
+        number, torn = _end_of(file, size)
         if not torn:
             os.lseek(file, 0, os.SEEK_END)
             return number
@@ -216,6 +211,18 @@ def _decoded(line: bytes) -> Entry | None:
         return _DECODER.decode(line)
     except msgspec.MsgspecError:
         return None
+
+
+def _end_of(file: int, size: int) -> tuple[int, bytes]:
+    """(the number of the last whole line that can be read, 0 for none; what follows its end)."""
+    length = TAIL_BYTES
+    while True:
+        begin = max(0, size - length)
+        whole, newline, torn = os.pread(file, size - begin, begin).rpartition(b"\n")
+        number = _last_number(whole) if newline else 0
+        if begin == 0 or (newline and number):
+            return number, torn
+        length *= 4  # a line may be as long as a roster
 
 
 def _last_number(whole: bytes) -> int:

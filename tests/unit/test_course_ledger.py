@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labctl.courses.ledger import (
+    TAIL_BYTES,
     Draft,
     Entry,
     Ledger,
@@ -131,6 +132,22 @@ def test_torn_at_any_byte_the_rest_stays_and_the_end_is_put_aside_and_said(path:
             assert kept == whole[len(first) : cut] + b"\n"
             assert any("not written whole" in one for one in said)
             path.with_name(f"{path.name}.torn-2").unlink()
+
+
+def test_a_line_longer_than_what_is_looked_at_keeps_the_count(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.append("joined", student="ada")
+    ledger.append("roster", added=[f"student-{n:05}" for n in range(20_000)])
+    assert path.stat().st_size > 4 * TAIL_BYTES
+    assert Ledger(path).append("left", student="ada").n == 3
+    path.write_bytes(path.read_bytes()[:-300_000])
+    again = Ledger(path)
+    again.append("left", student="bob")
+    assert [(one.n, one.kind) for one in again.entries()] == [
+        (1, "joined"),
+        (2, "torn"),
+        (3, "left"),
+    ]
 
 
 def test_a_line_in_the_middle_that_cannot_be_read_is_told_and_stops_nothing(path: Path) -> None:
