@@ -195,9 +195,9 @@ def test_what_is_shared_stays_until_the_last_server_ends(ml: Class) -> None:
     group = Resource(provider="cloud", kind="security-group", id="sg", lab_id=ml.folder.id)
     baked = Resource(provider="cloud", kind="image", id="ami", lab_id=ml.folder.id, expires_at=9e9)
     ml.cloud.left = [group, baked]
-    down(ml.staff(), [ml.seat("alice")])
+    down(ml.staff(), [ml.seat("alice")], discard=True)
     assert ml.cloud.left == [group, baked]
-    down(ml.staff(), ml.folder.seats())
+    down(ml.staff(), ml.folder.seats(), discard=True)
     assert ml.cloud.left == [baked]
 
 
@@ -224,7 +224,7 @@ def test_a_disk_that_bills_is_no_clean_end(ml: Class) -> None:
         expires_at=9e9,
     )
     ml.cloud.left = [disk]
-    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
+    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0, discard=True)
     assert not proof.clean
     assert asked(ml.staff())[0].resources == (disk,)
 
@@ -249,9 +249,10 @@ def test_who_left_the_course_ends_with_the_term(ml: Class) -> None:
     file.write_text(file.read_text().replace("carol,Carol,,,,yes", "carol,Carol,,,,no"))
     staff = ml.staff()
     assert "carol" not in [seat.name for seat in staff.folder.seats()]
-    down(staff, staff.folder.seats())
+    down(staff, staff.folder.seats(), discard=True)
     assert len(ml.cloud.machines) == 1
-    assert end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0).clean
+    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0, discard=True)
+    assert proof.clean
     assert not ml.cloud.machines
 
 
