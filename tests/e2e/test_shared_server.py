@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -216,29 +219,44 @@ def test_only_ones_own_is_mounted_and_a_swapped_link_leads_nowhere(
     assert bed.host.sh("ls /run/labctl/mounts") == "", "nothing stays bound"
 
 
+GREEDY = """\
+dd if=/dev/zero of=/var/tmp/fill bs=1M count=32
+head -c 200000000 /dev/zero | tail -c 150000000 >/dev/null || echo memory refused
+i=0; while [ $i -lt 80 ]; do sleep 60 & i=$((i+1)); done"""
+
+
 def test_one_cannot_starve_the_other(alice: Person, bob: Person, bed: SharedServer) -> None:
-    """Forks, memory and disk end at the account's own share."""
-    log, _ = bob.run("full", "df -m /tmp | tail -n 1; cat /sys/fs/cgroup/pids/pids.max", cpus=64.0)
-    assert int(log.split()[1]) <= 1024, "what is in /tmp is memory of bob's own share"
-    run = bob.start("hungry", SLEEP, memory_bytes=1 << 50)
-    shown = bob.ask("GET", f"/containers/{run['container']}/json")[1]["HostConfig"]
-    whole = int(bed.host.sh("grep MemTotal /proc/meminfo").split()[1]) * 1024
-    assert 0 < shown["Memory"] <= whole * 0.9 / 4 + 1
-    assert shown["Memory"] == shown["MemorySwap"]
-    assert shown["PidsLimit"] == 4096
-    parent = shown["CgroupParent"]
-    assert parent.endswith(f"/labctl/u{bob.said('id -u')}")
-    limit = "memory/PARENT/memory.limit_in_bytes", "pids/PARENT/pids.max", "PARENT/memory.max"
-    files = " ".join(f"/sys/fs/cgroup/{one.replace('/PARENT', parent)}" for one in limit)
-    held = bed.host.sh(f"cat {files} 2>/dev/null || true").split()
-    assert str(shown["Memory"] // 4096 * 4096) in held, "the share holds for all of them at once"
-    body = {"Image": IMAGE, "Cmd": ["id"]}
-    many = [("POST", f"/containers/create?name=m{n}", body) for n in range(17)]
-    statuses = [status for status, _ in bob.ask_all(many)]
-    assert statuses[0] == 201
-    assert statuses[-1] == 409, "an account has at most 16 containers"
-    assert alice.run("not-starved", "echo fine")[0] == "fine\n"
-    bob.ssh("docker rm -f $(docker ps -aq)")
+    """Memory, disk and forks end at the account's own share, over all its containers."""
+    mib = 1024**2
+    with small_shares(bed, memory_bytes=64 * mib, pids=64):
+        run = bob.start("steady", SLEEP, memory_bytes=1 << 50, cpus=64.0)
+        shown = bob.ask("GET", f"/containers/{run['container']}/json")[1]["HostConfig"]
+        assert shown["Memory"] == shown["MemorySwap"] == 64 * mib
+        assert shown["PidsLimit"] == 64
+        assert shown["CgroupParent"].endswith(f"/labctl/u{bob.said('id -u')}")
+        log, _ = bob.run("greedy", GREEDY)
+        assert "No space left on device" in log, "what lies in /var/tmp is memory of the account's own"
+        assert "memory refused" in log
+        assert "can't fork" in log, "64 processes in all containers together"
+        assert alice.run("not-starved", "echo fine")[0] == "fine\n"
+        body = {"Image": IMAGE, "Cmd": ["id"]}
+        many = [("POST", f"/containers/create?name=m{n}", body) for n in range(17)]
+        statuses = [status for status, _ in bob.ask_all(many)]
+        assert statuses[0] == 201
+        assert statuses[-1] == 409, "an account has at most 16 containers"
+        bob.ssh("docker rm -f $(docker ps -aq)")
+
+
+@contextmanager
+def small_shares(bed: SharedServer, **settings: int) -> Iterator[None]:
+    """The broker decides by these for a while."""
+    path, start = "/etc/labctl/broker.json", "/usr/local/lib/labctl/start-broker"
+    before = bed.host.sh(f"cat {path}")
+    try:
+        bed.host.sh(f"echo '{json.dumps({**json.loads(before), **settings})}' > {path}; {start}")
+        yield
+    finally:
+        bed.host.sh(f"echo '{before.strip()}' > {path}; {start}")
 
 
 def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(
@@ -265,12 +283,11 @@ def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(
         bob.start("that-gpu", SLEEP, gpus=uuid)
     assert "lab-alice's for 60 min at most" in others.value.why
     # A lease that ends takes the run with it, and says so.
-    bed.host.sh("sed -i 's/3600/1/' /etc/labctl/broker.json && /usr/local/lib/labctl/start-broker")
     alice.remote.call("cancel", alice.about("first-gpu"))
-    log, run = alice.run("short", SLEEP, gpus="all")
+    with small_shares(bed, gpu_lease_s=1):
+        _, run = alice.run("short", SLEEP, gpus="all")
     assert run["stopped_by"] == "GPU lease"
     assert "its GPU lease ended" in run["told"]
-    bed.host.sh("sed -i 's/: 1$/: 3600/;s/: 1,$/: 3600,/' /etc/labctl/broker.json")
 
 
 def test_a_service_is_its_owners_alone(alice: Person, bob: Person, bed: SharedServer) -> None:
