@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from course_ground import Class, a_class, roster
+from course_ground import Class, StoppableCloud, a_class, roster
 from lab_ground import Recorded, unreachable
 
 from labctl.actions import Event
@@ -17,7 +17,7 @@ from labctl.actions.courses.servers import up
 from labctl.actions.courses.status import status
 from labctl.actions.courses.together import message, push, run_of
 from labctl.courses.spending import spent_usd
-from labctl.errors import InterruptError, NotFoundError, PolicyError, UsageError
+from labctl.errors import InterruptError, NotFoundError, PolicyError, ProviderError, UsageError
 from labctl.model import Resource, Run
 
 NAMES = ("alice", "bob", "carol")
@@ -182,6 +182,26 @@ def test_a_server_whose_results_cannot_come_home_does_not_end(ml: Class) -> None
     assert ml.cloud.machines[ml.server("bob").id].state == "running"
 
 
+def test_a_server_that_was_stopped_over_it_is_started_to_save_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = a_class(tmp_path, monkeypatch, roster(["alice"]))
+    one.cloud = StoppableCloud(one.cloud.key)
+    started(one)
+    machine = one.machine("alice")
+    machine.run_with("night", **{"model.pt": "weights"})
+    machine.error = unreachable()
+    (kept,) = down(one.staff(), one.folder.seats())
+    assert not kept.ended
+    assert one.server("alice").state == "stopped"
+    machine.error = None
+    (ended,) = down(one.staff(), one.folder.seats())
+    assert ended.ended
+    here = one.folder.private / "seats" / "alice" / "labs"
+    assert list(here.glob("*/runs/night/checkpoints/model.pt"))
+    assert not one.cloud.machines
+
+
 def test_nothing_ends_without_a_yes(ml: Class) -> None:
     started(ml)
     ml.reporter.answers = [False]
@@ -199,6 +219,21 @@ def test_what_is_shared_stays_until_the_last_server_ends(ml: Class) -> None:
     assert ml.cloud.left == [group, baked]
     down(ml.staff(), ml.folder.seats(), discard=True)
     assert ml.cloud.left == [baked]
+
+
+def test_shared_things_that_cannot_go_yet_hide_no_outcome(ml: Class) -> None:
+    started(ml)
+    ml.cloud.left = [
+        Resource(provider="cloud", kind="security-group", id="sg", lab_id=ml.folder.id)
+    ]
+
+    def held(resource: Resource) -> None:
+        raise ProviderError("it is in use")
+
+    ml.cloud.remove = held  # type: ignore[method-assign]
+    found = down(ml.staff(), ml.folder.seats(), discard=True)
+    assert [one.ended for one in found] == [True] * 3
+    assert "it is in use" in ml.reporter.said
 
 
 def test_the_end_of_the_term_is_proven_by_the_provider(ml: Class) -> None:

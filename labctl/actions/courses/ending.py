@@ -70,8 +70,7 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
     accrue.ended(
         staff.folder, [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone], staff.by
     )
-    if not [one for one in course.provider.servers() if _is_ours(staff, one)]:
-        _take_shared(course)
+    _tidy(staff, course)
     return [_told(by_lab, servers, one, unended) for one in saved]
 
 
@@ -154,6 +153,16 @@ def _own_labs(staff: Staff) -> set[str]:
         hosts = Hosts(staff.folder, staff.course(plain=True))
         found |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
     return found
+
+
+def _tidy(staff: Staff, course: Ground) -> None:
+    """What servers shared goes with the last one. It costs nothing: what fails is only told."""
+    try:
+        if not [one for one in course.provider.servers() if _is_ours(staff, one)]:
+            _take_shared(course)
+    except LabError as error:
+        text = f"what the servers shared is still there: {error.what}"
+        staff.reporter.emit(Note(text=text, level="warning"))
 
 
 def _take_shared(course: Ground) -> None:
