@@ -101,7 +101,7 @@ link.connect("/run/labctl/broker.sock")
 link.sendall(b"GET /labctl/gpus HTTP/1.0\r\n\r\n")
 said = b"".join(iter(lambda: link.recv(65536), b""))
 for one in json.loads(said.partition(b"\r\n\r\n")[2])["gpus"]:
-    mib = one["memory_bytes"] // 2**20
+    mib = one.get("memory_total_bytes", 0) // 2**20
     print(one["uuid"], mib, one["driver"], one["name"], sep=", ")' 2>/dev/null
 elif has nvidia-smi; then
   soon nvidia-smi --query-gpu=uuid,memory.total,driver_version,name \

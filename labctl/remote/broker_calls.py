@@ -66,8 +66,7 @@ class Calls:
         now_s = boottime_s()
         told = []
         for gpu in self._seen():
-            row: dict[str, Any] = {key: gpu.get(key) for key in ("index", "uuid", "name")}
-            row["memory_bytes"] = gpu.get("memory_total_bytes", 0)
+            row = dict(gpu)
             row["driver"] = read_text(DRIVER).split(" ")[0]
             lease = held.get(str(gpu.get("uuid")))
             row["holder"] = holder(lease.uid) if lease else ""

@@ -235,7 +235,7 @@ def test_one_cannot_starve_the_other(alice: Person, bob: Person, bed: SharedServ
         assert shown["PidsLimit"] == 64
         assert shown["CgroupParent"].endswith(f"/labctl/u{bob.said('id -u')}")
         log, _ = bob.run("greedy", GREEDY)
-        assert "No space left on device" in log, "what lies in /var/tmp is memory of the account's own"
+        assert "No space left on device" in log, "/var/tmp is memory of its own"
         assert "memory refused" in log
         assert "can't fork" in log, "64 processes in all containers together"
         assert alice.run("not-starved", "echo fine")[0] == "fine\n"
@@ -277,6 +277,7 @@ def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(
     assert [(gpu.name, gpu.memory_bytes >> 30) for gpu in known.gpus] == [("Tesla T4", 15)] * 2
     taken = alice.ask("GET", "/labctl/gpus")[1]["gpus"]
     assert [one["holder"] for one in taken].count("lab-alice") == 1
+    assert all(one["use_percent"] >= 0 for one in taken)
     uuid = next(one["uuid"] for one in taken if one["holder"])
     assert uuid in shared_log
     with pytest.raises(PolicyError, match="cannot start now") as others:
