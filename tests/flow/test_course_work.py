@@ -61,7 +61,7 @@ def test_a_server_is_made_with_its_end_at_the_provider(course: Course) -> None:
     work, seat = work_of(course), course.folder.seat("alice")
     work.check(seat)
     server = work.make(seat)
-    (deadline,) = course.cloud.deadlines.values()  # type: ignore[attr-defined]
+    (deadline,) = course.cloud.deadlines.values()
     assert server.deadline_at == deadline == pytest.approx(time.time() + 7200, abs=60)
     assert [one.kind for one in course.folder.ledger.entries(seat="alice")] == ["up"]
     work.end(seat, server)
@@ -70,7 +70,7 @@ def test_a_server_is_made_with_its_end_at_the_provider(course: Course) -> None:
 
 
 def test_where_the_timer_is_denied_nothing_goes_on(course: Course) -> None:
-    course.cloud.denies = True  # type: ignore[attr-defined]
+    course.cloud.denies = True
     work, seat = work_of(course), course.folder.seat("alice")
     with pytest.raises(ProviderError, match="taken away again"):
         work.make(seat)
