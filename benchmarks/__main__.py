@@ -18,14 +18,38 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import containers, control, data, fleet, forwards, peers, report, soak, startup
+from benchmarks import (
+    containers,
+    control,
+    course,
+    data,
+    fleet,
+    forwards,
+    peers,
+    report,
+    soak,
+    startup,
+)
 from benchmarks.boxes import Boxes, base_image, boxes
 from benchmarks.measure import Row, in_turn
 from benchmarks.peers import Peer
 
 RESULTS = Path(__file__).parent / "results"
 CACHE = Path.home() / ".cache" / "labctl-bench"
-GROUPS = ("start-up", "control", "fan-out", "data", "forward", "containers", "aws", "soak")
+GROUPS = (
+    "start-up",
+    "control",
+    "fan-out",
+    "data",
+    "forward",
+    "containers",
+    "aws",
+    "course",
+    "soak",
+)
+
+ON_DEMAND = ("aws", "course")
+"""They need a simulated AWS, and take long."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +85,7 @@ class Setting:
 def main() -> int:
     options = _options()
     os.environ.setdefault("LABCTL_BASE_IMAGE", options.image)  # for labctl's own lab servers
-    chosen = options.only or [group for group in GROUPS if group != "aws"]
+    chosen = options.only or [group for group in GROUPS if group not in ON_DEMAND]
     wanted = [one for one in peers.WANTED if one not in peers.ON_DEMAND or options.all_peers]
     found = peers.peers(CACHE, wanted, install=not options.offline)
     sizes = SMALL if options.small else FULL
@@ -97,7 +121,7 @@ def _publish(told: dict[str, Any]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
-    only = "one of these alone; may be repeated. Without it: all but aws"
+    only = "one of these alone; may be repeated. Without it: all but aws and course"
     parser.add_argument("--only", action="append", choices=GROUPS, help=only)
     parser.add_argument("--small", action="store_true", help="minutes: to try it out")
     parser.add_argument("--rounds", type=int, default=0, help="how often each side runs")
@@ -178,6 +202,10 @@ def _aws(setting: Setting) -> dict[str, Any]:
     return {"aws": fleet.run(setting.home / "aws", setting.sizes.rounds)}
 
 
+def _course(setting: Setting) -> dict[str, Any]:
+    return {"course": course.run(setting.home / "course", setting.sizes.rounds)}
+
+
 def _soak(setting: Setting) -> dict[str, Any]:
     with containers.ready(setting.home / "soak", setting.image) as lab:
         return {"soak": soak.run(lab, setting.sizes.soak_s)}
@@ -191,6 +219,7 @@ MEASURES: dict[str, Callable[[Setting], list[Row] | dict[str, Any]]] = {
     "forward": _forward,
     "containers": _containers,
     "aws": _aws,
+    "course": _course,
     "soak": _soak,
 }
 

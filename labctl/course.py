@@ -12,6 +12,7 @@ Flows on servers take a `Staff`: `course.staff()`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,13 @@ from labctl.state import State
 if TYPE_CHECKING:
     from labctl.actions.courses.allowances import Budgeted
     from labctl.actions.courses.collect import Collection
+    from labctl.actions.courses.ending import SeatEnding
     from labctl.actions.courses.grade import Grading
+    from labctl.actions.courses.invitation import Invitation
     from labctl.actions.courses.plan import Plan
     from labctl.actions.courses.release import Released
-    from labctl.actions.courses.servers import Staff
+    from labctl.actions.courses.servers import SeatOutcome, Staff
+    from labctl.actions.courses.status import CourseNow
     from labctl.courses.gradebook import Grade
     from labctl.courses.money import CourseCosts
 
@@ -69,6 +73,26 @@ class Course:
         """NotFoundError, with the nearest id, for somebody who was never in the course."""
         return self.folder.seat_of(student)
 
+    def up(self, seats: Sequence[Seat] | None = None) -> list[SeatOutcome]:
+        """A ready server for each seat (for all); what failed is told seat by seat."""
+        from labctl.actions.courses.servers import up
+
+        return up(self.staff(), self.seats() if seats is None else seats)
+
+    def status(self, *, refresh: bool = False) -> CourseNow:
+        """Every seat from the ledger and the record; with `refresh` as all of it is now."""
+        from labctl.actions.courses.status import status
+
+        return status(self.staff(), self.seats(), refresh=refresh)
+
+    def down(
+        self, seats: Sequence[Seat] | None = None, *, discard: bool = False
+    ) -> list[SeatEnding]:
+        """Results home, then the servers of these seats (of all) end; what could not is told."""
+        from labctl.actions.courses.ending import down
+
+        return down(self.staff(), self.seats() if seats is None else seats, discard=discard)
+
     def collect(self, assignment: str) -> Collection:
         """What was handed in, held against its receipts: for each seat the one that counts."""
         from labctl.actions.courses.collect import collect
@@ -88,6 +112,22 @@ class Course:
         from labctl.actions.courses.release import release
 
         return release(self.folder, assignment)
+
+    def invite(
+        self,
+        students: Iterable[str],
+        into: Path,
+        *,
+        host_key: str = "",
+        valid_s: int = 14 * 86_400,
+        authorized_keys: Path = Path("~/.ssh/authorized_keys"),
+    ) -> list[Invitation]:
+        """A join file for each, on the keeper's machine; each works once, for `valid_s` seconds."""
+        from labctl.actions.courses.keys import Keys
+        from labctl.actions.courses.publish import invite_all
+
+        keys = Keys(self.folder, authorized_keys)
+        return invite_all(self.folder, students, into, keys, host_key=host_key, valid_s=valid_s)
 
     def staff(self) -> Staff:
         """Whoever runs this program, as who works on the course: their name is in the ledger."""

@@ -37,7 +37,8 @@ def each(
 ) -> list[Outcome[T]]:
     """Do `deed` for every lab, `at_once` at a time; outcomes in the order of the labs.
 
-    `tell` hears of each as it ends, in the thread where it ended.
+    `tell` hears of each as it ends, in the thread where it ended. Interrupted, it begins with no
+    further lab, and waits for those that it has begun.
     """
 
     def one(ground: Ground) -> Outcome[T]:
@@ -49,7 +50,11 @@ def each(
         return outcome
 
     with ThreadPoolExecutor(at_once) as threads:
-        return list(threads.map(one, grounds))
+        try:
+            return list(threads.map(one, grounds))
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def up(

@@ -62,7 +62,8 @@ def share(
 ) -> None:
     """Have these accounts on the server, and the broker; accounts not named stay as they are.
 
-    `only_accounts`, which is quicker, is for a server that was shared a while ago. The login needs root, or sudo without a password. LabError names the task that failed.
+    `only_accounts`, which is quicker, is for a server that was shared a while ago. The login needs
+    root, or sudo without a password. LabError names the task that failed.
     """
     host = ansible.Host(alias=server.alias, ssh_config=ssh_config, user=server.endpoint.user)
     with tempfile.NamedTemporaryFile(prefix="labctl-broker-", suffix=".zip") as file:

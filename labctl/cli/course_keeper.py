@@ -13,7 +13,6 @@ from labctl.cli.course import open_course
 from labctl.cli.options import json_option
 
 if TYPE_CHECKING:
-    from labctl.actions.courses.invitation import Invitation
     from labctl.courses.folder import CourseFolder
 
 AUTHORIZED_KEYS = click.option(
@@ -58,20 +57,31 @@ def invite_command(
     labctl course invite alice
     labctl course invite --all --into ./join
     """
+    from msgspec import to_builtins
+
     from labctl.cli.screen import as_json, table
+    from labctl.config import parse_duration
+    from labctl.errors import UsageError
 
     course = open_course(ctx, quiet=json_)
+    try:
+        valid_s = parse_duration(valid)
+    except ValueError as error:
+        raise UsageError(str(error), hint="--valid 14d") from None
     chosen = _chosen(course.folder, names, everybody, keys_file)
-    found = _invited(course.folder, chosen, into, valid, host_key, keys_file)
+    found = course.invite(
+        chosen, into, host_key=host_key, valid_s=valid_s, authorized_keys=keys_file
+    )
     if json_:
-        rows = [{**_told(one), "path": str(one.path)} for one in found]
-        as_json({"invited": rows})
+        as_json({"invited": [{**to_builtins(one, enc_hook=str)} for one in found]})
         return
     if not found:
         click.echo("everybody has joined already; for a new laptop: labctl course invite NAME")
         return
-    table([tuple(_told(one).values()) for one in found], ("STUDENT", "MAIL", "FILE", "UNTIL"))
-    click.echo("each for that student alone; on their machine: labctl join FILE", err=True)
+    table([(one.student, str(one.path)) for one in found], ("STUDENT", "FILE"))
+    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(found[0].expires))
+    click.echo("each for that student alone, and once; there: labctl join FILE", err=True)
+    click.echo(f"they can be used until {until}", err=True)
 
 
 def _chosen(
@@ -90,61 +100,6 @@ def _chosen(
         return list(names)
     joined = set(Keys(folder, keys_file).students())
     return [one.id for one in folder.students() if one.id not in joined]
-
-
-def _invited(
-    folder: CourseFolder,
-    chosen: list[str],
-    into: Path,
-    valid: str,
-    host_key: str,
-    keys_file: Path,
-) -> list[Invitation]:
-    from labctl.actions.courses.invitation import invite
-    from labctl.actions.courses.keys import Keys
-    from labctl.actions.courses.publish import publish, remember_host_key
-    from labctl.config import parse_duration
-    from labctl.errors import UsageError
-
-    try:
-        valid_s = parse_duration(valid)
-    except ValueError as error:
-        raise UsageError(str(error), hint="--valid 14d") from None
-    for one in chosen:
-        folder.student(one)  # before any file is written
-    pinned = host_key or _host_key(folder)
-    remember_host_key(folder, pinned)
-    publish(folder, pinned)
-    keys = Keys(folder, keys_file)
-    return [invite(folder, one, into, keys, pinned, valid_s) for one in chosen]
-
-
-def _host_key(folder: CourseFolder) -> str:
-    """What is known of the keeper's sshd, or what it shows from here."""
-    from labctl.actions.courses.publish import known_host_key
-    from labctl.errors import ConnectError, NotFoundError
-    from labctl.model import Endpoint
-    from labctl.transports.logins import fetch_host_key
-
-    try:
-        return known_host_key(folder)
-    except NotFoundError:
-        pass
-    from labctl.actions.courses.invitation import keeper_place
-
-    keeper_place(folder)
-    keeper = folder.config.keeper
-    assert keeper is not None
-    try:
-        return fetch_host_key(Endpoint(host=keeper.host, port=keeper.port, user=keeper.user))
-    except ConnectError as error:
-        error.hint = "--host-key 'ssh-ed25519 AAAA...'   # from /etc/ssh/ssh_host_ed25519_key.pub"
-        raise
-
-
-def _told(one: Invitation) -> dict[str, str]:
-    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(one.expires))
-    return {"student": one.student, "email": one.email, "file": one.path.name, "until": until}
 
 
 @click.command("door", hidden=True)
@@ -243,13 +198,12 @@ def _serve(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> N
     from labctl.actions.courses.desk import Desk
     from labctl.actions.courses.door import Door, only_keeper
     from labctl.actions.courses.keys import Keys
-    from labctl.actions.courses.servers import Staff
     from labctl.actions.courses.vigil import Vigil, Yes
-    from labctl.actions.courses.work import SeatWork
+    from labctl.actions.courses.work import KeeperStaff, SeatWork
 
     course = open_course(ctx)
     folder = course.folder
-    staff = Staff(folder, course.paths, course.state, Yes(_tell), by="keeper")
+    staff = KeeperStaff(folder, course.paths, course.state, Yes(_tell), by="keeper")
     with only_keeper(folder, course.paths):
         desk = Desk(folder, SeatWork(staff), tell=_tell)
         vigil = Vigil(staff, desk, Keys(folder, keys_file), tell=_tell)

@@ -49,6 +49,11 @@ def _usd(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def _seat(name: str) -> str:
+    """A dot begins what the course itself has a server for."""
+    return f"({name[1:]})" if name.startswith(".") else name
+
+
 def _bar(share: float | None) -> str:
     """A budget of which so much is spent, in ten places."""
     if share is None:
@@ -62,7 +67,7 @@ def _draw_costs(found: CourseCosts) -> None:
 
     rows = [
         (
-            one.seat,
+            _seat(one.seat),
             _usd(one.usd),
             f"{one.hours:.1f}",
             f"{one.idle_hours:.1f}",
@@ -75,7 +80,7 @@ def _draw_costs(found: CourseCosts) -> None:
         if one.usd or one.hours
     ]
     if rows:
-        heads = ("SEAT", "USD", "HOURS", "IDLE H", "BUDGET", "LEFT", "SPENT", "TEAM")
+        heads = ("SEAT", "USD", "HOURS", "IDLE H", "BUDGET", "LEFT", "USED", "TEAM")
         teams = any(row[-1] for row in rows)
         table(rows if teams else [row[:-1] for row in rows], heads if teams else heads[:-1])
     quiet = len(found.seats) - len(rows)
@@ -124,17 +129,17 @@ def _draw_idle(found: CourseCosts) -> None:
 def forecast_lines(found: Forecast) -> list[str]:
     """The forecast in words."""
     lines = []
-    words = {
-        "pace": f"as in the last two weeks, {_usd(found.usd_per_day)} USD a day",
-        "hours": f"{found.class_hours_left:.0f} class hours are left, at the present price",
-    }
+    pace = f"at {_usd(found.usd_per_day)} a day as in the last two weeks"
+    hours = f"{found.class_hours_left:.0f} class hours left, at the present price"
     if found.until is not None:
-        last = time.strftime("%d %b %Y", time.localtime(found.until - 1))
-        if found.expected_usd is not None:
-            said = f"{_usd(found.expected_usd)} USD ({words[found.basis]})"
-            lines.append(f"by the end of term, {last}: {said}")
+        by = f"by the end of term, {time.strftime('%d %b %Y', time.localtime(found.until - 1))}"
+        if found.expected_usd is None:
+            lines.append(f"{by}: too little to tell by yet")
+        elif found.expected_usd == found.at_most_usd:
+            lines.append(f"{by}: every budget used up ({pace if found.basis == 'pace' else hours})")
         else:
-            lines.append(f"by the end of term, {last}: too little to tell by yet")
+            said = pace if found.basis == "pace" else hours
+            lines.append(f"{by}: {_usd(found.expected_usd)} USD ({said})")
     if found.at_most_usd is not None:
         lines.append(f"at most, all budgets spent: {_usd(found.at_most_usd)} USD")
     else:
@@ -172,7 +177,8 @@ def budget_command(
     staff = staff_of(course)
     seat = course.folder.seat(student) if student else None
     changed = budget(staff, seat, amount, why) if seat and amount else None
-    found = [one for one in costs(staff).seats if seat is None or one.seat == seat.name]
+    every = [one for one in costs(staff).seats if not one.seat.startswith(".")]
+    found = [one for one in every if seat is None or one.seat == seat.name]
     if json_:
         as_json({"budgets": found, "changed": changed})
         return
@@ -197,7 +203,7 @@ def _draw_budgets(found: list[SeatCost]) -> None:
         (one.seat, _usd(one.budget_usd), _usd(one.usd), _usd(one.left_usd), _bar(one.share))
         for one in found
     ]
-    table(rows, ("SEAT", "BUDGET", "SPENT USD", "LEFT", "SPENT"))
+    table(rows, ("SEAT", "BUDGET", "USD", "LEFT", "USED"))
 
 
 def _draw_history(folder: CourseFolder, seat: str) -> None:

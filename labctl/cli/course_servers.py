@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from labctl.actions.courses.ending import Proof, SeatEnding
     from labctl.actions.courses.servers import SeatOutcome
 
+SEAT = "\0"
+"""Stands for a seat's name in what is said of several."""
+MOST_NAMED = 8
+
 __all__ = [
     "bake_command",
     "check_command",
@@ -86,14 +90,25 @@ def _draw_up(found: list[SeatOutcome]) -> None:
 
 
 def _draw_failures(found: list[SeatOutcome] | list[SeatEnding]) -> None:
+    """What failed, on standard error; seats for which it is the same share one entry."""
     from labctl.cli.exits import clean
 
+    alike: dict[tuple[str, ...], list[str]] = {}
     for one in found:
         if one.error:
-            click.echo(f"{click.style(clean(one.seat), fg='red')}: {clean(one.error)}", err=True)
-            for line in one.why.splitlines():
-                click.echo(f"  {clean(line)}", err=True)
-            click.echo(f"  {click.style('next:', bold=True)} {clean(one.hint)}", err=True)
+            texts = (one.error, one.why, one.hint)
+            alike.setdefault(tuple(t.replace(one.seat, SEAT) for t in texts), []).append(one.seat)
+    for (error, why, hint), seats in alike.items():
+        whose = seats[0] if len(seats) == 1 else "each"
+        names = ", ".join(seats[:MOST_NAMED])
+        if len(seats) > MOST_NAMED:
+            names += f" and {len(seats) - MOST_NAMED} more"
+        said = clean(error.replace(SEAT, whose))
+        click.echo(f"{click.style(clean(names), fg='red')}: {said}", err=True)
+        for line in why.replace(SEAT, whose).splitlines():
+            click.echo(f"  {clean(line)}", err=True)
+        following = clean(hint.replace(SEAT, ",".join(seats)))
+        click.echo(f"  {click.style('next:', bold=True)} {following}", err=True)
 
 
 @click.command("down")
@@ -135,7 +150,9 @@ def down_command(
     from labctl.cli.screen import as_json
 
     course = open_course(ctx, yes=yes, quiet=json_)
-    seats = chosen(course, only, group)
+    # Without a choice, of those too who have left or went into a team.
+    every = list(course.folder.seats(active_only=False, former=True))
+    seats = chosen(course, only, group) if only or group else every
     with ClassScreen(ctx.meta[SCREEN], [], done="saved") as screen:
         found = down(staff_of(course, screen), seats, discard=discard)
     if json_:

@@ -36,7 +36,8 @@ class _Row:
 class ClassScreen:
     """A Reporter: draws what is told of seats, and hands all else to the screen.
 
-    Used as a context; what is live is taken off the screen at its end. Safe from many threads.
+    Used as a context: at its end what is live is taken off the screen, and warnings are told, each
+    once with how many it concerns. Safe from many threads.
     """
 
     def __init__(self, screen: Screen, seats: Iterable[str], done: str = "ready") -> None:
@@ -45,6 +46,7 @@ class ClassScreen:
         self._rows = {seat: _Row() for seat in seats}
         self._lock = threading.RLock()
         self._live: Any = None
+        self._warnings: dict[str, list[str]] = {}
         self._begun = time.monotonic()
 
     def __enter__(self) -> ClassScreen:
@@ -57,6 +59,9 @@ class ClassScreen:
         trace: TracebackType | None,
     ) -> None:
         self.rest()
+        for text, seats in self._warnings.items():
+            whose = seats[0] if len(seats) == 1 else f"{len(seats)} seats"
+            click.echo(click.style(clean(f"{whose}: {text}"), fg="yellow"), err=True)
 
     def emit(self, event: Event) -> None:
         with self._lock:
@@ -88,6 +93,8 @@ class ClassScreen:
         row.since = row.since or time.monotonic()
         if isinstance(event, Done):
             row.state, row.text = ("failed", event.error) if event.error else ("done", "")
+        elif isinstance(event, News) and event.warning:
+            self._warnings.setdefault(event.text, []).append(event.seat)
         elif isinstance(event, News):
             row.state, row.text = "going", event.text
 
@@ -111,6 +118,7 @@ class ClassScreen:
             self._live.start()
 
     def _table(self) -> Any:
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
@@ -129,9 +137,7 @@ class ClassScreen:
                 )
             if len(shown) > room:
                 table.add_row(f"and {len(shown) - room} more", "", "")
-            table.add_row("", "", "")
-            table.add_row("", "", Text(self._summary()))
-            return table
+            return Group(table, Text(), Text(self._summary()))
 
     def _summary(self) -> str:
         counts = dict.fromkeys(ORDER, 0)

@@ -92,8 +92,20 @@ if has docker; then
   say docker_said "$said"
 fi
 
-has nvidia-smi && soon nvidia-smi --query-gpu=uuid,memory.total,driver_version,name \
-  --format=csv,noheader,nounits 2>/dev/null | while IFS= read -r gpu; do say gpu "$gpu"; done
+if [ -w /run/labctl/broker.sock ] && has python3; then
+  # A shared server's GPUs are lent: their device nodes are closed to its accounts.
+  soon python3 -I -S -c 'import json, socket
+link = socket.socket(socket.AF_UNIX)
+link.connect("/run/labctl/broker.sock")
+link.sendall(b"GET /labctl/gpus HTTP/1.0\r\n\r\n")
+said = b"".join(iter(lambda: link.recv(65536), b""))
+for one in json.loads(said.partition(b"\r\n\r\n")[2])["gpus"]:
+    mib = one.get("memory_total_bytes", 0) // 2**20
+    print(one["uuid"], mib, one["driver"], one["name"], sep=", ")' 2>/dev/null
+elif has nvidia-smi; then
+  soon nvidia-smi --query-gpu=uuid,memory.total,driver_version,name \
+    --format=csv,noheader,nounits 2>/dev/null
+fi | while IFS= read -r gpu; do say gpu "$gpu"; done
 for program in nvidia-container-runtime-hook nvidia-container-cli; do
   has "$program" && say nvidia_runtime "$program"
 done

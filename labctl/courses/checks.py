@@ -13,6 +13,8 @@ from labctl.errors import Problem
 from labctl.model import NAME_PATTERN
 
 MAX_NAME = 200
+JOINERS = "\u200c\u200d"
+"""Invisible, and part of how some names are written."""
 _LOGIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
 
@@ -37,7 +39,7 @@ def login_problem(text: str) -> str:
 def name_problem(text: str) -> str:
     if len(text) > MAX_NAME:
         return f"a name of {len(text)} characters: at most {MAX_NAME}"
-    if not all(one.isprintable() for one in text):
+    if not all(one.isprintable() or one in JOINERS for one in text):
         return f"{shown(text)}: a character that cannot be printed, in a name"
     return ""
 

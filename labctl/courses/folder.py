@@ -9,7 +9,6 @@ Nothing is read before it is asked for, and everything at most once.
 from __future__ import annotations
 
 import functools
-import hashlib
 import hmac
 import os
 import re
@@ -28,7 +27,7 @@ from labctl.courses.roster import ROSTER_FILE, read_roster
 from labctl.courses.spending import Living
 from labctl.courses.student import Student
 from labctl.errors import ConfigError, LabError, NotFoundError
-from labctl.model import Server, Value
+from labctl.model import NAME_PATTERN, Server, Value
 
 PRIVATE = ".course"
 MOST_NAME = 39
@@ -118,34 +117,59 @@ class CourseFolder:
                 return one
         raise _unknown("student", student_id, [one.id for one in self._roster], self.path)
 
-    def seats(self, *, active_only: bool = True) -> tuple[Seat, ...]:
-        """Every seat in the roster's order: with `active_only` those that somebody still has."""
+    def seats(self, *, active_only: bool = True, former: bool = False) -> tuple[Seat, ...]:
+        """Every seat in the roster's order: with `active_only` those that somebody still has.
+
+        With `former` also those that a server was made for and the roster no longer knows, since
+        their student went into a team, say: nobody stands in them, and they may still cost.
+        """
         members: dict[str, list[str]] = {}
         for one in self.students(active_only=active_only):
             members.setdefault(one.seat, []).append(one.id)
-        return tuple(self._seat(name, students) for name, students in members.items())
+        found = [self._seat(name, students) for name, students in members.items()]
+        if former:
+            every = {one.seat for one in self._roster}
+            gone = [name for name in self._going() if name not in every]
+            found += [self._seat(name, []) for name in gone]
+        return tuple(found)
+
+    def _going(self) -> list[str]:
+        """Seats of which the ledger knows no end of some server. A dot begins the course's own."""
+        going: dict[str, set[str]] = {}
+        for one in self.ledger.entries():
+            server_id = str(one.detail.get("server_id", ""))
+            if one.kind == "up" and NAME_PATTERN.fullmatch(one.seat):
+                going.setdefault(one.seat, set()).add(server_id)
+            elif one.kind == "down":
+                going.get(one.seat, set()).discard(server_id)
+        return [name for name, servers in going.items() if servers]
 
     def seat_of(self, student: str | Student) -> Seat:
         """The seat that a student has or had."""
         return self.seat(self.student(student if isinstance(student, str) else student.id).seat)
 
     def seat(self, name: str) -> Seat:
-        """A seat by its own name, that of a team or a student; NotFoundError names the nearest."""
-        seats = self.seats(active_only=False)
-        for one in seats:
-            if one.name == name:
-                return one
-        for student in self._roster:
-            if student.id == name:
-                return self.seat(student.seat)
-        raise _unknown("student or team", name, [one.name for one in seats], self.path)
+        """A seat by the name of its team or of a student; NotFoundError names the nearest."""
+        return self.chosen([name])[0]
 
     def chosen(self, names: Iterable[str]) -> tuple[Seat, ...]:
-        """The seats of these students and teams, each once; of everybody active for no names."""
+        """The seats of these students and teams, each once; of everybody active for no names.
+
+        NotFoundError, with the nearest name, for what is neither.
+        """
         names = list(names)
         if not names:
             return self.seats()
-        return tuple({seat.name: seat for seat in map(self.seat, names)}.values())
+        seats = {one.name: one for one in self.seats(active_only=False)}
+        by_student = {student: one for one in seats.values() for student in one.students}
+        found: dict[str, Seat] = {}
+        for name in names:
+            seat = seats.get(name) or by_student.get(name)
+            if seat is None:
+                known = [*seats, *by_student]
+                raise _unknown("student or team", name, known, self.path)
+            found[seat.name] = seat
+        return tuple(found.values())
 
     def pseudonym(self, name: str) -> str:
         """8 hex digits that only this folder can tell back."""
@@ -153,7 +177,7 @@ class CourseFolder:
 
     def living(self, servers: Iterable[Server]) -> list[Living]:
         """Those of a provider's servers that are seats of this course, as the sums need them."""
-        seats = {one.lab_id: one.name for one in self.seats(active_only=False)}
+        seats = {one.lab_id: one.name for one in self.seats(active_only=False, former=True)}
         return [
             Living(
                 server_id=one.id,
@@ -183,8 +207,16 @@ class CourseFolder:
         )
 
     def _digest(self, label: str, name: str) -> str:
-        secret = bytes.fromhex(self._identity.secret)
-        return hmac.new(secret, f"{label}:{name}".encode(), hashlib.sha256).hexdigest()
+        known = self._digests.get((label, name))
+        if known is None:
+            secret = bytes.fromhex(self._identity.secret)
+            known = hmac.digest(secret, f"{label}:{name}".encode(), "sha256").hex()
+            self._digests[label, name] = known
+        return known
+
+    @functools.cached_property
+    def _digests(self) -> dict[tuple[str, str], str]:
+        return {}
 
     @functools.cached_property
     def _identity(self) -> _Identity:

@@ -15,7 +15,7 @@ from labctl.config.identity import write_private
 from labctl.courses import checks, formats
 from labctl.courses.formats import Imported
 from labctl.courses.student import Student
-from labctl.courses.tables import Table, read_table, wrong
+from labctl.courses.tables import Table, read_some, read_table, wrong
 from labctl.errors import ConfigError, LabError, Problem
 from labctl.model import Value
 
@@ -65,10 +65,7 @@ class RosterDiff(Value, frozen=True):
 
 def read_table_file(path: Path) -> tuple[bytes, Table]:
     """A file's bytes and the table in it; ConfigError with everything wrong in its form."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}", why=error.strerror or "") from error
+    data = read_some(path)
     problems: list[Problem] = []
     table = read_table(data, problems)
     if table is None:

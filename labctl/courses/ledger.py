@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from labctl.courses.entries import KINDS, Draft, Entry
+from labctl.courses.entries import KINDS, Draft, Entry, joined
 from labctl.courses.spending import (
     Living,
     Spent,
@@ -58,7 +58,9 @@ class Ledger:
         self.now = now
         self.tell = tell
         self._known: list[Entry] = []
+        self._open: dict[tuple[str, str], int] = {}
         self._read_to = 0
+        self._last = 0
         self._file: tuple[int, int] = (0, 0)
 
     def append(
@@ -110,7 +112,8 @@ class Ledger:
     def entries(self, seat: str | None = None, kind: str | None = None) -> list[Entry]:
         """The lines so far, the oldest first: of one seat, of one kind, or all.
 
-        A line that cannot be read is left out and told; nothing is changed.
+        `cost` lines that follow one another without a gap are given as one, at the place of the
+        first: a term has many. A line that cannot be read is left out and told.
         """
         self._read_on()
         return [
@@ -126,24 +129,38 @@ class Ledger:
                 about = os.fstat(file.fileno())
                 this = (about.st_dev, about.st_ino)
                 if this != self._file or about.st_size < self._read_to:
-                    self._known, self._read_to, self._file = [], 0, this
+                    self._forget()
+                    self._file = this
                 file.seek(self._read_to)
-                data = file.read()
+                for line in file:
+                    self._read(line)
         except FileNotFoundError:
-            self._known, self._read_to = [], 0
-            return
-        whole, newline, torn = data.rpartition(b"\n")
-        self._read_to += len(whole) + len(newline)
-        for line in whole.split(b"\n") if newline else []:
-            if (entry := _decoded(line)) is not None:
-                self._known.append(entry)
-            elif line.strip():
-                self.tell(f"{self.path}: a line after number {self._last()} cannot be read")
-        if torn:
-            self.tell(f"{self.path}: the last line was not written whole; it does not count")
+            self._forget()
 
-    def _last(self) -> int:
-        return self._known[-1].n if self._known else 0
+    def _read(self, line: bytes) -> None:
+        if not line.endswith(b"\n"):
+            self.tell(f"{self.path}: the last line was not written whole; it does not count")
+            return
+        self._read_to += len(line)
+        if (entry := _decoded(line)) is not None:
+            self._take(entry)
+        elif line.strip():
+            self.tell(f"{self.path}: a line after number {self._last} cannot be read")
+
+    def _take(self, entry: Entry) -> None:
+        """Keep a line, or make it a part of the one that it goes on from."""
+        self._last = entry.n
+        if entry.kind == "cost":
+            key = (entry.seat, str(entry.detail.get("server_id", "")))
+            place = self._open.get(key)
+            if place is not None and (whole := joined(self._known[place], entry)) is not None:
+                self._known[place] = whole
+                return
+            self._open[key] = len(self._known)
+        self._known.append(entry)
+
+    def _forget(self) -> None:
+        self._known, self._open, self._read_to, self._last = [], {}, 0, 0
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -159,12 +176,7 @@ class Ledger:
     def _mend(self, file: int) -> int:
         """Put a torn last line aside; the number of the last whole line."""
         size = os.fstat(file).st_size
-        begin = max(0, size - TAIL_BYTES)
-        tail = os.pread(file, size - begin, begin)
-        whole, newline, torn = tail.rpartition(b"\n")
-        number = _last_number(whole) if newline else 0
-        if not newline and size > TAIL_BYTES:
-            raise LabError(f"{self.path} is damaged", why="its last line has no end")
+        number, torn = _end_of(file, size)
         if not torn:
             os.lseek(file, 0, os.SEEK_END)
             return number
@@ -191,11 +203,26 @@ class Ledger:
         return entry.n
 
 
+_DECODER = msgspec.json.Decoder(Entry)
+
+
 def _decoded(line: bytes) -> Entry | None:
     try:
-        return msgspec.json.decode(line, type=Entry)
+        return _DECODER.decode(line)
     except msgspec.MsgspecError:
         return None
+
+
+def _end_of(file: int, size: int) -> tuple[int, bytes]:
+    """(the number of the last whole line that can be read, 0 for none; what follows its end)."""
+    length = TAIL_BYTES
+    while True:
+        begin = max(0, size - length)
+        whole, newline, torn = os.pread(file, size - begin, begin).rpartition(b"\n")
+        number = _last_number(whole) if newline else 0
+        if begin == 0 or (newline and number):
+            return number, torn
+        length *= 4  # a line may be as long as a roster
 
 
 def _last_number(whole: bytes) -> int:

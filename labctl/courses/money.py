@@ -160,7 +160,10 @@ def seat_costs(
                 hours=spent.hours,
                 idle_usd=spent.idle_usd,
                 idle_hours=spent.idle_hours,
-                budget_usd=allowance_usd(given.get(seat, ()), seat, budget_usd),
+                # A dot begins the seats of the course's own servers, which have no budget.
+                budget_usd=None
+                if seat.startswith(".")
+                else allowance_usd(given.get(seat, ()), seat, budget_usd),
             )
         )
     return costs

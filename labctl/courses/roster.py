@@ -9,8 +9,8 @@ from labctl.config.document import shown
 from labctl.config.identity import write_private
 from labctl.courses import checks
 from labctl.courses.student import Student
-from labctl.courses.tables import Shape, Table, read_table, wrong
-from labctl.errors import LabError, NotFoundError, Problem
+from labctl.courses.tables import Shape, Table, read_some, read_table, wrong
+from labctl.errors import NotFoundError, Problem
 
 ROSTER_FILE = "roster.csv"
 COLUMNS = ("id", "name", "email", "team", "section", "active")
@@ -20,16 +20,12 @@ YES, NO = ("", "yes", "true", "1"), ("no", "false", "0")
 
 def read_roster(path: Path) -> list[Student]:
     """The students of a roster.csv, in its order. ConfigError with every bad line."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    if not path.exists():
         raise NotFoundError(
             f"there is no {path.name} in {path.parent}",
             hint=f"labctl -C {path.parent} course roster FILE",
-        ) from None
-    except OSError as error:
-        raise LabError(f"cannot read {path}", why=error.strerror or "") from error
-    return parse_roster(data, str(path))
+        )
+    return parse_roster(read_some(path), str(path))
 
 
 def parse_roster(data: bytes, where: str) -> list[Student]:

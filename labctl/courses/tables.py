@@ -8,13 +8,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from errno import ENOENT
+from pathlib import Path
 
-from labctl.errors import ConfigError, Problem
+from labctl.config.document import plain
+from labctl.errors import ConfigError, LabError, Problem
 from labctl.model import Value
 
 MAX_TABLE_BYTES = 8 * 1024 * 1024
 MAX_ROWS = 20_000
 DELIMITERS = (",", ";", "\t")
+_SPACES = dict.fromkeys(map(ord, "\u00a0\u2007\u202f\u3000"), " ")
 _BOMS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 
@@ -51,9 +55,12 @@ class Table(Value, frozen=True):
         return all(self.column(name) >= 0 for name in names)
 
     def cell(self, row: int, *names: str) -> str:
-        """The cell without the spaces around it; "" where there is no such column."""
+        """The cell without the spaces around it; "" where there is no such column.
+
+        Spaces of other kinds, as pages and spreadsheets leave them in names, are plain ones.
+        """
         column = self.column(*names)
-        return self.rows[row][column].strip() if column >= 0 else ""
+        return self.rows[row][column].translate(_SPACES).strip() if column >= 0 else ""
 
 
 def read_table(data: bytes, problems: list[Problem]) -> Table | None:
@@ -85,6 +92,17 @@ def read_table(data: bytes, problems: list[Problem]) -> Table | None:
         lines=tuple(line for line, _ in body),
         shape=shape,
     )
+
+
+def read_some(path: Path) -> bytes:
+    """At most what a table may be, and one byte; LabError for what is no file or cannot be read."""
+    try:
+        if not path.is_file():
+            raise FileNotFoundError(ENOENT, "there is no such file")
+        with path.open("rb") as file:
+            return file.read(MAX_TABLE_BYTES + 1)
+    except OSError as error:
+        raise LabError(f"cannot read {plain(str(path))}", why=error.strerror or "") from error
 
 
 def wrong(where: str, problems: Sequence[Problem], *, hint: str = "") -> ConfigError:

@@ -94,6 +94,8 @@ class Dashboard:
             asyncio.create_task(self.feed.run()),
             asyncio.create_task(self.gauges.run(self.feed)),
         ]
+        with contextlib.suppress(LabError):
+            await self._drawn("board", Lens())  # the first who asks does not wait for it
         for one in self.on_start:
             one()
         try:
@@ -138,8 +140,10 @@ class Dashboard:
 
     async def another(self, request: Request) -> Response:
         snapshot = await self.feed.snapshot()
-        port = request.url.port or 80
-        return self.told(request, snapshot, "another", url=self.sessions.url(), port=port)
+        # By the port that the dashboard has, whatever forward this browser came through.
+        url = "" if session_of(request).hidden else self.sessions.url()
+        port = self.sessions.url().partition("/?")[0].rpartition(":")[2]
+        return self.told(request, snapshot, "another", url=url, port=port)
 
     async def names(self, request: Request) -> Response:
         form = form_of(request)

@@ -14,7 +14,9 @@ from labctl.actions import Silent, runs, top
 from labctl.actions.courses import open_course, together
 from labctl.actions.courses.ground import course_ground, seat_grounds
 from labctl.actions.courses.servers import Staff
+from labctl.actions.courses.status import ground_of, look_at
 from labctl.actions.ground import Ground
+from labctl.actions.status import keep_watch
 from labctl.config import Paths
 from labctl.courses.folder import CourseFolder, Seat
 from labctl.dashboard.view import Gauge
@@ -38,11 +40,16 @@ class Deeds:
         self._folder: CourseFolder | None = None
         self._course: Ground | None = None
 
-    def extend(self, seat: str, span_s: int, why: str) -> dict[str, object]:
+    def extend(self, seat: str, span_s: int, why: str) -> dict[str, Any]:
         """More time for a seat's server; W of its watchdog. As `labctl course extend`."""
         with self._lock:
             staff, found = self._at(seat)
-            return together.extend(staff, found, span_s, why)
+            watch = together.extend(staff, found, span_s, why)
+            server = self._state.server_of_lab(found.lab_id)
+            if server is not None:
+                # What the watchdog has just said is news for whoever looks.
+                keep_watch(ground_of(staff, found), server, watch)
+        return watch
 
     def cancel(self, seat: str, run_id: str) -> tuple[Run, bool]:
         """End a run; (the run, whether it had ended before). As `labctl cancel`."""
@@ -57,8 +64,11 @@ class Deeds:
             staff, found = self._at(seat)
         return together.run_of(staff, found, run_id)
 
-    def gauge(self, seat: str) -> Gauge | None:
-        """The seat's server now, asked over SSH; None where it has none."""
+    def look(self, seat: str) -> Gauge | None:
+        """Have the seat's runs and its watchdog's word recorded as they are now, asked over SSH.
+
+        How busy its processors are; None where it has no server that is up.
+        """
         with self._lock:
             staff, found = self._at(seat)
             if self._course is None:
@@ -74,6 +84,7 @@ class Deeds:
         server = self._state.server_of_lab(found.lab_id)
         if server is None or server.state != "running":
             return None
+        look_at(ground, server)
         return to_gauge(top.look(ground))
 
     def _at(self, seat: str) -> tuple[Staff, Seat]:

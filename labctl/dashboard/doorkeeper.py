@@ -40,15 +40,16 @@ ALWAYS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    # With none at all a browser would say of its own forms that they come from nowhere.
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
 ENTER = (
     '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    '<meta http-equiv="refresh" content="0;url=/"><title>labctl</title>'
-    '<p>This browser is let in. <a href="/">To the course</a></p>'
+    '<meta http-equiv="refresh" content="0;url=/"><link rel="icon" href="data:,">'
+    '<title>labctl</title><p>This browser is let in. <a href="/">To the course</a></p>'
 )
 
 
@@ -82,6 +83,13 @@ class Sessions:
             self._base = base
             return self._renew()
 
+    def close(self) -> None:
+        """Nobody is let in any more; the file goes."""
+        with self._lock:
+            self._token = ""
+            self._sessions.clear()
+            self._file.unlink(missing_ok=True)
+
     def _renew(self) -> str:
         self._token = secrets.token_urlsafe(32)
         url = f"{self._base}/?token={self._token}"
@@ -102,7 +110,9 @@ class Sessions:
     def spend(self, token: str) -> str:
         """The cookie's value for the browser that has the token; "" for any other token."""
         with self._lock:
-            if not token or not hmac.compare_digest(token.encode(), self._token.encode()):
+            if not (token and self._token) or not hmac.compare_digest(
+                token.encode(), self._token.encode()
+            ):
                 return ""
             self._renew()
             value = secrets.token_urlsafe(32)

@@ -12,7 +12,7 @@ from labctl.dashboard.view import Gauge
 from labctl.errors import LabError
 from labctl.model import Offer
 
-EVERY_S = 5.0
+EVERY_S = 6.0
 LONGEST_S = 60.0
 FRESH_S = 90.0
 """What a server said of itself counts for so long; then its watchdog's word does again."""

@@ -22,7 +22,7 @@ def dashboard(
     """The dashboard of the course at `path`. The folder is opened anew, for its own thread."""
     folder = open_course(path)
     deeds = Deeds(path, paths, state)
-    gauges = Gauges(deeds.gauge)
+    gauges = Gauges(deeds.look)
     survey = Survey(folder, state, gauges.known)
     return Dashboard(
         Feed(survey.take, EVERY_S),

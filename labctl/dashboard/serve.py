@@ -70,6 +70,7 @@ def run(
         server.should_exit = True
         thread.join(END_S)
         listener.close()
+        made.sessions.close()
 
     threading.Thread(target=end, name="labctl-dashboard-end", daemon=True).start()
     if not ready.wait(START_S):

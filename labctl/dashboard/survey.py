@@ -6,15 +6,15 @@ Nothing here asks a server or a provider: the keeper does, and writes down what 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from labctl.courses.folder import CourseFolder
 from labctl.courses.folder import Seat as CourseSeat
-from labctl.courses.ledger import Entry, due_extensions
-from labctl.courses.money import SeatCost, course_costs
+from labctl.courses.ledger import Entry, Living, due_extensions
 from labctl.courses.student import Student
+from labctl.dashboard.books import Books, Sums
 from labctl.dashboard.gauges import told_by_watchdog
 from labctl.dashboard.grades import Grades, released_of
 from labctl.dashboard.hand_ins import HandIns
@@ -25,8 +25,39 @@ from labctl.state import State
 RUNS_KEPT = 12
 """Of each seat; its own page says how many more there are."""
 HAPPENINGS_KEPT = 400
-QUIET_KINDS = ("cost",)
-"""Lines of the ledger that are sums and no news."""
+TROUBLE_S = 12 * 3600.0
+"""For so long it is trouble that something was refused."""
+
+
+class _Roster:
+    """Who there is, as long as nobody changes it: seats' names take a while to work out."""
+
+    def __init__(self, folder: CourseFolder) -> None:
+        self.people = folder.students(active_only=False)
+        self.seats = folder.seats(active_only=False)
+        self.active = {one.seat for one in self.people if one.active}
+        self.keys = {one.id: folder.pseudonym(one.id) for one in self.people}
+        self.mates: dict[str, list[str]] = {}
+        """Seat -> its own name, where it is a team's, and its students."""
+        for one in self.people:
+            self.mates.setdefault(one.seat, [one.team] if one.team else []).append(one.id)
+
+    def living(self, servers: Mapping[str, Server]) -> list[Living]:
+        """The seats' servers on record, as the sums need them."""
+        found = []
+        for seat in self.seats:
+            one = servers.get(seat.lab_id)
+            if one is not None:
+                found.append(
+                    Living(
+                        server_id=one.id,
+                        seat=seat.name,
+                        created_at=one.created_at,
+                        usd_per_hour=one.offer.price_usd_per_hour,
+                        stopped=one.state == "stopped",
+                    )
+                )
+        return found
 
 
 class Survey:
@@ -48,6 +79,9 @@ class Survey:
         self._now = now
         self._hand_ins = HandIns(folder.drop, folder.pseudonym)
         self._grades = Grades(folder.grades)
+        self._books = Books()
+        self._sums = Sums()
+        self._known: _Roster | None = None
         self._stamps: tuple[tuple[int, int], ...] = ()
         self._told: list[str] = []
         folder.tell = self._told.append
@@ -56,53 +90,53 @@ class Survey:
     def take(self) -> Snapshot:
         """The course now. LabError where its folder cannot be read."""
         self._told.clear()
-        self._read_anew()
+        roster = self._roster()
         folder, now = self._folder, self._now()
         entries = folder.ledger.entries()
+        self._books.read(entries)
         servers = _youngest(self._state.servers())
-        everybody = folder.students(active_only=False)
-        living = folder.living(servers.values())
-        costs = course_costs(folder.config, everybody, entries, now, living)
-        spent = {one.seat: one for one in costs.seats}
-        here = {seat.lab_id for seat in folder.seats()}
+        living = roster.living(servers)
+        costs = self._sums.make(folder.config, roster.people, entries, now, living)
+        spent = self._sums.spent_usd(now, living)
         seats = [
-            seat
-            for seat in folder.seats(active_only=False)
-            if seat.lab_id in here or seat.lab_id in servers or spent[seat.name].usd
+            one
+            for one in roster.seats
+            if one.name in roster.active or one.lab_id in servers or spent.get(one.name)
         ]
         keys = {student: seat.pseudonym for seat in seats for student in seat.students}
-        books = _books(entries)
         watches = self._watches(len(servers))
-        runs = self._runs(servers, entries)
+        runs = self._runs(roster, servers)
         self._hand_ins.read_on()
-        mates: dict[str, list[str]] = {}
-        for one in everybody:
-            mates.setdefault(one.seat, [one.team] if one.team else []).append(one.id)
-        released = released_of(entries)
-        assignments = tuple(self._due(name, entries) for name in folder.config.assignments)
+        released = released_of(self._books.news)
         return Snapshot(
             at=now,
             course=folder.config.name,
-            seats=tuple(self._seat(one, servers, watches, runs, spent, books) for one in seats),
+            seats=tuple(self._seat(one, servers, watches, runs, spent) for one in seats),
             people=tuple(
-                self._person(one, keys, mates[one.seat], released)
-                for one in everybody
+                self._person(one, keys, roster, released)
+                for one in roster.people
                 if one.active or one.id in keys
             ),
-            assignments=assignments,
-            happenings=_happenings(entries, {seat.name: seat.pseudonym for seat in seats}),
+            assignments=tuple(self._due(name) for name in folder.config.assignments),
+            happenings=_happenings(
+                self._books.news, {one.name: one.pseudonym for one in seats} | keys
+            ),
             costs=costs,
+            costs_at=self._sums.at,
             notes=tuple(dict.fromkeys(self._told)),
         )
 
-    def _read_anew(self) -> None:
-        """Have course.yaml and the roster read again where they were changed."""
+    def _roster(self) -> _Roster:
+        """Who there is; read again where course.yaml or the roster was changed."""
         files = (self._folder.path / "course.yaml", self._folder.roster_file)
         stamps = tuple(_stamp(file) for file in files)
-        if stamps != self._stamps:
+        if self._known is None or stamps != self._stamps:
+            self._known = None
             self._folder.refresh()
-            self._folder.students()
+            self._known = _Roster(self._folder)
+            self._sums.costs = None
             self._stamps = stamps
+        return self._known
 
     def _watches(self, servers: int) -> dict[str, tuple[dict[str, Any], float]]:
         """Server -> what its watchdog said last, and when."""
@@ -115,13 +149,14 @@ class Survey:
         servers: dict[str, Server],
         watches: dict[str, tuple[dict[str, Any], float]],
         runs: dict[str, list[Run]],
-        spent: dict[str, SeatCost],
-        books: dict[str, list[Entry]],
+        spent: dict[str, float],
     ) -> Seat:
-        own = books.get(seat.name, [])
+        own = self._books.of(seat.name, seat.students)
         server = servers.get(seat.lab_id)
         machine = self._machine(seat.pseudonym, server, watches.get(server.id)) if server else None
-        cost = spent[seat.name]
+        budget = self._folder.config.per_student.budget
+        if budget is not None:
+            budget = max(0.0, budget + self._books.given_usd.get(seat.name, 0.0))
         return Seat(
             key=seat.pseudonym,
             name=seat.name,
@@ -130,22 +165,20 @@ class Survey:
             students=seat.students,
             machine=machine,
             runs=tuple(runs.get(seat.lab_id, [])[: -RUNS_KEPT - 1 : -1]),
-            spent_usd=round(cost.usd, 2),
-            budget_usd=cost.budget_usd,
-            trouble=_trouble(own),
+            spent_usd=round(spent.get(seat.name, 0.0), 2),
+            budget_usd=budget,
+            trouble=_trouble(own, self._now() - TROUBLE_S),
         )
 
-    def _runs(self, servers: dict[str, Server], entries: Iterable[Entry]) -> dict[str, list[Run]]:
+    def _runs(self, roster: _Roster, servers: dict[str, Server]) -> dict[str, list[Run]]:
         """Seat's lab id -> the runs on its servers, the oldest first; whichever lab they are of."""
-        labs = {one.lab_id: one.lab_id for one in self._folder.seats(active_only=False)}
-        names = {one.name: one.lab_id for one in self._folder.seats(active_only=False)}
-        owners = {server.id: lab_id for lab_id, server in servers.items() if lab_id in labs}
-        for one in entries:
-            if one.kind == "up" and one.seat in names:
-                owners[str(one.detail.get("server_id", ""))] = names[one.seat]
+        labs = {seat.lab_id for seat in roster.seats}
+        names = {seat.name: seat.lab_id for seat in roster.seats}
+        owners = {one: names.get(seat, "") for one, seat in self._books.owners.items()}
+        owners |= {server.id: lab_id for lab_id, server in servers.items() if lab_id in labs}
         found: dict[str, list[Run]] = {}
         for run in self._state.runs():
-            owner = owners.get(run.server_id) or labs.get(run.lab_id)
+            owner = owners.get(run.server_id) or (run.lab_id if run.lab_id in labs else "")
             if owner:
                 found.setdefault(owner, []).append(run)
         return found
@@ -183,11 +216,11 @@ class Survey:
         self,
         student: Student,
         keys: dict[str, str],
-        mates: list[str],
+        roster: _Roster,
         released: frozenset[tuple[str, str]],
     ) -> Person:
         return Person(
-            key=self._folder.pseudonym(student.id),
+            key=roster.keys[student.id],
             id=student.id,
             name=student.name,
             email=student.email,
@@ -195,17 +228,17 @@ class Survey:
             section=student.section,
             active=student.active,
             seat=keys.get(student.id, ""),
-            hand_ins=self._hand_ins.of(mates),
+            hand_ins=self._hand_ins.of(roster.mates[student.seat]),
             grades=self._grades.of(student, self._folder.config.assignments, released),
         )
 
-    def _due(self, name: str, entries: list[Entry]) -> Due:
+    def _due(self, name: str) -> Due:
         rules = self._folder.config.assignments[name]
         return Due(
             name=name,
             due_at=rules.due.at if rules.due else None,
             points=rules.points,
-            extensions=due_extensions(entries, name),
+            extensions=due_extensions(self._books.news, name),
         )
 
 
@@ -222,40 +255,25 @@ def _youngest(servers: Iterable[Server]) -> dict[str, Server]:
     return {one.lab_id: one for one in servers if one.state != "terminated"}
 
 
-def _books(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """Seat -> its own lines that are no sums."""
-    found: dict[str, list[Entry]] = {}
-    for one in entries:
-        if one.seat and one.kind not in QUIET_KINDS:
-            found.setdefault(one.seat, []).append(one)
-    return found
-
-
-def _trouble(own: list[Entry]) -> str:
-    """Why the last thing that was asked for this seat was refused; "" where it was not."""
+def _trouble(own: list[Entry], since: float) -> str:
+    """Why the last thing that was asked for this seat was refused; "" where it was not lately."""
     last = next((one for one in reversed(own) if one.kind in ("up", "refused")), None)
-    if last is None or last.kind == "up":
+    if last is None or last.kind == "up" or last.at < since:
         return ""
     return last.why or str(last.detail.get("error", "")) or "refused"
 
 
 def _happenings(entries: list[Entry], keys: dict[str, str]) -> tuple[Happening, ...]:
     """The last ones, the newest first; seats by their keys."""
-    found = []
-    for one in reversed(entries):
-        if one.kind in QUIET_KINDS:
-            continue
-        found.append(
-            Happening(
-                at=one.at,
-                kind=one.kind,
-                seat=keys.get(one.seat, ""),
-                student=one.student,
-                by=one.by,
-                why=one.why,
-                detail=one.detail,
-            )
+    return tuple(
+        Happening(
+            at=one.at,
+            kind=one.kind,
+            seat=keys.get(one.seat or one.student, ""),
+            student=one.student,
+            by=one.by,
+            why=one.why,
+            detail=one.detail,
         )
-        if len(found) >= HAPPENINGS_KEPT:
-            break
-    return tuple(found)
+        for one in entries[: -HAPPENINGS_KEPT - 1 : -1]
+    )

@@ -6,7 +6,7 @@ import asyncio
 import codecs
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from labctl.dashboard.deeds import Reading
 from labctl.errors import ConnectError, LabError
@@ -39,8 +39,10 @@ class Tails:
                 return
             tail = self._tails[key] = _Tail(open_)
         try:
-            async for block in tail.watch():
-                yield block
+            # Closed here, or it would count as a watcher until somebody tidies up.
+            async with contextlib.aclosing(tail.watch()) as blocks:
+                async for block in blocks:
+                    yield block
         finally:
             if not tail.watchers and self._tails.get(key) is tail:
                 del self._tails[key]
@@ -66,7 +68,7 @@ class _Tail:
     def close(self) -> None:
         self._task.cancel()
 
-    async def watch(self) -> AsyncIterator[bytes]:
+    async def watch(self) -> AsyncGenerator[bytes, None]:
         self.watchers += 1
         place, era, told = 0, -1, ""
         try:
@@ -114,10 +116,7 @@ class _Tail:
                 self.ended, self.told = True, error.what
             pause_s = SOON_S if blocks else min(LATE_S, pause_s * 1.5)
             self._ring()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(pause_s)
-                continue
-            return
+            await asyncio.sleep(pause_s)
 
     def _take(self, data: bytes, *, anew: bool) -> None:
         if anew:

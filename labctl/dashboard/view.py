@@ -198,6 +198,7 @@ class Snapshot(Value, frozen=True, dict=True):
     assignments: tuple[Due, ...] = ()
     happenings: tuple[Happening, ...] = ()
     costs: CourseCosts | None = None
+    costs_at: float = 0.0
     notes: tuple[str, ...] = ()
 
     @functools.cached_property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
-from moto.ec2.models.amis import Ami
+from moto.ec2.models.amis import Ami, AmiBackend
 from moto.ssm.models import Parameter
 
 from labctl.rehearsal.backend import Backend
@@ -101,3 +101,25 @@ def _title(name: str, arch: str) -> str:
     if "deeplearning" in name:
         return f"Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu) {arch} rehearsal"
     return f"ubuntu/images/hvm-ssd-gp3/ubuntu-{arch}-server-rehearsal {name[-60:]}"
+
+
+_plain_create_image = AmiBackend.create_image
+
+
+def _create_image(
+    self: Any,
+    instance_id: str,
+    name: str,
+    description: str,
+    tag_specifications: list[dict[str, Any]],
+) -> Any:
+    """moto's, which raises where the snapshot is to bear tags from the first moment."""
+    of_image = [one for one in tag_specifications if one["ResourceType"] != "snapshot"]
+    made = _plain_create_image(self, instance_id, name, description, of_image)
+    for one in tag_specifications:
+        for tag in one["Tags"] if one["ResourceType"] == "snapshot" else ():
+            made.ebs_snapshot.add_tag(tag["Key"], tag["Value"])
+    return made
+
+
+cast(Any, AmiBackend).create_image = _create_image

@@ -39,6 +39,7 @@ ROUTES: tuple[tuple[str, str, Deed], ...] = (
     ("GET", "/info", Calls.info),
     ("GET", "/labctl/gpus", Calls.gpus),
     ("GET", "/images/(.+)/json", Calls.image),
+    ("DELETE", "/images/(.+)", Calls.drop_image),
     ("POST", "/images/create", Calls.pull),
     ("POST", "/images/load", Calls.load),
     ("GET", "/containers/json", Calls.listed),

@@ -31,11 +31,12 @@ from .broker_rules import (
 )
 from .broker_settings import Settings
 from .gpus import Gpus
-from .place import disk
+from .place import disk, read_text
 from .shared import TAKEN
 
 ENGINE = engine.SOCKET[len("unix://") :]
 IMAGES_LIE = Path("/var/lib/docker")
+DRIVER = Path("/sys/module/nvidia/version")
 INFO = ("ServerVersion", "NCPU", "MemTotal", "OperatingSystem", "Architecture", "Driver")
 FILTERS = ("label", "status", "name", "id")
 
@@ -65,7 +66,8 @@ class Calls:
         now_s = boottime_s()
         told = []
         for gpu in self._seen():
-            row: dict[str, Any] = {key: gpu.get(key) for key in ("index", "uuid", "name")}
+            row = dict(gpu)
+            row["driver"] = read_text(DRIVER).split(" ")[0]
             lease = held.get(str(gpu.get("uuid")))
             row["holder"] = holder(lease.uid) if lease else ""
             row["ends_in_s"] = round(max(0.0, lease.ends_s - now_s)) if lease else 0
@@ -74,6 +76,11 @@ class Calls:
 
     def image(self, account: Account, asked: Request, ref: str) -> None:
         say(asked.link, 200, self._image(account, ref))
+
+    def drop_image(self, account: Account, asked: Request, ref: str) -> None:
+        """One of the account's own; what is there for all stays."""
+        own = broker_images.own_reference(account, ref)
+        pass_on(asked, ENGINE, f"/images/{own}", {})
 
     def pull(self, account: Account, asked: Request, _ref: str) -> None:
         """From a registry, for all. The account's own logins are not used."""

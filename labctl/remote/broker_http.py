@@ -126,8 +126,8 @@ def read_request(link: socket.socket) -> Request | None:
     """None where the other side hung up without asking for anything."""
     link.settimeout(HEAD_S)
     said = b""
-    while b"\r\n\r\n" not in said:
-        if len(said) > MOST_HEAD:
+    while b"\r\n\r\n" not in said[:MOST_HEAD]:
+        if len(said) >= MOST_HEAD:
             raise Refusal(400, "the head of that request is too long")
         block = link.recv(CHUNK)
         if not block:

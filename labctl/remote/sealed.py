@@ -63,8 +63,8 @@ def body(
 ) -> dict[str, Any]:
     """The container, as the engine's `create` takes it. `output` names its one file below OUT.
 
-    `limits`: memory_bytes, cpus, pids, disk_bytes, gpus. The image's own entrypoint is left out: it
-    may print where the answer is read.
+    `limits`: memory_bytes, cpus, pids, disk_bytes, shm_bytes, devices. The image's entrypoint is
+    left out: it may print where the answer is read.
     """
     scratch = f"rw,nosuid,nodev,size={limits['disk_bytes']},nr_inodes={MOST_FILES},mode=1777"
     # An image's own /tmp may be closed to all but root, and keeps its mode.
@@ -94,7 +94,7 @@ def body(
             "MemorySwap": limits["memory_bytes"],
             "NanoCpus": round(limits["cpus"] * 1e9),
             "PidsLimit": limits["pids"],
-            "ShmSize": min(limits["disk_bytes"], 64 * 1024 * 1024),
+            "ShmSize": limits["shm_bytes"],  # counts as memory, as all of these do
             "Tmpfs": {"/tmp": scratch, SCRATCH: scratch, OUT: scratch},
             "Ulimits": [
                 {"Name": "core", "Soft": 0, "Hard": 0},

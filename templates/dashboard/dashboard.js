@@ -172,6 +172,7 @@ function logInto(pre) {
   const stick = () => { if ($("stick").checked) pre.scrollTop = pre.scrollHeight; };
   const took = (event) => {
     const body = JSON.parse(event.data);
+    state.textContent = "";
     const left = "[what came before is left out]\n";
     if (body.begin) { done.data = body.begin === "cut" ? left : ""; rest = ""; }
     const lines = (rest + body.text).split("\n");
@@ -185,7 +186,7 @@ function logInto(pre) {
     if (over) return;
     source?.close();
     source = new EventSource(pre.dataset.log);
-    source.onopen = () => { state.textContent = ""; };
+    state.textContent = "reading";
     source.onmessage = took;
     source.addEventListener("told", (event) => { state.textContent = JSON.parse(event.data).text; });
     source.addEventListener("end", (event) => { over = true; state.textContent = JSON.parse(event.data).text; source.close(); });

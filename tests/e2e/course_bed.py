@@ -23,7 +23,7 @@ from labctl.actions.courses.invitation import invite
 from labctl.actions.courses.keys import Keys
 from labctl.actions.courses.publish import publish
 from labctl.actions.courses.servers import Staff
-from labctl.actions.courses.work import SeatWork
+from labctl.actions.courses.work import KeeperStaff, SeatWork
 from labctl.config import paths
 from labctl.courses.folder import CourseFolder, make_private
 from labctl.state import State
@@ -57,7 +57,7 @@ class CourseBed:
         home = self.folder / "keeper-home"
         home.mkdir(exist_ok=True)
         places = paths({"HOME": str(home)})
-        return Staff(self.course, places, State(places.database), Silent(), by="keeper")
+        return KeeperStaff(self.course, places, State(places.database), Silent(), by="keeper")
 
     def home(self, student: str) -> Path:
         home = self.folder / f"{student}-home"

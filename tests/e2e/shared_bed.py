@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from lab_servers import LabServer
-from prepare_bench import PLAYBOOKS, Recorded
+from prepare_bench import Recorded
 
+from labctl.actions import Decision
 from labctl.actions.connections import Connections
-from labctl.actions.host_keys import make_key
+from labctl.actions.courses import open_course
+from labctl.actions.courses.servers import Staff, up
 from labctl.actions.remote import Remote
-from labctl.actions.shared_server import Account, Sharing, share
-from labctl.model import Endpoint, Server
+from labctl.config import paths
+from labctl.courses.folder import CourseFolder, make_private
+from labctl.model import Server
+from labctl.state import State
 
 BROKER = "/run/labctl/broker.sock"
-NAMES = ("lab-alice", "lab-bob")
-SHARING = Sharing(places=4, gpus=1, gpu_lease_s=3600)
 IMAGE = "labctl-test-small:1"
 
 
@@ -64,10 +66,12 @@ class Person:
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """What the broker answers to a request of any kind: (status, JSON)."""
-        script = ASK.replace("REQUEST", repr((method, path, body)))
-        answer = self.said(f"python3 -c {_quoted(script)}")
-        status, _, text = answer.partition("\n")
-        return int(status), json.loads(text or "null")
+        return self.ask_all([(method, path, body)])[0]
+
+    def ask_all(self, asked: Sequence[tuple[str, str, Any]]) -> list[tuple[int, Any]]:
+        """The same for many, in one login."""
+        answers = json.loads(self.said(f"python3 -c {_quoted(ASK.replace('ASKED', repr(asked)))}"))
+        return [(status, json.loads(text or "null")) for status, text in answers]
 
     def spec(self, run: str, shell: str, **more: Any) -> dict[str, Any]:
         """What labctl sends to have a run started."""
@@ -106,14 +110,15 @@ class Person:
 
 ASK = """
 import http.client, json, socket
-method, path, body = REQUEST
-link = http.client.HTTPConnection("docker", timeout=30)
-link.sock = socket.socket(socket.AF_UNIX)
-link.sock.connect("/run/labctl/broker.sock")
-link.request(method, path, json.dumps(body) if body is not None else None)
-reply = link.getresponse()
-print(reply.status)
-print(reply.read().decode())
+said = []
+for method, path, body in ASKED:
+    link = http.client.HTTPConnection("docker", timeout=120)
+    link.sock = socket.socket(socket.AF_UNIX)
+    link.sock.connect("/run/labctl/broker.sock")
+    link.request(method, path, json.dumps(body) if body is not None else None)
+    reply = link.getresponse()
+    said.append([reply.status, reply.read().decode()])
+print(json.dumps(said))
 """
 
 
@@ -121,56 +126,64 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
+class Agreeing(Recorded):
+    """Staff, who confirms the host key and whatever else is asked."""
+
+    def ask(self, decision: Decision) -> bool:
+        return True
+
+
 @dataclass
 class SharedServer:
-    """The server as staff has it, and the people on it."""
+    """The server, the course that shares it, and the people on it."""
 
     host: LabServer
-    staff: Connections
-    server: Server
+    folder: CourseFolder
+    home: Path
     people: dict[str, Person]
-    reporter: Recorded
+    reporter: Agreeing = field(default_factory=Agreeing)
 
-    def share(self, *accounts: Account, only_accounts: bool = False) -> None:
-        """Run the playbook, as staff."""
-        self.reporter.events.clear()
-        share(
-            self.server,
-            accounts,
-            SHARING,
-            playbooks_dir=PLAYBOOKS,
-            ssh_config=self.staff.write(self.server),
-            reporter=self.reporter,
-            only_accounts=only_accounts,
+    def staff(self) -> Staff:
+        """As a new process has it."""
+        places = paths({"HOME": str(self.home)})
+        return Staff(
+            open_course(self.folder.path), places, State(places.database), self.reporter, by="staff"
         )
 
 
+COURSE = """\
+course: ml
+server:
+  provider: static
+  static: {{hosts: [{{host: 127.0.0.1, port: {port}, user: student, identity: {key}}}]}}
+shared: {{accounts_per_server: 4, gpu_lease: 1h}}
+image: {image}
+"""
+ROSTER = "id,name,email,team,section,active\nalice,Alice,,,,yes\nbob,Bob,,,,yes\n"
+
+
 def shared(host: LabServer, folder: Path) -> SharedServer:
-    """Share a lab server between NAMES; one who has no account yet cannot log in."""
+    """Share a lab server between two students, as `labctl course up` does."""
     # The local provider's image lets in its one user only.
     host.sh("sed -i /^AllowUsers/d /etc/ssh/sshd_config && kill -HUP $(cat /run/sshd.pid)")
     # Device nodes as a driver makes them. There is no device behind them.
     host.sh("for n in 0 1; do mknod -m 666 /dev/nvidia$n c 195 $n; done")
+    # Images outlive test servers: none of an account of an earlier one.
+    host.sh("docker images --quiet 'labctl-u*/*' | xargs -r docker rmi --force")
+    host.sh("docker images --quiet 'labctl-u*/*/*' | xargs -r docker rmi --force")
     host.load(IMAGE)
-    staff = Connections(folder / "staff", None)
-    found = host.found()
-    people, accounts = {}, []
-    for number, name in enumerate(NAMES):
-        key = folder / name
-        accounts.append(Account(name=name, keys=(make_key(key),)))
-        endpoint = _as(found, name, key)
-        server = _server(found, f"seat-{number}", f"{number}" * 12, endpoint)
-        people[name] = Person(name, server, Connections(folder / f"of-{name}", None))
-    made = SharedServer(host, staff, found, people, Recorded())
-    made.share(*accounts)
+    course = folder / "ml"
+    course.mkdir()
+    way = host.endpoint
+    (course / "course.yaml").write_text(COURSE.format(port=way.port, key=way.identity, image=IMAGE))
+    (course / "roster.csv").write_text(ROSTER)
+    make_private(course)
+    made = SharedServer(host, open_course(course), folder / "home", {})
+    made.home.mkdir()
+    staff = made.staff()
+    for one in up(staff, staff.folder.seats()):
+        assert one.server is not None, f"{one.error}: {one.why}"
+        name = f"lab-{one.seat}"
+        own = Connections(folder / f"of-{one.seat}", None)
+        made.people[name] = Person(name, one.server, own)
     return made
-
-
-def _as(found: Server, user: str, key: Path) -> Endpoint:
-    return msgspec.structs.replace(found.endpoint, user=user, identity=str(key))
-
-
-def _server(found: Server, name: str, lab_id: str, endpoint: Endpoint) -> Server:
-    return msgspec.structs.replace(
-        found, id=name, lab="hw3", lab_id=lab_id, alias=name, endpoint=endpoint
-    )

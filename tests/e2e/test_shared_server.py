@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from conftest import StartLabServer
@@ -12,8 +15,8 @@ from shared_bed import BROKER, IMAGE, Person, SharedServer, shared
 
 from labctl.actions import Silent
 from labctl.actions.forwarding import Forwarding, ForwardSpec
+from labctl.actions.prepare import probe
 from labctl.actions.services import ServiceRequest, ensure_service, services, stop_service
-from labctl.actions.shared_server import Account
 from labctl.errors import LabError, PolicyError
 from labctl.providers.local import LocalSettings
 
@@ -26,7 +29,7 @@ def bed(
     gpu_image: str,
     small_image: str,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[SharedServer]:
+) -> SharedServer:
     host = start_lab_server("together", LocalSettings(image=gpu_image, **GPU_SETTINGS))
     return shared(host, tmp_path_factory.mktemp("shared"))
 
@@ -78,29 +81,31 @@ FORBIDDEN = {
     "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["x"], "Capabilities": [["gpu"]]}],
 }
 
+FORBIDDEN_ABOVE = {"User": "0:0", "Volumes": {"/v": {}}, "MacAddress": "x"}
+ABSENT = [
+    ("GET", "/events", None),
+    ("GET", "/images/json", None),
+    ("POST", "/build", None),
+    ("POST", "/containers/prune", None),
+    ("GET", "/volumes", None),
+    ("GET", "/networks", None),
+    ("POST", "/images/create?fromSrc=-", None),
+    ("POST", "/plugins/pull?remote=x", None),
+    ("GET", "/v1.41/../v1.41/events", None),
+    ("GET", "/containers/../events", None),
+]
+
 
 def test_nothing_is_given_that_a_shared_server_does_not_give(alice: Person) -> None:
     plain = {"Image": IMAGE, "Cmd": ["id"]}
-    for key, value in FORBIDDEN.items():
-        status, said = alice.ask(
-            "POST", "/containers/create", {**plain, "HostConfig": {key: value}}
-        )
-        assert status == 403, f"{key}: {said}"
-    for key, value in {"User": "0:0", "Volumes": {"/v": {}}, "MacAddress": "x"}.items():
-        assert alice.ask("POST", "/containers/create", {**plain, key: value})[0] == 403, key
-    for method, path in (
-        ("GET", "/events"),
-        ("GET", "/images/json"),
-        ("POST", "/build"),
-        ("POST", "/containers/prune"),
-        ("GET", "/volumes"),
-        ("GET", "/networks"),
-        ("POST", "/images/create?fromSrc=-"),
-        ("POST", "/plugins/pull?remote=x"),
-        ("GET", "/v1.41/../v1.41/events"),
-        ("GET", "/containers/../events"),
+    bodies = [{**plain, "HostConfig": {key: value}} for key, value in FORBIDDEN.items()]
+    bodies += [{**plain, key: value} for key, value in FORBIDDEN_ABOVE.items()]
+    for body, (status, said) in zip(
+        bodies, alice.ask_all([("POST", "/containers/create", one) for one in bodies]), strict=True
     ):
-        assert alice.ask(method, path)[0] in (403, 404), path
+        assert status == 403, f"{body}: {said}"
+    for (_, path, _), (status, _) in zip(ABSENT, alice.ask_all(ABSENT), strict=True):
+        assert status in (403, 404), path
 
 
 def test_one_does_not_see_or_stop_the_other(alice: Person, bob: Person, bed: SharedServer) -> None:
@@ -111,19 +116,20 @@ def test_one_does_not_see_or_stop_the_other(alice: Person, bob: Person, bed: Sha
     assert name in alice.said("docker ps --format '{{.Names}}'")
     assert bob.said("docker ps --all --format '{{.Names}}'").find("steady") < 0
     uid = alice.said("id -u")
-    for ref in (name, f"u{uid}.{name}", identity, identity[:12]):
-        for deed in (
-            "container inspect",
-            "logs",
-            "stop",
-            "kill",
-            "rm",
-            "exec {} id",
-            "attach",
-            "wait",
-        ):
-            line = f"docker {deed.format(ref)}" if "{}" in deed else f"docker {deed} {ref}"
-            assert "No such" in bob.refused(line), line
+    deeds = [
+        (method, f"/containers/{ref}{deed}", {"Cmd": ["id"]} if deed == "/exec" else None)
+        for ref in (name, f"u{uid}.{name}", identity, identity[:12])
+        for method, deeds in (
+            ("GET", ("/json", "/logs?stdout=1", "/stats", "/archive?path=/etc/passwd")),
+            ("POST", ("/start", "/stop", "/kill", "/wait", "/attach", "/resize?h=1&w=1", "/exec")),
+            ("DELETE", ("?force=1",)),
+        )
+        for deed in deeds
+    ]
+    for (_, path, _), (status, said) in zip(deeds, bob.ask_all(deeds), strict=True):
+        assert status == 404, f"{path}: {said}"
+        assert said["message"].startswith("No such container")
+    assert "No such" in bob.refused(f"docker exec {name} id")
     made = alice.ask("POST", f"/containers/{name}/exec", {"Cmd": ["id"]})[1]["Id"]
     assert bob.ask("POST", f"/exec/{made}/start", {"Detach": False})[0] == 404
     assert bob.ask("GET", f"/exec/{made}/json")[0] == 404
@@ -171,11 +177,10 @@ def test_exec_and_logs_are_the_accounts(alice: Person) -> None:
     alice.remote.call("cancel", alice.about("entered") | {"grace_s": 1})
 
 
-def _create(person: Person, name: str, source: str, target: str = "/lab/data") -> tuple[int, str]:
+def _creation(name: str, source: str, target: str = "/lab/data") -> tuple[str, str, Any]:
     mounts = [{"Type": "bind", "Source": source, "Target": target}]
     body = {"Image": IMAGE, "Cmd": ["cat", f"{target}/secret"], "HostConfig": {"Mounts": mounts}}
-    status, said = person.ask("POST", f"/containers/create?name={name}", body)
-    return status, said.get("message", "")
+    return "POST", f"/containers/create?name={name}", body
 
 
 def test_only_ones_own_is_mounted_and_a_swapped_link_leads_nowhere(
@@ -185,7 +190,7 @@ def test_only_ones_own_is_mounted_and_a_swapped_link_leads_nowhere(
     bob.ssh("mkdir -p labctl/own labctl/deep/er && echo bobs > labctl/own/secret")
     bob.ssh("ln -s /home/lab-alice/labctl/secret labctl/link; ln -s / labctl/deep/root")
     bed.host.sh("install -d -m 755 /home/lab-bob/labctl/roots")
-    for source in (
+    sources = (
         "/home/lab-alice/labctl/secret",
         "/",
         "/etc",
@@ -198,12 +203,14 @@ def test_only_ones_own_is_mounted_and_a_swapped_link_leads_nowhere(
         "/home/lab-bob/labctl/roots",
         "/dev/shm/labctl-0",
         "relative",
-    ):
-        assert _create(bob, "bad", source)[0] == 403, source
+    )
+    asked = [_creation("bad", source) for source in sources]
     for target in ("/", "/proc", "/etc/shadow", "/lab/../etc", "/dev/null"):
-        assert _create(bob, "bad", "/home/lab-bob/labctl/own", target)[0] == 403, target
+        asked.append(_creation("bad", "/home/lab-bob/labctl/own", target))
+    for one, (status, said) in zip(asked, bob.ask_all(asked), strict=True):
+        assert status == 403, f"{one}: {said}"
     # Swapped between the check and the start: the container has what was checked.
-    assert _create(bob, "swapped", "/home/lab-bob/labctl/own")[0] == 201
+    assert bob.ask(*_creation("swapped", "/home/lab-bob/labctl/own"))[0] == 201
     bob.ssh("mv labctl/own labctl/moved && ln -s /home/lab-alice/labctl/secret labctl/own")
     assert bob.ask("POST", "/containers/swapped/start")[0] == 200
     bob.ssh("docker wait swapped")
@@ -212,29 +219,44 @@ def test_only_ones_own_is_mounted_and_a_swapped_link_leads_nowhere(
     assert bed.host.sh("ls /run/labctl/mounts") == "", "nothing stays bound"
 
 
+GREEDY = """\
+dd if=/dev/zero of=/var/tmp/fill bs=1M count=32
+head -c 200000000 /dev/zero | tail -c 150000000 >/dev/null || echo memory refused
+i=0; while [ $i -lt 80 ]; do sleep 60 & i=$((i+1)); done"""
+
+
 def test_one_cannot_starve_the_other(alice: Person, bob: Person, bed: SharedServer) -> None:
-    """Forks, memory and disk end at the account's own share."""
-    log, _ = bob.run("full", "df -m /tmp | tail -n 1; cat /sys/fs/cgroup/pids/pids.max", cpus=64.0)
-    assert int(log.split()[1]) <= 1024, "what is in /tmp is memory of bob's own share"
-    run = bob.start("hungry", SLEEP, memory_bytes=1 << 50)
-    shown = bob.ask("GET", f"/containers/{run['container']}/json")[1]["HostConfig"]
-    whole = int(bed.host.sh("grep MemTotal /proc/meminfo").split()[1]) * 1024
-    assert 0 < shown["Memory"] <= whole * 0.9 / 4 + 1
-    assert shown["Memory"] == shown["MemorySwap"]
-    assert shown["PidsLimit"] == 4096
-    parent = shown["CgroupParent"]
-    assert parent.endswith(f"/labctl/u{bob.said('id -u')}")
-    limit = "memory/PARENT/memory.limit_in_bytes", "pids/PARENT/pids.max", "PARENT/memory.max"
-    files = " ".join(f"/sys/fs/cgroup/{one.replace('/PARENT', parent)}" for one in limit)
-    held = bed.host.sh(f"cat {files} 2>/dev/null || true").split()
-    assert str(shown["Memory"] // 4096 * 4096) in held, "the share holds for all of them at once"
-    for number in range(15):
-        _create(bob, f"many-{number}", "/home/lab-bob/labctl/moved")
-    status, said = _create(bob, "one-more", "/home/lab-bob/labctl/moved")
-    assert status == 409
-    assert "at most 16 containers" in said
-    assert alice.run("not-starved", "echo fine")[0] == "fine\n"
-    bob.ssh("docker rm -f $(docker ps -aq)")
+    """Memory, disk and forks end at the account's own share, over all its containers."""
+    mib = 1024**2
+    with small_shares(bed, memory_bytes=64 * mib, pids=64):
+        run = bob.start("steady", SLEEP, memory_bytes=1 << 50, cpus=64.0)
+        shown = bob.ask("GET", f"/containers/{run['container']}/json")[1]["HostConfig"]
+        assert shown["Memory"] == shown["MemorySwap"] == 64 * mib
+        assert shown["PidsLimit"] == 64
+        assert shown["CgroupParent"].endswith(f"/labctl/u{bob.said('id -u')}")
+        log, _ = bob.run("greedy", GREEDY)
+        assert "No space left on device" in log, "/var/tmp is memory of its own"
+        assert "memory refused" in log
+        assert "can't fork" in log, "64 processes in all containers together"
+        assert alice.run("not-starved", "echo fine")[0] == "fine\n"
+        body = {"Image": IMAGE, "Cmd": ["id"]}
+        many = [("POST", f"/containers/create?name=m{n}", body) for n in range(17)]
+        statuses = [status for status, _ in bob.ask_all(many)]
+        assert statuses[0] == 201
+        assert statuses[-1] == 409, "an account has at most 16 containers"
+        bob.ssh("docker rm -f $(docker ps -aq)")
+
+
+@contextmanager
+def small_shares(bed: SharedServer, **settings: int) -> Iterator[None]:
+    """The broker decides by these for a while."""
+    path, start = "/etc/labctl/broker.json", "/usr/local/lib/labctl/start-broker"
+    before = bed.host.sh(f"cat {path}")
+    try:
+        bed.host.sh(f"echo '{json.dumps({**json.loads(before), **settings})}' > {path}; {start}")
+        yield
+    finally:
+        bed.host.sh(f"echo '{before.strip()}' > {path}; {start}")
 
 
 def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(
@@ -251,20 +273,22 @@ def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(
     shared_log, _ = alice.run("second", "nvidia-smi -L", gpus="all")
     bob.start("other-gpu", SLEEP, gpus="all")
     bob.remote.call("cancel", bob.about("other-gpu"))
+    known = probe(alice.connections.open(alice.server))
+    assert [(gpu.name, gpu.memory_bytes >> 30) for gpu in known.gpus] == [("Tesla T4", 15)] * 2
     taken = alice.ask("GET", "/labctl/gpus")[1]["gpus"]
     assert [one["holder"] for one in taken].count("lab-alice") == 1
+    assert all(one["use_percent"] >= 0 for one in taken)
     uuid = next(one["uuid"] for one in taken if one["holder"])
     assert uuid in shared_log
     with pytest.raises(PolicyError, match="cannot start now") as others:
         bob.start("that-gpu", SLEEP, gpus=uuid)
     assert "lab-alice's for 60 min at most" in others.value.why
     # A lease that ends takes the run with it, and says so.
-    bed.host.sh("sed -i 's/3600/1/' /etc/labctl/broker.json && /usr/local/lib/labctl/start-broker")
     alice.remote.call("cancel", alice.about("first-gpu"))
-    log, run = alice.run("short", SLEEP, gpus="all")
+    with small_shares(bed, gpu_lease_s=1):
+        _, run = alice.run("short", SLEEP, gpus="all")
     assert run["stopped_by"] == "GPU lease"
     assert "its GPU lease ended" in run["told"]
-    bed.host.sh("sed -i 's/: 1$/: 3600/;s/: 1,$/: 3600,/' /etc/labctl/broker.json")
 
 
 def test_a_service_is_its_owners_alone(alice: Person, bob: Person, bed: SharedServer) -> None:
@@ -326,6 +350,9 @@ def test_an_image_of_ones_own_stands_for_nobody_elses(alice: Person, bob: Person
     assert "No such image" in bob.refused(f"docker image inspect {own}")
     assert "No such image" in bob.refused(f"docker run --rm {own} id")
     assert "docker save" in alice.refused("echo nonsense | docker load")
+    alice.ssh(f"docker rmi {IMAGE}")
+    assert alice.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}") == before
+    assert "No such image" in alice.refused(f"docker rmi {IMAGE}"), "what all use stays"
 
 
 def test_images_are_not_built_by_the_engine(alice: Person) -> None:
@@ -341,7 +368,13 @@ def test_an_account_that_has_ended_is_shut_out(bob: Person, bed: SharedServer) -
     """Its keys in its own home do not help it, and what it ran is gone."""
     bob.ssh("mkdir -p -m 700 .ssh && cat /etc/ssh/labctl-keys/lab-bob > .ssh/authorized_keys")
     run = bob.start("goes-on", SLEEP)
-    bed.share(Account(name="lab-bob"), only_accounts=True)
+    staff = bed.staff()
+    course = staff.course()
+    seats = {one.lab_id: one for one in course.provider.servers()}
+    course.provider.terminate(seats[bob.server.lab_id].id)
+    assert [one.lab_id for one in course.provider.servers()] == [
+        bed.people["lab-alice"].server.lab_id
+    ]
     bob.connections.close(bob.server)
     assert "Permission denied" in bob.refused("true")
     with pytest.raises(LabError):

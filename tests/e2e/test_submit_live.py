@@ -22,6 +22,7 @@ from submit_bed import COMMAND_S, SSHD, Machine, receiving_machine
 from labctl.actions.host_keys import make_key
 from labctl.model import Run
 from labctl.submissions.bundle import inspect
+from labctl.submissions.feedback import Feedback
 
 pytestmark = pytest.mark.skipif(
     not (Path(SSHD).exists() and shutil.which("ssh")), reason="there is no sshd on this machine"
@@ -111,6 +112,21 @@ def test_a_bundle_is_handed_in_and_proved(machine: Machine, student: Student) ->
     out, _ = student.submit("--receipts")
     assert "receipt-0001.json" in out
     assert student.name in machine.receiver.students("hw3")
+
+
+def test_a_grade_comes_back_once_it_was_released(machine: Machine, student: Student) -> None:
+    _, said = student.submit("--grade", code=4)
+    assert "has been released yet" in said
+    page = "<!doctype html><p>well done"
+    found = Feedback(
+        assignment="hw3", number=1, score=87.5, points=100.0, text="ok \x1b[2J", page=page
+    )
+    machine.receiver.give("hw3", student.name, found)
+    out, _ = student.submit("--grade")
+    assert "hw3: 87.5 of 100 points" in out
+    assert "\x1b" not in out
+    kept = student.lab / ".labctl" / "submissions" / "hw3" / "feedback.html"
+    assert kept.read_text() == page
 
 
 def test_a_cut_link_costs_a_part_and_not_the_whole(machine: Machine, student: Student) -> None:

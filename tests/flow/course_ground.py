@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_ground import Cloud, Machine, Recorded, Wires
+from lab_ground import Cloud, DiskCloud, Machine, Recorded, Wires
 
 from labctl.actions.courses import ground as grounds
 from labctl.actions.courses import open_course, servers
@@ -50,6 +50,10 @@ class ClassCloud(Cloud):
 
     def room(self, offer: Offer) -> Room:
         return Room(most=self.most, quota="machines", units="machines", limit=self.most, next="ask")
+
+
+class StoppableCloud(ClassCloud, DiskCloud):
+    """One that can stop servers, whose disks stay."""
 
 
 class ClassWires(Wires):

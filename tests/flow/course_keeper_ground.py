@@ -157,7 +157,7 @@ class Course:
 
     def staff(self, reporter: object) -> Staff:
         state = State(self.world.places.database)
-        return Staff(self.folder, self.world.places, state, reporter, by="keeper")  # type: ignore[arg-type]
+        return Staff(self.folder, self.world.places, state, reporter, by="keeper")
 
     def add(self, seat: str, price: float = 1.0, age_s: float = 0.0) -> Server:
         """A server of this seat's that somebody has made; the record knows it as ready."""

@@ -143,7 +143,7 @@ def test_what_could_not_be_ended_stays_ending_and_is_tried_again(
 def test_a_new_keeper_goes_on_where_the_old_one_was(work: Pretended) -> None:
     begun: list[Callable[[], None]] = []
     killed = Desk(work.folder, work)
-    killed._begin = begun.append  # type: ignore[method-assign]
+    killed._begin = begun.append
     made = create(killed, "alice")
     assert len(begun) == 1  # and nothing of it was done
     desk = Desk(work.folder, work)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from course_ground import Class, a_class, roster
+from course_ground import Class, StoppableCloud, a_class, roster
 from lab_ground import Recorded, unreachable
 
+from labctl.actions import Event
 from labctl.actions.courses.check import check
 from labctl.actions.courses.ending import asked, down, end_of_term
 from labctl.actions.courses.material import NAME, take
@@ -16,7 +17,7 @@ from labctl.actions.courses.servers import up
 from labctl.actions.courses.status import status
 from labctl.actions.courses.together import message, push, run_of
 from labctl.courses.spending import spent_usd
-from labctl.errors import NotFoundError, PolicyError, UsageError
+from labctl.errors import InterruptError, NotFoundError, PolicyError, ProviderError, UsageError
 from labctl.model import Resource, Run
 
 NAMES = ("alice", "bob", "carol")
@@ -72,6 +73,22 @@ def test_one_seats_failure_stops_no_other_and_the_same_again_mends_it(ml: Class)
     again = {one.seat: one for one in up(ml.staff(), ml.folder.seats())}
     assert [name for name, one in again.items() if one.made] == ["bob"]
     assert len(ml.cloud.machines) == 3
+
+
+def test_an_interrupted_class_says_so_and_goes_on_with_the_same_command(ml: Class) -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Done):
+            raise KeyboardInterrupt
+
+    ml.reporter.on_event = interrupt
+    with pytest.raises(InterruptError) as stopped:
+        up(ml.staff(), ml.folder.seats(), at_once=1)
+    assert "labctl course up goes on" in stopped.value.hint
+    assert len(ml.cloud.machines) < 3
+    ml.reporter.on_event = lambda event: None
+    started(ml)
+    assert len(ml.cloud.machines) == 3
+    assert len(ml.folder.ledger.entries(kind="up")) == 3
 
 
 def test_a_provider_is_told_pseudonyms_and_no_name(ml: Class) -> None:
@@ -165,6 +182,26 @@ def test_a_server_whose_results_cannot_come_home_does_not_end(ml: Class) -> None
     assert ml.cloud.machines[ml.server("bob").id].state == "running"
 
 
+def test_a_server_that_was_stopped_over_it_is_started_to_save_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = a_class(tmp_path, monkeypatch, roster(["alice"]))
+    one.cloud = StoppableCloud(one.cloud.key)
+    started(one)
+    machine = one.machine("alice")
+    machine.run_with("night", **{"model.pt": "weights"})
+    machine.error = unreachable()
+    (kept,) = down(one.staff(), one.folder.seats())
+    assert not kept.ended
+    assert one.server("alice").state == "stopped"
+    machine.error = None
+    (ended,) = down(one.staff(), one.folder.seats())
+    assert ended.ended
+    here = one.folder.private / "seats" / "alice" / "labs"
+    assert list(here.glob("*/runs/night/checkpoints/model.pt"))
+    assert not one.cloud.machines
+
+
 def test_nothing_ends_without_a_yes(ml: Class) -> None:
     started(ml)
     ml.reporter.answers = [False]
@@ -178,10 +215,25 @@ def test_what_is_shared_stays_until_the_last_server_ends(ml: Class) -> None:
     group = Resource(provider="cloud", kind="security-group", id="sg", lab_id=ml.folder.id)
     baked = Resource(provider="cloud", kind="image", id="ami", lab_id=ml.folder.id, expires_at=9e9)
     ml.cloud.left = [group, baked]
-    down(ml.staff(), [ml.seat("alice")])
+    down(ml.staff(), [ml.seat("alice")], discard=True)
     assert ml.cloud.left == [group, baked]
-    down(ml.staff(), ml.folder.seats())
+    down(ml.staff(), ml.folder.seats(), discard=True)
     assert ml.cloud.left == [baked]
+
+
+def test_shared_things_that_cannot_go_yet_hide_no_outcome(ml: Class) -> None:
+    started(ml)
+    ml.cloud.left = [
+        Resource(provider="cloud", kind="security-group", id="sg", lab_id=ml.folder.id)
+    ]
+
+    def held(resource: Resource) -> None:
+        raise ProviderError("it is in use")
+
+    ml.cloud.remove = held  # type: ignore[method-assign]
+    found = down(ml.staff(), ml.folder.seats(), discard=True)
+    assert [one.ended for one in found] == [True] * 3
+    assert "it is in use" in ml.reporter.said
 
 
 def test_the_end_of_the_term_is_proven_by_the_provider(ml: Class) -> None:
@@ -207,7 +259,7 @@ def test_a_disk_that_bills_is_no_clean_end(ml: Class) -> None:
         expires_at=9e9,
     )
     ml.cloud.left = [disk]
-    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
+    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0, discard=True)
     assert not proof.clean
     assert asked(ml.staff())[0].resources == (disk,)
 
@@ -232,9 +284,10 @@ def test_who_left_the_course_ends_with_the_term(ml: Class) -> None:
     file.write_text(file.read_text().replace("carol,Carol,,,,yes", "carol,Carol,,,,no"))
     staff = ml.staff()
     assert "carol" not in [seat.name for seat in staff.folder.seats()]
-    down(staff, staff.folder.seats())
+    down(staff, staff.folder.seats(), discard=True)
     assert len(ml.cloud.machines) == 1
-    assert end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0).clean
+    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0, discard=True)
+    assert proof.clean
     assert not ml.cloud.machines
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import threading
+import time
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from labctl.state import State
 from labctl.submissions.receipt import Receipt, Signed, utc_text
 from labctl.submissions.receiver import Receiver
 
-NOW = 1_795_000_000.0
 HOUR_S = 3600.0
 COURSE = """\
 course: ml-2026
@@ -33,8 +33,8 @@ server: {provider: static, gpu: none, static: {hosts: [gpu1.example.edu], user: 
 per_student: {budget: 20.00, ttl: 8h, max_ttl: 12h}
 term: {from: 2026-09-01, to: 2027-01-31}
 assignments:
-  hw3: {due: "2026-11-28 23:59 Europe/Berlin", late: 48h, penalty: 10, points: 100}
-  hw4: {due: "2026-12-12 23:59 Europe/Berlin", points: 50}
+  hw3: {due: "SOON", late: 48h, penalty: 10, points: 100}
+  hw4: {due: "LATER", points: 50}
 """
 NAMES = (
     "Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov",
@@ -134,11 +134,19 @@ class Bed:
         (place / records.FILE).write_bytes(records.encode(made))
 
 
-def make(root: Path, names: tuple[str, ...] = NAMES, teams: bool = True, now: float = NOW) -> Bed:
-    """A course of these people below `root`; the last two are a team. Nothing is up yet."""
+def make(root: Path, names: tuple[str, ...] = NAMES, teams: bool = True) -> Bed:
+    """A course of these people below `root`; the last two are a team. Nothing is up yet.
+
+    hw3 is due in a week, hw4 in three.
+    """
+    now = time.time()
     path = root / "ml-2026"
     path.mkdir()
-    (path / "course.yaml").write_text(COURSE)
+    due = {"SOON": now + 7 * 86_400, "LATER": now + 21 * 86_400}
+    text = COURSE
+    for word, at in due.items():
+        text = text.replace(word, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at)))
+    (path / "course.yaml").write_text(text)
     make_private(path)
     rows = ["id,name,email,team,section,active"]
     for number, name in enumerate(names):
@@ -179,9 +187,12 @@ def fill(bed: Bed) -> Bed:
     return bed
 
 
-def remove(bed: Bed) -> None:
-    bed.state.close()
-    shutil.rmtree(bed.folder.path.parent, ignore_errors=True)
+def wait_until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    """Until something that another thread does is done."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 class Visitor:

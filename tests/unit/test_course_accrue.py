@@ -60,10 +60,10 @@ def test_a_server_that_no_line_knows_is_priced_from_its_tags() -> None:
     assert spent_usd(found, "alice", 3 * HOUR) == pytest.approx(6.0)
 
 
-def test_a_minute_is_left_for_the_next_look() -> None:
+def test_ten_minutes_are_left_for_a_later_look() -> None:
     found = looked([], HOUR, server())
-    assert looked(found, HOUR + 59, server()) == found
-    assert kinds(looked(found, HOUR + 61, server())) == ["up", "cost", "cost"]
+    assert looked(found, HOUR + 599, server()) == found
+    assert kinds(looked(found, HOUR + 601, server())) == ["up", "cost", "cost"]
 
 
 def test_what_ended_unseen_is_paid_for_until_that_was_noticed() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from submission_bed import DUE_AT, FILES, make_receiver, packed
+from submission_bed import DUE, DUE_AT, FILES, make_receiver, packed
 
 from labctl.actions import Silent
+from labctl.actions import receive as receiving
 from labctl.actions.courses import open_course
 from labctl.actions.courses.collect import Handed, collect, told
 from labctl.actions.courses.grades import grades
@@ -19,6 +20,7 @@ from labctl.actions.courses.grading_server import GradingServer, grading_ground
 from labctl.actions.courses.release import release
 from labctl.actions.courses.servers import Staff
 from labctl.actions.courses.shelf import Shelf
+from labctl.actions.receive import write_assignment
 from labctl.config import paths
 from labctl.courses.folder import CourseFolder, make_private
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError
@@ -26,6 +28,7 @@ from labctl.grading.record import Record
 from labctl.grading.results import Results
 from labctl.remote.place import boot_token
 from labctl.state import State
+from labctl.submissions.collect import Collected
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.service import serve
 
@@ -128,6 +131,25 @@ def test_the_ledger_hears_of_each_submission_once(folder: CourseFolder) -> None:
     hand_in(folder, "alice", DUE_AT - 50, "new")
     collect(folder, "hw3")
     assert len(folder.ledger.entries(kind="collected")) == 2
+
+
+def test_what_was_posted_into_a_bucket_is_taken_in_first(
+    folder: CourseFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = Receiver(folder.drop)
+    write_assignment(receiver, "hw3", "s3://bucket/drop", {"course": "ml", "due": DUE})
+
+    def posts(there: Receiver, name: str, profile: str) -> list[Collected]:
+        assert (there.directory, name, profile) == (folder.drop, "hw3", "teaching")
+        hand_in(folder, "alice", DUE_AT - 100)
+        signed = there.receipts(name, "alice")[0]
+        refused = Collected(student="bob", signed=None, why="it is a zip bomb")
+        return [Collected(student="alice", signed=signed), refused]
+
+    monkeypatch.setattr(receiving, "collect_posts", posts)
+    found = collect(folder, "hw3", profile="teaching")
+    assert (found.fetched, found.refused) == (1, ("bob: it is a zip bomb",))
+    assert [one.seat for one in found.here] == ["alice"]
 
 
 def test_strangers_are_named_and_wrong_names_helped(folder: CourseFolder) -> None:

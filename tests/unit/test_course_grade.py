@@ -1,10 +1,11 @@
 """A batch of submissions when the server, the grader or one of them fails: what is kept, what is
-tried again. What containers do is in tests/e2e/test_course_grading.py."""
+tried again. What containers do is in tests/e2e/test_grading_live.py."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from labctl.actions.courses.grade import Grading, grade
 from labctl.actions.courses.servers import Staff
 from labctl.config import paths
 from labctl.courses.folder import make_private
-from labctl.errors import ConfigError, ConnectError, InterruptError, TransferError
+from labctl.errors import BusyError, ConfigError, ConnectError, InterruptError, TransferError
 from labctl.state import State
 from labctl.submissions.receiver import Receiver
 
@@ -60,7 +61,7 @@ class Server:
     def ground(self) -> Any:
         from types import SimpleNamespace
 
-        limits = SimpleNamespace(memory_bytes=0, cpus=0.0)
+        limits = SimpleNamespace(memory_bytes=0, cpus=0.0, shm_bytes=10**10)
         return SimpleNamespace(config=SimpleNamespace(limits=limits))
 
     def grade(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -197,9 +198,29 @@ def test_the_server_hears_hashes_and_no_names(staff: Staff, server: Server) -> N
     said = json.dumps(server.asked) + json.dumps(server.brought)
     assert not any(student in said for student in STUDENTS)
     assert server.brought[:3] == ["hw3-inputs", "hw3-labels", "hw3-grader"]
+    limits = server.asked[0]["limits"]
+    assert limits["shm_bytes"] == limits["memory_bytes"] == 4 * 10**9
     jobs = {one["job"] for one in server.asked}
     grade(staff, "hw3", again=True)
     assert jobs.isdisjoint({one["job"] for one in server.asked[3:]})
+
+
+def test_two_at_once_do_not_take_each_others_server(staff: Staff, server: Server) -> None:
+    with staff.state.exclusive(f"{staff.folder.id}-grade", "course grade"):
+        other = threading.Thread(target=lambda: outcomes.append(_busy(staff)))
+        outcomes: list[str] = []
+        other.start()
+        other.join()
+    assert "course grade" in outcomes[0]
+    assert server.begun == 0
+
+
+def _busy(staff: Staff) -> str:
+    try:
+        grade(staff, "hw3")
+    except BusyError as error:
+        return str(error)
+    return ""
 
 
 def test_an_interrupted_batch_says_how_to_go_on(staff: Staff, server: Server) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labctl.courses.ledger import (
+    TAIL_BYTES,
     Draft,
     Entry,
     Ledger,
@@ -58,6 +59,30 @@ def test_lines_are_numbered_and_come_back_by_seat_and_kind(path: Path) -> None:
 def test_a_kind_that_nobody_reads_is_a_mistake(path: Path) -> None:
     with pytest.raises(ValueError, match="no kind"):
         Ledger(path).append("upp")
+
+
+def test_costs_that_follow_one_another_are_given_as_one_and_sum_to_the_same(path: Path) -> None:
+    ledger = Ledger(path, now=lambda: 50 * HOUR)
+    ledger.append_all([draft(up(0))])
+    for hour in range(48):
+        idle_s = HOUR if 10 <= hour < 20 else 0.0
+        ledger.append_all([draft(cost(hour * HOUR, (hour + 1) * HOUR, 0.5, idle_s))])
+        assert spent_usd(ledger.entries(), "ada", (hour + 1) * HOUR) == pytest.approx(
+            0.5 * (hour + 1)
+        )
+    told = [one for one in Ledger(path).entries() if one.kind == "cost"]
+    edges = [(one.detail["from"] / HOUR, one.detail["until"] / HOUR) for one in told]
+    assert edges == [(0, 10), (10, 20), (20, 48)]
+    assert [one.detail["idle_s"] for one in told] == [0, 10 * HOUR, 0]
+    assert ledger.append("down", seat="ada", server_id="i-1").n == 50
+    assert spending(ledger.entries(), 99 * HOUR) == spending(Ledger(path).entries(), 99 * HOUR)
+
+
+def test_costs_with_a_gap_or_at_another_price_stay_apart(path: Path) -> None:
+    ledger = Ledger(path)
+    costs = [cost(0, HOUR, 1.0), cost(2 * HOUR, 3 * HOUR, 1.0), cost(3 * HOUR, 4 * HOUR, 2.0)]
+    ledger.append_all([draft(one) for one in [*costs, cost(4 * HOUR, 5 * HOUR, 2.0, server="i-2")]])
+    assert len(ledger.entries()) == 4
 
 
 def test_one_reader_sees_what_another_process_appends(path: Path) -> None:
@@ -109,6 +134,22 @@ def test_torn_at_any_byte_the_rest_stays_and_the_end_is_put_aside_and_said(path:
             path.with_name(f"{path.name}.torn-2").unlink()
 
 
+def test_a_line_longer_than_what_is_looked_at_keeps_the_count(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.append("joined", student="ada")
+    ledger.append("roster", added=[f"student-{n:05}" for n in range(20_000)])
+    assert path.stat().st_size > 4 * TAIL_BYTES
+    assert Ledger(path).append("left", student="ada").n == 3
+    path.write_bytes(path.read_bytes()[:-300_000])
+    again = Ledger(path)
+    again.append("left", student="bob")
+    assert [(one.n, one.kind) for one in again.entries()] == [
+        (1, "joined"),
+        (2, "torn"),
+        (3, "left"),
+    ]
+
+
 def test_a_line_in_the_middle_that_cannot_be_read_is_told_and_stops_nothing(path: Path) -> None:
     ledger = Ledger(path)
     ledger.append("up", seat="ada")
@@ -151,6 +192,10 @@ def cost(since: float, until: float, usd: float, idle_s: float = 0.0, server: st
 
 def down(at: float, server: str = "i-1") -> Entry:
     return Entry(n=3, at=at, kind="down", seat="ada", detail={"server_id": server})
+
+
+def draft(entry: Entry) -> Draft:
+    return Draft(kind=entry.kind, seat=entry.seat, detail=entry.detail, at=entry.at)
 
 
 def alive(since: float, price: float = 1.0, server: str = "i-1", stopped: bool = False) -> Living:

@@ -26,7 +26,7 @@ from labctl.courses.formats import read_people, sniff
 from labctl.courses.importing import Keys, compare, load_keys, read_table_file, save_keys
 from labctl.courses.roster import parse_roster, read_roster, roster_bytes, write_roster
 from labctl.courses.student import Student
-from labctl.courses.tables import Shape, read_table
+from labctl.courses.tables import MAX_TABLE_BYTES, Shape, read_table
 from labctl.errors import ConfigError, LabError, NotFoundError, Problem, UsageError
 from labctl.model import NAME_PATTERN
 
@@ -290,3 +290,32 @@ def test_no_bytes_make_the_reader_fail_otherwise_than_by_saying_so(data: bytes) 
 )
 def test_every_roster_comes_back_from_its_file(students: list[Student]) -> None:
     assert parse_roster(roster_bytes(students), "r") == students
+
+
+def test_spaces_and_joiners_of_other_scripts_are_no_fault() -> None:
+    text = "id,name\nali,\u0639\u0644\u06cc\u200c\u0631\u0636\u0627\nann,Ann\u00a0Lee\n"
+    assert [one.name for one in compare(table_of(text), "r").students] == [
+        "\u0639\u0644\u06cc\u200c\u0631\u0636\u0627",
+        "Ann Lee",
+    ]
+    assert "cannot be printed" in told("id,name\nann,Ann\u202eeel\n")[0][1]
+
+
+def test_where_the_keys_were_lost_the_same_people_are_found_by_name(tmp_path: Path) -> None:
+    first = compare(table_of(CANVAS), "c.csv")
+    again = compare(table_of(CANVAS), "c.csv", first.students, Keys())
+    assert again.nothing
+    assert again.keys == first.keys
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev", "/nowhere/roster.csv"])
+def test_only_files_are_read_and_never_without_end(path: str) -> None:
+    with pytest.raises(LabError, match="cannot read"):
+        read_table_file(Path(path))
+
+
+def test_a_file_that_is_too_large_is_told(tmp_path: Path) -> None:
+    (tmp_path / "big.csv").write_bytes(b"id,name\n" + b"x" * MAX_TABLE_BYTES)
+    with pytest.raises(ConfigError) as raised:
+        read_table_file(tmp_path / "big.csv")
+    assert "8 MiB" in raised.value.problems[0].message

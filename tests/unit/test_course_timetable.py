@@ -98,7 +98,7 @@ class Drawer:
 
 
 def backup(folder: CourseFolder, drawer: Drawer) -> Backup:
-    return Backup(folder, drawer)  # type: ignore[arg-type]
+    return Backup(folder, drawer)
 
 
 def test_the_ledger_is_copied_when_it_has_grown(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_every_answer_forbids_strangers_scripts(visitor: Visitor) -> None:
         assert "script-src 'self'" in policy
         assert "unsafe" not in policy
         assert headers["x-frame-options"] == "DENY"
-        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["referrer-policy"] == "same-origin"
         assert headers["cache-control"] == "no-store"
 
 

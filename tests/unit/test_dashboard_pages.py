@@ -5,15 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make
+from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, wait_until
 from submission_bed import packed
 
+from labctl.courses.ledger import spent_usd
 from labctl.dashboard import made
+from labctl.dashboard.app import Dashboard
 from labctl.dashboard.feed import Channel
+from labctl.dashboard.serve import URL_FILE
 from labctl.dashboard.survey import Survey
+from labctl.grading.record import FEEDBACK
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import BUNDLE
 
@@ -90,9 +95,11 @@ def test_names_can_be_hidden_from_a_projector(bed: Bed, visitor: Visitor) -> Non
             assert not [part for part in told if part.lower() in shown], path
     with Stream(visitor, "/events/board?since=x-0") as stream:
         assert stream.event()[1]["reload"] is True
+    assert "token=" not in visitor.ask("/another")[2]  # a token is none for everybody either
     assert bed.seat(0).pseudonym in visitor.ask("/")[2]
     assert visitor.post("/names", hidden="no", back="/")[0] == 303
     assert NAMES[0] in visitor.ask("/")[2]
+    assert "token=" in visitor.ask("/another")[2]
 
 
 def test_no_address_names_anybody(bed: Bed, visitor: Visitor) -> None:
@@ -172,6 +179,25 @@ def test_an_end_ends_every_stream(bed: Bed) -> None:
         stop.set()
         while stream.event()[1]:
             pass  # what was under way
+    wait_until(lambda: not (bed.folder.private / "keeper" / URL_FILE).exists())
+
+
+def test_a_browser_that_leaves_is_forgotten(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Dashboard] = []
+    make_one = made.dashboard
+
+    def kept(*words: Any, **names: Any) -> Dashboard:
+        found.append(make_one(*words, **names))
+        return found[0]
+
+    monkeypatch.setattr(made, "dashboard", kept)
+    stop = threading.Event()
+    visitor = Visitor(bed.start(stop))
+    visitor.enter()
+    with Stream(visitor, "/events/board?since=x"), Stream(visitor, "/events/costs?since=x"):
+        wait_until(lambda: sorted(found[0].feed.watched) == ["board named", "costs named"])
+    wait_until(lambda: not found[0].feed.watched)
+    stop.set()
 
 
 def test_a_report_is_in_a_sandbox_and_a_bundle_is_a_download(bed: Bed, visitor: Visitor) -> None:
@@ -240,6 +266,44 @@ def test_a_receipt_that_arrives_in_two_pieces_is_read_once(bed: Bed) -> None:
     (one,) = survey.take().people[2].hand_ins
     assert (one.by, one.number) == (person.id, 1)
     assert isinstance(receipt, Receipt)
+
+
+def test_a_grade_that_is_made_anew_is_not_released(bed: Bed) -> None:
+    survey = Survey(bed.folder, bed.state)
+    student = bed.folder.students()[0]
+    assert not survey.take().people[0].grades[0].released
+    feedback = bed.folder.grades / "hw3" / student.id / FEEDBACK
+    feedback.write_text("<p>well done</p>")
+    assert not survey.take().people[0].grades[0].released
+    bed.folder.ledger.append("released", student=student.id, assignment="hw3")
+    assert survey.take().people[0].grades[0].released
+    feedback.unlink()  # as a new grade does
+    assert not survey.take().people[0].grades[0].released
+
+
+def test_what_was_refused_is_trouble_until_something_is_given(bed: Bed) -> None:
+    survey = Survey(bed.folder, bed.state)
+    bed.folder.ledger.append("refused", student="perlman", by="keeper", why="beyond the budget")
+    found = survey.take()
+    assert found.seats[8].trouble == "beyond the budget"
+    assert found.happenings[0].seat == found.seats[8].key
+    bed.serve_up(8, hours=0)
+    assert survey.take().seats[8].trouble == ""
+
+
+def test_sums_in_between_are_those_of_the_whole_ledger(bed: Bed) -> None:
+    """What a seat has cost is the ledger's own arithmetic, whenever it is asked."""
+    now = [bed.now]
+    survey = Survey(bed.folder, bed.state, now=lambda: now[0])
+    for later_s in (0, 7, 40, 3600):
+        now[0] = bed.now + later_s
+        found = survey.take()
+        entries = bed.folder.ledger.entries()
+        living = bed.folder.living(bed.state.servers())
+        for one in found.seats:
+            whole = spent_usd(entries, one.name, now[0], living)
+            assert one.spent_usd == pytest.approx(whole, abs=0.006)
+        assert found.seats[0].budget_usd == 25.0
 
 
 def test_a_team_hands_in_together(bed: Bed) -> None:

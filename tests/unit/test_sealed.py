@@ -11,7 +11,13 @@ import pytest
 from labctl.remote import grading, sealed
 from labctl.remote.reply import Failure
 
-LIMITS = {"memory_bytes": 64 << 20, "cpus": 1.5, "pids": 32, "disk_bytes": 16 << 20}
+LIMITS = {
+    "memory_bytes": 64 << 20,
+    "cpus": 1.5,
+    "pids": 32,
+    "disk_bytes": 16 << 20,
+    "shm_bytes": 8 << 20,
+}
 
 
 def made() -> dict[str, Any]:
@@ -30,6 +36,7 @@ def test_nothing_is_open_and_everything_is_bounded() -> None:
     assert host["SecurityOpt"] == ["no-new-privileges"]
     assert host["Memory"] == host["MemorySwap"] == 64 << 20
     assert (host["NanoCpus"], host["PidsLimit"]) == (1_500_000_000, 32)
+    assert host["ShmSize"] == 8 << 20
     assert all(f"size={16 << 20}" in options for options in host["Tmpfs"].values())
     assert all("nr_inodes=" in options for options in host["Tmpfs"].values())
     assert host["LogConfig"]["Type"] == "none"

@@ -10,14 +10,16 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from labctl.actions.courses.ground import OWN, own_seat
 from labctl.actions.ground import Ground
 from labctl.courses.folder import CourseFolder, Seat
 from labctl.courses.ledger import Draft, Entry
 from labctl.model import Server
 
 HOUR_S = 3600.0
-LEAST_S = 60.0
-"""A shorter time is left for the next look, so that many looks do not fill the ledger."""
+LEAST_S = 600.0
+"""A shorter time is left for a later look: a class of 300 writes 100,000 lines in a term so, and
+ten times as many if each minute is one. Sums count what is not written down yet all the same."""
 YOUNG_S = 60.0
 """So long after it was written down, a server that is not shown may just not be shown yet."""
 
@@ -60,7 +62,11 @@ def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> li
         idle_s=_idle(course, servers),
         settle_s=max(YOUNG_S, course.provider.settle_s),
     )
-    drafts = lines(folder.ledger.entries(), folder.seats(active_only=False), look)
+    seats = [
+        *folder.seats(active_only=False, former=True),
+        *(own_seat(folder, purpose) for purpose in OWN),
+    ]
+    drafts = lines(folder.ledger.entries(), seats, look)
     return folder.ledger.append_all(drafts)
 
 

@@ -80,7 +80,7 @@ class SeatDesk:
         self.seat = seat
         self._work, self._file, self._begin, self._tell = work, file, begin, tell
         self._changed = threading.Condition()
-        self._busy = False
+        self._busy = self._again = False
         self._errors: dict[str, LabError] = {}
         self._looked_at = 0.0
         self._kept = _read(file)
@@ -237,7 +237,9 @@ class SeatDesk:
         self._changed.notify_all()
 
     def _go(self) -> None:
-        """Have a thread do what is to be done; with the condition held."""
+        """Have a thread do what is to be done, or the one that is at it look again; with the
+        condition held."""
+        self._again = True
         if not self._busy:
             self._busy = True
             self._begin(self._run)
@@ -245,13 +247,28 @@ class SeatDesk:
     def _run(self) -> None:
         """Make, let in, let go, end: until there is nothing more to do."""
         try:
-            while self._step():
+            while self._turn():
                 pass
-        finally:
+        except BaseException:
             with self._changed:
-                self._busy = False
-                self._looked_at = time.monotonic()
-                self._changed.notify_all()
+                self._rest()
+            raise
+
+    def _turn(self) -> bool:
+        """One deed; whether there may be another. Who comes after that has a thread begun."""
+        with self._changed:
+            self._again = False
+        more = self._step()
+        with self._changed:
+            if more or self._again:
+                return True
+            self._rest()
+            return False
+
+    def _rest(self) -> None:
+        self._busy = False
+        self._looked_at = time.monotonic()
+        self._changed.notify_all()
 
     def _step(self) -> bool:
         """One deed; whether another may be needed."""

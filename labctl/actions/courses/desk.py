@@ -103,8 +103,12 @@ class Desk:
         """Every seat that is, or was, held by somebody."""
         known = (keeper_dir(self.folder) / "seats").glob("[!.]*.json")
         names = {path.stem for path in known}
-        every = self.folder.seats(active_only=False)
-        return [self.seat(one) for one in every if one.name in names]
+        found = [
+            self.seat(one) for one in self.folder.seats(active_only=False) if one.name in names
+        ]
+        with self._guard:
+            # A team that is in the roster no longer may have a server yet.
+            return [*found, *(one for one in self._seats.values() if one not in found)]
 
     def answer(self, student: str, line: bytes) -> dict[str, Any]:
         """The reply to one request, an error too."""

@@ -96,12 +96,13 @@ def enrolment(
     """The reply to the one request of an invitation: {"do": "enrol", "public_key": ...}."""
     try:
         asked = msgspec.json.decode(line, type=_Enrol)
+        told = welcome(folder, student)  # what is wrong with the course is found before
         enrol(folder, student, asked.public_key, keys, now)
     except msgspec.MsgspecError:
         return as_reply(UsageError("this is no request"))
     except LabError as error:
         return as_reply(error)
-    return {"version": 1, "joined": welcome(folder, student)}
+    return {"version": 1, "joined": told}
 
 
 class Door:

@@ -70,8 +70,7 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
     accrue.ended(
         staff.folder, [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone], staff.by
     )
-    if not [one for one in course.provider.servers() if _is_ours(staff, one)]:
-        _take_shared(course)
+    _tidy(staff, course)
     return [_told(by_lab, servers, one, unended) for one in saved]
 
 
@@ -142,7 +141,7 @@ def is_of_course(staff: Staff, lab_id: str) -> bool:
     folder = staff.folder
     if lab_id == folder.id or lab_id in _own_labs(staff):
         return True
-    return any(lab_id == seat.lab_id for seat in folder.seats(active_only=False))
+    return any(lab_id == seat.lab_id for seat in folder.seats(active_only=False, former=True))
 
 
 def _own_labs(staff: Staff) -> set[str]:
@@ -154,6 +153,16 @@ def _own_labs(staff: Staff) -> set[str]:
         hosts = Hosts(staff.folder, staff.course(plain=True))
         found |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
     return found
+
+
+def _tidy(staff: Staff, course: Ground) -> None:
+    """What servers shared goes with the last one. It costs nothing: what fails is only told."""
+    try:
+        if not [one for one in course.provider.servers() if _is_ours(staff, one)]:
+            _take_shared(course)
+    except LabError as error:
+        text = f"what the servers shared is still there: {error.what}"
+        staff.reporter.emit(Note(text=text, level="warning"))
 
 
 def _take_shared(course: Ground) -> None:
@@ -238,7 +247,8 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
             staff.reporter.emit(Note(text=f"{name}: {error.what}", level="warning"))
         staff.reporter.emit(Step(name=f"collecting {name}", done=True))
     _end_grading(staff)
-    endings = down(staff, staff.folder.seats(active_only=False), discard=discard)
+    seats = staff.folder.seats(active_only=False, former=True)
+    endings = down(staff, seats, discard=discard)
     ended = all(one.ended for one in endings)
     if ended:
         _end_own(staff)

@@ -23,6 +23,7 @@ from labctl.actions.courses.evidence import flagged
 from labctl.actions.courses.grading_material import (
     bring,
     entries,
+    limits_of,
     material,
     name_there,
     own_word,
@@ -47,7 +48,6 @@ from labctl.submissions import bundle
 PYTHON = ("sh", "-c", 'command -v python >/dev/null && exec python "$@"; exec python3 "$@"', "run")
 PREDICT = (*PYTHON, "/lab/labctl/images.py")
 ACCURACY = (*PYTHON, "/lab/labctl/accuracy.py")
-MEMORY_BYTES, CPUS, PIDS, DISK_BYTES = 4 * 10**9, 1.0, 256, 256 * 1024**2
 LINK_S = 90.0
 """What the way there and starting two containers may take beside the two time limits."""
 
@@ -108,7 +108,9 @@ def grade(
         )
     found = collecting.collect(staff.folder, name, seats, profile=profile, by=staff.by)
     batch = _Batch(staff, name, rules, rules.grade, found, tell, again=again, whole=not seats)
-    batch.run(keep, at_once)
+    # A second one would have the server emptied under it.
+    with staff.state.exclusive(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
+        batch.run(keep, at_once)
     return batch.result()
 
 
@@ -235,7 +237,7 @@ class _Batch:
             "grade": list(self.how.command or ACCURACY),
             "points": self.rules.points,
             "timeout_s": self.how.timeout,
-            "limits": self.limits(server),
+            "limits": limits_of(server),
         }
         return server.grade(request, 2 * self.how.timeout + LINK_S), evaluation
 
@@ -243,19 +245,6 @@ class _Batch:
         """By which the server knows again what it was asked: a lost reply runs nothing twice."""
         fresh = os.urandom(8).hex() if self.again else ""
         return f"g-{hashlib.sha256(f'{job.key}{fresh}'.encode()).hexdigest()[:32]}"
-
-    def limits(self, server: GradingServer) -> dict[str, Any]:
-        """course.yaml's grading.limits, and bounds for what those leave open."""
-        given = server.ground.config.limits
-        gpus = server.gpus()
-        asked = {"Driver": "", "Count": -1, "Capabilities": [["gpu"]], "Options": {}}
-        return {
-            "memory_bytes": given.memory_bytes or MEMORY_BYTES,
-            "cpus": given.cpus or CPUS,
-            "pids": PIDS,
-            "disk_bytes": DISK_BYTES,
-            "devices": [asked] if gpus else [],
-        }
 
     def record(
         self, job: _Job, reply: dict[str, Any], evaluation: Evaluation | None, image: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from labctl.actions.courses.grading_server import GradingServer, files_below
 from labctl.actions.courses.servers import Staff
@@ -14,7 +15,8 @@ from labctl.evaluation import FILE as EVALUATION
 from labctl.evaluation import Evaluation, read_evaluation
 from labctl.model import FileEntry, Value
 
-PARTS = ("inputs", "labels", "grader")
+MEMORY_BYTES, CPUS, PIDS, DISK_BYTES = 4 * 10**9, 1.0, 256, 256 * 1024**2
+"""Bounds of a container where course.yaml names none."""
 
 
 class Material(Value, frozen=True):
@@ -91,3 +93,19 @@ def entries(root: Path) -> Iterable[FileEntry]:
                     sha256=hash_file(path),
                     mtime_ns=found.st_mtime_ns,
                 )
+
+
+def limits_of(server: GradingServer) -> dict[str, Any]:
+    """course.yaml's grading.limits, and bounds for what those leave open."""
+    given = server.ground.config.limits
+    gpus = server.gpus()
+    asked = {"Driver": "", "Count": -1, "Capabilities": [["gpu"]], "Options": {}}
+    memory = given.memory_bytes or MEMORY_BYTES
+    return {
+        "memory_bytes": memory,
+        "shm_bytes": min(given.shm_bytes, memory),
+        "cpus": given.cpus or CPUS,
+        "pids": PIDS,
+        "disk_bytes": DISK_BYTES,
+        "devices": [asked] if gpus else [],
+    }

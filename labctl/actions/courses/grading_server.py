@@ -66,6 +66,7 @@ class GradingServer:
         self.ground = ground
         self.server = server
         self.image = ""
+        self.ended = False
 
     @property
     def about(self) -> dict[str, Any]:
@@ -116,6 +117,8 @@ class GradingServer:
         try:
             reply = self.remote().call("grade", whole, timeout_s=timeout_s)
         except ConnectError:
+            if self.ended:
+                raise
             self.ground.connections.wait_for_ssh(self.server, AGAIN_S)
             reply = self.remote().call("grade", whole, timeout_s=timeout_s)
         if "missing" in reply:
@@ -242,7 +245,7 @@ def end_forgotten(staff: Staff) -> None:
 
 
 def _end(made: GradingServer) -> None:
-    ground = made.ground
+    ground, made.ended = made.ground, True
     ground.reporter.emit(Step(name="emptying the grading server"))
     try:
         made.clear()

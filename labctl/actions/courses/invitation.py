@@ -134,9 +134,10 @@ def enrol(folder: CourseFolder, student: str, public: str, keys: Keys, now: floa
         raise used()
     if not folder.student(student).active:
         raise PolicyError(f"{student} has left the course", hint="ask your instructor")
+    seat = folder.seat_of(student).name
     keys.admit(student, public, instead_of=known.public)
     record.unlink(missing_ok=True)
-    folder.ledger.append("joined", seat=folder.seat_of(student).name, student=student, by=student)
+    folder.ledger.append("joined", seat=seat, student=student, by=student)
 
 
 def withdraw_expired(folder: CourseFolder, keys: Keys, now: float) -> list[str]:

@@ -86,7 +86,9 @@ def save(ground: Ground, server: Server, *, discard: bool) -> SavedSeat:
     if provision.is_fresh(ground, server):
         return SavedSeat()  # nobody was let in before it was ready
     try:
-        labs = labs_on(ground, server) if server.state == "running" else [ground]
+        if server.state == "stopped" and not discard:
+            server = provision.make_ready(ground, server)  # whose labs are on it is not known else
+        labs = [ground] if server.state == "stopped" else labs_on(ground, server)
     except LabError as error:
         if discard:
             return SavedSeat()

@@ -134,8 +134,9 @@ def _keys(config: CourseConfig) -> dict[str, str]:
 def _running(staff: Staff) -> set[str]:
     """Seats with a server, by the ledger and by this machine's record."""
     folder = staff.folder
-    found = {one.seat for one in known(folder.ledger.entries()).values() if not one.ended}
-    by_lab = {one.lab_id: one.name for one in folder.seats(active_only=False)}
+    going = {one.seat for one in known(folder.ledger.entries()).values() if not one.ended}
+    found = {name for name in going if not name.startswith(".")}  # not the course's own
+    by_lab = {one.lab_id: one.name for one in folder.seats(active_only=False, former=True)}
     for server in staff.state.servers():
         if server.lab_id in by_lab and server.state not in ENDED:
             found.add(by_lab[server.lab_id])
@@ -154,7 +155,7 @@ def _weekly(config: CourseConfig, now: float) -> float:
 def _priced(staff: Staff, made: Plan, seats: Sequence[Seat], now: float) -> Plan:
     """With what the provider says now: offers, quotas, and what follows from them."""
     config = staff.folder.config
-    course = staff.course()
+    course = staff.course(plain=True)  # whole servers, also where accounts are on them
     need = config.lab.server.need
     offers = course.provider.offers(need)
     most = need.max_price_usd_per_hour

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from labctl.actions.courses.allowances import apply_extensions
-from labctl.actions.courses.invitation import keeper_place
+from labctl.actions.courses.invitation import VALID_S, Invitation, invite, keeper_place
+from labctl.actions.courses.keys import Keys
 from labctl.config.identity import write_private
 from labctl.courses.folder import CourseFolder
-from labctl.errors import NotFoundError
-from labctl.submissions.assignment import Assignment, assignment_text
+from labctl.errors import ConnectError, NotFoundError
+from labctl.model import Endpoint
+from labctl.submissions.assignment import SSH_PLACE, Assignment, assignment_text
 from labctl.submissions.receiver import Receiver
 
 
@@ -39,6 +44,43 @@ def publish(folder: CourseFolder, host_key: str) -> list[str]:
             changed.append(name)
         apply_extensions(folder, name)
     return changed
+
+
+def invite_all(
+    folder: CourseFolder,
+    students: Iterable[str],
+    into: Path,
+    keys: Keys,
+    *,
+    host_key: str = "",
+    valid_s: int = VALID_S,
+) -> list[Invitation]:
+    """A join file for each; NotFoundError, and no file, where one of them is not in the course.
+
+    `host_key` is the keeper's; without it what is known counts, or what its sshd shows from here.
+    """
+    chosen = [folder.student(one).id for one in students]
+    pinned = host_key or _shown_host_key(folder)
+    remember_host_key(folder, pinned)
+    publish(folder, pinned)
+    return [invite(folder, one, into, keys, pinned, valid_s) for one in chosen]
+
+
+def _shown_host_key(folder: CourseFolder) -> str:
+    try:
+        return known_host_key(folder)
+    except NotFoundError:
+        place = SSH_PLACE.fullmatch(keeper_place(folder))
+    assert place is not None
+    from labctl.transports.logins import fetch_host_key
+
+    way = Endpoint(host=place["host"], port=int(place["port"] or 22), user=place["user"])
+    try:
+        return fetch_host_key(way)
+    except ConnectError as error:
+        key = "/etc/ssh/ssh_host_ed25519_key.pub"
+        error.hint = f'labctl course invite ... --host-key "$(cat {key})"   # on the keeper'
+        raise
 
 
 def known_host_key(folder: CourseFolder) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from labctl.actions import guard
@@ -22,7 +22,7 @@ from labctl.actions.courses.status import ground_of, status
 from labctl.courses.folder import Seat
 from labctl.courses.ledger import Entry
 from labctl.courses.spending import allowance_usd, spending
-from labctl.courses.timetable import just_ended, phase
+from labctl.courses.timetable import Lesson, just_ended, phase
 from labctl.errors import LabError
 from labctl.model import Server
 
@@ -57,7 +57,6 @@ class Rounds:
     tell: Callable[[str, str], None]
     now: Callable[[], float] = time.time
     _seen: tuple[int, ...] = ()
-    _made: dict[float, set[str]] = field(default_factory=dict)
 
     def look(self) -> Look:
         """Ask the provider once for all seats, and write down what they have cost since."""
@@ -76,7 +75,12 @@ class Rounds:
         for student in self.keys.expel(gone) if gone else []:
             self.tell(student, "has left the course: the key opens nothing any more")
         for desk in self.desk.seats():
-            left = {one.student for one in desk.claims if not one.leaving} - active
+            here = {one.student for one in desk.claims if not one.leaving}
+            left = {
+                one
+                for one in here
+                if one not in active or folder.seat_of(one).name != desk.seat.name
+            }
             if left:
                 desk.leave_all(tuple(left))
 
@@ -101,7 +105,7 @@ class Rounds:
         config = self.staff.folder.config
         current, lesson = phase(config.hours, config.term, self.now())
         if current != "off" and lesson is not None:
-            self._prepare(look, lesson.begins)
+            self._prepare(look, lesson)
             return
         over = just_ended(config.hours, config.term, self.now(), AFTER_CLASS_S)
         if over is not None:
@@ -115,7 +119,7 @@ class Rounds:
         lines: dict[str, list[Entry]] = defaultdict(list)
         for one in entries:
             lines[one.seat].append(one)
-        for seat in folder.seats(active_only=False):
+        for seat in folder.seats(active_only=False, former=True):
             own = lines[seat.name]
             allowance = allowance_usd(own, seat.name, folder.config.per_student.budget)
             usd = spent[seat.name].usd if seat.name in spent else 0.0
@@ -136,27 +140,24 @@ class Rounds:
         if seats:
             status(self.staff, seats, refresh=True)
 
-    def _prepare(self, look: Look, lesson: float) -> None:
-        made = self._made.setdefault(lesson, set())
-        wanted = []
-        for seat in self.staff.folder.seats():
-            if seat.lab_id in look.servers:
-                made.add(seat.name)
-            elif seat.name not in made or self._lost(seat):
-                wanted.append(seat)
+    def _prepare(self, look: Look, lesson: Lesson) -> None:
+        """Whoever puts a server down in class does not get it again unasked; who loses it does."""
+        last: dict[str, Entry] = {}
+        for one in self.staff.folder.ledger.entries():
+            if one.kind in ("up", "down") and one.at >= lesson.warm:
+                last[one.seat] = one
+        wanted = [
+            seat
+            for seat in self.staff.folder.seats()
+            if seat.lab_id not in look.servers
+            and (seat.name not in last or last[seat.name].why.startswith(UNSEEN))
+        ]
         if not wanted:
             return
         self.tell("", f"class is near: servers for {len(wanted)}")
         for outcome in servers.up(self.staff, wanted):
             if outcome.error:
                 self.tell(outcome.seat, ": ".join(filter(None, [outcome.error, outcome.why])))
-            else:
-                made.add(outcome.seat)
-
-    def _lost(self, seat: Seat) -> bool:
-        """Whether the seat's last server went by itself, and not since somebody put it down."""
-        ends = self.staff.folder.ledger.entries(seat=seat.name, kind="down")
-        return bool(ends) and ends[-1].why.startswith(UNSEEN)
 
     def _clear(self, look: Look, since_s: float) -> None:
         for seat in self.staff.folder.seats():

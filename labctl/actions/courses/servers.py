@@ -20,7 +20,7 @@ from labctl.actions.ground import Ground
 from labctl.config import Paths
 from labctl.courses.folder import CourseFolder, Seat
 from labctl.courses.ledger import Draft
-from labctl.errors import LabError, PolicyError
+from labctl.errors import InterruptError, LabError, PolicyError
 from labctl.model import Need, Offer, Server, Value
 from labctl.state import State
 
@@ -100,7 +100,14 @@ def up(
         finally:
             _note(staff, by_lab[ground.lab_id], ground)
 
-    outcomes = fleet.each(told, one, at_once=at_once, tell=_teller(staff.reporter, by_lab))
+    try:
+        outcomes = fleet.each(told, one, at_once=at_once, tell=_teller(staff.reporter, by_lab))
+    except KeyboardInterrupt:
+        raise InterruptError(
+            "interrupted while servers were being made",
+            why="those that were begun exist, and may cost",
+            hint="labctl course up goes on, labctl course down ends them",
+        ) from None
     _refused(staff, by_lab, outcomes)
     return [_outcome(by_lab[one.ground.lab_id], one, there) for one in outcomes]
 
@@ -236,8 +243,8 @@ def _outcome(seat: Seat, one: fleet.Outcome[Server], there: dict[str, Server]) -
         students=seat.students,
         server=server,
         made=server is not None and (before is None or before.id != server.id),
-        error=error.what if error else "",
-        why=error.why if error else "",
+        error=error.what.replace(seat.lab, seat.name) if error else "",
+        why=error.why.replace(seat.lab, seat.name) if error else "",
         hint=_hint(seat, error) if error else "",
     )
 
@@ -245,4 +252,7 @@ def _outcome(seat: Seat, one: fleet.Outcome[Server], there: dict[str, Server]) -
 def _hint(seat: Seat, error: LabError) -> str:
     """The command of a course in place of the one for a lab of one's own."""
     again = f"labctl course up --only {seat.name}"
-    return again if not error.hint or error.hint.startswith("labctl up") else error.hint
+    if isinstance(error, PolicyError) and error.what.startswith("the budget"):
+        return f"labctl course budget {seat.name} +5   # then {again}"
+    own = ("labctl up", "labctl offers", "labctl cost")
+    return again if not error.hint or error.hint.startswith(own) else error.hint

@@ -104,7 +104,8 @@ class Seating:
                 if one.token == request.token:
                     return one
             before = [one for one in sittings if one.lab_id == request.lab_id]
-            host = before[-1].host if before else _room(sittings, places)
+            others = [one for one in sittings if one.lab_id != request.lab_id]
+            host = _room(others, places, first=before[-1].host if before else 1)
             made = Sitting(
                 lab=request.lab,
                 lab_id=request.lab_id,
@@ -134,13 +135,14 @@ class Seating:
         write_private(self._file, msgspec.json.encode(_Seating(sittings=sittings)))
 
 
-def _room(sittings: Iterable[Sitting], places: int) -> int:
-    """The first server with a place left. One that was given up may be given to another."""
+def _room(sittings: Iterable[Sitting], places: int, first: int) -> int:
+    """`first` where it has a place left, else the lowest that has. A place given up is free."""
     taken: dict[int, int] = {}
     for one in sittings:
         if one.state != "gone":
             taken[one.host] = taken.get(one.host, 0) + 1
-    for number in range(1, MOST_HOSTS + 1):
+    numbers: tuple[int, ...] = (first, *range(1, MOST_HOSTS + 1))
+    for number in numbers:
         if taken.get(number, 0) < places:
             return number
     raise CapacityError(f"a course has at most {MOST_HOSTS} shared servers")

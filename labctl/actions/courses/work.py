@@ -6,10 +6,10 @@ or where it costs nothing: the watchdog on the machine is advice to somebody who
 
 from __future__ import annotations
 
-import functools
+import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -20,6 +20,7 @@ from labctl.actions.courses.claims import Claim
 from labctl.actions.courses.ground import granted_s, seat_grounds
 from labctl.actions.courses.servers import Staff, up
 from labctl.actions.ground import Ground
+from labctl.config import CourseConfig
 from labctl.courses.folder import Seat
 from labctl.courses.ledger import Entry
 from labctl.courses.spending import allowance_usd, spent_usd
@@ -36,6 +37,24 @@ cat >> "$n" && mv -f "$n" "$f"
 """
 """Replaces every student's line by those on standard input; the keeper's own stays."""
 OFFERS_S = 60.0
+
+
+@dataclass(frozen=True)
+class KeeperStaff(Staff):
+    """Staff whose course's ground is made once for each course.yaml: all threads of a keeper share
+    its provider, and so the locks of whatever the seats have in common."""
+
+    _made: list[tuple[CourseConfig, Ground]] = field(default_factory=list, repr=False)
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def course(self, *, everywhere: bool = False, plain: bool = False) -> Ground:
+        if everywhere or plain:
+            return super().course(everywhere=everywhere, plain=plain)
+        config = self.folder.config
+        with self._guard:
+            if not self._made or self._made[0][0] is not config:
+                self._made[:] = [(config, super().course())]
+            return self._made[0][1]
 
 
 class Money(Value, frozen=True):
@@ -100,10 +119,12 @@ class SeatWork:
     def make(self, seat: Seat) -> Server:
         (outcome,) = up(self.staff, [seat], login_only=self.login_only)
         if outcome.server is None or outcome.error:
+            if outcome.server is not None and outcome.made:
+                self._take_away(seat, outcome.server)  # nobody was let in, and it would go on
             raise ProviderError(
                 outcome.error, why=outcome.why, hint="labctl up   # again, or tell your instructor"
             )
-        return self._limited(seat, outcome.server)
+        return self._limited(seat, outcome.server, made=outcome.made)
 
     def let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> Server:
         lines = {" ".join([*one.public_key.split()[:2], COMMENT]) for one in claims}
@@ -142,8 +163,9 @@ class SeatWork:
         ledger = self.staff.folder.ledger
         ledger.append("extend", seat=seat.name, student=by, by=by, span_s=span_s)
 
-    def _limited(self, seat: Seat, server: Server) -> Server:
-        """The server with the time at which its provider ends it; one without is taken away."""
+    def _limited(self, seat: Seat, server: Server, *, made: bool) -> Server:
+        """The server with the time at which its provider ends it; a new one without is taken away,
+        and one that staff has made is not handed out."""
         if not (self._owned and server.offer.price_usd_per_hour):
             return server
         state = self.staff.state
@@ -151,13 +173,17 @@ class SeatWork:
         at = server.deadline_at or (float(said[0].detail.get("at") or 0.0) if said else 0.0)
         if at > 0:
             return msgspec.structs.replace(server, deadline_at=at)
-        removal.remove(self._ground(seat), server)
-        accrue.ended(self.staff.folder, [(seat, server)], "keeper")
+        if made:
+            self._take_away(seat, server)
         raise ProviderError(
-            "the server was taken away again",
+            "the server was taken away again" if made else "the server cannot be handed out",
             why="nothing at its provider would end it at its time",
             hint="tell your instructor: the keeper's account may not set that timer",
         )
+
+    def _take_away(self, seat: Seat, server: Server) -> None:
+        removal.remove(self._ground(seat), server)
+        accrue.ended(self.staff.folder, [(seat, server)], "keeper")
 
     def _costs(self) -> bool:
         """Whether the cheapest thing that this course's provider has costs anything."""
@@ -179,7 +205,7 @@ class SeatWork:
     def _provider(self) -> Provider:
         return self._course.provider
 
-    @functools.cached_property
+    @property
     def _course(self) -> Ground:
         return self.staff.course()
 

@@ -47,7 +47,7 @@ def baked(clients: Clients, image_id: str) -> str:
 def booting(settings: AwsSettings, image_id: str) -> AwsSettings:
     """An image is of one region: servers are looked for there alone."""
     native, _, region = image_id.rpartition(".")
-    if not region:
+    if not native:
         raise NotFoundError(f"{image_id!a} is no image of AWS", hint="labctl course bake")
     if settings.regions and region not in settings.regions:
         raise UsageError(

@@ -112,6 +112,7 @@ def is_absent(error: ClientError) -> bool:
     code = code_of(error)
     return code.endswith((".NotFound", ".Malformed")) or code in (
         "InvalidAllocationID.NotFound",
+        "InvalidAMIID.Unavailable",
         "ResourceNotFoundException",
         "ParameterNotFound",
     )

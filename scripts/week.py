@@ -1,0 +1,307 @@
+"""An instructor's week, told by running it: each command as a person would type it.
+
+The machines of the simulated AWS only accept SSH; one real lab server on this machine grades. Its
+last line is one JSON object with what was seen. Everything lives in a directory of its own, HOME
+included, and is removed at the end, but for the grades, which stay in ./demo-course.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from labctl.actions.courses import open_course
+from labctl.actions.host_keys import make_key
+from labctl.submissions import bundle, manifest
+from labctl.submissions.bundle import Source
+from labctl.submissions.manifest import BundleFile, Code, Manifest
+from labctl.submissions.receiver import Receiver
+
+LABCTL = str(Path(sys.executable).with_name("labctl"))
+RESULTS = Path("demo-course").absolute()
+STUDENTS, HAND_INS = 30, 12
+ITEMS = 20
+COURSE = """\
+course: ml-2026
+server: {provider: aws, gpu: any, spot: prefer, max_price: 1.00, idle: 30m}
+per_student: {budget: 20.00, ttl: 8h, max_ttl: 12h}
+hours:
+  - {days: [mon, wed], from: "10:00", to: "12:00", zone: Europe/Berlin, prewarm: 20m}
+keeper: {host: 127.0.0.1, user: nobody}
+grading:
+  server: {provider: static, static: {hosts: [HOST]}}
+  image: IMAGE
+  limits: {memory: 128MB, cpus: 1}
+assignments:
+  hw3:
+    due: "2030-01-01 00:00 UTC"
+    late: 48h
+    penalty: 10
+    points: 100
+    grade:
+      predict: sh predict.sh
+      command: sh grade.sh
+      inputs: assignments/hw3/inputs
+      labels: assignments/hw3/labels
+      timeout: 20s
+"""
+GRADER = """\
+awk -F, 'NR==FNR { label[$1]=$2; n++; next } $1 in label && label[$1]==$2 { hit++ }
+  END { printf "{\\"score\\": %f, \\"output\\": \\"%d of %d right\\"}", 100*hit/n, hit, n }' \\
+  "$LABCTL_LABELS/labels.csv" "$LABCTL_PREDICTIONS" > "$LABCTL_RESULTS"
+"""
+RIGHT = """awk '{ print $1 "," ($1 % 2 ? "odd" : "even") }' $LABCTL_INPUTS/items \\
+  > "$LABCTL_PREDICTIONS"
+"""
+GUESS = "sed 's/$/,odd/' $LABCTL_INPUTS/items > \"$LABCTL_PREDICTIONS\"\n"
+HOSTILE = "f() { f | f & }; f; f; sleep 1000 & wait; f\n"
+
+
+def labctl(*words: str, cwd: Path, code: int = 0, quiet: bool = False) -> str:
+    """Run one command and show it; its standard output."""
+    print(f"\n$ labctl {shlex.join(words)}", flush=True)
+    done = subprocess.run([LABCTL, *words], cwd=cwd, text=True, stdout=subprocess.PIPE)
+    if not quiet:
+        print(done.stdout, end="", flush=True)
+    if done.returncode != code:
+        raise SystemExit(f"labctl {shlex.join(words)} ended with {done.returncode}, not {code}")
+    return done.stdout
+
+
+def said(*words: str, cwd: Path, code: int = 0) -> dict[str, object]:
+    """The same for a command with --json."""
+    words = words if "--json" in words else (*words, "--json")
+    found: dict[str, object] = json.loads(labctl(*words, cwd=cwd, code=code, quiet=True))
+    return found
+
+
+@contextmanager
+def rehearsed(home: Path) -> Iterator[None]:
+    """A simulated AWS in a process of its own, in this process's environment."""
+    words = [LABCTL, "rehearse", "aws", "--set", "boot=sshd"]
+    print(f"\n$ labctl {shlex.join(words[1:])} &", flush=True)
+    with subprocess.Popen(
+        words, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as cloud:
+        try:
+            assert cloud.stdout is not None
+            for line in cloud.stdout:
+                word, _, rest = line.strip().partition(" ")
+                if word == "unset":
+                    for name in rest.split():
+                        os.environ.pop(name, None)
+                name, equals, value = rest.partition("=")
+                if word == "export" and equals:
+                    os.environ[name] = shlex.split(value)[0]
+                if "LABCTL_SERVER_AWS_ADDRESS_FROM" in os.environ:
+                    break
+            else:
+                raise SystemExit("the rehearsal did not begin")
+            yield
+        finally:
+            cloud.terminate()
+
+
+def export(file: Path) -> None:
+    """What Canvas exports: a row of points, a test student, names turned round, a BOM."""
+    rows = [
+        ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "hw3 (4711)"],
+        ["    Points Possible", "", "", "", "", "100.00"],
+        *(
+            [f"Learner{n:02}, Lea", str(900 + n), f"U{n:04}", f"lea{n:02}", f"lab-{n % 2 + 1}", ""]
+            for n in range(1, STUDENTS + 1)
+        ),
+        ["Student, Test", "999", "", "7f3a9c", "lab-1", ""],
+    ]
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    file.write_bytes(b"\xef\xbb\xbf" + text.getvalue().encode())
+
+
+def fill(course: Path, grader: str) -> None:
+    """What staff writes: course.yaml, the hidden set, the grader's program."""
+    image = os.environ.get("LABCTL_BASE_IMAGE") or "debian:bookworm-slim"
+    text = COURSE.replace("IMAGE", image).replace("HOST", grader)
+    (course / "course.yaml").write_text(text)
+    data = course / "assignments" / "hw3"
+    for name in ("inputs", "labels"):
+        (data / name).mkdir(parents=True, exist_ok=True)
+    (data / "inputs" / "items").write_text("".join(f"{n}\n" for n in range(ITEMS)))
+    labels = [f"{n},{'odd' if n % 2 else 'even'}" for n in range(ITEMS)]
+    (data / "labels" / "labels.csv").write_text("\n".join([*labels, ""]))
+    (data / "grade.sh").write_text(GRADER)
+
+
+def hand_in(receiver: Receiver, student: str, code: str) -> None:
+    """One submission, as the door takes it in: whole, stamped and signed."""
+    contents = {
+        "model/step-1/weights": hashlib.sha256(student.encode()).digest() * 64,
+        "code/predict.sh": code.encode(),
+    }
+    sources = [
+        Source(
+            file=BundleFile(
+                path=path, size=len(content), sha256=hashlib.sha256(content).hexdigest()
+            ),
+            content=content,
+        )
+        for path, content in contents.items()
+    ]
+    made = Manifest(
+        kind=manifest.KIND,
+        version=1,
+        assignment="hw3",
+        course="ml-2026",
+        student=student,
+        lab="digits",
+        run="night",
+        checkpoint="step-1",
+        record={"id": "night", "state": "exited", "exit_code": 0},
+        code=Code(),
+        files=tuple(one.file for one in sources),
+    )
+    packed = io.BytesIO()
+    bundle.pack(made, sources, packed)
+    data = packed.getvalue()
+    about = ("hw3", student, hashlib.sha256(data).hexdigest(), len(data))
+    receiver.begin(*about)
+    receiver.write(*about, 0, data)
+    receiver.finish(*about)
+
+
+def students_hand_in(course: Path) -> None:
+    folder = open_course(course)
+    receiver = Receiver(folder.drop)
+    names = [one.id for one in folder.students()][:HAND_INS]
+    codes = [HOSTILE, GUESS, *[RIGHT] * (HAND_INS - 2)]
+    print(f"\n# {HAND_INS} students hand in; one of them a fork bomb, one a guess", flush=True)
+    for name, code in zip(names, codes, strict=True):
+        hand_in(receiver, name, code)
+
+
+def monday(home: Path, grader: str) -> Path:
+    """A course from a roster, looked at before anything is made."""
+    export(home / "canvas.csv")
+    labctl("course", "init", "ml-2026", "--roster", "canvas.csv", cwd=home)
+    course = home / "ml-2026"
+    fill(course, grader)
+    labctl("course", "plan", cwd=course)
+    key = make_key(home / "keeper_host_key").rpartition(" ")[0]
+    labctl("course", "invite", "--all", "--host-key", key, cwd=course)
+    labctl("course", "check", cwd=course, code=1)  # nobody has joined yet: it says so
+    return course
+
+
+def wednesday(course: Path) -> dict[str, object]:
+    """A class: servers for all, what staff does with them, and down again."""
+    begun = time.monotonic()
+    made = said("course", "up", "--login-only", "--yes", cwd=course)["seats"]
+    assert isinstance(made, list)
+    up_s = time.monotonic() - begun
+    labctl("course", "up", "--login-only", "--yes", "--only", "lea01", cwd=course)
+    labctl("course", "status", cwd=course)
+    labctl("course", "message", "lab starts at 10", cwd=course)
+    slides = course.parent / "slides.txt"
+    slides.write_text("gradient descent\n")
+    labctl("course", "push", str(slides), cwd=course)
+    answers = said("course", "ssh", "--all", "--json", "--", "hostname", cwd=course)["servers"]
+    assert isinstance(answers, list)
+    labctl("course", "extend", "lea01", "2h", "--why", "a long training", cwd=course)
+    labctl("course", "budget", "lea01", "+5", cwd=course)
+    labctl("course", "due", "hw3", "lea02", "+3d", cwd=course)
+    labctl("course", "status", "--refresh", "--group", "lab-1", cwd=course)
+    labctl("course", "down", "--group", "lab-2", "--yes", cwd=course)
+    return {
+        "made": sum(one["made"] for one in made),
+        "distinct_hosts": len({one["stdout"] for one in answers}),
+        "up_seconds": round(up_s, 1),
+    }
+
+
+def friday(course: Path) -> dict[str, object]:
+    """What was handed in, graded on a server that holds no credentials, and told to Canvas."""
+    students_hand_in(course)
+    labctl("course", "collect", "hw3", cwd=course)
+    labctl("course", "grade", "hw3", "--yes", cwd=course)
+    labctl("course", "grades", "hw3", cwd=course)
+    out = course.parent / "canvas-grades.csv"
+    words = ["--format", "canvas", "--out", str(out), "--release"]
+    labctl("course", "grades", "hw3", *words, cwd=course)
+    rows = list(csv.reader(out.read_text(encoding="utf-8-sig").splitlines()))
+    column = next(n for n, name in enumerate(rows[0]) if name.startswith("hw3"))
+    grades = [row[column] for row in rows[1:] if row[column] and "Points" not in row[0]]
+    labctl("course", "cost", cwd=course)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(out, RESULTS / out.name)
+    return {"graded": len(grades), "full_marks": sum(float(one) == 100.0 for one in grades)}
+
+
+def term_ends(course: Path) -> dict[str, object]:
+    """Nothing is left that bills, and the provider says so."""
+    labctl("course", "down", "--end-of-term", "--yes", cwd=course)
+    proof = said("course", "down", "--end-of-term", "--yes", cwd=course)  # again: the same
+    labctl("orphans", "--provider", "aws", cwd=course)
+    return {"clean": proof["clean"]}
+
+
+@contextmanager
+def grader(home: Path) -> Iterator[str]:
+    """A lab server on this machine, as an entry of `static.hosts`: to the course it is any host."""
+    lab = home / "grader"
+    lab.mkdir()
+    (lab / "lab.yaml").write_text("lab: grader\nserver: {provider: local, gpu: none}\n")
+    server = said("up", "--yes", cwd=lab)["server"]
+    assert isinstance(server, dict)
+    way = {name: server["endpoint"][name] for name in ("host", "port", "user", "identity")}
+    try:
+        yield json.dumps(way)
+    finally:
+        labctl("down", "--yes", "--discard", cwd=lab)
+
+
+def week(home: Path) -> dict[str, object]:
+    with rehearsed(home), grader(home) as host:
+        course = monday(home, host)
+        try:
+            seen = {**wednesday(course), **friday(course), **term_ends(course)}
+        except BaseException:
+            words = ["course", "down", "--end-of-term", "--discard", "--yes"]
+            subprocess.run([LABCTL, *words], cwd=course, check=False)
+            raise
+        return seen
+
+
+def main() -> int:
+    begun = time.monotonic()
+    home = Path(tempfile.mkdtemp(prefix="labctl-course-"))
+    for name in [n for n in os.environ if n.startswith("XDG_") or n == "LABCTL_STATE_DIR"]:
+        del os.environ[name]
+    os.environ["HOME"] = str(home)
+    try:
+        seen = week(home)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    seen["seconds"] = round(time.monotonic() - begun, 1)
+    print(json.dumps(seen), flush=True)
+    good = (
+        (seen["made"], seen["distinct_hosts"], seen["clean"]) == (STUDENTS, STUDENTS, True)
+        and seen["graded"] == HAND_INS
+        and seen["full_marks"] == HAND_INS - 2
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""What an instructor types about servers, and what is said where nothing can be done."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.actions.courses.seated import Done, News
+from labctl.cli.course_table import ClassScreen
+from labctl.cli.screen import Screen
+
+COMMANDS = (
+    *("up", "down", "status", "ssh", "logs", "explain"),
+    *("push", "message", "extend", "check", "bake"),
+)
+
+
+@pytest.fixture
+def course(home: Path) -> Path:
+    """A course of three on this machine's containers; nothing was made."""
+    from labctl.courses.folder import make_private
+
+    folder = home / "ml"
+    folder.mkdir()
+    (folder / "course.yaml").write_text("course: ml\nserver: {provider: local}\n")
+    (folder / "roster.csv").write_text(
+        "id,name,email,team,section,active\n"
+        "alice,Alice,,,lab-1,yes\nbob,Bob,,owls,lab-2,yes\ncarol,Carol,,owls,lab-2,yes\n"
+    )
+    make_private(folder)
+    os.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(labctl: Any, name: str) -> None:
+    said = labctl("course", name, "--help")
+    assert said.code == 0
+    assert f"labctl course {name}" in said.out
+
+
+def test_status_of_nothing_is_every_seat(labctl: Any, course: Path) -> None:
+    said = labctl("course", "status", "--json")
+    found = json.loads(said.out)
+    assert [one["seat"] for one in found["seats"]] == ["alice", "owls"]
+    assert [one["state"] for one in found["seats"]] == ["none", "none"]
+    assert (found["running"], found["spent_usd"], said.code) == (0, 0.0, 0)
+    assert "0 of 2 seats have a server" in labctl("course", "status").out
+
+
+def test_a_section_and_names_choose_seats(labctl: Any, course: Path) -> None:
+    def seats(*words: str) -> list[str]:
+        found = json.loads(labctl("course", "status", "--json", *words).out)
+        return [one["seat"] for one in found["seats"]]
+
+    assert seats("--group", "lab-2") == ["owls"]
+    assert seats("--only", "carol,alice") == ["owls", "alice"]
+    assert labctl("course", "status", "--group", "lab-9").code == 4
+    said = labctl("course", "status", "--only", "alcie")
+    assert said.code == 4
+    assert "did you mean alice?" in said.err
+
+
+@pytest.mark.parametrize("bad", ["-oProxyCommand=x", "../alice", "a b", "alice;id"])
+def test_a_name_is_never_an_option_or_a_path(labctl: Any, course: Path, bad: str) -> None:
+    assert labctl("course", "status", f"--only={bad}").code == 4
+    assert labctl("course", "ssh", "--", bad).code == 255
+    assert labctl("course", "logs", "--", bad).code == 4
+    assert labctl("course", "extend", "--", bad, "2h").code == 4
+
+
+def test_ssh_passes_codes_on_and_says_its_own_as_ssh_does(labctl: Any, course: Path) -> None:
+    said = labctl("course", "ssh", "alice")
+    assert said.code == 255
+    assert "next: labctl course up --only alice" in said.err
+    assert "labctl course ssh --all -- uptime" in labctl("course", "ssh", "--all").err
+    assert labctl("course", "ssh").code == 255
+
+
+def test_where_no_server_is_the_next_command_makes_one(labctl: Any, course: Path) -> None:
+    for words in (("push",), ("message", "hello"), ("ssh", "--all", "--", "true")):
+        said = labctl("course", *words)
+        assert "labctl course up" in said.err
+    assert labctl("course", "logs", "alice").code == 4
+    assert labctl("course", "extend", "alice", "later").code == 2
+
+
+def test_what_makes_no_images_says_so(labctl: Any, course: Path) -> None:
+    said = labctl("course", "bake")
+    assert said.code == 3
+    assert "makes no machine images" in said.err
+
+
+def test_the_end_of_a_term_is_everybodys(labctl: Any, course: Path) -> None:
+    assert labctl("course", "down", "--end-of-term", "--only", "alice").code == 2
+
+
+def test_outside_of_a_course_it_says_what_one_is(labctl: Any, home: Path) -> None:
+    said = labctl("course", "status")
+    assert said.code == 2
+    assert "labctl course init" in said.err
+
+
+def test_without_a_terminal_each_seat_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with ClassScreen(Screen(), ["alice", "bob"]) as screen:
+        screen.emit(News(seat="alice", text="making a server"))
+        for seat in ("alice", "bob"):
+            screen.emit(News(seat=seat, text="no deadline at the provider", warning=True))
+        screen.emit(Done(seat="alice"))
+        screen.emit(Done(seat="bob", error="no \x1b[2Jmachine"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("  alice: ready")
+    assert lines[1] == "  bob: failed: no \\x1b[2Jmachine"
+    assert lines[2:] == ["2 seats: no deadline at the provider"]
+
+
+def test_the_live_table_counts_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    screen = ClassScreen(Screen(quiet=True), [f"s{n:03}" for n in range(300)])
+    for number in range(40):
+        screen.emit(Done(seat=f"s{number:03}", error="" if number else "no machine left " * 9))
+    screen.emit(News(seat="s040", text="waiting for its sshd"))
+    console = Console(width=80, file=io.StringIO())
+    console.print(screen._table())
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) <= 24
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0].startswith("s000")
+    assert "39 of 300 ready, 1 going, 1 failed" in lines[-1]
+
+
+def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    from labctl.actions.courses.servers import SeatOutcome
+    from labctl.cli.course_servers import _draw_failures
+
+    hint = "labctl course up --only {}"
+    _draw_failures(
+        [
+            SeatOutcome(
+                seat=f"s{n}", students=(), error=f"none for s{n}", hint=hint.format(f"s{n}")
+            )
+            for n in range(10)
+        ]
+        + [SeatOutcome(seat="bob", students=(), error="no key", why="\x1b[2J", hint="ask")]
+    )
+    assert capsys.readouterr().err.splitlines() == [
+        "s0, s1, s2, s3, s4, s5, s6, s7 and 2 more: none for each",
+        "  next: labctl course up --only s0,s1,s2,s3,s4,s5,s6,s7,s8,s9",
+        "bob: no key",
+        "  \\x1b[2J",
+        "  next: ask",
+    ]

@@ -1,0 +1,139 @@
+"""course collect and grade on the command line: codes, words, and what scripts read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.actions.courses.collect import Collection, Handed
+from labctl.actions.courses.grade import Graded, Grading
+from labctl.grading.claims import Comparison
+from labctl.grading.flags import Flag
+from labctl.grading.record import Record
+from labctl.grading.results import Results
+
+Labctl = Callable[..., Any]
+COURSE = """\
+course: ml
+assignments:
+  hw3: {due: "2098-11-28 23:59 UTC", penalty: 10, grade: {command: sh grade.sh}}
+"""
+
+
+@pytest.fixture
+def course(home: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (home / "roster.csv").write_text("id,name\nalice,Alice\nbob,Bob\n")
+    monkeypatch.chdir(home)
+    assert labctl("course", "init", "ml", "--roster", "roster.csv").code == 0
+    (home / "ml" / "course.yaml").write_text(COURSE)
+    return home / "ml"
+
+
+def record(seat: str, **other: Any) -> Record:
+    fields: dict[str, Any] = {
+        "assignment": "hw3", "seat": seat, "students": (seat,), "student": seat, "number": 1,
+        "received": "2026-11-28T10:00:00Z", "bundle_sha256": "ab" * 32, "key": "k",
+        "outcome": "graded", "points": 100.0, "penalty": 10, "raw": Results(score=50),
+        "score": 40.0,
+    }  # fmt: skip
+    return Record(**{**fields, **other})
+
+
+def graded(*seats: Graded, **other: Any) -> Grading:
+    return Grading(assignment="hw3", seats=seats, **other)
+
+
+FLAG = Flag(kind="claim", what="it claims \x1b[2J too much", evidence="claims 0.9, measured 0.5")
+ALICE = Graded(
+    seat="alice",
+    state="graded",
+    fresh=True,
+    record=record("alice", flags=(FLAG,), comparison=Comparison(claimed=0.9, measured=0.5)),
+)
+BOB = Graded(seat="bob", state="missing")
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, module: str, found: object) -> None:
+    monkeypatch.setattr(f"labctl.actions.courses.{module}.{module}", lambda *_, **__: found)
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "says"),
+    [
+        (graded(ALICE, BOB), 0, "1 graded (1 now), 0 failed, 0 not graded, 1 handed in nothing."),
+        (graded(Graded(seat="bob", state="error", why="it crashed")), 1, "tries those again"),
+        (graded(ALICE, unreached=("bob",), why="no answer"), 75, "was lost before: bob"),
+    ],
+)
+def test_the_code_says_whether_all_is_graded(
+    course: Path,
+    labctl: Labctl,
+    monkeypatch: pytest.MonkeyPatch,
+    found: Grading,
+    code: int,
+    says: str,
+) -> None:
+    answer(monkeypatch, "grade", found)
+    said = labctl("-C", "ml", "course", "grade", "hw3")
+    assert said.code == code
+    assert says in said.out + said.err
+
+
+@pytest.mark.parametrize("columns", ["80", "140"])
+def test_evidence_is_shown_plain_and_as_no_verdict(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    answer(monkeypatch, "grade", graded(ALICE, BOB))
+    said = labctl("-C", "ml", "course", "grade", "hw3")
+    row = next(line for line in said.out.splitlines() if line.startswith("alice"))
+    assert row.split() == ["alice", "graded", "40/100", "-10%", "0.9000", "0.5000", "claim"]
+    assert "none of it is a verdict" in said.out
+    assert "\x1b[2J" not in said.out
+    assert "claims 0.9, measured 0.5" in said.out
+
+
+def test_json_is_one_object(course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, "grade", graded(ALICE, BOB))
+    said = labctl("-C", "ml", "course", "grade", "hw3", "--json")
+    body = json.loads(said.out)
+    assert (body["version"], body["released"], said.err) == (1, None, "")
+    assert body["grading"]["seats"][0]["record"]["score"] == 40.0
+    assert body["grading"]["seats"][1]["state"] == "missing"
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_changed_bundle_makes_collect_fail(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    late = Handed(
+        seat="alice", students=("alice",), state="in", student="alice", number=2,
+        received="2026-11-28T10:00:00Z", late_s=90_000, penalty=20, size=3000, submissions=2,
+    )  # fmt: skip
+    why = "bob/0001: the bundle was changed after it was signed for"
+    bob = Handed(seat="bob", students=("bob",), state="damaged" if damaged else "missing", why=why)
+    found = Collection(
+        assignment="hw3", handed=(late, bob), damaged=(why,) if damaged else (), strangers=("zoe",)
+    )
+    answer(monkeypatch, "collect", found)
+    said = labctl("-C", "ml", "course", "collect", "hw3")
+    assert said.code == (1 if damaged else 0)
+    assert "1 d 1 h, 20% off" in said.out
+    assert "1 of 2 handed in, 1 of them late." in said.out
+    assert "in no seat of this course, left alone: zoe" in said.err
+    assert (why in said.err) is damaged
+
+
+def test_what_is_missing_is_named_with_the_next_step(course: Path, labctl: Labctl) -> None:
+    none = labctl("-C", "ml", "course", "collect", "hw4")
+    assert (none.code, "did you mean hw3?" in none.err) == (4, True)
+    closed = labctl("-C", "ml", "course", "collect", "hw3")
+    assert (closed.code, "labctl course serve" in closed.err) == (4, True)
+    stranger = labctl("-C", "ml", "course", "grade", "hw3", "--only", "alcie")
+    assert (stranger.code, "did you mean alice?" in stranger.err) == (4, True)
+    for name in ("collect", "grade"):
+        assert f"labctl course {name} hw3" in labctl("course", name, "--help").out

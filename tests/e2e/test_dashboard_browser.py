@@ -1,0 +1,304 @@
+"""The dashboard in a browser, over a course with one real server on which a run goes on.
+
+CHROMIUM names the browser's program where it is not /usr/bin/chromium. With LABCTL_SCREENSHOTS,
+a directory, the pages are kept as pictures.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from lab_servers import wait_for
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from labctl.actions import Decision, Event, runs
+from labctl.actions.courses import ending, open_course, servers
+from labctl.actions.courses.servers import Staff
+from labctl.actions.courses.status import ground_of
+from labctl.config import paths
+from labctl.courses.folder import make_private
+from labctl.dashboard import made, serve
+from labctl.model import Server
+from labctl.state import State
+from labctl.submissions.receiver import Receiver
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from dashboard_bed import Bed, fill, make
+
+pytestmark = [pytest.mark.engine, pytest.mark.browser]
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PAGE_MS = 30_000
+RUN = "live-run"
+EVIL = "<img src=x onerror=alert(1)>"
+LOOP = f"""\
+echo 'first line {EVIL}'; printf '\\033[2J\\033[31mred\\033[0m 10%%\\r20%%\\n'
+i=0; while :; do echo "line $i"; i=$((i+1)); sleep 0.2; done"""
+COURSE = """\
+course: ml-2026
+server: {provider: local, gpu: none}
+image: IMAGE
+per_student: {budget: 5.00, ttl: 1h, max_ttl: 2h}
+"""
+
+
+TROUBLE: list[str] = []
+"""Dialogs, errors and words in any page's console: there are to be none."""
+
+
+@pytest.fixture(autouse=True)
+def quiet_pages() -> Iterator[None]:
+    TROUBLE.clear()
+    yield
+    assert TROUBLE == []
+
+
+class Yes:
+    """A reporter that agrees."""
+
+    def emit(self, event: Event) -> None:
+        pass
+
+    def ask(self, decision: Decision) -> bool:
+        return True
+
+
+@dataclass
+class Live:
+    """A course with alice's server up, her run going on, and its dashboard."""
+
+    staff: Staff
+    server: Server
+    url_file: Path
+
+    @property
+    def key(self) -> str:
+        return self.staff.folder.seat("alice").pseudonym
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def live(
+    tmp_path_factory: pytest.TempPathFactory, base_image: str, server_image: str, small_image: str
+) -> Iterator[Live]:
+    root = tmp_path_factory.mktemp("dashboard")
+    folder = root / "ml-2026"
+    folder.mkdir()
+    (folder / "course.yaml").write_text(COURSE.replace("IMAGE", small_image))
+    roster = folder / "roster.csv"
+    roster.write_text("id,name,email,team,section,active\nalice,Alice Ash,,,,yes\nbob,Bob,,,,yes\n")
+    roster.chmod(0o600)
+    make_private(folder)
+    course = open_course(folder)
+    Receiver(course.drop).init()
+    places = paths({"HOME": str(root / "home")})
+    with pytest.MonkeyPatch.context() as patch, State(places.database) as state:
+        patch.setenv("LABCTL_BASE_IMAGE", base_image)
+        patch.setattr(made, "EVERY_S", 0.5)
+        staff = Staff(course, places, state, Yes(), by="staff")
+        stop = threading.Event()
+        try:
+            (outcome,) = servers.up(staff, [course.seat("alice")])
+            assert outcome.server is not None, (outcome.error, outcome.why)
+            begin(staff, outcome.server, RUN)
+            serve.run(course, places, state, port=0, stop=stop)
+            yield Live(staff, outcome.server, course.private / "keeper" / serve.URL_FILE)
+        finally:
+            stop.set()
+            ending.down(staff, course.seats(), discard=True)
+
+
+def begin(staff: Staff, server: Server, run_id: str) -> None:
+    """A run that prints until it is cancelled."""
+    ground = ground_of(staff, staff.folder.seat("alice"))
+    wanted = runs.spec(ground, server, ("sh", "-c", LOOP), run_id, False)
+    runs.start(
+        ground,
+        server,
+        wanted,
+        follow=False,
+        on_start=lambda run, found: None,
+        on_log=lambda block: None,
+    )
+
+
+@pytest.fixture
+def page(browser: Browser, live: Live) -> Iterator[Page]:
+    """A page of a browser that was let in by the next URL; no dialog, nothing in its console."""
+    with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+        yield entered(context, live.url_file.read_text().strip())
+
+
+def entered(context: BrowserContext, url: str) -> Page:
+    page = context.new_page()
+    page.set_default_timeout(PAGE_MS)
+    context.on("dialog", lambda dialog: TROUBLE.append(dialog.message))
+    context.on("weberror", lambda error: TROUBLE.append(str(error.error)))
+    context.on("console", lambda message: TROUBLE.append(message.text))
+    page.goto(url)
+    page.wait_for_url(url.partition("?")[0])
+    return page
+
+
+def keep(page: Page, name: str) -> None:
+    if folder := os.environ.get("LABCTL_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"dashboard-{name}.png", full_page=True)
+
+
+def test_a_log_is_live_and_does_nothing_but_stand_there(page: Page, live: Live) -> None:
+    page.get_by_role("link", name="Alice Ash").click()
+    log = page.locator("#log")
+    expect(log).to_contain_text("line 3", timeout=PAGE_MS)
+    later = int(log.inner_text().rsplit("line ", 1)[1]) + 5
+    expect(log).to_contain_text(f"line {later}", timeout=PAGE_MS)
+    text = log.inner_text()
+    assert f"first line {EVIL}" in text
+    assert "\nred 20%" not in text  # a carriage return begins its line anew
+    assert "\n20%\n" in text
+    assert "\x1b" not in text
+    assert log.locator("img").count() == 0
+    expect(page.locator("#live")).to_have_text("live")
+    # The server is asked how busy it is while its page is open.
+    expect(page.locator("#facts")).to_contain_text("processors", timeout=PAGE_MS)
+    keep(page, "log")
+
+
+def test_more_time_is_given_after_a_confirmation(page: Page, live: Live) -> None:
+    page.goto(f"{page.url}seats/{live.key}")
+    page.get_by_role("link", name="1 h more").click()
+    expect(page.locator("h1")).to_have_text("1 h more for Alice Ash?")
+    assert not live.staff.folder.ledger.entries(kind="extend")  # nothing was done yet
+    page.get_by_label("Why, for the ledger").fill("a big model")
+    page.get_by_role("button", name="Give 1 h more").click()
+    expect(page.locator(".said")).to_contain_text("1 h more were given", timeout=PAGE_MS)
+    (line,) = live.staff.folder.ledger.entries(kind="extend")
+    assert (line.seat, line.why, line.by) == ("alice", "a big model", "dashboard")
+    assert line.detail["seconds"] == 3600
+    page.reload()
+    expect(page.locator(".said")).to_have_count(0)
+    expect(page.locator("#history")).to_contain_text("a big model")
+    keep(page, "extended")
+
+
+def test_a_run_is_cancelled_after_a_confirmation(page: Page, browser: Browser, live: Live) -> None:
+    base = page.url
+    with browser.new_context() as context:
+        # Another browser that has the board open sees it without doing anything.
+        board = entered(context, live.url_file.read_text().strip())
+        row = board.locator(f"#s-{live.key}")
+        expect(row).to_have_attribute("data-run", "running")
+        page.goto(f"{base}seats/{live.key}")
+        page.get_by_role("link", name="Cancel").click()
+        page.get_by_role("link", name="No, back").click()
+        page.get_by_role("link", name="Cancel").click()
+        page.get_by_role("button", name="Cancel the run").click()
+        expect(page.locator(".said")).to_contain_text("was cancelled", timeout=PAGE_MS)
+        expect(row).to_have_attribute("data-run", "cancelled", timeout=PAGE_MS)
+    ground = ground_of(live.staff, live.staff.folder.seat("alice"))
+    wait_for(lambda: runs.refresh(ground, live.server) and runs.latest(ground, RUN).ended)
+    assert runs.latest(ground, RUN).state == "cancelled"
+    expect(page.locator("#runs")).to_contain_text("cancelled", timeout=PAGE_MS)
+    expect(page.locator("#log-state")).not_to_be_empty(timeout=PAGE_MS)
+    page.goto(f"{base}seats/{live.key}/runs/{RUN}/cancel")
+    page.get_by_role("button", name="Cancel the run").click()
+    expect(page.locator(".said")).to_contain_text("had ended before", timeout=PAGE_MS)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bed, Path]]:
+    """A course with a morning's work on record, and where its dashboard's next URL stands."""
+    bed = fill(make(tmp_path_factory.mktemp("full")))
+    stop = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made, "EVERY_S", 0.2)
+        bed.start(stop)
+    yield bed, bed.folder.private / "keeper" / serve.URL_FILE
+    stop.set()
+    bed.state.close()
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"),
+    [(390, 844, "dark"), (1280, 720, "light"), (1920, 1080, "dark")],
+)
+def test_it_fits_every_screen_and_asks_nobody_else(
+    browser: Browser,
+    full: tuple[Bed, Path],
+    width: int,
+    height: int,
+    scheme: Literal["light", "dark"],
+) -> None:
+    bed, url_file = full
+    asked: list[str] = []
+    with browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme
+    ) as context:
+        context.on("request", lambda request: asked.append(request.url))
+        page = entered(context, url_file.read_text().strip())
+        base = page.url
+        pages = {"board": "", "seat": f"seats/{bed.seat(0).pseudonym}"}
+        if width < 1000:  # where it may be too narrow
+            pages |= {"assignment": "assignments/hw3", "costs": "costs"}
+        for name, path in pages.items():
+            page.goto(base + path)
+            expect(page.locator("#live")).to_have_text("live")
+            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(wide) == 0, name
+            keep(page, f"{name}-{width}-{scheme}")
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 19, 24)"}[scheme]
+        others = [one for one in asked if not one.startswith((base, "data:"))]
+        assert others == []
+
+
+def test_a_list_is_narrowed_and_sorted_and_stays_so(
+    browser: Browser, full: tuple[Bed, Path]
+) -> None:
+    bed, url_file = full
+    with browser.new_context() as context:
+        page = entered(context, url_file.read_text().strip())
+        rows = page.locator("#board tbody tr:visible")
+        expect(rows).to_have_count(9)
+        page.get_by_role("button", name="idle 2").click()
+        expect(rows).to_have_count(2)
+        page.reload()
+        expect(rows).to_have_count(2)
+        page.get_by_role("button", name="all 9").click()
+        page.get_by_role("button", name="Cost").click()
+        expect(rows.first).to_contain_text("Grace Hopper")
+        page.get_by_placeholder("Find").fill("knu")
+        expect(rows).to_have_count(1)
+        # What comes in by the stream is narrowed and sorted as well, and keeps the focus.
+        page.get_by_role("link", name="Donald Knuth").focus()
+        last = bed.seat(5)
+        bed.folder.ledger.append("refused", seat=last.name, why="no machine of this kind is left")
+        expect(rows.first).to_contain_text("no machine of this kind", timeout=PAGE_MS)
+        expect(rows).to_have_count(1)
+        expect(page.get_by_role("link", name="Donald Knuth")).to_be_focused()
+
+
+def test_a_keeper_that_goes_away_is_told_and_comes_back(browser: Browser, tmp_path: Path) -> None:
+    bed = fill(make(tmp_path))
+    stop = threading.Event()
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(bed.start(stop))
+        expect(page.locator("#live")).to_have_text("live")
+        stop.set()
+        expect(page.locator("#live")).to_contain_text("not live", timeout=PAGE_MS)
+        keep(page, "lost")
+    bed.state.close()

@@ -1,0 +1,139 @@
+"""What the keeper does for a seat: a server only with an end at its provider, keys, more time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from course_keeper_ground import KEY, OFFER, Course, TimedCloud, patched_course
+from lab_ground import DiskCloud, Recorded, world
+
+from labctl.actions import extend as more_time
+from labctl.actions.courses.claims import Claim
+from labctl.actions.courses.ending import down
+from labctl.actions.courses.work import KeeperStaff, SeatWork
+from labctl.errors import DeniedError, PolicyError, ProviderError
+from labctl.state import State
+
+BUDGET = "per_student: {budget: 2.00, ttl: 2h, max_ttl: 4h}\n"
+
+
+def made(tmp_path: Path, patch: pytest.MonkeyPatch, kind: type[DiskCloud]) -> Course:
+    lab = world(tmp_path, kind)
+    lab.cloud.price, lab.cloud.settle_s = 1.0, 0.0
+    return patched_course(lab, tmp_path / "ml", patch, BUDGET)
+
+
+class TimedDisks(TimedCloud, DiskCloud):
+    denies = False
+
+    def set_deadline(self, server_id: str, at: float) -> None:
+        if self.denies:
+            raise DeniedError("the account may not set timers")
+        super().set_deadline(server_id, at)
+
+
+@pytest.fixture
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
+    return made(tmp_path, monkeypatch, TimedDisks)
+
+
+def work_of(course: Course) -> SeatWork:
+    state = State(course.world.places.database)
+    places = course.world.places
+    return SeatWork(KeeperStaff(course.folder, places, state, Recorded(), by="keeper"))
+
+
+def claim(student: str, key: str = KEY) -> Claim:
+    return Claim(
+        token="aa" * 8,
+        student=student,
+        lab="lab",
+        lab_id="0f1e2d3c4b5a",
+        public_key=key,
+        offer=OFFER,
+        at=0.0,
+    )
+
+
+def test_a_server_is_made_with_its_end_at_the_provider(course: Course) -> None:
+    work, seat = work_of(course), course.folder.seat("alice")
+    work.check(seat)
+    server = work.make(seat)
+    (deadline,) = course.cloud.deadlines.values()
+    assert server.deadline_at == deadline == pytest.approx(time.time() + 7200, abs=60)
+    assert [one.kind for one in course.folder.ledger.entries(seat="alice")] == ["up"]
+    work.end(seat, server)
+    assert course.cloud.machines == {}
+    assert course.folder.ledger.entries(seat="alice")[-1].kind == "down"
+
+
+def test_where_the_timer_is_denied_nothing_goes_on(course: Course) -> None:
+    course.cloud.denies = True
+    work, seat = work_of(course), course.folder.seat("alice")
+    with pytest.raises(ProviderError, match="taken away again"):
+        work.make(seat)
+    assert course.cloud.machines == {}
+    assert course.folder.ledger.entries(seat="alice")[-1].kind == "down"
+
+
+def test_a_provider_without_a_timer_gives_no_server_that_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = made(tmp_path, monkeypatch, DiskCloud)
+    work, seat = work_of(course), course.folder.seat("alice")
+    with pytest.raises(PolicyError, match="no servers of one's own"):
+        work.check(seat)
+    course.cloud.price = 0.0
+    work_of(course).check(seat)
+
+
+def test_a_used_up_budget_makes_nothing(course: Course) -> None:
+    work, seat = work_of(course), course.folder.seat("alice")
+    now = time.time()
+    course.folder.ledger.append("up", seat="alice", server_id="old", usd_per_hour=1.0)
+    detail = {"server_id": "old", "from": now - 7300, "until": now - 100, "usd": 2.0}
+    course.folder.ledger.append("cost", seat="alice", **detail)
+    course.folder.ledger.append("down", seat="alice", server_id="old")
+    with pytest.raises(PolicyError, match="used up"):
+        work.check(seat)
+    course.folder.ledger.append("budget", seat="alice", usd=5.0)
+    work.check(seat)
+    work.check(course.folder.seat("bob"))  # another seat's dollars are its own
+
+
+def test_keys_are_those_of_who_holds_it_now(course: Course) -> None:
+    work, seat = work_of(course), course.folder.seat("bob")
+    server = work.make(seat)
+    file = course.world.machine.home / ".ssh" / "authorized_keys"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("ssh-ed25519 KEEPER labctl")  # no newline at its end
+    other = KEY[:-4] + "BBBB"
+    work.let_in(seat, server, (claim("bob"), claim("carol", f"{other} carol@laptop")))
+    lines = file.read_text().splitlines()
+    assert lines[0] == "ssh-ed25519 KEEPER labctl"
+    assert sorted(lines[1:]) == sorted(f"{one} labctl-student" for one in (KEY, other))
+    work.let_in(seat, server, (claim("carol", other),))
+    assert file.read_text().splitlines() == [lines[0], f"{other} labctl-student"]
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_more_time_ends_at_the_ceiling_however_it_is_asked_for(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(more_time, "extend", lambda ground, span_s: asked.append(span_s))
+    work, seat = work_of(course), course.folder.seat("alice")
+    server = work.make(seat)
+    work.extend(seat, server, 3600, "alice")
+    work.extend(seat, server, 3600, "alice")
+    with pytest.raises(PolicyError, match="h more"):
+        work.extend(seat, server, 60, "alice")
+    assert asked == [3600, 3600]
+    # What staff gives on top moves the ceiling; a new server begins anew.
+    course.folder.ledger.append("extend", seat="alice", by="staff", seconds=3600)
+    with pytest.raises(PolicyError):
+        work.extend(seat, server, 3600 + 60, "alice")
+    down(work.staff, [seat])
+    work.extend(seat, work.make(seat), 7200, "alice")

@@ -1,0 +1,382 @@
+"""What the broker of a shared server decides, without an engine: bodies, names, images, leases."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.remote import broker_http, broker_rules, broker_settings
+from labctl.remote.broker_gpus import Lease, leases, lent
+from labctl.remote.broker_http import Refusal, pass_on, read_request
+from labctl.remote.broker_images import candidates, own_reference, retagged, visible
+from labctl.remote.broker_mounts import opened
+from labctl.remote.broker_rules import ENDS, GPUS, OWNER, Account, Share, body, exec_body, wish
+from labctl.remote.reply import Failure
+
+ALICE = Account(1001, 1002, "lab-alice", "/home/lab-alice")
+BOB = Account(1003, 1003, "lab-bob", "/home/lab-bob")
+SHARE = Share(8 << 30, 2.0, 4096)
+CARDS = [{"uuid": "GPU-a", "index": "0", "name": "T4"}, {"uuid": "GPU-b", "index": "1"}]
+
+
+def made(asked: dict[str, Any], **more: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "image": "sha256:1",
+        "mounts": [],
+        "gpus": [],
+        "gpu_groups": [],
+        "labels": {},
+        "share": SHARE,
+        "network": "labctl-u1001",
+        "parent": "/labctl/u1001",
+    }
+    return body(ALICE, asked, **{**given, **more})
+
+
+def test_a_container_is_made_anew_whatever_is_asked() -> None:
+    asked = {
+        "Image": "other",
+        "Cmd": ["sh"],
+        "Env": ["A=b", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES_X=1", "broken"],
+        "Labels": {"labctl.run": "r", OWNER: "0", GPUS: "GPU-a", "other": "x"},
+        "HostConfig": {
+            "SecurityOpt": ["seccomp=unconfined"],
+            "ReadonlyRootfs": False,
+            "Memory": 1 << 60,
+            "NanoCpus": 10**12,
+            "PidsLimit": -1,
+            "ShmSize": 1 << 60,
+            "Tmpfs": {"/": "size=1t"},
+            "LogConfig": {"Type": "syslog"},
+        },
+    }
+    wish(ALICE, asked)
+    found = made(asked)
+    assert found["User"] == "1001:1002"
+    assert found["Image"] == "sha256:1"
+    assert found["Env"] == ["A=b", "NVIDIA_VISIBLE_DEVICES=void"]
+    assert found["Labels"] == {"labctl.run": "r", OWNER: "1001"}
+    host = found["HostConfig"]
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["CapDrop"] == ["ALL"]
+    assert host["ReadonlyRootfs"] is True
+    assert host["Memory"] == host["MemorySwap"] == host["ShmSize"] == 8 << 30
+    assert host["NanoCpus"] == 2 * 10**9
+    assert host["PidsLimit"] == 4096
+    assert set(host["Tmpfs"]) == {"/tmp", "/var/tmp"}
+    assert host["LogConfig"]["Type"] == "json-file"
+    assert host["NetworkMode"] == "labctl-u1001"
+    assert host["DeviceRequests"] == []
+
+
+def test_a_lease_is_all_that_gives_a_gpu() -> None:
+    host = {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]], "Driver": ""}]}
+    assert wish(ALICE, {"HostConfig": host}).gpus == ["*"]
+    found = made({"HostConfig": host}, gpus=["GPU-a"], gpu_groups=["999"])
+    assert found["Env"] == ["NVIDIA_VISIBLE_DEVICES=GPU-a"]
+    assert found["HostConfig"]["DeviceRequests"][0]["DeviceIDs"] == ["GPU-a"]
+    assert found["HostConfig"]["GroupAdd"] == ["999"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"Cmd": "x", "HostConfig": [1]},
+        {"HostConfig": {"Mounts": "all"}},
+        {"HostConfig": {"Mounts": [None]}},
+        {"Labels": ["x"]},
+        {"HostConfig": {"NewField": True}},
+        {"NewField": True},
+        {"HostConfig": {"IpcMode": "container:x"}},
+    ],
+)
+def test_what_is_not_known_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(Refusal):
+        wish(ALICE, asked)
+
+
+def test_a_command_inside_runs_as_the_account() -> None:
+    assert exec_body(ALICE, {"Cmd": ["id"], "Env": ["NVIDIA_VISIBLE_DEVICES=all"]}) == {
+        "AttachStdin": False,
+        "AttachStdout": False,
+        "AttachStderr": False,
+        "Tty": False,
+        "User": "1001:1002",
+        "Env": [],
+        "Cmd": ["id"],
+    }
+    for forged in ({"User": "0"}, {"User": "1003"}, {"Privileged": True}):
+        with pytest.raises(Refusal):
+            exec_body(ALICE, {"Cmd": ["id"], **forged})
+
+
+def test_names_and_images_are_ones_own() -> None:
+    assert broker_rules.own_name(ALICE, "hw3-r-1") == "u1001.hw3-r-1"
+    assert broker_rules.shown_name(ALICE, "/u1001.hw3-r-1") == "/hw3-r-1"
+    for bad in ("../x", "", "a b", "-x", "x" * 200):
+        with pytest.raises(Refusal):
+            broker_rules.own_name(ALICE, bad)
+    assert own_reference(ALICE, "labctl/hw3:abc") == "labctl-u1001/labctl/hw3:abc"
+    assert own_reference(ALICE, "host:5000/x") == "labctl-u1001/host-5000/x:latest"
+    assert candidates(ALICE, "a:1") == ["labctl-u1001/a:1", "a:1"]
+    assert candidates(ALICE, "sha256:" + "0" * 64) == ["sha256:" + "0" * 64]
+    for bad in ("labctl-u1003/x:1", "labctl-u1001/x", "../x", "X", ""):
+        with pytest.raises(Refusal):
+            candidates(ALICE, bad)
+
+
+@pytest.mark.parametrize(
+    ("found", "seen"),
+    [
+        ({"RepoTags": ["pytorch:2"]}, True),
+        ({"RepoTags": ["labctl-u1001/a:1"]}, True),
+        ({"RepoTags": ["labctl-u1003/a:1"]}, False),
+        ({"RepoTags": ["labctl-u1003/a:1", "a:1"]}, True),
+        ({"RepoTags": ["labctl-u10011/a:1"]}, False),
+        ({"RepoTags": [], "RepoDigests": ["a@sha256:1"]}, True),
+        ({"RepoTags": [], "RepoDigests": []}, False),
+        ({"RepoTags": None, "Config": {"Labels": {OWNER: "1001"}}}, True),
+    ],
+)
+def test_anothers_image_is_not_seen(found: dict[str, Any], seen: bool) -> None:
+    assert visible(ALICE, found) is seen
+
+
+def _saved(members: dict[str, bytes], compression: str = "") -> bytes:
+    text = io.BytesIO()
+    with tarfile.open(fileobj=text, mode=f"w:{compression}") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return text.getvalue()
+
+
+def _pieces(content: bytes, size: int) -> Iterator[bytes]:
+    for at in range(0, len(content), size):
+        yield content[at : at + size]
+
+
+@pytest.mark.parametrize(("size", "compression"), [(7, ""), (100_000, "gz"), (512, "")])
+def test_what_is_sent_keeps_its_content_and_loses_its_name(size: int, compression: str) -> None:
+    listed = [{"Config": "c.json", "RepoTags": ["pytorch:2"], "Layers": ["l/layer.tar"]}]
+    layer = bytes(range(256)) * 1001
+    members = {"l/layer.tar": layer, "repositories": b"{}", "index.json": b"{}", "c.json": b"{}"}
+    content = _saved({**members, "manifest.json": json.dumps(listed).encode()}, compression)
+    passed = b"".join(retagged(ALICE, _pieces(content, size)))
+    with tarfile.open(fileobj=io.BytesIO(passed)) as tar:
+        assert tar.getnames() == ["l/layer.tar", "c.json", "manifest.json"]
+        file, manifest = tar.extractfile("l/layer.tar"), tar.extractfile("manifest.json")
+        assert file is not None
+        assert file.read() == layer
+        assert manifest is not None
+        assert json.load(manifest)[0]["RepoTags"] == ["labctl-u1001/pytorch:2"]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"c.json": b"{}"},
+        {"manifest.json": b"{"},
+        {"manifest.json": b"[1]"},
+        {"manifest.json": b'[{"RepoTags": null}]'},
+        {"manifest.json": b'[{"RepoTags": ["labctl-u1003/x:1"]}]'},
+    ],
+)
+def test_an_archive_that_is_none_of_docker_save_is_refused(members: dict[str, bytes]) -> None:
+    with pytest.raises(Refusal):
+        list(retagged(ALICE, iter([_saved(members)])))
+    with pytest.raises(Refusal):
+        list(retagged(ALICE, iter([_saved(members)[:300]])))
+
+
+def _lend(account: Account, wanted: list[str], *held: Lease, most: int = 1) -> Any:
+    return lent(account, wanted, CARDS, list(held), most, 1000.0, 400.0)
+
+
+def test_gpus_go_to_whoever_comes_first_and_for_a_time() -> None:
+    bobs = Lease("GPU-a", BOB.uid, "c", 700.0)
+    assert _lend(ALICE, ["*"]) == (["GPU-a"], 1000.0)
+    assert _lend(ALICE, ["1"]) == (["GPU-b"], 1000.0)
+    assert _lend(ALICE, ["*"], bobs) == (["GPU-b"], 1000.0)
+    assert _lend(ALICE, ["*"], bobs, most=2) == (["GPU-b"], 1000.0)
+    with pytest.raises(Refusal, match=r"uid 1003's for 5 min at most, until \d\d:\d\d"):
+        _lend(ALICE, ["GPU-a"], bobs)
+    with pytest.raises(Refusal, match="no GPU is free"):
+        _lend(ALICE, ["*"], bobs, Lease("GPU-b", 1004, "d", 500.0))
+    with pytest.raises(Refusal, match="there is no GPU GPU-x"):
+        _lend(ALICE, ["GPU-x"])
+    with pytest.raises(Refusal, match="at most 1 GPU"):
+        _lend(ALICE, ["GPU-a", "GPU-b"])
+    with pytest.raises(Refusal, match="it has no GPU"):
+        lent(ALICE, ["*"], [], [], 1, 1.0, 0.0)
+
+
+def test_an_account_shares_its_own_lease_but_makes_it_no_longer() -> None:
+    own = Lease("GPU-b", ALICE.uid, "c", 600.0)
+    assert _lend(ALICE, ["*"], own) == (["GPU-b"], 600.0)
+    assert _lend(ALICE, ["GPU-b"], own) == (["GPU-b"], 600.0)
+    assert _lend(ALICE, ["*"], own, most=2) == (["GPU-a"], 1000.0)
+    with pytest.raises(Refusal, match="at most 1 GPU"):
+        _lend(ALICE, ["GPU-a"], own)
+
+
+def test_leases_are_what_containers_bear() -> None:
+    labels = {GPUS: "GPU-a,GPU-b", ENDS: "70", OWNER: "1001"}
+    going = {"Id": "c", "State": "running", "Labels": labels}
+    assert [one.uuid for one in leases([going])] == ["GPU-a", "GPU-b"]
+    assert leases([{**going, "State": "exited"}, {"Id": "d", "State": "running"}]) == []
+
+
+def test_only_plain_paths_below_ones_own_are_opened(tmp_path: Path) -> None:
+    for path in (
+        "/etc/passwd",
+        "/home/lab-alice",
+        "/home/lab-alice/labctlx",
+        "/home/lab-alice/labctl/../x",
+        "/home/lab-alice/labctl/./x",
+        "/home/lab-alice/labctl//x",
+        "/home/lab-alice/labctl/x\0",
+        "/home/lab-bob/labctl/x",
+        "/dev/shm/labctl-1003/x",
+        "",
+    ):
+        with pytest.raises(Refusal):
+            opened(ALICE, path)
+
+
+def test_settings_are_roots_alone(tmp_path: Path) -> None:
+    path = tmp_path / "broker.json"
+    assert broker_settings.load(path).share.memory_bytes > 0
+    path.write_text('{"accounts": 4, "cpus": 1.5}')
+    path.chmod(0o644)
+    assert broker_settings.load(path).share.cpus <= 1.5
+    assert (
+        broker_settings.load(path).share.memory_bytes * 4
+        < broker_settings.load(tmp_path / "none").share.memory_bytes * 8.1
+    )
+    path.write_text('{"gpu": 1}')
+    with pytest.raises(Failure, match="not known: gpu"):
+        broker_settings.load(path)
+    path.write_text("{}")
+    path.chmod(0o666)
+    with pytest.raises(Failure, match="could be changed by others"):
+        broker_settings.load(path)
+
+
+@pytest.fixture
+def talk() -> Iterator[Callable[[bytes], broker_http.Request | None]]:
+    """A request as it comes off the wire, its sender gone afterwards."""
+    ends: list[socket.socket] = []
+
+    def said(text: bytes) -> broker_http.Request | None:
+        here, there = socket.socketpair()
+        ends.extend((here, there))
+        there.sendall(text)
+        there.shutdown(socket.SHUT_WR)
+        return read_request(here)
+
+    yield said
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"GET /\r\n\r\n",
+        b"GET / x y HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\nshort",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n" + b"x" * 2_000_000,
+        b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n[]",
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000 + b"\r\n\r\n",
+    ],
+)
+def test_a_request_that_is_none_is_refused(text: bytes) -> None:
+    def whole() -> None:
+        here, there = socket.socketpair()
+        with here, there:
+            sender = threading.Thread(target=_sent, args=(there, text))
+            sender.start()
+            try:
+                found = read_request(here)
+                assert found is not None
+                found.json()
+            finally:
+                here.close()
+                sender.join()
+
+    with pytest.raises(Refusal):
+        whole()
+
+
+def _sent(link: socket.socket, text: bytes) -> None:
+    try:
+        link.sendall(text)
+        link.shutdown(socket.SHUT_WR)
+    except OSError:
+        return
+
+
+def test_bodies_come_whole_in_every_form(
+    talk: Callable[[bytes], broker_http.Request | None],
+) -> None:
+    counted = talk(
+        b'POST /v1.41/a?b=c%20d HTTP/1.1\r\nContent-Length: 7\r\n\r\n{"a":1}GET / HTTP/1.1'
+    )
+    assert counted is not None
+    assert (counted.path, counted.version, counted.query) == ("/a", "/v1.41", {"b": "c d"})
+    assert counted.json() == {"a": 1}
+    chunked = talk(
+        b'POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{"a\r\n4;x\r\n":1}\r\n0\r\n\r\n'
+    )
+    assert chunked is not None
+    assert chunked.json() == {"a": 1}
+    assert talk(b"") is None
+
+
+def test_a_client_never_reaches_the_engines_parser(tmp_path: Path) -> None:
+    """An engine that does not switch to a stream hears of nothing behind the request."""
+    heard = bytearray()
+    place = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(place)
+        engine.listen(1)
+
+        def answer() -> None:
+            link, _ = engine.accept()
+            with link:
+                while b"\r\n\r\n" not in heard:
+                    heard.extend(link.recv(65536))
+                link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                link.shutdown(socket.SHUT_WR)
+                while block := link.recv(65536):
+                    heard.extend(block)
+
+        serving = threading.Thread(target=answer)
+        serving.start()
+        here, there = socket.socketpair()
+        with here, there:
+            there.sendall(
+                b"POST /v1.41/exec/1/start HTTP/1.1\r\nUpgrade: tcp\r\nX: a\r\n\r\n"
+                b"POST /containers/create HTTP/1.1\r\n\r\n"
+            )
+            asked = read_request(here)
+            assert asked is not None
+            assert pass_on(asked, place, "/exec/1/start", {"w": "1\r\nX: y"}) == 200
+        serving.join()
+    text = heard.decode()
+    assert text.startswith("POST /v1.41/exec/1/start?w=1%0D%0AX%3A+y HTTP/1.1\r\nHost: docker\r\n")
+    assert "create" not in text
+    assert "X: a" not in text

@@ -1,0 +1,62 @@
+"""Who sits on which shared server: kept in the course's folder, the same after every restart."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from labctl.actions.courses.shared import FILE, Seating
+from labctl.actions.shared_server import MOST_NAME, account_name
+from labctl.errors import LabError
+from labctl.model import CreateRequest, Need
+
+
+def _request(number: int, token: str = "") -> CreateRequest:
+    return CreateRequest(
+        lab=f"ml-{number}",
+        lab_id=f"{number:012x}",
+        token=token or f"token{number}",
+        public_key="ssh-ed25519 AAAA course",
+        identity="/keys/id",
+        need=Need(),
+    )
+
+
+def test_places_are_filled_one_server_after_the_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        hosts = threads.map(
+            lambda n: Seating(tmp_path).seat(_request(n), f"s{n}", 4).host, range(10)
+        )
+    assert sorted(hosts) == [1] * 4 + [2] * 4 + [3] * 2
+    assert len({one.account for one in Seating(tmp_path).all()}) == 10
+
+
+def test_who_asks_again_gets_the_same_and_who_comes_back_the_same_server(tmp_path: Path) -> None:
+    seating = Seating(tmp_path)
+    first = [seating.seat(_request(n), f"s{n}", 2) for n in range(4)]
+    assert seating.seat(_request(3), "s3", 2) == first[3]
+    seating.mark([first[3].token], "gone")
+    back = seating.seat(_request(3, "later"), "s3", 2)
+    assert (back.host, back.account) == (first[3].host, first[3].account)
+    assert back.server_id != first[3].server_id
+    assert seating.of(first[3].server_id) is None
+    seating.mark([first[0].token], "gone")
+    assert seating.seat(_request(9), "s9", 2).host == 1, "a place that was given up is free"
+    assert seating.seat(_request(0, "late"), "s0", 2).host == 3, "and may be taken"
+
+
+def test_a_file_that_cannot_be_read_is_never_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"version":1,"sitt')
+    with pytest.raises(LabError, match="cannot be read"):
+        Seating(tmp_path).seat(_request(1), "s1", 4)
+    assert (tmp_path / FILE).read_text() == '{"version":1,"sitt'
+
+
+@pytest.mark.parametrize("name", ["alice", "root", "1", "a" * 39, "a" * 38 + "b", "team-x"])
+def test_an_accounts_name_is_one_that_a_system_takes(name: str) -> None:
+    made = account_name(name)
+    assert made.startswith("lab-")
+    assert len(made) <= MOST_NAME
+    assert account_name("a" * 39) != account_name("a" * 38 + "b")

@@ -1,0 +1,229 @@
+"""Live logs: read on by offset through cut links, restored runs and floods; one reader for all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.actions import Silent
+from labctl.actions.connections import Connections
+from labctl.actions.ground import Ground
+from labctl.actions.remote import MARK
+from labctl.config import load_lab, paths
+from labctl.dashboard import tails
+from labctl.dashboard.deeds import Reading
+from labctl.dashboard.tails import Tails
+from labctl.errors import ConnectError
+from labctl.model import Endpoint, Offer, Run, Server
+from labctl.state import State
+from labctl.transports import Result, Transport
+from labctl.transports.fake import FakeTransport
+
+RUN = Run(id="r1", lab_id="000000000001", server_id="srv", state="running")
+
+
+class There:
+    """A server with one run: its log, and what the program there answers."""
+
+    def __init__(self) -> None:
+        self.log = b""
+        self.attempt = "r1-1"
+        self.state = "running"
+        self.cut = False
+        self.asked: list[dict[str, Any]] = []
+
+    def answer(self, line: str, stdin: bytes) -> Result:
+        if self.cut:
+            raise ConnectError("no route to the server")
+        asked = json.loads(stdin)
+        self.asked.append(asked)
+        offset = int(asked["offset"])
+        if asked["attempt"] and asked["attempt"] != self.attempt:
+            offset = 0
+        if asked["tail"]:
+            lines = self.log.splitlines(keepends=True)
+            offset = len(self.log) - len(b"".join(lines[-int(asked["tail"]) :]))
+        run = {"id": "r1", "lab_id": RUN.lab_id, "state": self.state, "container": self.attempt}
+        head = MARK + json.dumps({"run": run, "offset": offset}).encode() + b"\n"
+        end = MARK.decode() + json.dumps({"run": run}) + "\n"
+        return Result(code=0, stdout=os.fsdecode(head + self.log[offset:]), stderr=end)
+
+
+class Wire(Connections):
+    def __init__(self, folder: Path, there: There) -> None:
+        super().__init__(folder, None)
+        self.there = there
+
+    def _transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
+        return FakeTransport().reply("", self.there.answer)
+
+
+@pytest.fixture
+def there() -> There:
+    return There()
+
+
+@pytest.fixture
+def read(tmp_path: Path, there: There) -> Callable[[], Reading]:
+    """A new reading of the run's log."""
+    (tmp_path / "lab.yaml").write_text("lab: digits\nserver: {provider: local}\n")
+    places = paths({"HOME": str(tmp_path)})
+    state = State(places.database, network=False)
+    ground = Ground(load_lab(tmp_path), RUN.lab_id, places, state, Silent())
+    server = Server(
+        id="srv",
+        provider="local",
+        lab="digits",
+        lab_id=RUN.lab_id,
+        alias="digits",
+        endpoint=Endpoint(host="192.0.2.1", host_key="ssh-ed25519 AAAA"),
+        offer=Offer(provider="local", type="container"),
+        created_at=1.0,
+        state="running",
+    )
+    state.save_server(server)
+    ground.__dict__["connections"] = Wire(tmp_path / "ssh", there)
+    return lambda: Reading(ground, server, RUN, 3, 1000)
+
+
+def taken(reading: Reading) -> bytes:
+    blocks: list[bytes] = []
+    reading.read_on(blocks.append)
+    return b"".join(blocks)
+
+
+def test_a_log_is_read_on_from_where_it_stopped(there: There, read: Callable[[], Reading]) -> None:
+    there.log = b"1\n2\n3\n4\n5\n"
+    reading = read()
+    assert taken(reading) == b"3\n4\n5\n"
+    there.log += b"6 \xc3"
+    assert taken(reading) == b"6 \xc3"
+    assert taken(reading) == b""
+    there.log += b"\xa9\n"
+    assert taken(reading) == b"\xa9\n"
+    assert [one["tail"] for one in there.asked] == [3, 0, 0, 0]
+
+
+def test_a_restored_runs_shorter_log_begins_anew(there: There, read: Callable[[], Reading]) -> None:
+    there.log = b"a\nb\n"
+    reading = read()
+    taken(reading)
+    before = reading.began_anew
+    there.log, there.attempt = b"resumed\n", "r1-2"
+    assert taken(reading) == b"resumed\n"
+    assert reading.began_anew == before + 1
+
+
+def test_of_a_flood_the_end_is_read(there: There, read: Callable[[], Reading]) -> None:
+    there.log = b"1\n"
+    reading = read()
+    taken(reading)
+    there.log += b"x" * 50_000 + b"\nlast 1\nlast 2\nlast 3\n"
+    assert taken(reading) == b""
+    assert taken(reading) == b"last 1\nlast 2\nlast 3\n"
+    assert reading.began_anew >= 1
+
+
+async def events(stream: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[str, str]]]:
+    async for block in stream:
+        text = block.decode()
+        if text.startswith("event:"):
+            name, _, data = text.partition("\n")
+            yield name[7:], json.loads(data.strip().removeprefix("data: "))
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tails, "SOON_S", 0.01)
+    monkeypatch.setattr(tails, "LATE_S", 0.02)
+
+
+def test_two_watchers_share_one_reader_and_see_the_same_end(
+    there: There, read: Callable[[], Reading]
+) -> None:
+    there.log = b"one\n"
+    opened = []
+
+    def open_() -> Reading:
+        opened.append(1)
+        return read()
+
+    async def watched() -> list[str]:
+        shown = Tails()
+
+        async def look() -> str:
+            text = ""
+            async for name, body in events(shown.watch("s", "r1", open_)):
+                text += body.get("text", "") if name == "message" else f"[{body['text']}]"
+                if "three\n" in text:
+                    there.state = "exited"
+                elif "one\n" in text and b"three" not in there.log:
+                    there.log += b"two\nthree\n"
+            return text
+
+        return await asyncio.wait_for(asyncio.gather(look(), look()), 60)
+
+    first, second = asyncio.run(watched())
+    assert first.startswith("one\ntwo\nthree\n")
+    assert "the run has ended" in first
+    assert second == first
+    assert len(opened) == 1
+
+
+def test_a_cut_link_is_told_and_read_through(there: There, read: Callable[[], Reading]) -> None:
+    there.log = b"before\n"
+
+    async def watched() -> list[tuple[str, str]]:
+        found = []
+        async for name, body in events(Tails().watch("s", "r1", read)):
+            found.append((name, body.get("text", "")))
+            if found[-1] == ("message", "before\n"):
+                there.cut = True
+            elif name == "told" and "trying again" in body["text"]:
+                there.log += b"after\n"
+                there.cut = False
+            elif "after\n" in body.get("text", ""):
+                there.state = "exited"
+        return found
+
+    found = asyncio.run(asyncio.wait_for(watched(), 60))
+    assert ("message", "after\n") in found
+    assert found[-1][0] == "end"
+
+
+def test_nobody_watching_means_nobody_reads(there: There, read: Callable[[], Reading]) -> None:
+    async def watched() -> int:
+        shown = Tails()
+        stream = shown.watch("s", "r1", read)
+        async for _ in events(stream):
+            break
+        await stream.aclose()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.1)
+        before = len(there.asked)
+        await asyncio.sleep(0.2)
+        return len(there.asked) - before
+
+    there.log = b"x\n"
+    assert asyncio.run(asyncio.wait_for(watched(), 60)) == 0
+
+
+def test_there_are_not_endlessly_many_readers(there: There, read: Callable[[], Reading]) -> None:
+    async def watched() -> dict[str, str]:
+        shown = Tails()
+        open_ = [shown.watch("s", f"r{number}", read) for number in range(tails.MOST_TAILS)]
+        for one in open_:
+            await anext(one)
+        async for name, body in events(shown.watch("s", "one-more", read)):
+            return {"event": name, **body}
+        return {}
+
+    there.log = b"x\n"
+    found = asyncio.run(asyncio.wait_for(watched(), 60))
+    assert found["event"] == "end"
+    assert "too many" in found["text"]
