@@ -22,6 +22,8 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_forwards_live e2e/test_services e2e/test_serve_live e2e/test_browser "
     "e2e/test_watchdog_jupyter",
     "e2e/test_prepare_live",
+    "e2e/test_shared_server",
+    "e2e/test_dashboard_browser",
     "e2e/test_prepare_accounts",
     "e2e/test_transfer_faults",
     "e2e/test_aws_kills e2e/test_aws_faults",
@@ -31,6 +33,8 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_watchdog",
     "e2e/test_store e2e/test_recover",
     "e2e/test_connection_faults",
+    "e2e/test_grading_live",
+    "e2e/test_course_keeper",
     # One lab made by `labctl up`.
     "e2e/test_runs e2e/test_run_faults e2e/test_gpu",
     "e2e/test_lab_server",
