@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions.courses.shared import FILE, Seating
+from labctl.actions.courses.seating import FILE, Seating
 from labctl.actions.shared_server import MOST_NAME, account_name
 from labctl.errors import LabError
 from labctl.model import CreateRequest, Need

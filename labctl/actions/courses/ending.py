@@ -148,7 +148,8 @@ def _own_labs(staff: Staff) -> set[str]:
     """What the course has servers for besides seats, those that carry accounts too."""
     found = {own_seat(staff.folder, purpose).lab_id for purpose in OWN}
     if staff.folder.config.shared is not None:
-        from labctl.actions.courses.shared import MOST_HOSTS, Hosts
+        from labctl.actions.courses.seating import MOST_HOSTS
+        from labctl.actions.courses.shared import Hosts
 
         hosts = Hosts(staff.folder, staff.course(plain=True))
         found |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}

@@ -12,55 +12,23 @@ import functools
 import hashlib
 import threading
 import time
-from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 
 from labctl.actions import Decision, Event, Note, Reporter, Step, guard, provision, removal
+from labctl.actions.courses.seating import Seating, Sitting
 from labctl.actions.ground import Ground
-from labctl.actions.shared_server import Account, Sharing, account_name, share
-from labctl.config.identity import write_private
+from labctl.actions.shared_server import Account, Sharing, share
 from labctl.courses.folder import CourseFolder
-from labctl.errors import CapacityError, LabError
+from labctl.errors import LabError
 from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
 from labctl.providers import Surroundings
-from labctl.state.locks import held
 
-FILE = "shared.json"
-MOST_HOSTS = 999
 LOOK_S = 5.0
 """So long one answer of the provider about the servers that carry accounts holds."""
-LOCK_WAIT_S = 60.0
 GATHER_S = 0.25
 """So long is waited for more of those who ask at once: a playbook takes seconds for one, too."""
 OVER = ("ending", "terminated")
-
-
-class Sitting(Value, frozen=True, kw_only=True):
-    """One account: whose it is, on which server, and how far it has come.
-
-    `state` is "wanted", "there", "leaving" or "gone"; `server_id` is the account's own id.
-    """
-
-    lab: str
-    lab_id: str
-    account: str
-    host: int
-    token: str
-    key: str
-    identity: str
-    created_at: float
-    state: str = "wanted"
-
-    @property
-    def server_id(self) -> str:
-        return f"shared{self.host}-{self.token}"
-
-
-class _Seating(Value, frozen=True):
-    version: int = 1
-    sittings: tuple[Sitting, ...] = ()
 
 
 def through(folder: CourseFolder, course: Ground) -> Ground:
@@ -70,82 +38,6 @@ def through(folder: CourseFolder, course: Ground) -> Ground:
         connections=course.connections, provider=SharedSeats(Hosts(folder, course))
     )
     return made
-
-
-class Seating:
-    """Who sits where, on disk. Each change reads, changes and writes under one lock."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / FILE
-
-    def all(self) -> tuple[Sitting, ...]:
-        try:
-            return msgspec.json.decode(self._file.read_bytes(), type=_Seating).sittings
-        except FileNotFoundError:
-            return ()
-        except msgspec.MsgspecError as error:
-            raise LabError(
-                f"{self._file} cannot be read",
-                why=f"it says which account is whose: {error}",
-                hint=f"put it back from a backup of {self._file.parent}",
-            ) from error
-
-    def of(self, server_id: str) -> Sitting | None:
-        return next((one for one in self.all() if one.server_id == server_id), None)
-
-    def seat(self, request: CreateRequest, name: str, places: int) -> Sitting:
-        """The place of this request, an earlier one's of the same token or a new one.
-
-        Who sat somewhere before sits there again: their files are there.
-        """
-        with held(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
-            sittings = self.all()
-            for one in sittings:
-                if one.token == request.token:
-                    return one
-            before = [one for one in sittings if one.lab_id == request.lab_id]
-            others = [one for one in sittings if one.lab_id != request.lab_id]
-            host = _room(others, places, first=before[-1].host if before else 1)
-            made = Sitting(
-                lab=request.lab,
-                lab_id=request.lab_id,
-                account=account_name(name),
-                host=host,
-                token=request.token,
-                key=request.public_key,
-                identity=request.identity,
-                created_at=time.time(),
-            )
-            kept = [one for one in sittings if one.lab_id != request.lab_id]
-            self._write((*kept, made))
-            return made
-
-    def mark(self, tokens: Iterable[str], state: str) -> None:
-        """These are so from now on."""
-        chosen = set(tokens)
-        with held(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
-            self._write(
-                tuple(
-                    msgspec.structs.replace(one, state=state) if one.token in chosen else one
-                    for one in self.all()
-                )
-            )
-
-    def _write(self, sittings: tuple[Sitting, ...]) -> None:
-        write_private(self._file, msgspec.json.encode(_Seating(sittings=sittings)))
-
-
-def _room(sittings: Iterable[Sitting], places: int, first: int) -> int:
-    """`first` where it has a place left, else the lowest that has. A place given up is free."""
-    taken: dict[int, int] = {}
-    for one in sittings:
-        if one.state != "gone":
-            taken[one.host] = taken.get(one.host, 0) + 1
-    numbers: tuple[int, ...] = (first, *range(1, MOST_HOSTS + 1))
-    for number in numbers:
-        if taken.get(number, 0) < places:
-            return number
-    raise CapacityError(f"a course has at most {MOST_HOSTS} shared servers")
 
 
 class _Calm:
