@@ -171,6 +171,7 @@ class Resource(Value, frozen=True):
     `server_id` is the server it belongs to, "" where that is gone or there never was one. `zone` is
     where a server must be that is to use it, "" where that does not matter.
     `expires_at` is when its owner allowed it to be removed: a disk that was kept for its data.
+    The `lab` of a cache is the owner whose labs share it, "" where everybody does.
     """
 
     provider: str

@@ -264,6 +264,20 @@ def test_a_disk_that_bills_is_no_clean_end(ml: Class) -> None:
     assert asked(ml.staff())[0].resources == (disk,)
 
 
+def test_the_end_takes_the_layers_of_the_course_and_nobody_elses(ml: Class) -> None:
+    started(ml)
+    folder = ml.folder
+    pool = f"{folder.config.name}-{folder.id[:6]}"
+    kept = [
+        Resource(provider="cloud", kind="cache", id=name, lab=lab)
+        for name, lab in (("ours", pool), ("another course", "ml-2025-abcdef"), ("everybody", ""))
+    ]
+    ml.cloud.left = list(kept)
+    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0, discard=True)
+    assert proof.clean
+    assert ml.cloud.left == kept[1:]
+
+
 def test_keys_stay_while_a_server_could_not_end(ml: Class) -> None:
     started(ml)
     ml.machine("bob").error = unreachable()

@@ -282,8 +282,15 @@ def _end_own(staff: Staff) -> None:
                 bake.drop(staff)
             if ground.group:
                 _take_shared(ground)
+            _take_caches(ground)
         except LabError as error:
             staff.reporter.emit(Note(text=error.what, level="warning"))
+
+
+def _take_caches(course: Ground) -> None:
+    """The layers that only servers of the course could use again. They cost disk space."""
+    found = [one for one in course.provider.leftovers() if one.kind == orphans.CACHE]
+    removal.take_away(course, [one for one in found if one.lab and one.lab == course.owner])
 
 
 def _everywhere(staff: Staff, *, everywhere: bool) -> list[Ground]:

@@ -136,7 +136,7 @@ class LocalProvider:
                 for claim in claims
                 if age_s(claim) > CLAIM_S
             ),
-            *(_cached(name, f"images and layers: docker volume rm {name}") for name in volumes),
+            *map(self._layers, volumes),
             *(_cached(tag, f"the server's own image: docker image rm {tag}") for tag in images),
         ]
 
@@ -214,6 +214,10 @@ class LocalProvider:
         around = self.surroundings
         return image.ensure(docker, self._source, around.base_image, around.progress)
 
+    def _layers(self, name: str) -> Resource:
+        note = f"images and layers: docker volume rm {name}"
+        return _cached(name, note, lab=self.surroundings.owner)
+
     def _limits(self) -> dict[str, Any]:
         limits: dict[str, Any] = {}
         if self.settings.memory_bytes:
@@ -230,5 +234,6 @@ def _present(docker: DockerClient, server_id: str) -> Container:
     return container
 
 
-def _cached(name: str, note: str) -> Resource:
-    return Resource(provider="local", kind="cache", id=name, note=f"kept for the next up; {note}")
+def _cached(name: str, note: str, lab: str = "") -> Resource:
+    note = f"kept for the next up; {note}"
+    return Resource(provider="local", kind="cache", id=name, note=note, lab=lab)

@@ -10,6 +10,8 @@ from labctl.errors import EngineError
 from labctl.model import GIB, Check
 
 LOW_DISK_BYTES = 10 * GIB
+FREE_LAYERS = "docker volume rm $(docker volume ls -q --filter label=labctl.cache)"
+"""Removes the layers of ended servers, none that is in use. The next `up` builds them anew."""
 
 
 def of_engine(info: dict[str, Any], *, built: bool) -> list[Check]:
@@ -46,7 +48,7 @@ def _disk(info: dict[str, Any]) -> list[Check]:
             name="disk for images",
             ok=ok,
             detail=f"{free / GIB:.0f} GiB free in {root}",
-            next="" if ok else "docker system df, then docker image prune",
+            next="" if ok else FREE_LAYERS,
         )
     ]
 

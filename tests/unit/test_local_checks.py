@@ -1,0 +1,32 @@
+"""What `doctor` says of this machine's disk for images."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from labctl.model import GIB, Check
+from labctl.providers.local import checks
+
+
+def disk(root: Path) -> Check:
+    info = {"ServerVersion": "28.2.2", "OSType": "linux", "DockerRootDir": str(root)}
+    [found] = [one for one in checks.of_engine(info, built=True) if one.name == "disk for images"]
+    return found
+
+
+def test_a_disk_with_room_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=40 * GIB))
+    assert disk(tmp_path).ok
+    assert disk(tmp_path).detail == f"40 GiB free in {tmp_path}"
+
+
+def test_a_full_disk_fails_with_what_makes_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=8 * GIB))
+    assert not disk(tmp_path).ok
+    assert disk(tmp_path).next == checks.FREE_LAYERS
