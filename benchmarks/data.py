@@ -117,7 +117,11 @@ class Sides:
 
 
 def first_push(made: Boxes, box: Box, count: int, found: dict[str, Peer], slow: bool) -> list[Row]:
-    """Nothing of it is on the server, nor in labctl's index, when a round begins."""
+    """Nothing of it is on the server, nor in labctl's index, when a round begins.
+
+    What came before is put aside, not removed: for minutes after many files were, ext4 makes new
+    ones several times slower, and it would be luck on which side that falls.
+    """
     sides = Sides(f"{count} files of 4 KiB, first push", made, box)
     lab = made.lab("first", box)
     source = lab.config.root / "files"
@@ -134,7 +138,7 @@ def first_push(made: Boxes, box: Box, count: int, found: dict[str, Peer], slow: 
         rows += [sides.sftp(peer, source, f"first-{peer.package}") for peer in peers]
 
     def empty(number: int) -> None:
-        box.sh("rm -rf first-* labctl/first")
+        box.sh("aside=$(mktemp -d aside.XXXXXX) && mv first-* labctl/first $aside 2>/dev/null || :")
         (lab.config.root / ".labctl" / "index.json").unlink(missing_ok=True)
 
     for row in rows:
@@ -277,7 +281,7 @@ def text(made: Boxes, box: Box, mib: int) -> list[Row]:
 
 def clear(made: Boxes, box: Box) -> None:
     """Make room, here and there, for what is measured next."""
-    box.sh("rm -rf first-* again-* big-* text-* labctl")
+    box.sh("rm -rf aside.* first-* again-* big-* text-* labctl")
     labs = ("first", "again", "big", "home", "text")
     for name in (*labs, "again-rsync", "again-same", "again-master", "home-rsync"):
         shutil.rmtree(made.home / name, ignore_errors=True)

@@ -233,13 +233,12 @@ class _Unread:
         OSError for a file that may not be read; one that is gone is found out later.
         """
         digest = hashlib.sha256()
-        path = self.root / entry.path
-        with (
-            contextlib.suppress(FileNotFoundError, NotADirectoryError, CutError),
-            path.open("rb", buffering=0) as file,
-        ):
-            self.found[entry.path] = path.stat(follow_symlinks=False)
-            take_in(file.fileno(), digest, offset)
+        path = f"{self.root}/{entry.path}"
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, CutError):
+            self.found[entry.path] = os.lstat(path)
+            if offset or not os.access(path, os.R_OK):
+                with Path(path).open("rb", buffering=0) as file:
+                    take_in(file.fileno(), digest, offset)
         good = digest.hexdigest() == begun
         self.digests[entry.path] = digest if good else hashlib.sha256()
         return offset if good else 0
@@ -261,7 +260,7 @@ class _Unread:
 
     def _stood_still(self, path: str, size: int) -> bool:
         try:
-            now = (self.root / path).stat(follow_symlinks=False)
+            now = os.lstat(f"{self.root}/{path}")
         except OSError:
             return False
         before = self.found.get(path)

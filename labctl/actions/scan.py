@@ -31,6 +31,7 @@ NAMED_AT_MOST = 5
 SMALL_BYTES = 256 * 1024
 LARGE_BYTES = 32 * 1024**2
 """From here on a file that is to travel had better be hashed on its way."""
+MANY_FILES = 1000
 TOLD_BYTES = 4 * 1024**2
 """How often reading is told of."""
 Rules = tuple[tuple[bool, re.Pattern[str]], ...]
@@ -104,10 +105,12 @@ def hash_file(path: Path, length: int | None = None) -> str:
     """sha256 of a file in hex, or of its first `length` bytes."""
     with path.open("rb", buffering=0) as file:
         if length is None:
-            beginning = file.read(SMALL_BYTES)
-            if len(beginning) < SMALL_BYTES and not file.read(1):
-                return hashlib.sha256(beginning).hexdigest()
-            file.seek(0)
+            size = os.fstat(file.fileno()).st_size
+            if size < SMALL_BYTES:
+                whole = file.read(size + 1)
+                if len(whole) == size:
+                    return hashlib.sha256(whole).hexdigest()
+                file.seek(0)
             return hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256()
         while length > 0 and (block := file.read(min(1 << 20, length))):
@@ -125,8 +128,8 @@ def scan_code(
 ) -> tuple[FileEntry, ...]:
     """The lab's code, in order of name: what its ignore files and `data` (directories) leave.
 
-    With `later`, the index to use, large files that it does not know have no `sha256`: `push`
-    takes it on the way.
+    With `later`, the index to use, large files that it does not know have no `sha256`, and nothing
+    has one where much is scanned for the first time: `push` takes it on the way.
 
     UsageError for names with control characters; links and names that are not UTF-8 are told.
     """
@@ -190,7 +193,7 @@ def _scan(
     found = sorted(walk.files())
     walk.tell(reporter)
     known = [index.known(name, before) for name, before in found]
-    most = LARGE_BYTES if later else sys.maxsize
+    most = _most_read(found, known) if later else sys.maxsize
     pairs = zip(found, known, strict=True)
     unread = sum(s.st_size for (_, s), sha256 in pairs if not sha256 and s.st_size < most)
     files: list[FileEntry] = []
@@ -208,6 +211,16 @@ def _scan(
         files.append(_entry(name, before, sha256))
     index.save()
     return tuple(files)
+
+
+def _most_read(found: list[Found], known: list[str]) -> int:
+    """The size from which on files that are not known are left to be hashed on their way.
+
+    A first push of much hashes all of it so. A later one had better know the hashes of what has
+    changed: the server has files of these names, and would have to ask.
+    """
+    much = len(found) >= MANY_FILES or sum(one.st_size for _, one in found) >= LARGE_BYTES
+    return 0 if much and not any(known) else LARGE_BYTES
 
 
 def _entry(name: str, found: os.stat_result, sha256: str) -> FileEntry:

@@ -32,6 +32,8 @@ NOT_A_FILE = "not a file"
 BYTECODE = "__pycache__"
 Needed = Tuple[str, int, str]
 """Path, size, and sha256 or ""."""
+Ready = Tuple[str, str, int, os.stat_result]
+"""Path, sha256, mode, and what the staged file was found to be."""
 
 
 class Target:
@@ -149,10 +151,10 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     free = free_bytes(target.root)
     short = size_needed - sum(staged.values()) + RESERVE_BYTES - free if needed else 0
     if not conflicts and not unsure and short <= 0:
-        target.root.mkdir(parents=True, exist_ok=True)
         if needed:
             _stage(target, needed, staged)
         else:
+            target.root.mkdir(parents=True, exist_ok=True)
             _remove(target, doomed)
     target.save()
     return {
@@ -288,22 +290,44 @@ def commit(
         present = target.present(path)
         edited = present != NOT_A_FILE and target.edited(path, present)
         (conflicts if edited and not force else doomed).append(path)
-    made: set[str] = set()
     try:
         _remove(target, doomed)
-        for path, sha256, mode, found in ready:
-            present, here = target.look(path)
-            if target.edited(path, present) and not force:
-                conflicts += [] if present == sha256 else [path]
-                continue
-            if here is not None and not stat.S_ISREG(here.st_mode):
-                _make_way(target, path)
-            _place(target, path, sha256, mode, found, made)
+        if not _whole(target, ready):
+            conflicts += _one_by_one(target, ready, force)
     finally:
         target.save()
     if not bad:
         shutil.rmtree(target.staging, ignore_errors=True)
     return {"committed": len(ready), "bad": bad, "conflicts": conflicts}
+
+
+def _whole(target: Target, ready: list[Ready]) -> bool:
+    """Where there is no tree yet: whether the staging directory became it, in one step."""
+    staged = sum(len(names) for _, _, names in os.walk(target.staging))
+    if os.path.lexists(target.root) or not ready or staged != len(ready):
+        return False
+    for path, _, mode, found in ready:
+        _give_mode(target.staged_at(path), mode, found)
+    target.root.parent.mkdir(parents=True, exist_ok=True)
+    target.staging.rename(target.root)
+    for path, sha256, _, found in ready:
+        target.note(path, sha256, found)
+    return True
+
+
+def _one_by_one(target: Target, ready: list[Ready], force: bool) -> list[str]:
+    """Rename each file into place; those that stay, since somebody edited what is there."""
+    conflicts: list[str] = []
+    made: set[str] = set()
+    for path, sha256, mode, found in ready:
+        present, here = target.look(path)
+        if target.edited(path, present) and not force:
+            conflicts += [] if present == sha256 else [path]
+            continue
+        if here is not None and not stat.S_ISREG(here.st_mode):
+            _make_way(target, path)
+        _place(target, path, sha256, mode, found, made)
+    return conflicts
 
 
 def _make_way(target: Target, path: str) -> None:
@@ -325,10 +349,14 @@ def _place(
             what = f"{parent} is a file on the server, a directory at home"
             raise Failure("policy", what, "", f"labctl ssh -- rm {parent}") from None
         made.add(parent)
-    if stat.S_IMODE(found.st_mode) != _mode(mode):
-        Path(staged).chmod(_mode(mode))
+    _give_mode(staged, mode, found)
     os.replace(staged, place)  # noqa: PTH105 (a Path a file is slow)
     target.note(path, sha256, found)
+
+
+def _give_mode(staged: str, mode: int, found: os.stat_result) -> None:
+    if stat.S_IMODE(found.st_mode) != _mode(mode):
+        Path(staged).chmod(_mode(mode))
 
 
 def edits(request: dict[str, Any]) -> dict[str, Any]:

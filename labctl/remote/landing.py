@@ -86,15 +86,16 @@ class Landing:
 
     def _open(self, part: Part) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(part.place, flags, 0o644)
+        self._descriptor = os.open(part.place, flags | (0 if part.offset else os.O_TRUNC), 0o644)
         self._left = part.size - part.offset
         self._digest = part.digest or hashlib.sha256()
-        if part.offset and part.digest is None:
+        if not part.offset:
+            return
+        if part.digest is None:
             take_in(self._descriptor, self._digest, part.offset)
         if os.fstat(self._descriptor).st_size != part.offset:
             os.ftruncate(self._descriptor, part.offset)
-        if part.offset:
-            os.lseek(self._descriptor, part.offset, os.SEEK_SET)
+        os.lseek(self._descriptor, part.offset, os.SEEK_SET)
 
 
 def take_in(descriptor: int, digest: Any, length: int) -> None:

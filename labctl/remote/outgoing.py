@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence, Tuple
@@ -83,7 +84,7 @@ class Outgoing:
         path, offset, size = self.parts[number]
         digest = self.digests[number]
         left = size - offset
-        for piece in _contents(self.root / path, offset, size):
+        for piece in _contents(f"{self.root}/{path}", offset, size):
             left -= len(piece)
             if digest is not None:
                 digest.update(piece)
@@ -118,14 +119,20 @@ class Pace:
             self.level = SLOW_LEVEL if self._bytes < SLOW_BYTES_PER_S * self._s else LEVEL
 
 
-def _contents(path: Path, offset: int, size: int) -> Iterator[bytes]:
+def _contents(path: str, offset: int, size: int) -> Iterator[bytes]:
     """The bytes from `offset` to `size`, as far as they can be read."""
     left = size - offset
     try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            while left > 0 and (piece := file.read(min(BLOCK_BYTES, left))):
-                left -= len(piece)
-                yield piece
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        pass  # gone, or not to be read any more: the receiver sees that it arrived different
+        return  # gone, or not to be read any more: the receiver sees that it arrived different
+    try:
+        if offset:
+            os.lseek(descriptor, offset, os.SEEK_SET)
+        while left > 0 and (piece := os.read(descriptor, min(BLOCK_BYTES, left))):
+            left -= len(piece)
+            yield piece
+    except OSError:
+        pass  # as above
+    finally:
+        os.close(descriptor)

@@ -97,6 +97,43 @@ def test_what_is_sent_is_there_and_a_second_plan_needs_nothing(
     assert (again["needed"], again["conflicts"], again["removed"]) == ([], [], [])
 
 
+def test_a_first_push_becomes_the_tree_in_one_step(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {"run.sh": b"#!/bin/sh", "sub/b.py": b"two"}
+    stdin(monkeypatch, stream(*contents.values()))
+    wanted = [entry("run.sh", b"#!/bin/sh", 0o755), entry("sub/b.py", b"two")]
+    asked = {**LAB, "target": "code", "files": wanted}
+    staging = Path(files.plan(asked)["staging"])
+    inode = staging.stat().st_ino
+    arriving.receive({**asked, "parts": [[path, 0] for path in contents]})
+    assert (code.stat().st_ino, staging.exists()) == (inode, False)
+    assert tree(code) == contents
+    assert (code / "run.sh").stat().st_mode & 0o777 == 0o755
+    assert files.plan(asked)["needed"] == []
+
+
+def test_what_an_earlier_try_left_in_staging_never_becomes_part_of_a_tree(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = {"gone": b"1" * 9, "kept": b"2"}
+    files.plan(request(first))
+    with pytest.raises(Failure, match="cut short"):
+        receive(monkeypatch, first, first, cut=9)
+    assert send(monkeypatch, {"kept": b"2"})["bad"] == []
+    assert tree(code) == {"kept": b"2"}
+
+
+def test_a_directory_that_is_there_already_stays_the_one_it_is(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may have mounted it: it would not see what took its place."""
+    code.mkdir(parents=True)
+    inode = code.stat().st_ino
+    assert send(monkeypatch, {"a": b"1"})["bad"] == []
+    assert (code.stat().st_ino, tree(code)) == (inode, {"a": b"1"})
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

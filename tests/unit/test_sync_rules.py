@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from labctl.actions import Event, Note, Silent
 from labctl.actions.scan import (
     LARGE_BYTES,
+    MANY_FILES,
     Index,
     hash_file,
     ignored,
@@ -188,18 +189,39 @@ def test_refresh_reads_the_changed_and_drops_the_gone(tmp_path: Path) -> None:
     assert after[1] == before[1]
 
 
+def sized(root: Path, name: str, size: int) -> Path:
+    with put(root, name, "").open("r+b") as file:
+        file.truncate(size)
+    age(root / name)
+    return root / name
+
+
 def test_only_a_large_file_that_is_not_known_waits_for_its_hash(tmp_path: Path) -> None:
-    for name, size in (("small", LARGE_BYTES - 1), ("large", LARGE_BYTES)):
-        with put(tmp_path, name, "").open("r+b") as file:
-            file.truncate(size)
-        age(tmp_path / name)
+    known = sized(tmp_path, "known", 1)
+    assert scan_code(tmp_path, Silent())[0].sha256 == hash_file(known)
+    sized(tmp_path, "small", LARGE_BYTES - 1)
+    sized(tmp_path, "large", LARGE_BYTES)
     index = Index(tmp_path, "code")
-    large, small = scan_code(tmp_path, Silent(), later=index)
+    _, large, small = scan_code(tmp_path, Silent(), later=index)
     assert (large.sha256, small.sha256) == ("", hash_file(tmp_path / "small"))
     (large,) = refresh(tmp_path, [large], {"large"}, Silent(), index)
     index.save()
     assert large.sha256 == hash_file(tmp_path / "large")
-    assert scan_code(tmp_path, Silent(), later=Index(tmp_path, "code")) == (large, small)
+    assert scan_code(tmp_path, Silent(), later=Index(tmp_path, "code"))[1:] == (large, small)
+
+
+@pytest.mark.parametrize("much", ["files", "bytes"])
+def test_a_first_scan_of_much_leaves_every_hash_to_the_push(tmp_path: Path, much: str) -> None:
+    count, size = (MANY_FILES, 1) if much == "files" else (2, LARGE_BYTES // 2)
+    for number in range(count - 1):
+        sized(tmp_path, f"file{number}", size)
+    few = scan_code(tmp_path, Silent(), later=Index(tmp_path, "code"))
+    assert all(entry.sha256 for entry in few)
+    (tmp_path / ".labctl" / "index.json").unlink()
+    sized(tmp_path, "last", size)
+    found = scan_code(tmp_path, Silent(), later=Index(tmp_path, "code"))
+    assert [entry.sha256 for entry in found] == [""] * count
+    assert all(entry.sha256 for entry in scan_code(tmp_path, Silent()))
 
 
 @pytest.mark.parametrize("section", ["code", "data/set"])
