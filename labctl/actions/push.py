@@ -2,7 +2,8 @@
 
 What is missing there travels as one stream over the control connection. It lands in a staging
 directory, is hashed on its way, and renamed; a push that was cut goes on where it stopped. A large
-file that is new is not read before: its hash is taken while it is sent, and told at the end.
+file that is new is not read before: its hash is taken while it is sent, and told at the end. What
+little was edited since the last scan goes along with the question, so that one call does.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ TRIES = 3
 LONG_S = 6 * 3600.0
 """For calls that hash or carry much. A dead link is noticed by the transport, much earlier."""
 NAMED_AT_MOST = 20
+ALONG_BYTES = 256 * 1024
+"""So much travels with the question what is needed: it costs less than a second call."""
 
 
 class PushResult(Value, frozen=True):
@@ -86,6 +89,7 @@ class _Push:
         self.sent_bytes = 0
         self.total = 0
         self.before = 0
+        self.edited = index.read if index else set()
 
     def run(self, files: tuple[FileEntry, ...]) -> PushResult:
         sent: set[str] = set()
@@ -99,10 +103,12 @@ class _Push:
             needed = [f for f in files if f.path in missing]
             if not needed:
                 return self._result(files, sent, removed)
-            staged: dict[str, int] = plan["staged"]
-            agreed = agreed or self._agree(needed, staged)
-            sent |= {f.path for f in needed}
-            bad = self._send(needed, plan)
+            sent |= missing
+            if "bad" in plan:
+                bad = self._went_along(needed, plan)
+            else:
+                agreed = agreed or self._agree(needed, plan["staged"])
+                bad = self._send(needed, plan)
             if not bad:
                 return self._result(files, sent, removed)
             files = self._refresh(files, bad)
@@ -115,11 +121,28 @@ class _Push:
     def _plan(self, files: tuple[FileEntry, ...]) -> tuple[tuple[FileEntry, ...], dict[str, Any]]:
         """What the server needs, and the files, with those hashes that it had to know."""
         while True:
-            plan = self._call("plan", {"files": [_wire(f) for f in files]})
+            plan = self._ask(files)
             self._refuse(plan)
             if not plan["unsure"]:
                 return files, plan
             files = self._refresh(files, plan["unsure"])
+
+    def _ask(self, files: tuple[FileEntry, ...]) -> dict[str, Any]:
+        """The server's plan; a "bad" in it tells that what went along was all that it needs."""
+        request: dict[str, Any] = {"files": [_wire(f) for f in files]}
+        along = [(f.path, 0, f.size) for f in files if f.path in self.edited and f.sha256]
+        self.edited = set()
+        if not along or sum(size for _, _, size in along) > ALONG_BYTES:
+            return self._call("plan", request)
+        request["parts"] = [[path, 0] for path, _, _ in along]
+        return self._call("plan", request, Outgoing(self.root, along, lambda done: None))
+
+    def _went_along(self, needed: list[FileEntry], plan: dict[str, Any]) -> list[str]:
+        """The paths that arrived different."""
+        self.before, self.total = self.sent_bytes, self.sent_bytes + sum(f.size for f in needed)
+        self._progress(self.total - self.before)
+        bad: list[str] = plan["bad"]
+        return bad
 
     def _refresh(self, files: tuple[FileEntry, ...], names: list[str]) -> tuple[FileEntry, ...]:
         return refresh(self.root, files, set(names), self.reporter, self.index)

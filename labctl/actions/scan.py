@@ -49,6 +49,8 @@ class Index:
         self._section = section
         self._known = _read_index(self._path).get(section, {})
         self._fresh: dict[str, Entry] = {}
+        self.read: set[str] = set()
+        """Names of what `hash` did not know."""
 
     def known(self, name: str, found: os.stat_result) -> str:
         """The hash of the file that stat describes, "" if it must be read."""
@@ -65,6 +67,7 @@ class Index:
         if sha256:
             return sha256, found
         sha256 = hash_file(path)
+        self.read.add(name)
         self.learn(name, found, sha256)
         return sha256, found
 

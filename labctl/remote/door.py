@@ -27,7 +27,7 @@ ANSWERING = {
     "grade": "grading.grade",
     "grade-check": "grading.check",
     "grade-clear": "grading.clear",
-    "plan": "files.plan",
+    "plan": "arriving.plan",
     "receive": "arriving.receive",
     "commit": "files.commit",
     "edits": "files.edits",

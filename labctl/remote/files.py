@@ -111,7 +111,7 @@ class Target:
             self._saved = dict(self.record)
 
 
-def plan(request: dict[str, Any]) -> dict[str, Any]:
+def plan(request: dict[str, Any], target: Target | None = None) -> dict[str, Any]:
     """Compare "files" ([path, size, sha256, mode] each) with what is here.
 
     Replies needed paths, bytes already staged for each, conflicts (files edited here since the
@@ -122,7 +122,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     hashes of what is staged of such files, and "unsure" are those with a file of their size here,
     for which nothing is done before their hash is known.
     """
-    target = Target(request)
+    target = target or Target(request)
     force = bool(request.get("force"))
     _drop_fetched(target)
     coming = {one[0] for one in request["files"]}

@@ -86,6 +86,20 @@ def test_a_push_brings_what_is_here_and_a_second_one_nothing(box: Box, lab: Path
     assert calls.verbs == ["plan"]
 
 
+def test_what_little_was_edited_arrives_with_one_call(box: Box, lab: Path) -> None:
+    calls = Counting(box.transport)
+    assert push_code(box, lab, remote=calls).sent == 3
+    (lab / "train.py").write_text("print('better')\n")
+    (lab / "src" / "model.py").unlink()
+    assert push_code(box, lab, remote=calls) == PushResult(sent=1, bytes=16, removed=1, unchanged=1)
+    assert calls.verbs == ["plan", "plan"]
+    assert box.hashes("code") == local_hashes(lab)
+    (lab / "large.py").write_bytes(os.urandom(300 * 1024))
+    assert push_code(box, lab, remote=calls).sent == 1
+    assert calls.verbs[2:] == ["plan", "receive"]
+    assert box.hashes("code") == local_hashes(lab)
+
+
 class Counting(Remote):
     verbs: list[str]
 
@@ -195,17 +209,16 @@ def test_edits_are_saved_or_brought_back_and_no_local_change_is_lost(box: Box, l
 
 
 class Meddling(Remote):
-    """Calls `meddle` after each plan: what is sent then is not what was scanned."""
+    """Calls `meddle` before anything is sent: it is not what was scanned then."""
 
     def __init__(self, transport: Any, meddle: Callable[[], None]) -> None:
         super().__init__(transport)
         self.meddle = meddle
 
     def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
-        reply = super().call(verb, request, **more)
-        if verb == "plan":
+        if more.get("body"):
             self.meddle()
-        return reply
+        return super().call(verb, request, **more)
 
 
 @pytest.mark.parametrize("size", [10, 33 * MIB])

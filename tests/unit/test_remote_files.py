@@ -124,6 +124,50 @@ def test_what_an_earlier_try_left_in_staging_never_becomes_part_of_a_tree(
     assert tree(code) == {"kept": b"2"}
 
 
+def along(monkeypatch: pytest.MonkeyPatch, contents: dict[str, bytes], *names: str) -> Any:
+    """A plan of `contents`, of which those with these `names` come along."""
+    stdin(monkeypatch, stream(*(contents[name] for name in names)))
+    return arriving.plan(request(contents, parts=[[name, 0] for name in names]))
+
+
+def test_what_comes_along_with_a_plan_is_committed_at_once(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(monkeypatch, {"a": b"1", "b": b"2", "gone": b"3"})
+    after = {"a": b"new", "b": b"2"}
+    found = along(monkeypatch, after, "a", "b")
+    assert (found["needed"], found["removed"], found["bad"]) == (["a"], ["gone"], [])
+    assert tree(code) == after
+    assert files.plan(request(after))["needed"] == []
+
+
+def test_what_comes_along_and_is_not_all_that_is_needed_changes_nothing(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(monkeypatch, {"a": b"1"})
+    assert "bad" not in along(monkeypatch, {"a": b"2", "b": b"3"}, "a")
+    assert tree(code) == {"a": b"1"}
+
+
+def test_what_comes_along_is_no_way_round_a_conflict(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(monkeypatch, {"a": b"1"})
+    (code / "a").write_bytes(b"edited there")
+    found = along(monkeypatch, {"a": b"2"}, "a")
+    assert (found["conflicts"], "bad" in found) == (["a"], False)
+    assert tree(code) == {"a": b"edited there"}
+
+
+def test_what_comes_along_different_is_bad_and_changes_nothing(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(monkeypatch, {"a": b"1"})
+    stdin(monkeypatch, stream(b"x"))
+    found = arriving.plan(request({"a": b"2"}, parts=[["a", 0]]))
+    assert (found["bad"], tree(code)) == (["a"], {"a": b"1"})
+
+
 def test_a_directory_that_is_there_already_stays_the_one_it_is(
     code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
