@@ -59,9 +59,10 @@ def push_data(ground: Ground, server: Server, *, force: bool = False) -> list[Pu
             index = Index(config.root, f"data/{name}")
             files = sync.scan_data(config.root, name, source.path, reporter, later=index)
             trees.append((f"data/{name}", source.path, files, index))
-    done = _sent(ground, server, trees, force=force)
+    done = _sent(ground, server, trees, force=force) if trees else []
     urls = {name: source.url for name, source in config.data.items() if source.url}
-    sync.fetch_data(ground.remote(server), config.name, ground.lab_id, urls, reporter)
+    if urls:
+        sync.fetch_data(ground.remote(server), config.name, ground.lab_id, urls, reporter)
     return done
 
 
