@@ -64,7 +64,7 @@ def retagged(account: Account, blocks: Iterator[bytes], most: int) -> Iterator[b
             source.skip(-member.size % BLOCK)
             yield bytes(-member.size % BLOCK)
     if not seen:
-        raise _refused("the shared server takes images of `docker save` only")
+        raise _refused(f"it has no {MANIFEST}")
     source.drain()
     yield bytes(2 * BLOCK)
 
@@ -248,11 +248,11 @@ def _manifest(account: Account, text: bytes) -> bytes:
         for one in listed:
             one["RepoTags"] = [own_reference(account, tag) for tag in one.get("RepoTags") or []]
             if not one["RepoTags"]:
-                raise _refused("the shared server takes images with a name only")
+                raise _refused("an image in it has no name")
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise _refused(f"its {MANIFEST} cannot be read") from None
     return json.dumps(listed).encode()
 
 
 def _refused(why: str) -> Refusal:
-    return Refusal(400, f"this is no image that the shared server takes: {why}")
+    return Refusal(400, f"this is no `docker save` that the shared server takes: {why}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from course_keeper_ground import KEY, OFFER, Course, TimedCloud, patched_course
 from lab_ground import DiskCloud, Recorded, world
 
 from labctl.actions import extend as more_time
+from labctl.actions.courses import together
 from labctl.actions.courses.claims import Claim
 from labctl.actions.courses.ending import down
 from labctl.actions.courses.work import KeeperStaff, SeatWork
@@ -123,7 +126,7 @@ def test_more_time_ends_at_the_ceiling_however_it_is_asked_for(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(more_time, "extend", lambda ground, span_s: asked.append(span_s))
+    monkeypatch.setattr(more_time, "extend", lambda ground, span_s, **_: asked.append(span_s))
     work, seat = work_of(course), course.folder.seat("alice")
     server = work.make(seat)
     work.extend(seat, server, 3600, "alice")
@@ -137,3 +140,62 @@ def test_more_time_ends_at_the_ceiling_however_it_is_asked_for(
         work.extend(seat, server, 3600 + 60, "alice")
     down(work.staff, [seat])
     work.extend(seat, work.make(seat), 7200, "alice")
+
+
+def test_a_forged_watchdog_moves_no_end_at_the_provider(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its student is root there: what the server says of its clocks is their own word."""
+    work, seat = work_of(course), course.folder.seat("alice")
+    server = work.make(seat)
+    deadlines = course.cloud.deadlines
+    for said in (1e12, float("inf"), "never", None, [], {"x": 1}):
+        monkeypatch.setattr(more_time.guard, "extend", lambda *_, s=said: {"ttl_left_s": s})
+        work.extend(seat, server, 60, "alice")
+        assert deadlines[server.id] <= server.created_at + 2 * 3600 + 6 * 60 + 1
+    staffs = 1e12
+    monkeypatch.setattr(more_time.guard, "extend", lambda *_: {"ttl_left_s": staffs})
+    monkeypatch.setattr(together.guard, "arm", lambda *_, **__: {})
+    together.extend(work.staff, seat, 3600)
+    assert deadlines[server.id] <= server.created_at + 4 * 3600 + 3600 + 1
+
+
+def test_two_who_ask_at_once_get_no_more_than_one_after_the_other(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does what was refused count, nor what a keeper did not live to answer go uncounted."""
+    work, seat = work_of(course), course.folder.seat("alice")
+    server = work.make(seat)
+    met = threading.Barrier(4)
+
+    def slowly(ground: object, span_s: int, **_: object) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(0.3)
+
+    monkeypatch.setattr(more_time, "extend", slowly)
+    given: list[bool] = []
+
+    def ask() -> None:
+        try:
+            work.extend(seat, server, 3600, "alice")
+        except PolicyError:
+            given.append(False)
+        else:
+            given.append(True)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert sorted(given) == [False, False, True, True]
+    down(work.staff, [seat])
+    server = work.make(seat)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PolicyError("beyond the budget")
+
+    monkeypatch.setattr(more_time, "extend", refused)
+    for _ in range(3):
+        with pytest.raises(PolicyError, match="budget"):
+            work.extend(seat, server, 7200, "alice")

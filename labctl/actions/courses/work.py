@@ -24,7 +24,7 @@ from labctl.config import CourseConfig
 from labctl.courses.folder import Seat
 from labctl.courses.ledger import Entry
 from labctl.courses.spending import allowance_usd, spent_usd
-from labctl.errors import PolicyError, ProviderError
+from labctl.errors import LabError, PolicyError, ProviderError
 from labctl.model import Offer, Server, Value
 from labctl.providers import Deadline, Provider
 
@@ -75,6 +75,7 @@ class SeatWork:
     staff: Staff
     login_only: bool = False
     _offers: tuple[float, list[Offer]] = (0.0, [])
+    _extending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def check(self, seat: Seat) -> None:
         """PolicyError where the seat may have no server now, before anything is asked for."""
@@ -148,20 +149,26 @@ class SeatWork:
     def extend(self, seat: Seat, server: Server, span_s: int, by: str) -> None:
         """PolicyError beyond the course's longest life or the seat's budget, written down too."""
         ground = self._ground(seat)
-        need = ground.config.server.need
-        own = self.staff.folder.ledger.entries(seat=seat.name)
-        whole_s = (need.ttl_s or 0) + granted_s(own) + _extended_s(own) + span_s
-        if need.max_ttl_s and whole_s > need.max_ttl_s:
-            hours = need.max_ttl_s / 3600
-            raise PolicyError(
-                f"no {span_s / 3600:g} h more",
-                why=f"a server of this course lives {hours:g} h at most",
-                hint="ask your instructor: labctl course extend",
+        need, ledger = ground.config.server.need, self.staff.folder.ledger
+        with self._extending:  # written down before it is given: two at once are two
+            own = ledger.entries(seat=seat.name)
+            whole_s = (need.ttl_s or 0) + granted_s(own) + _extended_s(own) + span_s
+            if need.max_ttl_s and whole_s > need.max_ttl_s:
+                hours = need.max_ttl_s / 3600
+                raise PolicyError(
+                    f"no {span_s / 3600:g} h more",
+                    why=f"a server of this course lives {hours:g} h at most",
+                    hint="ask your instructor: labctl course extend",
+                )
+            # Without `seconds`, which would move the ceiling itself.
+            ledger.append("extend", seat=seat.name, student=by, by=by, span_s=span_s)
+        try:
+            more_time.extend(ground, span_s, latest_at=server.created_at + whole_s)
+        except LabError:
+            ledger.append(
+                "extend", seat=seat.name, student=by, by=by, why="refused", span_s=-span_s
             )
-        more_time.extend(ground, span_s)
-        # Without `seconds`, which would move the ceiling itself.
-        ledger = self.staff.folder.ledger
-        ledger.append("extend", seat=seat.name, student=by, by=by, span_s=span_s)
+            raise
 
     def _limited(self, seat: Seat, server: Server, *, made: bool) -> Server:
         """The server with the time at which its provider ends it; a new one without is taken away,
