@@ -154,7 +154,7 @@ class Broker:
                 try:
                     asked = read_request(link)
                     if asked is not None:
-                        self._answer(account_of(uid), asked)
+                        self._answer(account_of(uid, self.settings.group), asked)
                 except Refusal as refusal:
                     say(link, refusal.status, {"message": refusal.message})
         finally:
@@ -174,11 +174,16 @@ class Broker:
         raise Refusal(403, f"a shared server does not offer {asked.method} {asked.path[:100]}")
 
 
-def account_of(uid: int) -> Account:
+def account_of(uid: int, group: str) -> Account:
+    """Who that is, as the machine's files say now: a process keeps the groups that it began with,
+    and what an account has left running when it ended may start nothing any more."""
     try:
         found = pwd.getpwuid(uid)
+        wanted = grp.getgrnam(group).gr_gid
     except KeyError:
         raise Refusal(403, f"uid {uid} is no account of this server") from None
+    if wanted not in os.getgrouplist(found.pw_name, found.pw_gid):
+        raise Refusal(403, f"{found.pw_name} is no account of this shared server any more")
     return Account(uid, found.pw_gid, found.pw_name, os.path.realpath(found.pw_dir))
 
 

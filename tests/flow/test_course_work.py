@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from course_keeper_ground import KEY, OFFER, Course, TimedCloud, patched_course
-from lab_ground import DiskCloud, Recorded, world
+from lab_ground import DiskCloud, Recorded, unreachable, world
 
 from labctl.actions import extend as more_time
 from labctl.actions.courses import together
 from labctl.actions.courses.claims import Claim
 from labctl.actions.courses.ending import down
 from labctl.actions.courses.work import KeeperStaff, SeatWork
-from labctl.errors import DeniedError, PolicyError, ProviderError
+from labctl.errors import DeniedError, LabError, PolicyError, ProviderError
 from labctl.state import State
 
 BUDGET = "per_student: {budget: 2.00, ttl: 2h, max_ttl: 4h}\n"
@@ -120,6 +120,23 @@ def test_keys_are_those_of_who_holds_it_now(course: Course) -> None:
     work.let_in(seat, server, (claim("carol", other),))
     assert file.read_text().splitlines() == [lines[0], f"{other} labctl-student"]
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_server_that_lets_nobody_in_does_not_go_on_unclaimed(course: Course) -> None:
+    """One that was there before is left as it is."""
+    work, seat = work_of(course), course.folder.seat("alice")
+    server = work.make(seat)
+    course.world.machine.error = unreachable()
+    with pytest.raises(LabError):
+        work.let_in(seat, server, (claim("alice"),))
+    assert course.cloud.machines == {}
+    course.world.machine.error = None
+    server = work.make(seat)
+    work.let_in(seat, server, (claim("alice"),))
+    course.world.machine.error = unreachable()
+    with pytest.raises(LabError):
+        work.let_in(seat, server, (claim("alice"),))
+    assert list(course.cloud.machines) == [server.id]
 
 
 def test_more_time_ends_at_the_ceiling_however_it_is_asked_for(

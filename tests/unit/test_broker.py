@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import grp
 import gzip
 import io
 import json
@@ -20,7 +21,14 @@ from typing import Any
 
 import pytest
 
-from labctl.remote import broker_archive, broker_http, broker_keep, broker_net, broker_settings
+from labctl.remote import (
+    broker,
+    broker_archive,
+    broker_http,
+    broker_keep,
+    broker_net,
+    broker_settings,
+)
 from labctl.remote import broker_rules as rules
 from labctl.remote.broker_archive import retagged
 from labctl.remote.broker_gpus import Lease, leases, lent
@@ -131,6 +139,19 @@ def test_a_command_inside_runs_as_the_account() -> None:
     for forged in ({"User": "0"}, {"User": "1003"}, {"Privileged": True}):
         with pytest.raises(Refusal):
             exec_body(ALICE, {"Cmd": ["id"], **forged})
+
+
+def test_who_has_ended_starts_nothing_with_the_groups_of_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = grp.getgrgid(os.getgid()).gr_name
+    assert broker.account_of(os.getuid(), group).uid == os.getuid()
+    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid + 1])
+    with pytest.raises(Refusal, match="any more"):
+        broker.account_of(os.getuid(), group)
+    for uid, name in ((2**31 - 7, group), (os.getuid(), "no-such-group")):
+        with pytest.raises(Refusal, match="no account"):
+            broker.account_of(uid, name)
 
 
 def test_names_and_images_are_ones_own() -> None:

@@ -75,6 +75,7 @@ class SeatWork:
     staff: Staff
     login_only: bool = False
     _offers: tuple[float, list[Offer]] = (0.0, [])
+    _new: dict[str, str] = field(default_factory=dict, repr=False)
     _extending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def check(self, seat: Seat) -> None:
@@ -125,14 +126,26 @@ class SeatWork:
             raise ProviderError(
                 outcome.error, why=outcome.why, hint="labctl up   # again, or tell your instructor"
             )
+        if outcome.made:
+            self._new[seat.name] = outcome.server.id
         return self._limited(seat, outcome.server, made=outcome.made)
 
     def let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> Server:
+        """One that was made for these, and lets nobody in, is taken away again."""
+        try:
+            self._let_in(seat, server, claims)
+        except LabError:
+            if self._new.pop(seat.name, "") == server.id:
+                self._take_away(seat, server)
+            raise
+        self._new.pop(seat.name, None)
+        return server
+
+    def _let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> None:
         lines = {" ".join([*one.public_key.split()[:2], COMMENT]) for one in claims}
         body = "".join(f"{line}\n" for line in sorted(lines))
         transport = self._ground(seat).connections.reopen(server)
         transport.run(LET_IN, stdin=body.encode(), timeout_s=SCRIPT_S)
-        return server
 
     def look(self, seat: Seat, server: Server) -> Server | None:
         return self._provider.find(server.id)
