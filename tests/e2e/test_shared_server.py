@@ -373,7 +373,7 @@ def test_an_image_gives_neither_leases_nor_places_nor_disk(
     bed.host.sh(f"docker save {IMAGE} > /var/tmp/image.tar; chmod 644 /var/tmp/image.tar")
     script = REWRITTEN.replace("CONFIG", repr(config))
     alice.ssh(f"python3 -c {quoted(script)} | docker load")
-    shell = "touch /data/x || exit 3; grep ' /data ' /proc/mounts; sleep 60"
+    shell = "touch /data/x; grep ' /data ' /proc/mounts; sleep 60"
     body = {"Image": "forged:1", "Cmd": ["sh", "-c", shell]}
     assert alice.ask("POST", "/containers/create?name=forged", body)[0] == 201
     assert alice.ask("POST", "/containers/forged/start")[0] == 200
