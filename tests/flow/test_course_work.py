@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from course_keeper_ground import KEY, OFFER, Course, TimedCloud, patched_course
+from course_keeper_ground import KEY, OFFER, Course, TimedCloud, create, patched_course
 from lab_ground import DiskCloud, Recorded, unreachable, world
 
 from labctl.actions import extend as more_time
 from labctl.actions.courses import together
-from labctl.actions.courses.claims import Claim
+from labctl.actions.courses.claims import Claim, SeatDesk
+from labctl.actions.courses.desk import Desk
 from labctl.actions.courses.ending import down
 from labctl.actions.courses.work import KeeperStaff, SeatWork
 from labctl.errors import DeniedError, LabError, PolicyError, ProviderError
@@ -120,6 +121,46 @@ def test_keys_are_those_of_who_holds_it_now(course: Course) -> None:
     work.let_in(seat, server, (claim("carol", other),))
     assert file.read_text().splitlines() == [lines[0], f"{other} labctl-student"]
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+class Killed(BaseException):
+    """The keeper's process ends here."""
+
+
+@pytest.mark.parametrize("point", ["create", "created", "deadline", "let in", "kept"])
+def test_a_keeper_that_ends_while_it_makes_a_server_goes_on_with_that_one(
+    point: str, course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server, with its end at the provider, for the student who asked: never two."""
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    work, cloud = work_of(course), course.cloud
+    desk = Desk(course.folder, work)
+    desk._begin = lambda deed: deed()
+    with monkeypatch.context() as patch:
+        if point == "create":
+            patch.setattr(cloud, "at_create", killed)
+        elif point == "created":
+            made = type(cloud).create
+            patch.setattr(cloud, "create", lambda *args: killed(made(cloud, *args)))
+        elif point == "deadline":
+            patch.setattr(cloud, "set_deadline", killed)
+        elif point == "let in":
+            patch.setattr(SeatWork, "_let_in", killed)
+        else:
+            patch.setattr(SeatDesk, "_made", killed)
+        with pytest.raises(Killed):
+            create(desk, "alice")
+    desk = Desk(course.folder, work_of(course))
+    desk._begin = lambda deed: deed()
+    for seat in desk.seats():
+        seat.go_on()
+    (server,) = desk.seat(course.folder.seat("alice")).views("alice")
+    assert (server.state, len(cloud.machines)) == ("running", 1)
+    assert list(cloud.deadlines) == list(cloud.machines)
+    assert "labctl-student" in (course.world.machine.home / ".ssh/authorized_keys").read_text()
 
 
 def test_a_server_that_lets_nobody_in_does_not_go_on_unclaimed(course: Course) -> None:
