@@ -56,6 +56,7 @@ def run_everywhere(
     line: str,
     *,
     at_once: int = AT_ONCE,
+    timeout_s: float | None = None,
     tell: Callable[[Answer], None] = lambda answer: None,
 ) -> list[Answer]:
     """Run `line` in a POSIX shell on each of these; answers in the order of `servers`.
@@ -67,7 +68,7 @@ def run_everywhere(
 
     def one(server: Server) -> Answer:
         with doors.through(server.endpoint):
-            return _ask(connections, server, line)
+            return _ask(connections, server, line, timeout_s)
 
     told = []
     with _threads(at_once) as threads:
@@ -87,9 +88,9 @@ def _threads(at_once: int) -> Iterator[ThreadPoolExecutor]:
         threads.shutdown(cancel_futures=True)
 
 
-def _ask(connections: Connections, server: Server, line: str) -> Answer:
+def _ask(connections: Connections, server: Server, line: str, timeout_s: float | None) -> Answer:
     try:
-        result: Result = connections.reopen(server).run(line, timeout_s=None, check=False)
+        result: Result = connections.reopen(server).run(line, timeout_s=timeout_s, check=False)
     except LabError as error:
         return Answer(
             alias=server.alias,

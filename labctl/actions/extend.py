@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -12,20 +13,23 @@ from labctl.errors import DeniedError
 from labctl.providers import Deadline
 
 
-def extend(ground: Ground, span_s: int) -> dict[str, Any]:
+def extend(ground: Ground, span_s: int, *, latest_at: float | None = None) -> dict[str, Any]:
     """The watchdog's clocks after the server was given `span_s` seconds more.
 
-    PolicyError beyond `max_ttl` or the budget.
+    PolicyError beyond `max_ttl` or the budget. The provider's timer is never set later than
+    `latest_at` (Unix time): where somebody else is root, the watchdog says what they want.
     """
     server = ground.server()
     watch = guard.extend(ground, server, span_s)
     keep_watch(ground, server, watch)
-    left_s = watch.get("ttl_left_s")
+    said = watch.get("ttl_left_s")
+    left_s = said if isinstance(said, int | float) and math.isfinite(said) else None
     detail = {"span_s": span_s, "ttl_left_s": left_s}
     ground.state.record("extended", lab_id=ground.lab_id, server_id=server.id, detail=detail)
     if left_s is not None and isinstance(ground.provider, Deadline):
+        at = time.time() + left_s
         try:
-            ground.provider.set_deadline(server.id, time.time() + left_s)
+            ground.provider.set_deadline(server.id, at if latest_at is None else min(at, latest_at))
         except DeniedError as error:
             ground.reporter.emit(Note(text=error.what, level="warning"))
     return watch

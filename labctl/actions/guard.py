@@ -114,5 +114,6 @@ def _ending(ground: Ground, server: Server) -> dict[str, Any]:
 
 
 def _watch(reply: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = reply["watch"] or {}
-    return found
+    """What was answered; a server that somebody else is root on may answer anything."""
+    found = reply.get("watch")
+    return found if isinstance(found, dict) else {}

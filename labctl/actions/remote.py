@@ -26,6 +26,8 @@ from labctl.errors import (
 from labctl.transports import Body, Transport
 
 MARK = b"\x1elabctl "
+MOST_REPLY_BYTES = 16 * 1024**2
+"""Of a streaming verb's first reply, and of what is kept of its standard error."""
 DOOR = b"""import os, sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from remote.door import main
@@ -140,13 +142,18 @@ class Remote:
         stdin = json.dumps(request, separators=(",", ":")).encode() + b"\n"
         splitter = _Splitter(on_reply, on_bytes)
         errors = bytearray()
+
+        def said(block: bytes) -> None:
+            errors.extend(block)
+            del errors[:-MOST_REPLY_BYTES]  # the reply is the last of it
+
         code = self.transport.stream(
-            _line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=errors.extend
+            _line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=said
         )
         if code == NOT_INSTALLED:
             self.install()
             code = self.transport.stream(
-                _line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=errors.extend
+                _line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=said
             )
         return checked(verb, find_reply(bytes(errors)), code, errors.decode(errors="replace"))
 
@@ -191,9 +198,14 @@ class _Splitter:
         start = self.head.find(MARK)
         end = self.head.find(b"\n", start)
         if start < 0 or end < 0:
+            if len(self.head) > MOST_REPLY_BYTES:
+                raise _senseless()
             return
         self.found = True
-        self.on_reply(json.loads(self.head[start + len(MARK) : end]))
+        reply = find_reply(self.head[start : end + 1])
+        if reply is None:
+            raise _senseless()
+        self.on_reply(reply)
         if rest := self.head[end + 1 :]:
             self.on_bytes(rest)
 
@@ -204,10 +216,14 @@ def find_reply(output: bytes) -> dict[str, Any] | None:
     if start < 0:
         return None
     try:
-        found: dict[str, Any] = json.loads(output[start + len(MARK) :].split(b"\n", 1)[0])
-    except ValueError:
+        found = json.loads(output[start + len(MARK) :].split(b"\n", 1)[0])
+    except (ValueError, RecursionError):
         return None
-    return found
+    return found if isinstance(found, dict) else None
+
+
+def _senseless() -> LabError:
+    return LabError("the server's program gives no answer that labctl knows", hint="labctl doctor")
 
 
 def checked(verb: str, reply: dict[str, Any] | None, code: int, stderr: str) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from labctl.cli.course import open_course
 from labctl.cli.options import json_option
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from labctl.courses.folder import CourseFolder
 
 AUTHORIZED_KEYS = click.option(
@@ -113,7 +115,6 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
 
     from labctl.actions.courses import open_course as opened
     from labctl.config import environment
-    from labctl.errors import PolicyError
 
     os.umask(0o077)
     asked = environment().get("SSH_ORIGINAL_COMMAND", "")
@@ -124,9 +125,21 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
 
     alive()
     folder = opened(directory)
-    if joining is not None:
-        _enrol(folder, student, asked, joining)
-        return
+    from labctl.actions.courses.door import place_at, say
+    from labctl.errors import BusyError
+
+    try:
+        with place_at(folder, student):
+            if joining is not None:
+                _enrol(folder, student, asked, joining)
+            else:
+                _answer(folder, student, asked, alive)
+    except BusyError as error:
+        say(sys.stdout.buffer, error)
+
+
+def _answer(folder: CourseFolder, student: str, asked: str, alive: Callable[[], None]) -> None:
+    from labctl.errors import PolicyError
     from labctl.providers.course import REQUEST as DOOR_REQUEST
     from labctl.submissions import REQUEST as SUBMIT_REQUEST
 

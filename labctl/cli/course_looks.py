@@ -12,6 +12,8 @@ from labctl.cli.course_options import chosen, only_options, staff_of
 from labctl.cli.options import json_option, rest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from labctl.actions.courses.status import CourseNow, SeatNow
 
 NARROW = 100
@@ -211,17 +213,35 @@ def logs_command(ctx: click.Context, name: str, run: str, follow: bool, tail: in
     from labctl.actions import runs
     from labctl.actions.courses.together import run_of
     from labctl.cli.exits import clean
-    from labctl.cli.work import write_log
 
     course = open_course(ctx)
     lab, server, found = run_of(staff_of(course), course.folder.seat(name), run)
     try:
-        seen = runs.watch(lab, server, found.id, tail=tail, follow=follow, on_log=write_log)
+        seen = runs.watch(lab, server, found.id, tail=tail, follow=follow, on_log=strangers_log())
     except KeyboardInterrupt:
         click.echo(f"\nrun {found.id} goes on", err=True)
         ctx.exit(130)
     if seen.ended:
         click.echo(f"run {seen.id}: {clean(seen.told)}", err=True)
+
+
+def strangers_log() -> Callable[[bytes], None]:
+    """Writes what a stranger's program printed: into a file as it came; a terminal it must not
+    steer, so that there its control characters are made visible."""
+    import codecs
+
+    from labctl.cli.exits import clean
+    from labctl.cli.work import write_log
+
+    if not sys.stdout.isatty():
+        return write_log
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def show(block: bytes) -> None:
+        parts = decoder.decode(block).split("\r")  # progress bars stay what they are
+        click.echo("\r".join(map(clean, parts)), nl=False)
+
+    return show
 
 
 @click.command("explain")

@@ -11,6 +11,7 @@ import grp
 import os
 import pwd
 import re
+import resource
 import socket
 import sys
 import threading
@@ -31,6 +32,8 @@ from .shared import BROKER
 
 MOST_AT_ONCE = 64
 """Connections of one account. Followers and terminals hold theirs for long."""
+MOST_FILES = 65536
+PAUSE_S = 0.1
 KEEP_EVERY_S = 2.0
 Deed = Callable[[Calls, Account, Request, str], None]
 ROUTES: tuple[tuple[str, str, Deed], ...] = (
@@ -63,6 +66,7 @@ def run(request: dict[str, Any]) -> None:
     if os.geteuid() != 0:
         raise Failure("usage", "the broker runs as root")
     os.environ["DOCKER_HOST"] = engine.SOCKET
+    _many_files()
     broker_mounts.begin()
     broker_net.fence()
     keeping = Keeping(settings)
@@ -71,13 +75,25 @@ def run(request: dict[str, Any]) -> None:
     Broker(settings, Calls(settings, keeping)).serve(Path(BROKER))
 
 
+def _many_files() -> None:
+    """Every connection of every account takes some; the usual 1024 are soon gone."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def _keep(keeping: Keeping) -> None:
+    before = ""
     while True:
         time.sleep(KEEP_EVERY_S)
+        said = ""
         try:
             keeping.look()
         except (Failure, OSError, ValueError, KeyError) as error:
-            _told(f"looking after containers failed: {error}")
+            said = f"looking after containers failed: {error}"
+        if said != before and said:
+            _told(said)
+        before = said
 
 
 class Broker:
@@ -104,26 +120,45 @@ class Broker:
             listener.listen(128)
             _told(f"ready at {place}")
             while True:
-                link, _ = listener.accept()
-                threading.Thread(target=self._met, args=(link,), daemon=True).start()
+                try:
+                    link, _ = listener.accept()
+                    self._let_in(link)
+                except (OSError, RuntimeError) as error:  # too many files or threads
+                    _told(f"a connection was not taken: {error}")
+                    time.sleep(PAUSE_S)
 
-    def _met(self, link: socket.socket) -> None:
-        with link, suppress(OSError):
-            uid = broker_net.peer(link)[1]
-            with self._guard:
-                self._busy[uid] += 1
-                crowded = self._busy[uid] > MOST_AT_ONCE
-            try:
-                if crowded:
-                    raise Refusal(429, f"more than {MOST_AT_ONCE} connections at once")
-                asked = read_request(link)
-                if asked is not None:
-                    self._answer(account_of(uid), asked)
-            except Refusal as refusal:
-                say(link, refusal.status, {"message": refusal.message})
-            finally:
-                with self._guard:
-                    self._busy[uid] -= 1
+    def _let_in(self, link: socket.socket) -> None:
+        """A thread for it, unless the account has too many already: those cost no thread."""
+        uid = broker_net.peer(link)[1]
+        with self._guard:
+            crowded = self._busy[uid] >= MOST_AT_ONCE
+            self._busy[uid] += 0 if crowded else 1
+        if crowded:
+            with link, suppress(OSError):
+                say(link, 429, {"message": f"more than {MOST_AT_ONCE} connections at once"})
+            return
+        try:
+            threading.Thread(target=self._met, args=(link, uid), daemon=True).start()
+        except RuntimeError:
+            self._left(uid)
+            link.close()
+            raise
+
+    def _left(self, uid: int) -> None:
+        with self._guard:
+            self._busy[uid] -= 1
+
+    def _met(self, link: socket.socket, uid: int) -> None:
+        try:
+            with link, suppress(OSError):
+                try:
+                    asked = read_request(link)
+                    if asked is not None:
+                        self._answer(account_of(uid, self.settings.group), asked)
+                except Refusal as refusal:
+                    say(link, refusal.status, {"message": refusal.message})
+        finally:
+            self._left(uid)
 
     def _answer(self, account: Account, asked: Request) -> None:
         try:
@@ -139,11 +174,16 @@ class Broker:
         raise Refusal(403, f"a shared server does not offer {asked.method} {asked.path[:100]}")
 
 
-def account_of(uid: int) -> Account:
+def account_of(uid: int, group: str) -> Account:
+    """Who that is, as the machine's files say now: a process keeps the groups that it began with,
+    and what an account has left running when it ended may start nothing any more."""
     try:
         found = pwd.getpwuid(uid)
+        wanted = grp.getgrnam(group).gr_gid
     except KeyError:
         raise Refusal(403, f"uid {uid} is no account of this server") from None
+    if wanted not in os.getgrouplist(found.pw_name, found.pw_gid):
+        raise Refusal(403, f"{found.pw_name} is no account of this shared server any more")
     return Account(uid, found.pw_gid, found.pw_name, os.path.realpath(found.pw_dir))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from . import broker_images, broker_mounts, broker_net, broker_share, engine
+from . import broker_archive, broker_images, broker_mounts, broker_net, broker_share, engine
 from .broker_gpus import STATES, boottime_s, holder, leases, lent, node_groups
 from .broker_http import Refusal, Request, pass_on, say, send_on
 from .broker_keep import Keeping, containers
@@ -23,6 +24,7 @@ from .broker_rules import (
     SOURCES,
     Account,
     body,
+    covers,
     exec_body,
     labels_of,
     own_name,
@@ -95,7 +97,7 @@ class Calls:
     def load(self, account: Account, asked: Request, _ref: str) -> None:
         self._room()
         blocks = asked.blocks(self.settings.image_bytes)
-        checked = broker_images.retagged(account, blocks)
+        checked = broker_archive.retagged(account, blocks, self.settings.image_bytes)
         send_on(asked, ENGINE, "/images/load", {"quiet": "1"}, checked)
 
     def listed(self, account: Account, asked: Request, _ref: str) -> None:
@@ -124,7 +126,8 @@ class Calls:
                 labels.update({GPUS: ",".join(gpus), ENDS: f"{ends_s:.0f}"})
             if asks.port:
                 labels[SOCKET] = str(broker_net.socket_of(account, name))
-            mounts = self._held(account, name, asks.binds)
+            memory = covers(found, asks.binds, self.settings.share)
+            mounts = [*self._held(account, name, asks.binds), *memory]
             made = body(
                 account,
                 wanted,
@@ -151,7 +154,8 @@ class Calls:
         engine.ask("POST", f"/containers/{found['Id']}/start")
         with self.keeping.making:
             broker_mounts.release(found["Name"].lstrip("/"))
-        self.keeping.relay({"Id": found["Id"], "Labels": found["Config"]["Labels"]})
+        with suppress(OSError):  # what the account has done to its own directory
+            self.keeping.relay({"Id": found["Id"], "Labels": found["Config"]["Labels"]})
         say(asked.link, 200, b"")
 
     def exec(self, account: Account, asked: Request, ref: str) -> None:
@@ -170,7 +174,9 @@ class Calls:
         """Whatever needs no look at the request beyond whose container it is."""
         found = self._own(account, ref)
         deed = asked.path.rpartition("/")[2]
-        pass_on(asked, ENGINE, f"/containers/{found['Id']}/{deed}", asked.query)
+        # For `top` the engine runs ps on the machine itself, with whatever words are asked for.
+        query = {} if deed == "top" else asked.query
+        pass_on(asked, ENGINE, f"/containers/{found['Id']}/{deed}", query)
 
     def remove(self, account: Account, asked: Request, ref: str) -> None:
         found = self._own(account, ref)
@@ -180,7 +186,7 @@ class Calls:
         say(asked.link, 200, b"")
 
     def of_exec(self, account: Account, asked: Request, ref: str) -> None:
-        if not ID.match(ref):
+        if not ID.fullmatch(ref):
             raise Refusal(404, f"No such exec instance: {ref[:80]}")
         said = json.loads(engine.ask("GET", f"/exec/{ref}/json"))
         self._own(account, str(said.get("ContainerID")))
@@ -194,8 +200,8 @@ class Calls:
 
     def _own(self, account: Account, ref: str) -> dict[str, Any]:
         """What `inspect` says of a container of the account's; another's is not found."""
-        if NAME.match(ref):
-            for known in (f"u{account.uid}.{ref}", ref if ID.match(ref) else ""):
+        if NAME.fullmatch(ref):
+            for known in (f"u{account.uid}.{ref}", ref if ID.fullmatch(ref) else ""):
                 found = next(iter(engine.inspect([known]).values()), None) if known else None
                 labels = (found or {}).get("Config", {}).get("Labels") or {}
                 if found and labels.get(OWNER) == str(account.uid):
@@ -212,8 +218,8 @@ class Calls:
     def _one_more(self, account: Account, everyone: list[dict[str, Any]]) -> None:
         mine = [one for one in everyone if one["Labels"][OWNER] == str(account.uid)]
         living = [one for one in mine if one["State"] in STATES]
-        if len(living) >= self.settings.containers:
-            most = self.settings.containers
+        most = self.settings.containers
+        if len(living) >= most:
             raise Refusal(409, f"{TAKEN}an account has at most {most} containers here")
 
     def _lent(

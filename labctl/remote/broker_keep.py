@@ -12,13 +12,18 @@ from urllib.parse import quote
 
 from . import broker_mounts, engine
 from .broker_gpus import boottime_s, leases
-from .broker_net import Relay
+from .broker_net import MOST_CARRIED, PLACE, Relay
 from .broker_rules import OWNER, SOCKET
 from .broker_settings import Settings
+from .reply import Failure
 from .shared import LEASE
 
 NEVER_STARTED_S = 600.0
+ENDED_KEPT = 64
+"""Of one account's containers that have ended: each has its log on the server's disk. How a run
+ended lies in its own files."""
 GRACE_S = 60
+NOTE_S = 5.0
 NOTE = 'printf \'{"by":"%s","at":%s}\' "$1" "$(date +%s)" > /lab/run/.labctl/limit.json'
 
 
@@ -39,20 +44,30 @@ class Keeping:
         self.settings = settings
         self.making = threading.Lock()
         self._relays: dict[str, Relay] = {}
+        self._slots: dict[int, threading.BoundedSemaphore] = {}
         self._ending: set[str] = set()
 
     def look(self) -> None:
-        """All that is due now."""
+        """All that is due now. What one account spoils for itself is spoilt for nobody else.
+
+        OSError at the end, with the first service that has no socket.
+        """
         with self.making:
             found = containers()
             self._sweep(found)
-        for one in found:
-            if one["State"] == "running":
-                self.relay(one)
+        self._end_leases(found)
         living = {one["Id"] for one in found if one["State"] == "running"}
         for gone in set(self._relays) - living:
             self._relays.pop(gone).close()
-        self._end_leases(found)
+        failed: list[OSError] = []
+        for one in found:
+            if one["State"] == "running":
+                try:
+                    self.relay(one)
+                except OSError as error:
+                    failed.append(error)
+        if failed:
+            raise failed[0]
 
     def relay(self, container: dict[str, Any]) -> None:
         """Have a service's socket there; one that is there stays."""
@@ -62,10 +77,20 @@ class Keeping:
                 return
             owner, port = int(labels[OWNER]), int(labels["labctl.service-port"])
             place = Path(labels[SOCKET])
-            self._relays[container["Id"]] = Relay(owner, place, container["Id"], port)
+            if place.parent != PLACE / str(owner):
+                return  # not a place that this broker would have said
+            slots = self._slots.setdefault(owner, threading.BoundedSemaphore(MOST_CARRIED))
+            self._relays[container["Id"]] = Relay(owner, place, container["Id"], port, slots)
 
     def _sweep(self, found: list[dict[str, Any]]) -> None:
         waiting = set()
+        ended: dict[str, list[str]] = {}
+        for one in sorted(found, key=lambda one: -float(one["Created"])):
+            if one["State"] in ("exited", "dead"):
+                ended.setdefault(one["Labels"][OWNER], []).append(one["Id"])
+        for mine in ended.values():
+            for old in mine[ENDED_KEPT:]:
+                engine.remove(old)
         for one in found:
             name = one["Names"][0].lstrip("/")
             if one["State"] != "created":
@@ -87,15 +112,27 @@ class Keeping:
         for container in over - self._ending:
             self._ending.add(container)
             words = (container, owners[container] if runs[container] else "")
-            threading.Thread(target=_end, args=words, daemon=True).start()
+            threading.Thread(target=self._end, args=words, daemon=True).start()
+
+    def _end(self, container: str, owner: str) -> None:
+        """SIGTERM, and a while to write a checkpoint. A run is told why, by its own account's hand:
+        that hand may do nothing, or never end, and the lease ends all the same."""
+        try:
+            if owner:
+                _note(container, owner)
+            engine.ask("POST", f"/containers/{container}/stop?t={GRACE_S}")
+        except (Failure, OSError, ValueError, KeyError):
+            self._ending.discard(container)  # and is ended at the next look
 
 
-def _end(container: str, owner: str) -> None:
-    """SIGTERM, and a while to write a checkpoint. A run is told why, by its own account's hand."""
+def _note(container: str, owner: str) -> None:
     with suppress(engine.Refused):
-        if owner:
-            words = ["/bin/sh", "-c", NOTE, "sh", LEASE]
-            body = {"Cmd": words, "User": owner}
-            made = json.loads(engine.ask("POST", f"/containers/{container}/exec", body))
-            engine.ask("POST", f"/exec/{made['Id']}/start", {"Detach": False})
-        engine.ask("POST", f"/containers/{container}/stop?t={GRACE_S}")
+        words = ["/bin/sh", "-c", NOTE, "sh", LEASE]
+        body = {"Cmd": words, "User": owner}
+        made = json.loads(engine.ask("POST", f"/containers/{container}/exec", body))["Id"]
+        engine.ask("POST", f"/exec/{made}/start", {"Detach": True})
+        end = time.monotonic() + NOTE_S
+        while time.monotonic() < end:
+            if not json.loads(engine.ask("GET", f"/exec/{made}/json"))["Running"]:
+                return
+            time.sleep(0.05)

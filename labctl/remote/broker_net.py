@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from . import engine
 from .broker_http import CHUNK, Refusal
 from .broker_rules import OWNER, Account
 from .place import read_text
+from .reply import Failure
 
 BRIDGE = "lc"
 METADATA = "169.254.169.254"
@@ -29,6 +31,9 @@ PLACE = Path("/run/labctl/accounts")
 CLONE_NEWNET = 0x40000000
 PEER = struct.Struct("3i")
 ANSWER_S = 10.0
+MOST_CARRIED = 128
+"""Connections to all services of one account together."""
+PAUSE_S = 0.1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,23 +50,24 @@ def fence() -> None:
 
     Failure where the rules cannot be set: then no account may have a container.
     """
+    shell = ["-m", "owner", "!", "--uid-owner", "0", "-j", "REJECT"]
     rules = [
-        ("OUTPUT", ["-o", f"{BRIDGE}+", "-m", "owner", "!", "--uid-owner", "0"]),
-        ("OUTPUT", ["-o", "docker0", "-m", "owner", "!", "--uid-owner", "0"]),
-        ("OUTPUT", ["-d", METADATA, "-m", "owner", "!", "--uid-owner", "0"]),
-        ("FORWARD", ["-i", f"{BRIDGE}+", "-d", METADATA]),
-        ("INPUT", ["-i", f"{BRIDGE}+"]),
+        ("filter", "OUTPUT", ["-o", f"{BRIDGE}+", *shell]),
+        ("filter", "OUTPUT", ["-o", "docker0", *shell]),
+        ("filter", "OUTPUT", ["-d", METADATA, *shell]),
+        ("filter", "INPUT", ["-i", f"{BRIDGE}+", "-j", "REJECT"]),
+        # Not in FORWARD: for each new network Docker puts a rule before all others there.
+        ("mangle", "PREROUTING", ["-i", f"{BRIDGE}+", "-d", METADATA, "-j", "DROP"]),
     ]
-    for chain, rule in rules:
-        words = [*rule, "-j", "REJECT"]
-        if _iptables("-C", chain, *words).returncode != 0:
-            done = _iptables("-I", chain, *words)
+    for table, chain, words in rules:
+        if _iptables(table, "-C", chain, *words).returncode != 0:
+            done = _iptables(table, "-I", chain, *words)
             if done.returncode != 0:
                 raise SystemExit(f"the fence cannot be set: {done.stderr.strip()}")
 
 
-def _iptables(action: str, chain: str, *words: str) -> subprocess.CompletedProcess[str]:
-    line = ["iptables", "--wait", action, chain, *words]
+def _iptables(table: str, action: str, chain: str, *words: str) -> subprocess.CompletedProcess[str]:
+    line = ["iptables", "--wait", "-t", table, action, chain, *words]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
@@ -97,7 +103,17 @@ def socket_of(account: Account, container: str) -> Path:
 class Relay:
     """One service's socket, and the way from there into its container."""
 
-    def __init__(self, owner: int, place: Path, container: str, port: int) -> None:
+    def __init__(
+        self,
+        owner: int,
+        place: Path,
+        container: str,
+        port: int,
+        slots: threading.BoundedSemaphore,
+    ) -> None:
+        """OSError where the account keeps its own directory from having the socket."""
+        self._slots = slots
+        self._closed = False
         self.owner = owner
         self.container = container
         self.port = port
@@ -110,13 +126,20 @@ class Relay:
         self._listener = socket.socket(socket.AF_UNIX)
         # Made where only root may write, and moved: nothing of the account's own is followed.
         staging = PLACE / f".{os.urandom(8).hex()}"
-        self._listener.bind(str(staging))
-        staging.chmod(0o666)
-        self._listener.listen(64)
-        staging.replace(place)
+        try:
+            self._listener.bind(str(staging))
+            staging.chmod(0o666)
+            self._listener.listen(64)
+            staging.replace(place)
+        except OSError:
+            self._listener.close()
+            with suppress(OSError):
+                staging.unlink()
+            raise
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -124,26 +147,40 @@ class Relay:
             self.place.unlink()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 link, _ = self._listener.accept()
             except OSError:
-                return
-            threading.Thread(target=self._carry, args=(link,), daemon=True).start()
+                time.sleep(PAUSE_S)  # closed, or there are too many open files at this moment
+                continue
+            if not self._slots.acquire(blocking=False):
+                link.close()
+                continue
+            try:
+                threading.Thread(target=self._met, args=(link,), daemon=True).start()
+            except RuntimeError:  # no more threads
+                self._slots.release()
+                link.close()
+
+    def _met(self, link: socket.socket) -> None:
+        try:
+            with link:
+                self._carry(link)
+        finally:
+            self._slots.release()
 
     def _carry(self, link: socket.socket) -> None:
-        with link:
-            if peer(link)[1] not in (0, self.owner):
-                return
-            try:
-                far = connected(self.container, self.port)
-            except (OSError, engine.Refused):
-                return
-            with far:
-                back = threading.Thread(target=_carried, args=(far, link), daemon=True)
-                back.start()
-                _carried(link, far)
-                back.join()
+        if peer(link)[1] not in (0, self.owner):
+            return
+        try:
+            far = connected(self.container, self.port)
+        except (OSError, Failure):
+            return
+        with far:
+            back = threading.Thread(target=_carried, args=(far, link), daemon=True)
+            back.start()
+            _carried(link, far)
+            back.join()
 
 
 def _carried(source: socket.socket, target: socket.socket) -> None:

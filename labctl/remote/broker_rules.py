@@ -16,10 +16,11 @@ ENDS = "labctl.lease-ends"
 SOCKET = "labctl.service-socket"
 SOURCES = "labctl.sources"
 OWN_LABELS = (OWNER, GPUS, ENDS, SOCKET, SOURCES)
-"""Labels that only the broker sets."""
-NAME = re.compile(r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,120}$")
-ID = re.compile(r"^[0-9a-f]{12,64}$")
-TARGET = re.compile(r"^/(lab(/[\w.-]+)+|etc/passwd|run/labctl-[a-z]+(/[\w.-]+)*)$")
+"""Labels that only the broker sets: all of them each time, or an image's own would stand there."""
+NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,120}")
+ID = re.compile(r"[0-9a-f]{12,64}")
+TARGET = re.compile(r"/(lab(/[\w.-]+)+|etc/passwd|run/labctl-[a-z]+(/[\w.-]+)*)")
+PORT = re.compile(r"[0-9]{1,5}")
 TMPFS = ("/tmp", "/var/tmp")
 GIB = 1024**3
 LARGEST_TMP = GIB
@@ -73,7 +74,7 @@ class Wish(NamedTuple):
 
 def own_name(account: Account, name: str) -> str:
     """What a container of the account's is called in the engine: two may use the same name."""
-    if not NAME.match(name):
+    if not NAME.fullmatch(name):
         raise Refusal(400, f"bad name {name!r}")
     return f"u{account.uid}.{name}"
 
@@ -102,11 +103,22 @@ def wish(account: Account, asked: dict[str, Any]) -> Wish:
         raise Refusal(403, "a container on a shared server shares nothing with another")
     if host.get("NetworkMode") not in (None, "", "default", "bridge", "none"):
         raise Refusal(403, "a container on a shared server is in its account's own network")
-    port = str(labels_of(asked).get("labctl.service-port", "0"))
-    if host.get("PortBindings") and not (port.isdigit() and 0 < int(port) < 65536):
+    port = labels_of(asked).get("labctl.service-port", "0")
+    number = int(port) if PORT.fullmatch(port) and int(port) < 65536 else 0
+    if host.get("PortBindings") and not number:
         raise Refusal(403, "a shared server publishes no ports: services are on Unix sockets")
-    number = int(port) if port.isdigit() and int(port) < 65536 else 0
     return Wish(_binds(host), _gpus(host), number)
+
+
+def covers(image: dict[str, Any], binds: list[Bind], share: Share) -> list[dict[str, Any]]:
+    """Memory in place of the volumes that an image names: those would lie on the server's disk,
+    without a bound."""
+    found = (image.get("Config") or {}).get("Volumes") or {}
+    paths = set(found) - {one.target for one in binds} - set(TMPFS)
+    if len(paths) > MOST_MOUNTS or any(not path.startswith("/") for path in paths):
+        raise Refusal(403, "a shared server does not give the volumes that this image names")
+    size = {"SizeBytes": tmp_bytes(share), "Mode": 0o1777}
+    return [{"Type": "tmpfs", "Target": one, "TmpfsOptions": size} for one in sorted(paths)]
 
 
 def body(
@@ -131,7 +143,12 @@ def body(
             "Image": image,
             "User": f"{account.uid}:{account.gid}",
             "Env": [*_env(asked), f"NVIDIA_VISIBLE_DEVICES={','.join(gpus) or 'void'}"],
-            "Labels": {**labels_of(asked), **labels, OWNER: str(account.uid)},
+            "Labels": {
+                **labels_of(asked),
+                **dict.fromkeys(OWN_LABELS, ""),
+                **labels,
+                OWNER: str(account.uid),
+            },
             "StopTimeout": _whole(asked, "StopTimeout", 120) or 10,
         }
     )
@@ -216,7 +233,7 @@ def _binds(host: dict[str, Any]) -> list[Bind]:
         if not isinstance(one, dict) or one.get("Type") != "bind":
             raise Refusal(403, "a shared server mounts directories of the account's own only")
         source, target = str(one.get("Source", "")), str(one.get("Target", ""))
-        if not TARGET.match(target) or "/../" in f"{target}/" or "/./" in f"{target}/":
+        if not TARGET.fullmatch(target) or "/../" in f"{target}/" or "/./" in f"{target}/":
             raise Refusal(403, f"a shared server mounts nothing at {target[:100]!r}")
         made.append(Bind(source, target, bool(one.get("ReadOnly"))))
     if len({one.target for one in made}) != len(made):
@@ -258,8 +275,11 @@ def _limits(host: dict[str, Any], share: Share) -> dict[str, int]:
 
 def _tmp(share: Share) -> str:
     """Memory, since it is the account's own share of something; the root is read-only."""
-    size = min(LARGEST_TMP, share.memory_bytes // 4)
-    return f"rw,exec,nosuid,nodev,mode=1777,size={size}"
+    return f"rw,exec,nosuid,nodev,mode=1777,size={tmp_bytes(share)}"
+
+
+def tmp_bytes(share: Share) -> int:
+    return min(LARGEST_TMP, share.memory_bytes // 4)
 
 
 def _env(asked: dict[str, Any]) -> list[str]:

@@ -84,7 +84,7 @@ def body(
         "NetworkDisabled": True,
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
-            "Mounts": mounts,
+            "Mounts": [*mounts, *_covers(image, mounts, limits["disk_bytes"])],
             "NetworkMode": "none",
             "IpcMode": "private",
             "ReadonlyRootfs": True,
@@ -105,6 +105,14 @@ def body(
             "DeviceRequests": limits.get("devices") or [],
         },
     }
+
+
+def _covers(image: dict[str, Any], mounts: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    """Memory in place of the volumes that the image names: those would be disk without a bound."""
+    named = set((image.get("Config") or {}).get("Volumes") or {})
+    named -= {one["Target"] for one in mounts} | {"/tmp", SCRATCH, OUT}
+    bound = {"SizeBytes": size, "Mode": 0o1777}
+    return [{"Type": "tmpfs", "Target": one, "TmpfsOptions": bound} for one in sorted(named)]
 
 
 def run(name: str, made: dict[str, Any], deadline_s: float, most_bytes: int) -> Ended:

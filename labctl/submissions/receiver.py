@@ -191,8 +191,15 @@ class Receiver:
                 if other != staged and not other.name.startswith("."):
                     other.unlink()
             here = staged.stat().st_size if staged.exists() else 0
-            if shutil.disk_usage(self.directory).free - (size - here) < RESERVE_BYTES:
+            left = shutil.disk_usage(self.directory).free - (size - here)
+            if left < RESERVE_BYTES:
                 raise DiskFullError("the receiver's disk is full", why="tell your instructor")
+            if left < (own := self._bytes_of(student)):
+                raise DiskFullError(
+                    f"the receiver's disk has no more room for {student}",
+                    why=f"{own / 1e9:.1f} GB are theirs, and less than that is left for the others",
+                    hint="hand in a smaller checkpoint, or tell your instructor",
+                )
             staged.touch(mode=0o600)
         return here
 
@@ -305,6 +312,12 @@ class Receiver:
         """The receipt of the student's last submission, where that was this very bundle."""
         known = self.receipts(name, student)
         return known[-1] if known and known[-1].receipt.bundle_sha256 == sha256 else None
+
+    def _bytes_of(self, student: str) -> int:
+        """All that the student has handed in. Nobody has more of the disk than is left of it, so
+        that one who hands in again and again takes nobody else's room."""
+        places = (self.directory / "submissions").glob(f"*/{checked(student)}/*/{BUNDLE}")
+        return sum(place.stat().st_size for place in places)
 
     def _feedback(self, name: str, student: str) -> Path:
         return self.directory / "feedback" / checked(name) / f"{checked(student)}.json"

@@ -27,6 +27,7 @@ from labctl.shell import Command
 from labctl.transports import Body, Result, blocks, failures
 from labctl.transports.client import quick_login, runtime_dir
 from labctl.transports.framing import Frame, Unframer, frame
+from labctl.transports.kept import Kept
 from labctl.transports.patience import patiently
 
 LOGIN_TIMEOUT_S = 20.0
@@ -68,13 +69,12 @@ class OpenSshTransport:
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
-        out: list[bytes] = []
-        err: list[bytes] = []
-        code, noise = self._execute(line, stdin, timeout_s, out.append, err.append)
+        kept = Kept(self.endpoint)
+        code, noise = self._execute(line, stdin, timeout_s, kept.out, kept.err)
         result = Result(
             code=code,
-            stdout=b"".join(out).decode(errors="replace"),
-            stderr=b"".join(err).decode(errors="replace"),
+            stdout=kept.stdout,
+            stderr=kept.stderr,
             noise=noise.decode(errors="replace"),
         )
         if check and code:

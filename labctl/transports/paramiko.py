@@ -17,6 +17,7 @@ from labctl.model import Endpoint
 from labctl.shell import Command
 from labctl.transports import Body, Result, blocks, failures
 from labctl.transports.framing import Unframer, frame
+from labctl.transports.kept import Kept
 from labctl.transports.logins import STEP_TIMEOUT_S, Login, fetch_host_key, log_in
 
 __all__ = ["ParamikoTransport", "fetch_host_key"]
@@ -53,13 +54,12 @@ class ParamikoTransport:
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
-        out: list[bytes] = []
-        err: list[bytes] = []
-        code, noise = self._execute(line, stdin, timeout_s, out.append, err.append)
+        kept = Kept(self.endpoint)
+        code, noise = self._execute(line, stdin, timeout_s, kept.out, kept.err)
         result = Result(
             code=code,
-            stdout=b"".join(out).decode(errors="replace"),
-            stderr=b"".join(err).decode(errors="replace"),
+            stdout=kept.stdout,
+            stderr=kept.stderr,
             noise=noise.decode(errors="replace"),
         )
         if check and code:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,22 @@ def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> N
         "  \\x1b[2J",
         "  next: ask",
     ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_students_log_does_not_steer_staffs_terminal(
+    terminal: bool, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the clipboard, a title, a cleared screen: what a program printed is text to staff."""
+    from labctl.cli.course_looks import strangers_log
+
+    said = "50%\rdone ä\n\x1b]52;c;cm0=\x07\x1b[2J\u202e".encode()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    show = strangers_log()
+    for at in range(len(said)):
+        show(said[at : at + 1])
+    sys.stdout.flush()
+    shown = capfdbinary.readouterr().out
+    assert shown.startswith("50%\rdone ä\n".encode())
+    assert (b"\x1b" in shown) is not terminal
+    assert (shown == said) is not terminal

@@ -70,7 +70,7 @@ class Person:
 
     def ask_all(self, asked: Sequence[tuple[str, str, Any]]) -> list[tuple[int, Any]]:
         """The same for many, in one login."""
-        answers = json.loads(self.said(f"python3 -c {_quoted(ASK.replace('ASKED', repr(asked)))}"))
+        answers = json.loads(self.said(f"python3 -c {quoted(ASK.replace('ASKED', repr(asked)))}"))
         return [(status, json.loads(text or "null")) for status, text in answers]
 
     def spec(self, run: str, shell: str, **more: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ print(json.dumps(said))
 """
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from course_bed import CourseBed, course_bed, keeping
 from sshd_container import wait_for
 from submit_bed import COMMAND_S, SSHD
 
-from labctl.actions.courses.door import socket_path
+from labctl.actions.courses.door import MOST_OF_ONE, place_at, socket_path
 from labctl.actions.courses.invitation import JoinFile, enrolment_key
 from labctl.config import paths, student_key
 from labctl.model import Server
@@ -63,7 +64,9 @@ def served(bed: CourseBed) -> Iterator[None]:
         assert not path.exists()
 
 
-def ssh(bed: CourseBed, identity: Path, request: str) -> subprocess.CompletedProcess[str]:
+def ssh(
+    bed: CourseBed, identity: Path, request: str, said: bytes = b""
+) -> subprocess.CompletedProcess[str]:
     """What a student's own ssh gets, with this key and no other."""
     known = bed.folder / "known_hosts"
     known.write_text(f"keeper {bed.machine.host_key}\n")
@@ -75,9 +78,9 @@ def ssh(bed: CourseBed, identity: Path, request: str) -> subprocess.CompletedPro
         ["ssh", "-F", "none", "-i", str(identity), "-p", str(keeper.port)]
         + [word for option in options for word in ("-o", option)]
         + ["--", f"{keeper.user}@{keeper.host}", request],
-        stdin=subprocess.DEVNULL,
+        input=said.decode("latin-1"),
+        encoding="latin-1",
         capture_output=True,
-        text=True,
         timeout=COMMAND_S,
         check=False,
     )
@@ -145,6 +148,66 @@ def test_a_students_key_opens_the_door_and_no_shell(bed: CourseBed) -> None:
         assert "nothing else" in done.stderr
     assert bed.keys.expel(["carol"]) == ["carol"]
     assert ssh(bed, identity, "labctl-course").returncode == 255
+
+
+HOSTILE: tuple[tuple[object, str], ...] = (
+    ({"do": "servers", "student": "bob"}, "PolicyError"),
+    ({"do": "create; id", "lab": "x"}, "UsageError"),
+    (
+        {
+            "do": "create",
+            "lab": "$(id)",
+            "lab_id": "0f" * 6,
+            "token": "aa" * 8,
+            "public_key": "ssh-ed25519 AAAA",
+            "offer": {},
+        },
+        "UsageError",
+    ),
+    ({"do": "find", "id": "course-00000000-`id`", "wait_s": 10**9}, ""),
+    ({"do": "terminate", "id": "../../bob"}, ""),
+    ({"do": "extend", "id": "course-00000000-abcdef", "seconds": 10**12}, "NotFoundError"),
+    ([[[]]], "UsageError"),
+    ("hello\x1b[2J", "UsageError"),
+)
+
+
+def test_hostile_requests_over_ssh_get_an_error_and_nothing_else(bed: CourseBed) -> None:
+    """The forced command with shell's characters, another's name and ceilings far exceeded, by a
+    client that is not labctl's."""
+    file = bed.invited("alice")
+    bed.labctl("alice", "join", str(file), "--yes")
+    identity = student_key(paths({"HOME": str(bed.home("alice"))}))
+    lines = [json.dumps(one).encode() for one, _ in HOSTILE] + [b"[" * 20_000, b"\xff\x00\xfe"]
+    seats = bed.course.private / "keeper" / "seats"
+    before = sorted(seats.glob("*")) if seats.exists() else []
+    with keeping(bed):
+        done = ssh(bed, identity, "labctl-course", b"\n".join([*lines, b'{"do": "hello"}\n']))
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    kinds = [(one.get("error") or {}).get("kind", "") for one in answers]
+    assert kinds == [*(kind for _, kind in HOSTILE), "UsageError", "UsageError", ""]
+    assert all(not one.get("server") for one in answers)
+    assert answers[-1]["hello"]["student"] == "alice"
+    assert "\x1b" not in done.stdout
+    assert (sorted(seats.glob("*")) if seats.exists() else []) == before
+
+
+def test_one_students_connections_leave_the_door_to_the_others(bed: CourseBed) -> None:
+    """Each is a process on the keeper's machine."""
+    file = bed.invited("bob")
+    bed.labctl("bob", "join", str(file), "--yes")
+    identity = student_key(paths({"HOME": str(bed.home("bob"))}))
+    with contextlib.ExitStack() as places:
+        for _ in range(MOST_OF_ONE):
+            places.enter_context(place_at(bed.course, "bob"))
+        said = json.loads(ssh(bed, identity, "labctl-course", b'{"do": "hello"}\n').stdout)
+        assert said["error"]["kind"] == "BusyError"
+        assert "has 12 connections" in said["error"]["what"]
+        with place_at(bed.course, "carol"):
+            pass
+    with keeping(bed):
+        said = json.loads(ssh(bed, identity, "labctl-course", b'{"do": "hello"}\n').stdout)
+    assert said["hello"]["student"] == "bob"
 
 
 def test_without_a_keeper_handing_in_works_and_servers_are_told_of(bed: CourseBed) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from conftest import StartLabServer
 from lab_servers import GPU_SETTINGS, wait_for
-from shared_bed import BROKER, IMAGE, Person, SharedServer, shared
+from shared_bed import BROKER, IMAGE, Person, SharedServer, quoted, shared
 
 from labctl.actions import Silent
 from labctl.actions.forwarding import Forwarding, ForwardSpec
@@ -355,6 +356,62 @@ def test_an_image_of_ones_own_stands_for_nobody_elses(alice: Person, bob: Person
     assert "No such image" in alice.refused(f"docker rmi {IMAGE}"), "what all use stays"
 
 
+def test_an_image_gives_neither_leases_nor_places_nor_disk(
+    alice: Person, bob: Person, bed: SharedServer
+) -> None:
+    """What stands in an image is its account's own word, and the engine would take it over."""
+    uuid = alice.ask("GET", "/labctl/gpus")[1]["gpus"][0]["uuid"]
+    config = {
+        "Labels": {
+            "labctl.gpus": uuid,
+            "labctl.lease-ends": "99999999999",
+            "labctl.service-socket": "/run/labctl/taken/x.sock",
+            "labctl.service-port": "80",
+        },
+        "Volumes": {"/data": {}},
+    }
+    bed.host.sh(f"docker save {IMAGE} > /var/tmp/image.tar; chmod 644 /var/tmp/image.tar")
+    script = REWRITTEN.replace("CONFIG", repr(config))
+    alice.ssh(f"python3 -c {quoted(script)} | docker load")
+    shell = "touch /data/x; grep ' /data ' /proc/mounts; sleep 60"
+    body = {"Image": "forged:1", "Cmd": ["sh", "-c", shell]}
+    assert alice.ask("POST", "/containers/create?name=forged", body)[0] == 201
+    assert alice.ask("POST", "/containers/forged/start")[0] == 200
+    held = [one["holder"] for one in bob.ask("GET", "/labctl/gpus")[1]["gpus"]]
+    assert held == ["", ""], "a lease is what the broker gave"
+    wait_for(lambda: "tmpfs" in alice.said("docker logs forged"), 10)
+    bed.host.sh("/usr/local/lib/labctl/start-broker")
+    alice.said("docker ps")
+    assert "taken" not in bed.host.sh("ls /run/labctl")
+    alice.ssh("docker rm -f forged; docker rmi forged:1")
+
+
+def test_no_place_is_taken_before_its_owner_comes(
+    alice: Person, bob: Person, bed: SharedServer
+) -> None:
+    for place in ("/dev/shm/labctl", "/tmp/tmux"):
+        there = f"{place}-{bob.said('id -u')}"
+        assert bed.host.sh(f"stat -c '%U %a' {there}").split() == ["lab-bob", "700"]
+        assert "not permitted" in alice.refused(f"rm -rf {there}; mv {there} {there}.old")
+    # The way to the cloud's credentials is shut before Docker's own rules are asked.
+    rules = bed.host.sh("iptables -t mangle -S PREROUTING")
+    assert "-i lc+" in rules
+    assert "169.254.169.254/32" in rules
+
+
+def test_a_crowd_of_one_leaves_the_broker_to_the_others(alice: Person, bob: Person) -> None:
+    """Connections that say nothing, more than an account has, while they are open."""
+    with ThreadPoolExecutor(1) as thread:
+        crowd = thread.submit(alice.said, f"python3 -c {quoted(CROWD)}")
+        try:
+            wait_for(lambda: "full" in alice.said("cat crowd.log 2>/dev/null || true"), 10)
+            assert bob.run("beside-a-crowd", "echo fine")[0] == "fine\n"
+        finally:
+            alice.ssh("rm -f crowd.log")
+        assert crowd.result() == "64 are heard, 36 are refused"
+    assert alice.ask("GET", "/labctl/gpus")[0] == 200
+
+
 def test_images_are_not_built_by_the_engine(alice: Person) -> None:
     alice.ssh("mkdir -p labctl/hw3/code && echo FROM scratch > labctl/hw3/code/Dockerfile")
     about = {"lab": "hw3", "lab_id": alice.server.lab_id, "directory": ".", "tag": "labctl/x:1"}
@@ -383,6 +440,36 @@ def test_an_account_that_has_ended_is_shut_out(bob: Person, bed: SharedServer) -
     assert bed.host.sh("ls /home/lab-bob/labctl/hw3/runs/goes-on/logs").startswith("run.log")
 
 
+CROWD = f"""
+import os, select, socket, time
+many = [socket.socket(socket.AF_UNIX) for _ in range(100)]
+for one in many:
+    one.connect("{BROKER}")
+end = time.monotonic() + 10
+while (refused := len(select.select(many, [], [], 0.1)[0])) < 36 and time.monotonic() < end:
+    time.sleep(0.05)
+open("crowd.log", "w").write("full")
+while os.path.exists("crowd.log"):
+    time.sleep(0.05)
+print(len(many) - refused, "are heard,", refused, "are refused")
+"""
+REWRITTEN = """
+import hashlib, io, json, sys, tarfile
+source = tarfile.open("/var/tmp/image.tar")
+listed = json.load(source.extractfile("manifest.json"))
+made = json.load(source.extractfile(listed[0]["Config"]))
+made["config"].update(CONFIG)
+config = json.dumps(made).encode()
+name = hashlib.sha256(config).hexdigest() + ".json"
+listed[0].update(Config=name, RepoTags=["forged:1"])
+with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as tar:
+    for path in listed[0]["Layers"]:
+        tar.addfile(source.getmember(path), source.extractfile(path))
+    for path, text in ((name, config), ("manifest.json", json.dumps(listed).encode())):
+        info = tarfile.TarInfo(path)
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text))
+"""
 REPACKED = """
 import hashlib, io, json, sys, tarfile
 config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Cmd": ["evil"]},

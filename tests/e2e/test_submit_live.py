@@ -19,6 +19,9 @@ import pytest
 from sshd_container import wait_for
 from submit_bed import COMMAND_S, SSHD, Machine, receiving_machine
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from submission_bed import FILES, Tar, bomb, packed, sha256
+
 from labctl.actions.host_keys import make_key
 from labctl.model import Run
 from labctl.submissions.bundle import inspect
@@ -180,7 +183,7 @@ def ssh(machine: Machine, student: Student, *words: str, stdin: str = "") -> Any
         ["ssh", "-F", "none", "-i", str(student.key), "-o", "IdentitiesOnly=yes",
          "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={hosts}", "-o", "LogLevel=ERROR",
          "-p", str(machine.wire.port), "-l", getpass.getuser(), *words],
-        input=stdin, capture_output=True, text=True, timeout=COMMAND_S, check=False,
+        input=stdin, capture_output=True, encoding="latin-1", timeout=COMMAND_S, check=False,
     )  # fmt: skip
 
 
@@ -222,6 +225,50 @@ def test_nobody_asks_in_anothers_name(machine: Machine, student: Student) -> Non
     hello = {"do": "hello", "assignment": "hw3"}
     done = ssh(machine, student, "127.0.0.1", "labctl-submit", stdin=json.dumps(hello) + "\n")
     assert json.loads(done.stdout)["hello"]["student"] == student.name
+
+
+def by_hand(machine: Machine, student: Student, data: bytes, *, size: int = 0) -> list[Any]:
+    """What the receiver answers to a client of one's own, which sends what it likes."""
+    about = {"assignment": "hw3", "sha256": sha256(data), "size": size or len(data)}
+    lines = [
+        json.dumps({"do": "begin", **about}).encode() + b"\n",
+        json.dumps({"do": "part", **about, "offset": 0, "length": len(data)}).encode() + b"\n",
+        data,
+        json.dumps({"do": "finish", **about}).encode() + b"\n",
+    ]
+    text = b"".join(lines).decode("latin-1")
+    done = ssh(machine, student, "127.0.0.1", "labctl-submit", stdin=text)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_hostile_bundles_over_ssh_are_refused_and_not_kept(
+    machine: Machine, student: Student
+) -> None:
+    """By a client that looks at nothing first: a way out, a bomb, a pickle that runs, 10 GB, after
+    the deadline."""
+    own = {"student": student.name}
+    runs = b"\x80\x04cposix\nsystem\n\x8c\x02id\x85R."
+    out = Tar({}).add("../../.ssh/authorized_keys", b"ssh-ed25519 AAAA").end().getvalue()
+    for data, said in (
+        (out, "not what manifest.json names"),
+        (packed({**FILES, "logs/a.zip": bomb()}, **own), "logs/a.zip: it would unpack to 3.0 GiB"),
+        (packed({**FILES, "model/m.pt": runs}, **own), "loading it would run 'posix.system'"),
+        (packed(student="somebody-else"), "it is 'somebody-else''s"),
+    ):
+        answers = by_hand(machine, student, data)
+        assert said in answers[-1]["error"]["why"], answers
+    huge = by_hand(machine, student, packed(**own), size=10 * 10**9)
+    assert "too large" in huge[0]["error"]["what"]
+    machine.assignment(due="2020-01-01 12:00 UTC")
+    try:
+        late = by_hand(machine, student, packed(**own))
+        assert "closed since 2020-01-01" in late[0]["error"]["what"]
+    finally:
+        machine.assignment()
+    assert student.name not in machine.receiver.students("hw3")
+    left = [one for one in (machine.drop / "incoming").rglob("*") if one.is_file()]
+    assert sum(one.stat().st_size for one in left if student.name in str(one)) == 0
+    assert "signed" in by_hand(machine, student, packed(**own))[-1], "the same way, a good one"
 
 
 def test_who_was_not_let_in_is_told_how(machine: Machine, student: Student) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -115,6 +116,41 @@ def test_what_cannot_be_saved_is_not_lost_for_a_budget(kept: Kept) -> None:
     kept.round()
     assert kept.course.cloud.machines["srv-alice"].state == "stopped"
     assert any("could be saved" in text for name, text in kept.told if name == "alice")
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """Nor one whose answers are nonsense: students are root on them."""
+    for name in ("alice", "owls"):
+        kept.course.add(name, price=1.0, age_s=7300)
+    kept.round()
+    real, never = rounds_module.ending.down, threading.Event()
+    crashes: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda said: crashes.append(str(said.exc_value)))
+
+    def down(staff: Any, seats: Any) -> Any:
+        if seats[0].name == "alice" and hangs:
+            never.wait(30)
+        elif seats[0].name == "alice":
+            raise AttributeError("a list has no get")
+        return real(staff, seats)
+
+    monkeypatch.setattr(rounds_module.ending, "down", down)
+    monkeypatch.setattr(rounds_module, "PATIENCE_S", 0.4 if hangs else 30.0)
+    kept.at += GRACE_S + 60
+    end = time.monotonic() + 20
+    while len(kept.course.cloud.machines) > 1 and time.monotonic() < end:
+        kept.round()
+    assert set(kept.course.cloud.machines) == {"srv-alice"}
+    told = [text for name, text in kept.told if name == "alice" and "is ended" in text]
+    assert len(told) == 1, "not begun again while the first goes on"
+    assert crashes == ([] if hangs else ["a list has no get"])
+    never.set()
+    monkeypatch.setattr(rounds_module, "PATIENCE_S", 30.0)
+    kept.rounds._settled()
+    assert bool(kept.course.cloud.machines) != hangs
 
 
 def test_a_lost_ledger_resets_no_budget(kept: Kept) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from pathlib import Path
 
 import pytest
-from course_keeper_ground import KEY, OFFER, Course, TimedCloud, patched_course
-from lab_ground import DiskCloud, Recorded, world
+from course_keeper_ground import KEY, OFFER, Course, TimedCloud, create, patched_course
+from lab_ground import DiskCloud, Recorded, unreachable, world
 
 from labctl.actions import extend as more_time
-from labctl.actions.courses.claims import Claim
+from labctl.actions.courses import together
+from labctl.actions.courses.claims import Claim, SeatDesk
+from labctl.actions.courses.desk import Desk
 from labctl.actions.courses.ending import down
 from labctl.actions.courses.work import KeeperStaff, SeatWork
-from labctl.errors import DeniedError, PolicyError, ProviderError
+from labctl.errors import DeniedError, LabError, PolicyError, ProviderError
 from labctl.state import State
 
 BUDGET = "per_student: {budget: 2.00, ttl: 2h, max_ttl: 4h}\n"
@@ -119,11 +123,68 @@ def test_keys_are_those_of_who_holds_it_now(course: Course) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+class Killed(BaseException):
+    """The keeper's process ends here."""
+
+
+@pytest.mark.parametrize("point", ["create", "created", "deadline", "let in", "kept"])
+def test_a_keeper_that_ends_while_it_makes_a_server_goes_on_with_that_one(
+    point: str, course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server, with its end at the provider, for the student who asked: never two."""
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    work, cloud = work_of(course), course.cloud
+    desk = Desk(course.folder, work)
+    desk._begin = lambda deed: deed()
+    with monkeypatch.context() as patch:
+        if point == "create":
+            patch.setattr(cloud, "at_create", killed)
+        elif point == "created":
+            made = type(cloud).create
+            patch.setattr(cloud, "create", lambda *args: killed(made(cloud, *args)))
+        elif point == "deadline":
+            patch.setattr(cloud, "set_deadline", killed)
+        elif point == "let in":
+            patch.setattr(SeatWork, "_let_in", killed)
+        else:
+            patch.setattr(SeatDesk, "_made", killed)
+        with pytest.raises(Killed):
+            create(desk, "alice")
+    desk = Desk(course.folder, work_of(course))
+    desk._begin = lambda deed: deed()
+    for seat in desk.seats():
+        seat.go_on()
+    (server,) = desk.seat(course.folder.seat("alice")).views("alice")
+    assert (server.state, len(cloud.machines)) == ("running", 1)
+    assert list(cloud.deadlines) == list(cloud.machines)
+    assert "labctl-student" in (course.world.machine.home / ".ssh/authorized_keys").read_text()
+
+
+def test_a_server_that_lets_nobody_in_does_not_go_on_unclaimed(course: Course) -> None:
+    """One that was there before is left as it is."""
+    work, seat = work_of(course), course.folder.seat("alice")
+    server = work.make(seat)
+    course.world.machine.error = unreachable()
+    with pytest.raises(LabError):
+        work.let_in(seat, server, (claim("alice"),))
+    assert course.cloud.machines == {}
+    course.world.machine.error = None
+    server = work.make(seat)
+    work.let_in(seat, server, (claim("alice"),))
+    course.world.machine.error = unreachable()
+    with pytest.raises(LabError):
+        work.let_in(seat, server, (claim("alice"),))
+    assert list(course.cloud.machines) == [server.id]
+
+
 def test_more_time_ends_at_the_ceiling_however_it_is_asked_for(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(more_time, "extend", lambda ground, span_s: asked.append(span_s))
+    monkeypatch.setattr(more_time, "extend", lambda ground, span_s, **_: asked.append(span_s))
     work, seat = work_of(course), course.folder.seat("alice")
     server = work.make(seat)
     work.extend(seat, server, 3600, "alice")
@@ -137,3 +198,62 @@ def test_more_time_ends_at_the_ceiling_however_it_is_asked_for(
         work.extend(seat, server, 3600 + 60, "alice")
     down(work.staff, [seat])
     work.extend(seat, work.make(seat), 7200, "alice")
+
+
+def test_a_forged_watchdog_moves_no_end_at_the_provider(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its student is root there: what the server says of its clocks is their own word."""
+    work, seat = work_of(course), course.folder.seat("alice")
+    server = work.make(seat)
+    deadlines = course.cloud.deadlines
+    for said in (1e12, float("inf"), "never", None, [], {"x": 1}):
+        monkeypatch.setattr(more_time.guard, "extend", lambda *_, s=said: {"ttl_left_s": s})
+        work.extend(seat, server, 60, "alice")
+        assert deadlines[server.id] <= server.created_at + 2 * 3600 + 6 * 60 + 1
+    staffs = 1e12
+    monkeypatch.setattr(more_time.guard, "extend", lambda *_: {"ttl_left_s": staffs})
+    monkeypatch.setattr(together.guard, "arm", lambda *_, **__: {})
+    together.extend(work.staff, seat, 3600)
+    assert deadlines[server.id] <= server.created_at + 4 * 3600 + 3600 + 1
+
+
+def test_two_who_ask_at_once_get_no_more_than_one_after_the_other(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does what was refused count, nor what a keeper did not live to answer go uncounted."""
+    work, seat = work_of(course), course.folder.seat("alice")
+    server = work.make(seat)
+    met = threading.Barrier(4)
+
+    def slowly(ground: object, span_s: int, **_: object) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(0.3)
+
+    monkeypatch.setattr(more_time, "extend", slowly)
+    given: list[bool] = []
+
+    def ask() -> None:
+        try:
+            work.extend(seat, server, 3600, "alice")
+        except PolicyError:
+            given.append(False)
+        else:
+            given.append(True)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert sorted(given) == [False, False, True, True]
+    down(work.staff, [seat])
+    server = work.make(seat)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PolicyError("beyond the budget")
+
+    monkeypatch.setattr(more_time, "extend", refused)
+    for _ in range(3):
+        with pytest.raises(PolicyError, match="budget"):
+            work.extend(seat, server, 7200, "alice")

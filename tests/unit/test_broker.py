@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import bz2
+import grp
+import gzip
 import io
 import json
+import lzma
+import os
 import socket
 import tarfile
 import threading
+import time
+import tracemalloc
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from labctl.remote import broker_http, broker_rules, broker_settings
+from labctl.remote import (
+    broker,
+    broker_archive,
+    broker_http,
+    broker_keep,
+    broker_net,
+    broker_settings,
+)
+from labctl.remote import broker_rules as rules
+from labctl.remote.broker_archive import retagged
 from labctl.remote.broker_gpus import Lease, leases, lent
 from labctl.remote.broker_http import Refusal, pass_on, read_request
-from labctl.remote.broker_images import candidates, own_reference, retagged, visible
+from labctl.remote.broker_images import candidates, own_reference, visible
 from labctl.remote.broker_mounts import opened
 from labctl.remote.broker_rules import ENDS, GPUS, OWNER, Account, Share, body, exec_body, wish
 from labctl.remote.reply import Failure
@@ -24,6 +41,7 @@ from labctl.remote.reply import Failure
 ALICE = Account(1001, 1002, "lab-alice", "/home/lab-alice")
 BOB = Account(1003, 1003, "lab-bob", "/home/lab-bob")
 SHARE = Share(8 << 30, 2.0, 4096)
+MOST = 1 << 30
 CARDS = [{"uuid": "GPU-a", "index": "0", "name": "T4"}, {"uuid": "GPU-b", "index": "1"}]
 
 
@@ -63,7 +81,12 @@ def test_a_container_is_made_anew_whatever_is_asked() -> None:
     assert found["User"] == "1001:1002"
     assert found["Image"] == "sha256:1"
     assert found["Env"] == ["A=b", "NVIDIA_VISIBLE_DEVICES=void"]
-    assert found["Labels"] == {"labctl.run": "r", OWNER: "1001"}
+    # All of the broker's own are said: what is left open, the engine takes from the image.
+    assert found["Labels"] == {
+        "labctl.run": "r",
+        **dict.fromkeys(rules.OWN_LABELS, ""),
+        OWNER: "1001",
+    }
     host = found["HostConfig"]
     assert host["SecurityOpt"] == ["no-new-privileges"]
     assert host["CapDrop"] == ["ALL"]
@@ -118,17 +141,31 @@ def test_a_command_inside_runs_as_the_account() -> None:
             exec_body(ALICE, {"Cmd": ["id"], **forged})
 
 
+def test_who_has_ended_starts_nothing_with_the_groups_of_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = grp.getgrgid(os.getgid()).gr_name
+    assert broker.account_of(os.getuid(), group).uid == os.getuid()
+    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid + 1])
+    with pytest.raises(Refusal, match="any more"):
+        broker.account_of(os.getuid(), group)
+    for uid, name in ((2**31 - 7, group), (os.getuid(), "no-such-group")):
+        with pytest.raises(Refusal, match="no account"):
+            broker.account_of(uid, name)
+
+
 def test_names_and_images_are_ones_own() -> None:
-    assert broker_rules.own_name(ALICE, "hw3-r-1") == "u1001.hw3-r-1"
-    assert broker_rules.shown_name(ALICE, "/u1001.hw3-r-1") == "/hw3-r-1"
-    for bad in ("../x", "", "a b", "-x", "x" * 200):
+    assert rules.own_name(ALICE, "hw3-r-1") == "u1001.hw3-r-1"
+    assert rules.shown_name(ALICE, "/u1001.hw3-r-1") == "/hw3-r-1"
+    for bad in ("../x", "", "a b", "-x", "x" * 200, "x\n"):
         with pytest.raises(Refusal):
-            broker_rules.own_name(ALICE, bad)
+            rules.own_name(ALICE, bad)
     assert own_reference(ALICE, "labctl/hw3:abc") == "labctl-u1001/labctl/hw3:abc"
     assert own_reference(ALICE, "host:5000/x") == "labctl-u1001/host-5000/x:latest"
     assert candidates(ALICE, "a:1") == ["labctl-u1001/a:1", "a:1"]
     assert candidates(ALICE, "sha256:" + "0" * 64) == ["sha256:" + "0" * 64]
-    for bad in ("labctl-u1003/x:1", "labctl-u1001/x", "../x", "X", ""):
+    others = ("labctl-u1003/x:1", "docker.io/labctl-u1003/x:1", "labctl-u1001/x")
+    for bad in (*others, "../x", "X", "", "a\n"):
         with pytest.raises(Refusal):
             candidates(ALICE, bad)
 
@@ -171,7 +208,7 @@ def test_what_is_sent_keeps_its_content_and_loses_its_name(size: int, compressio
     layer = bytes(range(256)) * 1001
     members = {"l/layer.tar": layer, "repositories": b"{}", "index.json": b"{}", "c.json": b"{}"}
     content = _saved({**members, "manifest.json": json.dumps(listed).encode()}, compression)
-    passed = b"".join(retagged(ALICE, _pieces(content, size)))
+    passed = b"".join(retagged(ALICE, _pieces(content, size), MOST))
     with tarfile.open(fileobj=io.BytesIO(passed)) as tar:
         assert tar.getnames() == ["l/layer.tar", "c.json", "manifest.json"]
         file, manifest = tar.extractfile("l/layer.tar"), tar.extractfile("manifest.json")
@@ -193,9 +230,191 @@ def test_what_is_sent_keeps_its_content_and_loses_its_name(size: int, compressio
 )
 def test_an_archive_that_is_none_of_docker_save_is_refused(members: dict[str, bytes]) -> None:
     with pytest.raises(Refusal):
-        list(retagged(ALICE, iter([_saved(members)])))
+        list(retagged(ALICE, iter([_saved(members)]), MOST))
     with pytest.raises(Refusal):
-        list(retagged(ALICE, iter([_saved(members)[:300]])))
+        list(retagged(ALICE, iter([_saved(members)[:300]]), MOST))
+
+
+LISTED = json.dumps([{"Config": "c", "RepoTags": ["x:1"], "Layers": []}]).encode()
+FORGED = json.dumps([{"Config": "c", "RepoTags": ["pytorch:2"], "Layers": []}]).encode()
+
+
+def _archive(*members: tuple[str, bytes, bytes, str]) -> bytes:
+    """(name, kind, content, link) one after the other, whatever they are."""
+    text = io.BytesIO()
+    with tarfile.open(fileobj=text, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, kind, content, link in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.size, info.linkname = kind, len(content), link
+            tar.addfile(info, io.BytesIO(content))
+    return text.getvalue()
+
+
+def _plain_file(name: str, content: bytes) -> tuple[str, bytes, bytes, str]:
+    return name, tarfile.REGTYPE, content, ""
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [_plain_file("manifest.json", FORGED)],
+        [_plain_file("./manifest.json", FORGED)],
+        [_plain_file("/manifest.json", FORGED)],
+        [_plain_file("a/../manifest.json", FORGED)],
+        [_plain_file("f", FORGED), ("manifest.json", tarfile.SYMTYPE, b"", "f")],
+        [_plain_file("f", FORGED), ("manifest.json", tarfile.LNKTYPE, b"", "f")],
+        [("d", tarfile.SYMTYPE, b"", "."), _plain_file("d/manifest.json", FORGED)],
+        [("l/layer.tar", tarfile.SYMTYPE, b"", "../manifest.json")],
+        [("dev", tarfile.CHRTYPE, b"", "")],
+    ],
+)
+def test_nothing_takes_the_manifests_place(more: list[tuple[str, bytes, bytes, str]]) -> None:
+    """Else an account's archive would be everybody's `pytorch:2`."""
+    content = _archive(_plain_file("manifest.json", LISTED), *more)
+    with pytest.raises(Refusal, match="that the shared server takes"):
+        list(retagged(ALICE, iter([content]), MOST))
+
+
+def test_a_layer_may_be_named_twice_and_names_may_be_long() -> None:
+    twice = ("b/layer.tar", tarfile.SYMTYPE, b"", "../a/layer.tar")
+    long = f"{'n' * 200}/layer.tar"
+    named = [("a", tarfile.DIRTYPE, b"", ""), _plain_file("a/layer.tar", b"1"), twice]
+    content = _archive(*named, _plain_file(long, b"2"), _plain_file("manifest.json", LISTED))
+    passed = b"".join(retagged(ALICE, _pieces(content, 333), MOST))
+    with tarfile.open(fileobj=io.BytesIO(passed)) as tar:
+        assert tar.getnames() == ["a", "a/layer.tar", "b/layer.tar", long, "manifest.json"]
+        assert tar.getmember("b/layer.tar").linkname == "../a/layer.tar"
+
+
+def test_a_bomb_is_counted_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the archive is packed or a layer in it: neither memory nor disk is filled."""
+    most = 8 * 1024**2
+    bomb = gzip.compress(bytes(4 * most))
+    whole = gzip.compress(_archive(_plain_file("l", bytes(4 * most))))
+    for content in (whole, _archive(_plain_file("l/layer.tar", bomb))):
+        tracemalloc.start()
+        with pytest.raises(Refusal, match="more than the shared server takes"):
+            deque(retagged(ALICE, _pieces(content, 4096), most), maxlen=0)
+        assert tracemalloc.get_traced_memory()[1] < most // 2
+        tracemalloc.stop()
+    for other in (bz2.compress(whole), lzma.compress(whole)):
+        with pytest.raises(Refusal, match="gzip"):
+            list(retagged(ALICE, iter([other]), most))
+        with pytest.raises(Refusal, match="cannot be looked into"):
+            list(retagged(ALICE, _pieces(_archive(_plain_file("l", other)), 1), most))
+    monkeypatch.setattr(broker_archive, "MOST_MEMBERS", 3)
+    with pytest.raises(Refusal, match="more than 3 files"):
+        list(retagged(ALICE, iter([_archive(*[_plain_file("x", b"")] * 5)]), most))
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_of_any_length_is_not_taken_into_memory(kind: bytes) -> None:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, 1 << 40
+    with pytest.raises(Refusal, match="too long"):
+        list(retagged(ALICE, iter([info.tobuf(tarfile.GNU_FORMAT)]), MOST))
+
+
+def test_volumes_of_an_image_are_memory() -> None:
+    """The engine would make them on its disk, where nothing bounds them."""
+    image = {"Config": {"Volumes": {"/data": {}, "/lab/code": {}, "/tmp": {}}}}
+    (one,) = rules.covers(image, [rules.Bind("/x", "/lab/code", False)], SHARE)
+    assert (one["Type"], one["Target"]) == ("tmpfs", "/data")
+    assert one["TmpfsOptions"] == {"SizeBytes": 1 << 30, "Mode": 0o1777}
+    assert rules.covers({"Config": None}, [], SHARE) == []
+    for volumes in ({"data": {}}, {f"/{n}": {} for n in range(100)}):
+        with pytest.raises(Refusal, match="volumes"):
+            rules.covers({"Config": {"Volumes": volumes}}, [], SHARE)
+
+
+class Asked:
+    """The engine, as the broker's keeping asks it: what was removed and ended."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, found: list[dict[str, Any]], run: Path) -> None:
+        self.removed: list[str] = []
+        self.stopped: list[str] = []
+        self.exec_runs = True
+        run.mkdir()
+        patch.setattr(broker_keep, "PLACE", run)
+        patch.setattr(broker_net, "PLACE", run)
+        patch.setattr(broker_keep, "containers", lambda: found)
+        patch.setattr(broker_keep.broker_mounts, "held", list)
+        patch.setattr(broker_keep.engine, "remove", self.removed.append)
+        patch.setattr(broker_keep.engine, "ask", self.ask)
+        patch.setattr(broker_keep, "NOTE_S", 0.1)
+
+    def ask(self, method: str, path: str, body: Any = None) -> bytes:
+        if "/stop" in path:
+            self.stopped.append(path.split("/")[2])
+        return json.dumps({"Id": "e", "Running": self.exec_runs}).encode()
+
+
+def _container(name: str, place: Path | None, **more: Any) -> dict[str, Any]:
+    labels = {OWNER: str(os.getuid()), "labctl.service-port": "1", rules.SOCKET: str(place or "")}
+    about = {"Id": name, "Names": [f"/u1.{name}"], "State": "running", "Created": 1.0}
+    return {**about, **more, "Labels": {**labels, **more.get("Labels", {})}}
+
+
+def test_what_one_spoils_for_itself_is_spoilt_for_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory where the socket was to be: leases end, others' sockets come, nothing is left."""
+    run, mine = tmp_path / "run", tmp_path / "run" / str(os.getuid())
+    ended = {GPUS: "GPU-a", ENDS: "0", "labctl.run": "r"}
+    outside = tmp_path / "outside" / "x.sock"
+    found = [
+        _container("bad", mine / "a.sock"),
+        _container("good", mine / "b.sock"),
+        _container("elsewhere", outside),
+        _container("over", None, Labels=ended),
+    ]
+    asked = Asked(monkeypatch, found, run)
+    (mine / "a.sock").mkdir(parents=True)
+    keeping = broker_keep.Keeping(broker_settings.Settings())
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"a\.sock"):
+            keeping.look()
+    assert (mine / "b.sock").is_socket()
+    assert not outside.parent.exists(), "a label says no place of root's"
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before + 1
+    assert sorted(one.name for one in run.iterdir()) == [mine.name]
+    end = time.monotonic() + 5
+    while not asked.stopped and time.monotonic() < end:
+        time.sleep(0.01)
+    assert asked.stopped == ["over"], "though its own shell never ends"
+    found.clear()
+    keeping.look()
+
+
+def test_containers_that_have_ended_are_not_kept_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_keep, "ENDED_KEPT", 2)
+    found = [_container(f"c{n}", None, State="exited", Created=float(n)) for n in range(4)]
+    other = _container("others", None, State="exited", Labels={OWNER: "7"})
+    asked = Asked(monkeypatch, [*found, other], tmp_path / "run")
+    broker_keep.Keeping(broker_settings.Settings()).look()
+    assert sorted(asked.removed) == ["c0", "c1"]
+
+
+def test_one_accounts_connections_are_not_the_brokers_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    Asked(monkeypatch, [], run)
+    near, far = socket.socketpair()
+    monkeypatch.setattr(broker_net, "connected", lambda container, port: near.dup())
+    place = run / str(os.getuid()) / "a.sock"
+    slots = threading.BoundedSemaphore(2)
+    relay = broker_net.Relay(os.getuid(), place, "c", 1, slots)
+    links = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    for link in links:
+        link.connect(str(place))
+    assert links[2].recv(1) == b"", "the third is hung up on"
+    for one in (*links, near, far):
+        one.close()
+    relay.close()
 
 
 def _lend(account: Account, wanted: list[str], *held: Lease, most: int = 1) -> Any:

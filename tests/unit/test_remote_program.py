@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labctl.actions import remote as calling
 from labctl.actions.remote import (
     MARK,
     NOT_INSTALLED,
@@ -35,9 +36,12 @@ from labctl.errors import (
     PolicyError,
     UsageError,
 )
+from labctl.model import Endpoint
 from labctl.remote import follow, images, reply
 from labctl.transports import Result
+from labctl.transports import kept as kept_output
 from labctl.transports.fake import FakeTransport
+from labctl.transports.kept import Kept
 
 JSON = st.dictionaries(st.text(max_size=5), st.text() | st.integers() | st.none(), max_size=4)
 QUIET = st.binary(max_size=40).filter(lambda noise: b"\x1e" not in noise)
@@ -185,6 +189,29 @@ def test_the_last_reply_is_found_whatever_surrounds_it(
 @given(noise=QUIET)
 def test_no_reply_is_none(noise: bytes) -> None:
     assert find_reply(noise) is None
+
+
+@pytest.mark.parametrize("hostile", [b"[" * 100_000, b"[]", b"7", b'"x"', b"null"])
+def test_a_server_that_answers_nonsense_is_told_of(hostile: bytes) -> None:
+    """A student is root on their server, and the keeper reads what it answers."""
+    assert find_reply(MARK + hostile + b"\n") is None
+    splitter = _Splitter(lambda reply: None, lambda block: None)
+    with pytest.raises(LabError, match="no answer that labctl knows"):
+        splitter.feed(MARK + hostile + b"\n")
+
+
+def test_what_never_answers_is_not_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calling, "MOST_REPLY_BYTES", 1000)
+    splitter = _Splitter(lambda reply: None, lambda block: None)
+    with pytest.raises(LabError, match="no answer"):
+        splitter.feed(b"x" * 1001)
+    kept = Kept(Endpoint(host="h", port=22, user="u"))
+    monkeypatch.setattr(kept_output, "MOST_BYTES", 1000)
+    kept.out(b"x" * 600)
+    kept.err(b"y" * 400)
+    assert (len(kept.stdout), len(kept.stderr)) == (600, 400)
+    with pytest.raises(LabError, match="u@h answered with more than"):
+        kept.err(b"z")
 
 
 @pytest.mark.parametrize("cut", [MARK, MARK + b'{"a":', MARK + b'{"a": 1'])

@@ -22,7 +22,8 @@ LIMITS = {
 
 def made() -> dict[str, Any]:
     mounts = [{"Type": "bind", "Source": "/x", "Target": "/lab/code", "ReadOnly": True}]
-    image = {"Id": "sha256:1", "Config": {"Entrypoint": ["/banner"]}}
+    volumes = {"/data": {}, "/lab/code": {}, "/tmp": {}}
+    image = {"Id": "sha256:1", "Config": {"Entrypoint": ["/banner"], "Volumes": volumes}}
     return sealed.body(image, ["sh", "p.sh"], "predictions", mounts, {"A": "b"}, {}, LIMITS)
 
 
@@ -41,7 +42,10 @@ def test_nothing_is_open_and_everything_is_bounded() -> None:
     assert all("nr_inodes=" in options for options in host["Tmpfs"].values())
     assert host["LogConfig"]["Type"] == "none"
     assert {"Name": "core", "Soft": 0, "Hard": 0} in host["Ulimits"]
-    assert all(one["ReadOnly"] for one in host["Mounts"])
+    pushed, cover = host["Mounts"]
+    assert pushed["ReadOnly"]
+    assert (cover["Type"], cover["Target"]) == ("tmpfs", "/data"), "else it would be the disk"
+    assert cover["TmpfsOptions"]["SizeBytes"] == 16 << 20
 
 
 class Engine:

@@ -29,6 +29,7 @@ from submission_bed import (
 
 from labctl.errors import DiskFullError, NotFoundError, PolicyError, TransferError, UsageError
 from labctl.submissions import receipt, service
+from labctl.submissions import receiver as receiver_module
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import MOST_SUBMISSIONS, Receiver
 
@@ -197,6 +198,25 @@ def test_a_full_disk_is_told_before(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200 * 1024**2))
     with pytest.raises(DiskFullError):
         receiver.begin("hw3", "alice", "a" * 64, 1000)
+
+
+def test_one_student_leaves_room_for_the_others(
+    made: tuple[Receiver, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver, _ = made
+    data = packed()
+    handed_in(receiver, data)
+    free = 0
+    monkeypatch.setattr(receiver_module, "RESERVE_BYTES", 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    for left, fits in ((2 * len(data), True), (2 * len(data) - 1, False)):
+        free = left
+        if fits:
+            assert receiver.begin("hw3", "alice", "0" * 64, len(data)) == 0
+            continue
+        with pytest.raises(DiskFullError, match="no more room for alice"):
+            receiver.begin("hw3", "alice", "0" * 64, len(data))
+        assert receiver.begin("hw3", "bob", "0" * 64, len(data)) == 0
 
 
 def test_nobody_hands_in_without_end(

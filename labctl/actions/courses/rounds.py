@@ -6,10 +6,12 @@ deed that fails for one seat is told and stops no other.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from labctl.actions import guard
@@ -33,6 +35,9 @@ GRACE_S = 600.0
 server's own watchdog has acted before, unless somebody has stopped it."""
 YOUNG_S = 60.0
 """So long a provider may not show what it has just made."""
+AT_ONCE = 64
+PATIENCE_S = 120.0
+"""So long a round waits for the ends that it has begun; they go on beside the next one."""
 AFTER_CLASS_S = 2 * 3600.0
 IDLE_AFTER_CLASS_S = 1800.0
 UNSEEN = "ended unseen"
@@ -57,6 +62,8 @@ class Rounds:
     tell: Callable[[str, str], None]
     now: Callable[[], float] = time.time
     _seen: tuple[int, ...] = ()
+    _going: dict[str, threading.Thread] = field(default_factory=dict)
+    _turns: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_ONCE))
 
     def look(self) -> Look:
         """Ask the provider once for all seats, and write down what they have cost since."""
@@ -127,7 +134,8 @@ class Rounds:
             if allowance is not None:
                 self._warn(seat, own, usd, allowance, server)
             if server is not None and (why := self._over(seat, own, usd, allowance, server)):
-                self._end(seat, why)
+                self._apart(seat, partial(self._end, seat, why))
+        self._settled()
         for desk in self.desk.seats():
             if (server := desk.server) is not None and server.created_at < look.at - YOUNG_S:
                 desk.seen(server, look.servers.get(desk.seat.lab_id))
@@ -167,9 +175,33 @@ class Rounds:
             held = any(not one.leaving for one in self.desk.seat(seat).claims)
             if held and since_s < IDLE_AFTER_CLASS_S:
                 continue
-            if self._busy(seat, server):
-                continue
+            self._apart(seat, partial(self._end_unused, seat, server))
+        self._settled()
+
+    def _end_unused(self, seat: Seat, server: Server) -> None:
+        if not self._busy(seat, server):
             self._end(seat, "class")
+
+    def _apart(self, seat: Seat, deed: Callable[[], None]) -> None:
+        """Do it in a thread of its own, one at a time for each seat: a student is root on their
+        server, which may never answer or answer nonsense, and that is to keep nobody else's from
+        its end."""
+        if (going := self._going.get(seat.name)) is not None and going.is_alive():
+            return
+
+        def run() -> None:
+            with self._turns:
+                deed()
+
+        self._going[seat.name] = threading.Thread(target=run, name="seat-end", daemon=True)
+        self._going[seat.name].start()
+
+    def _settled(self) -> None:
+        """Wait for what was begun, but not for ever."""
+        end = time.monotonic() + PATIENCE_S
+        for one in self._going.values():
+            one.join(max(0.0, end - time.monotonic()))
+        self._going = {name: one for name, one in self._going.items() if one.is_alive()}
 
     def _busy(self, seat: Seat, server: Server) -> bool:
         """Whether somebody or something works there; yes where that cannot be told."""
@@ -209,10 +241,13 @@ class Rounds:
         )
         self.tell(seat.name, text)
         if server is not None and server.state == "running":
-            try:
-                together.message(self.staff, [seat], text)
-            except LabError as error:
-                self.tell(seat.name, f"could not be told on the server: {error.what}")
+            self._apart(seat, partial(self._show, seat, text))
+
+    def _show(self, seat: Seat, text: str) -> None:
+        try:
+            together.message(self.staff, [seat], text)
+        except LabError as error:
+            self.tell(seat.name, f"could not be told on the server: {error.what}")
 
     def _over(
         self,

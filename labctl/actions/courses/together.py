@@ -23,6 +23,7 @@ from labctl.model import Run, Server
 from labctl.shell import command
 
 MOST_MESSAGE = 500
+MESSAGE_S = 60.0
 _TELL = """m=$1; u=$(id -u)
 for t in /dev/pts/[0-9]*; do
   [ -O "$t" ] && [ -w "$t" ] && printf '\\r\\n*** course: %s ***\\r\\n' "$m" > "$t" 2>/dev/null
@@ -51,15 +52,22 @@ def message(staff: Staff, seats: Sequence[Seat], text: str) -> list[Answer]:
             hint='labctl course message "lab starts at 10"',
         )
     line = command("sh", "-c", _TELL, "sh", text).render()
-    return ask_all(staff, servers_of(staff, seats), line)
+    return ask_all(staff, servers_of(staff, seats), line, timeout_s=MESSAGE_S)
 
 
 def ask_all(
-    staff: Staff, found: Sequence[tuple[Seat, Server]], line: str, *, at_once: int = 32
+    staff: Staff,
+    found: Sequence[tuple[Seat, Server]],
+    line: str,
+    *,
+    at_once: int = 32,
+    timeout_s: float | None = None,
 ) -> list[Answer]:
     """Run a line of shell on all of these; answers bear seats' names."""
     servers = [server for _, server in found]
-    answers = run_everywhere(staff.course().connections, servers, line, at_once=at_once)
+    answers = run_everywhere(
+        staff.course().connections, servers, line, at_once=at_once, timeout_s=timeout_s
+    )
     return [
         msgspec.structs.replace(answer, alias=seat.name)
         for (seat, _), answer in zip(found, answers, strict=True)
@@ -120,7 +128,8 @@ def extend(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, An
         need = ground.config.server.need
         left = attempts.budget_left_usd(ground, need, but=server.id)
         guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s, always=True)
-        return more_time.extend(ground, span_s)
+        latest_at = server.created_at + need.max_ttl_s if need.max_ttl_s else None
+        return more_time.extend(ground, span_s, latest_at=latest_at)
     except LabError:
         # Not given after all: the ledger says so too.
         staff.folder.ledger.append(

@@ -24,7 +24,7 @@ from labctl.config import CourseConfig
 from labctl.courses.folder import Seat
 from labctl.courses.ledger import Entry
 from labctl.courses.spending import allowance_usd, spent_usd
-from labctl.errors import PolicyError, ProviderError
+from labctl.errors import LabError, PolicyError, ProviderError
 from labctl.model import Offer, Server, Value
 from labctl.providers import Deadline, Provider
 
@@ -75,6 +75,8 @@ class SeatWork:
     staff: Staff
     login_only: bool = False
     _offers: tuple[float, list[Offer]] = (0.0, [])
+    _new: dict[str, str] = field(default_factory=dict, repr=False)
+    _extending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def check(self, seat: Seat) -> None:
         """PolicyError where the seat may have no server now, before anything is asked for."""
@@ -124,14 +126,26 @@ class SeatWork:
             raise ProviderError(
                 outcome.error, why=outcome.why, hint="labctl up   # again, or tell your instructor"
             )
+        if outcome.made:
+            self._new[seat.name] = outcome.server.id
         return self._limited(seat, outcome.server, made=outcome.made)
 
     def let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> Server:
+        """One that was made for these, and lets nobody in, is taken away again."""
+        try:
+            self._let_in(seat, server, claims)
+        except LabError:
+            if self._new.pop(seat.name, "") == server.id:
+                self._take_away(seat, server)
+            raise
+        self._new.pop(seat.name, None)
+        return server
+
+    def _let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> None:
         lines = {" ".join([*one.public_key.split()[:2], COMMENT]) for one in claims}
         body = "".join(f"{line}\n" for line in sorted(lines))
         transport = self._ground(seat).connections.reopen(server)
         transport.run(LET_IN, stdin=body.encode(), timeout_s=SCRIPT_S)
-        return server
 
     def look(self, seat: Seat, server: Server) -> Server | None:
         return self._provider.find(server.id)
@@ -148,20 +162,26 @@ class SeatWork:
     def extend(self, seat: Seat, server: Server, span_s: int, by: str) -> None:
         """PolicyError beyond the course's longest life or the seat's budget, written down too."""
         ground = self._ground(seat)
-        need = ground.config.server.need
-        own = self.staff.folder.ledger.entries(seat=seat.name)
-        whole_s = (need.ttl_s or 0) + granted_s(own) + _extended_s(own) + span_s
-        if need.max_ttl_s and whole_s > need.max_ttl_s:
-            hours = need.max_ttl_s / 3600
-            raise PolicyError(
-                f"no {span_s / 3600:g} h more",
-                why=f"a server of this course lives {hours:g} h at most",
-                hint="ask your instructor: labctl course extend",
+        need, ledger = ground.config.server.need, self.staff.folder.ledger
+        with self._extending:  # written down before it is given: two at once are two
+            own = ledger.entries(seat=seat.name)
+            whole_s = (need.ttl_s or 0) + granted_s(own) + _extended_s(own) + span_s
+            if need.max_ttl_s and whole_s > need.max_ttl_s:
+                hours = need.max_ttl_s / 3600
+                raise PolicyError(
+                    f"no {span_s / 3600:g} h more",
+                    why=f"a server of this course lives {hours:g} h at most",
+                    hint="ask your instructor: labctl course extend",
+                )
+            # Without `seconds`, which would move the ceiling itself.
+            ledger.append("extend", seat=seat.name, student=by, by=by, span_s=span_s)
+        try:
+            more_time.extend(ground, span_s, latest_at=server.created_at + whole_s)
+        except LabError:
+            ledger.append(
+                "extend", seat=seat.name, student=by, by=by, why="refused", span_s=-span_s
             )
-        more_time.extend(ground, span_s)
-        # Without `seconds`, which would move the ceiling itself.
-        ledger = self.staff.folder.ledger
-        ledger.append("extend", seat=seat.name, student=by, by=by, span_s=span_s)
+            raise
 
     def _limited(self, seat: Seat, server: Server, *, made: bool) -> Server:
         """The server with the time at which its provider ends it; a new one without is taken away,
