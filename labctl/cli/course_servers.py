@@ -14,7 +14,7 @@ from labctl.cli.course_options import chosen, only_options, staff_of
 from labctl.cli.options import SCREEN, json_option, yes_option
 
 if TYPE_CHECKING:
-    from labctl.actions.courses.ending import Proof, SeatEnding
+    from labctl.actions.courses.ending import Left, Proof, SeatEnding
     from labctl.actions.courses.servers import SeatOutcome
 
 SEAT = "\0"
@@ -201,17 +201,44 @@ def _draw_proof(proof: Proof) -> None:
         if left.error:
             click.echo(f"{left.provider} could not be asked: {clean(left.error)}", err=True)
         for server in left.servers:
-            click.echo(f"still there: {server.id}, {server.offer.price_usd_per_hour:.2f} dollars/h")
+            whose = _whose(left, server.lab_id)
+            price = f"{server.offer.price_usd_per_hour:.2f} dollars/h"
+            click.echo(f"still there{whose}: {clean(server.id)}, {price}")
         for one in left.resources:
-            price = f"{one.price_usd_per_month:.2f} dollars a month"
-            click.echo(f"still there: {clean(one.kind)} {clean(one.id)}, {price}")
+            whose, price = (
+                _whose(left, one.lab_id),
+                f"{one.price_usd_per_month:.2f} dollars a month",
+            )
+            click.echo(f"still there{whose}: {clean(one.kind)} {clean(one.id)}, {price}")
         if not (left.error or left.servers or left.resources):
             click.echo(f"{left.provider} shows nothing of this course in any region")
     if proof.clean:
         click.echo(click.style("Nothing of this course bills.", fg="green"))
     else:
         click.echo(click.style("Something may still bill.", fg="red"), err=True)
-        click.echo("  next: labctl course down --end-of-term   # again", err=True)
+        for following in _next_of(proof):
+            click.echo(f"  next: {following}", err=True)
+
+
+def _whose(left: Left, lab_id: str) -> str:
+    name = left.seats.get(lab_id, "")
+    return f", {name}'s" if name else ""
+
+
+def _next_of(proof: Proof) -> list[str]:
+    """What takes away what is left: the same again does not for everything."""
+    from labctl.actions.courses.ending import GIVE_UP
+
+    found = []
+    for left in proof.left:
+        if left.former and left.bills:
+            said = f"`provider: {left.provider}` in course.yaml"
+            found.append(f"{said}, then labctl course down --end-of-term")
+        kept = {left.seats.get(one.lab_id, "") for one in left.resources if one.expires_at} - {""}
+        if kept and not left.former:
+            up = f"labctl course up --only {','.join(sorted(kept))}"
+            found.append(f"{up} brings kept disks back\n        {GIVE_UP}")
+    return found or ["labctl course down --end-of-term   # again"]
 
 
 @click.command("push")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from course_ground import Class, StoppableCloud, a_class, roster
+from course_ground import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_ground import Recorded, unreachable
 
 from labctl.actions import Event
 from labctl.actions.courses.check import check
 from labctl.actions.courses.ending import asked, down, end_of_term
 from labctl.actions.courses.material import NAME, take
+from labctl.actions.courses.plan import plan
 from labctl.actions.courses.seated import Done, News
 from labctl.actions.courses.servers import up
 from labctl.actions.courses.status import status
@@ -26,6 +27,30 @@ NAMES = ("alice", "bob", "carol")
 @pytest.fixture
 def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
     return a_class(tmp_path, monkeypatch, roster(NAMES))
+
+
+class KeepingCloud(ClassCloud):
+    """One whose disks can outlive their servers."""
+
+    keeps_itself = False
+
+    def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
+        disk = Resource(provider="cloud", kind="volume", id="vol", expires_at=expires_at)
+        self.left.append(disk)
+        return [disk]
+
+    def attach_kept(self, resource: Resource, server_id: str) -> str:
+        raise AssertionError("nothing is attached here")
+
+
+def at_its_name(clouds: dict[str, ClassCloud], name: str) -> type[ClassCloud]:
+    """A provider's class, of which all are this one."""
+
+    class There(ClassCloud):
+        def __new__(cls, *_: object) -> There:
+            return clouds[name]  # type: ignore[return-value]
+
+    return There
 
 
 def started(one: Class, *, login_only: bool = False) -> None:
@@ -408,3 +433,45 @@ def test_the_check_of_a_class_without_a_cloud_says_what_failed(ml: Class) -> Non
     ml.cloud.servers = servers  # type: ignore[method-assign, assignment]
     (only,) = check(ml.staff(), ml.folder.seats())
     assert (only.name, only.ok) == ("provider", False)
+
+
+def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone(
+    ml: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(ml)
+    before = ml.cloud
+    ml.cloud = ClassCloud(before.key)
+    ml.cloud.name = "another"  # type: ignore[misc]
+    monkeypatch.setattr(
+        "labctl.actions.ground.provider_class", lambda name: at_its_name({"cloud": before}, name)
+    )
+    for deed in (
+        lambda: status(ml.staff(), ml.folder.seats(), refresh=True),
+        lambda: down(ml.staff(), ml.folder.seats()),
+    ):
+        with pytest.raises(PolicyError, match="a server at cloud") as stopped:
+            deed()
+        assert "{provider: cloud} in course.yaml" in stopped.value.hint
+    assert len(ml.state.servers()) == 3  # with the keys and names by which they are reached
+    # Where another machine made them, the ledger alone knows.
+    ml.places.database.unlink()
+    (of_alice, *_) = plan(ml.staff()).cautions
+    assert of_alice.startswith("3 at cloud, which course.yaml names no more, go on")
+    assert plan(ml.staff()).running == ()
+    assert not ml.folder.ledger.entries(kind="down")
+    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
+    assert [(one.provider, len(one.servers)) for one in proof.left if one.bills] == [("cloud", 3)]
+    assert not proof.clean
+
+
+def test_a_disk_that_was_kept_ends_the_cost_and_says_how_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = a_class(tmp_path, monkeypatch, roster(["alice"]))
+    one.cloud = KeepingCloud(one.cloud.key)
+    started(one)
+    one.machine("alice").error = unreachable()
+    (kept,) = down(one.staff(), one.folder.seats())
+    assert not kept.ended
+    assert kept.hint.startswith("labctl course up --only alice brings")
+    assert one.folder.ledger.entries(kind="down")

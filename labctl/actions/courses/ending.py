@@ -19,7 +19,7 @@ from labctl.actions.courses.grading_server import end_forgotten, other_grading_g
 from labctl.actions.courses.ground import OWN, own_seat, seat_grounds
 from labctl.actions.courses.machines import SavedSeat, save
 from labctl.actions.courses.seated import Done, SeatReporter
-from labctl.actions.courses.servers import ENDED, SeatOutcome, Staff
+from labctl.actions.courses.servers import ENDED, SeatOutcome, Staff, of_course
 from labctl.actions.courses.status import take_over
 from labctl.actions.everywhere import Doors
 from labctl.actions.ground import Ground
@@ -28,6 +28,7 @@ from labctl.errors import LabError, PolicyError
 from labctl.model import Resource, Server, Value
 from labctl.providers import Bake
 
+GIVE_UP = "labctl orphans --terminate --kept-too gives them up"
 AT_ONCE = 16
 """Servers whose results come home at the same time: this machine's line is what limits them."""
 
@@ -67,11 +68,18 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
     ready = [one.ground for one in saved if one.error is None]
     unended = _end_all(course, [servers[one.lab_id] for one in ready])
     gone = [one for one in ready if one.lab_id not in unended]
+    # Not everything is home, and yet it has ended: its disk was kept.
+    kept = {one.ground.lab_id for one in saved if one.error and _is_gone(staff, servers, one)}
+    gone += [one for one in mine if one.lab_id in kept]
     accrue.ended(
         staff.folder, [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone], staff.by
     )
     _tidy(staff, course)
-    return [_told(by_lab, servers, one, unended) for one in saved]
+    return [_told(by_lab, servers, one, unended, kept) for one in saved]
+
+
+def _is_gone(staff: Staff, servers: dict[str, Server], one: fleet.Outcome[SavedSeat]) -> bool:
+    return staff.state.server(servers[one.ground.lab_id].id) is None
 
 
 def _agree(staff: Staff, servers: Sequence[Server], discard: bool) -> None:
@@ -177,6 +185,7 @@ def _told(
     servers: dict[str, Server],
     one: fleet.Outcome[SavedSeat],
     unended: dict[str, LabError],
+    kept: set[str],
 ) -> SeatEnding:
     seat = by_lab[one.ground.lab_id]
     error = one.error or unended.get(seat.lab_id)
@@ -186,24 +195,32 @@ def _told(
         server_id=servers[seat.lab_id].id,
         saved=one.value or SavedSeat(),
         ended=error is None,
-        error=error.what if error else "",
-        why=error.why if error else "",
-        hint=_hint(seat, one.error) if error else "",
+        error=of_course(error.what, seat) if error else "",
+        why=of_course(error.why, seat) if error else "",
+        hint=_hint(seat, one.error, kept) if error else "",
     )
 
 
-def _hint(seat: Seat, unsaved: LabError | None) -> str:
+def _hint(seat: Seat, unsaved: LabError | None, kept: set[str]) -> str:
+    if seat.lab_id in kept:
+        return f"labctl course up --only {seat.name} brings the disk back   # {GIVE_UP}"
     again = f"labctl course down --only {seat.name}"
     return f"{again}, or {again} --discard to lose what is there" if unsaved else again
 
 
 class Left(Value, frozen=True):
-    """What a provider shows of the course when all was done. Empty: nothing there bills."""
+    """What a provider shows of the course when all was done. Empty: nothing there bills.
+
+    `former`: course.yaml names another one by now, so that nothing was ended at this one. `seats`
+    says whose the things are, by lab id.
+    """
 
     provider: str
     servers: tuple[Server, ...] = ()
     resources: tuple[Resource, ...] = ()
     error: str = ""
+    former: bool = False
+    seats: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def bills(self) -> bool:
@@ -303,11 +320,25 @@ def _everywhere(staff: Staff, *, everywhere: bool) -> list[Ground]:
 
 
 def asked(staff: Staff) -> list[Left]:
-    """What every provider of the course shows of it now, in every region, free caches aside."""
-    return [_left(staff, ground) for ground in _everywhere(staff, everywhere=True)]
+    """What every provider of the course shows of it now, in every region, free caches aside.
+
+    Those too that course.yaml named before, where seats' servers cost something or have not ended.
+    """
+    found = [_left(staff, ground) for ground in _everywhere(staff, everywhere=True)]
+    course = staff.course(everywhere=True, plain=True)
+    former = {
+        one.provider
+        for one in accrue.known(staff.folder.ledger.entries()).values()
+        if one.provider not in ("", course.provider.name) and (one.price or not one.ended)
+    }
+    for name in sorted(former - {one.provider for one in found}):
+        server = msgspec.structs.replace(course.config.server, provider=name)
+        config = msgspec.structs.replace(course.config, server=server)
+        found.append(_left(staff, dataclasses.replace(course, config=config), former=True))
+    return found
 
 
-def _left(staff: Staff, ground: Ground) -> Left:
+def _left(staff: Staff, ground: Ground, *, former: bool = False) -> Left:
     name = ground.config.server.provider
     step = Step(name=f"asking {name} what is left")
     staff.reporter.emit(step)
@@ -319,9 +350,18 @@ def _left(staff: Staff, ground: Ground) -> Left:
         ]
         resources = _of_course(staff, ground.provider.leftovers())
     except LabError as error:
-        return Left(provider=name, error=" ".join(filter(None, [error.what, error.why])))
+        said = " ".join(filter(None, [error.what, error.why]))
+        return Left(provider=name, error=said, former=former)
     staff.reporter.emit(msgspec.structs.replace(step, done=True))
-    return Left(provider=name, servers=tuple(servers), resources=tuple(resources))
+    labs = {one.lab_id for one in servers} | {one.lab_id for one in resources}
+    seats = staff.folder.seats(active_only=False, former=True)
+    return Left(
+        provider=name,
+        servers=tuple(servers),
+        resources=tuple(resources),
+        former=former,
+        seats={one.lab_id: one.name for one in seats if one.lab_id in labs},
+    )
 
 
 def _end_grading(staff: Staff) -> None:

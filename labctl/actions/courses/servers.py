@@ -6,6 +6,7 @@ more than once: a whole class is one question.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -243,8 +244,8 @@ def _outcome(seat: Seat, one: fleet.Outcome[Server], there: dict[str, Server]) -
         students=seat.students,
         server=server,
         made=server is not None and (before is None or before.id != server.id),
-        error=error.what.replace(seat.lab, seat.name) if error else "",
-        why=error.why.replace(seat.lab, seat.name) if error else "",
+        error=of_course(error.what, seat) if error else "",
+        why=of_course(error.why, seat) if error else "",
         hint=_hint(seat, error) if error else "",
     )
 
@@ -255,4 +256,11 @@ def _hint(seat: Seat, error: LabError) -> str:
     if isinstance(error, PolicyError) and error.what.startswith("the budget"):
         return f"labctl course budget {seat.name} +5   # then {again}"
     own = ("labctl up", "labctl offers", "labctl cost")
-    return again if not error.hint or error.hint.startswith(own) else error.hint
+    return again if not error.hint or error.hint.startswith(own) else of_course(error.hint, seat)
+
+
+def of_course(text: str, seat: Seat) -> str:
+    """What was said of a lab of one's own, said of a seat: its name, its file, its commands."""
+    said = text.replace(seat.lab, seat.name).replace("lab.yaml", "course.yaml")
+    said = said.replace("labctl down --discard", f"labctl course down --only {seat.name} --discard")
+    return re.sub(r"labctl down$", f"labctl course down --only {seat.name}", said)
