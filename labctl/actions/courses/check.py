@@ -16,6 +16,7 @@ from labctl.actions.courses.keys import DEFAULT_FILE, Keys
 from labctl.actions.courses.seated import SeatReporter
 from labctl.actions.courses.servers import ENDED, Staff, agreed
 from labctl.actions.courses.together import ask_all
+from labctl.actions.courses.work import no_deadline
 from labctl.actions.everywhere import Answer, door
 from labctl.actions.ground import Ground
 from labctl.courses.folder import Seat
@@ -39,7 +40,7 @@ def check(staff: Staff, seats: Sequence[Seat], *, boot: bool = False) -> list[Ch
     except LabError as error:
         return [_failed("provider", error)]
     found = _of_provider(course)
-    found += _of_class(course, seats, listed)
+    found += _of_class(staff, course, seats, listed)
     found += _keys(staff, seats)
     found += _servers(staff, seats, listed)
     found += _image(staff)
@@ -60,7 +61,9 @@ def _of_provider(course: Ground) -> list[Check]:
     return [one for one in checks if not (quotas and one.name.startswith("quota"))]
 
 
-def _of_class(course: Ground, seats: Sequence[Seat], listed: Sequence[Server]) -> list[Check]:
+def _of_class(
+    staff: Staff, course: Ground, seats: Sequence[Seat], listed: Sequence[Server]
+) -> list[Check]:
     """Offers, prices and quotas for all that have no server yet."""
     there = {one.lab_id for one in listed if one.state not in ENDED}
     missing = [seat for seat in seats if seat.lab_id not in there]
@@ -81,7 +84,30 @@ def _of_class(course: Ground, seats: Sequence[Seat], listed: Sequence[Server]) -
         )
         said = "raise server.max_price in course.yaml, or ask for less under server.gpu"
         return [Check(name="prices", ok=False, detail=detail or "nothing is offered", next=said)]
-    return [_price(course, fitting[0], len(missing)), *_room(course, fitting[0], len(missing))]
+    return [
+        _price(course, fitting[0], len(missing)),
+        *_room(course, fitting[0], len(missing)),
+        *_deadline(staff, course, fitting[0]),
+    ]
+
+
+def _deadline(staff: Staff, course: Ground, offer: Offer) -> list[Check]:
+    """Whether the keeper may hand servers out: students are root there, and could stop all else."""
+    config = staff.folder.config
+    if config.keeper is None or config.shared is not None or not offer.price_usd_per_hour:
+        return []
+    lack = no_deadline(course.provider)
+    after = f"{course.provider.name} ends each server by itself at its time"
+    mend = "set that up, or give accounts on shared servers: `shared:` in course.yaml"
+    said = f"the keeper gives students no server: {lack}"
+    return [
+        Check(
+            name="end of servers",
+            ok=not lack,
+            detail=said if lack else after,
+            next=mend if lack else "",
+        )
+    ]
 
 
 def _price(course: Ground, offer: Offer, count: int) -> Check:
