@@ -16,6 +16,7 @@ from labctl.cli.options import SCREEN, json_option, yes_option
 if TYPE_CHECKING:
     from labctl.actions.courses.ending import Left, Proof, SeatEnding
     from labctl.actions.courses.servers import SeatOutcome
+    from labctl.model import Server
 
 SEAT = "\0"
 """Stands for a seat's name in what is said of several."""
@@ -82,11 +83,24 @@ def _draw_up(found: list[SeatOutcome]) -> None:
     price = sum(one.server.offer.price_usd_per_hour for one in ready if one.server)
     costs = f", {price:.2f} dollars an hour together" if price else ""
     click.echo(f"{len(ready)} of {len(found)} seats are ready, {made} new{costs}.")
+    _draw_unready([one.server for one in found if one.error and one.server is not None])
     _draw_failures(found)
     if len(ready) == len(found):
         click.echo("  labctl course status       who is up")
         click.echo("  labctl course ssh NAME     a shell on somebody's server")
         click.echo("  labctl course down         when the class is over")
+
+
+def _draw_unready(servers: list[Server]) -> None:
+    """Servers that are there, and perhaps cost, though their seats are not ready."""
+    there = [one for one in servers if one.state not in ("ending", "terminated", "stopped")]
+    if not there:
+        return
+    price = sum(one.offer.price_usd_per_hour for one in there)
+    costs = f", at {price:.2f} dollars an hour" if price else ""
+    what = f"{len(there)} servers are" if len(there) > 1 else "one server is"
+    said = f"{what} up without being ready{costs}; labctl course down ends what is up"
+    click.echo(click.style(said, fg="yellow"), err=True)
 
 
 def _draw_failures(found: list[SeatOutcome] | list[SeatEnding]) -> None:

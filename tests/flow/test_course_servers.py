@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from course_ground import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_ground import Recorded, unreachable
@@ -17,6 +18,7 @@ from labctl.actions.courses.seated import Done, News
 from labctl.actions.courses.servers import up
 from labctl.actions.courses.status import status
 from labctl.actions.courses.together import message, push, run_of
+from labctl.actions.kept import SAVED
 from labctl.courses.spending import spent_usd
 from labctl.errors import InterruptError, NotFoundError, PolicyError, ProviderError, UsageError
 from labctl.model import Resource, Run
@@ -475,3 +477,18 @@ def test_a_disk_that_was_kept_ends_the_cost_and_says_how_it_comes_back(
     assert not kept.ended
     assert kept.hint.startswith("labctl course up --only alice brings")
     assert one.folder.ledger.entries(kind="down")
+
+
+def test_a_kept_disk_goes_with_the_server_that_brought_all_of_it_home(ml: Class) -> None:
+    started(ml)
+    home, other = (
+        Resource(
+            provider="cloud", kind="volume", id=name, lab_id=ml.seat(who).lab_id, expires_at=9e9
+        )
+        for name, who in (("vol-1", "alice"), ("vol-2", "bob"))
+    )
+    ml.cloud.left = [home, other]
+    detail = {"disk": msgspec.to_builtins(home)}
+    ml.state.record(SAVED, lab_id=home.lab_id, detail=detail)
+    assert all(one.ended for one in down(ml.staff(), ml.folder.seats()))
+    assert ml.cloud.left == [other]

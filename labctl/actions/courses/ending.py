@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from labctl.actions import Decision, Note, Step, fleet, orphans, removal
+from labctl.actions import kept as kept_disks
 from labctl.actions.courses import accrue, bake
 from labctl.actions.courses.grading_server import end_forgotten, other_grading_ground
 from labctl.actions.courses.ground import OWN, own_seat, seat_grounds
@@ -74,7 +75,7 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
     accrue.ended(
         staff.folder, [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone], staff.by
     )
-    _tidy(staff, course)
+    _tidy(staff, course, gone)
     return [_told(by_lab, servers, one, unended, kept) for one in saved]
 
 
@@ -164,14 +165,28 @@ def _own_labs(staff: Staff) -> set[str]:
     return found
 
 
-def _tidy(staff: Staff, course: Ground) -> None:
-    """What servers shared goes with the last one. It costs nothing: what fails is only told."""
+def _tidy(staff: Staff, course: Ground, gone: Sequence[Ground]) -> None:
+    """What is home of kept disks makes them go; with the last server goes what all shared."""
     try:
+        _take_saved(course, gone)
         if not [one for one in course.provider.servers() if _is_ours(staff, one)]:
             _take_shared(course)
     except LabError as error:
-        text = f"what the servers shared is still there: {error.what}"
+        text = f"what servers left behind is still there: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))
+
+
+def _take_saved(course: Ground, gone: Sequence[Ground]) -> None:
+    """Disks that were kept for results, of which everything came home with this server."""
+    mine = {
+        one.lab_id: one
+        for one in gone
+        if one.state.events(lab_id=one.lab_id, kind=kept_disks.SAVED, limit=1)
+    }
+    if mine:
+        found = [one for one in course.provider.leftovers() if one.expires_at]
+        disks = [o for o in found if o.lab_id in mine and kept_disks.is_saved(mine[o.lab_id], o)]
+        removal.take_away(course, disks)
 
 
 def _take_shared(course: Ground) -> None:

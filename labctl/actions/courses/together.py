@@ -9,16 +9,17 @@ import msgspec
 
 from labctl.actions import attempts, fleet, guard
 from labctl.actions import extend as more_time
+from labctl.actions import status as one_lab
 from labctl.actions.courses import machines
 from labctl.actions.courses.ground import seat_grounds
 from labctl.actions.courses.material import bring, material
 from labctl.actions.courses.seated import Done, SeatReporter
-from labctl.actions.courses.servers import SeatOutcome, Staff
+from labctl.actions.courses.servers import SeatOutcome, Staff, of_course
 from labctl.actions.courses.status import ground_of, server_of, servers_of
 from labctl.actions.everywhere import Answer, Doors, run_everywhere
 from labctl.actions.ground import Ground
 from labctl.courses.folder import Seat
-from labctl.errors import LabError, UsageError
+from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.model import Run, Server
 from labctl.shell import command
 
@@ -120,18 +121,26 @@ def extend(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, An
         need = ground.config.server.need
         left = attempts.budget_left_usd(ground, need, but=server.id)
         guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s, always=True)
-        return more_time.extend(ground, span_s)
+        watch = more_time.extend(ground, span_s)
     except LabError:
         # Not given after all: the ledger says so too.
         staff.folder.ledger.append(
             "extend", seat=seat.name, by=staff.by, why="refused", seconds=-span_s
         )
         raise
+    one_lab.keep_watch(ground, server, watch)
+    return watch
 
 
 def run_of(staff: Staff, seat: Seat, run_id: str = "") -> tuple[Ground, Server, Run]:
     """The run named, or the youngest of the seat, with the lab and the server that it is on."""
     server = server_of(staff, seat)
     ground = ground_of(staff, seat)
-    lab, run = machines.latest_run(machines.labs_on(ground, server), server, run_id)
+    try:
+        lab, run = machines.latest_run(machines.labs_on(ground, server), server, run_id)
+    except NotFoundError as error:
+        # What the lab's own command would be is the student's to type.
+        error.what = of_course(error.what, seat)
+        error.hint = f"labctl course ssh {seat.name} -- ls labctl   # the labs that are there"
+        raise
     return lab, server, run
