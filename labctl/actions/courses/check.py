@@ -16,6 +16,7 @@ from labctl.actions.courses.keys import DEFAULT_FILE, Keys
 from labctl.actions.courses.seated import SeatReporter
 from labctl.actions.courses.servers import ENDED, Staff, agreed
 from labctl.actions.courses.together import ask_all
+from labctl.actions.courses.tried import not_let_in
 from labctl.actions.courses.work import no_deadline
 from labctl.actions.everywhere import Answer, door
 from labctl.actions.ground import Ground
@@ -141,24 +142,42 @@ def _room(course: Ground, offer: Offer, count: int) -> list[Check]:
     return [Check(name="quota", ok=ok, detail=detail, next="" if ok else room.next)]
 
 
-def _keys(staff: Staff, seats: Sequence[Seat]) -> list[Check]:
-    """Who has joined: whose key the keeper on this machine lets in."""
+def _keys(staff: Staff, seats: Sequence[Seat], file: Path = Path(DEFAULT_FILE)) -> list[Check]:
+    """Who has joined, and on the keeper's machine whether its sshd takes the key of each."""
     if staff.folder.config.keeper is None:
         return []
+    keys = Keys(staff.folder, file)
+    here = set(keys.students())
+    # Elsewhere nobody knows the keys: what the keeper wrote down has to do.
+    joined = here or {one.student for one in staff.folder.ledger.entries(kind="joined")}
     everybody = [student for seat in seats for student in seat.students]
-    joined = {one.student for one in staff.folder.ledger.entries(kind="joined")}
-    joined |= set(Keys(staff.folder, Path(DEFAULT_FILE)).students())
     missing = [one for one in everybody if one not in joined]
     detail = f"{len(everybody) - len(missing)} of {len(everybody)} students have joined"
+    if joined and not here:
+        detail += " (their keys can be tried on the keeper's machine alone)"
     if missing:
         detail += f"; not yet: {_some(missing)}"
+    mend = f"labctl course invite {' '.join(missing)}   # then hand out the files"
+    found = Check(
+        name="students' keys", ok=not missing, detail=detail, next=mend if missing else ""
+    )
+    return [found, *_tried(staff, keys, [one for one in everybody if one in here])]
+
+
+def _tried(staff: Staff, keys: Keys, students: Sequence[str]) -> list[Check]:
+    """Each key, at the keeper's own sshd, as its student would come with it."""
+    if not students:
+        return []
+    try:
+        refused = [one for one in not_let_in(staff.folder, keys) if one in students]
+    except LabError as error:
+        return [_failed("keeper's sshd", error)]
+    detail = f"it takes {len(students) - len(refused)} of {len(students)} keys"
+    if refused:
+        detail += f"; not those of {_some(refused)}"
+    again = f"sshd -T | grep -i authorizedkeys; else labctl course invite {' '.join(refused)}"
     return [
-        Check(
-            name="students' keys",
-            ok=not missing,
-            detail=detail,
-            next="labctl course invite   # then hand out the files" if missing else "",
-        )
+        Check(name="keeper's sshd", ok=not refused, detail=detail, next=again if refused else "")
     ]
 
 
