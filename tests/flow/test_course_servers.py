@@ -10,6 +10,7 @@ from course_ground import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_ground import Recorded, unreachable
 
 from labctl.actions import Event
+from labctl.actions.courses import open_course
 from labctl.actions.courses.check import check
 from labctl.actions.courses.ending import asked, down, end_of_term
 from labctl.actions.courses.material import NAME, take
@@ -19,9 +20,10 @@ from labctl.actions.courses.servers import up
 from labctl.actions.courses.status import status
 from labctl.actions.courses.together import message, push, run_of
 from labctl.actions.kept import SAVED
+from labctl.course import Course
 from labctl.courses.spending import spent_usd
 from labctl.errors import InterruptError, NotFoundError, PolicyError, ProviderError, UsageError
-from labctl.model import Resource, Run
+from labctl.model import Check, Resource, Run
 
 NAMES = ("alice", "bob", "carol")
 
@@ -417,6 +419,24 @@ def test_the_check_names_quota_and_disks(ml: Class, monkeypatch: pytest.MonkeyPa
     assert found["disks"].detail
 
 
+def test_the_quota_is_for_those_who_are_up_too_and_for_whole_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quota(one: Class) -> Check:
+        return next(o for o in check(one.staff(), one.folder.seats()) if o.name == "quota")
+
+    (tmp_path / "own").mkdir()
+    own = a_class(tmp_path / "own", monkeypatch, roster(NAMES))
+    own.cloud.most = 2
+    up(own.staff(), [own.seat("alice")])
+    assert (quota(own).ok, quota(own).detail[:9]) == (False, "3 x small")
+    (tmp_path / "shared").mkdir()
+    more = "shared: {accounts_per_server: 2}\n"
+    shared = a_class(tmp_path / "shared", monkeypatch, roster(NAMES), more)
+    shared.cloud.most = 2
+    assert (quota(shared).ok, quota(shared).detail[:9]) == (True, "2 x small")
+
+
 def test_a_measured_boot_leaves_no_server(ml: Class) -> None:
     found = {one.name: one for one in check(ml.staff(), ml.folder.seats(), boot=True)}
     assert "ready after" in found["boot"].detail
@@ -492,3 +512,12 @@ def test_a_kept_disk_goes_with_the_server_that_brought_all_of_it_home(ml: Class)
     ml.state.record(SAVED, lab_id=home.lab_id, detail=detail)
     assert all(one.ended for one in down(ml.staff(), ml.folder.seats()))
     assert ml.cloud.left == [other]
+
+
+def test_down_from_python_is_of_those_who_left_too(ml: Class) -> None:
+    started(ml)
+    file = ml.folder.roster_file
+    file.write_text(file.read_text().replace("alice,Alice,,,,yes", "alice,Alice,,,,no"))
+    course = Course(open_course(ml.folder.path), paths=ml.places, reporter=ml.reporter)
+    assert len(course.down(discard=True)) == 3
+    assert not ml.cloud.machines

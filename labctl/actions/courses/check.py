@@ -40,7 +40,7 @@ def check(staff: Staff, seats: Sequence[Seat], *, boot: bool = False) -> list[Ch
         listed = course.provider.servers()
     except LabError as error:
         return [_failed("provider", error)]
-    found = _of_provider(course)
+    found = _of_provider(course, staff.course(plain=True))
     found += _of_class(staff, course, seats, listed)
     found += _keys(staff, seats)
     found += _servers(staff, seats, listed)
@@ -55,10 +55,10 @@ def _failed(name: str, error: LabError) -> Check:
     return Check(name=name, ok=False, detail=said, next=error.hint)
 
 
-def _of_provider(course: Ground) -> list[Check]:
+def _of_provider(course: Ground, plain: Ground) -> list[Check]:
     """What `labctl doctor` asks of the provider, quotas aside: they are the class's here."""
     checks = course.provider.check(course.config.server.need)
-    quotas = isinstance(course.provider, Quotas)
+    quotas = isinstance(plain.provider, Quotas)
     return [one for one in checks if not (quotas and one.name.startswith("quota"))]
 
 
@@ -68,6 +68,7 @@ def _of_class(
     """Offers, prices and quotas for all that have no server yet."""
     there = {one.lab_id for one in listed if one.state not in ENDED}
     missing = [seat for seat in seats if seat.lab_id not in there]
+    up = [one for one in staff.folder.seats(active_only=False) if one.lab_id in there]
     if not missing:
         return [Check(name="servers", ok=True, detail=f"all {len(seats)} seats have one")]
     need = course.config.server.need
@@ -87,7 +88,7 @@ def _of_class(
         return [Check(name="prices", ok=False, detail=detail or "nothing is offered", next=said)]
     return [
         _price(course, fitting[0], len(missing)),
-        *_room(course, fitting[0], len(missing)),
+        *_room(staff, fitting[0], len(missing) + len(up)),
         *_deadline(staff, course, fitting[0]),
     ]
 
@@ -125,8 +126,11 @@ def _price(course: Ground, offer: Offer, count: int) -> Check:
     )
 
 
-def _room(course: Ground, offer: Offer, count: int) -> list[Check]:
-    provider = course.provider
+def _room(staff: Staff, offer: Offer, count: int) -> list[Check]:
+    """Quota for so many seats, those that are up included: it counts them too."""
+    shared = staff.folder.config.shared
+    count = -(-count // shared.accounts_per_server) if shared else count
+    provider = staff.course(plain=True).provider  # whole servers, also where accounts are on them
     if not isinstance(provider, Quotas):
         return []
     try:
