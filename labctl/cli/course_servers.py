@@ -14,7 +14,8 @@ from labctl.cli.course_options import chosen, only_options, staff_of
 from labctl.cli.options import SCREEN, json_option, yes_option
 
 if TYPE_CHECKING:
-    from labctl.actions.courses.ending import Left, Proof, SeatEnding
+    from labctl.actions.courses.ending import Proof, SeatEnding
+    from labctl.actions.courses.remains import Left
     from labctl.actions.courses.servers import SeatOutcome
     from labctl.model import Server
 

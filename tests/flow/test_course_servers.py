@@ -12,9 +12,10 @@ from lab_ground import Recorded, unreachable
 from labctl.actions import Event
 from labctl.actions.courses import open_course
 from labctl.actions.courses.check import check
-from labctl.actions.courses.ending import asked, down, end_of_term
+from labctl.actions.courses.ending import down, end_of_term
 from labctl.actions.courses.material import NAME, take
 from labctl.actions.courses.plan import plan
+from labctl.actions.courses.remains import asked
 from labctl.actions.courses.seated import Done, News
 from labctl.actions.courses.servers import up
 from labctl.actions.courses.status import status
@@ -113,6 +114,7 @@ def test_an_interrupted_class_says_so_and_goes_on_with_the_same_command(ml: Clas
     with pytest.raises(InterruptError) as stopped:
         up(ml.staff(), ml.folder.seats(), at_once=1)
     assert "labctl course up goes on" in stopped.value.hint
+    assert "what was begun is finished first" in ml.reporter.said
     assert len(ml.cloud.machines) < 3
     ml.reporter.on_event = lambda event: None
     started(ml)
@@ -521,3 +523,23 @@ def test_down_from_python_is_of_those_who_left_too(ml: Class) -> None:
     course = Course(open_course(ml.folder.path), paths=ml.places, reporter=ml.reporter)
     assert len(course.down(discard=True)) == 3
     assert not ml.cloud.machines
+
+
+def test_what_is_to_be_typed_for_a_seat_of_before_never_means_the_teams(ml: Class) -> None:
+    started(ml)
+    ml.machine("alice").error = unreachable()
+    alone, file = ml.seat("alice").lab_id, ml.folder.roster_file
+    file.write_text(file.read_text().replace("alice,Alice,,,", "alice,Alice,,t1,"))
+    staff = ml.staff()
+    started(Class(ml.root, ml.cloud, staff.folder, ml.machines, ml.reporter))
+    (kept,) = down(staff, [one for one in staff.folder.seats(former=True) if not one.students])
+    assert "labctl course down --only former:alice" in kept.hint
+    assert staff.folder.seat("alice").name == "t1"
+    (before,) = staff.folder.chosen(["former:alice"])
+    assert (before.lab_id, before.students) == (alone, ())
+    (ended,) = down(staff, [before], discard=True)
+    assert ended.ended
+    assert alone not in {one.lab_id for one in ml.cloud.machines.values()}
+    assert len(ml.cloud.machines) == 3
+    with pytest.raises(NotFoundError):
+        ml.staff().folder.chosen(["former:bob"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -16,7 +17,7 @@ from labctl.actions import Decision, Reporter, attempts, fleet, images, provisio
 from labctl.actions.courses import accrue
 from labctl.actions.courses.ground import baked, course_ground, seat_grounds
 from labctl.actions.courses.material import Material, bring, material
-from labctl.actions.courses.seated import Done, SeatReporter
+from labctl.actions.courses.seated import Done, SeatReporter, stopping
 from labctl.actions.ground import Ground
 from labctl.config import Paths
 from labctl.courses.folder import CourseFolder, Seat
@@ -102,7 +103,13 @@ def up(
             _note(staff, by_lab[ground.lab_id], ground)
 
     try:
-        outcomes = fleet.each(told, one, at_once=at_once, tell=_teller(staff.reporter, by_lab))
+        outcomes = fleet.each(
+            told,
+            one,
+            at_once=at_once,
+            tell=_teller(staff.reporter, by_lab),
+            stopping=partial(stopping, staff.reporter),
+        )
     except KeyboardInterrupt:
         raise InterruptError(
             "interrupted while servers were being made",
