@@ -88,10 +88,14 @@ class Course:
     def down(
         self, seats: Sequence[Seat] | None = None, *, discard: bool = False
     ) -> list[SeatEnding]:
-        """Results home, then the servers of these seats (of all) end; what could not is told."""
+        """Results home, then the servers of these seats end; what could not is told.
+
+        Of all for None, those too that were left or whose student went into a team.
+        """
         from labctl.actions.courses.ending import down
 
-        return down(self.staff(), self.seats() if seats is None else seats, discard=discard)
+        every = self.folder.seats(active_only=False, former=True)
+        return down(self.staff(), every if seats is None else seats, discard=discard)
 
     def collect(self, assignment: str) -> Collection:
         """What was handed in, held against its receipts: for each seat the one that counts."""

@@ -34,11 +34,12 @@ def each(
     *,
     at_once: int = AT_ONCE,
     tell: Callable[[Outcome[T]], None] = lambda outcome: None,
+    stopping: Callable[[], None] = lambda: None,
 ) -> list[Outcome[T]]:
     """Do `deed` for every lab, `at_once` at a time; outcomes in the order of the labs.
 
     `tell` hears of each as it ends, in the thread where it ended. Interrupted, it begins with no
-    further lab, and waits for those that it has begun.
+    further lab, and waits for those that it has begun, once it has called `stopping`.
     """
 
     def one(ground: Ground) -> Outcome[T]:
@@ -54,6 +55,7 @@ def each(
             return list(threads.map(one, grounds))
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
+            stopping()
             raise
 
 

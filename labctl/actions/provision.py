@@ -70,8 +70,14 @@ def up(ground: Ground, listed: Sequence[Server] | None = None) -> Server:
 
 
 def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | None:
-    """The lab's server as its provider knows it, recorded again; None where there is none."""
+    """The lab's server as its provider knows it, recorded again; None where there is none.
+
+    PolicyError where the one on record is another provider's: only that one can say what became
+    of it.
+    """
     known = ground.state.server_of_lab(ground.lab_id)
+    if known is not None and known.provider != ground.provider.name:
+        raise _of_another(ground, known)
     found = _as_provided(ground, known) if known else None
     if found is None:
         every = ground.provider.servers() if listed is None else listed
@@ -87,6 +93,17 @@ def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | No
     for token in [attempt.token for attempt in ground.state.open_attempts(ground.lab_id)]:
         ground.state.end_attempt(token, "adopted")
     return found
+
+
+def _of_another(ground: Ground, known: Server) -> PolicyError:
+    file, name = ground.config.path.name or "lab.yaml", ground.provider.name
+    price = known.offer.price_usd_per_hour
+    bills = f", at {price:.2f} dollars an hour" if price else ""
+    return PolicyError(
+        f"{ground.config.name} has a server at {known.provider}, where nobody looks now",
+        why=f"{file} says {name} by now; {known.id} goes on{bills}",
+        hint=f"server: {{provider: {known.provider}}} in {file}, then labctl down",
+    )
 
 
 def _drop_ended(ground: Ground, alive: Server | None) -> None:

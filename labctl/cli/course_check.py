@@ -28,7 +28,7 @@ def check_command(
     """
     from labctl.actions.courses.check import check
     from labctl.cli.exits import clean
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import as_json, folded
 
     course = open_course(ctx, yes=yes, quiet=json_)
     checks = check(staff_of(course), chosen(course, only, group), boot=boot)
@@ -38,9 +38,10 @@ def check_command(
     else:
         for one in checks:
             mark = click.style("ok", fg="green") if one.ok else click.style("!!", fg="red")
-            click.echo(f"{mark}  {clean(one.name)}: {clean(one.detail)}")
+            said = folded(f"{clean(one.name)}: {clean(one.detail)}", 4)
+            click.echo(f"{mark}  " + "\n    ".join(said))
             if one.next:
-                click.echo(f"      next: {clean(one.next)}")
+                click.echo("      " + "\n      ".join(folded(f"next: {clean(one.next)}", 6)))
     ctx.exit(0 if all(one.ok for one in checks) else 1)
 
 

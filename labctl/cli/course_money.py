@@ -63,7 +63,7 @@ def _bar(share: float | None) -> str:
 
 
 def _draw_costs(found: CourseCosts) -> None:
-    from labctl.cli.screen import table
+    from labctl.cli.screen import folded, table
 
     rows = [
         (
@@ -101,7 +101,7 @@ def _draw_costs(found: CourseCosts) -> None:
     _draw_idle(found)
     click.echo(f"\ntotal {_usd(found.usd)} USD, of which {_usd(found.idle_usd)} idle")
     for line in forecast_lines(found.forecast):
-        click.echo(line)
+        click.echo("\n".join(folded(line)))
     if not found.complete:
         click.echo("from the ledger; --refresh asks the provider", err=True)
 

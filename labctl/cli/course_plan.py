@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from typing import TYPE_CHECKING
 
 import click
@@ -47,18 +45,13 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
 
 def _line(sign: str, text: str) -> None:
     from labctl.cli.exits import clean
+    from labctl.cli.screen import folded
 
     colours = {"+": "green", "-": "red", "~": "yellow", "!": "yellow"}
-    first, *rest = _folded(clean(text), 2) or [""]
+    first, *rest = folded(clean(text), 2) or [""]
     click.echo(click.style(f"{sign} ", fg=colours.get(sign)) + first)
     for line in rest:
         click.echo(f"  {line}")
-
-
-def _folded(text: str, indent: int) -> list[str]:
-    """Lines that fit on the screen once they are indented; words stay whole."""
-    width = shutil.get_terminal_size((100, 24)).columns - indent
-    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 
 def _names(names: tuple[str, ...]) -> str:
@@ -67,13 +60,13 @@ def _names(names: tuple[str, ...]) -> str:
 
 
 def _draw(found: Plan) -> None:
+    from labctl.cli.screen import folded
+
     click.echo(f"{found.course}: {found.students} students, {found.seats} seats")
     _draw_changes(found)
-    what = (
-        f"{found.servers} shared servers, {found.accounts_per_server} accounts each"
-        if found.accounts_per_server
-        else f"{found.servers} servers"
-    )
+    what = f"{found.servers} servers in all" if found.servers != 1 else "one server in all"
+    if found.accounts_per_server:
+        what = f"{what}, shared: {found.accounts_per_server} accounts each"
     if found.to_make:
         _line("+", f"to make: {len(found.to_make)} seats: {_names(found.to_make)}")
     if found.running:
@@ -81,10 +74,11 @@ def _draw(found: Plan) -> None:
     if found.to_end:
         _line("-", f"to end, their students have left: {_names(found.to_end)}")
     click.echo()
-    for line in _folded(f"{what} in all; each ends {found.limits}", 0):
+    for line in folded(f"{what}; each ends {found.limits}"):
         click.echo(line)
     _draw_money(found)
-    click.echo()
+    if found.quotas:
+        click.echo()
     for quota in found.quotas:
         _draw_quota(quota, alone=not any(one.enough for one in found.quotas))
     if found.cautions:
@@ -112,6 +106,7 @@ def _draw_changes(found: Plan) -> None:
 
 def _draw_money(found: Plan) -> None:
     from labctl.cli.course_money import forecast_lines
+    from labctl.cli.screen import folded
 
     offer = found.offer
     if offer is not None:
@@ -134,10 +129,13 @@ def _draw_money(found: Plan) -> None:
     lines = forecast_lines(found.costs.forecast)
     foretold = found.costs.forecast.expected_usd is not None or found.term_class_usd is None
     for line in lines if foretold else lines[-1:]:
-        click.echo(f"  {line}")
+        for part in folded(line, 2):
+            click.echo(f"  {part}")
 
 
 def _draw_quota(quota: QuotaNeed, *, alone: bool) -> None:
+    from labctl.cli.screen import folded
+
     room = quota.room
     needs = f"{quota.servers * room.each:g} {room.units} needed"
     allowed = "nobody tells what is allowed" if room.limit is None else f"{room.limit:g} allowed"
@@ -145,7 +143,7 @@ def _draw_quota(quota: QuotaNeed, *, alone: bool) -> None:
     _line(mark, f"quota, {quota.market}: {needs}, {allowed} ({room.quota})")
     if not quota.enough and alone:
         click.echo("  send this, weeks ahead:")
-        for line in _folded(quota.request, 4):
+        for line in folded(quota.request, 4):
             click.echo(f"    {line}")
         if room.next:
             click.echo(f"  {room.next}")

@@ -15,7 +15,9 @@ from labctl.cli.options import SCREEN, json_option, yes_option
 
 if TYPE_CHECKING:
     from labctl.actions.courses.ending import Proof, SeatEnding
+    from labctl.actions.courses.remains import Left
     from labctl.actions.courses.servers import SeatOutcome
+    from labctl.model import Server
 
 SEAT = "\0"
 """Stands for a seat's name in what is said of several."""
@@ -88,11 +90,24 @@ def _draw_up(found: list[SeatOutcome]) -> None:
     price = sum(one.server.offer.price_usd_per_hour for one in ready if one.server)
     costs = f", {price:.2f} dollars an hour together" if price else ""
     click.echo(f"{len(ready)} of {len(found)} seats are ready, {made} new{costs}.")
+    _draw_unready([one.server for one in found if one.error and one.server is not None])
     _draw_failures(found)
     if len(ready) == len(found):
         click.echo("  labctl course status       who is up")
         click.echo("  labctl course ssh NAME     a shell on somebody's server")
         click.echo("  labctl course down         when the class is over")
+
+
+def _draw_unready(servers: list[Server]) -> None:
+    """Servers that are there, and perhaps cost, though their seats are not ready."""
+    there = [one for one in servers if one.state not in ("ending", "terminated", "stopped")]
+    if not there:
+        return
+    price = sum(one.offer.price_usd_per_hour for one in there)
+    costs = f", at {price:.2f} dollars an hour" if price else ""
+    what = f"{len(there)} servers are" if len(there) > 1 else "one server is"
+    said = f"{what} up without being ready{costs}; labctl course down ends what is up"
+    click.echo(click.style(said, fg="yellow"), err=True)
 
 
 def _draw_failures(found: list[SeatOutcome] | list[SeatEnding]) -> None:
@@ -207,17 +222,44 @@ def _draw_proof(proof: Proof) -> None:
         if left.error:
             click.echo(f"{left.provider} could not be asked: {clean(left.error)}", err=True)
         for server in left.servers:
-            click.echo(f"still there: {server.id}, {server.offer.price_usd_per_hour:.2f} dollars/h")
+            whose = _whose(left, server.lab_id)
+            price = f"{server.offer.price_usd_per_hour:.2f} dollars/h"
+            click.echo(f"still there{whose}: {clean(server.id)}, {price}")
         for one in left.resources:
-            price = f"{one.price_usd_per_month:.2f} dollars a month"
-            click.echo(f"still there: {clean(one.kind)} {clean(one.id)}, {price}")
+            whose, price = (
+                _whose(left, one.lab_id),
+                f"{one.price_usd_per_month:.2f} dollars a month",
+            )
+            click.echo(f"still there{whose}: {clean(one.kind)} {clean(one.id)}, {price}")
         if not (left.error or left.servers or left.resources):
             click.echo(f"{left.provider} shows nothing of this course in any region")
     if proof.clean:
         click.echo(click.style("Nothing of this course bills.", fg="green"))
     else:
         click.echo(click.style("Something may still bill.", fg="red"), err=True)
-        click.echo("  next: labctl course down --end-of-term   # again", err=True)
+        for following in _next_of(proof):
+            click.echo(f"  next: {following}", err=True)
+
+
+def _whose(left: Left, lab_id: str) -> str:
+    name = left.seats.get(lab_id, "")
+    return f", {name}'s" if name else ""
+
+
+def _next_of(proof: Proof) -> list[str]:
+    """What takes away what is left: the same again does not for everything."""
+    from labctl.actions.courses.ending import GIVE_UP
+
+    found = []
+    for left in proof.left:
+        if left.former and left.bills:
+            said = f"`provider: {left.provider}` in course.yaml"
+            found.append(f"{said}, then labctl course down --end-of-term")
+        kept = {left.seats.get(one.lab_id, "") for one in left.resources if one.expires_at} - {""}
+        if kept and not left.former:
+            up = f"labctl course up --only {','.join(sorted(kept))}"
+            found.append(f"{up} brings kept disks back\n        {GIVE_UP}")
+    return found or ["labctl course down --end-of-term   # again"]
 
 
 @click.command("push")

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from labctl.actions import Decision, Event
+from labctl.actions import Decision, Event, Progress, Step
 from labctl.actions.courses.seated import Done, News, SeatEvent
 from labctl.cli.exits import clean
 from labctl.cli.screen import Screen, span
@@ -47,7 +47,7 @@ class ClassScreen:
         self._lock = threading.RLock()
         self._live: Any = None
         self._warnings: dict[str, list[str]] = {}
-        self._begun = time.monotonic()
+        self._begun = 0.0
 
     def __enter__(self) -> ClassScreen:
         return self
@@ -59,6 +59,7 @@ class ClassScreen:
         trace: TracebackType | None,
     ) -> None:
         self.rest()
+        self._screen.rest()
         for text, seats in self._warnings.items():
             whose = seats[0] if len(seats) == 1 else f"{len(seats)} seats"
             click.echo(click.style(clean(f"{whose}: {text}"), fg="yellow"), err=True)
@@ -66,6 +67,8 @@ class ClassScreen:
     def emit(self, event: Event) -> None:
         with self._lock:
             if not isinstance(event, SeatEvent):
+                if isinstance(event, Step | Progress):
+                    self.rest()  # two live drawings at once write over each other
                 self._screen.emit(event)
                 return
             self._take(event)
@@ -91,6 +94,7 @@ class ClassScreen:
     def _take(self, event: SeatEvent) -> None:
         row = self._rows.setdefault(event.seat, _Row())
         row.since = row.since or time.monotonic()
+        self._begun = self._begun or row.since  # not while somebody was thinking about the price
         if isinstance(event, Done):
             row.state, row.text = ("failed", event.error) if event.error else ("done", "")
         elif isinstance(event, News) and event.warning:

@@ -47,7 +47,8 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except (click.Abort, KeyboardInterrupt):
-        said = "labctl: interrupted; labctl status shows what there is, labctl down removes it"
+        own = "labctl course" if _called(sys.argv[1:]).startswith("course ") else "labctl"
+        said = f"labctl: interrupted; {own} status shows what there is, {own} down removes it"
         click.echo(f"\n{said}", err=True)
         return INTERRUPTED
     except click.ClickException as error:

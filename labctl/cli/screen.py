@@ -160,6 +160,15 @@ def span(seconds: float) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
+def folded(text: str, indent: int = 0, width: int = 0) -> list[str]:
+    """Lines that fit on the screen once they are indented; words stay whole."""
+    import shutil
+    import textwrap
+
+    width = (width or shutil.get_terminal_size((100, 24)).columns) - indent
+    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+
+
 def table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int = 0) -> None:
     """Columns as wide as their content; the last one gives way where the screen ends."""
     import shutil

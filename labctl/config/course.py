@@ -176,7 +176,11 @@ class _Loading:
     def grading(self, file: CourseFile) -> GradingConfig | None:
         """Where submissions are graded: read as a lab of its own, without students' data."""
         node = self.nodes.get("grading")
-        if node is None or not isinstance(node.value, dict):
+        if node is None or node.value is None:
+            return None
+        if not isinstance(node.value, dict):
+            said = "a mapping belongs here: server, image, limits"
+            self.problems.append(problem(node, "grading", said))
             return None
         before = len(self.problems)
         known = ("server", "image", "limits")

@@ -31,6 +31,9 @@ from labctl.model import NAME_PATTERN, Server, Value
 
 PRIVATE = ".course"
 MOST_NAME = 39
+FORMER = "former:"
+"""Before the name of a seat that nobody stands in any more. Without it a student's name means the
+seat that they have now, which may be their team's."""
 
 
 class Seat(Value, frozen=True):
@@ -155,7 +158,8 @@ class CourseFolder:
     def chosen(self, names: Iterable[str]) -> tuple[Seat, ...]:
         """The seats of these students and teams, each once; of everybody active for no names.
 
-        NotFoundError, with the nearest name, for what is neither.
+        `former:NAME` is a seat of before, that of a student who went into a team, say.
+        NotFoundError, with the nearest name, for what is none of these.
         """
         names = list(names)
         if not names:
@@ -164,12 +168,19 @@ class CourseFolder:
         by_student = {student: one for one in seats.values() for student in one.students}
         found: dict[str, Seat] = {}
         for name in names:
-            seat = seats.get(name) or by_student.get(name)
+            seat = seats.get(name) or by_student.get(name) or self._former(name)
             if seat is None:
                 known = [*seats, *by_student]
                 raise _unknown("student or team", name, known, self.path)
             found[seat.name] = seat
         return tuple(found.values())
+
+    def _former(self, name: str) -> Seat | None:
+        if not name.startswith(FORMER):
+            return None
+        every = self.seats(active_only=False, former=True)
+        gone = {f"{FORMER}{one.name}": one for one in every if not one.students}
+        return gone.get(name)
 
     def pseudonym(self, name: str) -> str:
         """8 hex digits that only this folder can tell back."""

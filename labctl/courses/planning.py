@@ -70,6 +70,8 @@ def cautions(config: CourseConfig, now: float) -> list[str]:
         found.append("no server.idle: a server with nothing to do goes on until its ttl")
     if config.shared and config.lab.server.provider == "local":
         found.append("shared servers of provider local are containers here: to try it only")
+    if config.grading and config.grading.lab.server.provider == "local":
+        found.append("grading.server is local: strangers' code is not run there, name another")
     return [*found, *_about_assignments(config, now)]
 
 

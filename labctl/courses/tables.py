@@ -18,6 +18,18 @@ from labctl.model import Value
 MAX_TABLE_BYTES = 8 * 1024 * 1024
 MAX_ROWS = 20_000
 DELIMITERS = (",", ";", "\t")
+READ = frozenset(
+    (
+        *("id", "name", "email", "team", "group", "section", "active", "student"),
+        *("sis user id", "sis login id", "integration id", "first name", "last name"),
+        *("surname", "email address", "id number", "username", "department"),
+        *("identifier", "full name", "github_username", "roster_identifier"),
+        *("student_id", "first_name", "last_name", "lms_user_id", "assignment"),
+        *("assignment_name", "grade"),
+    )
+)
+"""Columns that mean something here. What else stands twice, as two quizzes of one name do in
+Moodle, is nobody's matter."""
 _SPACES = dict.fromkeys(map(ord, "\u00a0\u2007\u202f\u3000"), " ")
 _BOMS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
@@ -82,7 +94,7 @@ def read_table(data: bytes, problems: list[Problem]) -> Table | None:
     header = tuple(cell.strip() for cell in found[0][1])
     seen: dict[str, int] = {}
     for place, name in enumerate(header):
-        if name and name.casefold() in seen:
+        if name.casefold() in READ and name.casefold() in seen:
             problems.append(Problem("", found[0][0], f"the column {name!r} stands twice"))
         seen.setdefault(name.casefold(), place)
     body = [(line, _fitting(row, len(header), line, problems)) for line, row in found[1:]]

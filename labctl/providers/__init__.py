@@ -114,6 +114,10 @@ class Lease(Protocol):
 class Deadline(Protocol):
     """A timer at the provider ends the server, even if the machine hangs."""
 
+    @property
+    def deadline_lacks(self) -> str:
+        """What is to be set up before one can be set, in words; "" where nothing is."""
+
     def set_deadline(self, server_id: str, at: float) -> None:
         """Let it end at `at` (Unix seconds), in place of any earlier setting.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from labctl.actions import Step
 from labctl.actions.courses.seated import Done, News
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
@@ -179,3 +180,40 @@ def test_a_students_log_does_not_steer_staffs_terminal(
     assert shown.startswith("50%\rdone ä\n".encode())
     assert (b"\x1b" in shown) is not terminal
     assert (shown == said) is not terminal
+
+
+def test_only_one_drawing_is_live_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    screen = Screen()
+    with ClassScreen(screen, ["ada"]) as drawn:
+        drawn.emit(News(seat="ada", text="saving"))
+        assert drawn._live is not None
+        drawn.emit(Step(name="ending one server"))
+        assert (drawn._live, bool(screen.live)) == (None, True)
+        drawn.emit(News(seat="ada", text="saving"))
+        assert (bool(drawn._live), screen.live) == (True, None)
+        drawn.emit(Step(name="waiting until it is gone"))
+    assert (drawn._live, screen.live) == (None, None)
+
+
+def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from labctl.actions.courses.servers import SeatOutcome
+    from labctl.cli.course_servers import _draw_up
+    from labctl.model import Endpoint, Offer, Server
+
+    offer = Offer(provider="cloud", type="small", price_usd_per_hour=0.5)
+    server = Server(
+        id="i-1", provider="cloud", lab="ml-1", lab_id="0f1e2d3c4b5a", alias="ml-1",
+        endpoint=Endpoint(host="h"), offer=offer, created_at=1.0, state="running",
+    )  # fmt: skip
+    failed = [
+        SeatOutcome(seat=seat, students=(), server=server, made=True, error="no image")
+        for seat in ("ada", "bob")
+    ]
+    _draw_up([*failed, SeatOutcome(seat="eve", students=(), error="no machine")])
+    said = capsys.readouterr()
+    assert said.out.startswith("0 of 3 seats are ready")
+    assert "2 servers are up without being ready, at 1.00 dollars an hour" in said.err
+    assert "labctl course down ends what is up" in said.err

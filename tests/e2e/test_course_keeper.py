@@ -19,8 +19,11 @@ from course_bed import CourseBed, course_bed, keeping
 from sshd_container import wait_for
 from submit_bed import COMMAND_S, SSHD
 
+from labctl.actions.courses.check import _keys
 from labctl.actions.courses.door import MOST_OF_ONE, place_at, socket_path
 from labctl.actions.courses.invitation import JoinFile, enrolment_key
+from labctl.actions.courses.publish import remember_host_key
+from labctl.actions.host_keys import make_key
 from labctl.config import paths, student_key
 from labctl.model import Server
 
@@ -122,6 +125,28 @@ def test_a_join_file_works_once(bed: CourseBed, tmp_path: Path) -> None:
     said = bed.labctl("mallory", "join", str(file), "--yes", code=3)[1]
     assert "opens nothing any more" in said
     assert not (bed.home("mallory") / "ml-2026").exists()
+
+
+def test_the_check_tries_every_key_at_the_keepers_sshd(bed: CourseBed, tmp_path: Path) -> None:
+    remember_host_key(bed.course, bed.machine.host_key)
+    seats = bed.course.seats()
+    for student in ("alice", "bob"):
+        bed.keys.admit(student, make_key(tmp_path / student))
+    _, good = _keys(bed.staff(), seats, bed.machine.keys)
+    assert (good.ok, good.detail) == (True, "it takes 2 of 2 keys")
+    elsewhere = tmp_path / "authorized_keys"
+    elsewhere.write_text(bed.machine.keys.read_text())
+    bed.keys.expel(["alice"])
+    joined, bad = _keys(bed.staff(), seats, elsewhere)
+    assert (joined.ok, bad.ok) == (False, False)
+    assert bad.detail == "it takes 1 of 2 keys; not those of alice"
+    assert "labctl course invite alice" in bad.next
+    remember_host_key(bed.course, make_key(tmp_path / "another").rpartition(" ")[0])
+    _, stranger = _keys(bed.staff(), seats, bed.machine.keys)
+    assert not stranger.ok
+    assert "cannot be asked" in stranger.detail
+    remember_host_key(bed.course, bed.machine.host_key)
+    bed.keys.expel()
 
 
 def test_a_code_enrols_a_key_and_opens_nothing_else(bed: CourseBed, tmp_path: Path) -> None:

@@ -137,6 +137,8 @@ class TimedCloud(Cloud):
         super().__init__(key)
         self.deadlines: dict[str, float] = {}
 
+    deadline_lacks = ""
+
     def set_deadline(self, server_id: str, at: float) -> None:
         self.deadlines[server_id] = at
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
-from course_ground import Class, StoppableCloud, a_class, roster
+from course_ground import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_ground import Recorded, unreachable
 
 from labctl.actions import Event
+from labctl.actions.courses import open_course
 from labctl.actions.courses.check import check
-from labctl.actions.courses.ending import asked, down, end_of_term
+from labctl.actions.courses.ending import down, end_of_term
 from labctl.actions.courses.material import NAME, take
+from labctl.actions.courses.plan import plan
+from labctl.actions.courses.remains import asked
 from labctl.actions.courses.seated import Done, News
 from labctl.actions.courses.servers import up
 from labctl.actions.courses.status import status
 from labctl.actions.courses.together import message, push, run_of
+from labctl.actions.kept import SAVED
+from labctl.course import Course
 from labctl.courses.spending import spent_usd
 from labctl.errors import InterruptError, NotFoundError, PolicyError, ProviderError, UsageError
-from labctl.model import Resource, Run
+from labctl.model import Check, Resource, Run
 
 NAMES = ("alice", "bob", "carol")
 
@@ -26,6 +32,30 @@ NAMES = ("alice", "bob", "carol")
 @pytest.fixture
 def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
     return a_class(tmp_path, monkeypatch, roster(NAMES))
+
+
+class KeepingCloud(ClassCloud):
+    """One whose disks can outlive their servers."""
+
+    keeps_itself = False
+
+    def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
+        disk = Resource(provider="cloud", kind="volume", id="vol", expires_at=expires_at)
+        self.left.append(disk)
+        return [disk]
+
+    def attach_kept(self, resource: Resource, server_id: str) -> str:
+        raise AssertionError("nothing is attached here")
+
+
+def at_its_name(clouds: dict[str, ClassCloud], name: str) -> type[ClassCloud]:
+    """A provider's class, of which all are this one."""
+
+    class There(ClassCloud):
+        def __new__(cls, *_: object) -> There:
+            return clouds[name]  # type: ignore[return-value]
+
+    return There
 
 
 def started(one: Class, *, login_only: bool = False) -> None:
@@ -84,6 +114,7 @@ def test_an_interrupted_class_says_so_and_goes_on_with_the_same_command(ml: Clas
     with pytest.raises(InterruptError) as stopped:
         up(ml.staff(), ml.folder.seats(), at_once=1)
     assert "labctl course up goes on" in stopped.value.hint
+    assert "what was begun is finished first" in ml.reporter.said
     assert len(ml.cloud.machines) < 3
     ml.reporter.on_event = lambda event: None
     started(ml)
@@ -390,6 +421,24 @@ def test_the_check_names_quota_and_disks(ml: Class, monkeypatch: pytest.MonkeyPa
     assert found["disks"].detail
 
 
+def test_the_quota_is_for_those_who_are_up_too_and_for_whole_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quota(one: Class) -> Check:
+        return next(o for o in check(one.staff(), one.folder.seats()) if o.name == "quota")
+
+    (tmp_path / "own").mkdir()
+    own = a_class(tmp_path / "own", monkeypatch, roster(NAMES))
+    own.cloud.most = 2
+    up(own.staff(), [own.seat("alice")])
+    assert (quota(own).ok, quota(own).detail[:9]) == (False, "3 x small")
+    (tmp_path / "shared").mkdir()
+    more = "shared: {accounts_per_server: 2}\n"
+    shared = a_class(tmp_path / "shared", monkeypatch, roster(NAMES), more)
+    shared.cloud.most = 2
+    assert (quota(shared).ok, quota(shared).detail[:9]) == (True, "2 x small")
+
+
 def test_a_measured_boot_leaves_no_server(ml: Class) -> None:
     found = {one.name: one for one in check(ml.staff(), ml.folder.seats(), boot=True)}
     assert "ready after" in found["boot"].detail
@@ -408,3 +457,89 @@ def test_the_check_of_a_class_without_a_cloud_says_what_failed(ml: Class) -> Non
     ml.cloud.servers = servers  # type: ignore[method-assign, assignment]
     (only,) = check(ml.staff(), ml.folder.seats())
     assert (only.name, only.ok) == ("provider", False)
+
+
+def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone(
+    ml: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(ml)
+    before = ml.cloud
+    ml.cloud = ClassCloud(before.key)
+    ml.cloud.name = "another"  # type: ignore[misc]
+    monkeypatch.setattr(
+        "labctl.actions.ground.provider_class", lambda name: at_its_name({"cloud": before}, name)
+    )
+    for deed in (
+        lambda: status(ml.staff(), ml.folder.seats(), refresh=True),
+        lambda: down(ml.staff(), ml.folder.seats()),
+    ):
+        with pytest.raises(PolicyError, match="a server at cloud") as stopped:
+            deed()
+        assert "{provider: cloud} in course.yaml" in stopped.value.hint
+    assert len(ml.state.servers()) == 3  # with the keys and names by which they are reached
+    # Where another machine made them, the ledger alone knows.
+    ml.places.database.unlink()
+    (of_alice, *_) = plan(ml.staff()).cautions
+    assert of_alice.startswith("3 at cloud, which course.yaml names no more, go on")
+    assert plan(ml.staff()).running == ()
+    assert not ml.folder.ledger.entries(kind="down")
+    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
+    assert [(one.provider, len(one.servers)) for one in proof.left if one.bills] == [("cloud", 3)]
+    assert not proof.clean
+
+
+def test_a_disk_that_was_kept_ends_the_cost_and_says_how_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = a_class(tmp_path, monkeypatch, roster(["alice"]))
+    one.cloud = KeepingCloud(one.cloud.key)
+    started(one)
+    one.machine("alice").error = unreachable()
+    (kept,) = down(one.staff(), one.folder.seats())
+    assert not kept.ended
+    assert kept.hint.startswith("labctl course up --only alice brings")
+    assert one.folder.ledger.entries(kind="down")
+
+
+def test_a_kept_disk_goes_with_the_server_that_brought_all_of_it_home(ml: Class) -> None:
+    started(ml)
+    home, other = (
+        Resource(
+            provider="cloud", kind="volume", id=name, lab_id=ml.seat(who).lab_id, expires_at=9e9
+        )
+        for name, who in (("vol-1", "alice"), ("vol-2", "bob"))
+    )
+    ml.cloud.left = [home, other]
+    detail = {"disk": msgspec.to_builtins(home)}
+    ml.state.record(SAVED, lab_id=home.lab_id, detail=detail)
+    assert all(one.ended for one in down(ml.staff(), ml.folder.seats()))
+    assert ml.cloud.left == [other]
+
+
+def test_down_from_python_is_of_those_who_left_too(ml: Class) -> None:
+    started(ml)
+    file = ml.folder.roster_file
+    file.write_text(file.read_text().replace("alice,Alice,,,,yes", "alice,Alice,,,,no"))
+    course = Course(open_course(ml.folder.path), paths=ml.places, reporter=ml.reporter)
+    assert len(course.down(discard=True)) == 3
+    assert not ml.cloud.machines
+
+
+def test_what_is_to_be_typed_for_a_seat_of_before_never_means_the_teams(ml: Class) -> None:
+    started(ml)
+    ml.machine("alice").error = unreachable()
+    alone, file = ml.seat("alice").lab_id, ml.folder.roster_file
+    file.write_text(file.read_text().replace("alice,Alice,,,", "alice,Alice,,t1,"))
+    staff = ml.staff()
+    started(Class(ml.root, ml.cloud, staff.folder, ml.machines, ml.reporter))
+    (kept,) = down(staff, [one for one in staff.folder.seats(former=True) if not one.students])
+    assert "labctl course down --only former:alice" in kept.hint
+    assert staff.folder.seat("alice").name == "t1"
+    (before,) = staff.folder.chosen(["former:alice"])
+    assert (before.lab_id, before.students) == (alone, ())
+    (ended,) = down(staff, [before], discard=True)
+    assert ended.ended
+    assert alone not in {one.lab_id for one in ml.cloud.machines.values()}
+    assert len(ml.cloud.machines) == 3
+    with pytest.raises(NotFoundError):
+        ml.staff().folder.chosen(["former:bob"])

@@ -13,6 +13,7 @@ from lab_ground import DiskCloud, Recorded, unreachable, world
 
 from labctl.actions import extend as more_time
 from labctl.actions.courses import together
+from labctl.actions.courses.check import check
 from labctl.actions.courses.claims import Claim, SeatDesk
 from labctl.actions.courses.desk import Desk
 from labctl.actions.courses.ending import down
@@ -80,6 +81,25 @@ def test_where_the_timer_is_denied_nothing_goes_on(course: Course) -> None:
         work.make(seat)
     assert course.cloud.machines == {}
     assert course.folder.ledger.entries(seat="alice")[-1].kind == "down"
+
+
+def test_where_no_timer_can_be_set_none_is_made_and_the_class_day_check_says_so(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course.cloud, "deadline_lacks", "its role is not set")
+    work, seat = work_of(course), course.folder.seat("alice")
+    with pytest.raises(PolicyError, match="no servers of one's own") as refused:
+        work.check(seat)
+    assert "its role is not set" in refused.value.why
+    assert "labctl course check" in refused.value.hint
+    (found,) = [one for one in check(work.staff, [seat]) if one.name == "end of servers"]
+    assert not found.ok
+    assert "its role is not set" in found.detail
+    assert found.next
+    monkeypatch.setattr(course.cloud, "deadline_lacks", "")
+    work.check(seat)
+    (found,) = [one for one in check(work.staff, [seat]) if one.name == "end of servers"]
+    assert found.ok
 
 
 def test_a_provider_without_a_timer_gives_no_server_that_costs(

@@ -144,6 +144,7 @@ assignments:
         ("course: a\nterm: {from: 2026-09-01, to: 2026-08-01}\n", "2 term", "before"),
         ("course: a\ngrading: {server: {gpu: T4:x}}\n", "2 grading.server.gpu", "after `:`"),
         ("course: a\ngrading: {data: {}}\n", "2 grading.data", "unknown key"),
+        ("course: a\ngrading: grader.example.edu\n", "2 grading", "a mapping belongs here"),
         (
             "course: a\nassignments: {hw1: {grade: {labels: ../../etc}}}\n",
             "2 assignments.hw1.grade.labels",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from labctl.actions.courses.plan import request_text
 from labctl.config import CourseConfig, load_course
+from labctl.config.course_schema import GradingConfig
 from labctl.courses import term
 from labctl.courses.ledger import Entry, Living
 from labctl.courses.money import CourseCosts, course_costs
@@ -197,6 +199,10 @@ def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> 
     assert "hw1 was due" in said
     assert "notes has no due time" in said
     assert "hw2 was due" not in said
+    local = msgspec.structs.replace(config.lab.server, provider="local")
+    grading = GradingConfig(lab=msgspec.structs.replace(config.lab, server=local))
+    told = cautions(msgspec.structs.replace(config, grading=grading), 0.0)
+    assert "grading.server is local" in " ".join(told)
     assert limits_text(config) == (
         "after 8h (with `extend` 12h), after 30m without work, at 20.00 USD"
     )

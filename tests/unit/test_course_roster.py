@@ -319,3 +319,12 @@ def test_a_file_that_is_too_large_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         read_table_file(tmp_path / "big.csv")
     assert "8 MiB" in raised.value.problems[0].message
+
+
+def test_two_quizzes_of_one_name_are_nobodys_matter() -> None:
+    head = "First name,Last name,Email address,Quiz (Real),Quiz (Real)"
+    problems: list[Problem] = []
+    table = read_table(f"{head}\nAda,Byron,ada@x.edu,1,2\n".encode(), problems)
+    assert table is not None
+    assert not problems
+    assert [one.id for one in compare(table, "moodle.csv").students] == ["ada"]

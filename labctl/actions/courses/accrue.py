@@ -35,6 +35,8 @@ class Known:
     idle_s: float = 0.0
     ended: bool = False
     up_at: float = 0.0
+    provider: str = ""
+    """"" where it was written down before providers were."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Look:
     servers: Sequence[Server]
     idle_s: dict[str, float] = field(default_factory=dict)
     settle_s: float = YOUNG_S
+    provider: str = ""
 
 
 def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> list[Entry]:
@@ -61,6 +64,7 @@ def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> li
         servers=servers,
         idle_s=_idle(course, servers),
         settle_s=max(YOUNG_S, course.provider.settle_s),
+        provider=course.provider.name,
     )
     seats = [
         *folder.seats(active_only=False, former=True),
@@ -92,6 +96,8 @@ def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[D
     for server_id, before in servers.items():
         if server_id in shown or before.ended or look.at - before.up_at < look.settle_s:
             continue
+        if before.provider and look.provider not in ("", before.provider):
+            continue  # course.yaml names another provider by now, which cannot know of its end
         if look.at > before.until:
             drafts.append(_cost(server_id, before, look.at, 0.0))
         why = "ended unseen: its hours count until that was noticed"
@@ -112,6 +118,7 @@ def up_line(seat: str, server: Server, by: str = "") -> Draft:
             "usd_per_hour": offer.price_usd_per_hour,
             "spot": offer.spot,
             "type": offer.type,
+            "provider": server.provider,
             "created_at": server.created_at,
         },
     )
@@ -131,7 +138,15 @@ def known(entries: Iterable[Entry]) -> dict[str, Known]:
             until = max(since, before.until if before else since)
             price = float(detail.get("usd_per_hour", 0.0))
             idle_s = before.idle_s if before else 0.0
-            found[server_id] = Known(one.seat, since, until, price, idle_s, up_at=one.at)
+            found[server_id] = Known(
+                one.seat,
+                since,
+                until,
+                price,
+                idle_s,
+                up_at=one.at,
+                provider=str(detail.get("provider", "")),
+            )
         elif before is not None and one.kind == "cost":
             before.until = max(before.until, float(detail.get("until", one.at)))
             before.idle_s += float(detail.get("idle_s", 0.0))

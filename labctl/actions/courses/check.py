@@ -16,6 +16,8 @@ from labctl.actions.courses.keys import DEFAULT_FILE, Keys
 from labctl.actions.courses.seated import SeatReporter
 from labctl.actions.courses.servers import ENDED, Staff, agreed
 from labctl.actions.courses.together import ask_all
+from labctl.actions.courses.tried import not_let_in
+from labctl.actions.courses.work import no_deadline
 from labctl.actions.everywhere import Answer, door
 from labctl.actions.ground import Ground
 from labctl.courses.folder import Seat
@@ -38,8 +40,8 @@ def check(staff: Staff, seats: Sequence[Seat], *, boot: bool = False) -> list[Ch
         listed = course.provider.servers()
     except LabError as error:
         return [_failed("provider", error)]
-    found = _of_provider(course)
-    found += _of_class(course, seats, listed)
+    found = _of_provider(course, staff.course(plain=True))
+    found += _of_class(staff, course, seats, listed)
     found += _keys(staff, seats)
     found += _servers(staff, seats, listed)
     found += _image(staff)
@@ -53,17 +55,20 @@ def _failed(name: str, error: LabError) -> Check:
     return Check(name=name, ok=False, detail=said, next=error.hint)
 
 
-def _of_provider(course: Ground) -> list[Check]:
+def _of_provider(course: Ground, plain: Ground) -> list[Check]:
     """What `labctl doctor` asks of the provider, quotas aside: they are the class's here."""
     checks = course.provider.check(course.config.server.need)
-    quotas = isinstance(course.provider, Quotas)
+    quotas = isinstance(plain.provider, Quotas)
     return [one for one in checks if not (quotas and one.name.startswith("quota"))]
 
 
-def _of_class(course: Ground, seats: Sequence[Seat], listed: Sequence[Server]) -> list[Check]:
+def _of_class(
+    staff: Staff, course: Ground, seats: Sequence[Seat], listed: Sequence[Server]
+) -> list[Check]:
     """Offers, prices and quotas for all that have no server yet."""
     there = {one.lab_id for one in listed if one.state not in ENDED}
     missing = [seat for seat in seats if seat.lab_id not in there]
+    up = [one for one in staff.folder.seats(active_only=False) if one.lab_id in there]
     if not missing:
         return [Check(name="servers", ok=True, detail=f"all {len(seats)} seats have one")]
     need = course.config.server.need
@@ -81,7 +86,30 @@ def _of_class(course: Ground, seats: Sequence[Seat], listed: Sequence[Server]) -
         )
         said = "raise server.max_price in course.yaml, or ask for less under server.gpu"
         return [Check(name="prices", ok=False, detail=detail or "nothing is offered", next=said)]
-    return [_price(course, fitting[0], len(missing)), *_room(course, fitting[0], len(missing))]
+    return [
+        _price(course, fitting[0], len(missing)),
+        *_room(staff, fitting[0], len(missing) + len(up)),
+        *_deadline(staff, course, fitting[0]),
+    ]
+
+
+def _deadline(staff: Staff, course: Ground, offer: Offer) -> list[Check]:
+    """Whether the keeper may hand servers out: students are root there, and could stop all else."""
+    config = staff.folder.config
+    if config.keeper is None or config.shared is not None or not offer.price_usd_per_hour:
+        return []
+    lack = no_deadline(course.provider)
+    after = f"{course.provider.name} ends each server by itself at its time"
+    mend = "set that up, or give accounts on shared servers: `shared:` in course.yaml"
+    said = f"the keeper gives students no server: {lack}"
+    return [
+        Check(
+            name="end of servers",
+            ok=not lack,
+            detail=said if lack else after,
+            next=mend if lack else "",
+        )
+    ]
 
 
 def _price(course: Ground, offer: Offer, count: int) -> Check:
@@ -98,8 +126,11 @@ def _price(course: Ground, offer: Offer, count: int) -> Check:
     )
 
 
-def _room(course: Ground, offer: Offer, count: int) -> list[Check]:
-    provider = course.provider
+def _room(staff: Staff, offer: Offer, count: int) -> list[Check]:
+    """Quota for so many seats, those that are up included: it counts them too."""
+    shared = staff.folder.config.shared
+    count = -(-count // shared.accounts_per_server) if shared else count
+    provider = staff.course(plain=True).provider  # whole servers, also where accounts are on them
     if not isinstance(provider, Quotas):
         return []
     try:
@@ -115,24 +146,42 @@ def _room(course: Ground, offer: Offer, count: int) -> list[Check]:
     return [Check(name="quota", ok=ok, detail=detail, next="" if ok else room.next)]
 
 
-def _keys(staff: Staff, seats: Sequence[Seat]) -> list[Check]:
-    """Who has joined: whose key the keeper on this machine lets in."""
+def _keys(staff: Staff, seats: Sequence[Seat], file: Path = Path(DEFAULT_FILE)) -> list[Check]:
+    """Who has joined, and on the keeper's machine whether its sshd takes the key of each."""
     if staff.folder.config.keeper is None:
         return []
+    keys = Keys(staff.folder, file)
+    here = set(keys.students())
+    # Elsewhere nobody knows the keys: what the keeper wrote down has to do.
+    joined = here or {one.student for one in staff.folder.ledger.entries(kind="joined")}
     everybody = [student for seat in seats for student in seat.students]
-    joined = {one.student for one in staff.folder.ledger.entries(kind="joined")}
-    joined |= set(Keys(staff.folder, Path(DEFAULT_FILE)).students())
     missing = [one for one in everybody if one not in joined]
     detail = f"{len(everybody) - len(missing)} of {len(everybody)} students have joined"
+    if joined and not here:
+        detail += " (their keys can be tried on the keeper's machine alone)"
     if missing:
         detail += f"; not yet: {_some(missing)}"
+    mend = f"labctl course invite {' '.join(missing)}   # then hand out the files"
+    found = Check(
+        name="students' keys", ok=not missing, detail=detail, next=mend if missing else ""
+    )
+    return [found, *_tried(staff, keys, [one for one in everybody if one in here])]
+
+
+def _tried(staff: Staff, keys: Keys, students: Sequence[str]) -> list[Check]:
+    """Each key, at the keeper's own sshd, as its student would come with it."""
+    if not students:
+        return []
+    try:
+        refused = [one for one in not_let_in(staff.folder, keys) if one in students]
+    except LabError as error:
+        return [_failed("keeper's sshd", error)]
+    detail = f"it takes {len(students) - len(refused)} of {len(students)} keys"
+    if refused:
+        detail += f"; not those of {_some(refused)}"
+    again = f"sshd -T | grep -i authorizedkeys; else labctl course invite {' '.join(refused)}"
     return [
-        Check(
-            name="students' keys",
-            ok=not missing,
-            detail=detail,
-            next="labctl course invite   # then hand out the files" if missing else "",
-        )
+        Check(name="keeper's sshd", ok=not refused, detail=detail, next=again if refused else "")
     ]
 
 

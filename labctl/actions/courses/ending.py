@@ -6,28 +6,31 @@ course ever had a server at what is left there.
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
 from labctl.actions import Decision, Note, Step, fleet, orphans, removal
+from labctl.actions import kept as kept_disks
 from labctl.actions.courses import accrue, bake
-from labctl.actions.courses.grading_server import end_forgotten, other_grading_ground
-from labctl.actions.courses.ground import OWN, own_seat, seat_grounds
+from labctl.actions.courses.grading_server import end_forgotten
+from labctl.actions.courses.ground import seat_grounds
 from labctl.actions.courses.machines import SavedSeat, save
-from labctl.actions.courses.seated import Done, SeatReporter
-from labctl.actions.courses.servers import ENDED, SeatOutcome, Staff
+from labctl.actions.courses.remains import Left, asked, every_ground, is_of_course, own_labs
+from labctl.actions.courses.seated import Done, SeatReporter, stopping
+from labctl.actions.courses.servers import ENDED, SeatOutcome, Staff, of_course
 from labctl.actions.courses.status import take_over
 from labctl.actions.everywhere import Doors
 from labctl.actions.ground import Ground
-from labctl.courses.folder import Seat
+from labctl.courses.folder import FORMER, Seat
 from labctl.errors import LabError, PolicyError
-from labctl.model import Resource, Server, Value
+from labctl.model import Server, Value
 from labctl.providers import Bake
 
+GIVE_UP = "labctl orphans --terminate --kept-too gives them up"
 AT_ONCE = 16
 """Servers whose results come home at the same time: this machine's line is what limits them."""
 
@@ -67,11 +70,18 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
     ready = [one.ground for one in saved if one.error is None]
     unended = _end_all(course, [servers[one.lab_id] for one in ready])
     gone = [one for one in ready if one.lab_id not in unended]
+    # Not everything is home, and yet it has ended: its disk was kept.
+    kept = {one.ground.lab_id for one in saved if one.error and _is_gone(staff, servers, one)}
+    gone += [one for one in mine if one.lab_id in kept]
     accrue.ended(
         staff.folder, [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone], staff.by
     )
-    _tidy(staff, course)
-    return [_told(by_lab, servers, one, unended) for one in saved]
+    _tidy(staff, course, gone)
+    return [_told(by_lab, servers, one, unended, kept) for one in saved]
+
+
+def _is_gone(staff: Staff, servers: dict[str, Server], one: fleet.Outcome[SavedSeat]) -> bool:
+    return staff.state.server(servers[one.ground.lab_id].id) is None
 
 
 def _agree(staff: Staff, servers: Sequence[Server], discard: bool) -> None:
@@ -114,7 +124,8 @@ def _save_all(
         )
         for one in grounds
     ]
-    return fleet.each(quiet, one, at_once=AT_ONCE, tell=tell)
+    halt = partial(stopping, staff.reporter)
+    return fleet.each(quiet, one, at_once=AT_ONCE, tell=tell, stopping=halt)
 
 
 def _end_all(course: Ground, servers: Sequence[Server]) -> dict[str, LabError]:
@@ -136,34 +147,28 @@ def _is_ours(staff: Staff, server: Server) -> bool:
     return is_of_course(staff, server.lab_id) and server.state not in ENDED
 
 
-def is_of_course(staff: Staff, lab_id: str) -> bool:
-    """Whether a lab at a provider is the course itself or a seat of it, of those who left too."""
-    folder = staff.folder
-    if lab_id == folder.id or lab_id in _own_labs(staff):
-        return True
-    return any(lab_id == seat.lab_id for seat in folder.seats(active_only=False, former=True))
-
-
-def _own_labs(staff: Staff) -> set[str]:
-    """What the course has servers for besides seats, those that carry accounts too."""
-    found = {own_seat(staff.folder, purpose).lab_id for purpose in OWN}
-    if staff.folder.config.shared is not None:
-        from labctl.actions.courses.seating import MOST_HOSTS
-        from labctl.actions.courses.shared import Hosts
-
-        hosts = Hosts(staff.folder, staff.course(plain=True))
-        found |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
-    return found
-
-
-def _tidy(staff: Staff, course: Ground) -> None:
-    """What servers shared goes with the last one. It costs nothing: what fails is only told."""
+def _tidy(staff: Staff, course: Ground, gone: Sequence[Ground]) -> None:
+    """What is home of kept disks makes them go; with the last server goes what all shared."""
     try:
+        _take_saved(course, gone)
         if not [one for one in course.provider.servers() if _is_ours(staff, one)]:
             _take_shared(course)
     except LabError as error:
-        text = f"what the servers shared is still there: {error.what}"
+        text = f"what servers left behind is still there: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))
+
+
+def _take_saved(course: Ground, gone: Sequence[Ground]) -> None:
+    """Disks that were kept for results, of which everything came home with this server."""
+    mine = {
+        one.lab_id: one
+        for one in gone
+        if one.state.events(lab_id=one.lab_id, kind=kept_disks.SAVED, limit=1)
+    }
+    if mine:
+        found = [one for one in course.provider.leftovers() if one.expires_at]
+        disks = [o for o in found if o.lab_id in mine and kept_disks.is_saved(mine[o.lab_id], o)]
+        removal.take_away(course, disks)
 
 
 def _take_shared(course: Ground) -> None:
@@ -177,6 +182,7 @@ def _told(
     servers: dict[str, Server],
     one: fleet.Outcome[SavedSeat],
     unended: dict[str, LabError],
+    kept: set[str],
 ) -> SeatEnding:
     seat = by_lab[one.ground.lab_id]
     error = one.error or unended.get(seat.lab_id)
@@ -186,30 +192,20 @@ def _told(
         server_id=servers[seat.lab_id].id,
         saved=one.value or SavedSeat(),
         ended=error is None,
-        error=error.what if error else "",
-        why=error.why if error else "",
-        hint=_hint(seat, one.error) if error else "",
+        error=of_course(error.what, seat) if error else "",
+        why=of_course(error.why, seat) if error else "",
+        hint=_hint(seat, one.error, kept) if error else "",
     )
 
 
-def _hint(seat: Seat, unsaved: LabError | None) -> str:
-    again = f"labctl course down --only {seat.name}"
+def _hint(seat: Seat, unsaved: LabError | None, kept: set[str]) -> str:
+    if seat.lab_id in kept and not seat.students:
+        return GIVE_UP
+    if seat.lab_id in kept:
+        return f"labctl course up --only {seat.name} brings the disk back   # {GIVE_UP}"
+    # Of somebody who is in a team by now the bare name would end the team's server.
+    again = f"labctl course down --only {'' if seat.students else FORMER}{seat.name}"
     return f"{again}, or {again} --discard to lose what is there" if unsaved else again
-
-
-class Left(Value, frozen=True):
-    """What a provider shows of the course when all was done. Empty: nothing there bills."""
-
-    provider: str
-    servers: tuple[Server, ...] = ()
-    resources: tuple[Resource, ...] = ()
-    error: str = ""
-
-    @property
-    def bills(self) -> bool:
-        """Whether something goes on costing money there, or nobody can tell."""
-        paid = any(one.price_usd_per_month > 0 for one in self.resources)
-        return bool(self.error or self.servers or paid)
 
 
 class Proof(Value, frozen=True):
@@ -271,8 +267,8 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
 def _end_own(staff: Staff) -> None:
     """End what the course had servers and images for besides its seats; what fails is asked about
     at the end, and told there."""
-    own = _own_labs(staff)
-    for ground in _everywhere(staff, everywhere=False):
+    own = own_labs(staff)
+    for ground in every_ground(staff, everywhere=False):
         try:
             servers = [one for one in ground.provider.servers() if one.lab_id in own]
             if servers:
@@ -293,37 +289,6 @@ def _take_caches(course: Ground) -> None:
     removal.take_away(course, [one for one in found if one.lab and one.lab == course.owner])
 
 
-def _everywhere(staff: Staff, *, everywhere: bool) -> list[Ground]:
-    """A ground for each provider that the course ever had a server at: its own, and grading's."""
-    found = [staff.course(everywhere=everywhere, plain=True)]
-    grading = other_grading_ground(staff)
-    if grading is not None:
-        found.append(dataclasses.replace(grading, everywhere=everywhere))
-    return found
-
-
-def asked(staff: Staff) -> list[Left]:
-    """What every provider of the course shows of it now, in every region, free caches aside."""
-    return [_left(staff, ground) for ground in _everywhere(staff, everywhere=True)]
-
-
-def _left(staff: Staff, ground: Ground) -> Left:
-    name = ground.config.server.provider
-    step = Step(name=f"asking {name} what is left")
-    staff.reporter.emit(step)
-    try:
-        servers = [
-            one
-            for one in ground.provider.servers()
-            if one.state != "terminated" and is_of_course(staff, one.lab_id)
-        ]
-        resources = _of_course(staff, ground.provider.leftovers())
-    except LabError as error:
-        return Left(provider=name, error=" ".join(filter(None, [error.what, error.why])))
-    staff.reporter.emit(msgspec.structs.replace(step, done=True))
-    return Left(provider=name, servers=tuple(servers), resources=tuple(resources))
-
-
 def _end_grading(staff: Staff) -> None:
     """The grading server, where an earlier grading was interrupted or kept it."""
     try:
@@ -331,10 +296,6 @@ def _end_grading(staff: Staff) -> None:
     except LabError as error:
         text = f"the grading server has not ended: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))
-
-
-def _of_course(staff: Staff, found: Iterable[Resource]) -> list[Resource]:
-    return [one for one in found if one.kind != orphans.CACHE and is_of_course(staff, one.lab_id)]
 
 
 def outcomes_failed(found: Iterable[SeatOutcome | SeatEnding]) -> int:

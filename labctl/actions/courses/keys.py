@@ -92,9 +92,13 @@ class Keys:
 
     def students(self) -> list[str]:
         """Who has a key here."""
+        return sorted(self.publics())
+
+    def publics(self) -> dict[str, str]:
+        """Each student's public key: its type and base64."""
         own = f"{MARK}{self.folder.id}:"
-        marks = (_mark(one) for one in self._lines())
-        return sorted(mark.removeprefix(own) for mark in marks if mark.startswith(own))
+        lines = [one for one in self._lines() if _mark(one).startswith(own)]
+        return {_mark(one).removeprefix(own): " ".join(one.split()[-3:-1]) for one in lines}
 
     def _drop(self, marks: set[str] | None) -> set[str]:
         """Take lines away, all of this course's for None; the marks of those that were there."""

@@ -93,7 +93,7 @@ def plan(staff: Staff, *, offline: bool = False, now: float | None = None) -> Pl
         servers=-(-len(seats) // shared) if shared else len(seats),
         accounts_per_server=shared,
         limits=planning.limits_text(config),
-        cautions=tuple(planning.cautions(config, at)),
+        cautions=(*_former(staff), *planning.cautions(config, at)),
         costs=costs,
         class_hours_per_week=_weekly(config, at),
     )
@@ -134,13 +134,33 @@ def _keys(config: CourseConfig) -> dict[str, str]:
 def _running(staff: Staff) -> set[str]:
     """Seats with a server, by the ledger and by this machine's record."""
     folder = staff.folder
-    going = {one.seat for one in known(folder.ledger.entries()).values() if not one.ended}
-    found = {name for name in going if not name.startswith(".")}  # not the course's own
+    now = staff.course(plain=True).provider.name
+    found = {seat for seat, provider in _going(staff) if provider in ("", now)}
     by_lab = {one.lab_id: one.name for one in folder.seats(active_only=False, former=True)}
     for server in staff.state.servers():
-        if server.lab_id in by_lab and server.state not in ENDED:
+        if server.lab_id in by_lab and server.provider == now and server.state not in ENDED:
             found.add(by_lab[server.lab_id])
     return found
+
+
+def _going(staff: Staff) -> list[tuple[str, str]]:
+    """(seat, provider) of each server of which the ledger knows no end, the course's own aside."""
+    servers = known(staff.folder.ledger.entries()).values()
+    return [(o.seat, o.provider) for o in servers if not o.ended and not o.seat.startswith(".")]
+
+
+def _former(staff: Staff) -> list[str]:
+    """Servers at a provider that course.yaml does not name any more: they go on, and cost."""
+    now = staff.course(plain=True).provider.name
+    counts: dict[str, int] = {}
+    for _, provider in _going(staff):
+        if provider not in ("", now):
+            counts[provider] = counts.get(provider, 0) + 1
+    return [
+        f"{count} at {name}, which course.yaml names no more, go on: say `provider: {name}` again "
+        "until labctl course down has ended them"
+        for name, count in counts.items()
+    ]
 
 
 def _weekly(config: CourseConfig, now: float) -> float:

@@ -47,3 +47,8 @@ class SeatReporter:
 
     def ask(self, decision: Decision) -> bool:
         return self._agreed or decision.about != "price"
+
+
+def stopping(reporter: Reporter) -> None:
+    """Say that Ctrl-C was heard: what was begun may take some minutes."""
+    reporter.emit(Note(text="stopping: what was begun is finished first", level="warning"))

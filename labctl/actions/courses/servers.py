@@ -6,8 +6,10 @@ more than once: a whole class is one question.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -15,7 +17,7 @@ from labctl.actions import Decision, Reporter, attempts, fleet, images, provisio
 from labctl.actions.courses import accrue
 from labctl.actions.courses.ground import baked, course_ground, seat_grounds
 from labctl.actions.courses.material import Material, bring, material
-from labctl.actions.courses.seated import Done, SeatReporter
+from labctl.actions.courses.seated import Done, SeatReporter, stopping
 from labctl.actions.ground import Ground
 from labctl.config import Paths
 from labctl.courses.folder import CourseFolder, Seat
@@ -101,7 +103,13 @@ def up(
             _note(staff, by_lab[ground.lab_id], ground)
 
     try:
-        outcomes = fleet.each(told, one, at_once=at_once, tell=_teller(staff.reporter, by_lab))
+        outcomes = fleet.each(
+            told,
+            one,
+            at_once=at_once,
+            tell=_teller(staff.reporter, by_lab),
+            stopping=partial(stopping, staff.reporter),
+        )
     except KeyboardInterrupt:
         raise InterruptError(
             "interrupted while servers were being made",
@@ -243,8 +251,8 @@ def _outcome(seat: Seat, one: fleet.Outcome[Server], there: dict[str, Server]) -
         students=seat.students,
         server=server,
         made=server is not None and (before is None or before.id != server.id),
-        error=error.what.replace(seat.lab, seat.name) if error else "",
-        why=error.why.replace(seat.lab, seat.name) if error else "",
+        error=of_course(error.what, seat) if error else "",
+        why=of_course(error.why, seat) if error else "",
         hint=_hint(seat, error) if error else "",
     )
 
@@ -255,4 +263,11 @@ def _hint(seat: Seat, error: LabError) -> str:
     if isinstance(error, PolicyError) and error.what.startswith("the budget"):
         return f"labctl course budget {seat.name} +5   # then {again}"
     own = ("labctl up", "labctl offers", "labctl cost")
-    return again if not error.hint or error.hint.startswith(own) else error.hint
+    return again if not error.hint or error.hint.startswith(own) else of_course(error.hint, seat)
+
+
+def of_course(text: str, seat: Seat) -> str:
+    """What was said of a lab of one's own, said of a seat: its name, its file, its commands."""
+    said = text.replace(seat.lab, seat.name).replace("lab.yaml", "course.yaml")
+    said = said.replace("labctl down --discard", f"labctl course down --only {seat.name} --discard")
+    return re.sub(r"labctl down$", f"labctl course down --only {seat.name}", said)

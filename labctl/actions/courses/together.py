@@ -13,12 +13,12 @@ from labctl.actions.courses import machines
 from labctl.actions.courses.ground import seat_grounds
 from labctl.actions.courses.material import bring, material
 from labctl.actions.courses.seated import Done, SeatReporter
-from labctl.actions.courses.servers import SeatOutcome, Staff
+from labctl.actions.courses.servers import SeatOutcome, Staff, of_course
 from labctl.actions.courses.status import ground_of, server_of, servers_of
 from labctl.actions.everywhere import Answer, Doors, run_everywhere
 from labctl.actions.ground import Ground
 from labctl.courses.folder import Seat
-from labctl.errors import LabError, UsageError
+from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.model import Run, Server
 from labctl.shell import command
 
@@ -142,5 +142,11 @@ def run_of(staff: Staff, seat: Seat, run_id: str = "") -> tuple[Ground, Server, 
     """The run named, or the youngest of the seat, with the lab and the server that it is on."""
     server = server_of(staff, seat)
     ground = ground_of(staff, seat)
-    lab, run = machines.latest_run(machines.labs_on(ground, server), server, run_id)
+    try:
+        lab, run = machines.latest_run(machines.labs_on(ground, server), server, run_id)
+    except NotFoundError as error:
+        # What the lab's own command would be is the student's to type.
+        error.what = of_course(error.what, seat)
+        error.hint = f"labctl course ssh {seat.name} -- ls labctl   # the labs that are there"
+        raise
     return lab, server, run

@@ -88,11 +88,11 @@ class SeatWork:
                 why=f"{money.spent_usd:.2f} of {money.allowance_usd or 0:.2f} dollars are spent",
                 hint="ask your instructor: labctl course budget",
             )
-        if self._owned and self._costs() and not isinstance(self._provider, Deadline):
+        if self._owned and (lack := no_deadline(self._provider)) and self._costs():
             raise PolicyError(
                 "this course gives no servers of one's own",
-                why=f"{self._provider.name} cannot end a server by itself at its time",
-                hint="ask your instructor for a shared server: `shared:` in course.yaml",
+                why=lack,
+                hint="tell your instructor: labctl course check",
             )
 
     def offers(self) -> list[Offer]:
@@ -228,6 +228,14 @@ class SeatWork:
     @property
     def _course(self) -> Ground:
         return self.staff.course()
+
+
+def no_deadline(provider: Provider) -> str:
+    """Why nothing at the provider would end a server at its time; "" where something would."""
+    if not isinstance(provider, Deadline):
+        return f"{provider.name} cannot end a server by itself at its time"
+    lack = provider.deadline_lacks
+    return f"nothing at {provider.name} would end it at its time: {lack}" if lack else ""
 
 
 def _extended_s(entries: Iterable[Entry]) -> int:

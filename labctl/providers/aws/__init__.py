@@ -110,6 +110,10 @@ class AwsProvider:
     def booting(cls, settings: AwsSettings, image_id: str) -> AwsSettings:
         return baking.booting(settings, image_id)
 
+    @property
+    def deadline_lacks(self) -> str:
+        return deadline.lacks(self.settings.scheduler_role)
+
     def set_deadline(self, server_id: str, at: float) -> None:
         deadline.set_deadline(self.clients, self.settings.scheduler_role, server_id, at)
 

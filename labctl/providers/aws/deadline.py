@@ -19,6 +19,11 @@ def schedule_name(lab_id: str, instance_id: str) -> str:
     return f"{PREFIX}{lab_id}-{instance_id}"
 
 
+def lacks(role: str) -> str:
+    """What keeps timers from being set, as far as settings say."""
+    return "" if role else f"server.aws.scheduler_role is not set: {POLICY_PAGE}, Permissions"
+
+
 def set_deadline(clients: Clients, role: str, server_id: str, at: float) -> None:
     """In place of any earlier one. DeniedError without a role, or where it may not be used."""
     if not role:

@@ -1,0 +1,116 @@
+"""What is left of a course at its providers: whose it is, and whether it bills."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import msgspec
+
+from labctl.actions import Step, orphans
+from labctl.actions.courses import accrue
+from labctl.actions.courses.grading_server import other_grading_ground
+from labctl.actions.courses.ground import OWN, own_seat
+from labctl.actions.courses.servers import Staff
+from labctl.actions.ground import Ground
+from labctl.errors import LabError
+from labctl.model import Resource, Server, Value
+
+
+def is_of_course(staff: Staff, lab_id: str) -> bool:
+    """Whether a lab at a provider is the course itself or a seat of it, of those who left too."""
+    folder = staff.folder
+    if lab_id == folder.id or lab_id in own_labs(staff):
+        return True
+    return any(lab_id == seat.lab_id for seat in folder.seats(active_only=False, former=True))
+
+
+def own_labs(staff: Staff) -> set[str]:
+    """What the course has servers for besides seats, those that carry accounts too."""
+    found = {own_seat(staff.folder, purpose).lab_id for purpose in OWN}
+    if staff.folder.config.shared is not None:
+        from labctl.actions.courses.seating import MOST_HOSTS
+        from labctl.actions.courses.shared import Hosts
+
+        hosts = Hosts(staff.folder, staff.course(plain=True))
+        found |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
+    return found
+
+
+class Left(Value, frozen=True):
+    """What a provider shows of the course when all was done. Empty: nothing there bills.
+
+    `former`: course.yaml names another one by now, so that nothing was ended at this one. `seats`
+    says whose the things are, by lab id.
+    """
+
+    provider: str
+    servers: tuple[Server, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    error: str = ""
+    former: bool = False
+    seats: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def bills(self) -> bool:
+        """Whether something goes on costing money there, or nobody can tell."""
+        paid = any(one.price_usd_per_month > 0 for one in self.resources)
+        return bool(self.error or self.servers or paid)
+
+
+def every_ground(staff: Staff, *, everywhere: bool) -> list[Ground]:
+    """A ground for each provider that course.yaml names: the seats', and grading's."""
+    found = [staff.course(everywhere=everywhere, plain=True)]
+    grading = other_grading_ground(staff)
+    if grading is not None:
+        found.append(dataclasses.replace(grading, everywhere=everywhere))
+    return found
+
+
+def asked(staff: Staff) -> list[Left]:
+    """What every provider of the course shows of it now, in every region, free caches aside.
+
+    Those too that course.yaml named before, where seats' servers cost something or have not ended.
+    """
+    found = [_left(staff, ground) for ground in every_ground(staff, everywhere=True)]
+    course = staff.course(everywhere=True, plain=True)
+    former = {
+        one.provider
+        for one in accrue.known(staff.folder.ledger.entries()).values()
+        if one.provider not in ("", course.provider.name) and (one.price or not one.ended)
+    }
+    for name in sorted(former - {one.provider for one in found}):
+        server = msgspec.structs.replace(course.config.server, provider=name)
+        config = msgspec.structs.replace(course.config, server=server)
+        found.append(_left(staff, dataclasses.replace(course, config=config), former=True))
+    return found
+
+
+def _left(staff: Staff, ground: Ground, *, former: bool = False) -> Left:
+    name = ground.config.server.provider
+    step = Step(name=f"asking {name} what is left")
+    staff.reporter.emit(step)
+    try:
+        servers = [
+            one
+            for one in ground.provider.servers()
+            if one.state != "terminated" and is_of_course(staff, one.lab_id)
+        ]
+        resources = _of_course(staff, ground.provider.leftovers())
+    except LabError as error:
+        said = " ".join(filter(None, [error.what, error.why]))
+        return Left(provider=name, error=said, former=former)
+    staff.reporter.emit(msgspec.structs.replace(step, done=True))
+    labs = {one.lab_id for one in servers} | {one.lab_id for one in resources}
+    seats = staff.folder.seats(active_only=False, former=True)
+    return Left(
+        provider=name,
+        servers=tuple(servers),
+        resources=tuple(resources),
+        former=former,
+        seats={one.lab_id: one.name for one in seats if one.lab_id in labs},
+    )
+
+
+def _of_course(staff: Staff, found: Iterable[Resource]) -> list[Resource]:
+    return [one for one in found if one.kind != orphans.CACHE and is_of_course(staff, one.lab_id)]
