@@ -7,6 +7,7 @@ from typing import Any
 
 from labctl.actions import Note, guard
 from labctl.actions.ground import Ground
+from labctl.actions.status import keep_watch
 from labctl.errors import DeniedError
 from labctl.providers import Deadline
 
@@ -18,6 +19,7 @@ def extend(ground: Ground, span_s: int) -> dict[str, Any]:
     """
     server = ground.server()
     watch = guard.extend(ground, server, span_s)
+    keep_watch(ground, server, watch)
     left_s = watch.get("ttl_left_s")
     detail = {"span_s": span_s, "ttl_left_s": left_s}
     ground.state.record("extended", lab_id=ground.lab_id, server_id=server.id, detail=detail)

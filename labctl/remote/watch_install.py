@@ -67,7 +67,12 @@ def extend(request: dict[str, Any]) -> dict[str, Any]:
     place = found_dir(request["lab_id"])
     if place is None:
         said = "nothing guards this server, so nothing ends it"
-        raise Failure("missing", said, "", "labctl up arms the watchdog")
+        raise Failure(
+            "missing",
+            said,
+            "",
+            "labctl up --ttl 8h   # or --idle 30m, --budget 5: then it has a watchdog",
+        )
     if place == ROOT_DIR and os.geteuid() != 0:
         return as_root("extend", request)
     span_s = float(request["span_s"])

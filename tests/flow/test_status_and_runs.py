@@ -7,7 +7,8 @@ from typing import NoReturn
 import pytest
 from lab_ground import Recorded, World, unreachable
 
-from labctl.actions import provision, runs
+from labctl.actions import guard, provision, runs
+from labctl.actions.extend import extend
 from labctl.actions.status import status
 from labctl.errors import ConnectError, NotFoundError, UsageError
 from labctl.model import Run
@@ -40,6 +41,16 @@ def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
     lab.machine.error = unreachable()
     said = status(lab.ground(), refresh=True)
     assert (said["reachable"], said["why"]) == (False, "no answer")
+
+
+def test_more_time_is_what_status_shows_from_then_on(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provision.up(lab.ground())
+    watch = {"alive": True, "ttl_left_s": 30_000.0}
+    monkeypatch.setattr(guard, "extend", lambda ground, server, span_s: watch)
+    extend(lab.ground(), 1800)
+    assert status(lab.ground(), refresh=False)["watch"] == watch
 
 
 def test_refresh_drops_a_server_that_is_gone(lab: World) -> None:
