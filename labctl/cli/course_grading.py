@@ -108,7 +108,13 @@ def _late(one: Handed) -> str:
 @only_options
 @click.option("--again", is_flag=True, help="Run what has a grade already, too.")
 @click.option("--keep-server", is_flag=True, help="Leave the grading server as it is afterwards.")
-@click.option("--at-once", default=1, show_default=True, type=click.IntRange(1, 32))
+@click.option(
+    "--at-once",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 32),
+    help="So many submissions beside each other.",
+)
 @click.option("--release", is_flag=True, help="Show the feedback to students, once all is graded.")
 @PROFILE
 @yes_option

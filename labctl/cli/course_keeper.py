@@ -171,7 +171,13 @@ def _enrol(folder: CourseFolder, student: str, asked: str, keys_file: Path) -> N
 @click.command("serve", short_help="The always-on keeper, with the dashboard.")
 @click.option("--install", is_flag=True, help="Write a systemd user unit that runs it.")
 @click.option("--dashboard", is_flag=True, help="Serve the dashboard on this machine's loopback.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8600, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8600,
+    show_default=True,
+    help="Of the dashboard, on 127.0.0.1; 0: any free one.",
+)
 @AUTHORIZED_KEYS
 @click.pass_context
 def serve_command(

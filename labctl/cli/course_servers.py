@@ -39,7 +39,13 @@ __all__ = [
 @click.command("up")
 @only_options
 @click.option("--login-only", is_flag=True, help="Prepare nothing: the first login is enough.")
-@click.option("--at-once", default=32, show_default=True, type=click.IntRange(1, 256))
+@click.option(
+    "--at-once",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="So many servers beside each other.",
+)
 @yes_option
 @json_option
 @click.pass_context

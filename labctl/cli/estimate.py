@@ -147,7 +147,9 @@ amount_options = _all_of(
 )
 code_options = _all_of(
     click.option("--input", "shape", **SHAPE, help="Of one item, for code: 3x224x224."),
-    click.option("--input-type", type=click.Choice(INPUT_TYPES), default="float32"),
+    click.option(
+        "--input-type", type=click.Choice(INPUT_TYPES), default="float32", help="Of --input."
+    ),
     click.option("--python", default="", help="To build it with; default: the lab's .venv."),
     click.option("--time-limit", default="2m", **DURATION, help="For building it."),
 )
@@ -168,10 +170,13 @@ def estimate_command(ctx: click.Context, /, json_: bool, **given: Any) -> None:
     there): parameters are counted, activations measured. docs/estimate.md has the formulas.
 
     \b
-    labctl estimate --params 8B --train adam --batch 8 --seq 2048 --hidden 4096 --layers 32
+    labctl estimate --params 8B --train adam --batch 8 --seq 2048 \\
+        --hidden 4096 --layers 32
     labctl estimate train.py:build_model --batch 64 --items 60k --epochs 10
-    labctl estimate --params 70B --precision int4 --serve --requests-per-day 10k --reply 300
-    labctl estimate --params 8B --train adam --tokens 512M --tokens-per-second 3000 --price 15
+    labctl estimate --params 70B --precision int4 --serve \\
+        --requests-per-day 10k --reply 300
+    labctl estimate --params 8B --train adam --tokens 512M \\
+        --tokens-per-second 3000 --price 15
     labctl estimate --kind trees --rows 100k --columns 50
     """
     from labctl.actions.estimate import estimate

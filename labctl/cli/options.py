@@ -33,8 +33,14 @@ def need_options(function: F) -> F:
             click.option("--provider", help="Over lab.yaml's server.provider."),
             click.option("--gpu", help="auto, none, any, T4, A100:2, '>=24GB'."),
             click.option("--min-gpu-memory", "gpu_memory", help="Of one GPU: 16GB."),
-            click.option("--arch", type=click.Choice(["x86_64", "arm64"])),
-            click.option("--work", type=click.Choice(["fp32", "fp16", "bandwidth"])),
+            click.option(
+                "--arch", type=click.Choice(["x86_64", "arm64"]), help="Of the processor."
+            ),
+            click.option(
+                "--work",
+                type=click.Choice(["fp32", "fp16", "bandwidth"]),
+                help="Rank by the price of this work, not per hour.",
+            ),
             click.option(
                 "--spot",
                 is_flag=False,

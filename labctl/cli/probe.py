@@ -80,7 +80,7 @@ def details(found: Probed) -> str:
         lines.append(f"{between}; {lasting(start)} of it to start" if start >= 1 else between)
         lines.append("validation and evaluation count only as far as the probe came to them")
     if found.ends_before:
-        lines.append(f"the server's {found.ends_before} ends it before that: labctl extend")
+        lines.append(f"the server's {found.ends_before} ends it before that: labctl extend 2h")
     known = tuple(row for row in found.elsewhere if row.seconds is not None)
     if known:
         lines += ["", *offers(known)]

@@ -43,7 +43,11 @@ def _receiver(directory: Path) -> Receiver:
 @DIRECTORY
 @json_option
 def _init(directory: Path, json_: bool) -> None:
-    """Make DIR and its signing key. Repeated, nothing changes."""
+    """Make DIR and its signing key. Repeated, nothing changes.
+
+    \b
+    labctl receive init ~/drop
+    """
     from labctl.cli.screen import as_json
 
     public = _receiver(directory).init()
@@ -71,8 +75,9 @@ def _assignment(directory: Path, name: str, place: str, **given: object) -> None
     """Make (or change) an assignment; its file, for the students, goes to standard output.
 
     \b
-    labctl receive assignment ~/drop hw3 --due "2026-11-28 23:59 Europe/Berlin" --late 48h \\
-        --penalty 10 --max-size 200MB --at ssh://drop@course.example > hw3.yaml
+    labctl receive assignment ~/drop hw3 --due "2026-11-28 23:59 Europe/Berlin" \\
+        --late 48h --penalty 10 --max-size 200MB \\
+        --at ssh://drop@course.example > hw3.yaml
     """
     from labctl.actions.receive import write_assignment
 
@@ -89,6 +94,7 @@ def _assignment(directory: Path, name: str, place: str, **given: object) -> None
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("~/.ssh/authorized_keys"),
     show_default=True,
+    help="Of the account that takes bundles in.",
 )
 def _admit(directory: Path, student: str, key: TextIO, file: Path) -> None:
     """Let STUDENT hand in with the public KEY (a file, or - for standard input).
@@ -114,9 +120,14 @@ def _admit(directory: Path, student: str, key: TextIO, file: Path) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("~/.ssh/authorized_keys"),
     show_default=True,
+    help="Of the account that takes bundles in.",
 )
 def _expel(student: str, file: Path) -> None:
-    """Let STUDENT's key in no longer. What was handed in stays."""
+    """Let STUDENT's key in no longer. What was handed in stays.
+
+    \b
+    labctl receive expel alice
+    """
     from labctl.actions.receive import expel
 
     was = expel(student, file.expanduser())
@@ -149,7 +160,11 @@ def _extend(directory: Path, name: str, student: str, time: str) -> None:
 @NAME
 @json_option
 def _list(directory: Path, name: str, json_: bool) -> None:
-    """Who has handed in, when, how late."""
+    """Who has handed in, when, how late.
+
+    \b
+    labctl receive list ~/drop hw3
+    """
     from labctl.cli.screen import as_json, size, table
     from labctl.cli.submitted import length
 
@@ -187,7 +202,11 @@ def _list(directory: Path, name: str, json_: bool) -> None:
 @json_option
 @click.pass_context
 def _check(ctx: click.Context, directory: Path, name: str, json_: bool) -> None:
-    """Compare every bundle with its receipt, and every receipt with the signing key."""
+    """Compare every bundle with its receipt, and every receipt with the signing key.
+
+    \b
+    labctl receive check ~/drop hw3
+    """
     from labctl.cli.exits import clean
     from labctl.cli.screen import as_json
     from labctl.submissions.receipt import Receipt
@@ -238,7 +257,12 @@ def _open(directory: Path, name: str, student: str, number: int | None, into: Pa
 @NAME
 @click.argument("students", nargs=-1, required=True)
 @click.option("--valid", default="7d", help="How long; 7d at most.")
-@click.option("--into", type=click.Path(file_okay=False, path_type=Path), default=Path())
+@click.option(
+    "--into",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="The directory for the files; default: this one.",
+)
 @click.option("--profile", default="", help="Of ~/.aws/config.")
 def _ticket(
     directory: Path, name: str, students: tuple[str, ...], valid: str, into: Path, profile: str

@@ -41,6 +41,10 @@ from labctl.config.schema import (
 from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 from labctl.model import Need
 
+SAMPLE = (
+    "labctl init digits && cd digits   # a sample; for code of your own: a lab.yaml with lab: NAME"
+)
+
 SettingsType = Callable[[str], type[msgspec.Struct] | None]
 
 
@@ -71,7 +75,7 @@ def load_lab(
         raise ConfigError(
             f"{plain(str(path))} is empty",
             why="it needs at least one line, such as `lab: digits`",
-            hint="labctl init",
+            hint=SAMPLE,
         )
     known = [key for key in keys_of(LabFile) if key not in MACHINE_KEYS]
     lab_layer = file_layer(data, LAB_FILE, known, problems)
@@ -110,11 +114,11 @@ def _lab_file(path_or_dir: Path) -> Path:
 
 
 def _missing_hint(path: Path) -> str:
-    """`labctl init`, unless a directory above is a lab."""
+    """The sample project, unless a directory above is a lab."""
     for parent in path.parents[1:]:
         if (parent / LAB_FILE).is_file():
             return f"labctl -C {plain(str(parent))} ..."
-    return "labctl init"
+    return SAMPLE
 
 
 def _as_text(node: Node) -> str:

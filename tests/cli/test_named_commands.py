@@ -1,0 +1,145 @@
+"""What labctl and its docs tell somebody to type is there: commands, options, files, examples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from labctl.cli import cli
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "labctl").rglob("*.py"))
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "templates").rglob("*.md")),
+]
+GROUPS = ("course", "receive", "rehearse", "secret")
+# Where a command ends in a sentence or on a shell's line.
+END = re.compile(r"""["`;|>)]|&&|\s#| {2,}|, (?!-)|\.(\s|$)|: | or | then """)
+HINT = re.compile(r'hint=f?"(labctl [^"]*)"')
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
+SCRIPT = re.compile(r"(?<![\w./-])((?:scripts/[a-z-]+|docs/[a-z-]+\.[a-z]+))\b")
+
+
+@cache
+def command_of(names: tuple[str, ...]) -> click.Command | None:
+    found: click.Command | None = cli
+    for name in names:
+        assert isinstance(found, click.Group)
+        found = found.get_command(click.Context(found), name)
+    return found
+
+
+def every_command() -> Iterator[tuple[str, ...]]:
+    def below(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        found = command_of(names)
+        assert found is not None
+        if names and not found.hidden:
+            yield names
+        if isinstance(found, click.Group):
+            for name in found.list_commands(click.Context(found)):
+                yield from below((*names, name))
+
+    return below(())
+
+
+def options(command: click.Command) -> set[str]:
+    own = {word for one in command.params for word in (*one.opts, *one.secondary_opts)}
+    return own | {"--help", "-h"}
+
+
+def amiss(words: list[str], *, sure: bool) -> str:
+    """What is wrong with a call of labctl, "" for nothing. Where it is not `sure`, a first word
+    that is no command is taken for prose."""
+    names: list[str] = []
+    words = words[2:] if words[:1] == ["-C"] else words
+    while words and (not names or (names == [names[0]] and names[0] in GROUPS)):
+        word = words[0]
+        if word.startswith(("-", "X", ".", "…")) or word.isupper():
+            return ""
+        if command_of((*names, word)) is None:
+            return f"there is no command {' '.join([*names, word])}" if sure or names else ""
+        names.append(words.pop(0))
+    found = command_of(tuple(names))
+    assert found is not None
+    call = words[: words.index("--")] if "--" in words else words
+    for word in (word.partition("=")[0].rstrip(".,:") for word in call):
+        if word.startswith("-") and len(word) > 1 and word not in options(found):
+            return f"{' '.join(names)} has no option {word}"
+    needed = sum(isinstance(one, click.Argument) and one.required for one in found.params)
+    if (
+        sure
+        and needed
+        and "--help" not in call
+        and not [word for word in call if not word.startswith("-")]
+    ):
+        return f"{' '.join(names)} needs more than that"
+    return ""
+
+
+def calls(text: str) -> Iterator[list[str]]:
+    for line in text.splitlines():
+        plain = re.sub(r"\{[^{}]*\}", "X", line)
+        for found in re.finditer(r"(?<![\w/.'-])labctl ", plain):
+            yield END.split(plain[found.end() :], maxsplit=1)[0].split()
+
+
+def test_every_next_command_is_one_that_labctl_takes() -> None:
+    hints = [hint for file in SOURCES for hint in HINT.findall(file.read_text())]
+    assert len(hints) > 200
+    wrong = {
+        hint: amiss(words, sure=True) for hint in hints for words in [next(calls(hint), ["?"])]
+    }
+    assert {hint: why for hint, why in wrong.items() if why} == {}
+
+
+@pytest.mark.parametrize(("files", "least"), [(SOURCES, 600), (PAGES, 300)])
+def test_no_option_is_named_that_a_command_does_not_have(files: list[Path], least: int) -> None:
+    named = [(file.name, words) for file in files for words in calls(file.read_text())]
+    assert len(named) > least
+    wrong = [(name, " ".join(words), amiss(words, sure=False)) for name, words in named]
+    assert [one for one in wrong if one[2]] == []
+
+
+def test_every_file_that_the_pages_lead_to_is_there() -> None:
+    lost = [
+        (page.name, place)
+        for page in PAGES
+        for place in LINK.findall(page.read_text())
+        if not (page.parent / place).exists()
+    ]
+    lost += [
+        (page.name, place)
+        for page in PAGES
+        if page.parent in (ROOT, ROOT / "docs")
+        for place in SCRIPT.findall(page.read_text())
+        if not (ROOT / place).exists()
+    ]
+    assert lost == []
+
+
+def test_every_help_has_an_example_and_fits_80_columns() -> None:
+    wrong: list[tuple[str, object]] = []
+    for names in every_command():
+        command, call = command_of(names), " ".join(names)
+        shown = {"COLUMNS": "80"}
+        said = CliRunner().invoke(cli, [*names, "--help"], prog_name="labctl", env=shown)
+        lines = said.output.splitlines()
+        wrong += [(call, line) for line in lines if len(line) > 80]
+        example = re.compile(rf"(^|&& )labctl (-C \S+ )?{call}\b")
+        if not any(example.search(line.strip()) for line in lines):
+            wrong.append((call, "no example"))
+        assert command is not None
+        wrong += [
+            (call, one.opts)
+            for one in command.params
+            if isinstance(one, click.Option) and not one.help and not one.hidden
+        ]
+    assert wrong == []
