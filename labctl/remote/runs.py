@@ -116,7 +116,7 @@ def _claim(root: Path, directory: Path, spec: dict[str, Any]) -> bool:
                 "policy",
                 f"there is another run {spec['id']} on this server",
                 "its command, image or settings differ",
-                "labctl run --id ANOTHER-NAME",
+                f"labctl logs -f {spec['id']}   # that one; or labctl run --id ANOTHER-NAME",
             ) from None
         return False
 
