@@ -95,9 +95,9 @@ class Ground:
         """The lab's server as recorded; NotFoundError where there is none."""
         known = self.state.server_of_lab(self.lab_id)
         if known is None:
-            raise NotFoundError(
-                f"{self.config.name} has no server", why="none was started", hint="labctl up"
-            )
+            ended = self.state.events(lab_id=self.lab_id, kind="ready", limit=1)
+            why = "the last one has ended" if ended else "none was started"
+            raise NotFoundError(f"{self.config.name} has no server", why=why, hint="labctl up")
         if known.state == "stopped":
             raise NotFoundError(
                 f"the server of {self.config.name} is stopped",

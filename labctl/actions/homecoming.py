@@ -5,6 +5,8 @@ Nothing here fails since a keeper cannot be reached: that is said, and what is k
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from labctl.actions import Note, kept, ledgers, provision, runs, work
 from labctl.actions.copies import from_store, index_of
 from labctl.actions.ground import Ground
@@ -134,10 +136,16 @@ def copied(ground: Ground, keeper: KeeperHost, run_id: str) -> PulledRun | None:
     return pulled if pulled.files or have or any(home.glob("*")) else None
 
 
+def log_here(ground: Ground, run_id: str) -> Path:
+    """Where a pull puts the run's log."""
+    return ground.config.root / "runs" / runs.latest(ground, run_id).id / "logs" / "run.log"
+
+
 def log_elsewhere(ground: Ground, run_id: str) -> bytes:
-    """A run's log as it was saved; NotFoundError where it was not."""
-    saved_elsewhere(ground, [run_id])
-    path = ground.config.root / "runs" / runs.latest(ground, run_id).id / "logs" / "run.log"
+    """A run's log as it was saved or pulled; NotFoundError where it was not."""
+    path = log_here(ground, run_id)
+    if has_copies(ground) or not path.is_file():
+        saved_elsewhere(ground, [run_id])
     if not path.is_file():
         raise NotFoundError(f"the log of {run_id} was not saved", hint="labctl status")
     return path.read_bytes()

@@ -42,6 +42,8 @@ class Screen:
     def ask(self, decision: Decision) -> bool:
         """A person's yes; without a terminal the answer is no, and that is said."""
         if self.yes:
+            if decision.about == "price" and decision.detail and not self.quiet:
+                self._line(clean(decision.detail))
             return True
         self.rest()
         if decision.detail:

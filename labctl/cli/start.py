@@ -8,6 +8,13 @@ import click
 
 from labctl.cli.options import json_option, need_options, open_lab, yes_option
 
+PROVIDERS = {
+    "local": "a container on this machine (needs Docker; no GPU)",
+    "static": "lab servers that you reach with ssh",
+    "aws": "the cheapest that fits at AWS; costs money",
+    "course": "what your course gives you: labctl join FILE instead",
+}
+
 
 @click.command("init")
 @click.argument("directory", type=click.Path(path_type=Path))
@@ -30,8 +37,8 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
     names = provider_names()
     if provider is None and sys.stdin.isatty():
         click.echo("Where do servers come from?", err=True)
-        click.echo("  local   a container on this machine (needs Docker; no GPU)", err=True)
-        click.echo("  static  lab servers that you reach with ssh", err=True)
+        for name in names:
+            click.echo(f"  {name:<8}{PROVIDERS.get(name, 'installed beside labctl')}", err=True)
         provider = click.prompt("provider", default="local", type=click.Choice(names), err=True)
     provider = provider or "local"
     if provider not in names:

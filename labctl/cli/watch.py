@@ -117,7 +117,8 @@ def _draw_clocks(said: dict[str, Any], price: float) -> None:
     if not watch.get("alive"):
         click.echo(click.style("  its watchdog does not run; next: labctl up", fg="red"))
     if watch.get("busy"):
-        click.echo(f"  not idle: {clean('; '.join(watch['busy'][:3]))}")
+        for number, one in enumerate(watch["busy"][:3]):
+            click.echo(f"  {' ' * 9 if number else 'not idle:'} {clean(one)}")
     if watch.get("mirror"):
         _draw_mirror(watch["mirror"], said["now"])
     for one in watch.get("cannot") or ():
@@ -210,12 +211,13 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     from labctl.cli.work import write_log
 
     lab = open_lab(ctx)
-    server = _server_with_logs(lab)
+    server = _server_with_logs(lab, run)
     found = runs.latest(lab.ground, run)
     if server is None:
         from labctl.actions.homecoming import log_elsewhere
 
         write_log(_last_lines(log_elsewhere(lab.ground, found.id), tail))
+        click.echo("the server has ended; this is what was saved or pulled", err=True)
         return
     try:
         seen = runs.watch(lab.ground, server, found.id, tail=tail, follow=follow, on_log=write_log)
@@ -226,8 +228,8 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
         click.echo(f"run {seen.id}: {clean(seen.told)}", err=True)
 
 
-def _server_with_logs(lab: Lab) -> Server | None:
-    """The lab's server; None where it has ended, and what it said was saved elsewhere."""
+def _server_with_logs(lab: Lab, run: str) -> Server | None:
+    """The lab's server; None where it has ended, and the run's log was saved or pulled."""
     from labctl.errors import NotFoundError
 
     if lab.keeper:
@@ -237,7 +239,10 @@ def _server_with_logs(lab: Lab) -> Server | None:
     try:
         return lab.ground.server()
     except NotFoundError:
-        if not lab.keeper and not lab.config.store:
+        from labctl.actions import homecoming, runs
+
+        here = homecoming.log_here(lab.ground, runs.latest(lab.ground, run).id).is_file()
+        if not (here or lab.keeper or lab.config.store):
             raise
         return None
 

@@ -130,6 +130,35 @@ def test_status_draws_names_that_cannot_steer_a_terminal(labctl: Any, home: Path
     assert "night" in said.out
 
 
+def test_status_says_line_by_line_why_a_server_is_not_idle(labctl: Any, home: Path) -> None:
+    server = kept(home)
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    busy = [f"somebody typed in terminal pts/{number}, 0 s ago" for number in range(3)]
+    detail = {"watch": {"alive": True, "busy": busy}}
+    lab.ground.state.record("watch", lab_id=lab.id, server_id=server.id, detail=detail)
+    lab.ground.state.close()
+    lines = labctl("status").out.splitlines()
+    assert f"  not idle: {busy[0]}" in lines
+    assert f"            {busy[2]}" in lines
+
+
+def test_a_pulled_log_is_shown_after_its_server_has_ended(labctl: Any, home: Path) -> None:
+    server = kept(home)
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    lab.ground.state.record("ready", lab_id=lab.id, server_id=server.id)
+    lab.ground.state.drop_server(server.id)
+    lab.ground.state.close()
+    said = labctl("logs")
+    assert (said.code, said.out) == (4, "")
+    assert "the last one has ended" in said.err
+    log = home / "digits/runs/night/logs/run.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("step 1\nstep 2\n")
+    said = labctl("logs", "-n", "1")
+    assert (said.code, said.out) == (0, "step 2\n")
+    assert "the server has ended" in said.err
+
+
 def test_json_is_one_object_with_a_version(labctl: Any, home: Path) -> None:
     kept(home)
     for words in (("status",), ("config",), ("secret", "list"), ("forward", "--list")):
@@ -279,7 +308,33 @@ def test_without_a_terminal_the_answer_is_no_and_yes_is_yes(
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     assert Screen().ask(Decision(question="go\x1b?", default=True)) is False
     assert "--yes says yes" in capsys.readouterr().err
-    assert Screen(yes=True).ask(Decision(question="go?")) is True
+    assert Screen(yes=True).ask(Decision(question="go?", detail="what")) is True
+    assert capsys.readouterr().err == ""
+
+
+def test_a_plan_that_costs_money_is_shown_even_where_yes_is_said_beforehand(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = Decision(question="start it?", detail="g5.xlarge: 0.34 USD/h", about="price")
+    assert Screen(yes=True).ask(plan) is True
+    assert "0.34 USD/h" in capsys.readouterr().err
+    assert Screen(yes=True, quiet=True).ask(plan) is True
+    assert capsys.readouterr().err == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_init_tells_of_every_provider_that_can_be_answered(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["labctl", "init", "other"])
+    monkeypatch.setattr(sys, "stdin", Terminal("nothing\n"))
+    run_and_exit(cli)
+    told = [line.split()[0] for line in capsys.readouterr().err.splitlines() if line[:2] == "  "]
+    assert {"aws", "course", "local", "static"} <= {*told}
 
 
 def process(home: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
