@@ -100,6 +100,7 @@ class Receiver:
             raise NotFoundError(
                 f"there is no assignment {name}",
                 why=f"the receiver takes in {', '.join(known) or 'nothing yet'}",
+                hint="labctl submit --assignment FILE   # the one that your instructor gave",
             )
         found = load_assignment(file)
         if found.name != name:
@@ -186,13 +187,20 @@ class Receiver:
                 )
             self._check_open(name, student, self.now() if at is None else at)
             if len(self.receipts(name, student)) >= MOST_SUBMISSIONS:
-                raise PolicyError(f"{student} has handed in {name} {MOST_SUBMISSIONS} times")
+                raise PolicyError(
+                    f"{student} has handed in {name} {MOST_SUBMISSIONS} times",
+                    hint="labctl submit --receipts   # what counts; then ask your instructor",
+                )
             for other in staged.parent.iterdir():
                 if other != staged and not other.name.startswith("."):
                     other.unlink()
             here = staged.stat().st_size if staged.exists() else 0
             if shutil.disk_usage(self.directory).free - (size - here) < RESERVE_BYTES:
-                raise DiskFullError("the receiver's disk is full", why="tell your instructor")
+                raise DiskFullError(
+                    "the receiver's disk is full",
+                    why="tell your instructor",
+                    hint="labctl submit   # again, once there is room",
+                )
             staged.touch(mode=0o600)
         return here
 
