@@ -59,9 +59,17 @@ class S3:
                 f"there are no credentials for {self.url}", why=str(error), hint="aws configure"
             ) from None
         except HTTPClientError as error:
-            raise ConnectError(f"{self.url} cannot be reached", why=str(error)) from None
+            raise ConnectError(
+                f"{self.url} cannot be reached",
+                why=str(error),
+                hint="labctl config   # store; then try again",
+            ) from None
         except (BotoCoreError, Boto3Error) as error:
-            raise TransferError(f"{self.url} does not do it", why=str(error)) from None
+            raise TransferError(
+                f"{self.url} does not do it",
+                why=str(error),
+                hint="labctl config   # store; and what its account may do",
+            ) from None
 
     def _client(self) -> Any:
         if self._made is None:

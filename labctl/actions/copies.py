@@ -36,7 +36,10 @@ def from_store(ground: Ground, run_id: str) -> PulledRun:
     about = _object(store.read(f"runs/{run_id}/run.json"))
     index = _object(store.read(f"runs/{run_id}/index.json"))
     if not about:
-        raise NotFoundError(f"there is nothing of run {run_id} in {ground.config.store}")
+        raise NotFoundError(
+            f"there is nothing of run {run_id} in {ground.config.store}",
+            hint="labctl status --refresh",
+        )
     run = _recorded(ground, run_id, about.get("record"))
     wanted, pending = _listed(index.get("files")), _listed(index.get("pending"))
 
@@ -71,7 +74,9 @@ def from_copy(
         def fetch(due: Due, path: Path) -> None:
             place = came / due.path
             if not place.is_file() or hash_file(place) != due.sha256:
-                raise TransferError(f"{due.path} did not arrive whole")
+                raise TransferError(
+                    f"{due.path} did not arrive whole", hint="labctl pull   # again"
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             place.replace(path)
 
@@ -147,7 +152,11 @@ def _object(content: bytes | None) -> dict[str, Any]:
     try:
         body = json.loads(content or b"{}")
     except ValueError as error:
-        raise LabError("a record in the store cannot be read", why=str(error)) from error
+        raise LabError(
+            "a record in the store cannot be read",
+            why=str(error),
+            hint="labctl pull   # from the server, while it is there",
+        ) from error
     return body if isinstance(body, dict) else {}
 
 

@@ -266,7 +266,11 @@ def _run_here(root: Path, place: Path, out: Path) -> dict[str, Any]:
         float(body["accuracy"])
     except (IndexError, ValueError, KeyError, TypeError):
         said = (done.stderr or done.stdout).strip()[-1500:]
-        raise LabError(f"evaluate.py ended with {done.returncode}", why=said) from None
+        raise LabError(
+            f"evaluate.py ended with {done.returncode}",
+            why=said,
+            hint="mend evaluate.py, then: labctl eval",
+        ) from None
     result: dict[str, Any] = body
     return result
 

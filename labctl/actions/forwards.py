@@ -192,7 +192,9 @@ def _refresher(spec: DetachedSpec) -> Refresh:
                 spec.refresh_argv, stdin=subprocess.DEVNULL, capture_output=True, check=False
             )
             if done.returncode != 0:
-                raise ConnectError("the server's address could not be asked for")
+                raise ConnectError(
+                    "the server's address could not be asked for", hint="labctl doctor"
+                )
         if spec.request is None:
             return spec.forward.service
         from labctl.transports.openssh import OpenSshTransport

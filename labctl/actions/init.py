@@ -27,7 +27,9 @@ def init(templates: Path, target: Path, provider: str, reporter: Reporter) -> Pa
     try:
         name = parse_name(target.absolute().name)
     except ValueError as error:
-        raise UsageError(f"a lab cannot be called {target.name!r}", why=str(error)) from None
+        raise UsageError(
+            f"a lab cannot be called {target.name!r}", why=str(error), hint="labctl init digits"
+        ) from None
     if target.exists() and any(target.iterdir()):
         raise PolicyError(
             f"{target} is not empty",
@@ -83,6 +85,10 @@ def _dataset(directory: Path, reporter: Reporter) -> bool:
         check=False,
     )
     if done.returncode != 0:
-        raise LabError("prepare_data.py failed", why=done.stderr.strip()[-800:])
+        raise LabError(
+            "prepare_data.py failed",
+            why=done.stderr.strip()[-800:],
+            hint="labctl init digits   # again, once that is mended",
+        )
     reporter.emit(Step(name=step.name, done=True))
     return True

@@ -84,18 +84,30 @@ def answers(ticket: Ticket) -> Answers:
     try:
         status, body = _exchange(ticket.receipts, "GET")
     except (OSError, http.client.HTTPException) as error:
-        raise ConnectError("the bucket cannot be reached", why=str(error)) from None
+        raise ConnectError(
+            "the bucket cannot be reached",
+            why=str(error),
+            hint="labctl submit --receipts   # again, later",
+        ) from None
     if status in (403, 404):
         # Who may not list is told 403 for what is not there.
         if time.time() > ticket.expires.at:
             raise _over(ticket)
         return Answers()
     if status != 200:
-        raise LabError(f"the bucket answers {status}", why=_said(body))
+        raise LabError(
+            f"the bucket answers {status}",
+            why=_said(body),
+            hint="labctl submit --receipts   # again, later",
+        )
     try:
         return decoded(body, Answers)
     except ValueError as error:
-        raise LabError("the receiver's answer cannot be read", why=str(error)) from None
+        raise LabError(
+            "the receiver's answer cannot be read",
+            why=str(error),
+            hint="labctl submit --receipts   # again; then tell your instructor",
+        ) from None
 
 
 def _patiently(

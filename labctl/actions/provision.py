@@ -258,10 +258,14 @@ def _running(ground: Ground, server: Server) -> Server:
             ground.state.save_server(found)
             return found
         elif found.state in (*ENDED, "stopped") and server.state != "stopped":
-            raise ProviderError(f"the server {server.id} stopped while it was starting")
+            raise ProviderError(
+                f"the server {server.id} stopped while it was starting",
+                hint="labctl up tries again; labctl down removes what is left",
+            )
         if time.monotonic() > deadline:
             raise ProviderError(
-                f"the server {server.id} did not start within {RUNNING_DEADLINE_S:.0f} s"
+                f"the server {server.id} did not start within {RUNNING_DEADLINE_S:.0f} s",
+                hint="labctl up tries again; labctl down removes what is left",
             )
         time.sleep(POLL_S)
 

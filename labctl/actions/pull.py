@@ -119,7 +119,10 @@ def _manifest(
     runs: dict[str, dict[str, Any]] = reply["runs"]
     for name in runs:
         if not NAME_PATTERN.match(name) or (run_ids and name not in run_ids):
-            raise PolicyError(f"the server sent a run called {name!a}, which was not asked for")
+            raise PolicyError(
+                f"the server sent a run called {name!a}, which was not asked for",
+                hint="labctl doctor",
+            )
     return runs
 
 
@@ -249,7 +252,11 @@ class _Pull:
 
 def make_home(home: Path, record: Run | None) -> None:
     if home.is_symlink():
-        raise PolicyError(f"{home} is a link", why="results are not written through links")
+        raise PolicyError(
+            f"{home} is a link",
+            why="results are not written through links",
+            hint=f"mv {home} somewhere else, then labctl pull",
+        )
     home.mkdir(parents=True, exist_ok=True)
     if record is not None:
         staging = home / f".{RECORD}.new"

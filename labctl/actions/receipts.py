@@ -48,7 +48,11 @@ def keep(root: Path, rules: Assignment, signed: Signed, *, sha256: str = "") -> 
     """Verify a receipt and write it; PolicyError where it is not what its receiver must sign."""
     found = receipt.verify(signed, rules.receiver)
     if found.assignment != rules.name or (sha256 and found.bundle_sha256 != sha256):
-        raise PolicyError("the receipt is for something else", why="labctl did not hand that in")
+        raise PolicyError(
+            "the receipt is for something else",
+            why="labctl did not hand that in",
+            hint="tell your instructor; then: labctl submit",
+        )
     place = folder(root, rules.name)
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"receipt-{found.number:04}.json"

@@ -103,7 +103,10 @@ def admit(receiver: Receiver, student: str, key: str, file: Path) -> str:
     words = [*program_words(), "receive", "serve", str(receiver.directory), checked(student)]
     command = shlex.join(words)
     if re.search(r'["\\\n]', command):
-        raise UsageError(f"{receiver.directory} cannot stand in authorized_keys")
+        raise UsageError(
+            f"{receiver.directory} cannot stand in authorized_keys",
+            hint="labctl receive init ~/drop   # a path of letters, digits and /._-",
+        )
     line = f'restrict,command="{command}" {match[1]} {match[2]} {MARK}{student}'
     others = [one for one in _lines(file) if not one.endswith(f" {MARK}{student}")]
     if any(f" {match[2]} " in f"{one} " for one in others):
@@ -142,7 +145,11 @@ def write_tickets(
     except ValueError as error:
         raise UsageError(str(error), hint="--valid 7d") from None
     if valid_s > LONGEST_S:
-        raise UsageError(f"--valid {valid} is too long", why="S3 believes a signature for 7 days")
+        raise UsageError(
+            f"--valid {valid} is too long",
+            why="S3 believes a signature for 7 days",
+            hint="labctl receive ticket ~/drop hw3 alice --valid 7d",
+        )
     bucket = Bucket(_in_bucket(rules), profile)
     bucket.check_versioned()
     into.mkdir(parents=True, exist_ok=True)
@@ -169,6 +176,7 @@ def _in_bucket(rules: Assignment) -> str:
         raise UsageError(
             f"{rules.name} is not handed in through a bucket",
             why=f"it goes to {rules.hand_in}, where `labctl receive admit` lets students in",
+            hint="labctl receive admit ~/drop alice alice.pub",
         )
     return rules.hand_in
 

@@ -75,7 +75,10 @@ class ReceiverHost:
         """The way there: the assignment's address and pinned key, the user's own jump hosts."""
         way = SSH_PLACE.fullmatch(self.rules.hand_in)
         if way is None:
-            raise UsageError(f"{self.rules.hand_in} is no SSH server")
+            raise UsageError(
+                f"{self.rules.hand_in} is no SSH server",
+                hint="ask your instructor for another assignment file: labctl receive assignment",
+            )
         found = self.ground.connections.resolve_alias(way["host"])
         return msgspec.structs.replace(
             found,

@@ -79,7 +79,10 @@ class _Seen:
         remote = self.ground.remote(self.server)
         reply = remote.call("status", {**self.about, "runs": [self.run_id]})
         if not reply["runs"]:
-            raise NotFoundError(f"there is no run {self.run_id} on {self.server.alias}")
+            raise NotFoundError(
+                f"there is no run {self.run_id} on {self.server.alias}",
+                hint="labctl status --refresh",
+            )
         found: dict[str, Any] = reply["runs"][0]
         self.ahead_s = reply["now"] - time.time()
         at, step = found.get("progress_at"), found["progress"].get("step")

@@ -69,7 +69,9 @@ def _in_store(ground: Ground, run_id: str) -> Kept | None:
         found = msgspec.json.decode(text, type=_Stored)
     except msgspec.MsgspecError as error:
         raise LabError(
-            f"the record of run {run_id} in {ground.config.store} cannot be read", why=str(error)
+            f"the record of run {run_id} in {ground.config.store} cannot be read",
+            why=str(error),
+            hint="labctl run   # a new one",
         ) from error
     return Kept(spec=found.spec, run=found.record)
 

@@ -232,7 +232,11 @@ def _send(ground: Ground, server: Server, run: Run) -> None:
     try:
         check(here)
     except ModelError as error:
-        raise PolicyError(f"the checkpoints of run {run.id} are refused", why=str(error)) from None
+        raise PolicyError(
+            f"the checkpoints of run {run.id} are refused",
+            why=str(error),
+            hint="save weights as safetensors (safetensors.torch.save_file), then: labctl run",
+        ) from None
     root, name = ground.config.root, f"model-{run.id}"
     index = Index(root, f"data/{name}")
     files = sync.scan_data(root, name, here, ground.reporter, later=index)

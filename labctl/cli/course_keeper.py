@@ -270,7 +270,9 @@ def _install(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) ->
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(course_unit(words, course.config.name, path=path))
     except OSError as error:
-        raise LabError(f"cannot write {target}", why=error.strerror or "") from error
+        raise LabError(
+            f"cannot write {target}", why=error.strerror or "", hint=f"ls -ld {target.parent}"
+        ) from error
     click.echo(f"{target} is written; next:")
     click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now {name}")
     click.echo("  loginctl enable-linger     # so that it goes on when you log out")

@@ -248,7 +248,9 @@ def _install(desk: Desk) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
     except OSError as error:
-        raise LabError(f"cannot write {target}", why=error.strerror or "") from error
+        raise LabError(
+            f"cannot write {target}", why=error.strerror or "", hint=f"ls -ld {target.parent}"
+        ) from error
     click.echo(f"{target} is written; next:")
     click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now {UNIT}")
     click.echo("  loginctl enable-linger     # so that it goes on when you log out")

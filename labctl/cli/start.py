@@ -42,7 +42,11 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
         provider = click.prompt("provider", default="local", type=click.Choice(names), err=True)
     provider = provider or "local"
     if provider not in names:
-        raise UsageError(f"there is no provider {provider!r}", why=f"there are {', '.join(names)}")
+        raise UsageError(
+            f"there is no provider {provider!r}",
+            why=f"there are {', '.join(names)}",
+            hint="labctl init digits --provider local",
+        )
     target = Path(ctx.find_root().obj or ".") / directory
     init(data_dir() / "templates", target, provider, Screen())
     click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")

@@ -62,7 +62,11 @@ def check_host(host: str) -> str:
 
 def check_port(port: int) -> int:
     if not 0 < port < 65536:
-        raise UsageError(f"{port} is not a port", why="ports go from 1 to 65535")
+        raise UsageError(
+            f"{port} is not a port",
+            why="ports go from 1 to 65535",
+            hint="labctl config   # where the port stands",
+        )
     return port
 
 
@@ -179,7 +183,11 @@ def _address(endpoint: Endpoint, user_config: str) -> list[str]:
     if endpoint.jump:
         proxy = jump_command(endpoint.jump, user_config=user_config)
     if "\n" in proxy or "\r" in proxy or "\0" in proxy:
-        raise UsageError("a proxy command must be one line", why=f"it is {proxy!a}")
+        raise UsageError(
+            "a proxy command must be one line",
+            why=f"it is {proxy!a}",
+            hint="labctl config   # or ssh -G HOST, for an alias of ~/.ssh/config",
+        )
     return [
         f"HostName {check_host(endpoint.host).replace('%', '%%')}",
         f"Port {check_port(endpoint.port)}",
@@ -197,7 +205,11 @@ def _identity(endpoint: Endpoint) -> list[str]:
 
 def _path(path: str) -> str:
     if any(character in path for character in '"\n\r\0') or "${" in path:
-        raise UsageError(f"{path!a} cannot stand in an ssh_config", why="it holds a quote or ${")
+        raise UsageError(
+            f"{path!a} cannot stand in an ssh_config",
+            why="it holds a quote or ${",
+            hint="labctl config   # a path without quotes",
+        )
     return '"' + path.replace("%", "%%") + '"'
 
 

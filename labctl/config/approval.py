@@ -95,4 +95,8 @@ def _answers(paths: Paths) -> dict[str, dict[str, str | int]]:
         # What cannot be read counts as never answered: the person is asked once more.
         return {}
     except OSError as error:
-        raise LabError(f"cannot read {plain(str(file))}", why=error.strerror or "") from error
+        raise LabError(
+            f"cannot read {plain(str(file))}",
+            why=error.strerror or "",
+            hint=f"ls -l {plain(str(file))}",
+        ) from error

@@ -65,10 +65,16 @@ def read_bytes(path: Path, what: str, *, hint: str) -> bytes:
     except FileNotFoundError:
         raise ConfigError(f"there is no {what} in {plain(str(path.parent))}", hint=hint) from None
     except OSError as error:
-        raise LabError(f"cannot read {plain(str(path))}", why=error.strerror or "") from error
+        raise LabError(
+            f"cannot read {plain(str(path))}",
+            why=error.strerror or "",
+            hint=f"ls -l {plain(str(path))}",
+        ) from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(
-            f"{plain(str(path))} is too large", why=f"at most {MAX_FILE_BYTES // 1024} KiB are read"
+            f"{plain(str(path))} is too large",
+            why=f"at most {MAX_FILE_BYTES // 1024} KiB are read",
+            hint="keep data in files of their own and name those under data:",
         )
     return data
 

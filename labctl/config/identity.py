@@ -40,7 +40,11 @@ def known_lab_id(root: Path) -> str:
     except msgspec.MsgspecError:
         record = _LabRecord(id="")
     except OSError as error:
-        raise LabError(f"cannot read {plain(str(file))}", why=error.strerror or "") from error
+        raise LabError(
+            f"cannot read {plain(str(file))}",
+            why=error.strerror or "",
+            hint=f"ls -l {plain(str(file))}",
+        ) from error
     if not re.fullmatch("[0-9a-f]{12}", record.id):
         raise LabError(
             f"{plain(str(file))} is damaged",

@@ -57,7 +57,10 @@ def set_secret(paths: Paths, lab_id: str, name: str, value: Secret | str) -> Non
         raise UsageError(str(error), hint="labctl secret set WANDB_API_KEY") from None
     text = value.reveal() if isinstance(value, Secret) else value
     if len(text) > MAX_SECRET_CHARACTERS or "\0" in text:
-        raise UsageError(f"the value of {name} is too long or holds a NUL")
+        raise UsageError(
+            f"the value of {name} is too long or holds a NUL",
+            hint=f"labctl secret set {name}   # in pieces, or as a file under data:",
+        )
     file = _file(paths, lab_id)
     kept = {**_stored(file), name: text}
     write_private(file, msgspec.json.encode({key: held for key, held in kept.items() if held}))
@@ -92,4 +95,8 @@ def _stored(file: Path) -> dict[str, str]:
         why = "it is not a mapping of names to values"
         raise LabError(f"{plain(str(file))} is damaged", why=why, hint=f"rm {file}") from None
     except OSError as error:
-        raise LabError(f"cannot read {plain(str(file))}", why=error.strerror or "") from error
+        raise LabError(
+            f"cannot read {plain(str(file))}",
+            why=error.strerror or "",
+            hint=f"ls -l {plain(str(file))}",
+        ) from error

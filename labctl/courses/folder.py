@@ -243,7 +243,11 @@ class CourseFolder:
         except msgspec.MsgspecError:
             found = _Identity(version=1, id="", secret="")
         except OSError as error:
-            raise LabError(f"cannot read {plain(str(file))}", why=error.strerror or "") from error
+            raise LabError(
+                f"cannot read {plain(str(file))}",
+                why=error.strerror or "",
+                hint=f"ls -l {plain(str(file))}",
+            ) from error
         good = re.fullmatch("[0-9a-f]{16}", found.id) and re.fullmatch("[0-9a-f]{32}", found.secret)
         if found.version != 1 or not good:
             raise ConfigError(

@@ -114,7 +114,11 @@ def read_some(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_TABLE_BYTES + 1)
     except OSError as error:
-        raise LabError(f"cannot read {plain(str(path))}", why=error.strerror or "") from error
+        raise LabError(
+            f"cannot read {plain(str(path))}",
+            why=error.strerror or "",
+            hint=f"ls -l {plain(str(path))}",
+        ) from error
 
 
 def wrong(where: str, problems: Sequence[Problem], *, hint: str = "") -> ConfigError:

@@ -76,7 +76,9 @@ def read_profile(directory: Path) -> Profile:
         with (directory / FILE).open("rb") as file:
             text = file.read(LARGEST_BYTES + 1)
     except FileNotFoundError:
-        raise NotFoundError("nothing was profiled", why=_why(directory)) from None
+        raise NotFoundError(
+            "nothing was profiled", why=_why(directory), hint="labctl profile"
+        ) from None
     try:
         if len(text) > LARGEST_BYTES:
             raise ValueError(f"it is larger than {LARGEST_BYTES // 1024**2} MiB")

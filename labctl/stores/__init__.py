@@ -91,7 +91,10 @@ def staged(path: Path, size: int, sha256: str, write: Callable[[Path], None]) ->
             file.truncate(min(size, draft.stat().st_size))
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256 or draft.stat().st_size != size:
-            raise TransferError(f"{path.name} is not in the store as its index promises")
+            raise TransferError(
+                f"{path.name} is not in the store as its index promises",
+                hint="labctl pull   # from the server, while it is there",
+            )
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

@@ -82,7 +82,9 @@ class SshStore:
                 return
             offset += len(part)
             if not part:
-                raise TransferError(f"{key} changed while it was sent")
+                raise TransferError(
+                    f"{key} changed while it was sent", hint="labctl pull   # again"
+                )
 
     def fetch(self, key: str, path: Path, size: int, sha256: str) -> None:
         def bring(draft: Path) -> None:
@@ -109,7 +111,9 @@ class SshStore:
         """(size of the whole, the bytes)."""
         reply, body = self._ask({"do": "get", "key": key, "offset": offset, "length": length})
         if len(body) != reply["length"]:
-            raise TransferError(f"{key} broke off on its way from {self.url}")
+            raise TransferError(
+                f"{key} broke off on its way from {self.url}", hint="labctl pull   # again"
+            )
         return int(reply["size"]), body
 
     def _ask(self, asked: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
@@ -123,6 +127,7 @@ class SshStore:
             raise TransferError(
                 f"{self.url} does not answer as a store does",
                 why=said[:300].decode("ascii", "replace"),
+                hint="labctl config   # store: an account that labctl may log in to",
             ) from None
         if "error" in reply:
             raise self._refused(asked.get("key", ""), reply)
@@ -198,5 +203,7 @@ def _sha256(data: bytes | Path) -> str:
 def _quoted(place: str) -> str:
     """For the shell, and no more than a path (the door itself knows `~/`)."""
     if not re.fullmatch(r"[A-Za-z0-9._/+@~,=-]+", place):
-        raise UsageError(f"{place!a} cannot be the directory of a store")
+        raise UsageError(
+            f"{place!a} cannot be the directory of a store", hint="labctl config   # store"
+        )
     return f"'{place}'"

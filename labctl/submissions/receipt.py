@@ -153,7 +153,11 @@ def _private(path: Path) -> bytes:
             f"there is no signing key at {path}", hint="labctl receive init DIR"
         ) from None
     except (OSError, ValueError) as error:
-        raise LabError(f"{path} cannot be used as a signing key", why=str(error)) from None
+        raise LabError(
+            f"{path} cannot be used as a signing key",
+            why=str(error),
+            hint="put it back from its copy; or, for another key: labctl receive init NEW-DIR",
+        ) from None
 
 
 def _bad(why: str) -> PolicyError:

@@ -100,6 +100,7 @@ class Receiver:
             raise NotFoundError(
                 f"there is no assignment {name}",
                 why=f"the receiver takes in {', '.join(known) or 'nothing yet'}",
+                hint="labctl submit --assignment FILE   # the one that your instructor gave",
             )
         found = load_assignment(file)
         if found.name != name:
@@ -186,14 +187,21 @@ class Receiver:
                 )
             self._check_open(name, student, self.now() if at is None else at)
             if len(self.receipts(name, student)) >= MOST_SUBMISSIONS:
-                raise PolicyError(f"{student} has handed in {name} {MOST_SUBMISSIONS} times")
+                raise PolicyError(
+                    f"{student} has handed in {name} {MOST_SUBMISSIONS} times",
+                    hint="labctl submit --receipts   # what counts; then ask your instructor",
+                )
             for other in staged.parent.iterdir():
                 if other != staged and not other.name.startswith("."):
                     other.unlink()
             here = staged.stat().st_size if staged.exists() else 0
             left = shutil.disk_usage(self.directory).free - (size - here)
             if left < RESERVE_BYTES:
-                raise DiskFullError("the receiver's disk is full", why="tell your instructor")
+                raise DiskFullError(
+                    "the receiver's disk is full",
+                    why="tell your instructor",
+                    hint="labctl submit   # again, once there is room",
+                )
             if left < (own := self._bytes_of(student)):
                 raise DiskFullError(
                     f"the receiver's disk has no more room for {student}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -11,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import labctl.errors
 from labctl.cli import cli
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +100,30 @@ def test_every_next_command_is_one_that_labctl_takes() -> None:
         hint: amiss(words, sure=True) for hint in hints for words in [next(calls(hint), ["?"])]
     }
     assert {hint: why for hint, why in wrong.items() if why} == {}
+
+
+def test_every_failure_of_what_people_call_first_has_a_next_command() -> None:
+    errors = {name for name in vars(labctl.errors) if name.endswith("Error")}
+    flows = "init provision pull evaluate report serve reclaim saved copies forwards posting"
+    files = [ROOT / "labctl/actions" / f"{name}.py" for name in flows.split()]
+    files += [ROOT / "labctl/actions/courses/join.py", ROOT / "labctl/providers/static/machines.py"]
+    files += [*(ROOT / "labctl/config").glob("*.py"), *(ROOT / "labctl/stores").glob("*.py")]
+    silent = [
+        f"{file.name}: {ast.unparse(call)}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Raise) and isinstance(call := node.exc, ast.Call)
+        if isinstance(call.func, ast.Name) and call.func.id in errors
+        if not any(one.arg == "hint" for one in call.keywords)
+    ]
+    assert silent == []
+
+
+def test_what_is_amiss_is_noticed() -> None:
+    assert "no option" in amiss(["up", "--no-such"], sure=False)
+    assert "no command" in amiss(["course", "nosuch"], sure=False)
+    assert "needs more" in amiss(["init"], sure=True)
+    assert amiss(["course", "ssh", "alice", "--", "df", "-h"], sure=True) == ""
 
 
 @pytest.mark.parametrize(("files", "least"), [(SOURCES, 600), (PAGES, 300)])

@@ -49,7 +49,11 @@ def init(
     try:
         name = parse_name(target.absolute().name)
     except ValueError as error:
-        raise UsageError(f"a course cannot be called {target.name!r}", why=str(error)) from None
+        raise UsageError(
+            f"a course cannot be called {target.name!r}",
+            why=str(error),
+            hint="labctl course init ml-2026 --roster FILE",
+        ) from None
     file = target / COURSE_FILE
     made = not file.exists()
     if made and target.is_dir() and any(target.iterdir()):

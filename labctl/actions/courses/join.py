@@ -66,6 +66,7 @@ def fetch(place: str) -> bytes:
         raise UsageError(
             f"{place} is no address to join by",
             why="over anything but https:// others could read the code, and use it first",
+            hint="labctl join FILE   # or its https:// address",
         )
     return _downloaded(place)
 
@@ -78,14 +79,26 @@ def _downloaded(place: str) -> bytes:
     try:
         with urllib.request.urlopen(place, timeout=URL_S) as answer:
             if not answer.url.startswith(("https://", "http://127.0.0.1", "http://localhost")):
-                raise PolicyError(f"{place} leads elsewhere, without https", why=answer.url[:200])
+                raise PolicyError(
+                    f"{place} leads elsewhere, without https",
+                    why=answer.url[:200],
+                    hint="ask your instructor for the file: labctl join FILE",
+                )
             found: bytes = answer.read(MOST_BYTES + 1)
             return found
     except urllib.error.HTTPError as error:
         error.close()
-        raise NotFoundError(f"there is no join file at {place}", why=f"{error}") from None
+        raise NotFoundError(
+            f"there is no join file at {place}",
+            why=f"{error}",
+            hint="ask your instructor for another: labctl course invite",
+        ) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ConnectError(f"{place} cannot be read", why=str(error)) from None
+        raise ConnectError(
+            f"{place} cannot be read",
+            why=str(error),
+            hint="labctl join FILE   # with the file itself, or try again later",
+        ) from None
 
 
 def join(
@@ -199,7 +212,10 @@ def _asked(
         lines.close()
     reply = reply_in(answer.decode(errors="replace"))
     if reply is None:
-        raise LabError(f"{found.keeper} does not answer as a keeper does")
+        raise LabError(
+            f"{found.keeper} does not answer as a keeper does",
+            hint="ask your instructor whether their keeper runs: labctl course serve",
+        )
     if (error := raised(reply)) is not None:
         raise error
     return reply

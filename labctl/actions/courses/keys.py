@@ -131,7 +131,9 @@ class Keys:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise LabError(f"cannot read {self.file}", why=error.strerror or "") from error
+            raise LabError(
+                f"cannot read {self.file}", why=error.strerror or "", hint=f"ls -l {self.file}"
+            ) from error
 
     def _write(self, lines: list[str]) -> None:
         """The whole file at once, for its owner alone: sshd may read it at any moment."""
@@ -140,7 +142,11 @@ class Keys:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_draft(self.file, text.encode(), mode=0o600).replace(self.file)
         except OSError as error:
-            raise LabError(f"cannot write {self.file}", why=error.strerror or "") from error
+            raise LabError(
+                f"cannot write {self.file}",
+                why=error.strerror or "",
+                hint=f"ls -ld {self.file.parent}",
+            ) from error
 
     def _alone(self) -> AbstractContextManager[None]:
         return held(keeper_dir(self.folder) / ".keys.lock", "letting keys in", wait_s=WAIT_S)

@@ -37,7 +37,9 @@ def connected() -> Iterator[DockerClient]:
     try:
         yield client
     except APIError as error:
-        raise ProviderError("Docker Engine refused", why=error.explanation or str(error)) from error
+        raise ProviderError(
+            "Docker Engine refused", why=error.explanation or str(error), hint="labctl doctor"
+        ) from error
     except (DockerException, RequestException) as error:
         raise unusable(error) from error
     finally:

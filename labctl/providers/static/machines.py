@@ -111,7 +111,10 @@ def machines(settings: StaticSettings, around: Surroundings) -> tuple[Machine, .
     slugs = [machine.slug for machine in made]
     for machine in made:
         if slugs.count(machine.slug) > 1:
-            raise UsageError(f"server.static.hosts names {machine.name} twice")
+            raise UsageError(
+                f"server.static.hosts names {machine.name} twice",
+                hint="labctl config   # server.static.hosts",
+            )
     return made
 
 
@@ -120,10 +123,15 @@ def _entry(given: str | HostEntry, settings: StaticSettings) -> HostEntry:
     if isinstance(given, str):
         hops = ssh.parse_hops(given)
         if len(hops) != 1:
-            raise UsageError(f"{given!a} is not one host")
+            raise UsageError(
+                f"{given!a} is not one host", hint="labctl config   # server.static.hosts"
+            )
         given = HostEntry(host=hops[0].host, user=hops[0].user, port=hops[0].port)
     if not (given.host or given.alias):
-        raise UsageError("an entry of server.static.hosts has neither `host` nor `alias`")
+        raise UsageError(
+            "an entry of server.static.hosts has neither `host` nor `alias`",
+            hint="labctl config   # server.static.hosts",
+        )
     ssh.check_host(given.alias or given.host)
     return msgspec.structs.replace(
         given,
