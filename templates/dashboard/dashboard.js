@@ -112,6 +112,12 @@ function live(text, lost) {
   one.textContent = text;
   one.classList.toggle("lost", lost);
 }
+// Another keeper, or twelve hours: it does answer, but knows this browser no more.
+async function whyRefused() {
+  const own = document.querySelector("script[src]").src;
+  const answer = await fetch(own, { cache: "no-store" }).catch(() => null);
+  if (answer?.status === 403) live("not live: this browser is let in no more; open the keeper's next URL", true);
+}
 function follow(url) {
   // The version stands in the address: what changed since this page was made comes first.
   let version = document.body.dataset.version;
@@ -132,8 +138,10 @@ function follow(url) {
     source.addEventListener("beat", () => { heard = Date.now(); });
     source.onerror = () => {
       live("not live: the keeper does not answer", true);
+      if (source.readyState !== EventSource.CLOSED) return;
       // A refused stream is not tried again by the browser itself.
-      if (source.readyState === EventSource.CLOSED) setTimeout(open, 5000);
+      setTimeout(open, 5000);
+      whyRefused();
     };
   };
   open();
@@ -172,7 +180,7 @@ function logInto(pre) {
   const stick = () => { if ($("stick").checked) pre.scrollTop = pre.scrollHeight; };
   const took = (event) => {
     const body = JSON.parse(event.data);
-    state.textContent = "";
+    if (body.text) state.textContent = "";
     const left = "[what came before is left out]\n";
     if (body.begin) { done.data = body.begin === "cut" ? left : ""; rest = ""; }
     const lines = (rest + body.text).split("\n");

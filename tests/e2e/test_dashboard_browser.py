@@ -259,6 +259,11 @@ def test_it_fits_every_screen_and_asks_nobody_else(
             wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             assert page.evaluate(wide) == 0, name
             keep(page, f"{name}-{width}-{scheme}")
+        if width < 1000:  # the costs: figures stay whole
+            assert page.evaluate("getComputedStyle($('costs').querySelector('td.n')).whiteSpace") \
+                == "nowrap"  # fmt: skip
+        if width > 1900:  # to be read from the back row
+            assert float(page.evaluate("getComputedStyle(document.body).fontSize")[:-2]) >= 20
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 19, 24)"}[scheme]
         others = [one for one in asked if not one.startswith((base, "data:"))]
@@ -294,11 +299,19 @@ def test_a_list_is_narrowed_and_sorted_and_stays_so(
 def test_a_keeper_that_goes_away_is_told_and_comes_back(browser: Browser, tmp_path: Path) -> None:
     bed = fill(make(tmp_path))
     stop = threading.Event()
-    with browser.new_context() as context:
+    with browser.new_context(viewport={"width": 390, "height": 844}) as context:
         page = context.new_page()
         page.goto(bed.start(stop))
         expect(page.locator("#live")).to_have_text("live")
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        expect(page.locator("#live")).not_to_be_in_viewport()
+        cookies = context.cookies()
+        context.clear_cookies()
+        page.evaluate("follow('/events/board')")
+        expect(page.locator("#live")).to_contain_text("let in no more", timeout=PAGE_MS)
+        context.add_cookies(cookies)  # type: ignore[arg-type]
         stop.set()
-        expect(page.locator("#live")).to_contain_text("not live", timeout=PAGE_MS)
+        expect(page.locator("#live")).to_contain_text("does not answer", timeout=PAGE_MS)
+        expect(page.locator("#live")).to_be_in_viewport()
         keep(page, "lost")
     bed.state.close()
