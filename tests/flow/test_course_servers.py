@@ -18,7 +18,7 @@ from labctl.actions.courses.status import status
 from labctl.actions.courses.together import message, push, run_of
 from labctl.courses.spending import spent_usd
 from labctl.errors import InterruptError, NotFoundError, PolicyError, ProviderError, UsageError
-from labctl.model import Resource, Run
+from labctl.model import Check, Resource, Run
 
 NAMES = ("alice", "bob", "carol")
 
@@ -388,6 +388,31 @@ def test_the_check_names_quota_and_disks(ml: Class, monkeypatch: pytest.MonkeyPa
     assert "2 of 3" in found["logins"].detail
     assert found["logins"].next == "labctl course up --only carol"
     assert found["disks"].detail
+
+
+def test_the_check_fails_where_the_keeper_would_give_nobody_a_server(
+    ml: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing at the provider ends a server there: no matter for staff, but students are root."""
+    guard = Check(name="deadline at X", ok=True, detail="no role is set", next="set it")
+    monkeypatch.setattr(ml.cloud, "check", lambda need=None: [guard])
+
+    def looked() -> dict[str, Check]:
+        return {one.name: one for one in check(ml.staff(), ml.folder.seats())}
+
+    assert looked()[guard.name] == guard
+    text = ml.folder.path.joinpath("course.yaml").read_text()
+    keeper = "keeper: {host: keeper.example.edu, user: labctl}\n"
+    (ml.folder.path / "course.yaml").write_text(text + keeper)
+    ml.folder.refresh()
+    found = looked()
+    assert not found[guard.name].ok
+    assert found[guard.name].next == "set it"
+    assert found["students' keys"].next.startswith("labctl course invite --all")
+    shared = "shared: {accounts_per_server: 8}\n"
+    (ml.folder.path / "course.yaml").write_text(text + keeper + shared)
+    ml.folder.refresh()
+    assert looked()[guard.name] == guard
 
 
 def test_a_measured_boot_leaves_no_server(ml: Class) -> None:

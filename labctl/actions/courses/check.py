@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from labctl.actions import attempts, images, provision, removal
 from labctl.actions.courses.ground import own_ground
 from labctl.actions.courses.keys import DEFAULT_FILE, Keys
@@ -38,7 +40,7 @@ def check(staff: Staff, seats: Sequence[Seat], *, boot: bool = False) -> list[Ch
         listed = course.provider.servers()
     except LabError as error:
         return [_failed("provider", error)]
-    found = _of_provider(course)
+    found = [_for_students(staff, one) for one in _of_provider(course)]
     found += _of_class(course, seats, listed)
     found += _keys(staff, seats)
     found += _servers(staff, seats, listed)
@@ -58,6 +60,17 @@ def _of_provider(course: Ground) -> list[Check]:
     checks = course.provider.check(course.config.server.need)
     quotas = isinstance(course.provider, Quotas)
     return [one for one in checks if not (quotas and one.name.startswith("quota"))]
+
+
+def _for_students(staff: Staff, one: Check) -> Check:
+    """What is a mere advantage elsewhere: the keeper hands out no server that costs something and
+    that nothing at its provider would end."""
+    config = staff.folder.config
+    owned = config.keeper is not None and config.shared is None
+    if not (owned and one.ok and one.next and one.name.startswith("deadline")):
+        return one
+    detail = f"{one.detail}; without it the keeper gives students no server"
+    return msgspec.structs.replace(one, ok=False, detail=detail)
 
 
 def _of_class(course: Ground, seats: Sequence[Seat], listed: Sequence[Server]) -> list[Check]:
@@ -131,7 +144,7 @@ def _keys(staff: Staff, seats: Sequence[Seat]) -> list[Check]:
             name="students' keys",
             ok=not missing,
             detail=detail,
-            next="labctl course invite   # then hand out the files" if missing else "",
+            next="labctl course invite --all   # then hand out the files" if missing else "",
         )
     ]
 
