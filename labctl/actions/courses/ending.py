@@ -10,6 +10,7 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -70,7 +71,7 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
     accrue.ended(
         staff.folder, [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone], staff.by
     )
-    _tidy(staff, course)
+    _tidy(staff, course, {one.lab_id for one in gone})
     return [_told(by_lab, servers, one, unended) for one in saved]
 
 
@@ -156,13 +157,20 @@ def _own_labs(staff: Staff) -> set[str]:
     return found
 
 
-def _tidy(staff: Staff, course: Ground) -> None:
-    """What servers shared goes with the last one. It costs nothing: what fails is only told."""
+def _tidy(staff: Staff, course: Ground, gone: set[str]) -> None:
+    """What was there for one server, such as a timer at the provider, goes with it, what servers
+    shared with the last one. It costs nothing: what fails is only told."""
+    if not gone:
+        return
     try:
+        found = [one for one in course.provider.leftovers() if one.lab_id in gone]
+        free = [one for one in found if not (one.price_usd_per_month or one.expires_at)]
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            list(threads.map(lambda one: removal.take_away(course, [one]), free))
         if not [one for one in course.provider.servers() if _is_ours(staff, one)]:
             _take_shared(course)
     except LabError as error:
-        text = f"what the servers shared is still there: {error.what}"
+        text = f"what belonged to the servers is still there: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))
 
 
