@@ -66,6 +66,8 @@ class ClassScreen:
     def emit(self, event: Event) -> None:
         with self._lock:
             if not isinstance(event, SeatEvent):
+                # It draws too: two on one terminal would leave lines of each other behind.
+                self.rest()
                 self._screen.emit(event)
                 return
             self._take(event)
