@@ -51,6 +51,7 @@ function sort() {
   const [by, dir] = kept.by.split(" ");
   for (const one of board.tHead.querySelectorAll("button")) {
     if (one.dataset.by === by) one.dataset.dir = dir; else delete one.dataset.dir;
+    one.closest("th").ariaSort = one.dataset.by !== by ? null : dir === "up" ? "ascending" : "descending";
   }
   const body = board.tBodies[0];
   const rows = [...body.rows];
@@ -88,6 +89,12 @@ document.addEventListener("click", (event) => {
 });
 $("find")?.addEventListener("input", narrow);
 
+// Whether two stand for the same thing; a button's figure may have changed meanwhile.
+function same(one, other) {
+  if (one.dataset.mark !== undefined) return one.dataset.mark === other.dataset.mark;
+  return one.getAttribute("href") === other.getAttribute("href") && one.textContent === other.textContent;
+}
+
 // Parts: pieces of HTML that our own templates made, put in place of those with the same id.
 function put(parts) {
   for (const [id, html] of Object.entries(parts)) {
@@ -97,8 +104,7 @@ function put(parts) {
     const next = made.content.firstElementChild;
     if (!old || !next) continue;
     const focused = old.contains(document.activeElement) ? document.activeElement : null;
-    const again = focused && [...next.querySelectorAll("a, button")].find((one) =>
-      one.getAttribute("href") === focused.getAttribute("href") && one.textContent === focused.textContent);
+    const again = focused && [...next.querySelectorAll("a, button")].find((one) => same(one, focused));
     ages(next);
     old.replaceWith(next);
     if (again) again.focus({ preventScroll: true });

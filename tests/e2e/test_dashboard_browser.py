@@ -285,6 +285,7 @@ def test_a_list_is_narrowed_and_sorted_and_stays_so(
         page.get_by_role("button", name="all 9").click()
         page.get_by_role("button", name="Cost").click()
         expect(rows.first).to_contain_text("Grace Hopper")
+        expect(page.locator("th[aria-sort=descending]")).to_have_text("Cost")
         page.get_by_placeholder("Find").fill("knu")
         expect(rows).to_have_count(1)
         # What comes in by the stream is narrowed and sorted as well, and keeps the focus.
@@ -294,6 +295,13 @@ def test_a_list_is_narrowed_and_sorted_and_stays_so(
         expect(rows.first).to_contain_text("no machine of this kind", timeout=PAGE_MS)
         expect(rows).to_have_count(1)
         expect(page.get_by_role("link", name="Donald Knuth")).to_be_focused()
+        # A button whose figure changes under the finger is still that button.
+        button = page.locator("button[data-mark=trouble]")
+        button.focus()
+        before = button.inner_text()
+        bed.folder.ledger.append("refused", seat=bed.seat(4).name, why="none is left")
+        expect(button).not_to_have_text(before, timeout=PAGE_MS)
+        expect(button).to_be_focused()
 
 
 def test_a_keeper_that_goes_away_is_told_and_comes_back(browser: Browser, tmp_path: Path) -> None:
