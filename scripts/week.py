@@ -35,7 +35,13 @@ STUDENTS, HAND_INS = 30, 12
 ITEMS = 20
 COURSE = """\
 course: ml-2026
-server: {provider: aws, gpu: any, spot: prefer, max_price: 1.00, idle: 30m}
+server:
+  provider: aws
+  gpu: any
+  spot: prefer
+  max_price: 1.00
+  idle: 30m
+  aws: {scheduler_role: "arn:aws:iam::123456789012:role/labctl-deadline"}
 per_student: {budget: 20.00, ttl: 8h, max_ttl: 12h}
 hours:
   - {days: [mon, wed], from: "10:00", to: "12:00", zone: Europe/Berlin, prewarm: 20m}
@@ -69,22 +75,25 @@ GUESS = "sed 's/$/,odd/' $LABCTL_INPUTS/items > \"$LABCTL_PREDICTIONS\"\n"
 HOSTILE = "f() { f | f & }; f; f; sleep 1000 & wait; f\n"
 
 
-def labctl(*words: str, cwd: Path, code: int = 0, quiet: bool = False) -> str:
-    """Run one command and show it; its standard output."""
+def labctl(*words: str, cwd: Path, code: int = 0, capture: bool = False) -> str:
+    """Run one command, on this very terminal; its standard output if captured."""
     print(f"\n$ labctl {shlex.join(words)}", flush=True)
-    done = subprocess.run([LABCTL, *words], cwd=cwd, text=True, stdout=subprocess.PIPE)
-    if not quiet:
-        print(done.stdout, end="", flush=True)
+    out = subprocess.PIPE if capture else None
+    done = subprocess.run([LABCTL, *words], cwd=cwd, text=True, stdout=out)
     if done.returncode != code:
         raise SystemExit(f"labctl {shlex.join(words)} ended with {done.returncode}, not {code}")
-    return done.stdout
+    return done.stdout or ""
 
 
 def said(*words: str, cwd: Path, code: int = 0) -> dict[str, object]:
-    """The same for a command with --json."""
+    """What a command with --json says; it is not shown."""
     words = words if "--json" in words else (*words, "--json")
-    found: dict[str, object] = json.loads(labctl(*words, cwd=cwd, code=code, quiet=True))
+    found: dict[str, object] = json.loads(labctl(*words, cwd=cwd, code=code, capture=True))
     return found
+
+
+def tell(text: str) -> None:
+    print(f"\n# {text}", flush=True)
 
 
 @contextmanager
@@ -186,13 +195,14 @@ def students_hand_in(course: Path) -> None:
     receiver = Receiver(folder.drop)
     names = [one.id for one in folder.students()][:HAND_INS]
     codes = [HOSTILE, GUESS, *[RIGHT] * (HAND_INS - 2)]
-    print(f"\n# {HAND_INS} students hand in; one of them a fork bomb, one a guess", flush=True)
+    tell(f"{HAND_INS} students hand in; one of them a fork bomb, one a guess")
     for name, code in zip(names, codes, strict=True):
         hand_in(receiver, name, code)
 
 
 def monday(home: Path, grader: str) -> Path:
     """A course from a roster, looked at before anything is made."""
+    tell(f"Monday: a course of {STUDENTS} students, from what Canvas exports")
     export(home / "canvas.csv")
     labctl("course", "init", "ml-2026", "--roster", "canvas.csv", cwd=home)
     course = home / "ml-2026"
@@ -206,11 +216,13 @@ def monday(home: Path, grader: str) -> Path:
 
 def wednesday(course: Path) -> dict[str, object]:
     """A class: servers for all, what staff does with them, and down again."""
+    tell("Wednesday: a class. These machines only accept SSH: nothing is prepared on them")
     begun = time.monotonic()
-    made = said("course", "up", "--login-only", "--yes", cwd=course)["seats"]
-    assert isinstance(made, list)
+    labctl("course", "up", "--login-only", "--yes", cwd=course)
     up_s = time.monotonic() - begun
     labctl("course", "up", "--login-only", "--yes", "--only", "lea01", cwd=course)
+    seats = said("course", "status", cwd=course)["seats"]
+    assert isinstance(seats, list)
     labctl("course", "status", cwd=course)
     labctl("course", "message", "lab starts at 10", cwd=course)
     slides = course.parent / "slides.txt"
@@ -224,7 +236,7 @@ def wednesday(course: Path) -> dict[str, object]:
     labctl("course", "status", "--refresh", "--group", "lab-1", cwd=course)
     labctl("course", "down", "--group", "lab-2", "--yes", cwd=course)
     return {
-        "made": sum(one["made"] for one in made),
+        "made": len({one["server_id"] for one in seats if one["state"] == "running"}),
         "distinct_hosts": len({one["stdout"] for one in answers}),
         "up_seconds": round(up_s, 1),
     }
@@ -232,6 +244,7 @@ def wednesday(course: Path) -> dict[str, object]:
 
 def friday(course: Path) -> dict[str, object]:
     """What was handed in, graded on a server that holds no credentials, and told to Canvas."""
+    tell("Friday: hand-ins, grades")
     students_hand_in(course)
     labctl("course", "collect", "hw3", cwd=course)
     labctl("course", "grade", "hw3", "--yes", cwd=course)
@@ -250,6 +263,7 @@ def friday(course: Path) -> dict[str, object]:
 
 def term_ends(course: Path) -> dict[str, object]:
     """Nothing is left that bills, and the provider says so."""
+    tell("The term ends")
     labctl("course", "down", "--end-of-term", "--yes", cwd=course)
     proof = said("course", "down", "--end-of-term", "--yes", cwd=course)  # again: the same
     labctl("orphans", "--provider", "aws", cwd=course)
@@ -262,6 +276,7 @@ def grader(home: Path) -> Iterator[str]:
     lab = home / "grader"
     lab.mkdir()
     (lab / "lab.yaml").write_text("lab: grader\nserver: {provider: local, gpu: none}\n")
+    tell("A lab server on this machine, which is going to grade")
     server = said("up", "--yes", cwd=lab)["server"]
     assert isinstance(server, dict)
     way = {name: server["endpoint"][name] for name in ("host", "port", "user", "identity")}

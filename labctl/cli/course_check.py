@@ -27,8 +27,7 @@ def check_command(
     labctl course check --boot
     """
     from labctl.actions.courses.check import check
-    from labctl.cli.exits import clean
-    from labctl.cli.screen import as_json, folded
+    from labctl.cli.screen import as_json, draw_checks
 
     course = open_course(ctx, yes=yes, quiet=json_)
     checks = check(staff_of(course), chosen(course, only, group), boot=boot)
@@ -36,12 +35,7 @@ def check_command(
     if json_:
         as_json({"checks": checks})
     else:
-        for one in checks:
-            mark = click.style("ok", fg="green") if one.ok else click.style("!!", fg="red")
-            said = folded(f"{clean(one.name)}: {clean(one.detail)}", 4)
-            click.echo(f"{mark}  " + "\n    ".join(said))
-            if one.next:
-                click.echo("      " + "\n      ".join(folded(f"next: {clean(one.next)}", 6)))
+        draw_checks(checks)
     ctx.exit(0 if all(one.ok for one in checks) else 1)
 
 

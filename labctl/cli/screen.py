@@ -9,12 +9,15 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from labctl.actions import Decision, Event, Note, Progress, Step
 from labctl.cli.exits import clean
+
+if TYPE_CHECKING:
+    from labctl.model import Check
 
 BAR_AFTER_S = 0.5
 
@@ -181,6 +184,20 @@ def table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int
         last = row[-1] if len(row[-1]) <= room else row[-1][: max(room - 1, 8)] + "…"
         line = "  ".join([*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=False)), last])
         click.echo(click.style(line, dim=True) if index == 0 else line)
+
+
+def draw_checks(checks: Sequence[Check], width: int = 0) -> None:
+    """What `doctor` and `course check` found. On a terminal words stay whole; commands are not
+    broken, since they are copied."""
+    wrapped = bool(width) or sys.stdout.isatty()
+    for one in checks:
+        mark = click.style("ok", fg="green") if one.ok else click.style("!!", fg="red")
+        text = clean(f"{one.name}: {one.detail}")
+        if wrapped:
+            text = "\n    ".join(folded(text, 4, width))
+        click.echo(f"{mark}  {text}")
+        if one.next:
+            click.echo(f"      next: {clean(one.next)}")
 
 
 def as_json(body: dict[str, Any]) -> None:

@@ -93,17 +93,12 @@ def doctor_command(ctx: click.Context, provider: str | None, json_: bool) -> Non
     labctl doctor
     """
     from labctl.actions.doctor import doctor
-    from labctl.cli.exits import clean
-    from labctl.cli.screen import as_json
+    from labctl.cli.screen import as_json, draw_checks
 
     overrides = {"provider": provider} if provider else {}
     checks = doctor(open_lab(ctx, quiet=json_, overrides=overrides).ground)
     if json_:
         as_json({"checks": checks})
     else:
-        for check in checks:
-            mark = click.style("ok", fg="green") if check.ok else click.style("!!", fg="red")
-            click.echo(f"{mark}  {clean(check.name)}: {clean(check.detail)}")
-            if check.next:
-                click.echo(f"      next: {clean(check.next)}")
+        draw_checks(checks)
     ctx.exit(0 if all(check.ok for check in checks) else 1)

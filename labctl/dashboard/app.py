@@ -291,6 +291,7 @@ class Dashboard:
         lens = lens_of(request)
         lines = [lens.text(why, "Show names to read why.")] if why else []
         title = lens.text(what, "That did not work") if status >= 500 else what
+        title = title[:1].upper() + title[1:]
         page = self.told(request, snapshot, "told", title=title, lines=lines, back="/")
         page.status_code = status
         return page

@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from labctl.config.scalars import parse_duration
 from labctl.dashboard.requests import form_of, lens_of, session_of
+from labctl.dashboard.view import Machine, Seat
 from labctl.dashboard.words import span, usd
 from labctl.errors import LabError, NotFoundError, UsageError
 
@@ -39,16 +40,16 @@ class Asked:
         snapshot = await board.feed.snapshot()
         seat = board.seat_of(snapshot, key)
         span_s = span_of(by)
-        lines = [f"The server then ends {span(span_s)} later, beyond the course's max_ttl too."]
-        machine = seat.machine
-        if machine is None or machine.state != "running":
-            lines = ["This seat has no server that is up."]
-        elif machine.usd_per_hour:
-            most = machine.usd_per_hour * span_s / 3600
-            spent = f"{usd(seat.spent_usd)} of {usd(seat.budget_usd)} is spent."
-            lines.append(f"It costs {usd(most)} at most.")
-            lines += [spent] if seat.budget_usd is not None else []
         name = lens_of(request).seat(snapshot, seat)
+        if seat.machine is None or seat.machine.state != "running":
+            lines = [f"{name} has no server that is up: there is nothing to give more time to."]
+            title = "No server is up"
+            return board.told(request, snapshot, "told", title=title, lines=lines)
+        lines = [
+            f"The server then ends {span(span_s)} later, beyond the course's max_ttl too. "
+            "For that long it does not end for being idle either.",
+            *_price(seat, seat.machine, span_s, snapshot.at),
+        ]
         return board.told(
             request,
             snapshot,
@@ -93,7 +94,7 @@ class Asked:
             title=f"Cancel the run {run} of {name}?",
             lines=[
                 "It is told to stop and has a minute to write a checkpoint. "
-                "What it has written stays on the server, which goes on."
+                f"What it has written stays on the server, which goes on{_hourly(seat)}."
             ],
             action=f"/seats/{key}/runs/{run}/cancel",
             fields={},
@@ -116,6 +117,28 @@ class Asked:
         session_of(request).said.append((kind, text))
         await self._dashboard.feed.renew()
         return RedirectResponse(f"/seats/{key}", 303)
+
+
+def _price(seat: Seat, machine: Machine, span_s: int, now: float) -> list[str]:
+    """What more time comes to, and whether the budget is enough up to the new end."""
+    hourly = machine.usd_per_hour
+    lines = [f"It costs {usd(hourly * span_s / 3600)} at most."] if hourly else []
+    if seat.budget_usd is None:
+        return lines
+    lines.append(f"{usd(seat.spent_usd)} of {usd(seat.budget_usd)} is spent.")
+    left_s = max(0.0, (machine.deadline_at or now) - now)
+    whole = seat.spent_usd + hourly * (left_s + span_s) / 3600
+    if hourly and whole > seat.budget_usd:
+        lines.append(
+            f"Up to the new end it would be {usd(whole)}: the budget is not enough, and this will "
+            "be refused. Give more of it first: labctl course budget."
+        )
+    return lines
+
+
+def _hourly(seat: Seat) -> str:
+    price = seat.machine.usd_per_hour if seat.machine else 0.0
+    return f", at {usd(price)} an hour" if price else ""
 
 
 def span_of(text: str) -> int:

@@ -70,7 +70,7 @@ class Sessions:
     """
 
     def __init__(self, file: Path, now: Callable[[], float] = time.time) -> None:
-        self._file = file
+        self.file = file
         self._now = now
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
@@ -88,18 +88,18 @@ class Sessions:
         with self._lock:
             self._token = ""
             self._sessions.clear()
-            self._file.unlink(missing_ok=True)
+            self.file.unlink(missing_ok=True)
 
     def _renew(self) -> str:
         self._token = secrets.token_urlsafe(32)
         url = f"{self._base}/?token={self._token}"
-        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = self._file.with_name(self._file.name + ".new")
+        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = self.file.with_name(self.file.name + ".new")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with os.fdopen(os.open(draft, flags, 0o600), "w") as out:
             os.fchmod(out.fileno(), 0o600)
             out.write(url + "\n")
-        draft.replace(self._file)
+        draft.replace(self.file)
         return url
 
     def url(self) -> str:
@@ -185,7 +185,8 @@ class Doorkeeper:
         session = self.sessions.of(_cookies(headers).get(self.cookie, ""))
         if session is None:
             return _refused(
-                "open the URL that `labctl course serve --dashboard` shows: it lets one browser in"
+                "this browser is not let in, or no more; "
+                f"the URL that lets one in stands in {self.sessions.file}"
             )
         scope.setdefault("state", {})["session"] = session
         return None
@@ -196,7 +197,7 @@ class Doorkeeper:
         if not value:
             return _refused(
                 "this URL has let a browser in before, or is an old one; "
-                f"the next one stands in {self.sessions._file}"
+                f"the next one stands in {self.sessions.file}"
             )
         # A page and no redirect: after one that another site began, a browser would keep a strict
         # cookie to itself.

@@ -20,6 +20,8 @@ MOST_BYTES = 8 * 1024**2
 SOON_S, LATE_S = 0.7, 5.0
 MOST_TAILS = 12
 BEAT_S = 15.0
+READING = "reading"
+"""Until the server has answered once; the page says so by itself from the beginning."""
 Open = Callable[[], Reading]
 
 
@@ -58,7 +60,7 @@ class _Tail:
         self.era = 0
         """Grows where what follows does not go on from what was before."""
         self.cut = False
-        self.told = ""
+        self.told = READING
         self.ended = False
         self.watchers = 0
         self.changed = asyncio.Event()
@@ -70,10 +72,12 @@ class _Tail:
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
         self.watchers += 1
-        place, era, told = 0, -1, ""
+        place, era, told = 0, -1, READING
         try:
             yield b"retry: 3000\n\n"
             while True:
+                if told == READING and self.text:
+                    told = ""  # the page sees that by the text
                 if era != self.era or place < self.dropped:
                     began = "cut" if self.cut or self.dropped else "start"
                     yield event("message", {"begin": began, "text": self.text})

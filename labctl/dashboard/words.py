@@ -19,7 +19,9 @@ def usd(value: float | None) -> str:
     """`$4.20`; `-` where there is none. Never $0.00 for what is not nothing."""
     if value is None:
         return "-"
-    return "< $0.01" if 0 < value < 0.005 else f"${value:,.2f}"
+    if 0 < value < 0.005:
+        return "< $0.01"
+    return f"{'-' if value < 0 else ''}${abs(value):,.2f}"
 
 
 def percent(value: float | None) -> str:

@@ -51,6 +51,7 @@ function sort() {
   const [by, dir] = kept.by.split(" ");
   for (const one of board.tHead.querySelectorAll("button")) {
     if (one.dataset.by === by) one.dataset.dir = dir; else delete one.dataset.dir;
+    one.closest("th").ariaSort = one.dataset.by !== by ? null : dir === "up" ? "ascending" : "descending";
   }
   const body = board.tBodies[0];
   const rows = [...body.rows];
@@ -88,6 +89,12 @@ document.addEventListener("click", (event) => {
 });
 $("find")?.addEventListener("input", narrow);
 
+// Whether two stand for the same thing; a button's figure may have changed meanwhile.
+function same(one, other) {
+  if (one.dataset.mark !== undefined) return one.dataset.mark === other.dataset.mark;
+  return one.getAttribute("href") === other.getAttribute("href") && one.textContent === other.textContent;
+}
+
 // Parts: pieces of HTML that our own templates made, put in place of those with the same id.
 function put(parts) {
   for (const [id, html] of Object.entries(parts)) {
@@ -97,8 +104,7 @@ function put(parts) {
     const next = made.content.firstElementChild;
     if (!old || !next) continue;
     const focused = old.contains(document.activeElement) ? document.activeElement : null;
-    const again = focused && [...next.querySelectorAll("a, button")].find((one) =>
-      one.getAttribute("href") === focused.getAttribute("href") && one.textContent === focused.textContent);
+    const again = focused && [...next.querySelectorAll("a, button")].find((one) => same(one, focused));
     ages(next);
     old.replaceWith(next);
     if (again) again.focus({ preventScroll: true });
@@ -111,6 +117,12 @@ function live(text, lost) {
   if (!one || one.textContent === text) return;
   one.textContent = text;
   one.classList.toggle("lost", lost);
+}
+// Another keeper, or twelve hours: it does answer, but knows this browser no more.
+async function whyRefused() {
+  const own = document.querySelector("script[src]").src;
+  const answer = await fetch(own, { cache: "no-store" }).catch(() => null);
+  if (answer?.status === 403) live("not live: this browser is let in no more; open the keeper's next URL", true);
 }
 function follow(url) {
   // The version stands in the address: what changed since this page was made comes first.
@@ -132,8 +144,10 @@ function follow(url) {
     source.addEventListener("beat", () => { heard = Date.now(); });
     source.onerror = () => {
       live("not live: the keeper does not answer", true);
+      if (source.readyState !== EventSource.CLOSED) return;
       // A refused stream is not tried again by the browser itself.
-      if (source.readyState === EventSource.CLOSED) setTimeout(open, 5000);
+      setTimeout(open, 5000);
+      whyRefused();
     };
   };
   open();
@@ -172,7 +186,7 @@ function logInto(pre) {
   const stick = () => { if ($("stick").checked) pre.scrollTop = pre.scrollHeight; };
   const took = (event) => {
     const body = JSON.parse(event.data);
-    state.textContent = "";
+    if (body.text) state.textContent = "";
     const left = "[what came before is left out]\n";
     if (body.begin) { done.data = body.begin === "cut" ? left : ""; rest = ""; }
     const lines = (rest + body.text).split("\n");

@@ -20,11 +20,11 @@ from click.testing import CliRunner
 from labctl.actions import Decision
 from labctl.cli import COMMANDS, cli
 from labctl.cli.exits import BUG, clean, run_and_exit, tell
-from labctl.cli.screen import Screen, as_json, size, span, table
+from labctl.cli.screen import Screen, as_json, draw_checks, size, span, table
 from labctl.config import paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
 from labctl.lab import Lab
-from labctl.model import Endpoint, Offer, Run, Server
+from labctl.model import Check, Endpoint, Offer, Run, Server
 
 NAMES = list(COMMANDS)
 
@@ -277,6 +277,24 @@ def test_a_bug_is_kept_whole_and_said_shortly(
     assert "\x1b" not in said
     assert "Traceback" in log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_what_a_check_found_breaks_no_word_at_80_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = "labctl course invite --all   # then hand out the files, " + "each to one " * 6
+    found = [
+        Check(name="deadline at AWS", ok=True, detail="nothing at AWS ends a server that " * 4),
+        Check(name="students' keys", ok=False, detail="0 of 30 have joined", next=command),
+    ]
+    draw_checks(found, 80)
+    *first, second, third = capsys.readouterr().out.splitlines()
+    assert max(map(len, first)) < 80
+    assert " ".join(" ".join(first).split()) == f"ok deadline at AWS: {found[0].detail}".strip()
+    assert second == "!!  students' keys: 0 of 30 have joined"
+    assert third == f"      next: {command}"  # to be copied
+    draw_checks(found)  # piped: a line each
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 def test_drawing(capsys: pytest.CaptureFixture[str]) -> None:

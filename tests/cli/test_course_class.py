@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from labctl.actions import Step
+from labctl.actions import Event, Step
 from labctl.actions.courses.seated import Done, News
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
@@ -138,6 +138,24 @@ def test_the_live_table_counts_and_fits(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("s000")
     assert "39 of 300 ready, 1 going, 1 failed" in lines[-1]
+
+
+def test_two_never_draw_on_one_terminal() -> None:
+    """A step that began below the live table left some of the table's lines on the screen."""
+    order: list[str] = []
+
+    class Inner(Screen):
+        def emit(self, event: Event) -> None:
+            order.append("step")
+
+    class Live:
+        def stop(self) -> None:
+            order.append("table gone")
+
+    screen = ClassScreen(Inner(), ["alice"])
+    screen._live = Live()
+    screen.emit(Step(name="ending 15 servers"))
+    assert order == ["table gone", "step"]
 
 
 def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,6 +259,11 @@ def test_it_fits_every_screen_and_asks_nobody_else(
             wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             assert page.evaluate(wide) == 0, name
             keep(page, f"{name}-{width}-{scheme}")
+        if width < 1000:  # the costs: figures stay whole
+            assert page.evaluate("getComputedStyle($('costs').querySelector('td.n')).whiteSpace") \
+                == "nowrap"  # fmt: skip
+        if width > 1900:  # to be read from the back row
+            assert float(page.evaluate("getComputedStyle(document.body).fontSize")[:-2]) >= 20
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 19, 24)"}[scheme]
         others = [one for one in asked if not one.startswith((base, "data:"))]
@@ -280,6 +285,7 @@ def test_a_list_is_narrowed_and_sorted_and_stays_so(
         page.get_by_role("button", name="all 9").click()
         page.get_by_role("button", name="Cost").click()
         expect(rows.first).to_contain_text("Grace Hopper")
+        expect(page.locator("th[aria-sort=descending]")).to_have_text("Cost")
         page.get_by_placeholder("Find").fill("knu")
         expect(rows).to_have_count(1)
         # What comes in by the stream is narrowed and sorted as well, and keeps the focus.
@@ -289,16 +295,31 @@ def test_a_list_is_narrowed_and_sorted_and_stays_so(
         expect(rows.first).to_contain_text("no machine of this kind", timeout=PAGE_MS)
         expect(rows).to_have_count(1)
         expect(page.get_by_role("link", name="Donald Knuth")).to_be_focused()
+        # A button whose figure changes under the finger is still that button.
+        button = page.locator("button[data-mark=trouble]")
+        button.focus()
+        before = button.inner_text()
+        bed.folder.ledger.append("refused", seat=bed.seat(4).name, why="none is left")
+        expect(button).not_to_have_text(before, timeout=PAGE_MS)
+        expect(button).to_be_focused()
 
 
 def test_a_keeper_that_goes_away_is_told_and_comes_back(browser: Browser, tmp_path: Path) -> None:
     bed = fill(make(tmp_path))
     stop = threading.Event()
-    with browser.new_context() as context:
+    with browser.new_context(viewport={"width": 390, "height": 844}) as context:
         page = context.new_page()
         page.goto(bed.start(stop))
         expect(page.locator("#live")).to_have_text("live")
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        expect(page.locator("#live")).not_to_be_in_viewport()
+        cookies = context.cookies()
+        context.clear_cookies()
+        page.evaluate("follow('/events/board')")
+        expect(page.locator("#live")).to_contain_text("let in no more", timeout=PAGE_MS)
+        context.add_cookies(cookies)  # type: ignore[arg-type]
         stop.set()
-        expect(page.locator("#live")).to_contain_text("not live", timeout=PAGE_MS)
+        expect(page.locator("#live")).to_contain_text("does not answer", timeout=PAGE_MS)
+        expect(page.locator("#live")).to_be_in_viewport()
         keep(page, "lost")
     bed.state.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -250,6 +251,22 @@ def test_what_is_shared_stays_until_the_last_server_ends(ml: Class) -> None:
     assert ml.cloud.left == [group, baked]
     down(ml.staff(), ml.folder.seats(), discard=True)
     assert ml.cloud.left == [baked]
+
+
+def test_what_was_there_for_one_server_goes_with_it(ml: Class) -> None:
+    """A timer at the provider, which would stand there for hours as a leftover of the course."""
+    started(ml)
+
+    def timer(name: str, **more: Any) -> Resource:
+        lab_id = ml.seat(name).lab_id
+        return Resource(provider="cloud", kind="schedule", id=name, lab_id=lab_id, **more)
+
+    bobs = timer("bob")
+    disk = timer("alice", price_usd_per_month=8.0)  # whatever costs something is told at the end
+    kept = timer("carol", expires_at=9e9)
+    ml.cloud.left = [timer("alice"), bobs, timer("carol"), disk, kept]
+    down(ml.staff(), [ml.seat("alice"), ml.seat("carol")], discard=True)
+    assert ml.cloud.left == [bobs, disk, kept]
 
 
 def test_shared_things_that_cannot_go_yet_hide_no_outcome(ml: Class) -> None:

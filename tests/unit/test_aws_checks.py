@@ -102,6 +102,7 @@ def test_missing_guards_are_mentioned(cloud: Cloud, tmp_path: Path) -> None:
     aws = provider(tmp_path, AwsSettings(ssh_from=("192.0.2.0/24",)))
     found = by_name(aws.check())
     assert "scheduler_role is not set" in found["deadline at AWS"].detail
+    assert found["deadline at AWS"].next
     assert "instance_profile is not set" in found["instance profile"].detail
 
 

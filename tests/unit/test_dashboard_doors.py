@@ -67,6 +67,7 @@ def test_without_a_cookie_nothing_is_told(bed: Bed, served: str, path: str) -> N
     status, headers, body = Visitor(f"{served}/").ask(path)
     assert status == 403
     assert "Lovelace" not in body
+    assert f"keeper/{URL_FILE}" in body  # where to go on, also after the keeper began anew
     assert "default-src 'none'" in headers["content-security-policy"]
 
 

@@ -83,6 +83,47 @@ def test_a_seats_page_tells_of_runs_money_and_hand_ins(bed: Bed, visitor: Visito
     assert visitor.ask(f"/seats/{bed.seat(0).pseudonym}?run=no-such-run")[0] == 404
 
 
+def test_a_figure_says_what_it_is_where_a_phone_leaves_no_headings(
+    bed: Bed, visitor: Visitor
+) -> None:
+    for path in ("/costs", f"/seats/{bed.seat(0).pseudonym}"):
+        page = visitor.ask(path)[2]
+        bodies = [one.partition("</table>")[0] for one in page.split('<table class="list">')[1:]]
+        cells = [one.partition(">")[0] for body in bodies for one in body.split("<td")[1:]]
+        assert len(cells) > 8
+        assert [one for one in cells if "data-label=" not in one and "wide" not in one] == []
+
+
+def test_more_time_says_what_it_comes_to_before_it_is_given(bed: Bed, visitor: Visitor) -> None:
+    """Up: 2 h at $0.53, 5 h to go, $25 in all; the third costs $3.06 an hour and has spent $17."""
+    ask = {n: visitor.ask(f"/seats/{bed.seat(n).pseudonym}/extend?by=2h")[2] for n in (0, 2, 4)}
+    assert "It costs $1.06 at most." in ask[0]
+    assert "of $25.00 is spent." in ask[0]
+    assert "for being idle" in ask[0]
+    assert "will be refused" not in ask[0]
+    # By the new end, seven hours from now, it is far beyond the $20.
+    assert "Up to the new end it would be $38.86" in ask[2]
+    assert "will be refused" in ask[2]
+    assert "no server that is up" in ask[4]
+    assert 'class="confirm"' not in ask[4]
+    run = f"/seats/{bed.seat(0).pseudonym}/runs/1120-100000-bbbb/cancel"
+    assert "goes on, at $0.53 an hour" in visitor.ask(run)[2].replace("\n", " ")
+
+
+def test_what_was_taken_back_is_no_nothing(bed: Bed) -> None:
+    ledger, seat = bed.folder.ledger, bed.seat(0)
+    ledger.append("extend", seat=seat.name, by="staff", why="refused", seconds=-7200)
+    ledger.append("extend", seat=seat.name, by="ada", span_s=3600)
+    ledger.append("budget", seat=seat.name, by="staff", usd=-2.5)
+    stop = threading.Event()
+    visitor = Visitor(bed.start(stop))
+    visitor.enter()
+    page = visitor.ask(f"/seats/{seat.pseudonym}")[2].replace("\u00a0", " ")
+    stop.set()
+    for text in ("extend -2 h", "extend 1 h", "budget -$2.50", "budget +$5.00"):
+        assert text in page
+
+
 def test_names_can_be_hidden_from_a_projector(bed: Bed, visitor: Visitor) -> None:
     people = bed.folder.students()
     bed.folder.ledger.append("refused", seat=people[0].id, why=f"{people[0].name} has no budget")

@@ -197,6 +197,22 @@ def test_a_cut_link_is_told_and_read_through(there: There, read: Callable[[], Re
     assert found[-1][0] == "end"
 
 
+def test_a_run_that_prints_nothing_is_not_read_for_ever(
+    there: There, read: Callable[[], Reading]
+) -> None:
+    """The page says "reading" until the server has answered, be it with nothing."""
+
+    async def watched() -> list[tuple[str, str]]:
+        found = []
+        async for name, body in events(Tails().watch("s", "r1", read)):
+            found.append((name, body["text"]))
+            if name == "told":
+                break
+        return found
+
+    assert asyncio.run(asyncio.wait_for(watched(), 60)) == [("message", ""), ("told", "")]
+
+
 def test_nobody_watching_means_nobody_reads(there: There, read: Callable[[], Reading]) -> None:
     async def watched() -> int:
         shown = Tails()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
@@ -148,9 +149,13 @@ def _is_ours(staff: Staff, server: Server) -> bool:
 
 
 def _tidy(staff: Staff, course: Ground, gone: Sequence[Ground]) -> None:
-    """What is home of kept disks makes them go; with the last server goes what all shared."""
+    """What is home of kept disks makes them go, as does what was there for one server alone; with
+    the last server goes what all shared."""
+    if not gone:
+        return
     try:
         _take_saved(course, gone)
+        _take_timers(course, {one.lab_id for one in gone})
         if not [one for one in course.provider.servers() if _is_ours(staff, one)]:
             _take_shared(course)
     except LabError as error:
@@ -169,6 +174,14 @@ def _take_saved(course: Ground, gone: Sequence[Ground]) -> None:
         found = [one for one in course.provider.leftovers() if one.expires_at]
         disks = [o for o in found if o.lab_id in mine and kept_disks.is_saved(mine[o.lab_id], o)]
         removal.take_away(course, disks)
+
+
+def _take_timers(course: Ground, gone: set[str]) -> None:
+    """What costs nothing and was there for one server: a timer at the provider."""
+    found = [one for one in course.provider.leftovers() if one.lab_id in gone]
+    free = [one for one in found if not (one.price_usd_per_month or one.expires_at)]
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        list(threads.map(lambda one: removal.take_away(course, [one]), free))
 
 
 def _take_shared(course: Ground) -> None:

@@ -167,7 +167,13 @@ def _guards(settings: AwsSettings) -> list[Check]:
     """Two guards that are nobody's duty, and what is missing without them."""
     deadline = "nothing at AWS ends a server that hangs: server.aws.scheduler_role is not set"
     profile = "a server cannot keep its disk by itself: server.aws.instance_profile is not set"
+    ready = bool(settings.scheduler_role)
     return [
-        Check(name="deadline at AWS", ok=True, detail=settings.scheduler_role or deadline),
+        Check(
+            name="deadline at AWS",
+            ok=True,
+            detail=settings.scheduler_role if ready else deadline,
+            next="" if ready else f"{POLICY_PAGE} has that role and its policy",
+        ),
         Check(name="instance profile", ok=True, detail=settings.instance_profile or profile),
     ]
