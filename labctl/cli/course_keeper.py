@@ -27,7 +27,7 @@ AUTHORIZED_KEYS = click.option(
 )
 IDLE_S = 600
 NICE = 10
-"""Of a student's process on the keeper's machine: looking into a bundle keeps nobody else waiting."""
+"""Of a student's process here: looking into a bundle keeps nobody else waiting."""
 
 
 @click.command("invite", short_help="A join file for each student.")
