@@ -49,3 +49,8 @@ def visible(account: Account, found: dict[str, Any]) -> bool:
         return True
     labels = (found.get("Config") or {}).get("Labels") or {}
     return not owners and labels.get(OWNER) == str(account.uid)
+
+
+def given(found: dict[str, Any] | None) -> bool:
+    """Whether an image was put here by staff and came from no registry."""
+    return bool(found) and not (found or {}).get("RepoDigests")
