@@ -26,6 +26,8 @@ AUTHORIZED_KEYS = click.option(
     help="Of the account that students log in to.",
 )
 IDLE_S = 600
+NICE = 10
+"""Of a student's process here: looking into a bundle keeps nobody else waiting."""
 
 
 @click.command("invite", short_help="A join file for each student.")
@@ -117,6 +119,7 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
     from labctl.config import environment
 
     os.umask(0o077)
+    os.nice(NICE)
     asked = environment().get("SSH_ORIGINAL_COMMAND", "")
 
     def alive() -> None:

@@ -91,7 +91,12 @@ class Calls:
         if not reference or asked.query.get("fromSrc"):
             raise Refusal(403, "a shared server makes no images of archives")
         self._room()
-        query = {"fromImage": reference, "tag": asked.query.get("tag", "")}
+        tag = broker_images.tag_of(reference, asked.query.get("tag", ""))
+        mark = "@" if ":" in tag else ":"
+        if broker_images.given(engine.image(f"{reference}{mark}{tag}" if tag else reference)):
+            # Else a name at a registry, which anybody may take, would be everybody's image here.
+            raise Refusal(409, f"{reference[:200]} is here already, as staff has given it")
+        query = {"fromImage": reference, "tag": tag}
         pass_on(asked, ENGINE, "/images/create", query)
 
     def load(self, account: Account, asked: Request, _ref: str) -> None:

@@ -49,3 +49,17 @@ def visible(account: Account, found: dict[str, Any]) -> bool:
         return True
     labels = (found.get("Config") or {}).get("Labels") or {}
     return not owners and labels.get(OWNER) == str(account.uid)
+
+
+def tag_of(reference: str, tag: str) -> str:
+    """The tag or digest that is asked for beside `reference`, "" where it stands in that. Never
+    none at all: the engine takes this for all tags."""
+    named = "@" in reference or ":" in reference.rpartition("/")[2]
+    if named and tag:
+        raise Refusal(400, "an image has one tag")
+    return tag if tag or named else "latest"
+
+
+def given(found: dict[str, Any] | None) -> bool:
+    """Whether an image was put here by staff and came from no registry."""
+    return bool(found) and not (found or {}).get("RepoDigests")

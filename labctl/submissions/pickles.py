@@ -15,6 +15,8 @@ from typing import BinaryIO
 MOST_BYTES = 64 * 1024 * 1024
 """Of one pickle; PyTorch keeps tensors outside of it."""
 MOST_STREAMS = 16
+MOST_KEPT = 500_000
+"""Things that one pickle keeps for later; each takes memory here for one byte there."""
 UNSEEN = "and cannot be looked into"
 NO_STEP = "unknown"
 CUT = ("exhausted", "not enough data", "remain", "no newline found")
@@ -132,6 +134,8 @@ def _called(file: BinaryIO) -> Iterator[str | None]:
     kept: dict[int, str | None] = {}
     for code, argument, _ in pickletools.genops(file):
         name = code.name
+        if len(kept) > MOST_KEPT:
+            raise _Hazard(f"its pickle keeps more than {MOST_KEPT} things, {UNSEEN}")
         if name in _TEXT:
             top.append(str(argument))
         elif name == "MEMOIZE":

@@ -351,6 +351,10 @@ def test_an_image_of_ones_own_stands_for_nobody_elses(alice: Person, bob: Person
     assert "No such image" in bob.refused(f"docker image inspect {own}")
     assert "No such image" in bob.refused(f"docker run --rm {own} id")
     assert "docker save" in alice.refused("echo nonsense | docker load")
+    for name in (IMAGE, f"docker.io/library/{IMAGE}"):
+        assert "as staff has given it" in bob.refused(f"docker pull {name}")
+    asked = [("POST", f"/images/create?fromImage={IMAGE}", None)]
+    assert [status for status, _ in bob.ask_all(asked)] == [409]
     alice.ssh(f"docker rmi {IMAGE}")
     assert alice.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}") == before
     assert "No such image" in alice.refused(f"docker rmi {IMAGE}"), "what all use stays"

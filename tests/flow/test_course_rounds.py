@@ -126,7 +126,7 @@ def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
     for name in ("alice", "owls"):
         kept.course.add(name, price=1.0, age_s=7300)
     kept.round()
-    real, never = rounds_module.ending.down, threading.Event()
+    never = threading.Event()
     crashes: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda said: crashes.append(str(said.exc_value)))
 
@@ -135,7 +135,8 @@ def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
             never.wait(30)
         elif seats[0].name == "alice":
             raise AttributeError("a list has no get")
-        return real(staff, seats)
+        kept.course.cloud.machines.pop(f"srv-{seats[0].name}", None)
+        return []
 
     monkeypatch.setattr(rounds_module.ending, "down", down)
     monkeypatch.setattr(rounds_module, "PATIENCE_S", 0.4 if hangs else 30.0)
@@ -151,6 +152,28 @@ def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
     monkeypatch.setattr(rounds_module, "PATIENCE_S", 30.0)
     kept.rounds._settled()
     assert bool(kept.course.cloud.machines) != hangs
+
+
+def test_results_that_never_end_outlast_no_budget(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student's server may send them for ever, and the lab is held meanwhile."""
+    kept.course.add("alice", price=1.0, age_s=7300)
+    kept.round()
+    never = threading.Event()
+    monkeypatch.setattr(rounds_module.ending, "down", lambda *_: never.wait(30) and [])
+    monkeypatch.setattr(rounds_module, "PATIENCE_S", 0.2)
+    kept.at += GRACE_S + 60
+    kept.round()
+    kept.at += rounds_module.SAVE_S
+    kept.round()
+    assert kept.course.cloud.machines["srv-alice"].state == "running", "not before its time"
+    kept.at += 60
+    kept.round()
+    assert kept.course.cloud.machines["srv-alice"].state == "stopped"
+    assert any("in 60 minutes not everything" in text for _, text in kept.told)
+    never.set()
+    kept.rounds._settled()
 
 
 def test_a_lost_ledger_resets_no_budget(kept: Kept) -> None:

@@ -33,7 +33,7 @@ from labctl.remote import broker_rules as rules
 from labctl.remote.broker_archive import retagged
 from labctl.remote.broker_gpus import Lease, leases, lent
 from labctl.remote.broker_http import Refusal, pass_on, read_request
-from labctl.remote.broker_images import candidates, own_reference, visible
+from labctl.remote.broker_images import candidates, given, own_reference, tag_of, visible
 from labctl.remote.broker_mounts import opened
 from labctl.remote.broker_rules import ENDS, GPUS, OWNER, Account, Share, body, exec_body, wish
 from labctl.remote.reply import Failure
@@ -185,6 +185,16 @@ def test_names_and_images_are_ones_own() -> None:
 )
 def test_anothers_image_is_not_seen(found: dict[str, Any], seen: bool) -> None:
     assert visible(ALICE, found) is seen
+
+
+def test_what_staff_gave_is_replaced_by_no_registrys() -> None:
+    assert given({"RepoTags": ["course/image:1"], "RepoDigests": []})
+    assert not given({"RepoTags": ["a:1"], "RepoDigests": ["a@sha256:1"]})
+    assert not given(None)
+    for asked, tag in ((("a", ""), "latest"), (("a", "1"), "1"), (("h:5000/a:1", ""), "")):
+        assert tag_of(*asked) == tag
+    with pytest.raises(Refusal, match="one tag"):
+        tag_of("a:1", "2")
 
 
 def _saved(members: dict[str, bytes], compression: str = "") -> bytes:

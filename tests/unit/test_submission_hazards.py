@@ -16,6 +16,7 @@ import pytest
 from submission_bed import bomb
 
 from labctl.shell import Secret
+from labctl.submissions import pickles
 from labctl.submissions.archives import hazards
 from labctl.submissions.leaks import Leak, Search, told
 
@@ -137,6 +138,17 @@ def test_however_numpy_spells_objects_they_are_objects(descr: str) -> None:
     header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (1,), }}\n".encode()
     head = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
     assert reasons(head + pickle.dumps(Evil(os.system, "id"), 2), "model/a.npy")
+
+
+def test_a_pickle_does_not_fill_the_receivers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte for each thing that is kept would be a hundred here: 64 MiB of them are 5 GB."""
+    monkeypatch.setattr(pickles, "MOST_KEPT", 1000)
+    for step, count in ((b"\x94", 1001), (b"q\x01", 10**5)):
+        body = b"\x80\x04N" + step * count + b"."
+        said = [one.reason for one in hazards("model/m.pkl", io.BytesIO(body), len(body))]
+        assert said == (
+            ["its pickle keeps more than 1000 things, and cannot be looked into"] * (count == 1001)
+        )
 
 
 def test_what_promises_a_pickle_and_cannot_be_read_is_refused() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from labctl.actions import guard
+from labctl.actions import down, guard
 from labctl.actions.courses import accrue, ending, open_course, servers, together
 from labctl.actions.courses.desk import Desk
 from labctl.actions.courses.ground import granted_s
@@ -36,6 +36,8 @@ server's own watchdog has acted before, unless somebody has stopped it."""
 YOUNG_S = 60.0
 """So long a provider may not show what it has just made."""
 AT_ONCE = 64
+SAVE_S = 3600.0
+"""So long what is on a server may take to come home once its budget or its time is over."""
 PATIENCE_S = 120.0
 """So long a round waits for the ends that it has begun; they go on beside the next one."""
 AFTER_CLASS_S = 2 * 3600.0
@@ -63,6 +65,7 @@ class Rounds:
     now: Callable[[], float] = time.time
     _seen: tuple[int, ...] = ()
     _going: dict[str, threading.Thread] = field(default_factory=dict)
+    _over_since: dict[str, float] = field(default_factory=dict)
     _turns: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_ONCE))
 
     def look(self) -> Look:
@@ -134,7 +137,10 @@ class Rounds:
             if allowance is not None:
                 self._warn(seat, own, usd, allowance, server)
             if server is not None and (why := self._over(seat, own, usd, allowance, server)):
-                self._apart(seat, partial(self._end, seat, why))
+                self._apart(seat.name, partial(self._end, seat, why))
+                since = self._over_since.setdefault(server.id, self.now())
+                if self.now() - since > SAVE_S:
+                    self._apart(f"{seat.name} late", partial(self._cut, seat, server))
         self._settled()
         for desk in self.desk.seats():
             if (server := desk.server) is not None and server.created_at < look.at - YOUNG_S:
@@ -175,26 +181,26 @@ class Rounds:
             held = any(not one.leaving for one in self.desk.seat(seat).claims)
             if held and since_s < IDLE_AFTER_CLASS_S:
                 continue
-            self._apart(seat, partial(self._end_unused, seat, server))
+            self._apart(seat.name, partial(self._end_unused, seat, server))
         self._settled()
 
     def _end_unused(self, seat: Seat, server: Server) -> None:
         if not self._busy(seat, server):
             self._end(seat, "class")
 
-    def _apart(self, seat: Seat, deed: Callable[[], None]) -> None:
-        """Do it in a thread of its own, one at a time for each seat: a student is root on their
+    def _apart(self, name: str, deed: Callable[[], None]) -> None:
+        """Do it in a thread of its own, one at a time for each name: a student is root on their
         server, which may never answer or answer nonsense, and that is to keep nobody else's from
         its end."""
-        if (going := self._going.get(seat.name)) is not None and going.is_alive():
+        if (going := self._going.get(name)) is not None and going.is_alive():
             return
 
         def run() -> None:
             with self._turns:
                 deed()
 
-        self._going[seat.name] = threading.Thread(target=run, name="seat-end", daemon=True)
-        self._going[seat.name].start()
+        self._going[name] = threading.Thread(target=run, name="seat-end", daemon=True)
+        self._going[name].start()
 
     def _settled(self) -> None:
         """Wait for what was begun, but not for ever."""
@@ -241,7 +247,7 @@ class Rounds:
         )
         self.tell(seat.name, text)
         if server is not None and server.state == "running":
-            self._apart(seat, partial(self._show, seat, text))
+            self._apart(seat.name, partial(self._show, seat, text))
 
     def _show(self, seat: Seat, text: str) -> None:
         try:
@@ -270,6 +276,16 @@ class Rounds:
         if server.offer.price_usd_per_hour and (self.now() > server.created_at + longest + GRACE_S):
             return "time"
         return ""
+
+    def _cut(self, seat: Seat, server: Server) -> None:
+        """Whoever has results come home without end, by their own hand or the link's, lives on no
+        longer: compute ends at the provider, and the disk stays where it can."""
+        late = LabError(f"in {SAVE_S / 60:.0f} minutes not everything on it came home")
+        try:
+            told: LabError = down.kept_there(ground_of(self.staff, seat), server, late)
+        except LabError as error:
+            told = error
+        self.tell(seat.name, f"{told.what}: " + "; ".join(told.why.splitlines()))
 
     def _end(self, seat: Seat, why: Reason) -> None:
         """Everything home, then the end; told where that fails, and tried again."""
