@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from labctl.actions import Decision, Event, Progress, Step
+from labctl.actions import Decision, Event, Note
 from labctl.actions.courses.seated import Done, News, SeatEvent
 from labctl.cli.exits import clean
 from labctl.cli.screen import Screen, span
@@ -45,6 +45,8 @@ class ClassScreen:
         self._done = done
         self._rows = {seat: _Row() for seat in seats}
         self._lock = threading.RLock()
+        # Apart from the other: whoever stops the live table waits for its thread, which reads rows.
+        self._rows_lock = threading.Lock()
         self._live: Any = None
         self._warnings: dict[str, list[str]] = {}
         self._begun = 0.0
@@ -67,9 +69,7 @@ class ClassScreen:
     def emit(self, event: Event) -> None:
         with self._lock:
             if not isinstance(event, SeatEvent):
-                if isinstance(event, Step | Progress):
-                    self.rest()  # two live drawings at once write over each other
-                self._screen.emit(event)
+                self._beside(event)
                 return
             self._take(event)
             if self._screen.quiet:
@@ -78,6 +78,14 @@ class ClassScreen:
                 self._draw()
             elif isinstance(event, Done):
                 self._line(event)
+
+    def _beside(self, event: Event) -> None:
+        """What is of no seat, in the table's place: two drawings would write over each other."""
+        was_live = self._live is not None
+        self.rest()
+        self._screen.emit(event)
+        if was_live and isinstance(event, Note):
+            self._draw()
 
     def ask(self, decision: Decision) -> bool:
         with self._lock:
@@ -92,15 +100,17 @@ class ClassScreen:
                 self._live = None
 
     def _take(self, event: SeatEvent) -> None:
-        row = self._rows.setdefault(event.seat, _Row())
-        row.since = row.since or time.monotonic()
-        self._begun = self._begun or row.since  # not while somebody was thinking about the price
-        if isinstance(event, Done):
-            row.state, row.text = ("failed", event.error) if event.error else ("done", "")
-        elif isinstance(event, News) and event.warning:
-            self._warnings.setdefault(event.text, []).append(event.seat)
-        elif isinstance(event, News):
-            row.state, row.text = "going", event.text
+        with self._rows_lock:
+            row = self._rows.setdefault(event.seat, _Row())
+            row.since = row.since or time.monotonic()
+            # The clock does not run while somebody is thinking about the price.
+            self._begun = self._begun or row.since
+            if isinstance(event, Done):
+                row.state, row.text = ("failed", event.error) if event.error else ("done", "")
+            elif isinstance(event, News) and event.warning:
+                self._warnings.setdefault(event.text, []).append(event.seat)
+            elif isinstance(event, News):
+                row.state, row.text = "going", event.text
 
     def _line(self, event: Done) -> None:
         took = span(time.monotonic() - self._rows[event.seat].since)
@@ -126,7 +136,7 @@ class ClassScreen:
         from rich.table import Table
         from rich.text import Text
 
-        with self._lock:
+        with self._rows_lock:
             columns, lines = shutil.get_terminal_size((100, 24))
             table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), width=columns - 1)
             table.add_column(no_wrap=True)

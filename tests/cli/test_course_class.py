@@ -6,12 +6,13 @@ import io
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from labctl.actions import Event, Step
+from labctl.actions import Event, Note, Step
 from labctl.actions.courses.seated import Done, News
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
@@ -235,3 +236,32 @@ def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
     assert said.out.startswith("0 of 3 seats are ready")
     assert "2 servers are up without being ready, at 1.00 dollars an hour" in said.err
     assert "labctl course down ends what is up" in said.err
+
+
+def test_taking_the_table_away_never_waits_for_whoever_draws_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    drawn = ClassScreen(Screen(), ["ada"])
+    drawn.emit(News(seat="ada", text="saving"))
+    live, begun, stopping = drawn._live, threading.Event(), threading.Event()
+    stop = live.stop
+
+    def halt() -> None:
+        stopping.set()
+        stop()
+
+    def refresh() -> None:  # as the live table's own thread does
+        with live._lock:
+            begun.set()
+            stopping.wait(5)
+            drawn._table()
+
+    monkeypatch.setattr(live, "stop", halt)
+    threading.Thread(target=refresh, daemon=True).start()
+    assert begun.wait(5)
+    ending = threading.Thread(target=drawn.emit, args=(Note(text="all said"),), daemon=True)
+    ending.start()
+    ending.join(5)
+    assert not ending.is_alive()
+    drawn.rest()
