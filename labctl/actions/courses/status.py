@@ -20,7 +20,7 @@ from labctl.actions.ground import Ground
 from labctl.courses.entries import Entry
 from labctl.courses.folder import Seat
 from labctl.courses.spending import Spent, allowance_usd, spending
-from labctl.errors import NotFoundError
+from labctl.errors import NotFoundError, PolicyError
 from labctl.model import Run, Server, Value
 
 
@@ -226,12 +226,21 @@ def take_over(grounds: Sequence[Ground], listed: Sequence[Server]) -> list[Serve
             continue
         now = shown.get(known.id) if known else None
         if known is None or now is None:
-            adopted = provision.adopt(ground, listed)
+            adopted = _adopted(ground, listed)
         else:
             adopted = _renewed(ground, known, now)
         if adopted is not None:
             found.append(adopted)
     return found
+
+
+def _adopted(ground: Ground, listed: Sequence[Server]) -> Server | None:
+    try:
+        return provision.adopt(ground, listed)
+    except PolicyError as error:  # of a lab: the seat's name is that of its directory
+        error.what = error.what.replace(ground.config.name, ground.config.root.name)
+        error.hint = error.hint.replace("labctl down", "labctl course down")
+        raise
 
 
 def _renewed(ground: Ground, known: Server, now: Server) -> Server:
