@@ -25,7 +25,9 @@ MOST_MANIFEST = 4 * 1024 * 1024
 MOST_HEADER = 64 * 1024
 MOST_MEMBERS = 20_000
 GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"
-CLOSED = (BZIP2, XZ, b"(\xb5/\xfd")
+SKIPPED = tuple(bytes([0x50 + number]) + b"*M\x18" for number in range(16))
+"""Frames of zstd (RFC 8878, 3.1.2) that hold nothing, and may stand before one that does."""
+CLOSED = (BZIP2, XZ, b"(\xb5/\xfd", *SKIPPED)
 """Layers packed so are refused: what they come to cannot be counted as they pass."""
 PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 EXTENDED = (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
@@ -150,16 +152,18 @@ def _beginning(blocks: Iterator[bytes]) -> bytes:
 
 
 class _Gzip:
-    """One gzip stream; what stands behind its end is left out."""
+    """One gzip stream after another, as the engine reads them; anything else behind is refused."""
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj(31)
 
     def pieces(self, block: bytes) -> Iterator[bytes]:
         try:
-            while block and not self._stream.eof:
+            while block:
+                if self._stream.eof:
+                    self._stream = zlib.decompressobj(31)
                 yield self._stream.decompress(block, CHUNK)
-                block = self._stream.unconsumed_tail
+                block = self._stream.unconsumed_tail or self._stream.unused_data
         except zlib.error:
             raise _refused("what is packed in it cannot be unpacked") from None
 
