@@ -24,7 +24,7 @@ PAGES = [
 ]
 GROUPS = ("course", "receive", "rehearse", "secret")
 # Where a command ends in a sentence or on a shell's line.
-END = re.compile(r"""["`;|>)]|&&|\s#| {2,}|, (?!-)|\.(\s|$)|: | or | then """)
+END = re.compile(r"""["`;|>)]|&&|\s#| {2,}|, (?!-)|\.(\s|"|$)|: | or | then """)
 HINT = re.compile(r'hint=f?"(labctl [^"]*)"')
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 SCRIPT = re.compile(r"(?<![\w./-])((?:scripts/[a-z-]+|docs/[a-z-]+\.[a-z]+))\b")
