@@ -127,7 +127,7 @@ class Rehearsal:
         """Take a spot instance back; see Reclaims.reclaim."""
         self._reclaims.reclaim(instance_id, notice_s, rebalance_s)
 
-    def wait(self, instance_id: str, state: str, timeout_s: float = 30.0) -> None:
+    def wait(self, instance_id: str, state: str, timeout_s: float = 120.0) -> None:
         """Until an instance is in a state. TimeoutError otherwise."""
         record = self.record(instance_id)
         codes = {"pending": 0, "running": 16, "terminated": 48, "stopped": 80}

@@ -254,14 +254,14 @@ def test_taking_the_table_away_never_waits_for_whoever_draws_it(
     def refresh() -> None:  # as the live table's own thread does
         with live._lock:
             begun.set()
-            stopping.wait(5)
+            stopping.wait(120)
             drawn._table()
 
     monkeypatch.setattr(live, "stop", halt)
     threading.Thread(target=refresh, daemon=True).start()
-    assert begun.wait(5)
+    assert begun.wait(120)
     ending = threading.Thread(target=drawn.emit, args=(Note(text="all said"),), daemon=True)
     ending.start()
-    ending.join(5)
+    ending.join(120)
     assert not ending.is_alive()
     drawn.rest()

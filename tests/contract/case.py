@@ -14,7 +14,7 @@ from labctl.actions.host_keys import make_key
 from labctl.model import CreateRequest, Need, Resource, Server
 from labctl.providers import Provider
 
-DEADLINE_S = 90.0
+DEADLINE_S = 300.0
 
 
 def wait_for(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:

@@ -59,7 +59,7 @@ def test_machine_that_nobody_reaches_ends_at_its_ttl_for_good(case: AwsCase) -> 
     case.running(server)
     began = time.monotonic()
     case.gone(server.id)
-    assert time.monotonic() - began < 45
+    assert time.monotonic() - began < 180
     assert case.ours() == []
 
 

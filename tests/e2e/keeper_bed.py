@@ -76,7 +76,7 @@ class KeeperBox:
             cwd=self.folder,
             input=stdin,
             capture_output=True,
-            timeout=60,
+            timeout=300,
         )
         said = done.stdout.decode(errors="replace")
         assert code is None or done.returncode == code, said + done.stderr.decode()
@@ -104,7 +104,7 @@ class KeeperBox:
     def said(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
-    def heard(self, text: str, within_s: float = 60.0) -> None:
+    def heard(self, text: str, within_s: float = 300.0) -> None:
         def there() -> bool:
             assert self.keeper is not None
             assert self.keeper.poll() is None, self.said

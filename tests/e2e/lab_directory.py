@@ -17,7 +17,7 @@ from typing import Any
 
 from lab_servers import inside, wait_for
 
-COMMAND_S = 120.0
+COMMAND_S = 400.0
 TOKEN = "to\nken-'3f9b\"e1"
 """A secret's value with what is hard to hand on: a new line and both quotes."""
 LAB_YAML = """\
@@ -62,7 +62,7 @@ class Process:
             self.readers.append(reader)
         return self
 
-    def said(self, text: str, times: int = 1, deadline_s: float = 30.0) -> None:
+    def said(self, text: str, times: int = 1, deadline_s: float = COMMAND_S) -> None:
         """Wait until standard output or error holds `text` so many times."""
         wanted = text.encode()
 
@@ -133,7 +133,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.keyboard, text.encode())
 
-    def said(self, text: str, deadline_s: float = 30.0) -> None:
+    def said(self, text: str, deadline_s: float = COMMAND_S) -> None:
         wait_for(lambda: text.encode() in self.shown, deadline_s)
 
 

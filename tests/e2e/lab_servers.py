@@ -31,7 +31,7 @@ _END = "~that was all~"
 MADE_BY_SCRIPT = "labctl-base:bookworm"
 TEST_LABEL = "labctl.test"
 PID_LABEL = "labctl.test-pid"
-READY_DEADLINE_S = 90.0
+READY_DEADLINE_S = 300.0
 SMALL_DOCKERFILE = """
 ARG BASE
 FROM ${BASE}

@@ -64,7 +64,7 @@ def service_lab(
     public = key.with_name(key.name + ".pub").read_text().strip()
     try:
         docker(*words, "-e", f"LABCTL_AUTHORIZED_KEY={public}", server_image)
-        wait_for(lambda: "ready" in _logs(box.name), 60)
+        wait_for(lambda: "ready" in _logs(box.name))
         _send(base_image(), box.name)
         wheels = os.environ.get("LABCTL_WHEELHOUSE", "")
         if wheels:

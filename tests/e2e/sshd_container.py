@@ -118,7 +118,7 @@ def greets(port: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     """Until `condition` holds; an assertion after `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not condition():

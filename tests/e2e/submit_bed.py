@@ -34,7 +34,7 @@ PidFile none
 Subsystem sftp internal-sftp
 SetEnv HOME={home}
 """
-COMMAND_S = 60.0
+COMMAND_S = 300.0
 
 
 @dataclass
@@ -158,4 +158,4 @@ def receiving_machine(folder: Path) -> Iterator[Machine]:
     finally:
         wire.close()
         sshd.terminate()
-        sshd.wait(10)
+        sshd.wait(120)

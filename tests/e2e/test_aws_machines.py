@@ -111,5 +111,7 @@ def test_a_server_that_is_not_what_was_asked_for_is_told_with_its_price(machines
 
 
 def cut_off(bed: Bed, instance: str) -> None:
-    """Nobody gets in any more."""
-    bed.rehearsal.execute(instance, "kill $(cat /run/sshd.pid); pkill -f '[s]shd: ubuntu'; true")
+    """Nobody gets in any more: a sshd that ended would be started again."""
+    gone = "chmod -x /usr/sbin/sshd && kill $(cat /run/sshd.pid)"
+    code, said = bed.rehearsal.execute(instance, f"{gone}; pkill -f '[s]shd: ubuntu'; true")
+    assert code == 0, said

@@ -59,7 +59,7 @@ def test_tensorboard_shows_the_runs_scalars(
     with Forwarding(service_lab.spec(service), recorder) as forward:
         # The server reads the directory anew every few seconds; the page shows what it then knew.
         tags = forward.url + "data/plugin/timeseries/tags"
-        wait_for(lambda: "first-run" in browser_page.request.get(tags).text(), 60)
+        wait_for(lambda: "first-run" in browser_page.request.get(tags).text())
         browser_page.goto(forward.url + "#timeseries")
         run = browser_page.get_by_text("first-run", exact=True).first
         expect(run).to_be_visible(timeout=PAGE_MS)

@@ -28,7 +28,7 @@ from labctl.transports.paramiko import ParamikoTransport
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
 
-NOTICED_WITHIN_S = 10.0
+NOTICED_WITHIN_S = 45.0
 Make = Callable[[Endpoint], Transport]
 
 
@@ -213,7 +213,7 @@ def test_wait_for_ssh_ends_with_its_deadline(
             connections.wait_for_ssh(server, 2)
     finally:
         sshd.start_sshd()
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
 
 
 def test_a_whole_class_connects_at_once(sshd: Sshd, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_taken_port_ends_the_forward_and_nothing_else(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with forward(connections, server, port) as process:
-            assert process.wait(20) == 255
+            assert process.wait(120) == 255
             assert process.stderr is not None
             assert f"{port}: Address already in use" in process.stderr.read()
         taken.settimeout(5)

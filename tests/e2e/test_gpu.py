@@ -64,7 +64,7 @@ CARD = "GPU-5b1d6f0e-0000-4000-8000-000000000000"
 def test_what_the_gpus_do_is_kept_with_a_run_and_shown_live(gpu_lab: LabDirectory) -> None:
     gpu_lab.labctl("run", "--detach", "--id", "gauged", "--", "sh", "-c", f"sleep 600 & {UNTIL_GO}")
     file = f"{gpu_lab.place('gauged')}/logs/{TELEMETRY_FILE}"
-    wait_for(lambda: gpu_lab.student(f"cat {file}", check=False).endswith("}\n"), 120)
+    wait_for(lambda: gpu_lab.student(f"cat {file}", check=False).endswith("}\n"))
     (pid,) = gpu_lab.sh("pgrep -f '^sleep 600$'").split()
     gpu_lab.sh(f"echo '{CARD}, {pid}, 1480' > /tmp/gpu-processes")
     try:

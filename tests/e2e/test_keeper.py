@@ -79,13 +79,13 @@ def ended_amid_a_recovery(lab: AwsLab, box: KeeperBox, server: str) -> None:
     taken(lab, server)
     begun = box.said.count("making a server")
     box.start()
-    wait_for(lambda: box.said.count("making a server") > begun, 30)
+    wait_for(lambda: box.said.count("making a server") > begun)
     before = time.monotonic()
     assert box.stop() == 0
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 45
     recovered = box.said.count("going on with night: done")
     box.start()
-    wait_for(lambda: box.said.count("going on with night: done") > recovered, 60)
+    wait_for(lambda: box.said.count("going on with night: done") > recovered)
     assert len(lab.bed.living()) == 1
 
 
@@ -93,14 +93,14 @@ def test_the_keeper_recovers_while_the_laptop_is_gone(lab: AwsLab, box: KeeperBo
     box.start()
     first = lab.json("status")["server"]["id"]
     laptop = lab.start("run", "--recover", "--keeper", box.host, "--id", "night", "--yes")
-    wait_for(lambda: "from 0" in laptop.said or laptop.done.is_set(), 60)
+    wait_for(lambda: "from 0" in laptop.said or laptop.done.is_set())
     laptop.kill()
     assert laptop.wait() == -signal.SIGKILL, laptop.said
     checkpoint = "runs/night/files/checkpoints/step-00000025/manifest.json"
-    wait_for(lambda: stored(lab, checkpoint) and stored(lab, "night/index.json"), 30)
+    wait_for(lambda: stored(lab, checkpoint) and stored(lab, "night/index.json"))
 
     taken(lab, first)
-    box.heard("going on with night: done", 60)
+    box.heard("going on with night: done")
     assert box.rss_bytes() < 60e6
 
     # The laptop is back, and asks nobody but itself to be asked.
@@ -126,7 +126,7 @@ def test_the_keeper_recovers_while_the_laptop_is_gone(lab: AwsLab, box: KeeperBo
     assert lab.json("status")["server"] is None
     begun = time.monotonic()
     assert box.stop() == 0
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 45
     secret = subprocess.run(["grep", "-rl", "shown-nowhere", str(box.home)], capture_output=True)
     assert secret.stdout == b"", "a lab that was dropped leaves its secrets nowhere"
     assert json.loads(lab.labctl("status", "--json"))["keeper"] == ""

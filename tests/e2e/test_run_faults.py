@@ -16,7 +16,7 @@ pytest_plugins = ["lab_fixture"]
 pytestmark = pytest.mark.engine
 
 Followed = Callable[..., Process]
-NOTICED_S = 10.0
+NOTICED_S = 45.0
 
 
 def ends_whole(lab: LabDirectory, run: str, process: Process) -> None:

@@ -217,9 +217,9 @@ def _attach_and_leave(lab: LabDirectory, run: str) -> None:
     """`labctl attach` in a terminal of its own, left with Ctrl-b d."""
     with lab.in_terminal("attach", run) as terminal:
         shown = f"tmux list-clients -t =labctl-{run} 2>/dev/null"
-        wait_for(lambda: lab.student(shown, check=False), 30)
+        wait_for(lambda: lab.student(shown, check=False))
         terminal.type("\x02d")
-        assert terminal.popen.wait(30) == 0
+        assert terminal.popen.wait(120) == 0
 
 
 def test_a_run_with_a_terminal_asks_and_is_answered(lab: LabDirectory) -> None:
@@ -228,7 +228,7 @@ def test_a_run_with_a_terminal_asks_and_is_answered(lab: LabDirectory) -> None:
         terminal.said("a terminal")
         terminal.type("ada\n")
         terminal.said("hello ada")
-        assert terminal.popen.wait(30) == 3
+        assert terminal.popen.wait(120) == 3
     seen = lab.seen("asks")
     assert (seen["state"], seen["exit_code"]) == ("exited", 3)
     assert "hello ada" in lab.labctl("logs", "asks").stdout

@@ -59,7 +59,7 @@ def test_a_run_that_begins_later_appears_in_tensorboard_under_its_id(
         status, body = ask(service_lab, service, "/data/plugin/scalars/tags")
         return status == 200 and "train/loss_of_digits" in json.loads(body).get("later-run", {})
 
-    wait_for(shown, 60)
+    wait_for(shown)
 
 
 def test_jupyter_needs_its_token_which_stands_in_no_argv_and_no_environment(

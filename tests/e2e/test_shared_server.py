@@ -383,7 +383,7 @@ def test_an_image_gives_neither_leases_nor_places_nor_disk(
     assert alice.ask("POST", "/containers/forged/start")[0] == 200
     held = [one["holder"] for one in bob.ask("GET", "/labctl/gpus")[1]["gpus"]]
     assert held == ["", ""], "a lease is what the broker gave"
-    wait_for(lambda: "tmpfs" in alice.said("docker logs forged"), 10)
+    wait_for(lambda: "tmpfs" in alice.said("docker logs forged"))
     bed.host.sh("/usr/local/lib/labctl/start-broker")
     alice.said("docker ps")
     assert "taken" not in bed.host.sh("ls /run/labctl")
@@ -408,7 +408,7 @@ def test_a_crowd_of_one_leaves_the_broker_to_the_others(alice: Person, bob: Pers
     with ThreadPoolExecutor(1) as thread:
         crowd = thread.submit(alice.said, f"python3 -c {quoted(CROWD)}")
         try:
-            wait_for(lambda: "full" in alice.said("cat crowd.log 2>/dev/null || true"), 10)
+            wait_for(lambda: "full" in alice.said("cat crowd.log 2>/dev/null || true"))
             assert bob.run("beside-a-crowd", "echo fine")[0] == "fine\n"
         finally:
             alice.ssh("rm -f crowd.log")
@@ -449,7 +449,7 @@ import os, select, socket, time
 many = [socket.socket(socket.AF_UNIX) for _ in range(100)]
 for one in many:
     one.connect("{BROKER}")
-end = time.monotonic() + 10
+end = time.monotonic() + 120
 while (refused := len(select.select(many, [], [], 0.1)[0])) < 36 and time.monotonic() < end:
     time.sleep(0.05)
 open("crowd.log", "w").write("full")

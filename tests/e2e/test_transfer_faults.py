@@ -122,11 +122,11 @@ def test_18_a_link_cut_during_a_push_is_noticed_and_the_transfer_goes_on(
     told = AtProgress("sending code", box.sshd.black_hole)
     with pytest.raises(LinkLostError) as caught:
         push_code(box, lab, told)
-    assert time.monotonic() - told.at < 10
+    assert time.monotonic() - told.at < 45
     assert "labctl push" in caught.value.hint
     box.sshd.mend()
     box.transport.close()
-    wait_for(lambda: not box.sh(RECEIVING), 60)
+    wait_for(lambda: not box.sh(RECEIVING))
     assert_resumed(box, lab)
 
 
@@ -177,11 +177,11 @@ def test_18_a_link_cut_during_a_pull_is_noticed_and_the_transfer_goes_on(
     told = AtProgress("pull r1", box.sshd.black_hole)
     with pytest.raises(LinkLostError) as caught:
         pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=told)
-    assert time.monotonic() - told.at < 10
+    assert time.monotonic() - told.at < 45
     assert "labctl pull" in caught.value.hint
     box.sshd.mend()
     box.transport.close()
-    wait_for(lambda: not box.sh(SENDING), 60)
+    wait_for(lambda: not box.sh(SENDING))
     assert_pull_resumed(box, lab, model)
 
 

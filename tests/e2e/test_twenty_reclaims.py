@@ -32,7 +32,10 @@ STEPS = 40 * EPOCHS
 NOTICE_S = 20.0
 MIRROR_S = 2.0
 OWNER = "tests-twenty"
-RUN = f"python train.py --epochs {EPOCHS} --checkpoint-every {EVERY} --log-every 1"
+RUN = (
+    "env OMP_NUM_THREADS=1 "  # on a busy machine two threads mostly wait for each other
+    f"python train.py --epochs {EPOCHS} --checkpoint-every {EVERY} --log-every 1"
+)
 CPU = (
     "    TORCH: torch==2.13.0+cpu\n    PIP_EXTRA_INDEX_URL: https://download.pytorch.org/whl/cpu\n"
 )
@@ -144,7 +147,7 @@ def reclaimed_until_it_ends(run: Watched, most: int, chance: random.Random) -> N
         run.watch(chance.uniform(0.2, 2.0) if announced else chance.uniform(0.5, 9.0))
         if not run.ended and not taken(run, announced):
             break
-    run.process.end(0, deadline_s=300)
+    run.process.end(0, deadline_s=900)
 
 
 def taken(run: Watched, announced: bool) -> bool:
@@ -164,7 +167,7 @@ def taken(run: Watched, announced: bool) -> bool:
         server = ground.state.server_of_lab(ground.lab_id)
         return run.ended or (server is not None and server.id != before)
 
-    wait_for(replaced, 120)
+    wait_for(replaced, 300)
     if run.ended:
         return False
     server = ground.state.server_of_lab(ground.lab_id)

@@ -62,16 +62,16 @@ def test_kernels_count_and_the_server_alone_does_not(service_lab: ServiceLab) ->
         return lambda: any(sentence in each for each in watch()["busy"])
 
     kernel = json.loads(request(service_lab, service, "POST", "/api/kernels"))["id"]
-    wait_for(told("a Jupyter kernel was used, "), 30)
+    wait_for(told("a Jupyter kernel was used, "))
     words = f"{service.port} {service.token} {kernel} 'import time; time.sleep(600)'"
     service_lab.box.sh(f"python3 - {words} <<'END'\n{EXECUTE}END")
-    wait_for(told("a Jupyter kernel is busy"), 30)
+    wait_for(told("a Jupyter kernel is busy"))
     request(service_lab, service, "POST", f"/api/kernels/{kernel}/interrupt")
-    wait_for(told("a Jupyter kernel was used, "), 30)
-    wait_for(lambda: watch()["idle_for_s"] > 4, 30)
+    wait_for(told("a Jupyter kernel was used, "))
+    wait_for(lambda: watch()["idle_for_s"] > 4)
     assert service_lab.inspect(service.container)["State"]["Running"]
     token = f"{HOME}/{LAB}/.labctl/service-jupyter.token"
     service_lab.box.sh(f"mv {token} {token}.kept")
-    wait_for(told("Jupyter's kernels cannot be read, which counts as work (HTTP 403)"), 30)
+    wait_for(told("Jupyter's kernels cannot be read, which counts as work (HTTP 403)"))
     service_lab.box.sh(f"mv {token}.kept {token}")
     remote.call("guard", {**armed, "limits": {"ttl_s": 3600}})

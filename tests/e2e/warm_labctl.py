@@ -25,7 +25,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-COMMAND_S = 60.0
+COMMAND_S = 300.0
 MODULES = (
     *(
         f"labctl.cli.{name}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab_servers import LabServer, wait_for
+from lab_servers import READY_DEADLINE_S, LabServer, wait_for
 
 from labctl.actions.connections import Connections
 from labctl.actions.remote import Remote
@@ -42,7 +42,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.keyboard, text.encode())
 
-    def said(self, text: str, deadline_s: float = 20.0) -> None:
+    def said(self, text: str, deadline_s: float = READY_DEADLINE_S) -> None:
         wait_for(lambda: text.encode() in self.shown, deadline_s)
 
 
@@ -103,7 +103,7 @@ class WatchLab:
         place = f"/home/student/labctl/{self.about['lab']}/runs/{run}/logs/run.log"
         return self.server.sh(f"cat {place}")
 
-    def busy(self, sentence: str, deadline_s: float = 20.0) -> None:
+    def busy(self, sentence: str, deadline_s: float = READY_DEADLINE_S) -> None:
         """Wait until the watchdog gives `sentence` as a reason."""
 
         def told() -> bool:
@@ -111,7 +111,7 @@ class WatchLab:
 
         wait_for(told, deadline_s)
 
-    def quiet(self, deadline_s: float = 20.0) -> None:
+    def quiet(self, deadline_s: float = READY_DEADLINE_S) -> None:
         wait_for(lambda: self.watch(0)["idle_for_s"] > 2, deadline_s)
 
     def decisions(self) -> list[str]:
@@ -122,7 +122,7 @@ class WatchLab:
         rows = [json.loads(row) for row in unpacked.stdout.splitlines()]
         return [f"{row['what']}: {row['why']}" for row in rows]
 
-    def wait_for_power_off(self, deadline_s: float = 40.0) -> None:
+    def wait_for_power_off(self, deadline_s: float = READY_DEADLINE_S) -> None:
         wait_for(lambda: self.server.found().state == "stopped", deadline_s)
 
     def boot(self) -> None:

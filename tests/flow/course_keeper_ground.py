@@ -77,7 +77,7 @@ class Pretended:
     def make(self, seat: Seat) -> Server:
         self.calls.append("make")
         self.making.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(120)
         if self.error is not None:
             raise self.error
         if self.server is None:

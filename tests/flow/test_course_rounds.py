@@ -141,7 +141,7 @@ def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
     monkeypatch.setattr(rounds_module.ending, "down", down)
     monkeypatch.setattr(rounds_module, "PATIENCE_S", 0.4 if hangs else 30.0)
     kept.at += GRACE_S + 60
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while len(kept.course.cloud.machines) > 1 and time.monotonic() < end:
         kept.round()
     assert set(kept.course.cloud.machines) == {"srv-alice"}
@@ -224,7 +224,7 @@ def test_after_class_what_is_not_used_goes(kept: Kept) -> None:
     kept.course.add("owls", price=0.0)
     kept.work.server = kept.course.cloud.machines["srv-owls"]
     create(kept.desk, "bob")
-    assert kept.desk.wait(30)
+    assert kept.desk.wait(120)
     kept.at = CLASS + 7200 + 60
     kept.busy = {"busy": "a container runs"}
     kept.round()
@@ -240,14 +240,14 @@ def test_after_class_what_is_not_used_goes(kept: Kept) -> None:
 def test_who_leaves_the_course_gets_in_no_longer(kept: Kept) -> None:
     kept.keys.admit("alice", KEY)
     create(kept.desk, "alice")
-    assert kept.desk.wait(30)
+    assert kept.desk.wait(120)
     kept.rounds.roster()
     assert kept.keys.students() == ["alice"]
     file = kept.course.folder.roster_file
     file.write_text(file.read_text().replace("alice@example.edu,,,yes", "alice@example.edu,,,no"))
     kept.rounds.roster()
     assert kept.keys.students() == []
-    assert kept.desk.wait(30)
+    assert kept.desk.wait(120)
     assert kept.work.calls == ["make", "end"]
 
 

@@ -182,11 +182,11 @@ def test_a_lab_at_work_is_not_dropped_and_is_afterwards(
 
     def recovering(name: str) -> None:
         working.set()
-        assert go_on.wait(10)
+        assert go_on.wait(120)
 
     kept.attend = recovering
     (thread,) = kept.keeper.tick()
-    assert working.wait(10)
+    assert working.wait(120)
     with pytest.raises(BusyError, match="is being recovered just now"):
         wards.drop(kept.two.places, kept.two.state, "digits")
     assert kept.two.ward.is_dir()

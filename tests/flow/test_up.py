@@ -159,14 +159,14 @@ def test_two_at_once_make_one_server(lab: World) -> None:
 
     def one() -> None:
         ground = lab.ground()
-        gate.wait(10)
+        gate.wait(120)
         found.append(provision.up(ground).id)
 
     threads = [threading.Thread(target=one) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert len(found) == 4
     assert len({*found}) == 1
     assert lab.cloud.calls == ["create"]

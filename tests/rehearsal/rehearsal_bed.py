@@ -49,7 +49,7 @@ def ami_of(rehearsal: Rehearsal, region: str = "us-east-1") -> str:
     return str(answer["Parameter"]["Value"])
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
     """The first true value of `condition`."""
     end = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -156,7 +156,7 @@ def test_a_lost_call_can_be_held_before_its_connection_closes(ground: Ground) ->
     began = time.monotonic()
     with pytest.raises((ConnectionClosedError, HTTPClientError)):
         ground.ec2.describe_vpcs()
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 60
     assert ground.rehearsal.held["DescribeVpcs"] == 1
 
 
@@ -325,14 +325,14 @@ def test_a_schedule_fires_and_goes(ground: Ground) -> None:
     due = (datetime.now(UTC) + timedelta(seconds=2)).strftime("%Y-%m-%dT%H:%M:%S")
     scheduler.update_schedule(**schedule, ScheduleExpression=f"at({due})")
     assert ground.rehearsal.instances[instance_id] != "terminated"
-    ground.rehearsal.wait(instance_id, "terminated", timeout_s=5)
+    ground.rehearsal.wait(instance_id, "terminated")
     assert scheduler.list_schedules()["Schedules"] == []
 
 
 def test_spot_instances_are_taken_back(ground: Ground) -> None:
     ground.rehearsal.change(spot=Spot(reclaims=(Reclaim(after=0.2, notice=0.0, count=1),)))
     taken, other = ground.run(**SPOT), ground.run(**SPOT)
-    ground.rehearsal.wait(taken["InstanceId"], "terminated", timeout_s=5)
+    ground.rehearsal.wait(taken["InstanceId"], "terminated")
     reason = ground.described(taken["InstanceId"])["StateReason"]
     assert reason["Code"] == "Server.SpotInstanceTermination"
     assert ground.described(other["InstanceId"])["State"]["Name"] == "running"

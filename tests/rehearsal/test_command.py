@@ -83,7 +83,7 @@ def test_ctrl_c_leaves_nothing(images: Building) -> None:
         run_one(exports)
         wait_for(lambda: len(made_by(process.pid)) == 2)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=240)
         assert process.returncode == 0
         assert "1 instance goes with it" in told
         assert made_by(process.pid) == []
@@ -100,7 +100,7 @@ def test_a_background_job_that_ignored_ctrl_c_ends_whole_all_the_same(
         wait_for(lambda: len(made_by(process.pid)) == 2)
         for each in (number, signal.SIGINT, signal.SIGTERM):
             process.send_signal(each)
-        process.communicate(timeout=30)
+        process.communicate(timeout=240)
         assert process.returncode == 0
         assert made_by(process.pid) == []
 

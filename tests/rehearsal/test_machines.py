@@ -88,7 +88,7 @@ def test_a_reclaim_is_announced_to_the_machine(machine: Machine) -> None:
     wait_for(lambda: machine.metadata("meta-data/events/recommendations/rebalance"))
     action = json.loads(wait_for(lambda: machine.metadata("meta-data/spot/instance-action")))
     assert action["action"] == "terminate"
-    machine.ground.rehearsal.wait(machine.id, "terminated", timeout_s=10)
+    machine.ground.rehearsal.wait(machine.id, "terminated")
     assert _containers(machine.ground.rehearsal, machine.id) == []
 
 
@@ -101,7 +101,7 @@ def test_power_off_inside_ends_the_instance_and_a_kept_disk_stays(real: Ground) 
     )
     volume = real.described(first.id)["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]
     first.ssh("sudo shutdown -P now")
-    real.rehearsal.wait(first.id, "terminated", timeout_s=15)
+    real.rehearsal.wait(first.id, "terminated")
     reason = real.described(first.id)["StateReason"]["Code"]
     assert reason == "Client.InstanceInitiatedShutdown"
     second = real.running(InstanceInitiatedShutdownBehavior="stop")
@@ -111,13 +111,13 @@ def test_power_off_inside_ends_the_instance_and_a_kept_disk_stays(real: Ground) 
     assert said.stdout == "precious\n"
     assert second.ssh("touch own; sudo touch /mnt/home/new").returncode != 0
     second.ssh("sudo poweroff")
-    real.rehearsal.wait(second.id, "stopped", timeout_s=15)
+    real.rehearsal.wait(second.id, "stopped")
     real.ec2.start_instances(InstanceIds=[second.id])
     real.rehearsal.wait(second.id, "running")
     second.wait_for_login()
     assert second.ssh("ls").stdout.split() == ["own"]
     real.ec2.terminate_instances(InstanceIds=[second.id])
-    real.rehearsal.wait(second.id, "terminated", timeout_s=15)
+    real.rehearsal.wait(second.id, "terminated")
     real.ec2.delete_volume(VolumeId=volume)
     assert _containers(real.rehearsal) == []
 
@@ -126,7 +126,7 @@ def test_an_instance_that_ends_while_it_boots_leaves_nothing(real: Ground) -> No
     ids = [real.run()["InstanceId"] for _ in range(2)]
     real.ec2.terminate_instances(InstanceIds=ids)
     for instance_id in ids:
-        real.rehearsal.wait(instance_id, "terminated", timeout_s=20)
+        real.rehearsal.wait(instance_id, "terminated")
     assert _containers(real.rehearsal) == []
 
 
@@ -141,7 +141,7 @@ def test_machines_that_only_accept_ssh(images: Building, tmp_path: Path) -> None
             assert one.ssh("hostname").stdout == "labctl-digits\n"
         assert len(_containers(rehearsal)) == 3
         one.ssh("sudo poweroff")
-        rehearsal.wait(one.id, "terminated", timeout_s=10)
+        rehearsal.wait(one.id, "terminated")
         label = _label(rehearsal)
     with engine.connected() as docker:
         assert docker.containers.list(all=True, filters={"label": label}) == []

@@ -120,7 +120,7 @@ class TestDefaultRun:
         assert metrics["accuracy"] == metrics["correct"] / metrics["total"]
         assert (metrics["total"], metrics["split"]) == (269, "test")
         assert metrics["run"] == "run-1"
-        assert 0 < metrics["seconds"] < 200
+        assert 0 < metrics["seconds"] < 2000
         assert f"test accuracy {metrics['accuracy']:.4f}" in (run / "output").read_text()
 
     def test_evaluate_comes_to_the_same_figure(self, run: Path, digits: Path) -> None:
@@ -217,7 +217,7 @@ def test_another_seed_is_another_run(tmp_path: Path, small: Path, whole: Path) -
 
 def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
     """Wait until a checkpoint of `step` or later is there."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not any(int(path.name[5:]) >= step for path in (run / "checkpoints").glob("step-*")):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline

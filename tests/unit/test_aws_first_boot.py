@@ -112,7 +112,7 @@ class Timer:
         self._words = ["sh", str(script)]
         self._environ = {"PATH": f"{programs}:{os.environ['PATH']}"}
 
-    def run(self, deadline_s: float = 20.0) -> float:
+    def run(self, deadline_s: float = 120.0) -> float:
         """How long it took until the machine was told to power off."""
         began = time.monotonic()
         subprocess.run(self._words, env=self._environ, timeout=deadline_s)

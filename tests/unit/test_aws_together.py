@@ -26,7 +26,7 @@ class Slow:
     def __call__(self, ids: list[str]) -> dict[str, str]:
         self.batches.append(ids)
         self.entered.set()
-        assert self.go.wait(20)
+        assert self.go.wait(120)
         return {item: item.upper() for item in ids if item != "nobody"}
 
 
@@ -48,7 +48,7 @@ def test_whoever_comes_during_a_call_goes_with_the_next() -> None:
     together = Together(slow)
     with ThreadPoolExecutor(31) as threads:
         first = threads.submit(together.call, "first")
-        assert slow.entered.wait(20)
+        assert slow.entered.wait(120)
         names = [f"n{number}" for number in range(28)] + ["nobody", "n0"]
         rest = [threads.submit(together.call, name) for name in names]
         while len(together._waiting) < 29:

@@ -122,7 +122,7 @@ def test_processes_at_once_get_the_same_id(root: Path) -> None:
         )
         for _ in range(4)
     ]
-    said = {each.communicate("\n", timeout=60)[0].strip() for each in started}
+    said = {each.communicate("\n", timeout=240)[0].strip() for each in started}
     assert said == {known_lab_id(root)}
 
 

@@ -132,7 +132,7 @@ def test_a_restarting_engine_is_waited_for(
         monkeypatch.setattr(engine, "docker", lambda *words: refused.set())
 
         def listen() -> None:
-            assert refused.wait(10)
+            assert refused.wait(120)
             late.listen()
             for _ in range(2):  # the version, then the question
                 link, _ = late.accept()

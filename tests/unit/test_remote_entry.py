@@ -70,7 +70,7 @@ def log(run: Path) -> str:
 def test_the_exit_code_is_passed_on_and_written(
     shell: str, run: Path, line: str, code: int
 ) -> None:
-    assert begin(shell, run, "sh", "-c", line).wait(10) == code
+    assert begin(shell, run, "sh", "-c", line).wait(120) == code
     body = ended(run)
     assert (body["code"], body["asked"]) == (code, "")
     assert body["ended_at"] > 1_700_000_000
@@ -79,14 +79,14 @@ def test_the_exit_code_is_passed_on_and_written(
 
 
 def test_a_command_that_is_not_there(shell: str, run: Path) -> None:
-    assert begin(shell, run, "no-such-program").wait(10) == 127
+    assert begin(shell, run, "no-such-program").wait(120) == 127
     assert "no-such-program" in log(run)
 
 
 def test_words_arrive_whole_and_both_outputs_are_logged(shell: str, run: Path) -> None:
     (run / "logs" / "run.log").write_text("before\n")
     line = 'printf "<%s>" "$@"; echo; echo wrong >&2'
-    assert begin(shell, run, "sh", "-c", line, "x", "a b", "$HOME", "*", "").wait(10) == 0
+    assert begin(shell, run, "sh", "-c", line, "x", "a b", "$HOME", "*", "").wait(120) == 0
     assert log(run) == "before\n<a b><$HOME><*><>\nwrong\n"
 
 
@@ -99,7 +99,7 @@ def test_sigterm_reaches_the_command_and_its_end_is_awaited(
     process = begin(shell, run, sys.executable, "-c", SLOW_TO_STOP, str(fifo), pause_s)
     assert fifo.read_text() == "ready"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 3
+    assert process.wait(120) == 3
     assert log(run) == "saved\n"
     assert (ended(run)["code"], ended(run)["asked"]) == (3, "TERM")
 
@@ -110,7 +110,7 @@ def test_secrets_are_exported_byte_for_byte(shell: str, run: Path) -> None:
     for name, value in values.items():
         (run.parent / "secrets" / name).write_text(value)
     show = "import json, os; print(json.dumps({k: os.environ[k] for k in 'ABCD'}))"
-    assert begin(shell, run, sys.executable, "-c", show).wait(10) == 0
+    assert begin(shell, run, sys.executable, "-c", show).wait(120) == 0
     assert json.loads(log(run)) == values
 
 
@@ -118,6 +118,6 @@ def test_entering_a_container_writes_no_ending(shell: str, run: Path) -> None:
     (run.parent / "secrets").mkdir()
     (run.parent / "secrets" / "A").write_text("s3")
     check = 'test "$A" = s3 && exit 9'
-    assert begin(shell, run, "sh", "-c", check, LABCTL_ENTER="1").wait(10) == 9
+    assert begin(shell, run, "sh", "-c", check, LABCTL_ENTER="1").wait(120) == 9
     assert not (run / ".labctl" / "exit.json").exists()
     assert not (run / "logs" / "run.log").exists()

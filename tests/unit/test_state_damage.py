@@ -184,7 +184,7 @@ def test_two_processes_that_find_it_broken_make_one_new_one(tmp_path: Path, whol
         )
         for _ in range(5)
     ]
-    said = [each.communicate("\n", timeout=60)[0].strip() for each in started]
+    said = [each.communicate("\n", timeout=240)[0].strip() for each in started]
     assert [each.returncode for each in started] == [0] * 5
     assert said.count("True") == 1
     assert len(broken_files(path)) == 1

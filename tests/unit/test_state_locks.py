@@ -48,7 +48,7 @@ def holder(state: State) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=240)
 
 
 def test_the_second_is_told_who_holds_it(state: State) -> None:
@@ -91,7 +91,7 @@ def test_who_waits_gets_it_when_the_holder_is_done(state: State) -> None:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        assert got.wait(30)
+        assert got.wait(120)
         waiting.join()
 
 
@@ -138,7 +138,7 @@ def test_waiting_takes_as_long_as_was_said(state: State) -> None:
         start = time.monotonic()
         with pytest.raises(BusyError), state.exclusive("aa", "up", wait_s=0.3):
             pytest.fail("both hold it")
-        assert 0.3 <= time.monotonic() - start < 10
+        assert 0.3 <= time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize("lab_id", ["../x", "", "a/b", "a\n", "-a"])

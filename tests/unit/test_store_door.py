@@ -40,7 +40,7 @@ class Door:
         assert self.process.stdout
         self.process.stdin.close()
         self.process.stdout.close()
-        assert self.process.wait(5) == 0
+        assert self.process.wait(120) == 0
 
     def ask(self, do: str, body: bytes = b"", **words: Any) -> dict[str, Any]:
         asked = {"do": do, "length": len(body), **words}
@@ -180,7 +180,7 @@ def test_there_is_no_way_to_remove(tmp_path: Path, do: Any) -> None:
 def test_what_is_no_request_ends_the_session(tmp_path: Path, line: bytes) -> None:
     door = Door(tmp_path)
     assert door.say(line)["error"] == "name"
-    assert door.process.wait(5) == 0
+    assert door.process.wait(120) == 0
     assert door.process.stdin
     assert door.process.stdout
     assert door.process.stdout.read() == b""
