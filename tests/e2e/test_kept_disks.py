@@ -20,7 +20,7 @@ from labctl.rehearsal.scenario import Capacity, Spot
 pytest_plugins = ["aws_fixtures"]
 pytestmark = pytest.mark.engine
 
-FIRST_TTL_S = 20
+FIRST_TTL_S = 40
 IMAGE = "shell:1"
 IMPORT = """\
 programs="/bin/bash /bin/sh /bin/sleep /bin/mkdir /bin/head /bin/cat /usr/bin/env /usr/bin/id"
@@ -72,7 +72,7 @@ def trained(lab: AwsLab) -> str:
     wait_for(lambda: "300000" in sh(lab, f"stat -c %s {place}/model || true"))
     sh(lab, "echo 'steps = 2' > labctl/digits/code/train.py")
     # Nothing else ends it at the ttl that it booted with: the first boot's timer was told.
-    wait_for(lambda: time.time() > began + FIRST_TTL_S + 2, FIRST_TTL_S + 5)
+    wait_for(lambda: time.time() > began + FIRST_TTL_S + 2)
     return sh(lab, f"sha256sum {place}/model").split()[0]
 
 
@@ -87,7 +87,7 @@ def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
     first, there = instance(lab), zone(lab)
     assert lab.json("status", "--refresh")["server"]["state"] == "running"
     lab.labctl("up", "--yes", "--budget", "0.001")
-    machines.rehearsal.wait(first, "terminated", 60)
+    machines.rehearsal.wait(first, "terminated", 300)
 
     said = lab.labctl("status", "--refresh")
     assert "no server" in said
@@ -146,7 +146,7 @@ def test_what_cannot_be_had_stays_and_is_told_until_its_time_is_over(
     sh(lab, f"""echo '{{"outputs": ["checkpoints"]}}' > {run}/.labctl/spec.json""")
     [volume] = machines.client("ec2").describe_volumes()["Volumes"]
     lab.labctl("up", "--yes", "--budget", "0.001")
-    machines.rehearsal.wait(first, "terminated", 60)
+    machines.rehearsal.wait(first, "terminated", 300)
     with machines.set(capacity=(Capacity(zone=there),)):
         said = lab.labctl("up", "--yes")
     assert zone(lab) != there

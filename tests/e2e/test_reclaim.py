@@ -119,7 +119,7 @@ def test_a_recommendation_is_mirrored_and_a_drill_s_notice_ends_the_run_in_time(
     wait_for(lambda: any(key.endswith(f"runs/taken/files/{first}") for key in stored(bed)))
     assert spot.json("status", "--refresh")["runs"][0]["state"] == "running"
 
-    drill = spot.start("rehearse", "reclaim", "--notice", "14s", "--yes", "--json")
+    drill = spot.start("rehearse", "reclaim", "--notice", "40s", "--yes", "--json")
     taken = decided(bed, instance, "being taken back")
     assert taken["why"].startswith("IMDS says: terminate in")
     decided(bed, instance, "ready to be taken")
@@ -205,9 +205,9 @@ def test_drills_ask_first_and_tell_what_they_cost(drilled: LabDirectory) -> None
     assert done["cost_usd"] == 0
     assert done["notice_at"] is None
 
-    said = drilled.labctl("rehearse", "reclaim", "killed", "--notice", "3s", "--yes").stdout
+    said = drilled.labctl("rehearse", "reclaim", "killed", "--notice", "12s", "--yes").stdout
     rows = {line[:16].strip(): line[16:] for line in said.splitlines()}
-    assert "3 s before the end; handed to the watchdog" in rows["notice"]
+    assert "12 s before the end; handed to the watchdog" in rows["notice"]
     assert "checkpoints/step-" in rows["checkpoint whole"]
     assert "lost: " in said
     drilled.server_id = drilled.json("status")["server"]["id"]

@@ -384,7 +384,7 @@ def test_a_shared_machine_is_given_back_and_stays_on(watched: WatchLab) -> None:
     )
     server_id = "static-gpu1-aabbccdd"
     ending = {"kind": "release", "disk": "stays", "lease": server_id}
-    shared.guard(server_id, ttl_s=7, ending=ending)
+    shared.guard(server_id, ttl_s=20, ending=ending)
     pid = shared.watch(0)["pid"]
     assert watched.server.sh(f"stat -c %U /proc/{pid}").strip() == "student"
     shared.start("polite", CHECKPOINT)
