@@ -22,7 +22,7 @@ def wait_for(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> An
     end = time.monotonic() + deadline_s
     while not (value := condition()):
         assert time.monotonic() < end, f"not within {deadline_s} s"
-        time.sleep(0.05)
+        time.sleep(0.1)
     return value
 
 

@@ -77,12 +77,19 @@ def surroundings(base: str, owner: str = "tests") -> Surroundings:
 
 
 def wait_for(condition: Callable[[], Any], deadline_s: float = READY_DEADLINE_S) -> Any:
-    """The first true value of `condition`."""
+    """The first true value of `condition`.
+
+    Between two looks it pauses twice as long as a look took: most start a process or two, and what
+    is waited for would wait for them on a machine with two cores.
+    """
     end = time.monotonic() + deadline_s
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {deadline_s} s"
-        time.sleep(0.05)
-    return value
+    while True:
+        began = time.monotonic()
+        if value := condition():
+            return value
+        now = time.monotonic()
+        assert now < end, f"not within {deadline_s} s"
+        time.sleep(min(1.0, max(0.05, 2 * (now - began))))
 
 
 @dataclass(frozen=True)

@@ -388,9 +388,7 @@ def test_a_shared_machine_is_given_back_and_stays_on(watched: WatchLab) -> None:
     pid = shared.watch(0)["pid"]
     assert watched.server.sh(f"stat -c %U /proc/{pid}").strip() == "student"
     shared.start("polite", CHECKPOINT)
-    wait_for(
-        lambda: lease.parse(watched.server.ssh(lease.show("aabbccdd")).stdout).state == "free"
-    )
+    wait_for(lambda: lease.parse(watched.server.ssh(lease.show("aabbccdd")).stdout).state == "free")
     wait_for(lambda: not shared.watch()["alive"])
     told = [each["what"] for each in shared.watch()["decisions"]]
     assert [w for w in told if w in ("run stopped", "released")] == ["run stopped", "released"]
