@@ -181,7 +181,7 @@ def estimate_command(ctx: click.Context, /, json_: bool, **given: Any) -> None:
     """
     from labctl.actions.estimate import estimate
 
-    overrides = {name: given.pop(name) for name in NEED} | _name(ctx)
+    overrides = {name: given.pop(name) for name in NEED}
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
     source = _source(lab, given)
     plan, amount = _plan(given, from_code=source is not None), _amount(given)
@@ -194,17 +194,6 @@ def estimate_command(ctx: click.Context, /, json_: bool, **given: Any) -> None:
         from labctl.cli.estimated import draw
 
         draw(found)
-
-
-def _name(ctx: click.Context) -> dict[str, str]:
-    """Outside of a lab any directory will do, whatever it is called."""
-    from pathlib import Path
-
-    from labctl.config import cleaned_name
-
-    directory = Path(ctx.find_root().obj or ".").resolve()
-    inside = directory.is_file() or (directory / "lab.yaml").exists()
-    return {} if inside else {"lab": cleaned_name(directory.name)}
 
 
 def _plan(given: dict[str, Any], *, from_code: bool) -> Plan:

@@ -61,7 +61,7 @@ def load_lab(
     `overrides` are flags, by short name or dotted key. `settings_type` gives a provider's settings
     type, or None (or raises UsageError, NotFoundError) where there is no such provider; without it
     the providers' sections stay plain and unchecked, which loads no provider. Without `needs_file`
-    a directory that has no lab.yaml is read as if its lab.yaml said nothing.
+    a directory that has no lab.yaml is read as if its lab.yaml said nothing, whatever it is called.
     Raises ConfigError with every problem of lab.yaml, config.yaml and the switches.
     """
     path = _lab_file(path_or_dir)
@@ -70,7 +70,8 @@ def load_lab(
     problems: list[Problem] = []
     hint = _missing_hint(path)
     loose = not needs_file and not path.exists()
-    data = b"{}" if loose else read_bytes(path, LAB_FILE, hint=hint)
+    anyhow = f"lab: {cleaned_name(path.parent.name)}\n".encode()
+    data = anyhow if loose else read_bytes(path, LAB_FILE, hint=hint)
     if not data.strip(b"\xef\xbb\xbf \t\r\n"):
         raise ConfigError(
             f"{plain(str(path))} is empty",

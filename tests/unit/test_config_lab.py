@@ -294,6 +294,16 @@ def test_a_lab_yaml_that_is_a_device_or_a_pipe_is_not_read(desk: Desk) -> None:
         desk.load()
 
 
+@pytest.mark.parametrize(("called", "name"), [("digits", "digits"), ("My Lab!", "my-lab")])
+def test_what_needs_no_lab_is_read_in_any_directory(desk: Desk, called: str, name: str) -> None:
+    elsewhere = desk.home / called
+    elsewhere.mkdir(exist_ok=True)
+    config = load_lab(elsewhere, environ=desk.environ, needs_file=False)
+    assert (config.name, config.server.provider) == (name, "local")
+    with pytest.raises(ConfigError, match="there is no lab"):
+        load_lab(elsewhere, environ=desk.environ)
+
+
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xef\xbb\xbf", b"  \r\n"])
 def test_an_empty_file_says_what_to_do(desk: Desk, data: bytes) -> None:
     with pytest.raises(ConfigError, match="is empty") as caught:
