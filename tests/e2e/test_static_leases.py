@@ -136,7 +136,7 @@ def test_a_life_of_a_claim(arrive: Arrive, machines: list[Sshd]) -> None:
 
 def test_an_expired_claim_is_taken_over(arrive: Arrive) -> None:
     alice, bob = arrive("alice"), arrive("bob", "cshy")
-    server = alice.up("aaaa", ttl_s=1)
+    server = alice.up("aaaa", ttl_s=8)
     wait_for(lambda: alice.provider.find(server.id) is None)
     assert bob.up("bbbb").lab_id == "id-of-bob"
 
