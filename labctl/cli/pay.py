@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -113,9 +113,22 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
     if json_:
         as_json({"watch": watch})
     elif watch.get("ttl_left_s") is not None:
-        click.echo(f"it ends in {spoken(watch['ttl_left_s'])} now")
+        click.echo(f"it ends in {spoken(watch['ttl_left_s'])} now{_sooner(watch)}")
     else:
         click.echo("no ttl is set: only idle time, the budget or `labctl down` end it")
+
+
+def _sooner(watch: dict[str, Any]) -> str:
+    """What may end a server before its time is up; "" where nothing can."""
+    from labctl.cli.screen import span as spoken
+
+    budget_s, idle_s = watch.get("budget_left_s"), watch.get("idle_left_s")
+    said = []
+    if budget_s is not None and budget_s < watch["ttl_left_s"]:
+        said.append(f"its budget is spent in {spoken(budget_s)}")
+    if idle_s is not None and idle_s < watch["ttl_left_s"]:
+        said.append(f"without work it ends in {spoken(idle_s)}")
+    return "; " + ", ".join(said) if said else ""
 
 
 @click.command("cost")

@@ -130,6 +130,26 @@ def test_status_draws_names_that_cannot_steer_a_terminal(labctl: Any, home: Path
     assert "night" in said.out
 
 
+@pytest.mark.parametrize(
+    ("watch", "said"),
+    [
+        ({"budget_left_s": None, "idle_left_s": None}, "it ends in 2.0 h now\n"),
+        ({"budget_left_s": 9000.0, "idle_left_s": 7300.0}, "it ends in 2.0 h now\n"),
+        (
+            {"budget_left_s": 3600.0, "idle_left_s": 1800.0},
+            "it ends in 2.0 h now; its budget is spent in 60 min, without work it ends in 30 min\n",
+        ),
+    ],
+)
+def test_extend_tells_what_may_end_the_server_sooner(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, watch: dict[str, Any], said: str
+) -> None:
+    from labctl.actions import extend as action
+
+    monkeypatch.setattr(action, "extend", lambda *_: {"ttl_left_s": 7200.0, **watch})
+    assert labctl("extend", "1h").out == said
+
+
 def test_status_says_line_by_line_why_a_server_is_not_idle(labctl: Any, home: Path) -> None:
     server = kept(home)
     lab = Lab.load(home / "digits", environ={"HOME": str(home)})
