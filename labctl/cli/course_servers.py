@@ -226,10 +226,8 @@ def _draw_proof(proof: Proof) -> None:
             price = f"{server.offer.price_usd_per_hour:.2f} dollars/h"
             click.echo(f"still there{whose}: {clean(server.id)}, {price}")
         for one in left.resources:
-            whose, price = (
-                _whose(left, one.lab_id),
-                f"{one.price_usd_per_month:.2f} dollars a month",
-            )
+            whose = _whose(left, one.lab_id)
+            price = f"{one.price_usd_per_month:.2f} dollars a month"
             click.echo(f"still there{whose}: {clean(one.kind)} {clean(one.id)}, {price}")
         if not (left.error or left.servers or left.resources):
             click.echo(f"{left.provider} shows nothing of this course in any region")

@@ -70,8 +70,8 @@ def load_lab(
     problems: list[Problem] = []
     hint = _missing_hint(path)
     loose = not needs_file and not path.exists()
-    anyhow = f"lab: {cleaned_name(path.parent.name)}\n".encode()
-    data = anyhow if loose else read_bytes(path, LAB_FILE, hint=hint)
+    named = f'lab: "{cleaned_name(path.parent.name)}"\n'.encode()  # quoted: it may be `null`
+    data = named if loose else read_bytes(path, LAB_FILE, hint=hint)
     if not data.strip(b"\xef\xbb\xbf \t\r\n"):
         raise ConfigError(
             f"{plain(str(path))} is empty",

@@ -91,7 +91,7 @@ def _keep(keeping: Keeping) -> None:
             keeping.look()
         except (Failure, OSError, ValueError, KeyError) as error:
             said = f"looking after containers failed: {error}"
-        if said != before and said:
+        if said and said != before:
             _told(said)
         before = said
 

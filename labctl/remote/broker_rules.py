@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from . import engine
 from .broker_http import Refusal
 
 OWNER = "labctl.uid"
@@ -111,14 +112,11 @@ def wish(account: Account, asked: dict[str, Any]) -> Wish:
 
 
 def covers(image: dict[str, Any], binds: list[Bind], share: Share) -> list[dict[str, Any]]:
-    """Memory in place of the volumes that an image names: those would lie on the server's disk,
-    without a bound."""
-    found = (image.get("Config") or {}).get("Volumes") or {}
-    paths = set(found) - {one.target for one in binds} - set(TMPFS)
-    if len(paths) > MOST_MOUNTS or any(not path.startswith("/") for path in paths):
+    """Memory in place of the volumes that an image names; Refusal for too many, or no paths."""
+    found = engine.covers(image, {one.target for one in binds} | set(TMPFS), tmp_bytes(share))
+    if len(found) > MOST_MOUNTS or any(not one["Target"].startswith("/") for one in found):
         raise Refusal(403, "a shared server does not give the volumes that this image names")
-    size = {"SizeBytes": tmp_bytes(share), "Mode": 0o1777}
-    return [{"Type": "tmpfs", "Target": one, "TmpfsOptions": size} for one in sorted(paths)]
+    return found
 
 
 def body(

@@ -188,6 +188,14 @@ def _socket_path() -> str:
     return host[len("unix://") :]
 
 
+def covers(image: dict[str, Any], taken: set[str], size_bytes: int) -> list[dict[str, Any]]:
+    """Mounts of memory in place of the volumes that an image names, those at `taken` aside: they
+    would lie on the server's disk, without a bound."""
+    named = set((image.get("Config") or {}).get("Volumes") or {}) - taken
+    bound = {"SizeBytes": size_bytes, "Mode": 0o1777}
+    return [{"Type": "tmpfs", "Target": one, "TmpfsOptions": bound} for one in sorted(named)]
+
+
 def _host_of_context() -> str:
     """Where the context leads that somebody chose (rootless Docker does); "" for the default."""
     chosen = os.environ.get("DOCKER_CONTEXT") or settings().get("currentContext")

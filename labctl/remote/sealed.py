@@ -70,6 +70,7 @@ def body(
     # An image's own /tmp may be closed to all but root, and keeps its mode.
     place = {"HOME": SCRATCH, "TMPDIR": SCRATCH, "USER": "nobody", "PYTHONUNBUFFERED": "1"}
     variables = {**place, **env}
+    taken = {"/tmp", SCRATCH, OUT, *(one["Target"] for one in mounts)}
     return {
         "Image": image["Id"],
         "Hostname": "sealed",
@@ -84,7 +85,7 @@ def body(
         "NetworkDisabled": True,
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
-            "Mounts": [*mounts, *_covers(image, mounts, limits["disk_bytes"])],
+            "Mounts": [*mounts, *engine.covers(image, taken, limits["disk_bytes"])],
             "NetworkMode": "none",
             "IpcMode": "private",
             "ReadonlyRootfs": True,
@@ -105,14 +106,6 @@ def body(
             "DeviceRequests": limits.get("devices") or [],
         },
     }
-
-
-def _covers(image: dict[str, Any], mounts: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
-    """Memory in place of the volumes that the image names: those would be disk without a bound."""
-    named = set((image.get("Config") or {}).get("Volumes") or {})
-    named -= {one["Target"] for one in mounts} | {"/tmp", SCRATCH, OUT}
-    bound = {"SizeBytes": size, "Mode": 0o1777}
-    return [{"Type": "tmpfs", "Target": one, "TmpfsOptions": bound} for one in sorted(named)]
 
 
 def run(name: str, made: dict[str, Any], deadline_s: float, most_bytes: int) -> Ended:

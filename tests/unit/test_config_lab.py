@@ -294,7 +294,10 @@ def test_a_lab_yaml_that_is_a_device_or_a_pipe_is_not_read(desk: Desk) -> None:
         desk.load()
 
 
-@pytest.mark.parametrize(("called", "name"), [("digits", "digits"), ("My Lab!", "my-lab")])
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [("digits", "digits"), ("My Lab!", "my-lab"), ("NULL", "null"), ("12", "12")],
+)
 def test_what_needs_no_lab_is_read_in_any_directory(desk: Desk, called: str, name: str) -> None:
     elsewhere = desk.home / called
     elsewhere.mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ from labctl.actions.courses import accrue, bake
 from labctl.actions.courses.grading_server import end_forgotten
 from labctl.actions.courses.ground import seat_grounds
 from labctl.actions.courses.machines import SavedSeat, save
-from labctl.actions.courses.remains import Left, asked, every_ground, is_of_course, own_labs
+from labctl.actions.courses.remains import Left, asked, every_ground, labs_of, own_labs
 from labctl.actions.courses.seated import Done, SeatReporter, stopping
 from labctl.actions.courses.servers import ENDED, SeatOutcome, Staff, of_course
 from labctl.actions.courses.status import take_over
@@ -28,7 +28,7 @@ from labctl.actions.everywhere import Doors
 from labctl.actions.ground import Ground
 from labctl.courses.folder import FORMER, Seat
 from labctl.errors import LabError, PolicyError
-from labctl.model import Server, Value
+from labctl.model import Resource, Server, Value
 from labctl.providers import Bake
 
 GIVE_UP = "labctl orphans --terminate --kept-too gives them up"
@@ -144,49 +144,45 @@ def _end_all(course: Ground, servers: Sequence[Server]) -> dict[str, LabError]:
     return {}
 
 
-def _is_ours(staff: Staff, server: Server) -> bool:
-    return is_of_course(staff, server.lab_id) and server.state not in ENDED
-
-
 def _tidy(staff: Staff, course: Ground, gone: Sequence[Ground]) -> None:
     """What is home of kept disks makes them go, as does what was there for one server alone; with
     the last server goes what all shared."""
     if not gone:
         return
     try:
-        _take_saved(course, gone)
-        _take_timers(course, {one.lab_id for one in gone})
-        if not [one for one in course.provider.servers() if _is_ours(staff, one)]:
-            _take_shared(course)
+        left = course.provider.leftovers()
+        _take_saved(course, gone, left)
+        _take_timers(course, {one.lab_id for one in gone}, left)
+        up, ours = course.provider.servers(), labs_of(staff)
+        if not any(one.lab_id in ours and one.state not in ENDED for one in up):
+            _take_shared(course, left)
     except LabError as error:
         text = f"what servers left behind is still there: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))
 
 
-def _take_saved(course: Ground, gone: Sequence[Ground]) -> None:
+def _take_saved(course: Ground, gone: Sequence[Ground], left: Sequence[Resource]) -> None:
     """Disks that were kept for results, of which everything came home with this server."""
     mine = {
         one.lab_id: one
         for one in gone
         if one.state.events(lab_id=one.lab_id, kind=kept_disks.SAVED, limit=1)
     }
-    if mine:
-        found = [one for one in course.provider.leftovers() if one.expires_at]
-        disks = [o for o in found if o.lab_id in mine and kept_disks.is_saved(mine[o.lab_id], o)]
-        removal.take_away(course, disks)
+    found = [one for one in left if one.expires_at and one.lab_id in mine]
+    removal.take_away(course, [o for o in found if kept_disks.is_saved(mine[o.lab_id], o)])
 
 
-def _take_timers(course: Ground, gone: set[str]) -> None:
+def _take_timers(course: Ground, gone: set[str], left: Sequence[Resource]) -> None:
     """What costs nothing and was there for one server: a timer at the provider."""
-    found = [one for one in course.provider.leftovers() if one.lab_id in gone]
+    found = [one for one in left if one.lab_id in gone]
     free = [one for one in found if not (one.price_usd_per_month or one.expires_at)]
     with ThreadPoolExecutor(AT_ONCE) as threads:
         list(threads.map(lambda one: removal.take_away(course, [one]), free))
 
 
-def _take_shared(course: Ground) -> None:
+def _take_shared(course: Ground, left: Sequence[Resource]) -> None:
     """What the servers of the course shared at its provider, once none is left."""
-    shared = [one for one in course.provider.leftovers() if one.lab_id == course.group]
+    shared = [one for one in left if one.lab_id == course.group]
     removal.take_away(course, [one for one in shared if one.expires_at is None])
 
 
@@ -289,16 +285,17 @@ def _end_own(staff: Staff) -> None:
                 removal.end(ground, servers)
             if ground.group and isinstance(ground.provider, Bake):
                 bake.drop(staff)
+            left = ground.provider.leftovers()
             if ground.group:
-                _take_shared(ground)
-            _take_caches(ground)
+                _take_shared(ground, left)
+            _take_caches(ground, left)
         except LabError as error:
             staff.reporter.emit(Note(text=error.what, level="warning"))
 
 
-def _take_caches(course: Ground) -> None:
+def _take_caches(course: Ground, left: Sequence[Resource]) -> None:
     """The layers that only servers of the course could use again. They cost disk space."""
-    found = [one for one in course.provider.leftovers() if one.kind == orphans.CACHE]
+    found = [one for one in left if one.kind == orphans.CACHE]
     removal.take_away(course, [one for one in found if one.lab and one.lab == course.owner])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 import msgspec
 
@@ -17,12 +16,13 @@ from labctl.errors import LabError
 from labctl.model import Resource, Server, Value
 
 
-def is_of_course(staff: Staff, lab_id: str) -> bool:
-    """Whether a lab at a provider is the course itself or a seat of it, of those who left too."""
-    folder = staff.folder
-    if lab_id == folder.id or lab_id in own_labs(staff):
-        return True
-    return any(lab_id == seat.lab_id for seat in folder.seats(active_only=False, former=True))
+def labs_of(staff: Staff) -> set[str]:
+    """Ids of the labs that are the course itself or a seat of it, of those who left too.
+
+    To be asked for once: it reads the ledger.
+    """
+    seats = staff.folder.seats(active_only=False, former=True)
+    return {staff.folder.id, *own_labs(staff), *(seat.lab_id for seat in seats)}
 
 
 def own_labs(staff: Staff) -> set[str]:
@@ -91,12 +91,17 @@ def _left(staff: Staff, ground: Ground, *, former: bool = False) -> Left:
     step = Step(name=f"asking {name} what is left")
     staff.reporter.emit(step)
     try:
+        ours = labs_of(staff)
         servers = [
             one
             for one in ground.provider.servers()
-            if one.state != "terminated" and is_of_course(staff, one.lab_id)
+            if one.state != "terminated" and one.lab_id in ours
         ]
-        resources = _of_course(staff, ground.provider.leftovers())
+        resources = [
+            one
+            for one in ground.provider.leftovers()
+            if one.kind != orphans.CACHE and one.lab_id in ours
+        ]
     except LabError as error:
         said = " ".join(filter(None, [error.what, error.why]))
         return Left(provider=name, error=said, former=former)
@@ -110,7 +115,3 @@ def _left(staff: Staff, ground: Ground, *, former: bool = False) -> Left:
         former=former,
         seats={one.lab_id: one.name for one in seats if one.lab_id in labs},
     )
-
-
-def _of_course(staff: Staff, found: Iterable[Resource]) -> list[Resource]:
-    return [one for one in found if one.kind != orphans.CACHE and is_of_course(staff, one.lab_id)]
