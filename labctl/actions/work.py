@@ -18,12 +18,11 @@ from labctl.actions.forwards import (
 )
 from labctl.actions.ground import Ground
 from labctl.actions.scan import Index
+from labctl.actions.transfers import hold_transfers
 from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.errors import UsageError
 from labctl.model import FileEntry, Forward, Server, Service, Value
 
-PUSH_S = 3600.0
-"""So long waits a second process for the first to send the lab's files."""
 Tree = tuple[str, Path, Sequence[FileEntry], Index]
 """Where it goes on the server, where it lies here, its files, and the index that they are in."""
 
@@ -67,7 +66,7 @@ def push_data(ground: Ground, server: Server, *, force: bool = False) -> list[Pu
 
 
 def _sent(ground: Ground, server: Server, trees: Sequence[Tree], *, force: bool) -> list[Pushed]:
-    with ground.state.exclusive(f"{ground.lab_id}-push", "push", wait_s=PUSH_S):
+    with hold_transfers(ground.config.root, "push", ground.reporter):
         return _sent_alone(ground, server, trees, force=force)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
 
-from labctl.actions import provision, removal
+from labctl.actions import Event, Progress, provision, removal, work
 from labctl.actions.down import Ending, down
 from labctl.actions.host_keys import make_key
 from labctl.errors import BusyError, HostKeyError, NotFoundError, PolicyError
@@ -138,3 +139,35 @@ def test_twice_is_once(ready: World) -> None:
     assert end(ready).removed
     assert end(ready) == Ending()
     assert ready.cloud.calls.count("terminate") == 1
+
+
+def spoil(lab: Path, size: int) -> None:
+    """Change a byte of each file of this size among the results here, and let no time show it."""
+    for path in (lab / "runs").rglob("*"):
+        if path.is_file() and path.stat().st_size == size:
+            before = path.stat()
+            path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_result_that_was_spoiled_here_comes_again_before_the_server_goes(ready: World) -> None:
+    ready.machine.run_with("night", **{"model.pt": "weights that took a night"})
+    work.pull(ready.ground(), ready.ground().server(), [], everything=False)
+    spoil(ready.home / "lab", len("weights that took a night"))
+    assert end(ready).pulled_files == 1
+    here = ready.home / "lab/runs/night/checkpoints/model.pt"
+    assert here.read_text() == "weights that took a night"
+    assert ready.cloud.machines == {}
+
+
+def test_a_result_that_the_disk_here_spoils_keeps_the_server(ready: World) -> None:
+    ready.machine.run_with("night", **{"model.pt": "weights that took a night"})
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Progress) and event.name == "pull night" and event.done == event.total:
+            spoil(ready.home / "lab", len("weights that took a night"))
+
+    with pytest.raises(PolicyError, match="was not removed"):
+        end(ready, Recorded(on_event=on_event))
+    assert ready.cloud.calls == ["create", "stop"]
+    assert not (ready.home / "lab/runs/night/checkpoints").exists()
