@@ -113,6 +113,7 @@ class _Edits:
         """All edited files, checked, in the partial directory."""
         reply = self.remote.call("edits", self.request, timeout_s=LONG_S)
         edits = []
+        self.skipped += [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply["skipped"]]
         for path, size, sha256, base in reply["files"]:
             if reason := unwelcome(path):
                 self.skipped.append(f"{ascii(path)[1:-1]}: {reason}")

@@ -119,16 +119,15 @@ def pull(
     return list(result.runs)
 
 
-def missing(ground: Ground, server: Server) -> list[str]:
-    """What of the runs' outputs is not here, as `run/path`."""
-    remote = ground.remote(server)
-    found = sync.verify(remote, ground.config.name, ground.lab_id, [], ground.config.root)
-    return [f"{one.run}/{one.path}" for one in found]
+def missing(ground: Ground, server: Server) -> tuple[sync.Missing, ...]:
+    """Every file that runs have left on the server and that is not on the disk here."""
+    about = (ground.remote(server), ground.config.name, ground.lab_id)
+    return sync.verify(*about, [], ground.config.root, everything=True)
 
 
-def save_edits(ground: Ground, server: Server) -> int:
-    """Keep what was edited on the server below `<lab>/server-edits/`; how many files."""
-    return len(_edits(ground, server, sync.pull_edits).saved)
+def save_edits(ground: Ground, server: Server) -> sync.EditsResult:
+    """Keep what was edited on the server below `<lab>/server-edits/`."""
+    return _edits(ground, server, sync.pull_edits)
 
 
 def pull_code(ground: Ground, server: Server) -> list[str]:

@@ -26,7 +26,7 @@ from labctl.actions import Event, Progress
 from labctl.actions.connections import Connections
 from labctl.actions.remote import Remote, program_name
 from labctl.actions.scan import Index
-from labctl.actions.sync import PushResult, pull, push, scan_code
+from labctl.actions.sync import PushResult, pull, pull_edits, push, scan_code, verify
 from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError
 
 pytest_plugins = ["sshd_fixtures"]
@@ -461,6 +461,23 @@ def test_41_a_file_that_the_disk_spoils_before_it_has_its_name_comes_again(
     assert pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=Spoiling()).complete
     assert spoiled
     assert local_hashes(lab / "runs" / "r1" / "logs") == box.hashes("runs/r1/logs")
+
+
+def test_what_this_user_may_not_read_there_counts_as_missing(box: Box, lab: Path) -> None:
+    """Whatever it is: in a directory that cannot be listed nobody knows."""
+    box.make_run("r1")
+    home = f"{HOME}/runs/r1"
+    box.sh(f"cd {home} && mkdir closed blind && echo 1 > closed/in && echo 2 > blind/in")
+    box.sh(f"cd {home} && echo 3 > secret && chmod 000 closed secret && chmod 644 blind")
+    box.sh(f"mkdir -p {HOME}/code/closed && chmod 000 {HOME}/code/closed")
+    pull(box.remote, LAB, LAB_ID, [], lab, reporter=Recorder(), everything=True)
+    missing = verify(box.remote, LAB, LAB_ID, [], lab, everything=True)
+    edits = pull_edits(box.remote, LAB, LAB_ID, lab, reporter=Recorder())
+    box.sh(f"chmod -R u+rwX {home} {HOME}/code")
+    assert {(one.path, one.reason) for one in missing} == {
+        (name, "this user may not read it") for name in ("blind/in", "closed", "secret")
+    }
+    assert edits.skipped == ("closed: this user may not read it",)
 
 
 EVIL = """
