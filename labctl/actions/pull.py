@@ -18,7 +18,7 @@ from labctl.actions.arrivals import Arrivals, Due
 from labctl.actions.durability import sync_files
 from labctl.actions.local_results import PARTIAL, Look, Missing, make_home, settle
 from labctl.actions.remote import Remote
-from labctl.actions.transfers import hold_transfers
+from labctl.actions.transfers import WAIT_S, hold_transfers
 from labctl.errors import PolicyError, TransferError
 from labctl.model import NAME_PATTERN, Run, Value
 
@@ -60,19 +60,21 @@ def pull(
     everything: bool = False,
     only: Sequence[str] = (),
     records: Iterable[Run] = (),
+    wait_s: float = WAIT_S,
 ) -> PullResult:
     """Bring the outputs of `run_ids` (all runs if empty) to `<lab_root>/runs/<run>/`.
 
     `outputs` adds to what each run was started with; `everything` brings all new files, `only`
     nothing but these outputs, after which no run counts as complete. `records` are written to
     `run.json`. DiskFullError, LinkLostError and TransferError leave what arrived for the next
-    pull; PolicyError where the server sends a name that leaves its directory.
+    pull; PolicyError where the server sends a name that leaves its directory; BusyError where
+    another transfer of the lab goes on for longer than `wait_s`.
     """
     request = {"lab": lab_name, "lab_id": lab_id, "outputs": list(outputs), "all": everything}
     if only:
         request["only"] = list(only)
     known = {record.id: record for record in records}
-    with hold_transfers(lab_root, "pull", reporter):
+    with hold_transfers(lab_root, "pull", reporter, wait_s=wait_s):
         runs = _manifest(remote, {**request, "quick": True}, run_ids)
         return PullResult(
             runs=tuple(

@@ -18,11 +18,13 @@ WAIT_S = 6 * 3600.0
 
 
 @contextmanager
-def hold_transfers(lab_root: Path, what: str, reporter: Reporter) -> Iterator[None]:
+def hold_transfers(
+    lab_root: Path, what: str, reporter: Reporter, *, wait_s: float = WAIT_S
+) -> Iterator[None]:
     """Hold the transfers of the lab in `lab_root` for `what`, such as "push".
 
     Other processes and other threads wait, and their reporters say for whom. BusyError that names
-    the holder after WAIT_S. Not re-entrant.
+    the holder after `wait_s`. Not re-entrant.
     """
 
     def announce(holder: str) -> None:
@@ -30,5 +32,5 @@ def hold_transfers(lab_root: Path, what: str, reporter: Reporter) -> Iterator[No
 
     # In the lab itself: whatever state directory a process uses, it writes to these very files.
     lock = lab_root / ".labctl" / "transfer.lock"
-    with held(lock, what, wait_s=WAIT_S, on_wait=announce):
+    with held(lock, what, wait_s=wait_s, on_wait=announce):
         yield

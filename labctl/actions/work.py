@@ -18,7 +18,7 @@ from labctl.actions.forwards import (
 )
 from labctl.actions.ground import Ground
 from labctl.actions.scan import Index
-from labctl.actions.transfers import hold_transfers
+from labctl.actions.transfers import WAIT_S, hold_transfers
 from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.errors import UsageError
 from labctl.model import FileEntry, Forward, Server, Service, Value
@@ -101,9 +101,17 @@ def _sent_alone(
 
 
 def pull(
-    ground: Ground, server: Server, run_ids: list[str], *, everything: bool
+    ground: Ground,
+    server: Server,
+    run_ids: list[str],
+    *,
+    everything: bool,
+    wait_s: float = WAIT_S,
 ) -> list[sync.PulledRun]:
-    """Outputs of these runs (of all, if empty) to `<lab>/runs/`, whole and verified."""
+    """Outputs of these runs (of all, if empty) to `<lab>/runs/`, whole and verified.
+
+    BusyError where another transfer of the lab goes on for longer than `wait_s`.
+    """
     remote = ground.remote(server)
     runs.refresh(ground, server, remote)
     result = sync.pull(
@@ -115,6 +123,7 @@ def pull(
         reporter=ground.reporter,
         everything=everything,
         records=ground.state.runs(ground.lab_id),
+        wait_s=wait_s,
     )
     return list(result.runs)
 

@@ -19,7 +19,15 @@ from labctl.actions.local_results import PARTIAL
 from labctl.actions.pull import PulledRun, pull, verify
 from labctl.actions.remote import Remote
 from labctl.actions.scan import identity
-from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError, UsageError
+from labctl.actions.transfers import hold_transfers
+from labctl.errors import (
+    BusyError,
+    DiskFullError,
+    LinkLostError,
+    PolicyError,
+    TransferError,
+    UsageError,
+)
 from labctl.model import Endpoint
 from labctl.remote import outputs, parcel
 from labctl.shell import Command
@@ -558,3 +566,12 @@ def test_it_is_on_the_disk_before_it_is_called_pulled(
     assert done[: len(first)] == first
     assert set(done[len(first) : -1]) == {"../..", "..", ".", "checkpoints", "logs"}
     assert done[-1] == "pulled"
+
+
+def test_who_does_not_want_to_wait_is_told_for_whom(shell: Shell, there: Path, lab: Path) -> None:
+    with (
+        hold_transfers(lab, "push", Silent()),
+        pytest.raises(BusyError, match=rf"pid {os.getpid()}\) is busy with `push`"),
+    ):
+        pull(Remote(shell), *LAB, ["r1"], lab, reporter=Silent(), wait_s=0.0)
+    assert not (lab / "runs").exists()
