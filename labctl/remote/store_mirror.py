@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from . import files as pushed
 from . import outputs
+from .edits import edits
 from .engine import inspect
 from .looks import existing, final, last_attempt, look
 from .place import lab_dir, read_json, sha256_of, write_json
@@ -195,7 +195,7 @@ class _Pass:
     def _edits(self) -> None:
         kept = self.root / ".labctl" / "saved-edits.json"
         known = read_json(kept)
-        for name, size, sha256, _ in pushed.edits(self.about)["files"]:
+        for name, size, sha256, _ in edits(self.about)["files"]:
             if known.get(name) != sha256 and self.send(
                 f"server-edits/{name}", self.root / "code" / name, size, sha256
             ):
