@@ -8,7 +8,6 @@ from pathlib import Path
 from labctl.errors import TransferError
 from labctl.model import Value
 from labctl.submissions import bundle, receipt
-from labctl.submissions.archives import hazards
 from labctl.submissions.assignment import Assignment, Standing
 from labctl.submissions.manifest import Manifest, refused
 from labctl.submissions.receipt import Receipt
@@ -36,13 +35,8 @@ def examine(path: Path, rules: Assignment, student: str, sha256: str) -> Examine
             raise refused(f"it was made for {found.assignment!a}, not for {rules.name}")
         if found.student != student:
             raise refused(f"it is {found.student!a}'s, and was handed in by {student}")
-        wrong = [
-            one
-            for member in members
-            for one in hazards(member.path, bundle.opened(file, member), member.size)
-        ]
-        if wrong:
-            raise refused("\n".join(f"{one.path}: {one.reason}" for one in wrong[:MOST_NAMED]))
+        if wrong := bundle.find_hazards(file, members):
+            raise refused("\n".join(wrong[:MOST_NAMED]))
         first = next(bundle.members(file))
         file.seek(first.offset)
         manifest_sha256 = hashlib.sha256(file.read(first.size)).hexdigest()
