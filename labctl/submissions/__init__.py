@@ -4,6 +4,7 @@ The pure parts: `assignment` (the rules, and who is late by them), `manifest` an
 plain tar and what may be in it), `leaks` (what must not be in it, beside what `labctl.wire.judge`
 finds), `receipt` (signed by the receiver). `receiver` is the directory that a receiver keeps,
 `service` answers one student over SSH, `tickets` and `collect` do the same through a bucket.
+`examination` looks into a bundle in a process of its own, which `confinement` shuts in.
 """
 
 from __future__ import annotations

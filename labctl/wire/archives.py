@@ -26,6 +26,7 @@ _LOCATOR = struct.Struct("<4sLQL")
 _LOCAL_MARK, _CENTRAL_MARK, _END_MARK = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 _END64_MARK, _LOCATOR_MARK, _DESCRIPTOR_MARK = b"PK\x06\x06", b"PK\x06\x07", b"PK\x07\x08"
 _MAX_COMMENT = 0xFFFF
+_MAX_OFFSET = 2**62
 _IN_EXTRA_16, _IN_EXTRA_32 = 0xFFFF, 0xFFFFFFFF
 _ZIP64, _UNICODE_PATH = 0x0001, 0x7075
 _DESCRIPTOR_FLAG = 1 << 3
@@ -108,8 +109,8 @@ def _read_tail(file: BinaryIO, size: int) -> tuple[bytes, int]:
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
-    """Fewer bytes than asked for where the file ends; none before its beginning."""
-    if offset < 0:
+    """Fewer bytes than asked for where the file ends; none where no file can be."""
+    if not 0 <= offset <= _MAX_OFFSET:
         return b""
     file.seek(offset)
     return file.read(length)
@@ -168,6 +169,8 @@ def _parse_directory(data: bytes, count: int) -> list[Member]:
     members: list[Member] = []
     at = 0
     while at < len(data):
+        if len(members) == count:
+            raise ArchiveError("its directory holds more files than its end record counts")
         if len(data) - at < _CENTRAL.size or not data.startswith(_CENTRAL_MARK, at):
             raise ArchiveError("its directory cannot be read")
         fields = _CENTRAL.unpack_from(data, at)
@@ -185,7 +188,7 @@ def _parse_directory(data: bytes, count: int) -> list[Member]:
         size, packed, offset = _resolve(name, extra, (size, packed, offset))
         members.append(Member(name, flags, method, crc, packed, size, offset))
     if len(members) != count:
-        raise ArchiveError("its end record counts other files than its directory")
+        raise ArchiveError("its directory holds fewer files than its end record counts")
     return members
 
 

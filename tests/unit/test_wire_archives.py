@@ -221,6 +221,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "zip64 that is missing": lambda: changed(GOOD, END, 16, b"\xff" * 4),
     "zip64 that contradicts": lambda: changed(pytorch_2_4(), END, 16, b"\1\0\0\0"),
     "zip64 elsewhere": lambda: changed(pytorch_2_4(), b"PK\x06\x07", 8, bytes(8)),
+    "zip64 beyond every file": lambda: changed(pytorch_2_4(), b"PK\x06\x07", 8, b"\xff" * 8),
+    "a count that is too large": lambda: changed(GOOD, END, 8, b"\4\0\4\0"),
     "zip64 with room in it": lambda: changed(pytorch_2_4(), b"PK\x06\x06", 4, b"\x40"),
     "a name with an end in it": lambda: doubled("m/data.pkl\0.txt", "m/b"),
     "cut off": lambda: GOOD[:-10],
