@@ -20,12 +20,14 @@ from sshd_container import wait_for
 from submit_bed import COMMAND_S, SSHD
 
 from labctl.actions.courses.check import _keys
-from labctl.actions.courses.door import MOST_OF_ONE, place_at, socket_path
+from labctl.actions.courses.door import socket_path
 from labctl.actions.courses.invitation import JoinFile, enrolment_key
+from labctl.actions.courses.keys import keeper_dir
 from labctl.actions.courses.publish import remember_host_key
 from labctl.actions.host_keys import make_key
 from labctl.config import paths, student_key
 from labctl.model import Server
+from labctl.submissions.connections import MAX_CONNECTIONS, hold_connection
 
 pytestmark = pytest.mark.skipif(
     not (Path(SSHD).exists() and shutil.which("ssh")), reason="there is no sshd on this machine"
@@ -223,12 +225,12 @@ def test_one_students_connections_leave_the_door_to_the_others(bed: CourseBed) -
     bed.labctl("bob", "join", str(file), "--yes")
     identity = student_key(paths({"HOME": str(bed.home("bob"))}))
     with contextlib.ExitStack() as places:
-        for _ in range(MOST_OF_ONE):
-            places.enter_context(place_at(bed.course, "bob"))
+        for _ in range(MAX_CONNECTIONS):
+            places.enter_context(hold_connection(keeper_dir(bed.course) / "doors", "bob"))
         said = json.loads(ssh(bed, identity, "labctl-course", b'{"do": "hello"}\n').stdout)
         assert said["error"]["kind"] == "BusyError"
         assert "has 12 connections" in said["error"]["what"]
-        with place_at(bed.course, "carol"):
+        with hold_connection(keeper_dir(bed.course) / "doors", "carol"):
             pass
     with keeping(bed):
         said = json.loads(ssh(bed, identity, "labctl-course", b'{"do": "hello"}\n').stdout)
