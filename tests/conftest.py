@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,6 +57,14 @@ def pytest_configure() -> None:
     # A shell's background job ignores Ctrl-C, and so would every program that a test starts and
     # interrupts: an ignored signal stays ignored in what is executed, a handler does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Append each failure to the file that LABCTL_TEST_FAILURES names: scripts/test reads it."""
+    path = os.environ.get("LABCTL_TEST_FAILURES")
+    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(path).open("a") as file:
+            file.write(f"=== FAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n\n")
 
 
 def unit_of_work(nodeid: str) -> str:

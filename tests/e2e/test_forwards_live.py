@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from calibration import dead_link_limit_s
 from service_lab import LAB, LAB_ID, Recorder, ServiceLab
 from sshd_container import docker, greets, wait_for
 
@@ -102,10 +103,12 @@ def test_a_taken_port_stays_with_whoever_has_it(
             holder.accept()[0].close()
 
 
+@pytest.mark.timed
 def test_it_comes_back_after_the_link_was_cut(
     service_lab: ServiceLab, web: Service, recorder: Recorder
 ) -> None:
     with forwarded(service_lab, web, recorder) as forwarding:
+        limit_s = dead_link_limit_s()
         began = time.monotonic()
         service_lab.box.black_hole()
         try:
@@ -113,7 +116,7 @@ def test_it_comes_back_after_the_link_was_cut(
             noticed_s = time.monotonic() - began
         finally:
             service_lab.box.mend()
-        assert noticed_s < 45.0
+        assert noticed_s < limit_s
         wait_for(lambda: recorder.count("connected again") == 1, BACK_S)
         assert works(forwarding.local_port)
 
