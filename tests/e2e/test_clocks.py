@@ -87,6 +87,17 @@ def test_a_jump_of_the_servers_clock_moves_no_limit(shiftable: WatchLab, shift_s
 
 
 @SHIFTS
+def test_a_terminal_at_rest_is_no_work_after_a_jump(shiftable: WatchLab, shift_s: int) -> None:
+    """Somebody typed before the clock was set back: that does not keep a server for three days."""
+    shiftable.guard(f"rests{shift_s}", idle_s=40.0, ttl_s=LONG_S)
+    with shiftable.terminal("tmux new-session -s rests"), shiftable.terminal("sleep 600"):
+        wait_for(lambda: shiftable.server.ssh("tmux list-clients", check=False).stdout)
+        with clock_shifted_by(shiftable, shift_s):
+            wait_for(lambda: shiftable.watch(0)["idle_for_s"] > 9, 60)
+    shiftable.server.ssh("tmux kill-server")
+
+
+@SHIFTS
 def test_a_watchdog_that_starts_after_a_jump_goes_on_counting(
     shiftable: WatchLab, shift_s: int
 ) -> None:
