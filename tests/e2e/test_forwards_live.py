@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from calibration import dead_link_limit_s
 from service_lab import LAB, LAB_ID, Recorder, ServiceLab
+from sleeping import asleep, in_session
 from sshd_container import docker, greets, wait_for
 
 from labctl.actions.forwarding import free_port
@@ -220,6 +221,23 @@ def test_a_detached_one_is_found_outlives_a_cut_and_is_stopped(
     assert stop_forward(state, "web") == [kept]
     assert list_forwards(state) == []
     assert not works(kept.local_port)
+
+
+def test_a_detached_one_that_slept_comes_back(
+    service_lab: ServiceLab, state: State, tmp_path: Path
+) -> None:
+    """Suspended, and without a network, for longer than the keep-alives."""
+    service = service_lab.web()
+    kept = detach(service_lab, state, service, tmp_path)
+    assert works(kept.local_port)
+    service_lab.box.black_hole()
+    try:
+        with asleep(in_session(kept.pid)):
+            pass
+    finally:
+        service_lab.box.mend()
+    wait_for(lambda: works(kept.local_port), BACK_S)
+    assert list_forwards(state) == [kept]
 
 
 def test_a_detached_one_outlives_the_process_that_asked_for_it(
