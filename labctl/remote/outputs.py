@@ -6,13 +6,12 @@ import contextlib
 import fnmatch
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
 
 from .files import UNREADABLE, walk
 from .looks import final
-from .place import HASHES, inside, lab_dir, read_json, run_dir, sha256_of, write_json
+from .place import HASHES, age_of, inside, lab_dir, read_json, run_dir, sha256_of, write_json
 from .reply import Failure
 
 SETTLED_S = 2.0
@@ -191,7 +190,7 @@ class _Look:
         try:
             before = path.stat()
             if not self.ended and not growing and name not in self.proved:
-                if time.time() - before.st_mtime < SETTLED_S:
+                if age_of(before.st_mtime) < SETTLED_S:
                     return "written just now", None
                 if (before.st_dev, before.st_ino) in self.writing:
                     return "still open for writing", None

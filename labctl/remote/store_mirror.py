@@ -24,7 +24,7 @@ from . import outputs
 from .edits import edits
 from .engine import inspect
 from .looks import existing, final, last_attempt, look
-from .place import lab_dir, read_json, sha256_of, write_json
+from .place import age_of, lab_dir, read_json, sha256_of, write_json
 from .reply import Failure, answer
 from .store import ChangedError, Store, StoreError, able, config, elsewhere, open_store
 from .store_index import Files, grouped, key
@@ -109,7 +109,7 @@ def _alone(path: Path) -> Iterator[Any]:
 
 
 def _preempt(descriptor: int) -> None:
-    if time.time() - os.fstat(descriptor).st_mtime > STUCK_S:
+    if age_of(os.fstat(descriptor).st_mtime) > STUCK_S:
         holder = int(os.pread(descriptor, 20, 0) or b"0")
         with suppress(OSError):
             if holder > 1:
