@@ -23,6 +23,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_watchdog_jupyter",
     "e2e/test_prepare_live",
     "e2e/test_shared_server",
+    "e2e/test_shared_class",
     "e2e/test_dashboard_browser",
     "e2e/test_prepare_accounts",
     "e2e/test_transfer_faults",

@@ -68,7 +68,7 @@ class Pretended:
         if self.refusal is not None:
             raise self.refusal
 
-    def offers(self) -> list[Offer]:
+    def offers(self, seat: Seat) -> list[Offer]:
         return [OFFER]
 
     def money(self, seat: Seat) -> Money:

@@ -59,8 +59,8 @@ class SeatsWork(Work, Protocol):
     def check(self, seat: Seat) -> None:
         """PolicyError where the seat may have no server now."""
 
-    def offers(self) -> list[Offer]:
-        """What there is for a seat of this course, the best first."""
+    def offers(self, seat: Seat) -> list[Offer]:
+        """What there is for this seat, the best first."""
 
     def money(self, seat: Seat) -> Money: ...
 
@@ -135,7 +135,7 @@ class Desk:
         if do == "hello":
             return {"hello": self._hello(seat, student)}
         if do == "offers":
-            return {"offers": self._offers(_typed(asked["need"], Need))}
+            return {"offers": self._offers(seat, _typed(asked["need"], Need))}
         if do == "create":
             return {"server": self._create(seat, student, asked)}
         if do == "servers":
@@ -165,11 +165,11 @@ class Desk:
             "max_ttl_s": config.per_student.max_ttl,
         }
 
-    def _offers(self, need: Need) -> list[Offer]:
+    def _offers(self, seat: Seat, need: Need) -> list[Offer]:
         most, gpu = need.max_price_usd_per_hour, need.gpu
         found = [
             msgspec.structs.replace(one, provider=PROVIDER)
-            for one in self.work.offers()
+            for one in self.work.offers(seat)
             if (most is None or one.price_usd_per_hour <= most)
             and not (gpu.required and one.gpu_count < max(1, gpu.count))
             and one.gpu_memory_bytes >= gpu.min_memory_bytes
@@ -188,7 +188,7 @@ class Desk:
         if token not in [one.token for one in desk.claims]:
             self._check_term()
             self.work.check(seat)
-        offers = self.work.offers()
+        offers = self.work.offers(seat)
         same = [one for one in offers if (one.type, one.zone) == (offer.type, offer.zone)]
         new = Claim(
             token=token,
