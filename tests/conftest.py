@@ -36,6 +36,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_connection_faults",
     "e2e/test_grading_live",
     "e2e/test_course_keeper",
+    "e2e/test_course_keeper_kills",
     # One lab made by `labctl up`.
     "e2e/test_runs e2e/test_run_faults e2e/test_gpu",
     "e2e/test_lab_server",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from course_bed import CourseBed, course_bed, keeping
-from sshd_container import wait_for
 from submit_bed import COMMAND_S, SSHD
 
 from labctl.actions.courses.check import _keys
@@ -47,26 +44,15 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseBed]:
 @contextmanager
 def served(bed: CourseBed) -> Iterator[None]:
     """`labctl course serve` in a process of its own."""
-    home = bed.folder / "keeper-home"
-    home.mkdir(exist_ok=True)
-    environ = {**os.environ, "HOME": str(home), "LANG": "C.UTF-8"}
-    log = (bed.folder / "serve.log").open("w+")
-    words = ["-C", str(bed.folder / "ml"), "course", "serve"]
-    with log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "labctl", *words, "--authorized-keys", str(bed.machine.keys)],
-            env=environ,
-            stderr=log,
-        )
+    with (bed.folder / "serve.log").open("w+") as log:
+        process = bed.serve(log)
         try:
-            path = socket_path(bed.course.id)
-            wait_for(lambda: path.exists() or process.poll() is not None, COMMAND_S)
             yield
             assert process.poll() is None, log.read()
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(COMMAND_S) == 0
-        assert not path.exists()
+        assert not socket_path(bed.course.id).exists()
 
 
 def ssh(

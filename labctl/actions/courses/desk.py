@@ -20,6 +20,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -28,8 +29,9 @@ from labctl.actions.courses.claims import Claim, SeatDesk, Work
 from labctl.actions.courses.keys import checked_key, keeper_dir
 from labctl.actions.courses.work import Money
 from labctl.actions.replies import as_reply
+from labctl.actions.unexpected import as_lab_error
 from labctl.courses.folder import CourseFolder, Seat
-from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
+from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.model import NAME_PATTERN, Need, Offer, Server
 from labctl.providers.course import PROVIDER
 from labctl.submissions.receiver import Receiver
@@ -122,8 +124,8 @@ class Desk:
         except PolicyError as error:
             self._note(student, error)
             return as_reply(error)
-        except LabError as error:
-            return as_reply(error)
+        except Exception as error:
+            return as_reply(as_lab_error(error, partial(self._tell, student)))
 
     def wait(self, timeout_s: float) -> bool:
         """Until nothing is being made or ended; False after `timeout_s`."""

@@ -146,11 +146,16 @@ class Hosts:
             self.seating.mark([one.token for one in leaving], "gone")
 
     def server(self, number: int) -> Server:
-        """One that is ready, made where there is none; with its lock held."""
-        if number not in self._ready:
-            self._ready[number] = provision.up(self.ground(number))
+        """One that is ready, made where there is none; with its lock held.
+
+        Another process may have ended the one of before: only the provider knows.
+        """
+        ready, shown = self._ready.get(number), self.listed(now=True).get(number)
+        if ready is None or shown is None or shown.id != ready.id:
+            self._shared.discard(number)
+            ready = self._ready[number] = provision.up(self.ground(number))
             self._listed = (0.0, [])
-        return self._ready[number]
+        return ready
 
     def _share(self, number: int, coming: list[Sitting], leaving: list[Sitting]) -> None:
         if not coming and number not in self.listed(now=True):
