@@ -35,7 +35,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_store e2e/test_recover",
     "e2e/test_connection_faults",
     "e2e/test_grading_live",
-    "e2e/test_course_keeper",
+    "e2e/test_course_keeper e2e/test_course_check",
     "e2e/test_course_keeper_kills",
     # One lab made by `labctl up`.
     "e2e/test_runs e2e/test_run_faults e2e/test_gpu",

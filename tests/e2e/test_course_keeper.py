@@ -19,7 +19,7 @@ from submit_bed import COMMAND_S, SSHD
 from labctl.actions.courses.check import _keys
 from labctl.actions.courses.door import socket_path
 from labctl.actions.courses.invitation import JoinFile, enrolment_key
-from labctl.actions.courses.keys import keeper_dir
+from labctl.actions.courses.keys import Keys, keeper_dir
 from labctl.actions.courses.publish import remember_host_key
 from labctl.actions.host_keys import make_key
 from labctl.config import paths, student_key
@@ -120,17 +120,17 @@ def test_the_check_tries_every_key_at_the_keepers_sshd(bed: CourseBed, tmp_path:
     seats = bed.course.seats()
     for student in ("alice", "bob"):
         bed.keys.admit(student, make_key(tmp_path / student))
-    _, good = _keys(bed.staff(), seats, bed.machine.keys)
+    _, good = _keys(bed.staff(), seats, Keys(bed.course, bed.machine.keys))
     assert (good.ok, good.detail) == (True, "it takes 2 of 2 keys")
     elsewhere = tmp_path / "authorized_keys"
     elsewhere.write_text(bed.machine.keys.read_text())
     bed.keys.expel(["alice"])
-    joined, bad = _keys(bed.staff(), seats, elsewhere)
+    joined, bad = _keys(bed.staff(), seats, Keys(bed.course, elsewhere))
     assert (joined.ok, bad.ok) == (False, False)
     assert bad.detail == "it takes 1 of 2 keys; not those of alice"
     assert "labctl course invite alice" in bad.next
     remember_host_key(bed.course, make_key(tmp_path / "another").rpartition(" ")[0])
-    _, stranger = _keys(bed.staff(), seats, bed.machine.keys)
+    _, stranger = _keys(bed.staff(), seats, Keys(bed.course, bed.machine.keys))
     assert not stranger.ok
     assert "cannot be asked" in stranger.detail
     remember_host_key(bed.course, bed.machine.host_key)
