@@ -24,6 +24,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_watchdog_jupyter",
     "e2e/test_prepare_live",
     "e2e/test_shared_server",
+    "e2e/test_shared_class",
     "e2e/test_dashboard_browser",
     "e2e/test_prepare_accounts",
     "e2e/test_transfer_faults",
@@ -35,7 +36,8 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_store e2e/test_recover",
     "e2e/test_connection_faults",
     "e2e/test_grading_live",
-    "e2e/test_course_keeper",
+    "e2e/test_course_keeper e2e/test_course_check",
+    "e2e/test_course_keeper_kills",
     # One lab made by `labctl up`.
     "e2e/test_runs e2e/test_run_faults e2e/test_gpu e2e/test_clocks",
     "e2e/test_systemd",

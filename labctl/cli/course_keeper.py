@@ -132,11 +132,13 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
     alive()
     folder = opened(directory)
     from labctl.actions.courses.door import say
-    from labctl.actions.courses.keys import keeper_dir
+    from labctl.actions.courses.keys import CHECKER, keeper_dir
     from labctl.errors import BusyError
 
+    # A check is nobody's: its places are apart from those of a student who is called so.
+    kind, name = ("checks", "check") if student == CHECKER else ("doors", student)
     try:
-        with hold_connection(keeper_dir(folder) / "doors", student):
+        with hold_connection(keeper_dir(folder) / kind, name):
             if joining is not None:
                 _enrol(folder, student, asked, joining)
             else:

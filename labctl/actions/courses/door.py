@@ -35,6 +35,7 @@ class _Enrol(Value, frozen=True, forbid_unknown_fields=True):
 AT_ONCE = 256
 """Students that are connected at the same time."""
 IDLE_S = 600.0
+ACCEPT_PAUSE_S = 0.5
 
 
 def socket_path(course_id: str) -> Path:
@@ -113,6 +114,7 @@ class Door:
         self.path = socket_path(desk.folder.id)
         self._slots = threading.BoundedSemaphore(AT_ONCE)
         self._listener = socket.socket(socket.AF_UNIX)
+        self._closed = threading.Event()
 
     def __enter__(self) -> Door:
         """Open. The caller is the `only_keeper`: what lies there is of one that has died."""
@@ -124,6 +126,7 @@ class Door:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed.set()
         self.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -134,7 +137,9 @@ class Door:
             try:
                 wire, _ = self._listener.accept()
             except OSError:
-                return
+                if self._closed.wait(ACCEPT_PAUSE_S):
+                    return
+                continue  # this machine has no descriptor left at this moment
             if not self._slots.acquire(blocking=False):
                 wire.close()
                 continue
