@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import time
 
-from labctl.actions import Decision, Note, Step, attempts, cost, disks, removal
+from labctl.actions import Decision, Note, Step, accounts, attempts, cost, disks, removal
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
 from labctl.errors import PolicyError
-from labctl.model import Resource, Server, Value
+from labctl.model import ProviderAccount, Resource, Server, Value
 
 CACHE = "cache"
 """Kind of a resource that costs nothing and makes the next server quicker: it is left alone."""
 
 
 class Orphans(Value, frozen=True):
-    """What there is. `here` are the ids of servers that this machine's own record knows."""
+    """What there is. `here` are the ids of servers that this machine's own record knows.
+
+    `elsewhere` are servers on that record which belong to other accounts of the provider.
+    """
 
     servers: tuple[Server, ...]
     resources: tuple[Resource, ...]
     here: tuple[str, ...] = ()
+    elsewhere: tuple[Server, ...] = ()
 
     @property
     def billing(self) -> bool:
         """Whether anything is left that costs money, or may."""
         paid = any(one.price_usd_per_month > 0 for one in self.resources)
-        return paid or any(one.state != "terminated" for one in self.servers)
+        servers = (*self.servers, *self.elsewhere)
+        return paid or any(one.state != "terminated" for one in servers)
 
 
 def orphans(ground: Ground) -> Orphans:
@@ -34,7 +39,26 @@ def orphans(ground: Ground) -> Orphans:
         text = f"an interrupted `up` of {attempt.request.lab} may have made a server"
         said = f"{text} that is not shown yet: ask again in a minute"
         ground.reporter.emit(Note(text=said, level="warning"))
+    for server in _elsewhere(ground):
+        account = ProviderAccount(
+            id=server.account, profile=accounts.profile_of(ground, server.account)
+        )
+        said = f"{server.id} of {server.lab} is not shown: it belongs to"
+        text = f"{said} {accounts.describe(server.provider, account)}"
+        next_ = accounts.switch_to(ground, server.account, "labctl orphans")
+        ground.reporter.emit(Note(text=f"{text}; next: {next_}", level="warning"))
     return _shown(ground)
+
+
+def _elsewhere(ground: Ground) -> list[Server]:
+    """Servers on record here that the provider's other accounts have, as far as is known."""
+    return [
+        one
+        for one in ground.state.servers()
+        if one.provider == ground.provider.name
+        and one.state not in accounts.ENDED
+        and accounts.is_elsewhere(ground, one.account)
+    ]
 
 
 def _shown(ground: Ground) -> Orphans:
@@ -48,7 +72,10 @@ def _shown(ground: Ground) -> Orphans:
     ]
     known = {one.id for one in ground.state.servers()}
     return Orphans(
-        servers=tuple(servers), resources=tuple(resources), here=tuple(sorted(ids & known))
+        servers=tuple(servers),
+        resources=tuple(resources),
+        here=tuple(sorted(ids & known)),
+        elsewhere=tuple(_elsewhere(ground)),
     )
 
 

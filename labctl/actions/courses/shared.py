@@ -21,7 +21,17 @@ from labctl.actions.ground import Ground
 from labctl.actions.shared_server import Account, Sharing, share
 from labctl.courses.folder import CourseFolder
 from labctl.errors import LabError
-from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
+from labctl.model import (
+    Check,
+    CreateRequest,
+    Endpoint,
+    Need,
+    Offer,
+    ProviderAccount,
+    Resource,
+    Server,
+    Value,
+)
 from labctl.providers import Surroundings
 
 LOOK_S = 5.0
@@ -185,6 +195,9 @@ class SharedSeats:
         self.inner = hosts.course.provider
         self.name = self.inner.name
 
+    def get_account(self) -> ProviderAccount:
+        return self.inner.get_account()
+
     def check(self, need: Need | None = None) -> list[Check]:
         return self.inner.check(need)
 
@@ -275,4 +288,5 @@ class SharedSeats:
             created_at=sitting.created_at,
             state="running" if sitting.state == "there" else "starting",
             deadline_at=host.deadline_at,
+            account=host.account,
         )
