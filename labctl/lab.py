@@ -42,7 +42,7 @@ from labctl.state import State
 if TYPE_CHECKING:
     from labctl.actions.down import Ending
     from labctl.actions.explain import Explanation
-    from labctl.actions.forget import Forgotten
+    from labctl.actions.forget import Lost
     from labctl.actions.forwards import Forwarding
     from labctl.actions.probe import Probed
     from labctl.actions.report import Report
@@ -229,7 +229,7 @@ class Lab:
 
         return down(self.ground, discard=discard)
 
-    def forget(self) -> Forgotten:
+    def forget(self) -> Lost:
         """Drop the records of what these credentials do not show; nothing is ended."""
         from labctl.actions.forget import forget
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable
 
 from labctl.actions.ground import Ground
-from labctl.errors import LabError, PolicyError
-from labctl.model import Offer, ProviderAccount, Server
+from labctl.errors import PolicyError
+from labctl.model import ProviderAccount, Server
 from labctl.state import Attempt
 
 ENDED = ("ending", "terminated")
@@ -23,22 +23,29 @@ FORGOTTEN = "forgotten"
 
 
 def require_same_account(
-    ground: Ground, servers: Iterable[Server], attempts: Iterable[Attempt] = ()
+    ground: Ground,
+    servers: Iterable[Server],
+    attempts: Iterable[Attempt] = (),
+    *,
+    command: str = "labctl down",
 ) -> None:
     """Raise PolicyError where one of these belongs to another account than the credentials.
 
-    What another provider made is not looked at, nor what a person gave up on.
+    What another provider made is not looked at, nor what a person gave up on. `command` is what is
+    to be typed with the right credentials.
     """
     name = ground.provider.name
     for server in servers:
         mine = server.provider == name and is_elsewhere(ground, server.account)
         if mine and not is_forgotten(ground, server):
             subject = f"the server {server.id} of {server.lab}"
-            raise _refusal(ground, server.account, subject, server.offer)
+            raise refusal(ground, server.account, subject, server.offer.price_usd_per_hour, command)
     for attempt in attempts:
         if attempt.provider == name and is_elsewhere(ground, attempt.account):
             subject = f"the server that an interrupted `up` of {attempt.request.lab} may have made"
-            raise _refusal(ground, attempt.account, subject, attempt.offer)
+            raise refusal(
+                ground, attempt.account, subject, attempt.offer.price_usd_per_hour, command
+            )
 
 
 def is_elsewhere(ground: Ground, account: str) -> bool:
@@ -106,20 +113,22 @@ def switch_to(ground: Ground, account_id: str, command: str) -> str:
     return f"sign in to {describe(name, ProviderAccount(id=account_id))}, then {command}"
 
 
-def _refusal(ground: Ground, account_id: str, subject: str, offer: Offer) -> LabError:
+def refusal(
+    ground: Ground, account_id: str, subject: str, usd_per_hour: float, command: str
+) -> PolicyError:
+    """The error about something of another account."""
     name = ground.provider.name
     theirs = ProviderAccount(id=account_id, profile=profile_of(ground, account_id))
-    price = offer.price_usd_per_hour
-    bills = f" at {price:.2f} dollars an hour" if price else ""
+    bills = f" at {usd_per_hour:.2f} dollars an hour" if usd_per_hour else ""
     return PolicyError(
         f"{subject} belongs to {describe(name, theirs)}",
         why=f"these credentials belong to {describe(name, ground.provider.get_account())}, which "
         f"does not show it; it may be running there{bills}, and nothing was changed",
-        hint=switch_to(ground, account_id, "labctl down"),
+        hint=switch_to(ground, account_id, command),
     )
 
 
-def _unattributed(ground: Ground, server: Server) -> LabError:
+def _unattributed(ground: Ground, server: Server) -> PolicyError:
     name, here = ground.provider.name, ground.provider.get_account()
     price = server.offer.price_usd_per_hour
     return PolicyError(

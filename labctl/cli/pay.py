@@ -285,11 +285,11 @@ def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, jso
 def _forget(lab: Lab, json_: bool) -> None:
     from labctl.cli.screen import as_json
 
-    forgotten = lab.forget()
+    names = lab.forget().names
     if json_:
-        as_json({"forgotten": forgotten})
+        as_json({"forgotten": names})
         return
-    for name in (*forgotten.servers, *forgotten.attempts, *forgotten.disks):
+    for name in names:
         click.echo(f"forgotten: {name}")
     click.echo("what still exists of it goes on billing")
 
