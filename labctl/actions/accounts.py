@@ -122,8 +122,8 @@ def refusal(
     bills = f" at {usd_per_hour:.2f} dollars an hour" if usd_per_hour else ""
     return PolicyError(
         f"{subject} belongs to {describe(name, theirs)}",
-        why=f"these credentials belong to {describe(name, ground.provider.get_account())}, which "
-        f"does not show it; it may be running there{bills}, and nothing was changed",
+        why=f"these credentials belong to {describe(name, ground.provider.get_account())}, so "
+        f"its state is unknown. It may still be running{bills}. Nothing was changed",
         hint=switch_to(ground, account_id, command),
     )
 
@@ -133,7 +133,7 @@ def _unattributed(ground: Ground, server: Server) -> PolicyError:
     price = server.offer.price_usd_per_hour
     return PolicyError(
         f"{describe(name, here)} does not show the server {server.id} of {server.lab}",
-        why="an earlier labctl recorded it without its account; it may have ended, or be running "
-        f"in another account at {price:.2f} dollars an hour",
+        why="an earlier labctl recorded it without its account. It has ended, or it is running in "
+        f"another account at {price:.2f} dollars an hour",
         hint="sign in to the account that made it, then labctl down; or labctl down --forget",
     )

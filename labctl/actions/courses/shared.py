@@ -15,7 +15,17 @@ import time
 
 import msgspec
 
-from labctl.actions import Decision, Event, Note, Reporter, Step, guard, provision, removal
+from labctl.actions import (
+    Decision,
+    Event,
+    Note,
+    Reporter,
+    Step,
+    accounts,
+    guard,
+    provision,
+    removal,
+)
 from labctl.actions.courses.seating import Seating, Sitting
 from labctl.actions.ground import Ground
 from labctl.actions.shared_server import Account, Sharing, share
@@ -145,7 +155,7 @@ class Hosts:
         return self._ready[number]
 
     def _share(self, number: int, coming: list[Sitting], leaving: list[Sitting]) -> None:
-        if not coming and number not in self.listed(now=True):
+        if not coming and not self._is_listed(number):
             return  # it is gone, and they with it
         ground, server = self.ground(number), self.server(number)
         accounts = [Account(name=one.account, keys=(one.key,)) for one in coming]
@@ -166,7 +176,7 @@ class Hosts:
 
     def _end(self, number: int, leaving: list[Sitting]) -> None:
         """With its last account a server goes, too; first the accounts, where it is only lent."""
-        if number in self.listed(now=True):
+        if self._is_listed(number):
             self._share(number, [], leaving)
             ground = self.ground(number)
             server = provision.adopt(ground)
@@ -175,6 +185,15 @@ class Hosts:
         self._ready.pop(number, None)
         self._shared.discard(number)
         self._listed = (0.0, [])
+
+    def _is_listed(self, number: int) -> bool:
+        """Whether the provider shows it now. PolicyError where its answer says nothing of it."""
+        if number in self.listed(now=True):
+            return True
+        known = self.course.state.server_of_lab(self.lab_id(number))
+        if known is not None:
+            accounts.is_gone(self.course, known)
+        return False
 
     def _lock(self, number: int) -> threading.Lock:
         with self._guard:
