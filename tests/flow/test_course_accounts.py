@@ -11,6 +11,8 @@ import pytest
 from course_ground import Class, a_class, roster
 from course_keeper_ground import Pretended
 
+from labctl.actions import Reporter
+from labctl.actions.courses import servers
 from labctl.actions.courses.accrue import known
 from labctl.actions.courses.costs import costs
 from labctl.actions.courses.desk import Desk
@@ -20,10 +22,14 @@ from labctl.actions.courses.keys import Keys
 from labctl.actions.courses.remains import asked
 from labctl.actions.courses.rounds import Rounds
 from labctl.actions.courses.servers import Staff, up
+from labctl.actions.courses.shared import Hosts, SharedSeats
 from labctl.actions.courses.status import status
 from labctl.actions.courses.work import SeatWork
+from labctl.config import Paths
+from labctl.courses.folder import CourseFolder
 from labctl.errors import PolicyError
-from labctl.model import ProviderAccount
+from labctl.model import CreateRequest, Need, ProviderAccount
+from labctl.state import State
 
 SCHOOL, OTHER = ProviderAccount(id="111", profile="school"), ProviderAccount(id="222")
 NAMES = ("alice", "bob")
@@ -139,3 +145,33 @@ def test_servers_of_an_earlier_labctl_get_their_account_once_they_are_shown(ml: 
     costs(ml.staff(), refresh=True)
     found = known(ml.staff().folder.ledger.entries())
     assert {one.account for one in found.values()} == {"111"}
+
+
+def test_a_shared_server_of_another_account_is_not_written_off_with_its_last_seat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = "shared: {accounts_per_server: 4, gpus: 1, gpu_lease: 4h}\n"
+    made = a_class(tmp_path, monkeypatch, roster(NAMES), shared)
+    made.cloud.account, made.cloud.settle_s = SCHOOL, 0.0
+    hosts = Hosts(made.folder, servers.course_ground(*_ground_of(made), plain=True))
+    request = CreateRequest(
+        lab="ml-a",
+        lab_id=made.seat("alice").lab_id,
+        token="token1",
+        public_key="ssh-ed25519 AAAA course",
+        identity="/keys/id",
+        need=Need(),
+    )
+    sitting = hosts.seating.seat(request, "alice", 4)
+    hosts.seating.mark([sitting.token], "there")
+    host = made.cloud.add("srv-host", "ml-shared-1", hosts.lab_id(sitting.host))
+    made.state.save_server(host)
+    made.cloud.account = OTHER
+    with pytest.raises(PolicyError):
+        SharedSeats(hosts).terminate(sitting.server_id)
+    assert [one.state for one in hosts.seating.all()] == ["leaving"]
+    assert "srv-host" in made.cloud.machines
+
+
+def _ground_of(made: Class) -> tuple[CourseFolder, Paths, State, Reporter]:
+    return made.folder, made.places, made.state, made.reporter
