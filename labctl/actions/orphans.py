@@ -17,20 +17,21 @@ CACHE = "cache"
 class Orphans(Value, frozen=True):
     """What there is. `here` are the ids of servers that this machine's own record knows.
 
-    `elsewhere` are servers on that record which belong to other accounts of the provider.
+    `elsewhere` names what that record has in other accounts of the provider, servers and what
+    interrupted `up`s may have made.
     """
 
     servers: tuple[Server, ...]
     resources: tuple[Resource, ...]
     here: tuple[str, ...] = ()
-    elsewhere: tuple[Server, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def billing(self) -> bool:
         """Whether anything is left that costs money, or may."""
         paid = any(one.price_usd_per_month > 0 for one in self.resources)
-        servers = (*self.servers, *self.elsewhere)
-        return paid or any(one.state != "terminated" for one in servers)
+        servers = any(one.state != "terminated" for one in self.servers)
+        return paid or servers or bool(self.elsewhere)
 
 
 def orphans(ground: Ground) -> Orphans:
@@ -39,26 +40,29 @@ def orphans(ground: Ground) -> Orphans:
         text = f"an interrupted `up` of {attempt.request.lab} may have made a server"
         said = f"{text} that is not shown yet: ask again in a minute"
         ground.reporter.emit(Note(text=said, level="warning"))
-    for server in _elsewhere(ground):
-        account = ProviderAccount(
-            id=server.account, profile=accounts.profile_of(ground, server.account)
-        )
-        said = f"{server.id} of {server.lab} is not shown: it belongs to"
-        text = f"{said} {accounts.describe(server.provider, account)}"
-        next_ = accounts.switch_to(ground, server.account, "labctl orphans")
+    for name, account_id in _elsewhere(ground).items():
+        profile = accounts.profile_of(ground, account_id)
+        account = ProviderAccount(id=account_id, profile=profile)
+        text = f"{name} belongs to {accounts.describe(ground.provider.name, account)}"
+        next_ = accounts.switch_to(ground, account_id, "labctl orphans")
         ground.reporter.emit(Note(text=f"{text}; next: {next_}", level="warning"))
     return _shown(ground)
 
 
-def _elsewhere(ground: Ground) -> list[Server]:
-    """Servers on record here that the provider's other accounts have, as far as is known."""
-    return [
-        one
+def _elsewhere(ground: Ground) -> dict[str, str]:
+    """What this machine has on record in other accounts of the provider: name -> account."""
+    provider = ground.provider.name
+    found = {
+        f"the server {one.id} of {one.lab}": one.account
         for one in ground.state.servers()
-        if one.provider == ground.provider.name
-        and one.state not in accounts.ENDED
-        and accounts.is_elsewhere(ground, one.account)
-    ]
+        if one.provider == provider and one.state not in accounts.ENDED
+    }
+    found |= {
+        f"what an interrupted `up` of {one.request.lab} may have made": one.account
+        for one in ground.state.open_attempts()
+        if one.provider == provider
+    }
+    return {name: one for name, one in found.items() if accounts.is_elsewhere(ground, one)}
 
 
 def _shown(ground: Ground) -> Orphans:

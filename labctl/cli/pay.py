@@ -352,7 +352,8 @@ def _draw_orphans(found: Orphans) -> None:
     from labctl.cli.screen import ago, table
 
     if not found.servers and not found.resources:
-        click.echo("nothing that labctl made is there")
+        where = "shown to these credentials" if found.elsewhere else "there"
+        click.echo(f"nothing that labctl made is {where}")
         return
     now = time.time()
     rows = [

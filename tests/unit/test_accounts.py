@@ -150,8 +150,10 @@ def test_orphans_names_what_another_account_has(two: TwoAccounts) -> None:
     assert "LABCTL_SERVER_AWS_PROFILE=work labctl orphans" in answer.err
 
 
-@pytest.mark.parametrize("word", ["up", "down"])
-def test_an_interrupted_up_waits_for_its_own_account(two: TwoAccounts, word: str) -> None:
+@pytest.mark.parametrize(("word", "code"), [("up", 3), ("down", 3), ("orphans", 1)])
+def test_an_interrupted_up_waits_for_its_own_account(
+    two: TwoAccounts, word: str, code: int
+) -> None:
     lab = two.lab("work")
     request = CreateRequest(
         lab="digits",
@@ -165,7 +167,7 @@ def test_an_interrupted_up_waits_for_its_own_account(two: TwoAccounts, word: str
     lab.ground.state.begin_attempt(request.token, request, offer, WORK)
     two.use("other")
     answer = two.labctl(word, "--yes")
-    assert answer.code == 3
+    assert answer.code == code
     assert f"account {WORK}" in answer.err
     assert [one.account for one in lab.ground.state.open_attempts()] == [WORK]
 
