@@ -42,6 +42,7 @@ from labctl.state import State
 if TYPE_CHECKING:
     from labctl.actions.down import Ending
     from labctl.actions.explain import Explanation
+    from labctl.actions.forget import Lost
     from labctl.actions.forwards import Forwarding
     from labctl.actions.probe import Probed
     from labctl.actions.report import Report
@@ -227,6 +228,12 @@ class Lab:
         from labctl.actions.down import down
 
         return down(self.ground, discard=discard)
+
+    def forget(self) -> Lost:
+        """Drop the records of what these credentials do not show; nothing is ended."""
+        from labctl.actions.forget import forget
+
+        return forget(self.ground)
 
     def status(self, *, refresh: bool = False, why: bool = False) -> dict[str, Any]:
         """What is recorded of the lab; with `refresh` what the provider and the server say now."""

@@ -115,8 +115,24 @@ class Endpoint(Value, frozen=True):
     next_host_key: str = ""
 
 
+class ProviderAccount(Value, frozen=True):
+    """The account that a provider's credentials belong to.
+
+    `id` is the provider's own name of it (an AWS account, a cloud project), "" where the provider
+    has no accounts. `profile` is the value of the provider's `profile` setting that selects these
+    credentials, "" where none does.
+    """
+
+    id: str = ""
+    profile: str = ""
+
+
 class Server(Value, frozen=True):
-    """A machine that labctl reaches over SSH. `alias` is its name in ssh_config."""
+    """A machine that labctl reaches over SSH. `alias` is its name in ssh_config.
+
+    `account` is the id of the `ProviderAccount` that owns it, "" where its provider has none, or
+    where an earlier labctl recorded it.
+    """
 
     id: str
     provider: str
@@ -128,6 +144,7 @@ class Server(Value, frozen=True):
     created_at: float
     state: ServerState = "starting"
     deadline_at: float | None = None
+    account: str = ""
 
 
 class CreateRequest(Value, frozen=True):
@@ -170,7 +187,8 @@ class Resource(Value, frozen=True):
 
     `server_id` is the server it belongs to, "" where that is gone or there never was one. `zone` is
     where a server must be that is to use it, "" where that does not matter.
-    `expires_at` is when its owner allowed it to be removed: a disk that was kept for its data.
+    `expires_at` is when its owner allowed it to be removed: a disk that was kept for its data; such
+    a disk also names the `account` that owns it.
     The `lab` of a cache is the owner whose labs share it, "" where everybody does.
     """
 
@@ -186,6 +204,7 @@ class Resource(Value, frozen=True):
     server_id: str = ""
     created_at: float | None = None
     expires_at: float | None = None
+    account: str = ""
 
 
 class Check(Value, frozen=True):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import Decision, Note, Step, kept, removal
+from labctl.actions import Decision, Note, Step, accounts, kept, removal
 from labctl.actions.cost import note_life, spent_usd
 from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key
@@ -118,13 +118,15 @@ def _leave_nothing(ground: Ground) -> None:
 
 
 def unheard(ground: Ground, *, every_lab: bool = False) -> list[Attempt]:
-    """Attempts that may still show up as servers: no answer was heard, and they are young."""
+    """Attempts that may still show up as servers here: no answer was heard, and they are young."""
     horizon = time.time() - ground.provider.settle_s
     attempts = ground.state.open_attempts(None if every_lab else ground.lab_id)
     return [
         one
         for one in attempts
-        if one.provider == ground.provider.name and one.created_at >= horizon
+        if one.provider == ground.provider.name
+        and one.created_at >= horizon
+        and not accounts.is_elsewhere(ground, one.account)
     ]
 
 
@@ -246,7 +248,9 @@ def _market(offer: Offer) -> str:
 
 def _attempt(ground: Ground, need: Need, offer: Offer) -> Server:
     request = _request(ground, need, offer)
-    ground.state.begin_attempt(request.token, request, offer)
+    account = ground.provider.get_account()
+    accounts.note_profile(ground, account)
+    ground.state.begin_attempt(request.token, request, offer, account.id)
     ground.state.record("attempt", lab_id=ground.lab_id, detail={"token": request.token})
     step = Step(name=f"making a server ({ground.provider.name} {_named(offer)})")
     ground.reporter.emit(step)

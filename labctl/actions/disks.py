@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from labctl.actions import accounts
 from labctl.actions.ground import Ground
 from labctl.model import Resource, Value
 from labctl.state import LedgerEntry, State
@@ -58,10 +59,11 @@ def looked(ground: Ground, shown: Iterable[Resource], lab_id: str | None) -> lis
         if before is None or before.missed_at or _plain(before.disk) != _plain(disk):
             _record(ground, SEEN, disk)
     for one in known.values():
-        if one.disk.provider != ground.provider.name:
+        account = one.disk.account
+        if one.disk.provider != ground.provider.name or accounts.is_elsewhere(ground, account):
             continue
-        # A region that was not asked may have it.
-        if ground.everywhere:
+        # A region that was not asked may have it, or an account that nobody wrote down.
+        if ground.everywhere and accounts.is_attributed(ground, account):
             _record(ground, REMOVED, one.disk)
         elif not one.missed_at:
             _record(ground, MISSED, one.disk)

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from labctl.actions import Note, Step, attempts, provision, removal, work
+from labctl.actions import Note, Step, accounts, attempts, provision, removal, work
 from labctl.actions.connections import answers
 from labctl.actions.ground import Ground
 from labctl.errors import ConnectError, LabError, PolicyError
@@ -76,12 +76,15 @@ def check_there(ground: Ground, server: Server, silences: Silences) -> None:
     """GoneError where the provider says that the server has ended, or where it is dead.
 
     Nothing is concluded while the provider itself cannot be asked: this machine may be offline.
+    PolicyError where it is asked with another account's credentials.
     """
     try:
         found = ground.provider.find(server.id)
+        if found is None and not accounts.is_gone(ground, server):
+            return
+    except PolicyError:
+        raise
     except LabError:
-        return
-    if found is None and time.time() - server.created_at < ground.provider.settle_s:
         return
     if found is None or found.state in provision.ENDED:
         raise GoneError(f"the server {server.id} is gone")

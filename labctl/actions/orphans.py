@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import time
 
-from labctl.actions import Decision, Note, Step, attempts, cost, disks, removal
+from labctl.actions import Decision, Note, Step, accounts, attempts, cost, disks, removal
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
 from labctl.errors import PolicyError
-from labctl.model import Resource, Server, Value
+from labctl.model import ProviderAccount, Resource, Server, Value
 
 CACHE = "cache"
 """Kind of a resource that costs nothing and makes the next server quicker: it is left alone."""
 
 
 class Orphans(Value, frozen=True):
-    """What there is. `here` are the ids of servers that this machine's own record knows."""
+    """What there is. `here` are the ids of servers that this machine's own record knows.
+
+    `elsewhere` names what that record has in other accounts of the provider, servers and what
+    interrupted `up`s may have made.
+    """
 
     servers: tuple[Server, ...]
     resources: tuple[Resource, ...]
     here: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def billing(self) -> bool:
         """Whether anything is left that costs money, or may."""
         paid = any(one.price_usd_per_month > 0 for one in self.resources)
-        return paid or any(one.state != "terminated" for one in self.servers)
+        servers = any(one.state != "terminated" for one in self.servers)
+        return paid or servers or bool(self.elsewhere)
 
 
 def orphans(ground: Ground) -> Orphans:
@@ -34,7 +40,29 @@ def orphans(ground: Ground) -> Orphans:
         text = f"an interrupted `up` of {attempt.request.lab} may have made a server"
         said = f"{text} that is not shown yet: ask again in a minute"
         ground.reporter.emit(Note(text=said, level="warning"))
+    for name, account_id in _elsewhere(ground).items():
+        profile = accounts.profile_of(ground, account_id)
+        account = ProviderAccount(id=account_id, profile=profile)
+        text = f"{name} belongs to {accounts.describe(ground.provider.name, account)}"
+        next_ = accounts.switch_to(ground, account_id, "labctl orphans")
+        ground.reporter.emit(Note(text=f"{text}; next: {next_}", level="warning"))
     return _shown(ground)
+
+
+def _elsewhere(ground: Ground) -> dict[str, str]:
+    """What this machine has on record in other accounts of the provider: name -> account."""
+    provider = ground.provider.name
+    found = {
+        f"the server {one.id} of {one.lab}": one.account
+        for one in ground.state.servers()
+        if one.provider == provider and one.state not in accounts.ENDED
+    }
+    found |= {
+        f"what an interrupted `up` of {one.request.lab} may have made": one.account
+        for one in ground.state.open_attempts()
+        if one.provider == provider
+    }
+    return {name: one for name, one in found.items() if accounts.is_elsewhere(ground, one)}
 
 
 def _shown(ground: Ground) -> Orphans:
@@ -48,7 +76,10 @@ def _shown(ground: Ground) -> Orphans:
     ]
     known = {one.id for one in ground.state.servers()}
     return Orphans(
-        servers=tuple(servers), resources=tuple(resources), here=tuple(sorted(ids & known))
+        servers=tuple(servers),
+        resources=tuple(resources),
+        here=tuple(sorted(ids & known)),
+        elsewhere=tuple(_elsewhere(ground)),
     )
 
 

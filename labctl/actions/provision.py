@@ -10,6 +10,7 @@ import msgspec
 from labctl.actions import (
     Note,
     Step,
+    accounts,
     attempts,
     cost,
     first_contact,
@@ -38,7 +39,7 @@ from labctl.model import Server
 from labctl.providers import Console, Deadline, Gate, Keep, Lease, Stoppable
 from labctl.transports import Transport
 
-ENDED = ("ending", "terminated")
+ENDED = accounts.ENDED
 ANSWER_S = 2.0
 CONSOLE_LINES = 15
 RUNNING_DEADLINE_S = 300.0
@@ -72,12 +73,14 @@ def up(ground: Ground, listed: Sequence[Server] | None = None) -> Server:
 def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | None:
     """The lab's server as its provider knows it, recorded again; None where there is none.
 
-    PolicyError where the one on record is another provider's: only that one can say what became
-    of it.
+    PolicyError where the one on record is another provider's or in another account: only that one
+    can say what became of it.
     """
     known = ground.state.server_of_lab(ground.lab_id)
     if known is not None and known.provider != ground.provider.name:
         raise _of_another(ground, known)
+    servers, open_attempts = ground.state.servers, ground.state.open_attempts
+    accounts.require_same_account(ground, servers(ground.lab_id), open_attempts(ground.lab_id))
     found = _as_provided(ground, known) if known else None
     if found is None:
         every = ground.provider.servers() if listed is None else listed
@@ -89,6 +92,8 @@ def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | No
         return None
     found = ground.as_ours(found, known)
     ground.state.save_server(found)
+    if found.account:
+        accounts.note_profile(ground, ground.provider.get_account())
     cost.note_life(ground.state, found)
     for token in [attempt.token for attempt in ground.state.open_attempts(ground.lab_id)]:
         ground.state.end_attempt(token, "adopted")
@@ -109,9 +114,11 @@ def _of_another(ground: Ground, known: Server) -> PolicyError:
 def _drop_ended(ground: Ground, alive: Server | None) -> None:
     """Forget what has ended; what is still ending stays on record until it has."""
     for known in ground.state.servers(ground.lab_id):
-        if alive is not None and known.id == alive.id:
+        if known.provider != ground.provider.name or (alive and known.id == alive.id):
             continue
         found = ground.provider.find(known.id)
+        if found is None and not _is_gone(ground, known, alive):
+            continue
         ground.connections.close(known)
         ground.connections.forget(known.id)  # its name for ssh is the next one's
         if found is not None and found.state != "terminated":
@@ -120,6 +127,14 @@ def _drop_ended(ground: Ground, alive: Server | None) -> None:
         ground.state.drop_server(known.id)
         ground.state.record("gone", lab_id=ground.lab_id, server_id=known.id)
     ground.connections.forget_others(lambda: [one.id for one in ground.state.servers()])
+
+
+def _is_gone(ground: Ground, known: Server, alive: Server | None) -> bool:
+    """Beside a server that lives, one whose account nobody knows just stays on record."""
+    costs = bool(known.offer.price_usd_per_hour)
+    if alive and not accounts.is_attributed(ground, known.account, costs=costs):
+        return False
+    return accounts.is_gone(ground, known)
 
 
 def _as_provided(ground: Ground, known: Server) -> Server | None:

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from labctl.actions import Step, disks, kept
+import msgspec
+
+from labctl.actions import Step, accounts, disks, kept
 from labctl.actions.ground import Ground
 from labctl.errors import BusyError, ThrottledError
 from labctl.model import Resource, Server, Value
@@ -62,8 +64,12 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
 
 
 def end(ground: Ground, servers: Iterable[Server]) -> None:
-    """Terminate all of them, then wait until the provider confirms each; their records go then."""
+    """Terminate all of them, then wait until the provider confirms each; their records go then.
+
+    PolicyError, and nothing is ended, where one belongs to another account.
+    """
     waiting = list(servers)
+    accounts.require_same_account(ground, waiting)
 
     def order(server: Server) -> None:
         ground.connections.close(server)
@@ -103,25 +109,25 @@ def _wait_for(ground: Ground, waiting: list[Server]) -> None:
 
 
 def _not_gone(ground: Ground, waiting: list[Server]) -> list[Server]:
-    gone = _at_once(partial(_gone, ground), waiting)
-    return [server for server, over in zip(waiting, gone, strict=True) if not over]
+    left = _at_once(partial(_unless_gone, ground), waiting)
+    return [server for server in left if server is not None]
 
 
-def _gone(ground: Ground, server: Server) -> bool:
+def _unless_gone(ground: Ground, server: Server) -> Server | None:
+    """The server, "ending" once its provider has shown that; None when it is gone."""
     found = _patiently(partial(ground.provider.find, server.id))
     if found is not None and found.state != "terminated":
         if found.state != "ending":
             # An order given while the provider did not show it yet may have gone astray.
             _patiently(partial(ground.provider.terminate, server.id))
-        return False
-    young = time.time() - server.created_at < ground.provider.settle_s
-    if found is None and young and server.state == "starting":
-        # Just made and perhaps never shown yet: not found is not gone.
-        return False
+            return server
+        return msgspec.structs.replace(server, state="ending")
+    if found is None and not accounts.is_gone(ground, server):
+        return server
     ground.state.drop_server(server.id)
     ground.connections.forget(server.id)
     ground.state.record("terminated", lab_id=server.lab_id, server_id=server.id)
-    return True
+    return None
 
 
 def take_away(

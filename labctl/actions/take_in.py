@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from labctl.actions import Reporter, Step, ledgers, wards
+from labctl.actions import Reporter, Step, accounts, ledgers, wards
 from labctl.actions.cost import note_life
 from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key, replace_file
@@ -135,6 +135,7 @@ def _completed(places: Paths, name: str, staging: Path, ward: Ward, arrived: set
 def _proved(ground: Ground, parcel: Parcel, staging: Path) -> Server:
     """The server as the provider shows it from here, after a login; the store let us in too."""
     ground.reporter.emit(Step(name=f"asking {ground.provider.name} for the server"))
+    accounts.require_same_account(ground, [parcel.server])
     found = ground.provider.find(parcel.server.id)
     if found is None or found.state in ENDED:
         raise NotFoundError(

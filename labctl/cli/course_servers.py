@@ -136,6 +136,11 @@ def _draw_failures(found: list[SeatOutcome] | list[SeatEnding]) -> None:
 @only_options
 @click.option("--discard", is_flag=True, help="Do not bring results home: what is there is lost.")
 @click.option("--end-of-term", is_flag=True, help="Collect, end, take keys back, prove it.")
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="End nothing; drop the records of what these credentials do not show.",
+)
 @yes_option
 @json_option
 @click.pass_context
@@ -145,6 +150,7 @@ def down_command(
     group: str,
     discard: bool,
     end_of_term: bool,
+    forget: bool,
     yes: bool,
     json_: bool,
 ) -> None:
@@ -161,9 +167,13 @@ def down_command(
     """
     from labctl.errors import UsageError
 
+    if (end_of_term or forget) and (only or group):
+        name = "--end-of-term" if end_of_term else "--forget"
+        raise UsageError(f"{name} is for the whole course", hint="without --only")
+    if forget:
+        _forget(ctx, yes, json_)
+        return
     if end_of_term:
-        if only or group:
-            raise UsageError("--end-of-term is for the whole course", hint="without --only")
         _end_of_term(ctx, discard, yes, json_)
         return
     from labctl.actions.courses.ending import down
@@ -191,6 +201,20 @@ def _draw_down(found: list[SeatEnding]) -> None:
         return
     click.echo(f"{len(ended)} of {len(found)} servers have ended; {files} files came home.")
     _draw_failures(found)
+
+
+def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
+    from labctl.actions.courses.forget import forget_lost
+    from labctl.cli.screen import as_json
+
+    course = open_course(ctx, yes=yes, quiet=json_)
+    names = forget_lost(course.staff())
+    if json_:
+        as_json({"forgotten": names})
+        return
+    for name in names:
+        click.echo(f"forgotten: {name}")
+    click.echo("what still exists of it goes on billing")
 
 
 def _end_of_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None:

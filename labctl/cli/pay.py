@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from labctl.actions.cost import Costs
     from labctl.actions.disks import KeptDisk
     from labctl.actions.orphans import Orphans
+    from labctl.lab import Lab
     from labctl.model import Offer, Resource
 
 MOST_SHOWN = 20
@@ -222,10 +223,15 @@ def _dollars(amount: float | None, digits: int = 2) -> str:
 
 @click.command("down")
 @click.option("--discard", is_flag=True, help="Do not save results that are only there.")
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="End nothing; drop the records of what these credentials do not show.",
+)
 @yes_option
 @json_option
 @click.pass_context
-def down_command(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None:
+def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, json_: bool) -> None:
     """Bring home what is not here yet, remove the server, and say what is left.
 
     Exit 1 if anything still bills.
@@ -237,6 +243,9 @@ def down_command(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> N
     from labctl.cli.screen import as_json
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
+    if forget:
+        _forget(lab, json_)
+        return
     ending = lab.down(discard=discard)
     billing = [r for r in ending.leftovers if r.price_usd_per_month > 0]
     if json_:
@@ -271,6 +280,18 @@ def down_command(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> N
             stays = f" ({len(caches)} image caches stay for the next up)" if caches else ""
             click.echo(f"nothing of it is left that runs or costs anything{stays}")
     ctx.exit(1 if ending.servers_left or billing else 0)
+
+
+def _forget(lab: Lab, json_: bool) -> None:
+    from labctl.cli.screen import as_json
+
+    names = lab.forget().names
+    if json_:
+        as_json({"forgotten": names})
+        return
+    for name in names:
+        click.echo(f"forgotten: {name}")
+    click.echo("what still exists of it goes on billing")
 
 
 def _left(one: Resource) -> str:
@@ -331,7 +352,8 @@ def _draw_orphans(found: Orphans) -> None:
     from labctl.cli.screen import ago, table
 
     if not found.servers and not found.resources:
-        click.echo("nothing that labctl made is there")
+        where = "shown to these credentials" if found.elsewhere else "there"
+        click.echo(f"nothing that labctl made is {where}")
         return
     now = time.time()
     rows = [

@@ -74,7 +74,7 @@ def joined(before: Entry, after: Entry) -> Entry | None:
         # The same price: dollars are to dollars as seconds to seconds.
         if abs(usd * other_s - more * one_s) > 1e-6 * max(usd * other_s, more * one_s):
             return None
-        detail = {**first, "until": until, "usd": usd + more, "idle_s": idle_s + more_s}
+        detail = {**second, **first, "until": until, "usd": usd + more, "idle_s": idle_s + more_s}
     except (KeyError, TypeError):
         return None  # a line that measures nothing
     return Entry(

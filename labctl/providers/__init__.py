@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from labctl.errors import UsageError
-from labctl.model import Boot, Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
+from labctl.model import (
+    Boot,
+    Check,
+    CreateRequest,
+    Endpoint,
+    Need,
+    Offer,
+    ProviderAccount,
+    Resource,
+    Server,
+    Value,
+)
 
 
 class Surroundings(Value, frozen=True):
@@ -59,6 +70,13 @@ class Provider(Protocol):
     settle_s: float
 
     def __init__(self, settings: Any, surroundings: Surroundings) -> None: ...
+
+    def get_account(self) -> ProviderAccount:
+        """The account of the credentials in use; ProviderAccount() where there are no accounts.
+
+        Every server that `create`, `find` and `servers` return bears its id. labctl refuses to act
+        on a server of another account, and takes an absent one for gone only in its own.
+        """
 
     def check(self, need: Need | None = None) -> list[Check]:
         """Credentials, quota for the need, engine: one Check each, with the way to mend it."""

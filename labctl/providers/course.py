@@ -30,7 +30,17 @@ from labctl.errors import (
     ProviderError,
     UsageError,
 )
-from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
+from labctl.model import (
+    Check,
+    CreateRequest,
+    Endpoint,
+    Need,
+    Offer,
+    ProviderAccount,
+    Resource,
+    Server,
+    Value,
+)
 from labctl.providers import Surroundings
 
 PROVIDER = "course"
@@ -87,6 +97,10 @@ class CourseProvider:
         self.surroundings = surroundings
         self._guard = threading.Lock()
         self._lines: Any = None
+
+    def get_account(self) -> ProviderAccount:
+        """A seat has none: whose account its server is in is the keeper's to know."""
+        return ProviderAccount()
 
     def check(self, need: Need | None = None) -> list[Check]:
         place = self.settings.keeper or "the keeper"
@@ -228,7 +242,7 @@ def _checked(given: Any) -> Server:
             hint="tell your instructor",
         ) from None
     clean = msgspec.structs.replace(endpoint, proxy_command="", identity="")
-    return msgspec.structs.replace(server, provider=PROVIDER, endpoint=clean)
+    return msgspec.structs.replace(server, provider=PROVIDER, endpoint=clean, account="")
 
 
 def _error(told: Any) -> LabError:

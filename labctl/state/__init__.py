@@ -28,7 +28,10 @@ V = TypeVar("V", bound=Value)
 
 
 class Attempt(Value, frozen=True):
-    """One call of `Provider.create`, written before it is made. `outcome` is "" while open."""
+    """One call of `Provider.create`, written before it is made. `outcome` is "" while open.
+
+    `account` is the provider's account that was asked, as in `Server.account`.
+    """
 
     token: str
     lab_id: str
@@ -37,6 +40,7 @@ class Attempt(Value, frozen=True):
     offer: Offer
     created_at: float
     outcome: str = ""
+    account: str = ""
 
 
 class LedgerEntry(Value, frozen=True):
@@ -120,7 +124,9 @@ class State:
 
     # attempts
 
-    def begin_attempt(self, token: str, request: CreateRequest, offer: Offer) -> None:
+    def begin_attempt(
+        self, token: str, request: CreateRequest, offer: Offer, account: str = ""
+    ) -> None:
         """Write down what is about to be asked for. On disk when this returns.
 
         The same attempt again changes nothing; another one with a used token is a ValueError.
@@ -135,16 +141,18 @@ class State:
                 raise ValueError("this token was used for another attempt")
             if not known:
                 self._write(
-                    "INSERT INTO attempts (token, lab_id, provider, request, offer, created_at)"
-                    " VALUES (?, ?, ?, ?, ?, ?)",
-                    (*values, time.time()),
+                    "INSERT INTO attempts"
+                    " (token, lab_id, provider, request, offer, created_at, account)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (*values, time.time(), account),
                 )
 
     def open_attempts(self, lab_id: str | None = None) -> list[Attempt]:
         """Attempts whose outcome nobody wrote down, of one lab or of all, the oldest first."""
         rows = self._rows(
-            "SELECT token, lab_id, provider, request, offer, created_at, outcome FROM attempts"
-            " WHERE outcome = '' AND (?1 IS NULL OR lab_id = ?1) ORDER BY created_at, rowid",
+            "SELECT token, lab_id, provider, request, offer, created_at, outcome, account"
+            " FROM attempts WHERE outcome = '' AND (?1 IS NULL OR lab_id = ?1)"
+            " ORDER BY created_at, rowid",
             (lab_id,),
         )
         return [
@@ -156,8 +164,9 @@ class State:
                 offer=_decoded(offer, Offer),
                 created_at=created_at,
                 outcome=outcome,
+                account=account,
             )
-            for token, lab, provider, request, offer, created_at, outcome in rows
+            for token, lab, provider, request, offer, created_at, outcome, account in rows
         ]
 
     def renew_attempt(self, token: str) -> None:

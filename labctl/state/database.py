@@ -15,7 +15,7 @@ from pathlib import Path
 from labctl.errors import BusyError, DiskFullError, LabError
 from labctl.state.locks import held
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 10.0
 MAX_CHECKED_BYTES = 8 * 2**20
 """A larger database is checked whole only where its size looks wrong: that would take long."""
@@ -28,7 +28,8 @@ CREATE TABLE servers (
 CREATE INDEX servers_of_lab ON servers (lab_id, created_at);
 CREATE TABLE attempts (
     token TEXT PRIMARY KEY, lab_id TEXT NOT NULL, provider TEXT NOT NULL, created_at REAL NOT NULL,
-    outcome TEXT NOT NULL DEFAULT '', request TEXT NOT NULL, offer TEXT NOT NULL
+    outcome TEXT NOT NULL DEFAULT '', request TEXT NOT NULL, offer TEXT NOT NULL,
+    account TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX attempts_of_lab ON attempts (lab_id, outcome);
 CREATE TABLE runs (
@@ -47,6 +48,9 @@ BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER events_stay BEFORE DELETE ON events
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 """
+# Schema version -> the statements that make it the next one. An earlier labctl that still has the
+# file open goes on working: it names the columns that it writes and reads.
+_MIGRATIONS = {1: ("ALTER TABLE attempts ADD COLUMN account TEXT NOT NULL DEFAULT ''",)}
 # `INSERT OR REPLACE` deletes without firing the trigger above unless recursive_triggers is on.
 _ON_OPEN = ("PRAGMA recursive_triggers = ON", "PRAGMA synchronous = FULL")
 
@@ -67,7 +71,7 @@ def open_database(path: Path, *, network: bool | None = None) -> tuple[sqlite3.C
     try:
         if path.exists():
             with suppress(_UnusableError):
-                return _opened(path), ""
+                return _current(path), ""
         else:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with held(path.parent / "locks" / "database.lock", "opening the database", wait_s=30.0):
@@ -89,6 +93,8 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
         except _UnusableError as error:
             why = str(error)
         else:
+            with spoken(path):
+                db = _migrated_copy(db)
             db.execute("PRAGMA query_only = ON")
             return db, ""
     db = _connected(":memory:")
@@ -127,7 +133,7 @@ def _made(path: Path, network: bool | None) -> tuple[sqlite3.Connection, str]:
     why = ""
     if path.exists():
         try:
-            return _opened(path), ""
+            return _current(path), ""
         except _UnusableError as error:
             why = str(error)
         aside = path.with_name(f"{path.name}.broken-{time.time():.3f}")
@@ -165,8 +171,50 @@ def _removed(file: Path) -> None:
         Path(f"{file}{suffix}").unlink(missing_ok=True)
 
 
+def _current(path: Path) -> sqlite3.Connection:
+    """A connection to the database, migrated to this version where an earlier one made it."""
+    db = _opened(path)
+    with _closed_on_error(db), spoken(path):
+        _migrate(db)
+    return db
+
+
+def _migrate(db: sqlite3.Connection) -> None:
+    """Bring the schema up to date, all or nothing; other processes may be at it as well."""
+    if _version(db) == SCHEMA_VERSION:
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        for version in range(_version(db), SCHEMA_VERSION):
+            for statement in _MIGRATIONS[version]:
+                db.execute(statement)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        db.rollback()
+        raise
+
+
+def _migrated_copy(db: sqlite3.Connection) -> sqlite3.Connection:
+    """The database itself or, where its schema is an earlier one, a migrated copy in memory."""
+    if _version(db) == SCHEMA_VERSION:
+        return db
+    copy = _connected(":memory:")
+    with closing(db), _closed_on_error(copy):
+        db.backup(copy)
+        _migrate(copy)
+    return copy
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
 def _opened(path: Path, *, fix_modes: bool = True) -> sqlite3.Connection:
-    """A connection to a whole database of this version; _UnusableError for anything else."""
+    """A connection to a whole database of this version or an earlier one.
+
+    _UnusableError for anything else.
+    """
     try:
         found = path.stat()
     except FileNotFoundError as error:
@@ -214,12 +262,12 @@ def _check(db: sqlite3.Connection, size: int, logged: bool) -> None:
 
     `size` is the file's before it was opened; `logged` tells that part of it stood in a log then.
     """
-    version = db.execute("PRAGMA user_version").fetchone()[0]
+    version = _version(db)
     if version > SCHEMA_VERSION:
         raise _UnusableError(
             f"the database was of a newer labctl (schema {version}; here {SCHEMA_VERSION})"
         )
-    if version < SCHEMA_VERSION:
+    if version < min(_MIGRATIONS):
         raise _UnusableError("the database was not labctl's")
     # SQLite itself notices a file that lacks whole pages, but reads the rest of a cut one as zeros.
     # With a log that is no sign of damage: a crash while it was folded in leaves such a file.

@@ -57,6 +57,18 @@ def test_created_server_tells_whose_it_is(case: Case) -> None:
     assert server.state in ("starting", "running")
 
 
+def test_every_server_names_the_account_of_the_credentials(case: Case) -> None:
+    """Or none does, where the provider has no accounts."""
+    account = case.provider.get_account().id
+    assert case.provider.get_account().id == account
+    server = case.create()
+    assert server.account == account
+    found = case.provider.find(server.id)
+    assert found is not None
+    assert found.account == account
+    assert [one.account for one in case.ours()] == [account]
+
+
 def test_server_can_be_logged_into_with_the_key_and_the_pinned_host_key(case: Case) -> None:
     case.log_in(case.running(case.create()))
 
@@ -132,6 +144,8 @@ def test_leftover_is_listed_and_removed_for_good(case: Case) -> None:
     left = case.leave_something()
     assert left in case.provider.leftovers()
     assert left.provider == case.provider.name
+    if left.expires_at:
+        assert left.account == case.provider.get_account().id
     case.provider.remove(left)
     assert left.id not in [found.id for found in case.provider.leftovers()]
     case.provider.remove(left)

@@ -23,7 +23,17 @@ from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key
 from labctl.config import Paths, load_lab, paths
 from labctl.errors import ConnectError, LabError, LinkLostError
-from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
+from labctl.model import (
+    Check,
+    CreateRequest,
+    Endpoint,
+    Need,
+    Offer,
+    ProviderAccount,
+    Resource,
+    Server,
+    Value,
+)
 from labctl.state import State
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport
@@ -52,6 +62,8 @@ class Cloud:
         self.price = 0.0
         self.kinds = ["small"]
         self.machines: dict[str, Server] = {}
+        self.ended: dict[str, Server] = {}
+        self.account = ProviderAccount()
         self.calls: list[str] = []
         self.create_error: BaseException | None = None
         self.create_errors: list[BaseException] = []
@@ -64,6 +76,9 @@ class Cloud:
         self.left: list[Resource] = []
         self.at_create: Any = lambda request: None
         self.guard = threading.Lock()
+
+    def get_account(self) -> ProviderAccount:
+        return self.account
 
     def check(self, need: Need | None = None) -> list[Check]:
         return [Check(name="cloud", ok=True)]
@@ -104,6 +119,7 @@ class Cloud:
             offer=offer or Offer(provider=self.name, type="small"),
             created_at=time.time(),
             state="running",
+            account=self.account.id,
         )
         self.machines[server_id] = server
         return server
@@ -114,18 +130,22 @@ class Cloud:
             return None
         if self.dies_at_once and server_id in self.machines:
             self.change(server_id, state="terminated")
-        return self.machines.get(server_id)
+        server = self.machines.get(server_id) or self.ended.get(server_id)
+        return server if server and server.account == self.account.id else None
 
     def servers(self) -> list[Server]:
-        return [] if self.invisible_finds else list(self.machines.values())
+        mine = [one for one in self.machines.values() if one.account == self.account.id]
+        return [] if self.invisible_finds else mine
 
     def change(self, server_id: str, **fields: Any) -> None:
         self.machines[server_id] = msgspec.structs.replace(self.machines[server_id], **fields)
 
     def terminate(self, server_id: str) -> None:
         self.calls.append("terminate")
-        if not self.never_gone:
-            self.machines.pop(server_id, None)
+        server = self.machines.get(server_id)
+        if server and server.account == self.account.id and not self.never_gone:
+            del self.machines[server_id]
+            self.ended[server_id] = msgspec.structs.replace(server, state="terminated")
 
     def leftovers(self) -> list[Resource]:
         return self.left

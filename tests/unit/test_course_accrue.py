@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.actions.courses.accrue import Look, lines
+from labctl.actions.courses.accrue import Look, known, lines
 from labctl.actions.courses.ground import granted_s
-from labctl.courses.entries import Draft, Entry
+from labctl.courses.entries import Draft, Entry, joined
 from labctl.courses.folder import Seat
 from labctl.courses.spending import spent_usd
 from labctl.model import Endpoint, Offer, Server, ServerState
@@ -123,3 +123,31 @@ def test_what_staff_gave_counts_for_the_present_server_alone() -> None:
     assert granted_s([*before, entry(4, "extend", 3600)]) == 3600
     taken = entry(5, "extend", 900, student="alice")
     assert granted_s([*before, entry(4, "extend", 3600), taken]) == 3600
+
+
+def seen_in(account: str, *entries: Entry, confirmed: Sequence[str] = ()) -> list[Entry]:
+    """A look with the credentials of an account, which shows nothing."""
+    look = Look(at=2 * HOUR, servers=(), account=account, confirmed=frozenset(confirmed))
+    return written(lines(entries, [SEAT], look), 2 * HOUR, entries)
+
+
+def test_a_server_ends_unseen_only_in_its_own_account() -> None:
+    entries = looked([], HOUR, msgspec.structs.replace(server(), account="111"))
+    assert kinds(seen_in("222", *entries)) == kinds(entries)
+    assert kinds(seen_in("111", *entries))[-1] == "down"
+
+
+def test_a_server_without_an_account_ends_once_its_provider_says_so() -> None:
+    entries = looked([], HOUR, server())
+    assert kinds(seen_in("111", *entries)) == kinds(entries)
+    assert kinds(seen_in("111", *entries, confirmed=["i-1"]))[-1] == "down"
+    assert kinds(seen_in("", *entries))[-1] == "down"  # its provider has no accounts
+
+
+def test_a_server_without_an_account_gets_it_at_the_next_look() -> None:
+    entries = looked([], HOUR, server())
+    entries = looked(entries, HOUR + 1, msgspec.structs.replace(server(), account="111"))
+    assert known(entries)["i-1"].account == "111"
+    both = joined(*(one for one in entries if one.kind == "cost"))
+    assert both is not None
+    assert known([entries[0], both])["i-1"].account == "111"

@@ -25,6 +25,7 @@ with yaml's C part and with msgspec."""
 
 STATUS_MODULES = {
     "labctl.actions",
+    "labctl.actions.accounts",
     "labctl.actions.cost",
     "labctl.actions.disks",
     "labctl.actions.ground",

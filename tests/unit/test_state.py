@@ -386,3 +386,27 @@ def test_a_thousand_servers_are_read_in_a_blink(state: State) -> None:
             state.save_server(server(f"s{number:04}", lab_id=f"{number:04}"))
     assert len(state.servers()) == 1000
     assert state.server_of_lab("0500") == server("s0500", lab_id="0500")
+
+
+def test_a_database_of_an_earlier_labctl_is_migrated(tmp_path: Path) -> None:
+    """As labctl wrote it before attempts had an account; the one that wrote it may go on."""
+    path = tmp_path / "labctl.db"
+    with State(path) as state:
+        state.begin_attempt("t1", request(), OFFER)
+        state.save_server(server("s1"))
+    outside = sqlite3.connect(path)
+    outside.execute("ALTER TABLE attempts DROP COLUMN account")
+    outside.execute("PRAGMA user_version = 1")
+    with State(path, read_only=True) as reader:
+        assert [one.account for one in reader.open_attempts()] == [""]
+        assert [one.id for one in reader.servers()] == ["s1"]
+    assert outside.execute("PRAGMA user_version").fetchone() == (1,)
+    with State(path) as state, State(path) as twin:
+        assert state.was_rebuilt == ""
+        state.begin_attempt("t2", request("t2"), OFFER, "123456789012")
+        assert [one.account for one in twin.open_attempts()] == ["", "123456789012"]
+    outside.execute("UPDATE attempts SET outcome = 'created' WHERE token = 't1'")
+    outside.commit()
+    outside.close()
+    with State(path) as state:
+        assert [one.token for one in state.open_attempts()] == ["t2"]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from labctl.actions import accounts
 from labctl.actions.courses.ground import OWN, own_seat
 from labctl.actions.ground import Ground
 from labctl.courses.folder import CourseFolder, Seat
@@ -37,13 +38,16 @@ class Known:
     up_at: float = 0.0
     provider: str = ""
     """"" where it was written down before providers were."""
+    account: str = ""
+    """"" where its provider has none, or where it was written down before accounts were."""
 
 
 @dataclass(frozen=True)
 class Look:
     """A provider's answer: who of a course is there, at `at`, and what watchdogs said.
 
-    `idle_s` is the idle time of a server's whole life, where somebody was told.
+    `idle_s` is the idle time of a server's whole life, where somebody was told. `confirmed` are
+    those that are not among `servers` since the provider says that they have ended.
     """
 
     at: float
@@ -51,27 +55,67 @@ class Look:
     idle_s: dict[str, float] = field(default_factory=dict)
     settle_s: float = YOUNG_S
     provider: str = ""
+    account: str = ""
+    confirmed: frozenset[str] = frozenset()
 
 
 def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> list[Entry]:
     """Write down what every server of the course has cost until now, and which have ended unseen.
 
     `listed` is all that the provider shows now. Nothing is written where nothing has changed.
+    PolicyError, and nothing is written, where a server of the course is in another account.
     """
     servers = list(listed)
+    seats = [
+        *folder.seats(active_only=False, former=True),
+        *(own_seat(folder, purpose) for purpose in OWN),
+    ]
+    entries = folder.ledger.entries()
+    before = open_servers(entries, course)
+    require_same_account(course, before, {seat.lab_id for seat in seats})
     look = Look(
         at=time.time(),
         servers=servers,
         idle_s=_idle(course, servers),
         settle_s=max(YOUNG_S, course.provider.settle_s),
         provider=course.provider.name,
+        account=course.provider.get_account().id,
+        confirmed=_confirmed(course, before, {one.id for one in servers}),
     )
-    seats = [
-        *folder.seats(active_only=False, former=True),
-        *(own_seat(folder, purpose) for purpose in OWN),
+    return folder.ledger.append_all(lines(entries, seats, look))
+
+
+def open_servers(entries: Iterable[Entry], course: Ground) -> dict[str, Known]:
+    """The servers at the course's provider whose end the ledger does not have, by id."""
+    own = ("", course.provider.name)
+    return {i: one for i, one in known(entries).items() if not one.ended and one.provider in own}
+
+
+def require_same_account(course: Ground, servers: dict[str, Known], lab_ids: set[str]) -> None:
+    """PolicyError where one of these, or of what this machine has of the labs, is elsewhere."""
+    command = "labctl course status --refresh"
+    accounts.require_same_account(
+        course,
+        [one for one in course.state.servers() if one.lab_id in lab_ids],
+        [one for one in course.state.open_attempts() if one.lab_id in lab_ids],
+        command=command,
+    )
+    for server_id, one in servers.items():
+        if accounts.is_elsewhere(course, one.account):
+            subject = f"the server {server_id} of {one.seat}"
+            raise accounts.refusal(course, one.account, subject, one.price, command)
+
+
+def _confirmed(course: Ground, servers: dict[str, Known], shown: set[str]) -> frozenset[str]:
+    """Of those without an account, whose absence says nothing, the ones that have ended."""
+    doubtful = [
+        server_id
+        for server_id, one in servers.items()
+        if server_id not in shown
+        and not accounts.is_attributed(course, one.account, costs=bool(one.price))
     ]
-    drafts = lines(folder.ledger.entries(), seats, look)
-    return folder.ledger.append_all(drafts)
+    answers = {server_id: course.provider.find(server_id) for server_id in doubtful}
+    return frozenset(i for i, found in answers.items() if found and found.state in accounts.ENDED)
 
 
 def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[Draft]:
@@ -88,22 +132,34 @@ def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[D
         before = servers.get(one.id)
         if before is None or before.ended:
             drafts.append(up_line(seat, one))
-            before = Known(seat, one.created_at, one.created_at, one.offer.price_usd_per_hour)
-        if look.at - before.until >= LEAST_S:
+            price = one.offer.price_usd_per_hour
+            before = Known(seat, one.created_at, one.created_at, price, account=one.account)
+        news = bool(one.account) and not before.account  # of an earlier labctl's line
+        if look.at - before.until >= (0.0 if news else LEAST_S):
             if one.state == "stopped":
                 before.price = 0.0
-            drafts.append(_cost(one.id, before, look.at, look.idle_s.get(one.id, 0.0)))
+            idle_s = look.idle_s.get(one.id, 0.0)
+            drafts.append(_cost(one.id, before, look.at, idle_s, one.account if news else ""))
     for server_id, before in servers.items():
         if server_id in shown or before.ended or look.at - before.up_at < look.settle_s:
             continue
         if before.provider and look.provider not in ("", before.provider):
             continue  # course.yaml names another provider by now, which cannot know of its end
+        if _is_unknown(server_id, before, look):
+            continue
         if look.at > before.until:
             drafts.append(_cost(server_id, before, look.at, 0.0))
         why = "ended unseen: its hours count until that was noticed"
         detail = {"server_id": server_id}
         drafts.append(Draft(kind="down", seat=before.seat, why=why, detail=detail))
     return drafts
+
+
+def _is_unknown(server_id: str, before: Known, look: Look) -> bool:
+    """Whether its absence says nothing: it may be in another account than the one that answers."""
+    if not look.account or before.account == look.account or server_id in look.confirmed:
+        return False
+    return bool(before.account or before.price)
 
 
 def up_line(seat: str, server: Server, by: str = "") -> Draft:
@@ -120,6 +176,7 @@ def up_line(seat: str, server: Server, by: str = "") -> Draft:
             "type": offer.type,
             "provider": server.provider,
             "created_at": server.created_at,
+            "account": server.account,
         },
     )
 
@@ -146,8 +203,10 @@ def known(entries: Iterable[Entry]) -> dict[str, Known]:
                 idle_s,
                 up_at=one.at,
                 provider=str(detail.get("provider", "")),
+                account=str(detail.get("account", "")),
             )
         elif before is not None and one.kind == "cost":
+            before.account = before.account or str(detail.get("account", ""))
             before.until = max(before.until, float(detail.get("until", one.at)))
             before.idle_s += float(detail.get("idle_s", 0.0))
         elif before is not None and one.kind == "down":
@@ -173,7 +232,9 @@ def ended(folder: CourseFolder, servers: Iterable[tuple[Seat, Server]], by: str)
     folder.ledger.append_all(drafts)
 
 
-def _cost(server_id: str, before: Known, until: float, idle_total_s: float) -> Draft:
+def _cost(
+    server_id: str, before: Known, until: float, idle_total_s: float, account: str = ""
+) -> Draft:
     span_s = until - before.until
     detail = {
         "server_id": server_id,
@@ -181,6 +242,7 @@ def _cost(server_id: str, before: Known, until: float, idle_total_s: float) -> D
         "until": until,
         "usd": span_s / HOUR_S * before.price,
         "idle_s": min(span_s, max(0.0, idle_total_s - before.idle_s)),
+        **({"account": account} if account else {}),
     }
     return Draft(kind="cost", seat=before.seat, detail=detail)
 

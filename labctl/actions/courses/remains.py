@@ -92,6 +92,8 @@ def _left(staff: Staff, ground: Ground, *, former: bool = False) -> Left:
     staff.reporter.emit(step)
     try:
         ours = labs_of(staff)
+        known = accrue.open_servers(staff.folder.ledger.entries(), ground)
+        accrue.require_same_account(ground, known, ours)
         servers = [
             one
             for one in ground.provider.servers()

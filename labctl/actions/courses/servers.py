@@ -270,4 +270,5 @@ def of_course(text: str, seat: Seat) -> str:
     """What was said of a lab of one's own, said of a seat: its name, its file, its commands."""
     said = text.replace(seat.lab, seat.name).replace("lab.yaml", "course.yaml")
     said = said.replace("labctl down --discard", f"labctl course down --only {seat.name} --discard")
+    said = said.replace("labctl down --forget", "labctl course down --forget")
     return re.sub(r"labctl down$", f"labctl course down --only {seat.name}", said)

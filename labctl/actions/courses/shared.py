@@ -15,7 +15,17 @@ import time
 
 import msgspec
 
-from labctl.actions import Decision, Event, Note, Reporter, Step, guard, provision, removal
+from labctl.actions import (
+    Decision,
+    Event,
+    Note,
+    Reporter,
+    Step,
+    accounts,
+    guard,
+    provision,
+    removal,
+)
 from labctl.actions.courses.seating import Seating, Sitting
 from labctl.actions.ground import Ground
 from labctl.actions.shared_server import Account, Sharing, share
@@ -28,7 +38,17 @@ from labctl.errors import (
     PolicyError,
     QuotaError,
 )
-from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
+from labctl.model import (
+    Check,
+    CreateRequest,
+    Endpoint,
+    Need,
+    Offer,
+    ProviderAccount,
+    Resource,
+    Server,
+    Value,
+)
 from labctl.providers import Surroundings
 
 LOOK_S = 5.0
@@ -158,7 +178,7 @@ class Hosts:
         return ready
 
     def _share(self, number: int, coming: list[Sitting], leaving: list[Sitting]) -> None:
-        if not coming and number not in self.listed(now=True):
+        if not coming and not self._is_listed(number):
             return  # it is gone, and they with it
         ground, server = self.ground(number), self.server(number)
         accounts = [Account(name=one.account, keys=(one.key,)) for one in coming]
@@ -179,7 +199,7 @@ class Hosts:
 
     def _end(self, number: int, leaving: list[Sitting]) -> None:
         """With its last account a server goes, too; first the accounts, where it is only lent."""
-        if number in self.listed(now=True):
+        if self._is_listed(number):
             self._share(number, [], leaving)
             ground = self.ground(number)
             server = provision.adopt(ground)
@@ -188,6 +208,15 @@ class Hosts:
         self._ready.pop(number, None)
         self._shared.discard(number)
         self._listed = (0.0, [])
+
+    def _is_listed(self, number: int) -> bool:
+        """Whether the provider shows it now. PolicyError where its answer says nothing of it."""
+        if number in self.listed(now=True):
+            return True
+        known = self.course.state.server_of_lab(self.lab_id(number))
+        if known is not None:
+            accounts.is_gone(self.course, known)
+        return False
 
     def _lock(self, number: int) -> threading.Lock:
         with self._guard:
@@ -207,6 +236,9 @@ class SharedSeats:
         self.hosts = hosts
         self.inner = hosts.course.provider
         self.name = self.inner.name
+
+    def get_account(self) -> ProviderAccount:
+        return self.inner.get_account()
 
     def check(self, need: Need | None = None) -> list[Check]:
         return self.inner.check(need)
@@ -335,4 +367,5 @@ class SharedSeats:
             created_at=sitting.created_at,
             state="running" if sitting.state == "there" else "starting",
             deadline_at=host.deadline_at,
+            account=host.account,
         )

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from labctl.actions import accounts, removal
 from labctl.actions import extend as more_time
-from labctl.actions import removal
 from labctl.actions.courses import accrue, machines
 from labctl.actions.courses.claims import LOOK_S, Claim
 from labctl.actions.courses.ground import granted_s, seat_grounds
@@ -168,7 +168,12 @@ class SeatWork:
         transport.run(LET_IN, stdin=body.encode(), timeout_s=SCRIPT_S)
 
     def look(self, seat: Seat, server: Server) -> Server | None:
-        return self._provider.find(server.id)
+        found = self._provider.find(server.id)
+        try:
+            gone = found is None and accounts.is_gone(self._course, server)
+        except PolicyError:
+            return server  # the keeper asks another account, which cannot know: its rounds say so
+        return None if gone else found or server
 
     def end(self, seat: Seat, server: Server) -> None:
         """PolicyError where not everything could be brought home: compute ends, the disk stays."""

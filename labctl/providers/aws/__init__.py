@@ -11,7 +11,18 @@ import functools
 from typing import ClassVar
 
 from labctl.config.places import environment
-from labctl.model import Boot, Check, CreateRequest, GpuNeed, Need, Offer, Resource, Server, Value
+from labctl.model import (
+    Boot,
+    Check,
+    CreateRequest,
+    GpuNeed,
+    Need,
+    Offer,
+    ProviderAccount,
+    Resource,
+    Server,
+    Value,
+)
 from labctl.providers import Room, Surroundings
 from labctl.providers.aws import account, baking, deadline, disks, gate, instances, remains, tags
 from labctl.providers.aws.checks import checks, room
@@ -37,6 +48,13 @@ class AwsProvider:
         self.settle_s: float = settings.settle_s
         self.surroundings = surroundings
         self.clients = Clients(settings.profile)
+
+    def get_account(self) -> ProviderAccount:
+        """Asked of AWS once for each set of credentials; it needs no permission."""
+        environ = environment()
+        region = account.home_region(self.settings.profile, environ)
+        profile = account.profile_name(self.settings.profile, environ)
+        return ProviderAccount(id=self.clients.account_id(region), profile=profile)
 
     def check(self, need: Need | None = None) -> list[Check]:
         """With a need: its quotas. Without: those of the smallest machine with a GPU."""
@@ -64,7 +82,7 @@ class AwsProvider:
         instances.terminate(self.clients, server_id)
 
     def leftovers(self) -> list[Resource]:
-        return remains.leftovers(self.clients, self._regions())
+        return remains.leftovers(self.clients, self._regions(), lambda: self.get_account().id)
 
     def remove(self, resource: Resource) -> None:
         """BusyError while something still uses it, such as a machine that is just ending."""

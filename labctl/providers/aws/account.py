@@ -13,6 +13,18 @@ from pathlib import Path
 DEFAULT_REGION = "us-east-1"
 
 
+def profile_name(profile: str, environ: Mapping[str, str]) -> str:
+    """The profile whose credentials AWS's library takes; "" where they come from elsewhere."""
+    if profile:
+        return profile
+    if environ.get("AWS_ACCESS_KEY_ID"):
+        return ""  # the library prefers these to AWS_PROFILE
+    if named := environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE"):
+        return named
+    files = (_config_file(environ), _credentials_file(environ))
+    return "default" if any(path.is_file() for path in files) else ""
+
+
 def home_region(profile: str, environ: Mapping[str, str]) -> str:
     """The region that `aws` would use: from the environment, else the profile, else us-east-1."""
     for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):

@@ -16,6 +16,9 @@ CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 ATTEMPTS = 4
 MOST_CONNECTIONS = 32
+# An access key never moves to another account, so one answer holds for the whole process. The
+# second key is the endpoint: a rehearsal may take the same access key as another.
+_ACCOUNT_IDS: dict[tuple[str, str], str] = {}
 
 
 class Clients:
@@ -56,6 +59,19 @@ class Clients:
         """ "aws", "aws-cn", ...: the second word of every ARN there."""
         with self._lock:
             return str(self._connected().get_partition_for_region(region))
+
+    def account_id(self, region: str) -> str:
+        """The account of the credentials that the session has now; asked once for each of them."""
+        from labctl.providers.aws.errors import told
+
+        sts = self.client("sts", region)
+        with told():
+            found = self._session.get_credentials() if self._session else None
+            access_key = found.get_frozen_credentials().access_key if found else ""
+            key = (access_key, str(sts.meta.endpoint_url))
+            if key not in _ACCOUNT_IDS:
+                _ACCOUNT_IDS[key] = str(sts.get_caller_identity()["Account"])
+            return _ACCOUNT_IDS[key]
 
     def _connected(self) -> boto3.session.Session:
         if self._session is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from labctl.errors import ProviderError
 from labctl.model import Resource
 from labctl.providers.aws import instances, tags
@@ -35,7 +37,9 @@ def keep(clients: Clients, server_id: str, expires_at: float) -> list[Resource]:
             ],
         )
         found = ec2.describe_volumes(VolumeIds=volumes)["Volumes"]
-    return [volume_resource(volume, region, server_id) for volume in found]
+    account = str(instance.get("OwnerId", ""))
+    kept = [volume_resource(volume, region, server_id) for volume in found]
+    return [msgspec.structs.replace(one, account=account) for one in kept]
 
 
 def attach(clients: Clients, resource: Resource, server_id: str) -> str:

@@ -20,7 +20,7 @@ def described(ec2: Any, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
     with told():
         pages = ec2.get_paginator("describe_instances").paginate(Filters=filters)
         return [
-            instance
+            tags.with_owner(instance, reservation)
             for page in pages
             for reservation in page["Reservations"]
             for instance in reservation["Instances"]

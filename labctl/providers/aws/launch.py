@@ -92,7 +92,8 @@ class Launcher:
         ec2 = self._clients.client("ec2", offer.region, once=True)
         with told():
             try:
-                return dict(ec2.run_instances(**call)["Instances"][0])
+                answer = ec2.run_instances(**call)
+                return tags.with_owner(answer["Instances"][0], answer)
             except ClientError as error:
                 code = code_of(error)
                 if code == "IdempotentParameterMismatch":
@@ -114,7 +115,7 @@ class Launcher:
             raise BusyError(
                 "AWS knows this attempt, and does not show its server yet", why=message_of(error)
             ) from error
-        return dict(found[0]["Instances"][0])
+        return tags.with_owner(found[0]["Instances"][0], found[0])
 
     def _arguments(self, offer: Offer, request: CreateRequest) -> dict[str, Any]:
         """RunInstances as it is sent: everything in it comes from the offer and the request."""

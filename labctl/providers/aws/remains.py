@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
+
 from labctl.errors import BusyError, DeniedError
 from labctl.model import Resource
 from labctl.providers.aws import instances, tags
@@ -54,8 +56,13 @@ class Living:
                 self.by_instance[instance["InstanceId"]] = server_id
 
 
-def leftovers(clients: Clients, regions: Iterable[str]) -> list[Resource]:
-    """By region. What belongs to a server that lives names it as `server_id`."""
+def leftovers(
+    clients: Clients, regions: Iterable[str], account: Callable[[], str]
+) -> list[Resource]:
+    """By region. What belongs to a server that lives names it as `server_id`.
+
+    `account` says who owns a kept disk; it is called only where there is one.
+    """
 
     def in_region(region: str) -> list[Resource]:
         with ThreadPoolExecutor(len(READERS)) as threads:
@@ -64,7 +71,10 @@ def leftovers(clients: Clients, regions: Iterable[str]) -> list[Resource]:
             return [resource for some in lists for resource in some]
 
     with ThreadPoolExecutor(instances.MOST_REGIONS_AT_ONCE) as threads:
-        return [resource for some in threads.map(in_region, regions) for resource in some]
+        found = [resource for some in threads.map(in_region, regions) for resource in some]
+    return [
+        msgspec.structs.replace(one, account=account()) if one.expires_at else one for one in found
+    ]
 
 
 def volume_resource(volume: dict[str, Any], region: str, server_id: str) -> Resource:

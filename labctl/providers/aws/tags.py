@@ -101,6 +101,11 @@ def offer_of(instance: Mapping[str, Any], region: str) -> Offer:
     )
 
 
+def with_owner(instance: Mapping[str, Any], reservation: Mapping[str, Any]) -> dict[str, Any]:
+    """The instance with the account that owns it, which AWS tells beside it."""
+    return {**instance, "OwnerId": reservation.get("OwnerId", "")}
+
+
 def server_of(instance: Mapping[str, Any], region: str, user: str) -> Server:
     """A described instance as a Server; its key file is for the caller to know."""
     tags = tags_of(instance)
@@ -124,6 +129,7 @@ def server_of(instance: Mapping[str, Any], region: str, user: str) -> Server:
         created_at=_created_at(instance),
         state="starting" if state == "running" and not host else state,
         deadline_at=_number(tags.get(DEADLINE, "")) or None,
+        account=str(instance.get("OwnerId", "")),
     )
 
 

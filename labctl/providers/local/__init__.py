@@ -15,7 +15,7 @@ from labctl.config.reader import Parsed
 from labctl.config.scalars import parse_cpus
 from labctl.config.schema import Reference, Size
 from labctl.errors import EngineError, NoOfferError, ProviderError
-from labctl.model import Check, CreateRequest, Need, Offer, Resource, Server, Value
+from labctl.model import Check, CreateRequest, Need, Offer, ProviderAccount, Resource, Server, Value
 from labctl.providers import Surroundings
 from labctl.providers.local import cache, checks, engine, image
 from labctl.providers.local.container import (
@@ -69,6 +69,10 @@ class LocalProvider:
         self.settings = settings
         self.surroundings = surroundings
         self._source = surroundings.data_dir / "images" / "lab-server"
+
+    def get_account(self) -> ProviderAccount:
+        """A container on this machine costs nothing and is found again by its label."""
+        return ProviderAccount()
 
     def check(self, need: Need | None = None) -> list[Check]:
         wanted = image.reference(self._source, self.surroundings.base_image)

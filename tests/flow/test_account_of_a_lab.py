@@ -1,0 +1,59 @@
+"""A lab and its keeper with credentials of another account: no recovery, no sweep, no removal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lab_ground import World, world
+
+from labctl.actions import lost, provision, removal
+from labctl.actions.attend import SWEPT, sweep
+from labctl.actions.lost import GoneError, Silences
+from labctl.errors import PolicyError
+from labctl.model import ProviderAccount, Server
+
+OURS, OTHER = ProviderAccount(id="111", profile="ours"), ProviderAccount(id="222")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> World:
+    made = world(tmp_path)
+    made.cloud.account, made.cloud.settle_s = OURS, 0.0
+    return made
+
+
+@pytest.fixture
+def server(lab: World) -> Server:
+    """A ready server of one account; the next process has the credentials of another."""
+    found = provision.up(lab.ground())
+    lab.cloud.account = OTHER
+    return found
+
+
+def test_a_server_of_another_account_is_not_lost_to_its_runs(lab: World, server: Server) -> None:
+    with pytest.raises(PolicyError):
+        lost.check_there(lab.ground(), server, Silences())
+    lab.cloud.account = OURS
+    lost.check_there(lab.ground(), server, Silences())
+    del lab.cloud.machines[server.id]
+    with pytest.raises(GoneError):
+        lost.check_there(lab.ground(), server, Silences())
+
+
+def test_a_keeper_sweeps_nothing_in_another_account(lab: World, server: Server) -> None:
+    ground = lab.ground()
+    with pytest.raises(PolicyError):
+        sweep(ground)
+    assert ground.state.server(server.id) is not None
+    assert ground.state.events(kind=SWEPT) == []
+
+
+def test_no_order_is_given_in_another_account(lab: World, server: Server) -> None:
+    ground = lab.ground()
+    lab.cloud.calls.clear()
+    with pytest.raises(PolicyError):
+        removal.end(ground, [server])
+    assert lab.cloud.calls == []
+    assert ground.state.server(server.id) is not None
+    assert list(lab.cloud.machines) == [server.id]

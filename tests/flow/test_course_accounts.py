@@ -1,0 +1,177 @@
+"""A course's servers are in one account; with the credentials of another nothing is concluded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from course_ground import Class, a_class, roster
+from course_keeper_ground import Pretended
+
+from labctl.actions import Reporter
+from labctl.actions.courses import servers
+from labctl.actions.courses.accrue import known
+from labctl.actions.courses.costs import costs
+from labctl.actions.courses.desk import Desk
+from labctl.actions.courses.ending import down, end_of_term
+from labctl.actions.courses.forget import forget_lost
+from labctl.actions.courses.keys import Keys
+from labctl.actions.courses.remains import asked
+from labctl.actions.courses.rounds import Rounds
+from labctl.actions.courses.servers import Staff, up
+from labctl.actions.courses.shared import Hosts, SharedSeats
+from labctl.actions.courses.status import status
+from labctl.actions.courses.work import SeatWork
+from labctl.config import Paths
+from labctl.courses.folder import CourseFolder
+from labctl.errors import PolicyError
+from labctl.model import CreateRequest, Need, ProviderAccount
+from labctl.state import State
+
+SCHOOL, OTHER = ProviderAccount(id="111", profile="school"), ProviderAccount(id="222")
+NAMES = ("alice", "bob")
+
+
+@pytest.fixture
+def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
+    """A class that is up in one account, and whose staff has come with another one's profile."""
+    made = a_class(tmp_path, monkeypatch, roster(NAMES))
+    made.cloud.account, made.cloud.settle_s = SCHOOL, 0.0
+    outcomes = up(made.staff(), made.folder.seats())
+    assert not any(one.error for one in outcomes)
+    made.cloud.account = OTHER
+    return made
+
+
+def unended(ml: Class) -> set[str]:
+    found = known(ml.staff().folder.ledger.entries())
+    return {server_id for server_id, one in found.items() if not one.ended}
+
+
+def keeper_look(staff: Staff) -> object:
+    folder = staff.folder
+    desk = Desk(folder, Pretended(folder))
+    keys = Keys(folder, folder.path / "authorized_keys")
+    return Rounds(staff, desk, keys, lambda name, text: None).look()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(lambda staff: up(staff, staff.folder.seats()), id="up"),
+        pytest.param(lambda staff: down(staff, staff.folder.seats()), id="down"),
+        pytest.param(lambda staff: status(staff, staff.folder.seats(), refresh=True), id="status"),
+        pytest.param(lambda staff: costs(staff, refresh=True), id="cost"),
+        pytest.param(
+            lambda staff: end_of_term(staff, collect=lambda name: "", revoke=lambda: 0),
+            id="end-of-term",
+        ),
+        pytest.param(keeper_look, id="keeper"),
+    ],
+)
+def test_another_account_is_refused_and_no_line_is_written(
+    ml: Class, command: Callable[[Staff], object]
+) -> None:
+    before = ml.staff().folder.ledger.entries()
+    with pytest.raises(PolicyError) as raised:
+        command(ml.staff())
+    assert "account 111 (profile school)" in raised.value.what
+    assert "account 222" in raised.value.why
+    assert raised.value.hint.startswith("LABCTL_SERVER_CLOUD_PROFILE=school labctl course ")
+    assert ml.staff().folder.ledger.entries() == before
+    assert {one.id for one in ml.state.servers()} == set(ml.cloud.machines) == unended(ml)
+
+
+def test_the_course_is_refused_where_only_its_ledger_knows(ml: Class) -> None:
+    """As on another machine than the one that made the servers."""
+    for one in ml.state.servers():
+        ml.state.drop_server(one.id)
+    with pytest.raises(PolicyError) as raised:
+        costs(ml.staff(), refresh=True)
+    assert "account 111" in raised.value.what
+    assert len(unended(ml)) == 2
+
+
+def test_a_proof_is_not_clean_while_another_account_has_servers(ml: Class) -> None:
+    (left,) = asked(ml.staff())
+    assert left.bills
+    assert "account 111" in left.error
+
+
+def test_the_keeper_lets_no_seat_go_in_another_account(ml: Class) -> None:
+    work = SeatWork(ml.staff(), login_only=True)
+    server = ml.server("alice")
+    assert work.look(ml.seat("alice"), server) == server
+    with pytest.raises(PolicyError):
+        work.end(ml.seat("alice"), server)
+    assert server.id in ml.cloud.machines
+    ml.cloud.account = SCHOOL
+    del ml.cloud.machines[server.id]
+    assert work.look(ml.seat("alice"), server) is None
+
+
+def test_a_course_goes_on_with_the_right_account(ml: Class) -> None:
+    ml.cloud.account = SCHOOL
+    assert not any(one.error for one in down(ml.staff(), ml.folder.seats()))
+    assert (unended(ml), ml.cloud.machines) == (set(), {})
+
+
+def test_what_nobody_can_ask_about_is_forgotten_on_request(ml: Class) -> None:
+    ml.reporter.answers = [False]
+    with pytest.raises(PolicyError):
+        forget_lost(ml.staff())
+    assert len(unended(ml)) == 2
+    assert set(forget_lost(ml.staff())) == set(ml.cloud.machines)
+    assert (unended(ml), ml.state.servers()) == (set(), [])
+    assert len(ml.cloud.machines) == 2  # nothing was ended
+    before = time.time()
+    assert not any(one.error for one in up(ml.staff(), ml.folder.seats()))
+    assert all(one.created_at >= before for one in ml.state.servers())
+
+
+def test_servers_of_an_earlier_labctl_get_their_account_once_they_are_shown(ml: Class) -> None:
+    ledger = ml.folder.ledger.path
+    text = ledger.read_text()
+    assert '"account":"111"' in text
+    ledger.write_text(text.replace(',"account":"111"', ""))
+    for one in ml.state.servers():
+        ml.state.save_server(msgspec.structs.replace(one, account=""))
+    costs(ml.staff(), refresh=True)  # in the other account, which shows nothing
+    assert len(unended(ml)) == 2
+    ml.cloud.account = SCHOOL
+    costs(ml.staff(), refresh=True)
+    found = known(ml.staff().folder.ledger.entries())
+    assert {one.account for one in found.values()} == {"111"}
+
+
+def test_a_shared_server_of_another_account_is_not_written_off_with_its_last_seat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = "shared: {accounts_per_server: 4, gpus: 1, gpu_lease: 4h}\n"
+    made = a_class(tmp_path, monkeypatch, roster(NAMES), shared)
+    made.cloud.account, made.cloud.settle_s = SCHOOL, 0.0
+    hosts = Hosts(made.folder, servers.course_ground(*_ground_of(made), plain=True))
+    request = CreateRequest(
+        lab="ml-a",
+        lab_id=made.seat("alice").lab_id,
+        token="token1",
+        public_key="ssh-ed25519 AAAA course",
+        identity="/keys/id",
+        need=Need(),
+    )
+    sitting = hosts.seating.seat(request, "alice", 4)
+    hosts.seating.mark([sitting.token], "there")
+    host = made.cloud.add("srv-host", "ml-shared-1", hosts.lab_id(sitting.host))
+    made.state.save_server(host)
+    made.cloud.account = OTHER
+    with pytest.raises(PolicyError):
+        SharedSeats(hosts).terminate(sitting.server_id)
+    assert [one.state for one in hosts.seating.all()] == ["leaving"]
+    assert "srv-host" in made.cloud.machines
+
+
+def _ground_of(made: Class) -> tuple[CourseFolder, Paths, State, Reporter]:
+    return made.folder, made.places, made.state, made.reporter
