@@ -14,6 +14,7 @@ from . import broker_archive, broker_images, broker_mounts, broker_net, broker_s
 from .broker_gpus import STATES, boottime_s, holder, leases, lent, node_groups
 from .broker_http import Refusal, Request, pass_on, say, send_on
 from .broker_keep import Keeping, containers
+from .broker_query import parse_filters, pick_parameters
 from .broker_rules import (
     ENDS,
     GPUS,
@@ -40,7 +41,6 @@ ENGINE = engine.SOCKET[len("unix://") :]
 IMAGES_LIE = Path("/var/lib/docker")
 DRIVER = Path("/sys/module/nvidia/version")
 INFO = ("ServerVersion", "NCPU", "MemTotal", "OperatingSystem", "Architecture", "Driver")
-FILTERS = ("label", "status", "name", "id")
 
 
 class Calls:
@@ -106,11 +106,7 @@ class Calls:
         send_on(asked, ENGINE, "/images/load", {"quiet": "1"}, checked)
 
     def listed(self, account: Account, asked: Request, _ref: str) -> None:
-        try:
-            wanted = json.loads(asked.query.get("filters") or "{}")
-            filters = {key: list(wanted[key]) for key in FILTERS if key in wanted}
-        except (ValueError, TypeError):
-            raise Refusal(400, "the filters cannot be read") from None
+        filters = parse_filters(asked.query.get("filters") or "{}")
         filters["label"] = [*filters.get("label", []), f"{OWNER}={account.uid}"]
         every = "1" if asked.query.get("all") in ("1", "true") else "0"
         text = quote(json.dumps(filters))
@@ -179,8 +175,7 @@ class Calls:
         """Whatever needs no look at the request beyond whose container it is."""
         found = self._own(account, ref)
         deed = asked.path.rpartition("/")[2]
-        # For `top` the engine runs ps on the machine itself, with whatever words are asked for.
-        query = {} if deed == "top" else asked.query
+        query = pick_parameters(deed, asked.query)
         pass_on(asked, ENGINE, f"/containers/{found['Id']}/{deed}", query)
 
     def remove(self, account: Account, asked: Request, ref: str) -> None:
@@ -201,7 +196,8 @@ class Calls:
             wanted = asked.json()
             told = {key: bool(wanted.get(key)) for key in ("Detach", "Tty")}
             content = json.dumps(told).encode()
-        pass_on(asked, ENGINE, f"/exec/{said['ID']}/{deed}", asked.query, content)
+        query = pick_parameters(deed, asked.query)
+        pass_on(asked, ENGINE, f"/exec/{said['ID']}/{deed}", query, content)
 
     def _own(self, account: Account, ref: str) -> dict[str, Any]:
         """What `inspect` says of a container of the account's; another's is not found."""

@@ -12,7 +12,9 @@ import socket
 import threading
 from contextlib import suppress
 from typing import Any, Dict, Iterator
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
+
+from .broker_json import parse_json, parse_query
 
 CHUNK = 256 * 1024
 MOST_HEAD = 64 * 1024
@@ -46,7 +48,10 @@ class Request:
         found = VERSION.match(path)
         self.version = found.group() if found else ""
         self.path = path[len(self.version) :]
-        self.query: Query = dict(parse_qsl(query, keep_blank_values=True))
+        try:
+            self.query: Query = parse_query(query)
+        except ValueError as error:
+            raise Refusal(400, f"the query cannot be read: {error}") from None
         pairs = (line.partition(":") for line in lines[1:])
         self.headers = {key.strip().lower(): value.strip() for key, _, value in pairs}
         self.upgrade = self.headers.get("upgrade", "").lower() == "tcp"
@@ -70,9 +75,9 @@ class Request:
     def json(self) -> dict[str, Any]:
         """The body as an object; {} where there is none."""
         try:
-            found = json.loads(self.whole() or b"{}")
-        except ValueError:
-            raise Refusal(400, "the body is no JSON") from None
+            found = parse_json(self.whole() or b"{}")
+        except ValueError as error:
+            raise Refusal(400, f"the body is not valid JSON: {error}") from None
         if found is None:
             return {}
         if not isinstance(found, dict):

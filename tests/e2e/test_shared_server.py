@@ -360,6 +360,31 @@ def test_an_image_of_ones_own_stands_for_nobody_elses(alice: Person, bob: Person
     assert "No such image" in alice.refused(f"docker rmi {IMAGE}"), "what all use stays"
 
 
+def test_no_spelling_of_a_key_names_an_image_for_all(
+    alice: Person, bob: Person, bed: SharedServer
+) -> None:
+    """The engine takes the last of two keys that differ in case only."""
+    before = bob.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}")
+    for public in (IMAGE, "pytorch/pytorch:2.8.0"):
+        for key in ("repotags", "RepoTag\u017f"):
+            script = REPACKED.replace("IMAGE", "mine:1").replace(
+                "Layers=[]", f"Layers=[], **{{{key!a}: [{public!r}]}}"
+            )
+            assert "one key twice" in alice.refused(f"python3 -c {quoted(script)} | docker load")
+    assert bob.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}") == before
+    assert "No such object" in bed.host.sh("docker inspect pytorch/pytorch:2.8.0", check=False)
+
+
+def test_an_image_keeps_its_id_on_its_way(alice: Person, bed: SharedServer) -> None:
+    bed.host.sh(f"docker save {IMAGE} > /var/tmp/whole.tar; chmod 644 /var/tmp/whole.tar")
+    before = bed.host.sh(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}").strip()
+    assert f"Loaded image: labctl-u{alice.said('id -u')}/" in alice.said(
+        "docker load < /var/tmp/whole.tar"
+    )
+    assert alice.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}") == before
+    alice.ssh(f"docker rmi {IMAGE}")
+
+
 def test_an_image_gives_neither_leases_nor_places_nor_disk(
     alice: Person, bob: Person, bed: SharedServer
 ) -> None:
@@ -479,7 +504,7 @@ import hashlib, io, json, sys, tarfile
 config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Cmd": ["evil"]},
                      "rootfs": {"type": "layers", "diff_ids": []}}).encode()
 name = hashlib.sha256(config).hexdigest() + ".json"
-listed = json.dumps([{"Config": name, "RepoTags": ["IMAGE"], "Layers": []}]).encode()
+listed = json.dumps([dict(Config=name, RepoTags=["IMAGE"], Layers=[])]).encode()
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as tar:
     for path, text in ((name, config), ("manifest.json", listed)):
         info = tarfile.TarInfo(path)
