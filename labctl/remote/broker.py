@@ -23,7 +23,7 @@ from typing import Any, Callable
 
 from . import broker_mounts, broker_net, engine
 from .broker_calls import Calls
-from .broker_http import Refusal, Request, read_request, say
+from .broker_http import Refusal, Request, read_request, refuse, say
 from .broker_keep import Keeping
 from .broker_rules import Account
 from .broker_settings import Settings, load
@@ -156,7 +156,7 @@ class Broker:
                     if asked is not None:
                         self._answer(account_of(uid, self.settings.group), asked)
                 except Refusal as refusal:
-                    say(link, refusal.status, {"message": refusal.message})
+                    refuse(link, refusal)
         finally:
             self._left(uid)
 

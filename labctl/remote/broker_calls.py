@@ -12,9 +12,10 @@ from urllib.parse import quote
 
 from . import broker_archive, broker_images, broker_mounts, broker_net, broker_share, engine
 from .broker_gpus import STATES, boottime_s, holder, leases, lent, node_groups
-from .broker_http import Refusal, Request, pass_on, say, send_on
+from .broker_http import Refusal, Request, say
 from .broker_keep import Keeping, containers
 from .broker_query import parse_filters, pick_parameters
+from .broker_relay import pass_on, send_on
 from .broker_rules import (
     ENDS,
     GPUS,
