@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import h11
 
 from .broker_http import CHUNK, MOST_JSON, Query, Refusal, Request, is_readable, linger
+from .engine import Refused
 
 MOST_ANSWER_HEAD = 256 * 1024
 ENDED = "the Docker Engine ended while it was asked"
@@ -75,6 +76,22 @@ class EngineCall:
     def take_rest(self) -> bytes:
         """Take what came behind the answer, once both sides have left HTTP."""
         return self._connection.trailing_data[0]
+
+
+def parse_head(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Parse what the engine answered the broker itself: (status, headers, what follows)."""
+    connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_ANSWER_HEAD)
+    connection.send(h11.Request(method="GET", target="/", headers=[("Host", "docker")]))
+    connection.send(h11.EndOfMessage())
+    connection.receive_data(answer)
+    try:
+        head = connection.next_event()
+    except h11.RemoteProtocolError as error:
+        raise Refused(0, f"{ENDED}: {error}"[:300]) from None
+    if not isinstance(head, h11.Response):
+        raise Refused(0, ENDED)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+    return head.status_code, headers, connection.trailing_data[0]
 
 
 def pass_on(request: Request, engine: str, path: str, query: Query, body: bytes = b"") -> int:

@@ -6,6 +6,7 @@ The engine here is a socket that says what the test wants; tests/e2e has a real 
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,10 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from engine_socket import engine_socket
 
 from labctl.remote import broker_http
+from labctl.remote import engine as remote_engine
 from labctl.remote.broker_http import Refusal, read_request, refuse
-from labctl.remote.broker_relay import pass_on, send_on
+from labctl.remote.broker_relay import parse_head, pass_on, send_on
+from labctl.remote.engine import Refused
 
 WAIT_S = 120.0
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Engine: yes\r\n\r\nok"
@@ -78,9 +82,10 @@ Deed = Callable[[broker_http.Request], object]
 
 
 @contextmanager
-def broker(deed: Deed) -> Iterator[socket.socket]:
-    """A client's connection to a broker that does this with the request."""
+def broker(deed: Deed, text: bytes = b"") -> Iterator[socket.socket]:
+    """A client's connection to a broker that does this with the request; `text` is there first."""
     here, there = socket.socketpair()
+    there.sendall(text)
 
     def serve() -> None:
         with here, suppress(OSError):
@@ -331,9 +336,9 @@ def test_a_client_that_goes_ends_what_was_done_for_it(tmp_path: Path) -> None:
         assert gone.wait(WAIT_S)
 
 
-def upload(place: str) -> Deed:
+def upload(place: str, idle_s: float = WAIT_S) -> Deed:
     def deed(asked: broker_http.Request) -> None:
-        send_on(asked, place, "/images/load", {"quiet": "1"}, asked.blocks(1 << 30))
+        send_on(asked, place, "/images/load", {"quiet": "1"}, asked.blocks(1 << 30, idle_s))
 
     return deed
 
@@ -367,3 +372,52 @@ def test_an_engine_that_has_heard_enough_of_an_upload_is_heard(tmp_path: Path) -
         heard = converse(upload(made.place), text)
     assert heard.startswith(b"HTTP/1.1 500")
     assert b"disk full" in heard
+
+
+@pytest.mark.parametrize("text", [b"", b"GET / HTTP/1.1\r\nHost: d", POST + LENGTH + b"\r\n["])
+def test_a_client_that_sends_nothing_is_ended(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    monkeypatch.setattr(broker_http, "HEAD_S", 0.2)
+    with broker(lambda asked: list(asked.blocks(10, 0.2)), text) as link:
+        assert receive_all(link).startswith(b"HTTP/1.1 408")
+
+
+def test_a_silent_upload_is_ended_in_its_own_time_and_costs_the_engine_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`docker save` takes minutes to its first byte, which is longer than a head may take."""
+    monkeypatch.setattr(broker_http, "HEAD_S", 0.0)
+    head = POST + b"Content-Length: 4\r\n\r\n"
+    with broker(upload(str(tmp_path / "none"), 0.2), head) as link:
+        assert receive_all(link).startswith(b"HTTP/1.1 408")
+    with engine(tmp_path, answer) as made, broker(upload(made.place), head) as link:
+        assert not broker_http.is_readable(link, 0.5), "it is waited for"
+        link.sendall(b"abcd")
+        assert receive_all(link).endswith(b"ok")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"HTTP/1.1 200",
+        b"HTTP/1.x 200 OK\r\n\r\n",
+        b"HTTP/1.1 2\xb20 OK\r\n\r\n",
+        b"HTTP/1.1 101 no\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n",
+    ],
+)
+def test_what_the_engine_answers_the_broker_is_read_as_strictly(
+    text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Refused):
+        parse_head(text)
+    monkeypatch.setattr(remote_engine, "_parse", remote_engine._parse)
+    remote_engine.parse_with(parse_head)
+    with engine_socket() as made:
+        monkeypatch.setenv("DOCKER_HOST", made.host)
+        made.answers = lambda method, path, body: (200, {"path": path})
+        assert json.loads(remote_engine.ask("GET", "/info")) == {"path": "/v1.41/info"}
+        made.answers = lambda method, path, body: (404, {"message": "no such thing"})
+        with pytest.raises(Refused, match="refused") as refused:
+            remote_engine.ask("GET", "/info")
+        assert (refused.value.status, refused.value.message) == (404, "no such thing")
