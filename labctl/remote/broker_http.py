@@ -23,6 +23,9 @@ MOST_HEAD = 32 * 1024
 MOST_JSON = 1024 * 1024
 HEAD_S = 20.0  # for a whole head
 IDLE_S = 20.0  # between two pieces of a body
+# The same for an image: `docker save` writes a large one to the disk before it sends a byte. An
+# account that is silent for so long holds one of its own connections, and nothing of the engine's.
+UPLOAD_IDLE_S = 1800.0
 LINGER_S = 2.0
 MOST_REASON = 300
 VERSION = re.compile(r"^/v[0-9]{1,2}\.[0-9]{1,3}(?=/)")
