@@ -189,12 +189,16 @@ class Resource(Value, frozen=True):
 
 
 class Check(Value, frozen=True):
-    """One line of `doctor`. `next` is the command or deed that mends it."""
+    """One line of `doctor`. `next` is the command or deed that mends it.
+
+    `skipped`: it could not be checked from here, and so says nothing; `ok` is true then.
+    """
 
     name: str
     ok: bool
     detail: str = ""
     next: str = ""
+    skipped: bool = False
 
 
 class Facts(Value, frozen=True):

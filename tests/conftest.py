@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_watchdog_jupyter",
     "e2e/test_prepare_live",
     "e2e/test_shared_server",
+    "e2e/test_shared_class",
     "e2e/test_dashboard_browser",
     "e2e/test_prepare_accounts",
     "e2e/test_transfer_faults",
@@ -34,9 +36,11 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_store e2e/test_recover",
     "e2e/test_connection_faults",
     "e2e/test_grading_live",
-    "e2e/test_course_keeper",
+    "e2e/test_course_keeper e2e/test_course_check",
+    "e2e/test_course_keeper_kills",
     # One lab made by `labctl up`.
-    "e2e/test_runs e2e/test_run_faults e2e/test_gpu",
+    "e2e/test_runs e2e/test_run_faults e2e/test_gpu e2e/test_clocks",
+    "e2e/test_systemd",
     "e2e/test_lab_server",
     "rehearsal/test_machines rehearsal/test_rehearsed",
     "contract/test_contract contract/test_aws",
@@ -56,6 +60,14 @@ def pytest_configure() -> None:
     # A shell's background job ignores Ctrl-C, and so would every program that a test starts and
     # interrupts: an ignored signal stays ignored in what is executed, a handler does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Append each failure to the file that LABCTL_TEST_FAILURES names: scripts/test reads it."""
+    path = os.environ.get("LABCTL_TEST_FAILURES")
+    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(path).open("a") as file:
+            file.write(f"=== FAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n\n")
 
 
 def unit_of_work(nodeid: str) -> str:

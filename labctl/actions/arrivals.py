@@ -1,7 +1,8 @@
 """Files on their way home: one stream into a partial directory, checked against their hashes.
 
 The bytes that lie there already, or in an older copy, are told to the server by their hash: where
-it has the same ones, only what follows them travels.
+it has the same ones, only what follows them travels. What has come is synced to the disk and read
+back from there before anything counts as arrived.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from labctl.actions import Progress, Reporter
+from labctl.actions.durability import hash_on_disk, sync_files
 from labctl.actions.remote import KEPT, Remote, resumable
 from labctl.errors import DiskFullError, PolicyError, TransferError
 from labctl.model import Value
@@ -32,13 +35,15 @@ TOLD_BYTES = 1024**2
 class Due(Value, frozen=True):
     """A file that the server promises; without a `sha256`, that comes when the file has come.
 
-    A `growing` one counts up to `size` bytes only.
+    A `growing` one counts up to `size` bytes only. `identity` is that of the file here whose
+    content was found right on the disk.
     """
 
     path: str
     size: int
     sha256: str
     growing: bool = False
+    identity: tuple[int, int, int] | None = None
 
 
 def contained(name: str) -> str:
@@ -67,6 +72,33 @@ def unwelcome(name: str, *, reserved: Sequence[str] = ()) -> str:
     if max(map(len, encoded)) > LONGEST_NAME_BYTES:
         return "its name is too long"
     return ""
+
+
+def renamed_identity(found: os.stat_result) -> tuple[int, int, int]:
+    """What a rename leaves as it is, and a change of the contents does not."""
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def confirm(partial: Path, came: Iterable[Due]) -> tuple[list[Due], list[Due]]:
+    """Sync the files that came to `partial`, and hash what the disk has of them.
+
+    (those that are as promised, with their identity; those that are not, and are gone).
+    TransferError where the disk fails.
+    """
+    due = list(came)
+    if due:
+        sync_files(partial, [partial / one.path for one in due])
+    good, bad = [], []
+    for one in due:
+        path = partial / one.path
+        with contextlib.suppress(OSError):  # a disk that cannot read it does not have it
+            sha256, found = hash_on_disk(path)
+            if (sha256, found.st_size) == (one.sha256, one.size):
+                good.append(msgspec.structs.replace(one, identity=renamed_identity(found)))
+                continue
+        path.unlink(missing_ok=True)
+        bad.append(one)
+    return good, bad
 
 
 class Held(Value, frozen=True):
@@ -109,7 +141,8 @@ class Arrivals:
     def fetch(
         self, due: Sequence[Due], older: Callable[[Due], Path | None] = lambda due: None
     ) -> tuple[list[Due], list[Due]]:
-        """Bring `due`: (those that came, with their hashes; those that did not, or different).
+        """Bring `due`: (those that are on the disk here, with their hashes; those that did not
+        come, or different).
 
         `older` may name a file that begins like a due one: what is the same need not travel.
         DiskFullError before anything has come where the room is short, else in the middle;
@@ -126,14 +159,15 @@ class Arrivals:
             raise TransferError(
                 "the transfer was cut short", why=str(error), hint=f"{self.hint}  ({KEPT})"
             ) from error
-        good, bad = [], []
+        came, bad = [], []
         for one, arrived, there in zip(due, coming.sha256(), told, strict=True):
             if arrived and arrived == (one.sha256 or there):
-                good.append(msgspec.structs.replace(one, sha256=arrived))
+                came.append(msgspec.structs.replace(one, sha256=arrived))
             else:
                 self.place(one.path).unlink(missing_ok=True)
                 bad.append(one)
-        return good, bad
+        good, spoiled = confirm(self.partial, came)
+        return good, [*bad, *spoiled]
 
     def place(self, name: str) -> Path:
         """Where `name` arrives; whatever is no directory on the way there, and ours, goes."""

@@ -15,27 +15,29 @@ from labctl.actions.ground import Ground
 from labctl.config import environment, secret_names, secret_values
 from labctl.errors import LabError, PolicyError
 from labctl.shell import Secret
-from labctl.submissions.archives import Hazard, hazards
 from labctl.submissions.bundle import Source
 from labctl.submissions.leaks import Leak, Search, told
+from labctl.wire.judge import judge_file
 
 MOST_NAMED = 20
 
 
 def check_hazards(ground: Ground, whole: Contents) -> None:
     """PolicyError, with each reason, where a file would run code when loaded, or is a bomb."""
-    wrong: list[Hazard] = []
+    wrong: list[str] = []
     done, total = 0, sum(source.file.size for source in whole.sources)
     for source in whole.sources:
         with _opened(source) as file:
-            wrong += hazards(source.file.path, file, source.file.size)
+            verdict = judge_file(source.file.path, file, source.file.size)
+        if verdict.hazard:
+            wrong.append(f"{source.file.path}: {verdict.hazard}")
         done += source.file.size
         ground.reporter.emit(Progress(name="looking for pickles", done=done, total=total,
                                       unit="bytes"))  # fmt: skip
     if wrong:
         raise PolicyError(
             f"{len(wrong)} file{'s' if len(wrong) > 1 else ''} must not be handed in",
-            why="\n".join(f"{one.path}: {one.reason}" for one in wrong[:MOST_NAMED]),
+            why="\n".join(wrong[:MOST_NAMED]),
             hint="save weights as safetensors (safetensors.torch.save_file), then run again; "
             "or labctl submit --checkpoint NAME",
         )

@@ -11,7 +11,7 @@ import msgspec
 
 from labctl.actions import provenance, runs
 from labctl.actions.ground import Ground
-from labctl.actions.pull import RECORD
+from labctl.actions.local_results import RECORD
 from labctl.actions.run_files import best_checkpoint, check_whole, files_of_run, hashed
 from labctl.actions.scan import scan_code
 from labctl.errors import NotFoundError, PolicyError

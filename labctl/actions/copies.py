@@ -17,12 +17,14 @@ from typing import Any, BinaryIO
 import msgspec
 
 from labctl.actions import Progress, Silent
-from labctl.actions.arrivals import Due, contained
+from labctl.actions.arrivals import Due, confirm, contained
 from labctl.actions.ground import Ground
-from labctl.actions.pull import PARTIAL, RECORD, Look, Missing, PulledRun, make_home, settle
+from labctl.actions.local_results import PARTIAL, RECORD, Look, Missing, make_home, settle
+from labctl.actions.pull import PulledRun
 from labctl.actions.runs import KNOWN_RUN_FIELDS
 from labctl.actions.scan import hash_file, scan_data
 from labctl.actions.store import lab_store
+from labctl.actions.transfers import hold_transfers
 from labctl.errors import LabError, NotFoundError, TransferError
 from labctl.model import NAME_PATTERN, FileEntry, Run
 
@@ -116,31 +118,46 @@ def _bring(
     ended = run is not None and run.ended
     listed = [[path, size, sha256, False] for path, (size, sha256) in sorted(files.items())]
     found = {"ended": ended, "directory": "", "files": listed, "skipped": []}
-    look = Look(ground.config.root, run_id, found)
-    make_home(look.home, run)
-    due, bad, size = look.due(), [], 0
-    skipped: list[Missing] = []
-    total = sum(one.size for one in due)
-    for one in due:
-        try:
-            fetch(one, look.home / PARTIAL / one.path)
-            size += one.size
-        except (TransferError, NotFoundError) as error:
-            bad.append(one)
-            missing = Missing(run=run_id, path=one.path, size=one.size, reason=error.what)
-            skipped.append(missing)
-        ground.reporter.emit(Progress(name=f"pull {run_id}", done=size, total=total, unit="bytes"))
-    count = settle(look, due, bad)
-    shutil.rmtree(look.home / PARTIAL, ignore_errors=True)
+    with hold_transfers(ground.config.root, "pull", ground.reporter):
+        look = Look(ground.config.root, run_id, found)
+        make_home(look.home, run)
+        came, skipped = _fetched(ground, look, run_id, fetch)
+        good, spoiled = confirm(look.home / PARTIAL, came)
+        reason = "the disk here did not keep it; labctl pull brings it again"
+        skipped += [
+            Missing(run=run_id, path=one.path, size=one.size, reason=reason) for one in spoiled
+        ]
+        missing = {one.path for one in skipped}
+        count = settle(look, good, [one for one in look.files.values() if one.path in missing])
+        shutil.rmtree(look.home / PARTIAL, ignore_errors=True)
     skipped += look.skipped
     return PulledRun(
         run=run_id,
         directory=str(look.home),
         files=count,
-        bytes=size,
+        bytes=sum(one.size for one in came),
         skipped=tuple(skipped),
         complete=ended and not skipped,
     )
+
+
+def _fetched(
+    ground: Ground, look: Look, run_id: str, fetch: Fetch
+) -> tuple[list[Due], list[Missing]]:
+    """(what came to the partial directory, what did not and why)."""
+    due, size = look.due(), 0
+    came: list[Due] = []
+    missing: list[Missing] = []
+    total = sum(one.size for one in due)
+    for one in due:
+        try:
+            fetch(one, look.home / PARTIAL / one.path)
+            size += one.size
+            came.append(one)
+        except (TransferError, NotFoundError) as error:
+            missing.append(Missing(run=run_id, path=one.path, size=one.size, reason=error.what))
+        ground.reporter.emit(Progress(name=f"pull {run_id}", done=size, total=total, unit="bytes"))
+    return came, missing
 
 
 def _made(folder: Path) -> Path:

@@ -20,6 +20,7 @@ from labctl.actions import (
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
 from labctl.actions.lost import PUT_DOWN
+from labctl.actions.sync import Missing
 from labctl.errors import EngineError, HostKeyError, LabError, PolicyError, ProviderError
 from labctl.model import Resource, Server, Value
 from labctl.providers import Keep, Lease, Stoppable
@@ -28,6 +29,12 @@ GRACE_S = 60
 DAY_S = 86_400
 KEPT_S = 30 * DAY_S
 """As the watchdog has it."""
+NAMED_AT_MOST = 20
+PULL_AGAIN = "labctl up && labctl pull, or labctl down --discard to lose what is there"
+LOOK_THERE = (
+    "labctl up && labctl ssh   # rename them or make them readable, then labctl down; "
+    "or labctl down --discard to lose them"
+)
 
 
 class Ending(Value, frozen=True):
@@ -159,12 +166,14 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
             ground.reporter.emit(Note(text=f"{run.id}: {run.told}"))
         pulled = work.pull(ground, server, [], everything=True)
         edits = work.save_edits(ground, server)
-        missing = work.missing(ground, server)
+        unsaved = [
+            *(_told_missing(one) for one in work.missing(ground, server)),
+            *(f"code/{skipped}" for skipped in edits.skipped),
+        ]
     except LabError as error:
         raise kept_there(ground, server, error) from error
-    if missing:
-        listed = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
-        raise kept_there(ground, server, LabError(f"{len(missing)} files are not here: {listed}"))
+    if unsaved:
+        raise kept_there(ground, server, _only_there(unsaved), hint=LOOK_THERE)
     kept.note_saved(ground, server)
     try:
         work.tidy(ground, server)
@@ -172,17 +181,30 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
         # A machine that goes takes its containers along; one that others get next must not.
         if isinstance(ground.provider, Lease):
             raise
-    return sum(one.files for one in pulled), edits
+    return sum(one.files for one in pulled), len(edits.saved)
 
 
-def kept_there(ground: Ground, server: Server, error: LabError) -> PolicyError:
+def _told_missing(one: Missing) -> str:
+    return f"runs/{one.run}/{one.path}" + (f": {one.reason}" if one.reason else "")
+
+
+def _only_there(names: list[str]) -> LabError:
+    shown = "\n".join(f"  {name}" for name in names[:NAMED_AT_MOST])
+    more = f"\n  and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
+    count = "1 file exists" if len(names) == 1 else f"{len(names)} files exist"
+    return LabError(f"{count} only on the server:\n{shown}{more}")
+
+
+def kept_there(
+    ground: Ground, server: Server, error: LabError, *, hint: str = PULL_AGAIN
+) -> PolicyError:
     """Compute ends, the disk stays, and the person knows both."""
     ground.connections.close(server)
     what = _stopped(ground, server) or _disk_kept(ground, server) or "it goes on as it is"
     return PolicyError(
         f"{server.alias} was not removed: not everything on it could be saved",
         why="\n".join(filter(None, [error.what, error.why, what])),
-        hint="labctl up && labctl pull, or labctl down --discard to lose what is there",
+        hint=hint,
     )
 
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from labctl.actions import Note, Reporter
 from labctl.actions.arrivals import Arrivals, Due, contained, unwelcome
+from labctl.actions.durability import sync_directories
 from labctl.actions.remote import Remote
 from labctl.actions.scan import hash_file
+from labctl.actions.transfers import hold_transfers
 from labctl.errors import PolicyError, TransferError
 from labctl.model import Value
 
@@ -44,10 +46,11 @@ def pull_edits(
 ) -> EditsResult:
     """Save what was edited on the server to `<lab_root>/server-edits/<UTC time>/`; the lab's own
     files stay as they are. Nothing edited makes nothing."""
-    one = _Edits(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
-    edits = one.fetch()
-    names = tuple(one.keep(edit.due) for edit in edits)
-    return one.result(saved=names)
+    with hold_transfers(lab_root, "pull", reporter):
+        one = _Edits(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
+        edits = one.fetch()
+        names = tuple(one.keep(edit.due) for edit in edits)
+        return one.result(saved=names)
 
 
 def pull_code(
@@ -63,7 +66,12 @@ def pull_code(
     A file that changed here as well stays, and the server's is saved beside the lab's code as in
     `pull_edits`.
     """
-    one = _Edits(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
+    with hold_transfers(lab_root, "pull --code", reporter):
+        one = _Edits(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
+        return _bring_back(one, lab_root)
+
+
+def _bring_back(one: _Edits, lab_root: Path) -> EditsResult:
     brought, saved = [], []
     for edit in one.fetch():
         here = _hash_here(_inside(lab_root, edit.due.path))
@@ -73,7 +81,7 @@ def pull_code(
             one.replace(edit.due)
             brought.append(edit.due.path)
     if saved:
-        reporter.emit(
+        one.reporter.emit(
             Note(
                 text=f"changed here and on the server: {', '.join(saved)}. Yours stay; the "
                 f"server's are in {one.directory}. Merge them, then labctl push --force",
@@ -99,11 +107,13 @@ class _Edits:
         self.directory = self.root / SAVED / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
         self.skipped: list[str] = []
         self.held: list[list[str]] = []
+        self.placed: list[Path] = []
 
     def fetch(self) -> Sequence[_Edit]:
         """All edited files, checked, in the partial directory."""
         reply = self.remote.call("edits", self.request, timeout_s=LONG_S)
         edits = []
+        self.skipped += [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply["skipped"]]
         for path, size, sha256, base in reply["files"]:
             if reason := unwelcome(path):
                 self.skipped.append(f"{ascii(path)[1:-1]}: {reason}")
@@ -131,6 +141,7 @@ class _Edits:
         place = self.directory / due.path
         place.parent.mkdir(parents=True, exist_ok=True)
         (self.partial / due.path).replace(place)
+        self.placed.append(place)
         return due.path
 
     def replace(self, due: Due) -> None:
@@ -140,8 +151,10 @@ class _Edits:
         if place.exists():
             arrived.chmod(place.stat().st_mode & 0o777)
         arrived.replace(place)
+        self.placed.append(place)
 
     def result(self, *, saved: tuple[str, ...] = (), brought: tuple[str, ...] = ()) -> EditsResult:
+        sync_directories(self.placed, self.root)
         shutil.rmtree(self.partial, ignore_errors=True)
         if self.held:
             # Its watchdog saves only what is not safe here.

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
-from labctl.actions import attempts, provision, removal
+from labctl.actions import Note, attempts, provision, removal
 from labctl.actions.ground import Ground
+from labctl.actions.unexpected import as_lab_error
 from labctl.errors import LabError
 from labctl.model import Server
 
@@ -45,8 +47,8 @@ def each(
     def one(ground: Ground) -> Outcome[T]:
         try:
             outcome = Outcome(ground, value=deed(ground))
-        except LabError as error:
-            outcome = Outcome(ground, error=error)
+        except Exception as error:
+            outcome = Outcome(ground, error=as_lab_error(error, partial(_log, ground)))
         tell(outcome)
         return outcome
 
@@ -57,6 +59,10 @@ def each(
             threads.shutdown(wait=False, cancel_futures=True)
             stopping()
             raise
+
+
+def _log(ground: Ground, text: str) -> None:
+    ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def up(

@@ -14,6 +14,7 @@ from labctl.actions.build_lines import BuildLines
 from labctl.actions.ground import Ground
 from labctl.actions.remote import Remote
 from labctl.actions.scan import NEVER_AT_TOP, Index, scan_data
+from labctl.actions.transfers import hold_transfers
 from labctl.commands.ssh import command_argv
 from labctl.config import ImageConfig
 from labctl.errors import BuildError, LabError
@@ -151,7 +152,8 @@ def push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
     index = Index(root, "data/wheelhouse")
     files = scan_data(root, "wheelhouse", wheels, ground.reporter, later=index)
     about = (remote, ground.config.name, ground.lab_id, "wheelhouse")
-    push(*about, wheels, files, ground.reporter, index=index)
+    with hold_transfers(ground.config.root, "push", ground.reporter):
+        push(*about, wheels, files, ground.reporter, index=index)
 
 
 def _pull(ground: Ground, remote: Remote, wanted: str) -> None:

@@ -262,7 +262,16 @@ def _ansible_home() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _private_log(path: Path) -> Iterator[IO[bytes]]:
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as log:
+    """A server's log, in the server's directory: whoever ends the server takes that away."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    except FileNotFoundError:
+        raise LabError(
+            f"{path.parent.name} was ended while it was being prepared",
+            why="its files are gone from this machine",
+            hint="labctl up   # makes another one",
+        ) from None
+    with os.fdopen(descriptor, "wb") as log:
         yield log
 
 

@@ -201,11 +201,12 @@ def _mirrored(ground: Ground, run_id: str) -> Iterator[None]:
 
     def keep_up() -> None:
         while not ended.wait(MIRROR_S):
-            # The next round, or the recovery, meets the same trouble and tells it.
+            # The next round, or the recovery, meets the same trouble and tells it. The end of the
+            # run is not held up by somebody else's transfer: nobody waits for that in silence.
             with contextlib.suppress(LabError):
                 server = quiet.state.server_of_lab(quiet.lab_id)
                 if server is not None:
-                    work.pull(quiet, server, [run_id], everything=False)
+                    work.pull(quiet, server, [run_id], everything=False, wait_s=0.0)
 
     thread = threading.Thread(target=keep_up, daemon=True)
     thread.start()

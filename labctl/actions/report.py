@@ -18,7 +18,7 @@ import msgspec
 from labctl.actions import Note, Step, cost, provenance, runs
 from labctl.actions.evaluate import ON_SERVER, accuracy_on_server
 from labctl.actions.ground import Ground
-from labctl.actions.pull import RECORD
+from labctl.actions.local_results import RECORD
 from labctl.errors import LabError, NotFoundError
 from labctl.evaluation import FILE, Evaluation, read_evaluation
 from labctl.model import NAME_PATTERN, Run, Value

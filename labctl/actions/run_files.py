@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl.actions import Progress, Reporter
-from labctl.actions.pull import MANIFEST, PARTIAL
-from labctl.actions.scan import Index
+from labctl.actions.local_results import MANIFEST, PARTIAL, run_index
 from labctl.errors import LabError, NotFoundError, TransferError
 from labctl.evaluation import FILE as EVALUATION
 from labctl.evaluation import read_evaluation
@@ -49,7 +48,7 @@ def files_of_run(home: Path, checkpoint: str, notes: list[str]) -> list[Found]:
 
 def hashed(found: Sequence[Found], root: Path, run_id: str, reporter: Reporter) -> Iterator[Source]:
     """Each file with its hash; what its pull has hashed already is not read again."""
-    index = Index(root.resolve(), f"runs/{run_id}")
+    index = run_index(root, run_id)
     total, done = sum(one.size for one in found), 0
     for one in found:
         sha256, stat = index.hash(one.key, one.path)

@@ -19,6 +19,7 @@ from labctl.actions import Note, sync
 from labctl.actions.ground import Ground
 from labctl.actions.scan import Index
 from labctl.actions.store import lab_store, restore_run
+from labctl.actions.transfers import hold_transfers
 from labctl.errors import LabError, NotFoundError
 from labctl.model import FileEntry, RunSpec, Server, Value
 
@@ -116,17 +117,18 @@ def _from_here(ground: Ground, server: Server, run_id: str) -> int:
         text = f"no whole checkpoint of {run_id} was saved: it begins anew"
         ground.reporter.emit(Note(text=text, level="warning"))
     target = f"restore/{run_id}"
-    sync.push(
-        remote,
-        config.name,
-        ground.lab_id,
-        target,
-        tree.root,
-        tree.files,
-        ground.reporter,
-        force=True,
-        index=tree.index,
-    )
+    with hold_transfers(config.root, "push", ground.reporter):
+        sync.push(
+            remote,
+            config.name,
+            ground.lab_id,
+            target,
+            tree.root,
+            tree.files,
+            ground.reporter,
+            force=True,
+            index=tree.index,
+        )
     created_at = kept.run.get("created_at") or 0.0
     attempts = len(ground.state.events(lab_id=ground.lab_id, run_id=run_id, kind="recovered")) + 1
     request = {

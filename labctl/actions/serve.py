@@ -24,6 +24,7 @@ from labctl.actions.services import (
     services,
     stop_service,
 )
+from labctl.actions.transfers import hold_transfers
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.model import Forward, Run, Server, Service, Value
 
@@ -241,4 +242,5 @@ def _send(ground: Ground, server: Server, run: Run) -> None:
     index = Index(root, f"data/{name}")
     files = sync.scan_data(root, name, here, ground.reporter, later=index)
     about = (ground.remote(server), ground.config.name, ground.lab_id, f"model/{run.id}")
-    sync.push(*about, here, files, ground.reporter, force=True, index=index)
+    with hold_transfers(root, "push", ground.reporter):
+        sync.push(*about, here, files, ground.reporter, force=True, index=index)

@@ -128,9 +128,14 @@ def _request(wanted: ServiceRequest) -> dict[str, Any]:
 
 
 def serving_files() -> dict[str, str]:
-    """labctl's server program for models, as it goes to a server: name -> text."""
-    folder = Path(__file__).parents[1] / "serving"
-    return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    """labctl's server program for models, as it goes to a server: name -> text.
+
+    Its rooms stand beside each other there as they do here, in a package of another name.
+    """
+    home = Path(__file__).parents[1]
+    paths = [path for room in ("serving", "wire") for path in sorted((home / room).glob("*.py"))]
+    texts = {str(path.relative_to(home)): path.read_text(encoding="utf-8") for path in paths}
+    return {"__init__.py": "", **texts}
 
 
 def _call(remote: Remote, wanted: ServiceRequest) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from labctl.actions.edits import EditsResult, pull_code, pull_edits
 from labctl.actions.fetch import Fetched, fetch_data
-from labctl.actions.pull import Missing, PulledRun, PullResult, pull, verify
+from labctl.actions.local_results import Missing
+from labctl.actions.pull import PulledRun, PullResult, pull, verify
 from labctl.actions.push import PushResult, push
 from labctl.actions.scan import scan_code, scan_data
 

@@ -18,12 +18,11 @@ from labctl.actions.forwards import (
 )
 from labctl.actions.ground import Ground
 from labctl.actions.scan import Index
+from labctl.actions.transfers import WAIT_S, hold_transfers
 from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.errors import UsageError
 from labctl.model import FileEntry, Forward, Server, Service, Value
 
-PUSH_S = 3600.0
-"""So long waits a second process for the first to send the lab's files."""
 Tree = tuple[str, Path, Sequence[FileEntry], Index]
 """Where it goes on the server, where it lies here, its files, and the index that they are in."""
 
@@ -67,7 +66,7 @@ def push_data(ground: Ground, server: Server, *, force: bool = False) -> list[Pu
 
 
 def _sent(ground: Ground, server: Server, trees: Sequence[Tree], *, force: bool) -> list[Pushed]:
-    with ground.state.exclusive(f"{ground.lab_id}-push", "push", wait_s=PUSH_S):
+    with hold_transfers(ground.config.root, "push", ground.reporter):
         return _sent_alone(ground, server, trees, force=force)
 
 
@@ -102,9 +101,17 @@ def _sent_alone(
 
 
 def pull(
-    ground: Ground, server: Server, run_ids: list[str], *, everything: bool
+    ground: Ground,
+    server: Server,
+    run_ids: list[str],
+    *,
+    everything: bool,
+    wait_s: float = WAIT_S,
 ) -> list[sync.PulledRun]:
-    """Outputs of these runs (of all, if empty) to `<lab>/runs/`, whole and verified."""
+    """Outputs of these runs (of all, if empty) to `<lab>/runs/`, whole and verified.
+
+    BusyError where another transfer of the lab goes on for longer than `wait_s`.
+    """
     remote = ground.remote(server)
     runs.refresh(ground, server, remote)
     result = sync.pull(
@@ -116,20 +123,20 @@ def pull(
         reporter=ground.reporter,
         everything=everything,
         records=ground.state.runs(ground.lab_id),
+        wait_s=wait_s,
     )
     return list(result.runs)
 
 
-def missing(ground: Ground, server: Server) -> list[str]:
-    """What of the runs' outputs is not here, as `run/path`."""
-    remote = ground.remote(server)
-    found = sync.verify(remote, ground.config.name, ground.lab_id, [], ground.config.root)
-    return [f"{one.run}/{one.path}" for one in found]
+def missing(ground: Ground, server: Server) -> tuple[sync.Missing, ...]:
+    """Every file that runs have left on the server and that is not on the disk here."""
+    about = (ground.remote(server), ground.config.name, ground.lab_id)
+    return sync.verify(*about, [], ground.config.root, everything=True)
 
 
-def save_edits(ground: Ground, server: Server) -> int:
-    """Keep what was edited on the server below `<lab>/server-edits/`; how many files."""
-    return len(_edits(ground, server, sync.pull_edits).saved)
+def save_edits(ground: Ground, server: Server) -> sync.EditsResult:
+    """Keep what was edited on the server below `<lab>/server-edits/`."""
+    return _edits(ground, server, sync.pull_edits)
 
 
 def pull_code(ground: Ground, server: Server) -> list[str]:

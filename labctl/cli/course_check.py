@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.course_keeper import AUTHORIZED_KEYS
 from labctl.cli.course_options import chosen, only_options, staff_of
 from labctl.cli.options import json_option, rest, yes_option
 
@@ -12,15 +15,24 @@ from labctl.cli.options import json_option, rest, yes_option
 @click.command("check")
 @only_options
 @click.option("--boot", is_flag=True, help="Make one server, measure its boot, end it. It costs.")
+@AUTHORIZED_KEYS
 @yes_option
 @json_option
 @click.pass_context
 def check_command(
-    ctx: click.Context, only: str, group: str, boot: bool, yes: bool, json_: bool
+    ctx: click.Context,
+    only: str,
+    group: str,
+    boot: bool,
+    keys_file: Path,
+    yes: bool,
+    json_: bool,
 ) -> None:
-    """Class-day check: quota and price for everybody, keys, logins, sshd, disks, the image.
+    """Class-day check: quota and price for everybody, the keeper, keys, logins, sshd, disks, the
+    image.
 
-    Each failure names the next step. Exits with 1 if something is amiss.
+    Each failure names the next step. Exits with 1 if something is amiss; `--` marks what could not
+    be checked.
 
     \b
     labctl course check
@@ -30,7 +42,8 @@ def check_command(
     from labctl.cli.screen import as_json, draw_checks
 
     course = open_course(ctx, yes=yes, quiet=json_)
-    checks = check(staff_of(course), chosen(course, only, group), boot=boot)
+    seats = chosen(course, only, group)
+    checks = check(staff_of(course), seats, boot=boot, keys_file=keys_file)
     rest(ctx)
     if json_:
         as_json({"checks": checks})

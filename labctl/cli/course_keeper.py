@@ -117,9 +117,12 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
 
     from labctl.actions.courses import open_course as opened
     from labctl.config import environment
+    from labctl.submissions.confinement import limit_memory
+    from labctl.submissions.connections import MAX_MEMORY_BYTES, hold_connection
 
     os.umask(0o077)
     os.nice(NICE)
+    limit_memory(MAX_MEMORY_BYTES)
     asked = environment().get("SSH_ORIGINAL_COMMAND", "")
 
     def alive() -> None:
@@ -128,11 +131,14 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
 
     alive()
     folder = opened(directory)
-    from labctl.actions.courses.door import place_at, say
+    from labctl.actions.courses.door import say
+    from labctl.actions.courses.keys import CHECKER, keeper_dir
     from labctl.errors import BusyError
 
+    # A check is nobody's: its places are apart from those of a student who is called so.
+    kind, name = ("checks", "check") if student == CHECKER else ("doors", student)
     try:
-        with place_at(folder, student):
+        with hold_connection(keeper_dir(folder) / kind, name):
             if joining is not None:
                 _enrol(folder, student, asked, joining)
             else:
@@ -222,6 +228,7 @@ def _serve(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> N
     from labctl.actions.courses.keys import Keys
     from labctl.actions.courses.vigil import Vigil, Yes
     from labctl.actions.courses.work import KeeperStaff, SeatWork
+    from labctl.submissions.confinement import UNCONFINED, has_filter
 
     course = open_course(ctx)
     folder = course.folder
@@ -234,6 +241,8 @@ def _serve(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> N
         vigil.begin()
         with Door(desk):
             _tell("", f"the keeper of {folder.config.name} begins, {len(folder.seats())} seats")
+            if not has_filter():
+                _tell("", f"warning: {UNCONFINED}")
             if dashboard:
                 from labctl.dashboard.serve import run
 

@@ -49,8 +49,11 @@ def _init(directory: Path, json_: bool) -> None:
     labctl receive init ~/drop
     """
     from labctl.cli.screen import as_json
+    from labctl.submissions.confinement import UNCONFINED, has_filter
 
     public = _receiver(directory).init()
+    if not has_filter():
+        click.echo(f"warning: {UNCONFINED}", err=True)
     if json_:
         as_json({"receiver": public})
         return
@@ -314,10 +317,13 @@ def _serve(directory: Path, student: str) -> None:
     import signal
 
     from labctl.config import environment
-    from labctl.submissions.receiver import checked
-    from labctl.submissions.service import check_request, serve
+    from labctl.errors import BusyError
+    from labctl.submissions.confinement import limit_memory
+    from labctl.submissions.connections import MAX_MEMORY_BYTES, hold_connection
+    from labctl.submissions.service import check_request, refuse, serve
 
     os.umask(0o077)
+    limit_memory(MAX_MEMORY_BYTES)
     check_request(environment().get("SSH_ORIGINAL_COMMAND", ""))
 
     def alive() -> None:
@@ -325,10 +331,10 @@ def _serve(directory: Path, student: str) -> None:
         signal.alarm(IDLE_S)
 
     alive()
-    serve(
-        _receiver(directory),
-        checked(student),
-        sys.stdin.buffer,
-        sys.stdout.buffer,
-        alive,
-    )
+    receiver = _receiver(directory)
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    try:
+        with hold_connection(receiver.directory / "connections", student):
+            serve(receiver, student, source, sink, alive)
+    except BusyError as error:
+        refuse(sink, error)

@@ -91,7 +91,7 @@ class CourseProvider:
     def check(self, need: Need | None = None) -> list[Check]:
         place = self.settings.keeper or "the keeper"
         try:
-            hello = self._ask("hello")["hello"]
+            hello = self.hello()
         except LabError as error:
             detail = ": ".join(filter(None, [error.what, error.why]))
             return [Check(name=place, ok=False, detail=detail, next=error.hint)]
@@ -102,6 +102,11 @@ class CourseProvider:
         return [
             Check(name=place, ok=True, detail=f"{hello['course']}, {hello['student']}: {money}")
         ]
+
+    def hello(self) -> dict[str, Any]:
+        """What the keeper tells of the course and of the student's money."""
+        told: dict[str, Any] = self._ask("hello")["hello"]
+        return told
 
     def offers(self, need: Need) -> list[Offer]:
         found = self._ask("offers", need=msgspec.to_builtins(need))["offers"]

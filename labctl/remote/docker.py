@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .reply import Failure
+from .scope import scope_words
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
@@ -49,11 +50,18 @@ def docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProcess[
 def tmux(*args: str) -> CompletedProcess[str]:
     import subprocess
 
-    return subprocess.run(["tmux", *args], capture_output=True, text=True, check=False)
+    words = _tmux_words(args)
+    return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
 def tmux_begun(*args: str) -> None:
     """The same, not waited for: a session is for people, who come later than the reply."""
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+    words = _tmux_words(args)
     with suppress(FileNotFoundError):
-        os.posix_spawnp("tmux", ["tmux", *args], os.environ, file_actions=null)
+        os.posix_spawnp(words[0], words, os.environ, file_actions=null)
+
+
+def _tmux_words(args: tuple[str, ...]) -> list[str]:
+    """argv. What makes a session may start tmux's server, which is to outlive this login."""
+    return [*(scope_words() if args[0] == "new-session" else []), "tmux", *args]

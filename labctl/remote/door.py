@@ -30,7 +30,7 @@ ANSWERING = {
     "plan": "arriving.plan",
     "receive": "arriving.receive",
     "commit": "files.commit",
-    "edits": "files.edits",
+    "edits": "edits.edits",
     "manifest": "outputs.manifest",
     "image": "images.present",
     "service": "services.start",

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import Any, Iterator, Tuple
+from typing import Any, Callable, Iterator, Tuple
 
 from .place import (
     Below,
@@ -29,6 +29,7 @@ from .reply import Failure
 RESERVE_BYTES = 64 * 1024 * 1024
 """What a transfer leaves free: a disk at zero stops Docker and sshd too."""
 NOT_A_FILE = "not a file"
+UNREADABLE = "this user may not read it"
 BYTECODE = "__pycache__"
 Needed = Tuple[str, int, str]
 """Path, size, and sha256 or ""."""
@@ -359,29 +360,24 @@ def _give_mode(staged: str, mode: int, found: os.stat_result) -> None:
         Path(staged).chmod(_mode(mode))
 
 
-def edits(request: dict[str, Any]) -> dict[str, Any]:
-    """What was made or changed in the lab's code on the server since the last push.
+def walk(root: Path, on_closed: Callable[[Path], None] | None = None) -> Iterator[Path]:
+    """Regular files below `root`, never through links, in order of name.
 
-    Replies files: [path, size, sha256, sha256 that the last push brought or ""] each.
+    `on_closed` hears of each directory, or file in one, that this user may not look into.
     """
-    target = Target({**request, "target": "code"})
-    changed = []
-    for path in walk(target.root):
-        name = str(path.relative_to(target.root))
-        if any(part in (BYTECODE, ".ipynb_checkpoints") for part in name.split("/")):
-            continue
-        sha256 = target.present(name)
-        if target.edited(name, sha256):
-            base = target.record.get(name, [""])[0]
-            changed.append([name, path.stat().st_size, sha256, base])
-    return {"files": changed, "root": str(target.root)}
 
+    def note(error: OSError) -> None:
+        if on_closed and isinstance(error, PermissionError):
+            on_closed(Path(os.fsdecode(error.filename)))
 
-def walk(root: Path) -> Iterator[Path]:
-    """Regular files below `root`, never through links, in order of name."""
-    for directory, folders, names in os.walk(root):
+    for directory, folders, names in os.walk(root, onerror=note):
         folders.sort()
         for name in sorted(names):
             path = Path(directory) / name
-            if path.is_file() and not path.is_symlink():
-                yield path
+            try:
+                if path.is_file() and not path.is_symlink():
+                    yield path
+            except PermissionError as error:
+                if on_closed is None:
+                    raise
+                note(error)

@@ -6,13 +6,12 @@ import contextlib
 import fnmatch
 import json
 import os
-import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
 
-from .files import walk
+from .files import UNREADABLE, walk
 from .looks import final
-from .place import HASHES, inside, lab_dir, read_json, run_dir, sha256_of, write_json
+from .place import HASHES, age_of, inside, lab_dir, read_json, run_dir, sha256_of, write_json
 from .reply import Failure
 
 SETTLED_S = 2.0
@@ -32,7 +31,8 @@ def manifest(request: dict[str, Any]) -> dict[str, Any]:
     """The whole files of each run in "runs" (all if empty), below its outputs (or "all").
 
     Replies per run: files [path, size, sha256, growing], skipped [path, reason], and how many of
-    the files no client has said to hold (verb `pulled`): "unpulled". A checkpoint
+    the files no client has said to hold (verb `pulled`): "unpulled". Whatever is skipped exists
+    here alone; what is not an output by its name (NEVER) is in neither list. A checkpoint
     directory with a manifest.json counts only when every file in it matches. While a run lives,
     other files count only when nobody has them open for writing and size and time stand still.
     "outputs" adds to those that the run was started with; with "only" it is these alone.
@@ -107,8 +107,9 @@ class _Look:
     def manifest(self) -> dict[str, Any]:
         fresh: Files = {}
         files: Files = {}
-        skipped = []
-        chosen = [(path, str(path.relative_to(self.directory))) for path in self._chosen()]
+        closed: set[Path] = set()
+        chosen = list(self._named(self._chosen(closed.add)))
+        skipped = [[name, UNREADABLE] for _, name in self._named(sorted(closed))]
         self._believe(name for _, name in chosen)
         for path, name in chosen:
             reason, entry = self._whole(path, name)
@@ -140,24 +141,29 @@ class _Look:
             "unpulled": sum(known.get(name) != [size, sha256] for name, size, sha256, _ in kept),
         }
 
-    def _chosen(self) -> Iterator[Path]:
+    def _named(self, paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+        """Those that may be outputs, with their names in the run."""
+        for path in paths:
+            name = str(path.relative_to(self.directory))
+            if not name.startswith(".labctl/") and not _matches(name, NEVER):
+                yield path, name
+
+    def _chosen(self, on_closed: Callable[[Path], None]) -> Iterator[Path]:
         if not self.everything:
             seen = set()
             for output in self.outputs:
                 place = inside(self.directory, output)
                 if place.is_symlink():
                     continue
-                for path in [place] if place.is_file() else walk(place):
+                for path in [place] if place.is_file() else walk(place, on_closed):
                     if path not in seen:
                         seen.add(path)
                         yield path
             return
         text = self.directory / ".labctl" / "code.json"
         known = set(json.loads(text.read_text())) if text.exists() else set()
-        for path in walk(self.directory):
+        for path in walk(self.directory, on_closed):
             name = str(path.relative_to(self.directory))
-            if name.startswith(".labctl/"):
-                continue
             if not (name.startswith("code/") and name[5:] in known):
                 yield path
 
@@ -178,15 +184,13 @@ class _Look:
 
     def _whole(self, path: Path, name: str) -> tuple[str, list[Any] | None]:
         """("", [size, mtime_ns, sha256]) of a file that stood still, or (why not, None)."""
-        if _matches(name, NEVER):
-            return "not an output by its name", None
         if not self.ended and _matches(name, UNFINISHED):
             return "unfinished by its name", None
         growing = self._growing(name)
         try:
             before = path.stat()
             if not self.ended and not growing and name not in self.proved:
-                if time.time() - before.st_mtime < SETTLED_S:
+                if age_of(before.st_mtime) < SETTLED_S:
                     return "written just now", None
                 if (before.st_dev, before.st_ino) in self.writing:
                     return "still open for writing", None
@@ -200,7 +204,7 @@ class _Look:
         except FileNotFoundError:
             return "removed meanwhile", None
         except PermissionError:
-            return "this user may not read it", None
+            return UNREADABLE, None
         moved = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
         if moved and not (growing and after.st_size >= before.st_size):
             return "still changing", None

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,14 @@ def sha256_of(path: Path, length: int | None = None) -> str:
             digest.update(block)
             left = None if left is None else left - len(block)
     return digest.hexdigest()
+
+
+def age_of(moment_s: float) -> float:
+    """Seconds since a recorded time of day, in Unix seconds.
+
+    A time in the future was recorded before the clock was set back, so it is not recent either.
+    """
+    return abs(time.time() - moment_s)
 
 
 def boot_token() -> str:

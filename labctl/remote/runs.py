@@ -29,6 +29,7 @@ from .place import (
     write_text,
 )
 from .reply import Failure
+from .scope import scope_words
 from .shared import TAKEN
 
 BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
@@ -154,9 +155,10 @@ def _recorder_begun() -> None:
     """
     program = Path(__file__).parents[1] / "__main__.py"
     words = ["sh", "-c", 'sleep 1; exec "$@"', "sh", sys.executable, "-I", "-S", str(program)]
+    words = [*scope_words(), *words, "telemetry"]
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
     with suppress(OSError, NotImplementedError):
-        os.posix_spawnp("sh", [*words, "telemetry"], os.environ, file_actions=null, setsid=True)
+        os.posix_spawnp(words[0], words, os.environ, file_actions=null, setsid=True)
 
 
 def _begun(container: str, spec: dict[str, Any], body: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -14,9 +14,9 @@ from .reply import Failure
 
 NAME = "serve"
 PORT = 8000
-PACKAGE = "labctl_serving"
+PACKAGE = "labctl_model_server"
 KNOWN = {
-    "script": f"exec python3 -m {PACKAGE}",
+    "script": f"exec python3 -m {PACKAGE}.serving",
     "port": PORT,
     "path": "/",
     "test": "python3 -c 'import fastapi, uvicorn, multipart, prometheus_client, PIL'",
@@ -116,9 +116,10 @@ def _app(root: Path, files: dict[str, str]) -> Path:
     if home.is_dir():
         return home
     staging = home.with_name(f".{home.name}.{os.urandom(4).hex()}")
-    (staging / PACKAGE).mkdir(parents=True)
     for name, text in files.items():
-        write_text(inside(staging / PACKAGE, name), text)
+        place = inside(staging / PACKAGE, name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_text(place, text)
     try:
         staging.rename(home)
     except OSError:

@@ -20,11 +20,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from . import files as pushed
 from . import outputs
+from .edits import edits
 from .engine import inspect
 from .looks import existing, final, last_attempt, look
-from .place import lab_dir, read_json, sha256_of, write_json
+from .place import age_of, lab_dir, read_json, sha256_of, write_json
 from .reply import Failure, answer
 from .store import ChangedError, Store, StoreError, able, config, elsewhere, open_store
 from .store_index import Files, grouped, key
@@ -109,7 +109,7 @@ def _alone(path: Path) -> Iterator[Any]:
 
 
 def _preempt(descriptor: int) -> None:
-    if time.time() - os.fstat(descriptor).st_mtime > STUCK_S:
+    if age_of(os.fstat(descriptor).st_mtime) > STUCK_S:
         holder = int(os.pread(descriptor, 20, 0) or b"0")
         with suppress(OSError):
             if holder > 1:
@@ -195,7 +195,7 @@ class _Pass:
     def _edits(self) -> None:
         kept = self.root / ".labctl" / "saved-edits.json"
         known = read_json(kept)
-        for name, size, sha256, _ in pushed.edits(self.about)["files"]:
+        for name, size, sha256, _ in edits(self.about)["files"]:
             if known.get(name) != sha256 and self.send(
                 f"server-edits/{name}", self.root / "code" / name, size, sha256
             ):

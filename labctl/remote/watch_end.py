@@ -29,7 +29,7 @@ from typing import Any, Callable, NamedTuple
 from urllib.parse import quote
 
 from . import engine
-from .place import LIMIT, home
+from .place import LIMIT, age_of, home
 from .reply import Failure
 from .store import NO_BOTO3, python_with_boto3
 from .watch_place import keep
@@ -231,7 +231,7 @@ def _writes_checkpoint(run: str) -> bool:
         for folder, _, names in os.walk(top):
             times = [_written(Path(folder) / name) for name in names if name != "manifest.json"]
             done = _written(Path(folder) / "manifest.json")
-            if times and time.time() - max(times) < WRITING_S and done < max(times):
+            if times and age_of(max(times)) < WRITING_S and done < max(times):
                 return True
     return False
 

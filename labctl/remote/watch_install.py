@@ -20,6 +20,7 @@ from typing import Any, Callable
 from .place import read_json, write_json, write_text
 from .reply import Failure
 from .root import account, as_root, may_sudo
+from .scope import ask_to_linger, scope_words
 from .watch_bell import ring
 from .watch_clocks import Limits, budget_left, carried, refusal, spoken
 from .watch_place import (
@@ -213,11 +214,12 @@ done
 
 
 def _spawn(place: Path, program: Path) -> None:
-    """A process of its own session, which a logout and a killed client leave alone."""
+    """A process of its own session and scope, which a logout and a killed client leave alone."""
     script = place / "start"
     write_text(script, start_script(place, program), 0o755)
+    ask_to_linger()
     subprocess.Popen(
-        [str(script)],
+        [*scope_words(), str(script)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from .place import age_of
+
 PROGRAM_CORES = 0.2
 """A person's program outside containers that uses more than this of a core is at work. Editors'
 servers at rest use a tenth of it."""
@@ -49,7 +51,7 @@ def terminals(directory: Path = Path("/dev/pts")) -> list[Sign]:
     for entry in directory.iterdir():
         if entry.name.isdigit():
             with suppress(FileNotFoundError):
-                age = max(0.0, time.time() - entry.stat().st_atime)
+                age = age_of(entry.stat().st_atime)
                 found.append(Sign(f"somebody typed in terminal pts/{entry.name}", age))
     return found
 
@@ -63,7 +65,7 @@ def tmux_clients(uid: int, as_user: list[str]) -> list[Sign]:
         done = subprocess.run(line, capture_output=True, text=True, timeout=5, check=False)
         for row in done.stdout.splitlines():
             at, _, session = row.partition(" ")
-            age = max(0.0, time.time() - float(at))
+            age = age_of(float(at))
             found.append(Sign(f"somebody typed in the tmux session {session}", age))
     return found
 

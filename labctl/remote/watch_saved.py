@@ -18,7 +18,6 @@ from .place import home, lab_dir, read_json, run_dir, write_json
 from .reply import Failure, reply_of
 from .watch_signs import Account
 
-NEVER_AN_OUTPUT = "not an output by its name"
 MOST_FILES = 20_000
 LONG_S = 3600.0
 PROGRAM = Path(__file__).parents[1]
@@ -124,9 +123,11 @@ def unsaved(account: Account, lab_id: str, every: bool) -> Unsaved:
                     files.append(
                         File(place, f"{lab}-{known}/runs/{run}/files/{path}", path, size, sha256)
                     )
-            broken += [f"{run}/{p}: {why}" for p, why in found["skipped"] if why != NEVER_AN_OUTPUT]
+            broken += [f"{run}/{p}: {why}" for p, why in found["skipped"]]
         known_edits = read_json(root / ".labctl" / "saved-edits.json")
-        for path, size, sha256, _ in ask(account, "edits", about)["files"]:
+        edits = ask(account, "edits", about)
+        broken += [f"code/{path}: {why}" for path, why in edits["skipped"]]
+        for path, size, sha256, _ in edits["files"]:
             if known_edits.get(path) != sha256:
                 place, key = f"{root}/code/{path}", f"{lab}-{known}/server-edits/{path}"
                 files.append(File(place, key, path, size, sha256))

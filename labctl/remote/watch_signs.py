@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from . import engine
-from .place import home, read_text
+from .place import age_of, home, read_text
 from .reply import Failure
 from .watch_place import boottime_s
 from .watch_processes import Processes, Sign, terminals, tmux_clients
@@ -195,7 +195,7 @@ def _check(asked: subprocess.CompletedProcess[str]) -> None:
 def used() -> list[Sign]:
     """When somebody last worked here with labctl."""
     at = (home() / USED).stat().st_mtime
-    return [Sign("labctl was used", max(0.001, time.time() - at))]
+    return [Sign("labctl was used", max(0.001, age_of(at)))]
 
 
 class Looker:

@@ -1,4 +1,4 @@
-"""`python -m labctl_serving`, in the project's directory: load its model, then answer."""
+"""`python -m labctl.serving`, in the project's directory: load its model, then answer."""
 
 from __future__ import annotations
 

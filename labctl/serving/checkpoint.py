@@ -1,8 +1,8 @@
 """Is this checkpoint nothing but data? Safetensors and text are; a pickle is a program.
 
 Loading a pickle (torch.save, joblib, `.npy` with objects) runs whatever code it holds, with all
-rights of whoever loads it. So a checkpoint with one is refused before anything of it is loaded, by
-what its files hold and not by their names; and while the server runs, every attempt to unpickle
+rights of whoever loads it. So a checkpoint with one is refused before anything of it is loaded
+(`wire.judge` looks at what its files hold); and while the server runs, every attempt to unpickle
 something that names code is stopped, whatever library makes it.
 """
 
@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..wire.judge import judge_file
 from .refusals import ModelError
 
 LARGEST_HEADER_BYTES = 100_000_000
@@ -84,18 +85,17 @@ def _checked(file: Path, name: str) -> bool:
     if not stat.S_ISREG(found.st_mode):
         raise ModelError(f"{name!a} is not a file")
     size = found.st_size
-    tensors = file.suffix == ".safetensors"
-    # First of all, since the length at the head of good safetensors may look like a pickle's.
-    damage = _damage(file, size) if tensors else ""
-    if tensors and not damage:
-        return True
     with file.open("rb") as opened:
-        kind = _pickle(opened.read(512))
-    if kind:
-        text = f"{name!a} is {kind}: loading it would run whatever code it holds; {ADVICE}"
-        raise ModelError(text)
-    if tensors:
-        raise ModelError(f"{name!a} {damage}")
+        verdict = judge_file(file.name, opened, size)
+    if verdict.pickle:
+        text = f"{name!a} is {verdict.pickle}: loading it would run whatever code it holds"
+        raise ModelError(f"{text}; {ADVICE}")
+    if verdict.hazard:
+        raise ModelError(f"{name!a} must not be loaded: {verdict.hazard}; {ADVICE}")
+    if file.suffix == ".safetensors":
+        if damage := _damage(file, size):
+            raise ModelError(f"{name!a} {damage}")
+        return True
     if file.suffix != ".json" and file.suffix not in TEXTS:
         raise ModelError(f"{name!a} is neither safetensors nor text; {ADVICE}")
     if size > LARGEST_TEXT_BYTES:
@@ -108,20 +108,6 @@ def _checked(file: Path, name: str) -> bool:
         said = "JSON" if file.suffix == ".json" else "text"
         raise ModelError(f"{name!a} is not {said}, whatever its name says") from None
     return False
-
-
-def _pickle(head: bytes) -> str:
-    """What kind of pickle a file begins like, "" where it does not.
-
-    (A pickle of protocol 0 looks like text; it is stopped when somebody loads it.)
-    """
-    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
-        return "a pickle"
-    if head[:4] == b"PK\x03\x04":
-        return "an archive of pickles, as torch.save writes it"
-    if head[:6] == b"\x93NUMPY" and b"'|O'" in head:
-        return "a NumPy file with a pickle in it"
-    return ""
 
 
 def _damage(file: Path, size: int) -> str:

@@ -6,22 +6,30 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from labctl.errors import BusyError, LabError
 
 POLL_S = 0.05
+ANNOUNCED_S = 0.5
 
 
 @contextmanager
-def held(file: Path, what: str, *, wait_s: float) -> Iterator[None]:
+def held(
+    file: Path,
+    what: str,
+    *,
+    wait_s: float,
+    on_wait: Callable[[str], None] = lambda holder: None,
+) -> Iterator[None]:
     """Hold `file` for the deed `what`. BusyError that names the holder after `wait_s` seconds.
 
+    `on_wait` is called once, with who holds it, where there is somebody to wait for.
     Not re-entrant: the same thread that takes it twice waits for itself.
     """
-    descriptor = _taken(file, what, wait_s)
+    descriptor = _taken(file, what, wait_s, on_wait)
     try:
         yield
     finally:
@@ -30,14 +38,14 @@ def held(file: Path, what: str, *, wait_s: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _taken(file: Path, what: str, wait_s: float) -> int:
+def _taken(file: Path, what: str, wait_s: float, on_wait: Callable[[str], None]) -> int:
     """The locked file's descriptor, with who holds it and why written inside."""
     note = json.dumps({"pid": os.getpid(), "what": what, "since": time.time()}).encode()
     descriptor = -1
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        _wait(descriptor, what, wait_s)
+        _wait(descriptor, what, wait_s, on_wait)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, note, 0)
     except OSError as error:
@@ -45,7 +53,7 @@ def _taken(file: Path, what: str, wait_s: float) -> int:
         raise LabError(
             f"cannot lock {file}",
             why=error.strerror or "",
-            hint="export LABCTL_STATE_DIR=DIR   # a directory of your own on a local disk",
+            hint="move it to a local disk of your own; labctl's state: export LABCTL_STATE_DIR=DIR",
         ) from error
     except BaseException:
         _close(descriptor)
@@ -58,9 +66,11 @@ def _close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _wait(descriptor: int, what: str, wait_s: float) -> None:
+def _wait(descriptor: int, what: str, wait_s: float, on_wait: Callable[[str], None]) -> None:
     # flock has no time limit of its own, and a signal for one would not do in threads: so a poll.
-    deadline = time.monotonic() + wait_s
+    begun = time.monotonic()
+    deadline = begun + wait_s
+    is_announced = False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,6 +82,10 @@ def _wait(descriptor: int, what: str, wait_s: float) -> None:
                     why=f"two at a time would undo each other; waited {wait_s:g} s",
                     hint="try again when it is done",
                 ) from None
+        # By now the holder has written who it is, and nobody need hear of a moment's wait.
+        if not is_announced and time.monotonic() - begun >= ANNOUNCED_S:
+            is_announced = True
+            on_wait(_holder(descriptor))
         time.sleep(POLL_S)
 
 

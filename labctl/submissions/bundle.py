@@ -11,7 +11,7 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -19,6 +19,7 @@ from labctl.errors import TransferError
 from labctl.model import Value
 from labctl.submissions import manifest as manifests
 from labctl.submissions.manifest import BundleFile, Manifest, refused
+from labctl.wire.judge import judge_file
 
 BLOCK = 512
 CHUNK_BYTES = 1024 * 1024
@@ -186,6 +187,12 @@ class Span(io.RawIOBase):
 def opened(file: BinaryIO, member: Member) -> BinaryIO:
     """The content of one member."""
     return cast(BinaryIO, io.BufferedReader(Span(file, member)))
+
+
+def find_hazards(file: BinaryIO, inside: Iterable[Member]) -> list[str]:
+    """The files that must be neither loaded nor unpacked, each with the reason."""
+    verdicts = ((one.path, judge_file(one.path, opened(file, one), one.size)) for one in inside)
+    return [f"{path}: {verdict.hazard}" for path, verdict in verdicts if verdict.hazard]
 
 
 def unpack(file: BinaryIO, directory: Path) -> Manifest:

@@ -39,8 +39,9 @@ from labctl.errors import (
 from labctl.model import Value
 from labctl.submissions import feedback, receipt
 from labctl.submissions.assignment import Assignment, Standing, judge, load_assignment
+from labctl.submissions.examination import examine_confined
 from labctl.submissions.feedback import Feedback
-from labctl.submissions.intake import examine, stamp
+from labctl.submissions.intake import Arrived, Expected, check_arrived, stamp
 from labctl.submissions.receipt import Receipt, Signed
 
 KEY = "signing-key"
@@ -247,13 +248,16 @@ class Receiver:
             moment = staged.stat().st_mtime if at is None else at
             try:
                 self._check_open(name, student, moment)
-                examined = examine(staged, self.rules(name), student, sha256)
+                check_arrived(staged, sha256)
+                expected = Expected(name, self.rules(name).course, student)
+                examined = examine_confined(staged, expected, self.directory / "incoming")
             except (PolicyError, TransferError):
                 staged.unlink()
                 raise
             standing = self.standing(name, student, moment)
             number = len(self.receipts(name, student)) + 1
-            made = stamp(self.rules(name), standing, number, moment, examined)
+            arrived = Arrived(student, size, sha256)
+            made = stamp(self.rules(name), standing, number, moment, examined, arrived)
             signed = receipt.sign(made, self.key)
             self._keep(name, student, staged, signed)
         return signed

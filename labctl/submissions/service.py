@@ -82,6 +82,11 @@ def serve(
         _say(sink, said)
 
 
+def refuse(sink: BinaryIO, error: LabError) -> None:
+    """Answer a student who gets no further with an error."""
+    _say(sink, _failure(error))
+
+
 def _read(line: bytes, student: str) -> dict[str, Any]:
     try:
         asked = json.loads(line)

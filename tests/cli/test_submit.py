@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -127,6 +128,16 @@ def test_the_manifest_names_everything_by_its_hash(
     assert body["manifest"]["checkpoint"] == "step-00000040"
     other = dry(labctl, "--checkpoint", "step-00000080")["manifest"]
     assert "model/step-00000080/model.safetensors" in {one["path"] for one in other["files"]}
+
+
+def test_a_system_that_cannot_confine_is_named(
+    labctl: Labctl, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for machine, warned in (("x86_64", False), ("ppc64le", True)):
+        monkeypatch.setattr("platform.machine", lambda name=machine: name)
+        said = labctl("receive", "init", str(home / "drop"))
+        assert said.code == 0
+        assert ("take bundles in on Linux" in said.err) is (warned or sys.platform != "linux")
 
 
 @pytest.mark.parametrize("width", [80, 140])

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from sshd_container import wait_for
 from submit_bed import COMMAND_S, Machine, receiving_machine
 
 from labctl.actions import Silent
@@ -28,6 +29,7 @@ from labctl.config import paths
 from labctl.courses.folder import CourseFolder, make_private
 from labctl.state import State
 
+BEGUN = "the keeper of "
 STUDENTS = ("alice", "bob", "carol")
 
 
@@ -58,6 +60,27 @@ class CourseBed:
         home.mkdir(exist_ok=True)
         places = paths({"HOME": str(home)})
         return KeeperStaff(self.course, places, State(places.database), Silent(), by="keeper")
+
+    def command(self, *words: str) -> tuple[list[str], dict[str, str]]:
+        """argv and environment of `labctl -C ml course ...` on the keeper's machine."""
+        home = self.folder / "keeper-home"
+        home.mkdir(exist_ok=True)
+        environ = {**os.environ, "HOME": str(home), "LANG": "C.UTF-8"}
+        argv = [sys.executable, "-m", "labctl", "-C", str(self.folder / "ml"), "course", *words]
+        return argv, environ
+
+    def serve(self, log: IO[str]) -> subprocess.Popen[bytes]:
+        """`labctl course serve` in a process of its own, once its door is open."""
+        argv, environ = self.command("serve", "--authorized-keys", str(self.machine.keys))
+        begun = Path(log.name).read_text().count(BEGUN)
+        process = subprocess.Popen(argv, env=environ, stderr=log)
+
+        def is_open() -> bool:
+            over = process.poll() is not None
+            return over or Path(log.name).read_text().count(BEGUN) > begun
+
+        wait_for(is_open, COMMAND_S)
+        return process
 
     def home(self, student: str) -> Path:
         home = self.folder / f"{student}-home"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,16 +14,17 @@ from pathlib import Path
 import msgspec
 import pytest
 from course_bed import CourseBed, course_bed, keeping
-from sshd_container import wait_for
 from submit_bed import COMMAND_S, SSHD
 
 from labctl.actions.courses.check import _keys
-from labctl.actions.courses.door import MOST_OF_ONE, place_at, socket_path
+from labctl.actions.courses.door import socket_path
 from labctl.actions.courses.invitation import JoinFile, enrolment_key
+from labctl.actions.courses.keys import Keys, keeper_dir
 from labctl.actions.courses.publish import remember_host_key
 from labctl.actions.host_keys import make_key
 from labctl.config import paths, student_key
 from labctl.model import Server
+from labctl.submissions.connections import MAX_CONNECTIONS, hold_connection
 
 pytestmark = pytest.mark.skipif(
     not (Path(SSHD).exists() and shutil.which("ssh")), reason="there is no sshd on this machine"
@@ -45,26 +44,15 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseBed]:
 @contextmanager
 def served(bed: CourseBed) -> Iterator[None]:
     """`labctl course serve` in a process of its own."""
-    home = bed.folder / "keeper-home"
-    home.mkdir(exist_ok=True)
-    environ = {**os.environ, "HOME": str(home), "LANG": "C.UTF-8"}
-    log = (bed.folder / "serve.log").open("w+")
-    words = ["-C", str(bed.folder / "ml"), "course", "serve"]
-    with log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "labctl", *words, "--authorized-keys", str(bed.machine.keys)],
-            env=environ,
-            stderr=log,
-        )
+    with (bed.folder / "serve.log").open("w+") as log:
+        process = bed.serve(log)
         try:
-            path = socket_path(bed.course.id)
-            wait_for(lambda: path.exists() or process.poll() is not None, COMMAND_S)
             yield
             assert process.poll() is None, log.read()
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(COMMAND_S) == 0
-        assert not path.exists()
+        assert not socket_path(bed.course.id).exists()
 
 
 def ssh(
@@ -132,17 +120,17 @@ def test_the_check_tries_every_key_at_the_keepers_sshd(bed: CourseBed, tmp_path:
     seats = bed.course.seats()
     for student in ("alice", "bob"):
         bed.keys.admit(student, make_key(tmp_path / student))
-    _, good = _keys(bed.staff(), seats, bed.machine.keys)
+    _, good = _keys(bed.staff(), seats, Keys(bed.course, bed.machine.keys))
     assert (good.ok, good.detail) == (True, "it takes 2 of 2 keys")
     elsewhere = tmp_path / "authorized_keys"
     elsewhere.write_text(bed.machine.keys.read_text())
     bed.keys.expel(["alice"])
-    joined, bad = _keys(bed.staff(), seats, elsewhere)
+    joined, bad = _keys(bed.staff(), seats, Keys(bed.course, elsewhere))
     assert (joined.ok, bad.ok) == (False, False)
     assert bad.detail == "it takes 1 of 2 keys; not those of alice"
     assert "labctl course invite alice" in bad.next
     remember_host_key(bed.course, make_key(tmp_path / "another").rpartition(" ")[0])
-    _, stranger = _keys(bed.staff(), seats, bed.machine.keys)
+    _, stranger = _keys(bed.staff(), seats, Keys(bed.course, bed.machine.keys))
     assert not stranger.ok
     assert "cannot be asked" in stranger.detail
     remember_host_key(bed.course, bed.machine.host_key)
@@ -223,12 +211,12 @@ def test_one_students_connections_leave_the_door_to_the_others(bed: CourseBed) -
     bed.labctl("bob", "join", str(file), "--yes")
     identity = student_key(paths({"HOME": str(bed.home("bob"))}))
     with contextlib.ExitStack() as places:
-        for _ in range(MOST_OF_ONE):
-            places.enter_context(place_at(bed.course, "bob"))
+        for _ in range(MAX_CONNECTIONS):
+            places.enter_context(hold_connection(keeper_dir(bed.course) / "doors", "bob"))
         said = json.loads(ssh(bed, identity, "labctl-course", b'{"do": "hello"}\n').stdout)
         assert said["error"]["kind"] == "BusyError"
         assert "has 12 connections" in said["error"]["what"]
-        with place_at(bed.course, "carol"):
+        with hold_connection(keeper_dir(bed.course) / "doors", "carol"):
             pass
     with keeping(bed):
         said = json.loads(ssh(bed, identity, "labctl-course", b'{"do": "hello"}\n').stdout)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from calibration import dead_link_limit_s
 from service_lab import LAB, LAB_ID, Recorder, ServiceLab
+from sleeping import asleep, in_session
 from sshd_container import docker, greets, wait_for
 
 from labctl.actions.forwarding import free_port
@@ -102,10 +104,12 @@ def test_a_taken_port_stays_with_whoever_has_it(
             holder.accept()[0].close()
 
 
+@pytest.mark.timed
 def test_it_comes_back_after_the_link_was_cut(
     service_lab: ServiceLab, web: Service, recorder: Recorder
 ) -> None:
     with forwarded(service_lab, web, recorder) as forwarding:
+        limit_s = dead_link_limit_s()
         began = time.monotonic()
         service_lab.box.black_hole()
         try:
@@ -113,7 +117,7 @@ def test_it_comes_back_after_the_link_was_cut(
             noticed_s = time.monotonic() - began
         finally:
             service_lab.box.mend()
-        assert noticed_s < 45.0
+        assert noticed_s < limit_s
         wait_for(lambda: recorder.count("connected again") == 1, BACK_S)
         assert works(forwarding.local_port)
 
@@ -217,6 +221,23 @@ def test_a_detached_one_is_found_outlives_a_cut_and_is_stopped(
     assert stop_forward(state, "web") == [kept]
     assert list_forwards(state) == []
     assert not works(kept.local_port)
+
+
+def test_a_detached_one_that_slept_comes_back(
+    service_lab: ServiceLab, state: State, tmp_path: Path
+) -> None:
+    """Suspended, and without a network, for longer than the keep-alives."""
+    service = service_lab.web()
+    kept = detach(service_lab, state, service, tmp_path)
+    assert works(kept.local_port)
+    service_lab.box.black_hole()
+    try:
+        with asleep(in_session(kept.pid)):
+            pass
+    finally:
+        service_lab.box.mend()
+    wait_for(lambda: works(kept.local_port), BACK_S)
+    assert list_forwards(state) == [kept]
 
 
 def test_a_detached_one_outlives_the_process_that_asked_for_it(

@@ -21,7 +21,6 @@ from labctl.actions.courses.servers import Staff
 from labctl.actions.courses.work import Money
 from labctl.actions.ground import Ground
 from labctl.courses.folder import CourseFolder, Seat, make_private
-from labctl.errors import LabError
 from labctl.model import Endpoint, Offer, Server
 from labctl.providers import Deadline
 from labctl.state import State
@@ -53,10 +52,10 @@ class Pretended:
 
     folder: CourseFolder
     server: Server | None = None
-    error: LabError | None = None
+    error: Exception | None = None
     calls: list[str] = field(default_factory=list)
     keys: list[tuple[str, ...]] = field(default_factory=list)
-    refusal: LabError | None = None
+    refusal: Exception | None = None
     spent_usd: float = 0.0
     gate: threading.Event = field(default_factory=threading.Event)
     making: threading.Event = field(default_factory=threading.Event)
@@ -68,7 +67,7 @@ class Pretended:
         if self.refusal is not None:
             raise self.refusal
 
-    def offers(self) -> list[Offer]:
+    def offers(self, seat: Seat) -> list[Offer]:
         return [OFFER]
 
     def money(self, seat: Seat) -> Money:

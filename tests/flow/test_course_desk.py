@@ -95,6 +95,52 @@ def test_what_kept_it_from_being_made_is_told_once(desk: Desk, work: Pretended) 
     assert found(desk, "alice", create(desk, "alice"))["state"] == "running"
 
 
+def test_what_nobody_expected_is_logged_told_and_stops_nothing(work: Pretended) -> None:
+    """A file that staff took away beneath it, a full disk, a bug."""
+    log: list[tuple[str, str]] = []
+    desk = Desk(work.folder, work, tell=lambda name, text: log.append((name, text)))
+    work.error = FileNotFoundError(2, "No such file or directory", "/keeper/ssh/i-1/prepare.log")
+    made = create(desk, "alice")
+    assert desk.wait(120)
+    reply = asked(desk, "alice", "find", id=made["server"]["id"], wait_s=5)
+    assert kind(reply) == "ProviderError"
+    assert "FileNotFoundError" in reply["error"]["why"]
+    assert "/keeper" not in json.dumps(reply), "the student reads no path of the keeper's"
+    (traceback,) = [text for name, text in log if name == "alice" and "Traceback" in text]
+    assert "/keeper/ssh/i-1/prepare.log" in traceback
+    work.error, work.refusal = None, OSError(28, "No space left on device")
+    assert kind(create(desk, "alice", OTHER)) == "LabError"
+    work.refusal = None
+    assert found(desk, "alice", create(desk, "alice", OTHER))["state"] == "running"
+    # The end, too: the seat stays, and the next sweep tries it again.
+    work.error = OSError("gone")
+    asked(desk, "alice", "terminate", id=f"course-{work.folder.pseudonym('alice')}-{OTHER}")
+    assert desk.wait(120)
+    assert work.server is not None
+    work.error = None
+    desk.seat(work.folder.seat("alice")).go_on()
+    assert desk.wait(120)
+    assert work.server is None
+
+
+def test_a_disk_that_is_full_leaves_no_seat_busy(
+    work: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(work.folder, work)
+    work.gate.clear()
+    made = create(desk, "alice")
+    with monkeypatch.context() as patch:
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr("labctl.actions.courses.claims.write_private", full)
+        work.gate.set()
+        assert desk.wait(120), "whoever waits for this seat would wait for ever"
+    desk.seat(work.folder.seat("alice")).go_on()
+    assert found(desk, "alice", made)["state"] == "running"
+
+
 def test_an_answer_waits_for_the_server_and_not_for_ever(desk: Desk, work: Pretended) -> None:
     work.gate.clear()
     made = create(desk, "alice")

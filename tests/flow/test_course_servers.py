@@ -35,6 +35,16 @@ def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
     return a_class(tmp_path, monkeypatch, roster(NAMES))
 
 
+def test_one_seats_unexpected_error_stops_no_other(ml: Class) -> None:
+    ml.cloud.create_errors = [FileNotFoundError("prepare.log")]
+    outcomes = up(ml.staff(), ml.folder.seats(), at_once=1)
+    assert [bool(one.error) for one in outcomes] == [True, False, False]
+    assert "FileNotFoundError" in outcomes[0].why
+    (logged,) = [e for e in ml.reporter.events if isinstance(e, News) and "Traceback" in e.text]
+    assert (logged.seat, logged.warning) == ("alice", True)
+    assert [one.error for one in up(ml.staff(), ml.folder.seats())] == ["", "", ""]
+
+
 class KeepingCloud(ClassCloud):
     """One whose disks can outlive their servers."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
 
-from labctl.actions import provision, removal
+from labctl.actions import Event, Progress, provision, removal, work
 from labctl.actions.down import Ending, down
 from labctl.actions.host_keys import make_key
 from labctl.errors import BusyError, HostKeyError, NotFoundError, PolicyError
@@ -138,3 +140,91 @@ def test_twice_is_once(ready: World) -> None:
     assert end(ready).removed
     assert end(ready) == Ending()
     assert ready.cloud.calls.count("terminate") == 1
+
+
+def spoil(lab: Path, size: int) -> None:
+    """Change a byte of each file of this size among the results here, and let no time show it."""
+    for path in (lab / "runs").rglob("*"):
+        if path.is_file() and path.stat().st_size == size:
+            before = path.stat()
+            path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_result_that_was_spoiled_here_comes_again_before_the_server_goes(ready: World) -> None:
+    ready.machine.run_with("night", **{"model.pt": "weights that took a night"})
+    work.pull(ready.ground(), ready.ground().server(), [], everything=False)
+    spoil(ready.home / "lab", len("weights that took a night"))
+    assert end(ready).pulled_files == 1
+    here = ready.home / "lab/runs/night/checkpoints/model.pt"
+    assert here.read_text() == "weights that took a night"
+    assert ready.cloud.machines == {}
+
+
+def test_a_result_that_the_disk_here_spoils_keeps_the_server(ready: World) -> None:
+    ready.machine.run_with("night", **{"model.pt": "weights that took a night"})
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Progress) and event.name == "pull night" and event.done == event.total:
+            spoil(ready.home / "lab", len("weights that took a night"))
+
+    with pytest.raises(PolicyError, match="was not removed"):
+        end(ready, Recorded(on_event=on_event))
+    assert ready.cloud.calls == ["create", "stop"]
+    assert not (ready.home / "lab/runs/night/checkpoints").exists()
+
+
+def put_odd_name(run: Path) -> None:
+    (run / "work").mkdir()
+    (run / "work" / "odd\x1b.bin").write_text("the only copy")
+
+
+def put_broken_checkpoint(run: Path) -> None:
+    (run / "work").mkdir()
+    (run / "work" / "manifest.json").write_text('{"files": {"not-there": {"size": 1}}}')
+
+
+def put_reserved_name(run: Path) -> None:
+    (run / "run.json").write_text("the run's own")
+
+
+@pytest.mark.parametrize(
+    ("put", "name"),
+    [
+        (put_odd_name, r"runs/night/work/odd\x1b.bin"),
+        (put_broken_checkpoint, "runs/night/work/manifest.json"),
+        (put_reserved_name, "runs/night/run.json"),
+    ],
+)
+def test_a_file_outside_the_outputs_that_could_not_come_keeps_the_server(
+    ready: World, put: Callable[[Path], None], name: str
+) -> None:
+    run = ready.machine.run_with("night", **{"model.pt": "weights"})
+    put(run)
+    with pytest.raises(PolicyError, match="was not removed") as caught:
+        end(ready)
+    assert f"{name}: " in caught.value.why
+    assert "its disk kept" in caught.value.why
+    assert "labctl ssh" in caught.value.hint
+    assert "labctl down --discard" in caught.value.hint
+    assert ready.cloud.calls == ["create", "stop"]
+    assert end(ready, discard=True).removed
+
+
+def test_an_edit_with_an_odd_name_keeps_the_server(ready: World) -> None:
+    ready.machine.run_with("night", **{"model.pt": "weights"})
+    code = ready.machine.home / "labctl" / "digits" / "code"
+    code.mkdir(exist_ok=True)
+    (code / "odd\x07.py").write_text("made there")
+    with pytest.raises(PolicyError, match="was not removed") as caught:
+        end(ready)
+    assert r"code/odd\x07.py: " in caught.value.why
+
+
+def test_what_is_no_output_by_its_name_keeps_no_server(ready: World) -> None:
+    run = ready.machine.run_with("night", **{"model.pt": "weights"})
+    for folder in (run / "checkpoints", run / "work"):
+        (folder / "__pycache__").mkdir(parents=True)
+        (folder / "__pycache__" / "train.pyc").write_text("bytecode")
+        (folder / ".nfs0001").write_text("removed, and open still")
+    assert end(ready).removed

@@ -68,7 +68,8 @@ def test_what_was_fetched_for_it_does_not_count_as_pulled(there: World) -> None:
 
     ground = there.ground()
     explain(ground)
-    assert work.missing(ground, ground.server()) == ["night/checkpoints/model.safetensors"]
+    (lacking,) = work.missing(ground, ground.server())
+    assert lacking.path == "checkpoints/model.safetensors"
     (pulled,) = work.pull(ground, ground.server(), ["night"], everything=False)
     assert (pulled.files, pulled.complete) == (1, True)
 

@@ -7,16 +7,27 @@ import itertools
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from labctl.actions import Silent
-from labctl.actions.pull import PARTIAL, PulledRun, pull, verify
+from labctl.actions import Event, Note, Progress, Reporter, Silent, durability
+from labctl.actions.local_results import PARTIAL
+from labctl.actions.pull import PulledRun, pull, verify
 from labctl.actions.remote import Remote
-from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError, UsageError
+from labctl.actions.scan import identity
+from labctl.actions.transfers import hold_transfers
+from labctl.errors import (
+    BusyError,
+    DiskFullError,
+    LinkLostError,
+    PolicyError,
+    TransferError,
+    UsageError,
+)
 from labctl.model import Endpoint
 from labctl.remote import outputs, parcel
 from labctl.shell import Command
@@ -114,8 +125,8 @@ def lab(tmp_path: Path) -> Path:
     return tmp_path / "lab"
 
 
-def bring(shell: Shell, lab: Path) -> PulledRun:
-    return pull(Remote(shell), *LAB, ["r1"], lab, reporter=Silent()).runs[0]
+def bring(shell: Shell, lab: Path, reporter: Reporter | None = None) -> PulledRun:
+    return pull(Remote(shell), *LAB, ["r1"], lab, reporter=reporter or Silent()).runs[0]
 
 
 def put(run: Path, name: str, content: bytes) -> None:
@@ -390,3 +401,177 @@ def test_nothing_is_written_through_a_link_here(shell: Shell, there: Path, lab: 
     (home / PARTIAL / "checkpoints").symlink_to(outside)
     assert bring(shell, lab).complete
     assert list(outside.iterdir()) == []
+
+
+class OnEvent(Silent):
+    """A Reporter that hands every event on."""
+
+    def __init__(self, hear: Callable[[Event], None]) -> None:
+        self.emit = hear  # type: ignore[method-assign]
+
+
+def arrived(event: Event) -> bool:
+    """Whether the last byte of a pull has just come; nothing has its name yet."""
+    return isinstance(event, Progress) and event.name == "pull r1" and event.done == event.total
+
+
+def spoil(lab: Path, size: int) -> None:
+    """Change a byte of each file of this size that is here, as a bad disk does."""
+    for path in (lab / "runs").rglob("*"):
+        if path.is_file() and path.stat().st_size == size:
+            with path.open("r+b") as file:
+                first = file.read(1)[0]
+                file.seek(0)
+                file.write(bytes([first ^ 1]))
+
+
+def test_what_the_disk_has_made_of_it_counts_and_not_what_came(
+    shell: Shell, there: Path, lab: Path
+) -> None:
+    put(there, "checkpoints/a.bin", os.urandom(LARGE))
+    spoiled: list[int] = []
+
+    def once(event: Event) -> None:
+        if arrived(event) and not spoiled:
+            spoiled.append(1)
+            spoil(lab, LARGE)
+
+    brought = bring(shell, lab, OnEvent(once))
+    assert spoiled
+    assert (brought.files, brought.bytes, brought.complete) == (1, 2 * LARGE, True)
+    assert tree(lab / "runs" / "r1") == tree(there)
+
+
+def test_a_disk_that_spoils_it_each_time_is_told_and_nothing_gets_its_name(
+    shell: Shell, there: Path, lab: Path
+) -> None:
+    put(there, "checkpoints/a.bin", os.urandom(LARGE))
+
+    def always(event: Event) -> None:
+        if arrived(event):
+            spoil(lab, LARGE)
+
+    with pytest.raises(TransferError, match="arrived different"):
+        bring(shell, lab, OnEvent(always))
+    assert tree(lab / "runs" / "r1" / "checkpoints") == {}
+    assert not (there / ".labctl" / "pulled.json").exists()
+
+
+def test_a_file_that_was_changed_here_is_brought_again(
+    shell: Shell, there: Path, lab: Path
+) -> None:
+    put(there, "checkpoints/a.bin", os.urandom(LARGE))
+    assert bring(shell, lab).complete
+    here = lab / "runs" / "r1" / "checkpoints" / "a.bin"
+    before = here.stat()
+    spoil(lab, LARGE)
+    os.utime(here, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [one.path for one in verify(Remote(shell), *LAB, [], lab)] == ["checkpoints/a.bin"]
+    assert bring(shell, lab).bytes == LARGE
+    assert tree(lab / "runs" / "r1") == tree(there)
+
+
+def test_what_an_earlier_version_noted_of_the_stream_is_not_believed(
+    shell: Shell, there: Path, lab: Path
+) -> None:
+    put(there, "checkpoints/a.bin", content := os.urandom(LARGE))
+    put(lab / "runs" / "r1", "checkpoints/a.bin", os.urandom(LARGE))
+    found = (lab / "runs" / "r1" / "checkpoints" / "a.bin").lstat()
+    entry = [*identity(found), hashlib.sha256(content).hexdigest()]
+    put(lab, ".labctl/index.json", json.dumps({"runs/r1": {"checkpoints/a.bin": entry}}).encode())
+    assert [one.path for one in verify(Remote(shell), *LAB, [], lab)] == ["checkpoints/a.bin"]
+    assert bring(shell, lab).bytes == LARGE
+    assert tree(lab / "runs" / "r1") == tree(there)
+
+
+def test_the_server_is_told_only_of_what_has_its_name_here(
+    shell: Shell, there: Path, lab: Path
+) -> None:
+    """Its watchdog saves the rest: a checkpoint waits as long as one of its files does."""
+    put(there, "logs/run.log", b"text")
+    put(there, "checkpoints/s1/a.bin", b"small")
+    put(there, "checkpoints/s1/b.bin", os.urandom(LARGE))
+    put(there, "checkpoints/s1/manifest.json", b'{"files": {}}')
+
+    def rewrite() -> None:
+        (there / "checkpoints" / "s1" / "b.bin").write_bytes(os.urandom(LARGE))
+
+    shell.between = rewrite
+    with pytest.raises(TransferError, match="arrived different"):
+        bring(shell, lab)
+    named = {path.name for path in (lab / "runs" / "r1").iterdir()}
+    assert named == {"logs", PARTIAL}
+    assert json.loads((there / ".labctl" / "pulled.json").read_text()).keys() == {"logs/run.log"}
+
+
+def test_two_threads_pull_one_after_the_other(shell: Shell, there: Path, lab: Path) -> None:
+    put(there, "checkpoints/a.bin", os.urandom(LARGE))
+    waits = threading.Event()
+    notes: list[str] = []
+    second: list[PulledRun] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+            waits.set()
+
+    thread = threading.Thread(
+        target=lambda: second.append(bring(Shell(shell.home), lab, OnEvent(hear)))
+    )
+
+    def meanwhile() -> None:
+        thread.start()
+        assert waits.wait(60)
+
+    shell.between = meanwhile
+    assert bring(shell, lab).files == 1
+    thread.join()
+    assert f"pid {os.getpid()}" in notes[0]
+    assert "`pull`" in notes[0]
+    assert (second[0].files, second[0].complete) == (0, True)
+
+
+@pytest.mark.parametrize("has_syncfs", [True, False])
+def test_it_is_on_the_disk_before_it_is_called_pulled(
+    shell: Shell, there: Path, lab: Path, monkeypatch: pytest.MonkeyPatch, has_syncfs: bool
+) -> None:
+    """The real calls, in their order: contents, names, and only then the server is told."""
+    put(there, "checkpoints/a.bin", os.urandom(LARGE))
+    put(there, "logs/run.log", b"text")
+    done: list[str] = []
+    home = lab / "runs" / "r1"
+    real = durability._sync_filesystem, os.fsync, Remote.call
+
+    def sync_filesystem(folder: Path) -> bool:
+        if has_syncfs:
+            done.append("syncfs")
+            assert real[0](folder)
+        return has_syncfs
+
+    def fsync(descriptor: int) -> None:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink()
+        done.append(os.path.relpath(name, home))
+        real[1](descriptor)
+
+    def call(self: Remote, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
+        done.append(verb)
+        return real[2](self, verb, request, **more)
+
+    monkeypatch.setattr(durability, "_sync_filesystem", sync_filesystem)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Remote, "call", call)
+    bring(shell, lab)
+    contents = [f"{PARTIAL}/checkpoints/a.bin", f"{PARTIAL}/logs/run.log"]
+    first = ["manifest", *(["syncfs"] if has_syncfs else contents)]
+    assert done[: len(first)] == first
+    assert set(done[len(first) : -1]) == {"../..", "..", ".", "checkpoints", "logs"}
+    assert done[-1] == "pulled"
+
+
+def test_who_does_not_want_to_wait_is_told_for_whom(shell: Shell, there: Path, lab: Path) -> None:
+    with (
+        hold_transfers(lab, "push", Silent()),
+        pytest.raises(BusyError, match=rf"pid {os.getpid()}\) is busy with `push`"),
+    ):
+        pull(Remote(shell), *LAB, ["r1"], lab, reporter=Silent(), wait_s=0.0)
+    assert not (lab / "runs").exists()

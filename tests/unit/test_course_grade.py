@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from forged_bed import FORGED
 from submission_bed import DUE_AT, FILES, make_receiver, packed
 
 from labctl.actions import Silent
@@ -23,6 +25,7 @@ from labctl.config import paths
 from labctl.courses.folder import make_private
 from labctl.errors import BusyError, ConfigError, ConnectError, InterruptError, TransferError
 from labctl.state import State
+from labctl.submissions import receipt
 from labctl.submissions.receiver import Receiver
 
 COURSE = """\
@@ -161,6 +164,29 @@ def test_what_went_wrong_with_one_is_tried_again_and_stops_nobody(
     assert not (staff.folder.grades / "hw3" / "bob" / "results.json").exists()
     server.replies.clear()
     assert grade(staff, "hw3").whole
+
+
+def test_what_an_earlier_receiver_took_in_is_judged_again(
+    staff: Staff, server: Server, tmp_path: Path
+) -> None:
+    """Signed for as it is, by a version that did not see the program in it."""
+    receiver = Receiver(staff.folder.drop)
+    folder = receiver.bundle_of("hw3", "bob").parent
+    forged = FORGED["prepended"](tmp_path / "marker")
+    data = packed({**FILES, "model/model.pt": forged}, student="bob")
+    (signed,) = receiver.receipts("hw3", "bob")
+    digest = hashlib.sha256(data).hexdigest()
+    made = msgspec.structs.replace(signed.receipt, bundle_sha256=digest, bundle_bytes=len(data))
+    for name, content in (
+        ("bundle.tar", data),
+        ("receipt.json", receipt.encode(receipt.sign(made, receiver.key))),
+    ):
+        (folder / name).unlink()
+        (folder / name).write_bytes(content)
+    found = grade(staff, "hw3")
+    assert states(found) == {"alice": "graded", "bob": "error", "carol": "graded"}
+    assert "model/model.pt: readers of this archive" in {s.seat: s.why for s in found.seats}["bob"]
+    assert f"sub-{digest[:32]}" not in server.brought
 
 
 def test_a_programs_failure_is_a_grade_and_is_not_tried_again(staff: Staff, server: Server) -> None:

@@ -19,13 +19,14 @@ from labctl.actions.courses.invitation import (
     withdraw_expired,
 )
 from labctl.actions.courses.join import fetch
-from labctl.actions.courses.keys import Keys
+from labctl.actions.courses.keys import CHECKER, Keys
 from labctl.actions.courses.publish import publish
 from labctl.actions.host_keys import make_key
 from labctl.courses.folder import CourseFolder
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError, UsageError
 from labctl.submissions.assignment import load_assignment
 from labctl.submissions.receipt import make_signing_key
+from labctl.submissions.receiver import checked
 
 sys.path.append(str(Path(__file__).parents[1] / "flow"))
 from course_keeper_ground import KEY, course_folder
@@ -67,6 +68,20 @@ def test_a_join_file_says_where_and_holds_no_private_key(folder: CourseFolder, k
     # The keeper itself keeps no code.
     record = (folder.private / "keeper" / "invitations" / "alice.json").read_text()
     assert join.code not in record + keys.file.read_text()
+
+
+def test_a_checks_key_is_nobodys_and_goes_with_the_check(folder: CourseFolder, keys: Keys) -> None:
+    before = keys.file.read_text()
+    with keys.admit_check(KEY):
+        assert keys.students() == []
+        assert not keys.is_open(), "a check does not make this the keeper's machine"
+        (line,) = [one for one in keys.file.read_text().splitlines() if CHECKER in one]
+        assert line.startswith("restrict,command=")
+    assert keys.file.read_text() == before
+    with pytest.raises(UsageError):
+        checked(CHECKER)  # no student bears this name, and nothing is handed in under it
+    written(folder, keys)
+    assert keys.is_open()
 
 
 def test_an_invitation_is_used_once(folder: CourseFolder, keys: Keys) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions.pickles import pickled, refuse_pickles
+from labctl.actions.pickles import describe_pickle, refuse_pickles
 from labctl.errors import PolicyError
 
 
@@ -52,6 +52,7 @@ def numpy_file(descr: str) -> bytes:
         ("model.pth", zipped("archive/data.pkl")),
         ("old.pt", pickle.dumps(Evil(), protocol=0)),
         ("MODEL.CKPT", b"whatever"),
+        ("pytorch_model.bin", pickle.dumps(Evil(), protocol=0)),
         ("archive.zip", b"PK\x03\x04 cut off"),
         ("objects.npy", numpy_file("|O")),
         ("arrays.npz", zipped("weights.pkl")),
@@ -82,8 +83,8 @@ def test_a_pickle_is_refused_with_the_reason(tmp_path: Path, name: str, content:
 def test_what_holds_no_code_passes(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     refuse_pickles(tmp_path, hint="")
-    assert pickled(tmp_path / name) == ""
+    assert describe_pickle(tmp_path / name) == ""
 
 
 def test_what_cannot_be_read_is_none(tmp_path: Path) -> None:
-    assert pickled(tmp_path / "absent.pt") == ""
+    assert describe_pickle(tmp_path / "absent.pt") == ""

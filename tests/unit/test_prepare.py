@@ -7,11 +7,11 @@ import msgspec
 import pytest
 import yaml
 
-from labctl.actions import Decision, Event, Note
-from labctl.actions.prepare import gpu_for, gpu_named, playbook_hash, prepare, read_event
+from labctl.actions import Decision, Event, Note, Silent
+from labctl.actions.prepare import gpu_for, gpu_named, play, playbook_hash, prepare, read_event
 from labctl.commands import ansible
 from labctl.commands.probe import NOT_INSTALLED, SCRIPT
-from labctl.errors import PolicyError
+from labctl.errors import LabError, PolicyError
 from labctl.model import Endpoint, Facts, Gpu, GpuNeed, Need, Offer, Server
 from labctl.transports import Result
 
@@ -285,3 +285,12 @@ def test_socket_of_ansibles_master_fits_on_a_mac() -> None:
 @pytest.mark.parametrize("line", [b"PLAY RECAP ***", b"", b"{", b"[1]", b'{"event": 3}', b"{}"])
 def test_other_output_of_ansible_is_no_event(line: bytes) -> None:
     assert read_event(line) is None
+
+
+def test_a_server_that_is_ended_beneath_its_preparation_is_named(tmp_path: Path) -> None:
+    """Its directory went with it, and does not come back."""
+    gone = tmp_path / "ssh" / "i-1"
+    host = ansible.Host(alias="digits", ssh_config=gone / "config", user="student")
+    with pytest.raises(LabError, match="i-1 was ended while it was being prepared"):
+        play(host, tmp_path, Silent())
+    assert not gone.exists()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from labctl.remote import arriving, fetch_https, fetch_s3, files, outputs, parcel, unpack
+from labctl.remote import arriving, edits, fetch_https, fetch_s3, files, outputs, parcel, unpack
 from labctl.remote.reply import Failure
 
 LAB = {"lab": "digits", "lab_id": "0f1e2d3c4b5a"}
@@ -242,7 +242,7 @@ def test_the_same_edit_on_both_sides_is_none(code: Path, monkeypatch: pytest.Mon
     send(monkeypatch, {"a.py": b"one"})
     (code / "a.py").write_bytes(b"both")
     assert files.plan(request({"a.py": b"both"}))["conflicts"] == []
-    assert files.edits(LAB)["files"] == []
+    assert edits.edits(LAB)["files"] == []
     assert files.plan(request({"a.py": b"later"}))["conflicts"] == []
 
 
@@ -254,7 +254,7 @@ def test_a_commit_cut_before_its_record_is_no_edit(
     old_record = target.record_path.read_bytes()
     send(monkeypatch, {"a.py": b"two"})
     target.record_path.write_bytes(old_record)  # killed between the rename and the record
-    assert files.edits(LAB)["files"] == []
+    assert edits.edits(LAB)["files"] == []
     assert files.plan(request({"a.py": b"three"}))["conflicts"] == []
 
 
@@ -311,7 +311,7 @@ def test_a_hash_that_is_told_at_the_end_counts(code: Path, monkeypatch: pytest.M
     assert tell(monkeypatch, new, new, 0) == {"committed": 1, "bad": [], "conflicts": []}
     assert tree(code) == new
     assert files.plan(request(new))["needed"] == []
-    assert files.edits(LAB)["files"] == []
+    assert edits.edits(LAB)["files"] == []
 
 
 @pytest.mark.parametrize("told", [{}, {"a": b"different"}])
@@ -446,7 +446,7 @@ def test_edits_tell_what_they_were_made_from(code: Path, monkeypatch: pytest.Mon
     (code / ".ipynb_checkpoints").mkdir()
     (code / ".ipynb_checkpoints" / "n.ipynb").write_bytes(b"{}")
     base = hashlib.sha256(b"one").hexdigest()
-    found = {path: (size, old) for path, size, _, old in files.edits(LAB)["files"]}
+    found = {path: (size, old) for path, size, _, old in edits.edits(LAB)["files"]}
     assert found == {"a.py": (6, base), "n.ipynb": (2, "")}
 
 

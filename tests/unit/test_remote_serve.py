@@ -61,7 +61,9 @@ def test_the_container_reads_its_model_and_may_do_nothing_else(root: Path) -> No
     assert [target for target, (_, reads) in mounts.items() if not reads] == ["/lab/cache"]
     app, reads_only = mounts["/lab/app"]
     assert reads_only
-    assert {one.name for one in Path(app, "labctl_serving").iterdir()} == set(serving_files())
+    package = Path(app, "labctl_model_server")
+    files = {str(one.relative_to(package)) for one in package.rglob("*") if one.is_file()}
+    assert files == set(serving_files())
     assert host["ReadonlyRootfs"] is True
     assert host["CapDrop"] == ["ALL"]
     assert host["SecurityOpt"] == ["no-new-privileges"]

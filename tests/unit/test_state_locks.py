@@ -16,6 +16,7 @@ import pytest
 
 from labctl.errors import BusyError, LabError
 from labctl.state import State
+from labctl.state.locks import held
 
 HOLD = """
 import sys
@@ -62,6 +63,22 @@ def test_the_second_is_told_who_holds_it(state: State) -> None:
     assert "`up`" in caught.value.what
     assert "`down`" in caught.value.what
     assert caught.value.exit_code == 75
+
+
+def test_who_waits_hears_once_for_whom(state: State) -> None:
+    heard: list[str] = []
+    file = state.path.parent / "locks" / "aa.lock"
+    with holder(state) as process:
+
+        def let_go(who: str) -> None:
+            heard.append(who)
+            process.kill()
+
+        with held(file, "down", wait_s=60.0, on_wait=let_go):
+            pass
+    (who,) = heard
+    assert f"pid {process.pid}" in who
+    assert "`up`" in who
 
 
 def test_another_lab_is_free(state: State) -> None:

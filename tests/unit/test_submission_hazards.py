@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import struct
+import tarfile
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +17,9 @@ import pytest
 from submission_bed import bomb
 
 from labctl.shell import Secret
-from labctl.submissions import pickles
-from labctl.submissions.archives import hazards
 from labctl.submissions.leaks import Leak, Search, told
+from labctl.wire import pickles
+from labctl.wire.judge import judge_file
 
 TENSOR = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nq\x00ctorch\nFloatStorage\nq\x01\x86q\x02."
 
@@ -32,9 +33,7 @@ class Evil:
 
 
 def reasons(content: bytes, path: str = "model/m.bin") -> str:
-    found = hazards(path, io.BytesIO(content), len(content))
-    assert all(one.path == path for one in found)
-    return "; ".join(one.reason for one in found)
+    return judge_file(path, io.BytesIO(content), len(content)).hazard
 
 
 def zipped(**files: bytes) -> bytes:
@@ -125,7 +124,7 @@ def test_where_readers_differ_nothing_is_believed(body: bytes) -> None:
 def test_a_pickle_longer_than_what_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     evil = pickle.dumps([b"x" * 5000, Evil(os.system, "id")], 4)
     assert "system" in reasons(evil)
-    monkeypatch.setattr("labctl.submissions.pickles.MOST_BYTES", 3000)
+    monkeypatch.setattr("labctl.wire.pickles.MAX_BYTES", 3000)
     assert "goes beyond" in reasons(evil)
     # The numbers behind a short pickle may be as many as they like.
     assert reasons(TENSOR + bytes(90_000), "model/m.pt") == ""
@@ -142,13 +141,11 @@ def test_however_numpy_spells_objects_they_are_objects(descr: str) -> None:
 
 def test_a_pickle_does_not_fill_the_receivers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte for each thing that is kept would be a hundred here: 64 MiB of them are 5 GB."""
-    monkeypatch.setattr(pickles, "MOST_KEPT", 1000)
+    monkeypatch.setattr(pickles, "MAX_KEPT", 1000)
     for step, count in ((b"\x94", 1001), (b"q\x01", 10**5)):
         body = b"\x80\x04N" + step * count + b"."
-        said = [one.reason for one in hazards("model/m.pkl", io.BytesIO(body), len(body))]
-        assert said == (
-            ["its pickle keeps more than 1000 things, and cannot be looked into"] * (count == 1001)
-        )
+        reason = "its pickle keeps more than 1000 things, and cannot be looked into"
+        assert reasons(body, "model/m.pkl") == (reason if count == 1001 else "")
 
 
 def test_what_promises_a_pickle_and_cannot_be_read_is_refused() -> None:
@@ -172,6 +169,17 @@ def test_pytorchs_archives_are_opened() -> None:
     assert "TorchScript" in reasons(script, "model/m.pt")
 
 
+def test_pytorchs_first_format_is_a_tar_of_pickles() -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        evil = pickle.dumps(Evil(os.system, "id"), 2)
+        info = tarfile.TarInfo("storages")
+        info.size = len(evil)
+        archive.addfile(info, io.BytesIO(evil))
+    for path in ("model/m.pt", "model/pytorch_model.bin", "model/m"):
+        assert "it is a tar archive" in reasons(out.getvalue(), path)
+
+
 def test_numpys_arrays_of_objects_are_pickles() -> None:
     numpy = pytest.importorskip("numpy")
 
@@ -189,7 +197,7 @@ def test_numpys_arrays_of_objects_are_pickles() -> None:
 
 def test_zip_bombs_are_named_without_being_unpacked() -> None:
     assert "would unpack to 3.0 GiB" in reasons(bomb(), "logs/a.zip")
-    assert "would unpack to 3.0 GiB" in reasons(b"GIF89a" + bomb(), "logs/a.gif")
+    assert "may not agree" in reasons(b"GIF89a" + bomb(), "logs/a.gif")
     nested = zipped(**{"inner.bin": bomb()})
     assert "an archive lies in it" in reasons(nested, "logs/a.zip")
 
@@ -201,7 +209,7 @@ def test_files_that_share_their_bytes_are_a_bomb() -> None:
     count, body = 50, bytearray(end)
     struct.pack_into("<HH", body, 8, count, count)
     struct.pack_into("<L", body, 12, len(entry) * count)
-    assert "overlap" in reasons(whole[:start] + entry * count + bytes(body), "logs/a.zip")
+    assert "is in it twice" in reasons(whole[:start] + entry * count + bytes(body), "logs/a.zip")
 
 
 def test_a_gzip_bomb_is_counted_not_believed() -> None:
@@ -219,7 +227,7 @@ def test_what_cannot_be_looked_into_is_refused() -> None:
     assert "encrypted" in reasons(bytes(data), "logs/a.zip")
     broken = bytearray(zipped(a=os.urandom(100)))
     broken[broken.index(b"PK\x01\x02") + 42] = 0xFF
-    assert "damaged" in reasons(bytes(broken), "logs/a.zip")
+    assert "may not agree" in reasons(bytes(broken), "logs/a.zip")
 
 
 def test_text_and_pictures_are_left_alone() -> None:

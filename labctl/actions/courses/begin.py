@@ -11,6 +11,7 @@ from labctl.actions import Decision, Note, Reporter
 from labctl.config import COURSE_FILE, parse_name
 from labctl.config.identity import write_draft, write_private
 from labctl.courses.folder import CourseFolder, make_private
+from labctl.courses.ignoring import ignore_in_git
 from labctl.courses.importing import (
     RosterDiff,
     compare,
@@ -69,8 +70,7 @@ def init(
     for directory in DIRECTORIES:
         (target / directory).mkdir(mode=0o700, exist_ok=True)
     make_private(target)
-    if not (target / ".gitignore").exists():
-        (target / ".gitignore").write_text(".course/\nroster.csv\nimported/\n")
+    ignore_in_git(target)
     if made:
         text = (templates / "course" / COURSE_FILE).read_text().replace("NAME", name)
         write_draft(file, text.encode(), mode=0o644).replace(file)

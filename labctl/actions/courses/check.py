@@ -10,8 +10,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from labctl.actions import attempts, images, provision, removal
+from labctl.actions import attempts, provision, removal
 from labctl.actions.courses.ground import own_ground
+from labctl.actions.courses.image_check import NAME as IMAGE
+from labctl.actions.courses.image_check import check_image, judge_name, load_image
+from labctl.actions.courses.keeper_check import check_keeper
 from labctl.actions.courses.keys import DEFAULT_FILE, Keys
 from labctl.actions.courses.seated import SeatReporter
 from labctl.actions.courses.servers import ENDED, Staff, agreed
@@ -33,8 +36,17 @@ _LOOK = (
 )
 
 
-def check(staff: Staff, seats: Sequence[Seat], *, boot: bool = False) -> list[Check]:
-    """Everything that a class needs, one Check each; with `boot` a boot is measured too."""
+def check(
+    staff: Staff,
+    seats: Sequence[Seat],
+    *,
+    boot: bool = False,
+    keys_file: Path = Path(DEFAULT_FILE),
+) -> list[Check]:
+    """Everything that a class needs, one Check each; with `boot` a boot is measured too.
+
+    `keys_file` is the authorized_keys of the account that students log in to.
+    """
     course = staff.course()
     try:
         listed = course.provider.servers()
@@ -42,12 +54,15 @@ def check(staff: Staff, seats: Sequence[Seat], *, boot: bool = False) -> list[Ch
         return [_failed("provider", error)]
     found = _of_provider(course, staff.course(plain=True))
     found += _of_class(staff, course, seats, listed)
-    found += _keys(staff, seats)
-    found += _servers(staff, seats, listed)
-    found += _image(staff)
-    if boot:
-        found.append(_boot(staff, staff.course(plain=True)))
-    return found
+    keys = Keys(staff.folder, keys_file)
+    found += _keys(staff, seats, keys)
+    found += check_keeper(staff, keys)
+    up = _recorded(staff, seats, listed)
+    found += _servers(staff, up)
+    booted = _boot(staff, staff.course(plain=True)) if boot else []
+    if not any(one.name == IMAGE for one in booted):
+        found.append(check_image(staff, up))
+    return found + booted
 
 
 def _failed(name: str, error: LabError) -> Check:
@@ -146,11 +161,10 @@ def _room(staff: Staff, offer: Offer, count: int) -> list[Check]:
     return [Check(name="quota", ok=ok, detail=detail, next="" if ok else room.next)]
 
 
-def _keys(staff: Staff, seats: Sequence[Seat], file: Path = Path(DEFAULT_FILE)) -> list[Check]:
+def _keys(staff: Staff, seats: Sequence[Seat], keys: Keys) -> list[Check]:
     """Who has joined, and on the keeper's machine whether its sshd takes the key of each."""
     if staff.folder.config.keeper is None:
         return []
-    keys = Keys(staff.folder, file)
     here = set(keys.students())
     # Elsewhere nobody knows the keys: what the keeper wrote down has to do.
     joined = here or {one.student for one in staff.folder.ledger.entries(kind="joined")}
@@ -185,15 +199,21 @@ def _tried(staff: Staff, keys: Keys, students: Sequence[str]) -> list[Check]:
     ]
 
 
-def _servers(staff: Staff, seats: Sequence[Seat], listed: Sequence[Server]) -> list[Check]:
-    """A login on every server that is on record here, and what it finds there."""
+def _recorded(
+    staff: Staff, seats: Sequence[Seat], listed: Sequence[Server]
+) -> list[tuple[Seat, Server]]:
+    """The seats' servers that are on record here, and that the provider shows."""
     recorded = {one.lab_id: one for one in staff.state.servers() if one.state not in ENDED}
     shown = {one.id for one in listed}
-    found = [
+    return [
         (seat, recorded[seat.lab_id])
         for seat in seats
         if seat.lab_id in recorded and recorded[seat.lab_id].id in shown
     ]
+
+
+def _servers(staff: Staff, found: Sequence[tuple[Seat, Server]]) -> list[Check]:
+    """A login on every one of these, and what it finds there."""
     if not found:
         return []
     answers = ask_all(staff, found, _LOOK)
@@ -255,24 +275,7 @@ def _word(answer: Answer, key: str) -> str:
     return ""
 
 
-def _image(staff: Staff) -> list[Check]:
-    """Whether 60 servers will pull the same image at ten o'clock."""
-    image = staff.folder.config.lab.image
-    if image.build:
-        said = "each server builds it: a class waits for its first run"
-        mend = "push it to a registry and name it in course.yaml, then labctl course bake"
-        return [Check(name="image", ok=False, detail=said, next=mend)]
-    if (
-        image.reference
-        and "@sha256:" not in image.reference
-        and image.reference.endswith(":latest")
-    ):
-        said = f"{image.reference} may be another one tomorrow"
-        return [Check(name="image", ok=False, detail=said, next="name a version in course.yaml")]
-    return [Check(name="image", ok=True, detail=image.reference or "labctl's own default")]
-
-
-def _boot(staff: Staff, course: Ground) -> Check:
+def _boot(staff: Staff, course: Ground) -> list[Check]:
     """Make one server as a student's is made, tell what took how long, and end it."""
     ground = own_ground(staff.folder, course, "check")
     need = agreed(course, [ground]) or ground.config.server.need
@@ -280,6 +283,7 @@ def _boot(staff: Staff, course: Ground) -> Check:
     ground = ground.beside(ground.config, ground.lab_id, reporter=reporter)
     begun = time.monotonic()
     told: list[str] = []
+    images: list[Check] = []
 
     def took(what: str) -> None:
         told.append(f"{what} after {time.monotonic() - begun:.0f} s")
@@ -293,20 +297,15 @@ def _boot(staff: Staff, course: Ground) -> Check:
             took("first login")
             server = provision.make_ready(ground, server)
             took("ready")
-            if ground.config.image.reference:
-                _pulled(ground, server)
-                took("the image there")
+            if judge_name(staff) is None:
+                images.append(load_image(ground, server, "the server that was measured"))
+                took("the image there" if images[0].ok else "no image")
+            whole_s = time.monotonic() - begun
         finally:
             _end(ground)
     except LabError as error:
-        return _failed("boot", error)
-    whole_s = time.monotonic() - begun
-    return _as_prewarm(staff, whole_s, ", ".join(told))
-
-
-def _pulled(ground: Ground, server: Server) -> None:
-    wanted = ground.config.image.reference
-    images.ensure(ground, server, ground.remote(server), wanted)
+        return [*images, _failed("boot", error)]
+    return [*images, _as_prewarm(staff, whole_s, ", ".join(told))]
 
 
 def _end(ground: Ground) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from labctl.actions.unexpected import as_lab_error
 from labctl.config.identity import write_private
 from labctl.courses.folder import Seat
 from labctl.errors import BusyError, LabError, PolicyError, ProviderError
@@ -249,6 +250,11 @@ class SeatDesk:
         try:
             while self._turn():
                 pass
+        except Exception as error:
+            # Such as a full disk. Whoever waits is answered, and the next sweep goes on.
+            self._tell(as_lab_error(error, self._tell).what)
+            with self._changed:
+                self._rest()
         except BaseException:
             with self._changed:
                 self._rest()
@@ -283,8 +289,8 @@ class SeatDesk:
                 return self._made(server, staying)
             if self.server is not None:
                 self._work.end(self.seat, self.server)
-        except LabError as error:
-            self._failed(error, staying)
+        except Exception as error:
+            self._failed(as_lab_error(error, self._tell), staying)
             return False
         with self._changed:
             if self.server is not None:

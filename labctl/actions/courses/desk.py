@@ -20,16 +20,19 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from labctl.actions.courses.claims import Claim, SeatDesk, Work
-from labctl.actions.courses.keys import checked_key, keeper_dir
+from labctl.actions.courses.ground import own_seat
+from labctl.actions.courses.keys import CHECKER, checked_key, keeper_dir
 from labctl.actions.courses.work import Money
 from labctl.actions.replies import as_reply
+from labctl.actions.unexpected import as_lab_error
 from labctl.courses.folder import CourseFolder, Seat
-from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
+from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.model import NAME_PATTERN, Need, Offer, Server
 from labctl.providers.course import PROVIDER
 from labctl.submissions.receiver import Receiver
@@ -48,6 +51,8 @@ FIELDS: dict[str, dict[str, type]] = {
     "terminate": {"id": str},
     "extend": {"id": str, "seconds": int},
 }
+CHECKED = ("hello", "offers")
+"""What `labctl course check` asks, as any student does before `up`."""
 MOST_EXTENSION_S = 7 * 86_400
 _ID = re.compile(r"[0-9a-f]{6,32}")
 _SERVER = re.compile(rf"{PROVIDER}-([0-9a-f]{{8}})-([0-9a-f]{{6,32}})")
@@ -59,8 +64,8 @@ class SeatsWork(Work, Protocol):
     def check(self, seat: Seat) -> None:
         """PolicyError where the seat may have no server now."""
 
-    def offers(self) -> list[Offer]:
-        """What there is for a seat of this course, the best first."""
+    def offers(self, seat: Seat) -> list[Offer]:
+        """What there is for this seat, the best first."""
 
     def money(self, seat: Seat) -> Money: ...
 
@@ -114,16 +119,24 @@ class Desk:
         """The reply to one request, an error too."""
         try:
             asked = read(line, student)
-            who = self.folder.student(student)
-            if not who.active:
-                raise PolicyError(f"{student} has left the course", hint="ask your instructor")
-            seat = self.folder.seat_of(who)
+            seat = self._seat_of(student, asked["do"])
             return {"version": 1, **self._answered(seat, student, asked)}
         except PolicyError as error:
             self._note(student, error)
             return as_reply(error)
-        except LabError as error:
-            return as_reply(error)
+        except Exception as error:
+            return as_reply(as_lab_error(error, partial(self._tell, student)))
+
+    def _seat_of(self, student: str, do: str) -> Seat:
+        """The seat that is asked about: for a check one that nobody has, and two questions."""
+        if student == CHECKER:
+            if do not in CHECKED:
+                raise PolicyError(f"a check does not ask for {do}")
+            return own_seat(self.folder, "check")
+        who = self.folder.student(student)
+        if not who.active:
+            raise PolicyError(f"{student} has left the course", hint="ask your instructor")
+        return self.folder.seat_of(who)
 
     def wait(self, timeout_s: float) -> bool:
         """Until nothing is being made or ended; False after `timeout_s`."""
@@ -135,7 +148,7 @@ class Desk:
         if do == "hello":
             return {"hello": self._hello(seat, student)}
         if do == "offers":
-            return {"offers": self._offers(_typed(asked["need"], Need))}
+            return {"offers": self._offers(seat, _typed(asked["need"], Need))}
         if do == "create":
             return {"server": self._create(seat, student, asked)}
         if do == "servers":
@@ -165,11 +178,11 @@ class Desk:
             "max_ttl_s": config.per_student.max_ttl,
         }
 
-    def _offers(self, need: Need) -> list[Offer]:
+    def _offers(self, seat: Seat, need: Need) -> list[Offer]:
         most, gpu = need.max_price_usd_per_hour, need.gpu
         found = [
             msgspec.structs.replace(one, provider=PROVIDER)
-            for one in self.work.offers()
+            for one in self.work.offers(seat)
             if (most is None or one.price_usd_per_hour <= most)
             and not (gpu.required and one.gpu_count < max(1, gpu.count))
             and one.gpu_memory_bytes >= gpu.min_memory_bytes
@@ -188,7 +201,7 @@ class Desk:
         if token not in [one.token for one in desk.claims]:
             self._check_term()
             self.work.check(seat)
-        offers = self.work.offers()
+        offers = self.work.offers(seat)
         same = [one for one in offers if (one.type, one.zone) == (offer.type, offer.zone)]
         new = Claim(
             token=token,
@@ -231,6 +244,8 @@ class Desk:
 
     def _note(self, student: str, error: PolicyError) -> None:
         """Write a refusal down, but not every one of somebody who tries again and again."""
+        if student == CHECKER:
+            return
         with self._guard:
             if self._now() - self._refused.get(student, 0.0) < REFUSED_EVERY_S:
                 return

@@ -7,8 +7,6 @@ no keeper runs it says so; handing in needs none.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -19,14 +17,13 @@ import msgspec
 
 from labctl.actions.courses.desk import MOST_LINE_BYTES, Desk, welcome
 from labctl.actions.courses.invitation import enrol
-from labctl.actions.courses.keys import Keys, keeper_dir
+from labctl.actions.courses.keys import Keys
 from labctl.actions.replies import as_reply
 from labctl.config import Paths
 from labctl.courses.folder import CourseFolder
 from labctl.errors import BusyError, LabError, UsageError
 from labctl.model import Value
 from labctl.state.locks import held
-from labctl.submissions.receiver import checked
 from labctl.transports.client import runtime_dir
 
 
@@ -37,9 +34,8 @@ class _Enrol(Value, frozen=True, forbid_unknown_fields=True):
 
 AT_ONCE = 256
 """Students that are connected at the same time."""
-MOST_OF_ONE = 12
-"""Of these, one student's: connections that broke stay for a while."""
 IDLE_S = 600.0
+ACCEPT_PAUSE_S = 0.5
 
 
 def socket_path(course_id: str) -> Path:
@@ -61,34 +57,6 @@ def only_keeper(folder: CourseFolder, places: Paths) -> Iterator[None]:
             why=error.what.partition(": ")[2],
             hint="labctl course status",
         ) from None
-
-
-@contextlib.contextmanager
-def place_at(folder: CourseFolder, student: str) -> Iterator[None]:
-    """Take one of the student's places; BusyError where all are taken.
-
-    Each connection is a process here: whoever opens hundreds would end the keeper for all.
-    """
-    places = keeper_dir(folder) / "doors"
-    places.mkdir(mode=0o700, parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    for number in range(MOST_OF_ONE):
-        descriptor = os.open(places / f"{checked(student)}.{number}", flags, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            continue
-        try:
-            yield
-        finally:
-            os.close(descriptor)
-        return
-    raise BusyError(
-        f"{student} has {MOST_OF_ONE} connections to the keeper already",
-        why="another one is taken when one of them has ended, which may take some minutes",
-        hint="end what still runs: labctl up, labctl submit; then try again",
-    )
 
 
 def relay(
@@ -146,6 +114,7 @@ class Door:
         self.path = socket_path(desk.folder.id)
         self._slots = threading.BoundedSemaphore(AT_ONCE)
         self._listener = socket.socket(socket.AF_UNIX)
+        self._closed = threading.Event()
 
     def __enter__(self) -> Door:
         """Open. The caller is the `only_keeper`: what lies there is of one that has died."""
@@ -157,6 +126,7 @@ class Door:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed.set()
         self.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -167,7 +137,9 @@ class Door:
             try:
                 wire, _ = self._listener.accept()
             except OSError:
-                return
+                if self._closed.wait(ACCEPT_PAUSE_S):
+                    return
+                continue  # this machine has no descriptor left at this moment
             if not self._slots.acquire(blocking=False):
                 wire.close()
                 continue

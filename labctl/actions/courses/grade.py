@@ -37,7 +37,7 @@ from labctl.actions.courses.servers import Staff
 from labctl.actions.courses.shelf import Shelf
 from labctl.config.course_schema import AssignmentConfig, GradeConfig
 from labctl.courses.folder import Seat
-from labctl.errors import ConfigError, ConnectError, InterruptError, LabError
+from labctl.errors import ConfigError, ConnectError, InterruptError, LabError, PolicyError
 from labctl.evaluation import Evaluation
 from labctl.grading.claims import compared
 from labctl.grading.record import Outcome, Record, told_of
@@ -224,6 +224,10 @@ class _Batch:
         with tempfile.TemporaryDirectory(dir=private) as place:
             root = Path(place) / "bundle"
             with Path(job.handed.bundle).open("rb") as file:
+                # A receiver of an earlier version may have taken in what is refused today.
+                _, inside = bundle.inspect(file)
+                if hazards := bundle.find_hazards(file, inside):
+                    raise PolicyError("the submission must not be loaded", why="\n".join(hazards))
                 bundle.unpack(file, root)
             evaluation = own_word(root)
             server.bring(name, root, tuple(entries(root)))

@@ -20,6 +20,7 @@ import msgspec
 from labctl.actions.courses.keys import Keys, checked_key, keeper_dir, used
 from labctl.config.identity import write_private
 from labctl.courses.folder import CourseFolder
+from labctl.courses.ignoring import JOIN_FILES, ignore_in_git
 from labctl.errors import ConfigError, PolicyError, UsageError
 from labctl.model import NAME_PATTERN, Value
 from labctl.submissions.assignment import SSH_PLACE
@@ -91,6 +92,8 @@ def invite(
     if not who.active:
         raise PolicyError(f"{student} has left the course", hint="labctl course roster")
     place = keeper_place(folder)
+    into.mkdir(parents=True, exist_ok=True)
+    _keep_out_of_git(folder, into)
     receiver = Receiver(folder.drop).init()
     expires = int(time.time()) + valid_s
     join = Join(
@@ -114,7 +117,6 @@ def invite(
     signature = signature_of(_signed_bytes(join), Receiver(folder.drop).key)
     path = into / f"{folder.config.name}-{who.id}.join"
     text = msgspec.json.format(msgspec.json.encode(JoinFile(join=join, signature=signature)))
-    into.mkdir(parents=True, exist_ok=True)
     write_private(path, text + b"\n")
     return Invitation(student=who.id, email=who.email, path=path, expires=expires)
 
@@ -236,6 +238,13 @@ def _check(join: Join) -> None:
         raise ValueError("its host key is none") from None
     if not 16 <= len(join.code) <= 64 or not join.code.isalnum():
         raise ValueError("its code is none")
+
+
+def _keep_out_of_git(folder: CourseFolder, into: Path) -> None:
+    """Have git ignore join files, in folders that an earlier labctl made too."""
+    ignore_in_git(folder.path)
+    if not into.resolve().is_relative_to(folder.path.resolve()):
+        ignore_in_git(into, JOIN_FILES)
 
 
 def _record(folder: CourseFolder, student: str) -> Path:

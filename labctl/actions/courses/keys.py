@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from labctl.actions.receive import KEY_LINE, program_words
@@ -27,8 +27,11 @@ JOIN_REQUEST = "labctl-join"
 """What the ssh of an invitation asks for, and may ask for alone."""
 REQUESTS = (SUBMIT_REQUEST, DOOR_REQUEST)
 DEFAULT_FILE = "~/.ssh/authorized_keys"
-MARK, JOIN_MARK = "labctl-course:", "labctl-join:"
+MARK, JOIN_MARK, CHECK_MARK = "labctl-course:", "labctl-join:", "labctl-check:"
+CHECKER = ".check"
+"""Whose key a check's is: no student's, since no name begins with a dot."""
 WAIT_S = 30.0
+CHECK_WAIT_S = 120.0
 
 
 class Keys:
@@ -90,6 +93,28 @@ class Keys:
         gone = self._drop(marks)
         return sorted(mark.removeprefix(own) for mark in gone if mark.startswith(own))
 
+    @contextmanager
+    def admit_check(self, public: str) -> Iterator[None]:
+        """Let a key in for so long, which may ask how the keeper is and nothing else.
+
+        One check at a time; a line that a kill has left is replaced by the next one's.
+        """
+        mark = f"{CHECK_MARK}{self.folder.id}"
+        line = self._line(CHECKER, checked_key(public), mark)
+        lock = keeper_dir(self.folder) / ".check.lock"
+        with held(lock, "labctl course check", wait_s=CHECK_WAIT_S):
+            with self._alone():
+                self._write([*(one for one in self._lines() if _mark(one) != mark), line])
+            try:
+                yield
+            finally:
+                self._drop({mark})
+
+    def is_open(self) -> bool:
+        """Whether somebody of this course may log in by this file: students, or who is invited."""
+        marks = tuple(f"{mark}{self.folder.id}:" for mark in (MARK, JOIN_MARK))
+        return any(_mark(one).startswith(marks) for one in self._lines())
+
     def students(self) -> list[str]:
         """Who has a key here."""
         return sorted(self.publics())
@@ -102,7 +127,7 @@ class Keys:
 
     def _drop(self, marks: set[str] | None) -> set[str]:
         """Take lines away, all of this course's for None; the marks of those that were there."""
-        prefixes = (f"{MARK}{self.folder.id}:", f"{JOIN_MARK}{self.folder.id}:")
+        prefixes = tuple(f"{mark}{self.folder.id}" for mark in (MARK, JOIN_MARK, CHECK_MARK))
         with self._alone():
             lines = self._lines()
             gone = {

@@ -21,6 +21,7 @@ from labctl.actions.courses.ground import granted_s
 from labctl.actions.courses.keys import Keys
 from labctl.actions.courses.servers import ENDED, Staff
 from labctl.actions.courses.status import ground_of, status
+from labctl.actions.unexpected import as_lab_error
 from labctl.courses.folder import Seat
 from labctl.courses.ledger import Entry
 from labctl.courses.spending import allowance_usd, spending
@@ -197,7 +198,10 @@ class Rounds:
 
         def run() -> None:
             with self._turns:
-                deed()
+                try:
+                    deed()
+                except Exception as error:
+                    self.tell(name, as_lab_error(error, partial(self.tell, name)).what)
 
         self._going[name] = threading.Thread(target=run, name="seat-end", daemon=True)
         self._going[name].start()

@@ -66,6 +66,9 @@ class Seating:
     def of(self, server_id: str) -> Sitting | None:
         return next((one for one in self.all() if one.server_id == server_id), None)
 
+    def of_lab(self, lab_id: str) -> Sitting | None:
+        return next((one for one in self.all() if one.lab_id == lab_id), None)
+
     def seat(self, request: CreateRequest, name: str, places: int) -> Sitting:
         """The place of this request, an earlier one's of the same token or a new one.
 
@@ -103,6 +106,13 @@ class Seating:
                     for one in self.all()
                 )
             )
+
+    def give_up(self, sitting: Sitting, before: Sitting | None) -> None:
+        """Take back a place that nothing was made for; `before` is the lab's earlier one."""
+        earlier = () if before is None or before.token == sitting.token else (before,)
+        with held(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
+            others = (one for one in self.all() if one.token != sitting.token)
+            self._write((*others, *earlier))
 
     def _write(self, sittings: tuple[Sitting, ...]) -> None:
         write_private(self._file, msgspec.json.encode(_Seating(sittings=sittings)))

@@ -20,7 +20,14 @@ from labctl.actions.courses.seating import Seating, Sitting
 from labctl.actions.ground import Ground
 from labctl.actions.shared_server import Account, Sharing, share
 from labctl.courses.folder import CourseFolder
-from labctl.errors import LabError
+from labctl.errors import (
+    CapacityError,
+    HostKeyError,
+    LabError,
+    NoOfferError,
+    PolicyError,
+    QuotaError,
+)
 from labctl.model import Check, CreateRequest, Endpoint, Need, Offer, Resource, Server, Value
 from labctl.providers import Surroundings
 
@@ -29,6 +36,8 @@ LOOK_S = 5.0
 GATHER_S = 0.25
 """So long is waited for more of those who ask at once: a playbook takes seconds for one, too."""
 OVER = ("ending", "terminated")
+NO_OTHER = (CapacityError, NoOfferError, PolicyError, QuotaError)
+"""What a provider answers that has no further server for the course."""
 
 
 def through(folder: CourseFolder, course: Ground) -> Ground:
@@ -106,6 +115,15 @@ class Hosts:
         ids = {self.lab_id(number): number for number in numbers}
         return {ids[s.lab_id]: s for s in found if s.lab_id in ids and s.state not in OVER}
 
+    def may_exist(self, number: int) -> bool:
+        """Whether the server is there, or may still show up after a lost answer."""
+        if self.course.state.open_attempts(self.lab_id(number)):
+            return True
+        try:
+            return number in self.listed(now=True)
+        except LabError:
+            return True  # nobody knows
+
     def settle(self, number: int) -> None:
         """Have every account of one server as it is wanted now: those of all who wait at once."""
         with self._lock(number):
@@ -128,11 +146,16 @@ class Hosts:
             self.seating.mark([one.token for one in leaving], "gone")
 
     def server(self, number: int) -> Server:
-        """One that is ready, made where there is none; with its lock held."""
-        if number not in self._ready:
-            self._ready[number] = provision.up(self.ground(number))
+        """One that is ready, made where there is none; with its lock held.
+
+        Another process may have ended the one of before: only the provider knows.
+        """
+        ready, shown = self._ready.get(number), self.listed(now=True).get(number)
+        if ready is None or shown is None or shown.id != ready.id:
+            self._shared.discard(number)
+            ready = self._ready[number] = provision.up(self.ground(number))
             self._listed = (0.0, [])
-        return self._ready[number]
+        return ready
 
     def _share(self, number: int, coming: list[Sitting], leaving: list[Sitting]) -> None:
         if not coming and number not in self.listed(now=True):
@@ -189,15 +212,39 @@ class SharedSeats:
         return self.inner.check(need)
 
     def offers(self, need: Need) -> list[Offer]:
-        """The inner provider's, at an account's share of the price."""
-        return [self._shared(one) for one in self.inner.offers(need)]
+        """The inner provider's, then the course's own servers; at an account's share of the price.
+
+        Where the inner one can give no other server, the course's own are what there is. Its
+        refusal is raised only where the course has none.
+        """
+        own = [one.offer for one in self.hosts.listed().values()]
+        try:
+            others = self.inner.offers(need)
+        except HostKeyError:
+            raise
+        except NO_OTHER:
+            if not own:
+                raise
+            others = []
+        kinds = {(one.type, one.zone, one.spot) for one in others}
+        own = [one for one in own if (one.type, one.zone, one.spot) not in kinds]
+        return [self._shared(one) for one in (*others, *own)]
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
-        folder = self.hosts.folder
+        folder, seating = self.hosts.folder, self.hosts.seating
         seats = {seat.lab_id: seat.name for seat in folder.seats(active_only=False)}
         name = seats.get(request.lab_id, request.lab)
-        sitting = self.hosts.seating.seat(request, name, self.hosts.sharing.places)
-        self.hosts.settle(sitting.host)
+        before = seating.of_lab(request.lab_id)
+        sitting = seating.seat(request, name, self.hosts.sharing.places)
+        try:
+            self.hosts.settle(sitting.host)
+        except LabError as error:
+            if self.hosts.may_exist(sitting.host):
+                raise
+            # A place on a server that could not be made would be asked for again for ever, even
+            # when another has room.
+            seating.give_up(sitting, before)
+            raise self._as_full(error) from error
         found = self.find(sitting.server_id)
         if found is None:
             raise LabError(
@@ -248,6 +295,19 @@ class SharedSeats:
         if sitting and host:
             ground = self.hosts.ground(sitting.host)
             guard.extend(ground, ground.as_ours(host, None), span_s)
+
+    def _as_full(self, error: LabError) -> LabError:
+        """What kept another server from being made, told as what it means for a place."""
+        count = len(self.hosts.listed())
+        if not count or isinstance(error, HostKeyError) or not isinstance(error, NO_OTHER):
+            return error
+        places = self.hosts.sharing.places
+        return PolicyError(
+            f"all {count * places} places on the course's shared servers are taken",
+            why=f"no other server can be made: {error.what}: {error.why}",
+            hint="labctl course down --only NAME   # frees a place; or raise "
+            "shared.accounts_per_server in course.yaml",
+        )
 
     def _shared(self, offer: Offer) -> Offer:
         places = self.hosts.sharing.places

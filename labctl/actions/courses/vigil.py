@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from labctl.actions import Decision, Event, Note
 from labctl.actions.courses.backup import Backup, course_store
@@ -22,6 +23,7 @@ from labctl.actions.courses.rounds import Rounds
 from labctl.actions.courses.seated import News
 from labctl.actions.courses.servers import Staff
 from labctl.actions.replies import as_reply
+from labctl.actions.unexpected import as_lab_error
 from labctl.errors import LabError, NotFoundError
 
 TICK_S = 1.0
@@ -113,8 +115,8 @@ class Vigil:
     def _do(self, task: Task) -> None:
         try:
             task.deed()
-        except LabError as error:
-            self._note(task, error)
+        except Exception as error:
+            self._note(task, as_lab_error(error, partial(self._tell, "")))
         else:
             if task.error:
                 self._tell("", f"{task.name}: all is well again")

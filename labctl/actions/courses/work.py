@@ -16,9 +16,9 @@ import msgspec
 from labctl.actions import extend as more_time
 from labctl.actions import removal
 from labctl.actions.courses import accrue, machines
-from labctl.actions.courses.claims import Claim
+from labctl.actions.courses.claims import LOOK_S, Claim
 from labctl.actions.courses.ground import granted_s, seat_grounds
-from labctl.actions.courses.servers import Staff, up
+from labctl.actions.courses.servers import ENDED, Staff, up
 from labctl.actions.ground import Ground
 from labctl.config import CourseConfig
 from labctl.courses.folder import Seat
@@ -75,6 +75,8 @@ class SeatWork:
     staff: Staff
     login_only: bool = False
     _offers: tuple[float, list[Offer]] = (0.0, [])
+    _listed: tuple[float, dict[str, Server]] = (0.0, {})
+    _listing: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _new: dict[str, str] = field(default_factory=dict, repr=False)
     _extending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -82,21 +84,39 @@ class SeatWork:
         """PolicyError where the seat may have no server now, before anything is asked for."""
         money = self.money(seat)
         left = money.left_usd
-        if left is not None and left <= 0 and self._costs():
+        if left is not None and left <= 0 and self._costs(seat):
             raise PolicyError(
                 "your budget is used up",
                 why=f"{money.spent_usd:.2f} of {money.allowance_usd or 0:.2f} dollars are spent",
                 hint="ask your instructor: labctl course budget",
             )
-        if self._owned and (lack := no_deadline(self._provider)) and self._costs():
+        if self._owned and (lack := no_deadline(self._provider)) and self._costs(seat):
             raise PolicyError(
                 "this course gives no servers of one's own",
                 why=lack,
                 hint="tell your instructor: labctl course check",
             )
 
-    def offers(self) -> list[Offer]:
-        """What the course's provider has for a seat, as it was asked within the last minute."""
+    def offers(self, seat: Seat) -> list[Offer]:
+        """The server that the seat has, else what the course's provider has for it.
+
+        A provider that has nothing left for others need not be asked about what is the seat's.
+        """
+        own = self._list().get(seat.lab_id)
+        return self._others() if own is None else [own.offer]
+
+    def _list(self) -> dict[str, Server]:
+        """The seats' servers by lab id, as the provider was asked some seconds ago."""
+        with self._listing:
+            at, servers = self._listed
+            if not at or time.monotonic() - at > LOOK_S:
+                listed = self._provider.servers()
+                servers = {one.lab_id: one for one in listed if one.state not in ENDED}
+                self._listed = (time.monotonic(), servers)
+            return servers
+
+    def _others(self) -> list[Offer]:
+        """What the provider has for one more seat, as it was asked within the last minute."""
         at, found = self._offers
         if not at or time.monotonic() - at > OFFERS_S:
             need = self.staff.folder.config.lab.server.need
@@ -205,9 +225,9 @@ class SeatWork:
         removal.remove(self._ground(seat), server)
         accrue.ended(self.staff.folder, [(seat, server)], "keeper")
 
-    def _costs(self) -> bool:
-        """Whether the cheapest thing that this course's provider has costs anything."""
-        return any(one.price_usd_per_hour for one in self.offers())
+    def _costs(self, seat: Seat) -> bool:
+        """Whether anything that the seat may have costs anything."""
+        return any(one.price_usd_per_hour for one in self.offers(seat))
 
     def _ground(self, seat: Seat) -> Ground:
         staff = self.staff

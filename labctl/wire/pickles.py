@@ -1,4 +1,4 @@
-"""What a pickle would do when it is loaded, told without loading it.
+"""What a pickle would do when it is loaded, found without loading it.
 
 A pickle is a program: `torch.load` and `joblib.load` run it. What it may name is listed here; one
 that names anything else is refused, and so is one that cannot be read to its end. Whoever loads a
@@ -12,10 +12,10 @@ import pickletools
 from collections.abc import Iterator
 from typing import BinaryIO
 
-MOST_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
 """Of one pickle; PyTorch keeps tensors outside of it."""
-MOST_STREAMS = 16
-MOST_KEPT = 500_000
+MAX_STREAMS = 16
+MAX_KEPT = 500_000
 """Things that one pickle keeps for later; each takes memory here for one byte there."""
 UNSEEN = "and cannot be looked into"
 NO_STEP = "unknown"
@@ -71,27 +71,27 @@ def is_pickle(head: bytes) -> bool:
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
 
 
-def hazard(file: BinaryIO, size: int, *, promised: bool) -> str:
+def find_hazard(file: BinaryIO, size: int, *, promised: bool) -> str:
     """Why the pickle that begins here must not be loaded; "" where it names tensors and data only.
 
     Reads `file` from where it is. Where nothing but the first bytes `promised` a pickle, one that
     no unpickler would read is none: numbers may begin as it does.
     """
-    data = file.read(min(size, MOST_BYTES))
+    data = file.read(min(size, MAX_BYTES))
     at = 0
-    for number in range(MOST_STREAMS):
+    for number in range(MAX_STREAMS):
         try:
             at += _length(data[at:])
         except _Broken as broken:
             # It ends there for whoever loads it, too. After the first, the bytes of tensors follow.
             if broken.cut and size > len(data):
-                return f"its pickle goes beyond {MOST_BYTES // 1024**2} MiB, {UNSEEN}"
+                return f"its pickle goes beyond {MAX_BYTES // 1024**2} MiB, {UNSEEN}"
             return f"it is no whole pickle, {UNSEEN}" if promised and number == 0 else ""
         except _Hazard as found:
             return str(found)
         if at >= len(data):
             return ""
-    return f"it holds more than {MOST_STREAMS} pickles, {UNSEEN}"
+    return f"it holds more than {MAX_STREAMS} pickles, {UNSEEN}"
 
 
 class _Hazard(Exception):
@@ -134,8 +134,8 @@ def _called(file: BinaryIO) -> Iterator[str | None]:
     kept: dict[int, str | None] = {}
     for code, argument, _ in pickletools.genops(file):
         name = code.name
-        if len(kept) > MOST_KEPT:
-            raise _Hazard(f"its pickle keeps more than {MOST_KEPT} things, {UNSEEN}")
+        if len(kept) > MAX_KEPT:
+            raise _Hazard(f"its pickle keeps more than {MAX_KEPT} things, {UNSEEN}")
         if name in _TEXT:
             top.append(str(argument))
         elif name == "MEMOIZE":

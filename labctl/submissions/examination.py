@@ -1,0 +1,167 @@
+"""Looking into a student's bundle in a process that is confined: `confinement` says how.
+
+The receiver runs as an account that may hold cloud credentials. So what a student sent is parsed
+by a process of its own, with an empty environment, the bundle open for reading, and nothing else.
+It is believed in two points only: the run's name, and the hash of the manifest. Whose bundle it is
+and for what, the receiver knows by itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from labctl.errors import LabError, TransferError
+from labctl.model import Value
+from labctl.submissions.confinement import confine, end_with_parent
+from labctl.submissions.intake import Examined, Expected, examine
+from labctl.submissions.manifest import refused
+from labctl.submissions.reading import decoded
+from labctl.wire.judge import judge_file
+
+MEMORY_BYTES = 1024**3
+CPU_S = 300
+# Processor time beyond CPU_S: a second for so many bytes, far more than unpacking takes.
+BYTES_PER_S = 1_000_000
+MAX_AT_ONCE = 4
+_WAIT_FACTOR = 4
+_MAX_REPLY_BYTES = 256 * 1024
+_BROKEN = "looking into it took more memory or time than it may, or broke what looked"
+
+
+class _Order(Value, frozen=True):
+    expected: Expected
+    memory_bytes: int
+    cpu_s: int
+
+
+class _Reply(Value, frozen=True):
+    """One of the three. `failed` is the receiver's fault, not the bundle's."""
+
+    examined: Examined | None = None
+    refused: str = ""
+    failed: str = ""
+
+
+def examine_confined(path: Path, expected: Expected, slots: Path) -> Examined:
+    """What the bundle at `path` says, once a confined process has found nothing wrong with it.
+
+    `slots` is a directory that bounds how many are examined on this machine at the same time.
+
+    Raises:
+        TransferError: it is not what is expected, it harms, or looking into it took too much.
+    """
+    order = _Order(expected, MEMORY_BYTES, CPU_S + path.stat().st_size // BYTES_PER_S)
+    words = [sys.executable, "-P", "-m", "labctl.submissions.examination"]
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with _slot(slots, expected.student), path.open("rb") as file:
+        process = subprocess.Popen(
+            [*words, msgspec.json.encode(order).decode()],
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        # For one that neither works nor ends; processor time is bounded by the kernel.
+        timer = threading.Timer(_WAIT_FACTOR * order.cpu_s, process.kill)
+        timer.start()
+        with process:
+            assert process.stdout is not None
+            text = process.stdout.read(_MAX_REPLY_BYTES + 1)
+            process.kill()
+        timer.cancel()
+    try:
+        reply = decoded(text, _Reply)
+    except ValueError:
+        raise refused(_BROKEN) from None
+    if reply.failed:
+        raise LabError("the receiver cannot look into bundles", why=reply.failed)
+    if reply.examined is None:
+        raise refused(reply.refused or _BROKEN)
+    return reply.examined
+
+
+@contextmanager
+def _slot(directory: Path, student: str) -> Iterator[None]:
+    """One of the places in which bundles are examined; waits where all are taken."""
+    count = min(MAX_AT_ONCE, os.cpu_count() or 1)
+    first = zlib.crc32(student.encode()) % count
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    for tried in range(count + 1):
+        name = f".examining.{(first + tried) % count}"
+        descriptor = os.open(directory / name, flags, 0o600)
+        try:
+            # After all of them, wait for the student's own.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if tried < count else 0))
+            yield
+            return
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(descriptor)
+
+
+def main() -> None:
+    """The confined process: the bundle is its standard input, the order its one argument."""
+    end_with_parent()
+    order = msgspec.json.decode(sys.argv[1], type=_Order)
+    with os.fdopen(0, "rb", closefd=False) as file:
+        reply = _reply(file, order)
+    sys.stdout.buffer.write(msgspec.json.encode(reply))
+    sys.stdout.buffer.flush()
+    os._exit(0)  # whatever Python would do at its end is not allowed any more
+
+
+def _reply(file: BinaryIO, order: _Order) -> _Reply:
+    try:
+        _import_everything()
+        confine(order.memory_bytes, order.cpu_s)
+    except (LabError, OSError, ValueError) as error:
+        return _Reply(failed=str(error))
+    try:
+        return _Reply(examined=examine(file, order.expected))
+    except TransferError as error:
+        return _Reply(refused=error.why)
+    except (MemoryError, RecursionError):
+        return _Reply(refused=_BROKEN)
+
+
+def _import_everything() -> None:
+    """Have Python import what it only imports when it first meets a file of each kind."""
+    for name in ("cp437", "raw_unicode_escape", "unicode_escape", "latin-1", "ascii", "utf-8"):
+        "a".encode(name)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writer:
+        writer.writestr("größe.pkl", b"\x80\x02}.")
+    array = b"{'descr': '|O', 'shape': (1,)}"
+    for content in (
+        archive.getvalue(),
+        b"\x80\x02cposix\nsystem\nV\\u0061\nS'a'\n.",
+        b"\x93NUMPY\x01\0" + len(array).to_bytes(2, "little") + array,
+        b"\x1f\x8b" + bytes(50),
+        json.dumps({}).encode(),
+        bytes(512),
+    ):
+        judge_file("model/a.pt", io.BytesIO(content), len(content))
+    for data in (b"", bytes(1024)):
+        try:
+            examine(io.BytesIO(data), Expected("a", "", "a"))
+        except TransferError as error:
+            str(error)
+
+
+if __name__ == "__main__":
+    main()

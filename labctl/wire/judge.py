@@ -1,0 +1,209 @@
+"""Whether loading or unpacking a file could harm, judged by what it holds and not by its name.
+
+Two kinds of doors ask. Where a stranger's weights are taken in, a pickle of tensors may pass, and
+what counts is `hazard`. Where something is loaded next, no pickle passes at all: loading one runs
+whatever code it holds, and a list of what is harmless is never complete.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import struct
+import tarfile
+import zipfile
+import zlib
+from pathlib import PurePosixPath
+from typing import BinaryIO, NamedTuple, cast
+
+from . import archives, pickles
+from .archives import ArchiveError
+
+MAX_UNPACKED_BYTES = 1024**3
+BOMB_FACTOR = 20
+"""An archive may unpack to MAX_UNPACKED_BYTES, or to this many times its own size."""
+MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
+"""The bound of the safetensors library itself."""
+_HEAD_BYTES = 512
+_MAX_ARRAY_HEADER_BYTES = 64 * 1024
+_ARRAY_MARK, _GZIP_MARK = b"\x93NUMPY", b"\x1f\x8b"
+_NUMBERS = re.compile(r"[<>|=]?(?:[biufcSUVmM]\d{1,9}|\?|b1)(?:\[\w{1,8}\])?")
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, ValueError, EOFError, OSError, RuntimeError,
+    NotImplementedError,
+)  # fmt: skip
+
+
+class Verdict(NamedTuple):
+    """What a file is. Both texts are "" for a file that holds data and nothing else.
+
+    `pickle` completes "the file is ...": in what way it holds a pickle, harmless or not.
+    `hazard` says why it must be neither loaded nor unpacked.
+    """
+
+    pickle: str = ""
+    hazard: str = ""
+
+
+def judge_file(path: str, file: BinaryIO, size: int) -> Verdict:
+    """Judge one file. `path` is its name; `file` must be able to seek, and is moved."""
+    file.seek(0)
+    head = file.read(_HEAD_BYTES)
+    promised = _promises_pickle(path)
+    if archives.is_archive(file, size):
+        return _judge_archive(file, size)
+    if head.startswith(_ARRAY_MARK):
+        return _judge_array(file, size)
+    file.seek(0)
+    if pickles.is_pickle(head):
+        kind = "" if _is_safetensors(path, file, size) else "a pickle"
+        file.seek(0)
+        return Verdict(kind, pickles.find_hazard(file, size, promised=promised))
+    if _is_tar(head):
+        # PyTorch's first format: torch.load tries it on every file that is nothing else.
+        reason = "it is a tar archive, and torch.load takes those for pickles"
+        return Verdict("a tar archive, as torch.save once wrote it", reason)
+    if promised:
+        kind = f"called {PurePosixPath(path).suffix}, as pickles are"
+        return Verdict(kind, pickles.find_hazard(file, size, promised=True) if size else "")
+    kind = "called .bin, as pickles of models are" if path.lower().endswith(".bin") and size else ""
+    return Verdict(kind, _judge_gzip(file, size) if head.startswith(_GZIP_MARK) else "")
+
+
+def _promises_pickle(path: str) -> bool:
+    return any(suffix.lower() in pickles.SUFFIXES for suffix in PurePosixPath(path).suffixes)
+
+
+def _is_tar(head: bytes) -> bool:
+    try:
+        tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
+    except tarfile.TarError:
+        return False
+    return True
+
+
+def _is_safetensors(path: str, file: BinaryIO, size: int) -> bool:
+    """Whether it begins as safetensors do: with the length of a JSON object, and the object.
+
+    Such a length may look like the first bytes of a pickle.
+    """
+    if not path.lower().endswith(".safetensors"):
+        return False
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(size, MAX_SAFETENSORS_HEADER_BYTES):
+        return False
+    try:
+        return isinstance(json.loads(file.read(length)), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _judge_archive(file: BinaryIO, size: int) -> Verdict:
+    try:
+        members = archives.read_directory(file, size)
+        if reason := _find_bomb(members, size):
+            return Verdict(hazard=reason)
+        file.seek(0)
+        with zipfile.ZipFile(file) as archive:
+            inside = sorted(archive.infolist(), key=lambda info: info.header_offset)
+            # The check above and the reader below must speak of the same bytes.
+            if [(i.header_offset, i.compress_size, i.file_size) for i in inside] != [
+                (m.offset, m.packed_size, m.size) for m in members
+            ]:
+                raise ArchiveError("Python reads its directory differently")
+            verdicts = [_judge_member(archive, info) for info in inside]
+    except ArchiveError as error:
+        return Verdict(hazard=f"readers of this archive may not agree on what it holds: {error}")
+    except _DAMAGE as error:
+        return Verdict(hazard=f"it is a damaged archive ({error!s:.60})")
+    has_pickle = any(verdict.pickle for verdict in verdicts)
+    return Verdict(
+        "an archive of pickles, as torch.save writes it" if has_pickle else "",
+        next((verdict.hazard for verdict in verdicts if verdict.hazard), ""),
+    )
+
+
+def _find_bomb(members: list[archives.Member], size: int) -> str:
+    """Its own word for sizes is believed only to refuse it; nothing more is ever unpacked."""
+    total = sum(member.size for member in members)
+    if total > max(MAX_UNPACKED_BYTES, BOMB_FACTOR * size):
+        return f"it would unpack to {_gib(total)} from {size} bytes"
+    return ""
+
+
+def _judge_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Verdict:
+    with archive.open(info) as opened:
+        head = opened.read(_HEAD_BYTES)
+    promised = _promises_pickle(info.filename)
+    verdict = Verdict()
+    if head.startswith(archives.STARTS):
+        verdict = Verdict(hazard="an archive lies in it, and cannot be looked into")
+    elif head.startswith(_ARRAY_MARK):
+        with archive.open(info) as opened:
+            verdict = _judge_array(cast(BinaryIO, opened), info.file_size)
+    elif pickles.is_pickle(head) or (promised and info.file_size):
+        with archive.open(info) as opened:
+            file = cast(BinaryIO, opened)
+            reason = pickles.find_hazard(file, info.file_size, promised=promised)
+        verdict = Verdict("a pickle", reason)
+    elif "/code/" in f"/{info.filename}" and info.filename.lower().endswith(".py"):
+        verdict = Verdict(hazard="it is TorchScript: a program, not weights alone")
+    if verdict.hazard:
+        return Verdict(verdict.pickle, f"{info.filename!a} in it: {verdict.hazard}")
+    return verdict
+
+
+def _judge_array(file: BinaryIO, size: int) -> Verdict:
+    """A NumPy array of Python objects is a pickle behind a header."""
+    file.seek(0)
+    start = file.read(8)
+    width = 2 if start[6:7] == b"\x01" else 4
+    length = int.from_bytes(file.read(width), "little")
+    unreadable = Verdict(hazard="it is no NumPy array that can be read")
+    if not 0 < length <= _MAX_ARRAY_HEADER_BYTES:
+        return unreadable
+    try:
+        described = ast.literal_eval(file.read(length).decode("latin-1").strip())
+        kind = described["descr"]
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        return unreadable
+    if _holds_numbers(kind):
+        return Verdict()
+    reason = pickles.find_hazard(file, size - 8 - width - length, promised=True)
+    return Verdict("a NumPy file with a pickle in it", reason)
+
+
+def _holds_numbers(kind: object) -> bool:
+    """Whether a dtype, as its header describes it, is of numbers and texts through and through."""
+    if isinstance(kind, str):
+        return _NUMBERS.fullmatch(kind) is not None
+    if isinstance(kind, list):
+        return all(isinstance(f, tuple) and len(f) > 1 and _holds_numbers(f[1]) for f in kind)
+    return isinstance(kind, tuple) and bool(kind) and _holds_numbers(kind[0])
+
+
+def _judge_gzip(file: BinaryIO, size: int) -> str:
+    """How much comes out is counted, up to what is allowed."""
+    limit = max(MAX_UNPACKED_BYTES, BOMB_FACTOR * size)
+    file.seek(0)
+    unpacker, total = zlib.decompressobj(31), 0
+    try:
+        while block := file.read(64 * 1024):
+            while block:
+                total += len(unpacker.decompress(block, 1024 * 1024))
+                block = unpacker.unconsumed_tail
+                if total > limit:
+                    return f"it would unpack to more than {_gib(limit)} from {size} bytes"
+                if unpacker.eof:
+                    block = unpacker.unused_data
+                    if not block.strip(b"\0"):
+                        break
+                    unpacker = zlib.decompressobj(31)
+    except zlib.error:
+        return "it is no whole gzip file"
+    return ""
+
+
+def _gib(size: int) -> str:
+    return f"{size / 1024**3:.1f} GiB"

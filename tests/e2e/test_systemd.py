@@ -1,0 +1,89 @@
+"""What a real systemd does to a lab: logouts that end processes, units that crash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab_directory import LabDirectory, make_lab
+from lab_servers import wait_for
+from sshd_container import Sshd, docker
+from systemd_machine import build_image, machine
+
+pytestmark = pytest.mark.engine
+
+STATIC = """\
+lab: {name}
+server:
+  provider: static
+  static:
+    hosts: [{{host: 127.0.0.1, port: {port}, user: student, identity: {key}}}]
+  ttl: 8h
+image: {image}
+run: sh train.sh
+outputs: [checkpoints, logs]
+"""
+
+
+@pytest.fixture(scope="module")
+def box(
+    server_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sshd]:
+    with machine(build_image(server_image), tmp_path_factory.mktemp("systemd")) as made:
+        archive = tmp_path_factory.mktemp("image") / "small.tar"
+        docker("save", "-o", str(archive), small_image)
+        docker("cp", str(archive), f"{made.name}:/root/small.tar")
+        made.sh("docker load -q -i /root/small.tar")
+        made.sh("loginctl enable-linger student")  # as labctl's playbook does
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lab(
+    box: Sshd, small_image: str, base_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LabDirectory]:
+    """A lab on that machine, as a student without root's rights has it."""
+    made = make_lab(tmp_path_factory.mktemp("lab"), "campus", base_image)
+    made.environ["LABCTL_YES"] = "1"
+    text = STATIC.format(name="campus", port=box.port, key=box.key, image=small_image)
+    (made.root / "lab.yaml").write_text(text)
+    known_hosts = Path(made.environ["HOME"]) / ".ssh" / "known_hosts"
+    known_hosts.parent.mkdir()
+    known_hosts.write_text(f"[127.0.0.1]:{box.port} {box.host_key}\n")
+    made.labctl("up", "--yes")
+    yield made
+    made.labctl("down", "--yes", "--discard")
+
+
+def log_out(box: Sshd) -> None:
+    """End every session of the student's, and wait until logind has ended what they began."""
+    box.sh("pkill -u student -x sshd || true")
+    wait_for(lambda: "student" not in box.sh("loginctl list-sessions --no-legend || true"))
+    wait_for(lambda: not box.sh("find /run/systemd/transient -name 'session-*.scope' || true"))
+
+
+def list_guards(box: Sshd) -> list[str]:
+    """The process ids of the watchdog, the recorder of telemetry and tmux, once all three run."""
+    patterns = (
+        "[w]atchdog /var/tmp",
+        "__main__.py [t]elemetry$",
+        "[t]mux new-session -d -s labctl-night",
+    )
+    found = [box.sh(f"pgrep -u student -f '{each}' || true").split() for each in patterns]
+    return [pid for pids in found for pid in pids] if all(found) else []
+
+
+def test_a_logout_that_ends_a_sessions_processes_leaves_the_run_and_its_guards(
+    box: Sshd, lab: LabDirectory
+) -> None:
+    loop = "while :; do echo on; sleep 0.2; done"
+    lab.labctl("run", "--detach", "--id", "night", "--", "sh", "-c", loop)
+    before = wait_for(lambda: list_guards(box))
+    log_out(box)
+    assert list_guards(box) == before
+    status = lab.json("status", "--refresh")
+    assert status["runs"][0]["state"] == "running"
+    assert "on" in lab.labctl("logs", "night").stdout
+    box.sh("su student -c 'tmux has-session -t =labctl-night'")
+    lab.labctl("cancel", "night")

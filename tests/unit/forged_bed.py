@@ -1,0 +1,102 @@
+"""Checkpoints that show a harmless pickle to Python's `zipfile` and a program to PyTorch."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+NAMES = ("m/data.pkl", "m/version", "m/byteorder")
+
+
+class Touch:
+    """Leaves a file where it is unpickled, and nothing else."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.marker}",)
+
+
+def local(name: str, data: bytes) -> bytes:
+    head = (b"PK\x03\x04", 0, 0, 0, 0, 0, zlib.crc32(data), len(data), len(data), len(name), 0)
+    return struct.pack("<4s5H3L2H", *head) + name.encode() + data
+
+
+def central(name: str, data: bytes, offset: int) -> bytes:
+    head = (b"PK\x01\x02", 0, 0, 0, 0, 0, 0, zlib.crc32(data), len(data), len(data), len(name))
+    return struct.pack("<4s6H3L5H2L", *head, 0, 0, 0, 0, 0, offset) + name.encode()
+
+
+def end(count: int, length: int, offset: int) -> bytes:
+    return struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, count, count, length, offset, 0)
+
+
+def end64(count: int, length: int, offset: int) -> bytes:
+    return struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, length, offset)
+
+
+def locator(offset: int) -> bytes:
+    return struct.pack("<4sLQL", b"PK\x06\x07", 0, offset, 1)
+
+
+def parts(files: dict[str, bytes], at: int = 0, base: int = 0) -> tuple[bytes, bytes]:
+    """The files from byte `at` on, and a directory whose offsets count from `base`."""
+    body, directory = b"", b""
+    for name, data in files.items():
+        directory += central(name, data, at + len(body) - base)
+        body += local(name, data)
+    return body, directory
+
+
+def plain(files: dict[str, bytes]) -> bytes:
+    body, directory = parts(files)
+    return body + directory + end(len(files), len(directory), len(body))
+
+
+def model(pickled: bytes) -> dict[str, bytes]:
+    return {"m/data.pkl": pickled, "m/version": b"3\n", "m/byteorder": b"little"}
+
+
+def _both(marker: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """A program and a harmless pickle of the same length."""
+    program = pickle.dumps(Touch(marker), 2)
+    # BINUNICODE of what is left, after PROTO, with its length, and STOP.
+    text = b"x" * (len(program) - 8)
+    harmless = b"\x80\x02X" + struct.pack("<L", len(text)) + text + b"."
+    assert len(harmless) == len(program)
+    return model(program), model(harmless)
+
+
+def prepended(marker: Path) -> bytes:
+    """A program in front: `zipfile` takes the directory before the end record and moves every
+    offset, PyTorch goes where the end record says."""
+    program, harmless = _both(marker)
+    first, first_directory = parts(program)
+    start = len(first) + len(first_directory)
+    # What `zipfile` adds to each offset: how far the directory is from where it should be.
+    shift = start + len(first) - len(first)
+    second, second_directory = parts(harmless, start, shift)
+    ending = end(len(NAMES), len(second_directory), len(first))
+    return first + first_directory + second + second_directory + ending
+
+
+def two_ends(marker: Path) -> bytes:
+    """A locator that points to another zip64 end record than the one before it."""
+    program, harmless = _both(marker)
+    first, first_directory = parts(program)
+    first_end = end64(len(NAMES), len(first_directory), len(first))
+    before = first + first_directory + first_end
+    second, second_directory = parts(harmless, len(before))
+    offset = len(before) + len(second)
+    second_end = end64(len(NAMES), len(second_directory), offset)
+    ending = locator(len(first) + len(first_directory))
+    ending += end(len(NAMES), len(second_directory), offset)
+    return before + second + second_directory + second_end + ending
+
+
+FORGED = {"prepended": prepended, "two ends": two_ends}
