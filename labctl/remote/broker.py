@@ -23,8 +23,9 @@ from typing import Any, Callable
 
 from . import broker_mounts, broker_net, engine
 from .broker_calls import Calls
-from .broker_http import Refusal, Request, read_request, say
+from .broker_http import Refusal, Request, read_request, refuse, say
 from .broker_keep import Keeping
+from .broker_relay import parse_head
 from .broker_rules import Account
 from .broker_settings import Settings, load
 from .reply import Failure
@@ -66,6 +67,7 @@ def run(request: dict[str, Any]) -> None:
     if os.geteuid() != 0:
         raise Failure("usage", "the broker runs as root")
     os.environ["DOCKER_HOST"] = engine.SOCKET
+    engine.parse_with(parse_head)
     _many_files()
     broker_mounts.begin()
     broker_net.fence()
@@ -156,7 +158,7 @@ class Broker:
                     if asked is not None:
                         self._answer(account_of(uid, self.settings.group), asked)
                 except Refusal as refusal:
-                    say(link, refusal.status, {"message": refusal.message})
+                    refuse(link, refusal)
         finally:
             self._left(uid)
 

@@ -11,9 +11,12 @@ from typing import Any
 from urllib.parse import quote
 
 from . import broker_archive, broker_images, broker_mounts, broker_net, broker_share, engine
+from .broker_disk import ImageDisk
 from .broker_gpus import STATES, boottime_s, holder, leases, lent, node_groups
-from .broker_http import Refusal, Request, pass_on, say, send_on
+from .broker_http import UPLOAD_IDLE_S, Refusal, Request, say
 from .broker_keep import Keeping, containers
+from .broker_query import parse_filters, pick_parameters
+from .broker_relay import pass_on, send_on
 from .broker_rules import (
     ENDS,
     GPUS,
@@ -33,14 +36,12 @@ from .broker_rules import (
 )
 from .broker_settings import Settings
 from .gpus import Gpus
-from .place import disk, read_text
+from .place import read_text
 from .shared import TAKEN
 
 ENGINE = engine.SOCKET[len("unix://") :]
-IMAGES_LIE = Path("/var/lib/docker")
 DRIVER = Path("/sys/module/nvidia/version")
 INFO = ("ServerVersion", "NCPU", "MemTotal", "OperatingSystem", "Architecture", "Driver")
-FILTERS = ("label", "status", "name", "id")
 
 
 class Calls:
@@ -51,6 +52,7 @@ class Calls:
         self.keeping = keeping
         self._gpus = Gpus()
         self._looking = threading.Lock()
+        self._disk = ImageDisk(settings.disk_free_bytes)
 
     def plain(self, account: Account, asked: Request, _ref: str) -> None:
         pass_on(asked, ENGINE, asked.path, {})
@@ -90,7 +92,7 @@ class Calls:
         broker_images.own_reference(account, reference)
         if not reference or asked.query.get("fromSrc"):
             raise Refusal(403, "a shared server makes no images of archives")
-        self._room()
+        self._disk.require_room()
         tag = broker_images.tag_of(reference, asked.query.get("tag", ""))
         mark = "@" if ":" in tag else ":"
         if broker_images.given(engine.image(f"{reference}{mark}{tag}" if tag else reference)):
@@ -100,17 +102,14 @@ class Calls:
         pass_on(asked, ENGINE, "/images/create", query)
 
     def load(self, account: Account, asked: Request, _ref: str) -> None:
-        self._room()
-        blocks = asked.blocks(self.settings.image_bytes)
-        checked = broker_archive.retagged(account, blocks, self.settings.image_bytes)
-        send_on(asked, ENGINE, "/images/load", {"quiet": "1"}, checked)
+        most = self.settings.image_bytes
+        with self._disk.count_upload() as claim:
+            blocks = asked.blocks(most, UPLOAD_IDLE_S)
+            checked = broker_archive.retagged(account, blocks, most, claim)
+            send_on(asked, ENGINE, "/images/load", {"quiet": "1"}, checked)
 
     def listed(self, account: Account, asked: Request, _ref: str) -> None:
-        try:
-            wanted = json.loads(asked.query.get("filters") or "{}")
-            filters = {key: list(wanted[key]) for key in FILTERS if key in wanted}
-        except (ValueError, TypeError):
-            raise Refusal(400, "the filters cannot be read") from None
+        filters = parse_filters(asked.query.get("filters") or "{}")
         filters["label"] = [*filters.get("label", []), f"{OWNER}={account.uid}"]
         every = "1" if asked.query.get("all") in ("1", "true") else "0"
         text = quote(json.dumps(filters))
@@ -179,8 +178,7 @@ class Calls:
         """Whatever needs no look at the request beyond whose container it is."""
         found = self._own(account, ref)
         deed = asked.path.rpartition("/")[2]
-        # For `top` the engine runs ps on the machine itself, with whatever words are asked for.
-        query = {} if deed == "top" else asked.query
+        query = pick_parameters(deed, asked.query)
         pass_on(asked, ENGINE, f"/containers/{found['Id']}/{deed}", query)
 
     def remove(self, account: Account, asked: Request, ref: str) -> None:
@@ -201,7 +199,8 @@ class Calls:
             wanted = asked.json()
             told = {key: bool(wanted.get(key)) for key in ("Detach", "Tty")}
             content = json.dumps(told).encode()
-        pass_on(asked, ENGINE, f"/exec/{said['ID']}/{deed}", asked.query, content)
+        query = pick_parameters(deed, asked.query)
+        pass_on(asked, ENGINE, f"/exec/{said['ID']}/{deed}", query, content)
 
     def _own(self, account: Account, ref: str) -> dict[str, Any]:
         """What `inspect` says of a container of the account's; another's is not found."""
@@ -270,11 +269,6 @@ class Calls:
     def _parent(self, account: Account) -> str:
         driver = json.loads(engine.ask("GET", "/info")).get("CgroupDriver", "")
         return broker_share.parent_of(account.uid, self.settings.share, driver)
-
-    def _room(self) -> None:
-        free = disk(IMAGES_LIE if IMAGES_LIE.exists() else Path("/"))[0]
-        if free < self.settings.disk_free_bytes:
-            raise Refusal(507, f"{TAKEN}its disk has no room for another image")
 
 
 def _shown(account: Account, found: dict[str, Any]) -> dict[str, Any]:

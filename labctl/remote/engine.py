@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 from urllib.parse import quote
 
 from .docker import ATTEMPTS_S, docker
@@ -131,14 +131,30 @@ def _exchange(
                 said += block
         except ConnectionError as error:
             raise Refused(0, f"the Docker Engine ended while it was asked: {error}") from None
-    top, found, rest = bytes(said).partition(b"\r\n\r\n")
+    status, headers, rest = _parse(bytes(said))
+    if len(rest) < int(headers.get("content-length", 0)):
+        raise Refused(0, "the Docker Engine ended while it was asked")
+    return status, headers, rest
+
+
+def _parse_head(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+    """(status, headers in lower case, what follows)."""
+    top, end, rest = answer.partition(b"\r\n\r\n")
     lines = top.decode(errors="replace").split("\r\n")
     headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:])}
     status = lines[0].split(" ")[1:2]
-    whole = len(rest) >= int(headers.get("content-length", 0))
-    if not found or not status or not whole:
+    if not end or not status:
         raise Refused(0, "the Docker Engine ended while it was asked")
     return int(status[0]), headers, rest
+
+
+_parse: Callable[[bytes], tuple[int, dict[str, str], bytes]] = _parse_head
+
+
+def parse_with(parse: Callable[[bytes], tuple[int, dict[str, str], bytes]]) -> None:
+    """Have another parser read answers from now on: the broker's, which takes 30 ms to import."""
+    global _parse
+    _parse = parse
 
 
 def _connected(where: str) -> socket.socket:
