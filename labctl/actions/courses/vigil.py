@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from labctl.actions import Decision, Event, Note
+from labctl.actions.courses.assignment_seats import freeze_closed
 from labctl.actions.courses.backup import Backup, course_store
 from labctl.actions.courses.desk import Desk
 from labctl.actions.courses.invitation import withdraw_expired
@@ -146,6 +147,7 @@ class Vigil:
             self._tell(student, "the join file was not used in time and opens nothing any more")
 
     def _assignments(self) -> None:
+        freeze_closed(self._staff.folder, by="keeper")
         try:
             host_key = known_host_key(self._staff.folder)
         except NotFoundError:
