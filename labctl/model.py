@@ -189,10 +189,14 @@ class Resource(Value, frozen=True):
 
 
 class Check(Value, frozen=True):
-    """One line of `doctor`. `next` is the command or deed that mends it."""
+    """One line of `doctor`. `next` is the command or deed that mends it.
+
+    A `warning` stops nothing, and is no good news: it says what may be lost.
+    """
 
     name: str
     ok: bool
+    warning: bool = False
     detail: str = ""
     next: str = ""
 
