@@ -28,7 +28,8 @@ def is_near_end(state: State, server: Server, now: float, left_s: float) -> bool
     """
     said = state.events(server_id=server.id, kind="watch", limit=1)
     if not said:
-        return False
+        armed = state.events(server_id=server.id, kind=guard.EVENT, limit=1)
+        return bool(armed) and left_s < NEAR_S
     watch = said[0].detail.get("watch", {})
     ends_in_s = min(_ends_in_s(watch) - (now - said[0].at), left_s)
     return bool(_limit_under_way(watch)) or ends_in_s < NEAR_S

@@ -175,7 +175,7 @@ class Rounds:
             return False
 
         def save() -> None:
-            limit = rescue.await_end(ground_of(self.staff, seat), server)
+            limit = rescue.await_end(ground_of(self.staff, seat), self._recorded(server))
             if limit is not None:
                 with self._turns:
                     self._end(seat, limit)
@@ -183,6 +183,10 @@ class Rounds:
         self._rescues[seat.name] = threading.Thread(target=save, name="seat-rescue", daemon=True)
         self._rescues[seat.name].start()
         return True
+
+    def _recorded(self, server: Server) -> Server:
+        """The server with the way and the keys that are on record: a provider shows neither."""
+        return self.staff.state.server(server.id) or server
 
     def _prepare(self, look: Look, lesson: Lesson) -> None:
         """Whoever puts a server down in class does not get it again unasked; who loses it does."""
@@ -242,7 +246,7 @@ class Rounds:
     def _busy(self, seat: Seat, server: Server) -> bool:
         """Whether somebody or something works there; yes where that cannot be told."""
         try:
-            told = guard.watch(ground_of(self.staff, seat), server)
+            told = guard.watch(ground_of(self.staff, seat), self._recorded(server))
         except LabError:
             return True
         return not told or bool(told.get("busy"))
