@@ -112,10 +112,10 @@ class Course:
         return grade(staff, assignment, again=again)
 
     def release(self, assignment: str) -> Released:
-        """Let students read the feedback of what is graded."""
+        """Let students read the feedback of what is graded; asks where a released score changes."""
         from labctl.actions.courses.release import release
 
-        return release(self.folder, assignment)
+        return release(self.folder, assignment, reporter=self.reporter)
 
     def invite(
         self,

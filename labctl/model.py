@@ -210,11 +210,13 @@ class Resource(Value, frozen=True):
 class Check(Value, frozen=True):
     """One line of `doctor`. `next` is the command or deed that mends it.
 
-    `skipped`: it could not be checked from here, and so says nothing; `ok` is true then.
+    `skipped`: it could not be checked from here, and so says nothing; `ok` is true then. A
+    `warning` does not fail the check; it says what may be lost.
     """
 
     name: str
     ok: bool
+    warning: bool = False
     detail: str = ""
     next: str = ""
     skipped: bool = False

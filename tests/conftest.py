@@ -29,6 +29,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_prepare_accounts",
     "e2e/test_transfer_faults",
     "e2e/test_aws_kills e2e/test_aws_faults",
+    "e2e/test_course_budget_end",
     "e2e/test_aws_machines e2e/test_kept_disks e2e/test_reclaim e2e/test_keeper",
     "template/test_template_kills",
     "template/test_template_train",

@@ -29,6 +29,8 @@ class Ground:
     `everywhere` has the provider look at every region that the account has. Labs of one `group`
     share a key pair and what else the provider can share. `owner` is whom the
     provider is told, the user's name if ""; `place` tells apart the machines that they work from.
+    `saver_s` is how long before a limit the server's runs are to stop, since somebody brings home
+    what it cannot save by itself; 0 where nobody does.
     """
 
     config: LabConfig
@@ -40,6 +42,7 @@ class Ground:
     group: str = ""
     owner: str = ""
     place: str = ""
+    saver_s: float = 0.0
 
     def beside(self, config: LabConfig, lab_id: str, reporter: Reporter | None = None) -> Ground:
         """The ground of another lab that shares this one's provider, state and connections."""

@@ -106,11 +106,11 @@ def _ending(ground: Ground, server: Server) -> dict[str, Any]:
     provider = ground.provider
     if isinstance(provider, Lease):
         return {"kind": "release", "disk": "stays", "lease": server.id}
-    if isinstance(provider, Keep) and provider.keeps_itself:
-        return {"kind": "poweroff", "disk": "keepable"}
-    if isinstance(provider, Keep):
-        return {"kind": "poweroff", "disk": "goes"}
-    return {"kind": "poweroff", "disk": "stays" if isinstance(provider, Stoppable) else "goes"}
+    if not isinstance(provider, Keep):
+        disk = "stays" if isinstance(provider, Stoppable) else "goes"
+    else:
+        disk = "keepable" if provider.keeps_itself else "goes"
+    return {"kind": "poweroff", "disk": disk, "saver_s": ground.saver_s}
 
 
 def _watch(reply: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from labctl.errors import (
     ThrottledError,
 )
 from labctl.model import Server
-from labctl.providers import Console, Deadline, Gate, Keep, Lease, Stoppable
+from labctl.providers import Console, Deadline, Explains, Gate, Keep, Lease, Stoppable
 from labctl.transports import Transport
 
 ENDED = accounts.ENDED
@@ -125,7 +125,9 @@ def _drop_ended(ground: Ground, alive: Server | None) -> None:
             ground.state.save_server(msgspec.structs.replace(known, state=found.state))
             continue
         ground.state.drop_server(known.id)
-        ground.state.record("gone", lab_id=ground.lab_id, server_id=known.id)
+        why = ground.provider.why_ended(known.id) if isinstance(ground.provider, Explains) else ""
+        detail = {"why": why} if why else {}
+        ground.state.record("gone", lab_id=ground.lab_id, server_id=known.id, detail=detail)
     ground.connections.forget_others(lambda: [one.id for one in ground.state.servers()])
 
 

@@ -18,7 +18,8 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
     `keeper` is the host whose keeper looks after it, "" for none, or where nobody asked.
     `server` is None where there is none. `reachable` is None when nobody asked. `watch` is what its
     watchdog last said, and `watched_at` when; {} where none was heard. Costs are those of the
-    ledger; "kept" are the lab's disks that outlived a server. With `why` the watchdog's last
+    ledger; "kept" are the lab's disks that outlived a server; "ended" says, by server, why it
+    ended, where its provider told. With `why` the watchdog's last
     decisions are in `watch`, as "decisions".
     """
     machine: dict[str, Any] = {}
@@ -65,9 +66,16 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
         "watched_at": watched_at,
         "cost_usd": round(spent_usd(ground.state, ground.lab_id, now), 4),
         "kept": on_record(ground.state, ground.lab_id),
+        "ended": _ended(ground),
         "runs": list(reversed(ground.state.runs(ground.lab_id))),
         "now": now,
     }
+
+
+def _ended(ground: Ground) -> dict[str, str]:
+    """Why servers have ended, by id, where their provider said it."""
+    gone = ground.state.events(lab_id=ground.lab_id, kind="gone")
+    return {one.server_id: one.detail["why"] for one in gone if one.detail.get("why")}
 
 
 def _clocks(ground: Ground, server: Server, watch: dict[str, Any], now: float) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.options import json_option
+from labctl.cli.options import SCREEN, json_option, yes_option
 
 if TYPE_CHECKING:
+    from labctl.course import Course
     from labctl.courses.gradebook import Grade
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
@@ -63,7 +64,12 @@ def due_command(
 @click.option(
     "--no-penalty", is_flag=True, help="Write scores as graded; lateness is not taken off."
 )
-@click.option("--release", is_flag=True, help="Let the students read their feedback.")
+@click.option(
+    "--release",
+    is_flag=True,
+    help="Let the students read their feedback. Asks before it changes a released grade.",
+)
+@yes_option
 @json_option
 @click.pass_context
 def grades_command(
@@ -73,11 +79,13 @@ def grades_command(
     out: Path | None,
     no_penalty: bool,
     release: bool,
+    yes: bool,
     json_: bool,
 ) -> None:
     """Who has which grade for ASSIGNMENT; with --format, the file that the course system imports.
 
-    Only this assignment's column is written, so no other grade is touched.
+    Only this assignment's column is written, so no other grade is touched. A released grade stays
+    as it was released until the next --release, which shows the difference and asks.
 
     \b
     labctl course grades hw3
@@ -86,7 +94,9 @@ def grades_command(
     from labctl.actions.courses.grades import grades, written
     from labctl.cli.screen import as_json
 
-    course = open_course(ctx, quiet=json_)
+    course = open_course(ctx, yes=yes, quiet=json_)
+    if release:
+        _release(ctx, course, assignment)
     wanted = format_ or ("own" if out else "")
     made = None
     if wanted:
@@ -98,8 +108,6 @@ def grades_command(
             click.echo(made.data, nl=False)
         for note in made.notes:
             click.echo(note, err=True)
-    if release:
-        _release(ctx, assignment)
     found = grades(course.folder, assignment)
     if json_:
         rows = [_row_json(one) for one in found]
@@ -109,14 +117,32 @@ def grades_command(
         click.echo(f"{out}: {made.format if made else ''}", err=True)
     elif not wanted:
         _draw(found)
+    if not json_:
+        draw_unreleased(assignment, found)
 
 
-def _release(ctx: click.Context, assignment: str) -> None:
+def draw_unreleased(assignment: str, found: list[Grade]) -> None:
+    """Show which released grades a new release would change."""
+    from labctl.cli.exits import clean
+    from labctl.courses.released import change_text
+
+    changed = [one for one in found if one.unreleased is not None]
+    if not changed:
+        return
+    click.echo("Released grades that differ from what is graded now:", err=True)
+    for one in changed:
+        click.echo(f"  {clean(change_text(one))}", err=True)
+    click.echo(f"  next: labctl course grades {assignment} --release   # asks first", err=True)
+
+
+def _release(ctx: click.Context, course: Course, assignment: str) -> None:
     from labctl.actions.courses.begin import acting
     from labctl.actions.courses.release import release
+    from labctl.cli.exits import clean
 
-    folder = open_course(ctx, quiet=True).folder
-    found = release(folder, assignment, by=acting())
+    found = release(course.folder, assignment, by=acting(), reporter=ctx.meta[SCREEN])
+    for change in found.changes:
+        click.echo(f"changed: {clean(change)}", err=True)
     waiting = f"; without a grade: {', '.join(found.waiting)}" if found.waiting else ""
     click.echo(f"released to {len(found.students)} students{waiting}", err=True)
 
@@ -132,6 +158,9 @@ def _row_json(one: Grade) -> dict[str, object]:
         "final": one.final,
         "submission": one.stamp.number,
         "released": one.released,
+        "corrected": one.corrected,
+        "unreleased_final": one.unreleased.final if one.unreleased else None,
+        "change": one.change,
         "problem": one.problem,
     }
 

@@ -51,7 +51,7 @@ def collect_command(
 
     course = open_course(ctx, quiet=json_)
     staff = staff_of(course, ctx.meta[SCREEN])
-    seats = chosen(course, only, group) if only or group else ()
+    seats = chosen(course, only, group, name) if only or group else ()
     found = collect(course.folder, name, seats, profile=profile, by=staff.by)
     if json_:
         as_json({"assignment": name, "collection": found})
@@ -134,14 +134,17 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     labctl course grade hw3 --release
     """
     from labctl.actions.courses.grade import grade
+    from labctl.actions.courses.grades import grades
     from labctl.actions.courses.release import release
+    from labctl.cli.course_grades import draw_unreleased
+    from labctl.cli.exits import clean
     from labctl.cli.screen import as_json
 
     name, json_ = options["name"], options["json_"]
     course = open_course(ctx, yes=options["yes"], quiet=json_)
     staff = staff_of(course, ctx.meta[SCREEN])
     only, group = options["only"], options["group"]
-    seats = chosen(course, only, group) if only or group else ()
+    seats = chosen(course, only, group, name) if only or group else ()
     found = grade(
         staff,
         name,
@@ -153,16 +156,21 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
         tell=(lambda _: None) if json_ else _say,
     )
     ctx.meta[SCREEN].rest()
+    if not json_:
+        _draw_grading(found)
     wanted = options["release"] and found.whole
-    released = release(course.folder, name, seats, by=staff.by) if wanted else None
+    screen = ctx.meta[SCREEN]
+    released = release(course.folder, name, seats, by=staff.by, reporter=screen) if wanted else None
     if json_:
         as_json({"assignment": name, "grading": found, "released": released})
     else:
-        _draw_grading(found)
         if released:
+            for change in released.changes:
+                click.echo(f"changed: {clean(change)}")
             click.echo(f"feedback released to: {', '.join(released.students)}")
         elif options["release"]:
             click.echo("nothing was released: not all of it is graded", err=True)
+        draw_unreleased(name, grades(course.folder, name))
     ctx.exit(TEMPORARY if found.unreached else 0 if found.whole else 1)
 
 
@@ -217,6 +225,10 @@ def _draw_ends(found: Grading) -> None:
     fresh = sum(1 for one in found.seats if one.fresh)
     text = f"{counts['graded']} graded ({fresh} now), {counts['failed']} failed"
     click.echo(f"{text}, {counts['error']} not graded, {counts['missing']} handed in nothing.")
+    for one in found.seats:
+        for owner in one.corrected:
+            text = f"{owner}: results.json was edited by hand and stays as it is"
+            click.echo(clean(text), err=True)
     if counts["error"]:
         click.echo(f"next: labctl course grade {found.assignment}   # tries those again", err=True)
     if found.unreached:

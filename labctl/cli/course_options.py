@@ -26,24 +26,29 @@ def only_options(function: F) -> F:
     return function
 
 
-def chosen(course: Course, only: str, group: str) -> list[Seat]:
-    """The seats meant; NotFoundError, with what there is, where a name or section is none."""
+def chosen(course: Course, only: str, group: str, assignment: str = "") -> list[Seat]:
+    """The seats meant; NotFoundError, with what there is, where a name or section is none.
+
+    With `assignment` those that it has, which stay as they were when it closed.
+    """
+    from labctl.actions.courses.assignment_seats import assignment_seats
     from labctl.errors import NotFoundError, UsageError
 
     folder = course.folder
     names = [name.strip() for name in only.split(",") if name.strip()]
     if only and not names:
         raise UsageError("--only names nobody", hint="--only alice,bob")
-    seats = list(folder.chosen(names))
+    among = assignment_seats(folder, assignment) if assignment else None
+    seats = list(folder.chosen(names, among))
     if group:
-        members = {one.seat for one in folder.students() if one.section == group}
+        members = {one.id for one in folder.students() if one.section == group}
         if not members:
             known = sorted({one.section for one in folder.students()} - {""})
             why = f"there are {', '.join(known)}" if known else "the roster has no sections"
             raise NotFoundError(
                 f"there is no section {group!r}", why=why, hint="labctl course roster"
             )
-        seats = [seat for seat in seats if seat.name in members]
+        seats = [seat for seat in seats if members & set(seat.students)]
     if not seats:
         raise NotFoundError("no seat is meant", hint="labctl course roster")
     return seats

@@ -194,6 +194,8 @@ def draw_checks(checks: Sequence[Check], width: int = 0) -> None:
         mark = click.style("ok", fg="green") if one.ok else click.style("!!", fg="red")
         if one.skipped:
             mark = click.style("--", fg="yellow")
+        if one.ok and one.warning:
+            mark = click.style("! ", fg="yellow")
         text = clean(f"{one.name}: {one.detail}")
         if wrapped:
             text = "\n    ".join(folded(text, 4, width))

@@ -37,6 +37,8 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
     server: Server | None = said["server"]
     if server is None:
         click.echo(f"{said['lab']}: no server. Next: labctl up")
+        for why in list(said["ended"].values())[:1]:
+            click.echo(f"  its last server ended: {why}")
     else:
         _draw_server(said, server)
     if said["keeper"]:
@@ -45,7 +47,7 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
     if why:
         _draw_why(said["watch"])
     elif said["runs"]:
-        _draw_runs(said["runs"], server, said["now"])
+        _draw_runs(said["runs"], server, said["now"], said["ended"])
 
 
 def _status(ctx: click.Context, asks: bool, why: bool, json_: bool) -> dict[str, Any]:
@@ -155,14 +157,16 @@ def _draw_why(watch: dict[str, Any]) -> None:
         click.echo("no watchdog has decided anything")
 
 
-def _draw_runs(runs: list[Run], server: Server | None, now: float) -> None:
+def _draw_runs(runs: list[Run], server: Server | None, now: float, ended: dict[str, str]) -> None:
     from labctl.cli.screen import table
 
     def row(run: Run) -> tuple[str, ...]:
         if run.ended or (server is not None and run.server_id == server.id):
             return run.id, run.state, _progress(run), _how_long(run, now), run.told or _line(run)
         seen = _how_long(run, run.seen_at or now)
-        return run.id, "not known", _progress(run), seen, "its server ended, and nobody saw how"
+        why = ended.get(run.server_id)
+        said = f"its server ended: {why}" if why else "its server ended, and nobody saw how"
+        return run.id, "not known", _progress(run), seen, said
 
     rows = [row(run) for run in runs[:15]]
     click.echo()

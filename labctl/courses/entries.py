@@ -15,6 +15,7 @@ KINDS = (
     "budget",
     "extend",
     "due",
+    "closed",
     "warned",
     "refused",
     "collected",

@@ -12,7 +12,7 @@ import functools
 import hmac
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -129,12 +129,16 @@ class CourseFolder:
         members: dict[str, list[str]] = {}
         for one in self.students(active_only=active_only):
             members.setdefault(one.seat, []).append(one.id)
-        found = [self._seat(name, students) for name, students in members.items()]
+        found = list(self.build_seats(members))
         if former:
             every = {one.seat for one in self._roster}
             gone = [name for name in self._going() if name not in every]
             found += [self._seat(name, []) for name in gone]
         return tuple(found)
+
+    def build_seats(self, members: Mapping[str, Sequence[str]]) -> tuple[Seat, ...]:
+        """Return seats with these members, by name, whatever the roster says now."""
+        return tuple(self._seat(name, list(students)) for name, students in members.items())
 
     def _going(self) -> list[str]:
         """Seats of which the ledger knows no end of some server. A dot begins the course's own."""
@@ -155,16 +159,19 @@ class CourseFolder:
         """A seat by the name of its team or of a student; NotFoundError names the nearest."""
         return self.chosen([name])[0]
 
-    def chosen(self, names: Iterable[str]) -> tuple[Seat, ...]:
+    def chosen(self, names: Iterable[str], among: Sequence[Seat] | None = None) -> tuple[Seat, ...]:
         """The seats of these students and teams, each once; of everybody active for no names.
+
+        `among` are the seats of an assignment, where those of the roster are not meant.
 
         `former:NAME` is a seat of before, that of a student who went into a team, say.
         NotFoundError, with the nearest name, for what is none of these.
         """
         names = list(names)
         if not names:
-            return self.seats()
-        seats = {one.name: one for one in self.seats(active_only=False)}
+            return self.seats() if among is None else tuple(among)
+        every = self.seats(active_only=False) if among is None else among
+        seats = {one.name: one for one in every}
         by_student = {student: one for one in seats.values() for student in one.students}
         found: dict[str, Seat] = {}
         for name in names:

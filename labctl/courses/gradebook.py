@@ -47,6 +47,8 @@ class Grade(Value, frozen=True):
     """One student's grade. `score` is as graded, None for none; `problem` says why.
 
     `final` is the score less the penalty: percent of the assignment's points, never below 0.
+    `owner` is whose file it was read from. A released grade is the one that was released:
+    `unreleased` is what there is by now, where that differs, and `change` says why.
     """
 
     student: str
@@ -56,6 +58,10 @@ class Grade(Value, frozen=True):
     team: str = ""
     released: bool = False
     problem: str = ""
+    owner: str = ""
+    corrected: bool = False
+    unreleased: Grade | None = None
+    change: str = ""
 
     @property
     def off(self) -> float:
@@ -73,23 +79,21 @@ def read_grades(
     students: Iterable[Student],
     stamps: Mapping[str, Stamp],
     released: frozenset[str] = frozenset(),
+    seats: Mapping[str, str] | None = None,
 ) -> list[Grade]:
     """The grade of each student: their own, else their team's.
 
     `stamps`, by student or team, are of what was handed in: they count where grading wrote none.
+    `seats` are the seats' names by student, where those of the roster are not meant.
     """
     found = []
     for one in students:
+        seat = one.seat if seats is None else seats.get(one.id, one.id)
         owner = next(
-            (
-                name
-                for name in (one.id, one.team)
-                if name and _file(grades, assignment, name).is_file()
-            ),
-            "",
+            (name for name in (one.id, seat) if _file(grades, assignment, name).is_file()), ""
         )
         score, graded, problem = _read(_file(grades, assignment, owner)) if owner else NOTHING
-        stamp = graded or stamps.get(one.id) or stamps.get(one.team) or Stamp()
+        stamp = graded or stamps.get(one.id) or stamps.get(seat) or Stamp()
         if not owner:
             problem = "not graded yet" if stamp.number else "nothing was handed in"
         found.append(
@@ -98,9 +102,10 @@ def read_grades(
                 score=score,
                 points=points,
                 stamp=stamp,
-                team=one.team,
+                team="" if seat == one.id else seat,
                 released=one.id in released,
                 problem=problem,
+                owner=owner,
             )
         )
     return found

@@ -7,13 +7,14 @@ What they say is partly a student's program's output: it is only ever shown as t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from labctl.config.course_schema import AssignmentConfig
 from labctl.courses.ledger import Entry
+from labctl.courses.membership import frozen_members
 from labctl.courses.student import Student
 from labctl.dashboard.view import Grade
 from labctl.grading.record import FEEDBACK, FILE, RESULTS, Record, decode
@@ -50,11 +51,17 @@ class Grades:
         student: Student,
         assignments: Mapping[str, AssignmentConfig],
         released: frozenset[tuple[str, str]],
+        frozen: Mapping[str, Mapping[str, str]],
     ) -> tuple[Grade, ...]:
-        """A student's grades; a team's where the student has none of their own."""
+        """A student's grades; a team's where the student has none of their own.
+
+        `frozen` are the seats of closed assignments, by assignment and student.
+        """
         found = []
         for name, rules in assignments.items():
-            for owner in filter(None, (student.id, student.team)):
+            seats = frozen.get(name)
+            seat = student.seat if seats is None else seats.get(student.id, student.id)
+            for owner in dict.fromkeys((student.id, seat)):
                 grade = self._read(name, owner, rules.points)
                 if grade is not None:
                     said = (name, student.id) in released or (name, "") in released
@@ -83,6 +90,19 @@ class Grades:
                 self._known[file] = known
             return known[1]
         return None
+
+
+def frozen_seats(
+    entries: Sequence[Entry], assignments: Mapping[str, AssignmentConfig]
+) -> dict[str, dict[str, str]]:
+    """Assignment -> student -> seat, of those that have closed."""
+    lines = [one for one in entries if one.kind == "closed"]
+    found = {}
+    for name, rules in assignments.items():
+        members = frozen_members(lines, name, rules)
+        if members is not None:
+            found[name] = {student: seat for seat, them in members.items() for student in them}
+    return found
 
 
 def released_of(entries: Iterable[Entry]) -> frozenset[tuple[str, str]]:

@@ -16,7 +16,7 @@ from labctl.courses.ledger import Entry, Living, due_extensions
 from labctl.courses.student import Student
 from labctl.dashboard.books import Books, Sums
 from labctl.dashboard.gauges import told_by_watchdog
-from labctl.dashboard.grades import Grades, released_of
+from labctl.dashboard.grades import Grades, frozen_seats, released_of
 from labctl.dashboard.hand_ins import HandIns
 from labctl.dashboard.view import Due, Gauge, Happening, Machine, Person, Seat, Snapshot
 from labctl.model import Run, Server
@@ -108,12 +108,13 @@ class Survey:
         runs = self._runs(roster, servers)
         self._hand_ins.read_on()
         released = released_of(self._books.news)
+        frozen = frozen_seats(self._books.news, folder.config.assignments)
         return Snapshot(
             at=now,
             course=folder.config.name,
             seats=tuple(self._seat(one, servers, watches, runs, spent) for one in seats),
             people=tuple(
-                self._person(one, keys, roster, released)
+                self._person(one, keys, roster, released, frozen)
                 for one in roster.people
                 if one.active or one.id in keys
             ),
@@ -218,6 +219,7 @@ class Survey:
         keys: dict[str, str],
         roster: _Roster,
         released: frozenset[tuple[str, str]],
+        frozen: Mapping[str, Mapping[str, str]],
     ) -> Person:
         return Person(
             key=roster.keys[student.id],
@@ -229,7 +231,7 @@ class Survey:
             active=student.active,
             seat=keys.get(student.id, ""),
             hand_ins=self._hand_ins.of(roster.mates[student.seat]),
-            grades=self._grades.of(student, self._folder.config.assignments, released),
+            grades=self._grades.of(student, self._folder.config.assignments, released, frozen),
         )
 
     def _due(self, name: str) -> Due:

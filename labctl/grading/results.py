@@ -117,12 +117,18 @@ def stamped(
     The score itself stays as graded: whoever writes grades back takes the penalty off, once.
     """
     counts = after_penalty(raw.score, points, penalty)
-    output = raw.output
-    if penalty:
-        said = f"{penalty}% of the points off, handed in {late_text(late_s)} late: {counts:g} count"
-        output = f"{output}\n{said}" if output else said
+    said = lateness_note(raw.score, points, penalty, late_s)
+    output = "\n".join(filter(None, [raw.output, said]))
     own = {"points": points, "penalty": penalty, "late_s": late_s, "counts": counts, **facts}
     return msgspec.structs.replace(raw, output=output, extra_data={**raw.extra_data, "labctl": own})
+
+
+def lateness_note(score: float, points: float, penalty: int, late_s: int) -> str:
+    """The last line of what a late submission's student reads; "" without a penalty."""
+    if not penalty:
+        return ""
+    counts = after_penalty(score, points, penalty)
+    return f"{penalty}% of the points off, handed in {late_text(late_s)} late: {counts:g} count"
 
 
 def late_text(late_s: int) -> str:

@@ -189,6 +189,14 @@ class Keep(Protocol):
 
 
 @runtime_checkable
+class Explains(Protocol):
+    """It can say why a server that is gone has ended."""
+
+    def why_ended(self, server_id: str) -> str:
+        """In words for people; "" where that is not known."""
+
+
+@runtime_checkable
 class Reclaim(Protocol):
     """A server can be taken back on purpose, as its provider would by itself: for drills.
 

@@ -52,6 +52,10 @@ _PLACE = re.compile(
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
 _HOST_KEY = re.compile(r"[a-z0-9@.-]{1,60} [A-Za-z0-9+/]{40,2000}={0,2}")
+_SAVED = {
+    "home": "its results are in the course's folder: ask your instructor",
+    "disk": "its results are on its disk, which was kept: ask your instructor",
+}
 _SEAT = re.compile(r"[0-9a-f]{12}")
 
 
@@ -149,6 +153,17 @@ class CourseProvider:
     def terminate(self, server_id: str) -> None:
         """Let the seat's server go; with the last lab that holds it, it ends."""
         self._ask("terminate", id=server_id)
+
+    def why_ended(self, server_id: str) -> str:
+        """Why the keeper ended the seat's last server, and where its results are; "" if unknown."""
+        try:
+            said = self._ask("ended", id=server_id).get("ended")
+        except LabError:
+            return ""  # a keeper of an earlier version does not know the question
+        if not isinstance(said, dict) or not (why := str(said.get("why") or "")):
+            return ""
+        saved = _SAVED.get(str(said.get("saved")), "")
+        return "; ".join(filter(None, [why[:500], saved]))
 
     def leftovers(self) -> list[Resource]:
         """Whatever a server leaves is the course's, and its keeper's to remove."""

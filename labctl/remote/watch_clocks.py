@@ -145,10 +145,19 @@ def begins_anew(limits: Limits, elapsed_s: float, ended: bool) -> bool:
     return deadline_s is not None and (ended or elapsed_s >= deadline_s)
 
 
-def wind_down_s(stop_s: float, unsaved_bytes: float, rate_bytes_s: float, mirrored: bool) -> float:
-    """How long the end takes: runs stop, what is unsaved is sent, the machine goes."""
+def wind_down_s(
+    stop_s: float,
+    unsaved_bytes: float,
+    rate_bytes_s: float,
+    mirrored: bool,
+    saver_s: float = 0.0,
+) -> float:
+    """How long the end takes: runs stop, what is unsaved is sent, the machine goes.
+
+    `saver_s` is what a keeper needs besides to notice it and to come for the results.
+    """
     send_s = unsaved_bytes / max(rate_bytes_s, 1.0) if mirrored else 0.0
-    return stop_s + send_s + SETTLE_S
+    return stop_s + send_s + saver_s + SETTLE_S
 
 
 def carried(state: dict[str, Any], boot: str, boottime_s: float, wall_s: float) -> float:

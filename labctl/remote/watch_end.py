@@ -7,6 +7,7 @@ What happens to results that are only on this server, in the order of the tables
 | none, or all pulled or mirrored           | it ends                  | it ends               |
 | the disk stays anyway (local, static)     | it ends                  | it ends               |
 | EC2 keeps the disk (tagged with expiry)   | it ends                  | it ends               |
+| a keeper brings them home in time         | it ends                  | it stays on           |
 | none of these works                       | it ends: money was the   | it stays on, asks for |
 |                                           | limit; the loss was told | `labctl pull`, and    |
 |                                           | by `up` and each warning | looks again           |
@@ -42,12 +43,18 @@ GRACE_S = 60.0
 """What a run has after SIGTERM, and again where it is still writing a checkpoint then."""
 WRITING_S = 10.0
 POLL_S = 0.2
+# Seconds between two looks at what a keeper has brought home.
+SAVED_POLL_S = 5.0
 KEPT_DAYS = 14
 Say = Callable[[str, str], None]
 
 
 class Plan(NamedTuple):
-    """What was agreed on for the end. `disk` is "stays", "keepable" or "goes"."""
+    """What was agreed on for the end. `disk` is "stays", "keepable" or "goes".
+
+    `saver_s` is how long before a limit runs stop, so that a keeper can bring results home; 0
+    where nobody does.
+    """
 
     account: Account
     lab_id: str
@@ -56,6 +63,7 @@ class Plan(NamedTuple):
     store: str
     lease: str
     grace_s: float
+    saver_s: float = 0.0
 
     @property
     def every_lab(self) -> bool:
@@ -75,23 +83,24 @@ def fate(by: str, only_here: bool, disk_safe: bool) -> bool:
     return not only_here or disk_safe or by != "idle"
 
 
-def wind_down(plan: Plan, by: str, say: Say) -> Outcome:
-    """All but the very end: that is `power_off` or `release`."""
+def wind_down(plan: Plan, by: str, say: Say, left_s: float = 0.0) -> Outcome:
+    """All but the very end: that is `power_off` or `release`. `left_s` is until the limit."""
+    until = time.monotonic() + left_s
     rate = 0.0
     if by == "idle":
         # Nothing runs, so what is saved now is all there is, and it may be a reason to stay on.
-        rate, safe = _save(plan, by, say)
+        rate, safe = _save(plan, by, say, until)
         if not safe:
             return Outcome(False, rate)
     _stop_runs(plan, by, say)
     if by != "idle":
-        rate, _ = _save(plan, by, say)
+        rate, _ = _save(plan, by, say, until)
     if plan.kind == "release":
         _stop_services(plan, say)
     return Outcome(True, rate)
 
 
-def _save(plan: Plan, by: str, say: Say) -> tuple[float, bool]:
+def _save(plan: Plan, by: str, say: Say, until: float) -> tuple[float, bool]:
     """Mirror what is only here, else see to the disk; (bytes a second, whether it may end)."""
     try:
         left = unsaved(plan.account, plan.lab_id, plan.every_lab)
@@ -101,6 +110,8 @@ def _save(plan: Plan, by: str, say: Say) -> tuple[float, bool]:
     rate = 0.0
     if plan.store:
         rate, left = send(plan, left, say)
+    if by != "idle" and plan.saver_s and plan.disk != "stays":
+        left = _await_keeper(plan, left, say, until)
     only_here = bool(left.files or left.broken)
     if not only_here:
         say("results saved", "everything is pulled or mirrored")
@@ -114,6 +125,19 @@ def _save(plan: Plan, by: str, say: Say) -> tuple[float, bool]:
     else:
         say("staying on", f"{told}, and its disk cannot be kept: labctl pull, or labctl down")
     return rate, fate(by, only_here, safe)
+
+
+def _await_keeper(plan: Plan, left: Unsaved, say: Say, until: float) -> Unsaved:
+    """Wait until a keeper has brought home what is only here, at most until the limit."""
+    if (left.files or left.broken) and time.monotonic() < until:
+        say("waiting for the keeper", f"{len(left.files)} files, {left.size} bytes, are only here")
+    while (left.files or left.broken) and time.monotonic() < until:
+        time.sleep(min(SAVED_POLL_S, max(0.0, until - time.monotonic())))
+        try:
+            left = unsaved(plan.account, plan.lab_id, plan.every_lab)
+        except (Failure, OSError, subprocess.SubprocessError) as error:
+            say("results unknown", f"what is only here cannot be told: {_why(error)}")
+    return left
 
 
 def send(plan: Plan, left: Unsaved, say: Say) -> tuple[float, Unsaved]:
@@ -158,7 +182,7 @@ def unable(plan: Plan) -> list[str]:
             ask(plan.account, "keep-disk", {"expires": time.time(), "probe": True}, python)
         except (Failure, OSError, subprocess.SubprocessError) as error:
             cannot.append(f"the disk cannot outlive this server: {_why(error)}")
-    if plan.disk == "goes":
+    if plan.disk == "goes" and not plan.saver_s:
         cannot.append("the disk ends with the server: pull what you want to keep")
     return cannot
 

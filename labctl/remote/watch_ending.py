@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .place import read_json
 from .reply import Failure
-from .watch_clocks import spoken
+from .watch_clocks import SETTLE_S, spoken
 from .watch_end import Outcome, Plan, Say, fate, wind_down
 from .watch_place import boottime_s
 
@@ -38,7 +38,8 @@ class Ending:
 
     def _go(self) -> None:
         try:
-            self.outcome = wind_down(self.plan, self.by, self.say)
+            left_s = self.limit_s - self.began_s - SETTLE_S
+            self.outcome = wind_down(self.plan, self.by, self.say, left_s)
         except (Failure, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
             self.say("wind-down failed", f"{type(error).__name__}: {error}")
             # Results may be unsaved then.

@@ -56,4 +56,5 @@ class Told:
             store=self.body["store"],
             lease=ending.get("lease") or "",
             grace_s=float(ending.get("grace_s") or GRACE_S),
+            saver_s=float(ending.get("saver_s") or 0.0),
         )

@@ -195,7 +195,11 @@ class Watchdog:
         runs = [s for s in (look.busy if look else []) if s.startswith("run ")]
         self._mirror(plan, frozenset(runs))
         early = wind_down_s(
-            plan.grace_s if runs else 0.0, self.unsaved[1], self.rate_bytes_s, bool(plan.store)
+            plan.grace_s if runs else 0.0,
+            self.unsaved[1],
+            self.rate_bytes_s,
+            bool(plan.store or plan.saver_s),
+            plan.saver_s,
         )
         warned = self.state.get("warned") or {}
         decision = decide(self.told.limits, elapsed, idle_for, early, warned)
@@ -272,6 +276,8 @@ class Watchdog:
         text = f"this server ends in {left}: {why}."
         if self.told.plan.disk == "goes" or self.cannot:
             text += " What is only here is lost then: labctl pull."
+        elif self.told.plan.saver_s and decision.ends_by != "idle":
+            text += " The course's keeper saves the results first."
         if decision.ends_by != "budget":
             text += " labctl extend 30m gives more time."
         self.say(f"warned, {left} left", why)

@@ -317,6 +317,11 @@ def test_what_a_check_found_breaks_no_word_at_80_columns(
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+def test_what_may_be_lost_is_not_shown_as_ok(capsys: pytest.CaptureFixture[str]) -> None:
+    draw_checks([Check(name="instance profile", ok=True, warning=True, detail="it is not set")])
+    assert capsys.readouterr().out == "!   instance profile: it is not set\n"
+
+
 def test_drawing(capsys: pytest.CaptureFixture[str]) -> None:
     assert clean("a\x00\tb\n\x9bé") == "a\\x00\tb\n\\x9bé"
     assert [size(n) for n in (0, 1023, 1536, 3 * 1024**3)] == [

@@ -212,6 +212,27 @@ def test_a_server_that_went_by_itself_is_nobodys(desk: Desk, work: Pretended) ->
     assert found(desk, "alice", create(desk, "alice", OTHER))["state"] == "running"
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ({"why": "its budget is used up", "saved": "home"}, "its budget is used up"),
+        ({"why": "ended unseen: its hours count until that was noticed"}, ""),
+        ({"why": "ended unseen: its hours", "reason": "its time was over"}, "its time was over"),
+    ],
+)
+def test_a_student_may_ask_why_the_server_ended(
+    desk: Desk, work: Pretended, line: dict[str, str], why: str
+) -> None:
+    made = create(desk, "alice")
+    found(desk, "alice", made)
+    work.folder.ledger.append("up", seat="alice", server_id="i-1")
+    assert asked(desk, "alice", "ended", id=made["server"]["id"]) == {"version": 1, "ended": None}
+    work.folder.ledger.append("down", seat="alice", server_id="i-1", **line)
+    said = asked(desk, "alice", "ended", id=made["server"]["id"])["ended"]
+    assert (said["why"], said["saved"]) == (why, line.get("saved", ""))
+    assert asked(desk, "bob", "ended", id=made["server"]["id"])["ended"] is None
+
+
 def test_a_used_up_budget_is_refused_and_written_down_once(desk: Desk, work: Pretended) -> None:
     work.refusal = PolicyError("your budget is used up")
     for _ in range(5):

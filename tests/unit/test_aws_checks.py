@@ -103,7 +103,12 @@ def test_missing_guards_are_mentioned(cloud: Cloud, tmp_path: Path) -> None:
     found = by_name(aws.check())
     assert "scheduler_role is not set" in found["deadline at AWS"].detail
     assert found["deadline at AWS"].next
-    assert "instance_profile is not set" in found["instance profile"].detail
+    profile = found["instance profile"]
+    assert "instance_profile is not set" in profile.detail
+    assert (profile.ok, profile.warning) == (True, True)
+    assert profile.next
+    given = provider(tmp_path, AwsSettings(ssh_from=("192.0.2.0/24",), instance_profile="labctl"))
+    assert not by_name(given.check())["instance profile"].warning
 
 
 @pytest.mark.parametrize(

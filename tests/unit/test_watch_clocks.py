@@ -252,6 +252,7 @@ def test_a_lost_ledger_gives_no_second_budget(
 def test_the_wind_down_is_as_long_as_what_is_to_be_sent() -> None:
     assert wind_down_s(60.0, 1e9, 1e7, True) == pytest.approx(163.0)
     assert wind_down_s(60.0, 1e9, 1e7, False) == pytest.approx(63.0)
+    assert wind_down_s(60.0, 1e9, 1e7, True, saver_s=240.0) == pytest.approx(403.0)
 
 
 def test_words_for_people() -> None:

@@ -172,6 +172,31 @@ def test_what_is_pulled_is_saved_until_it_changes(home: Path) -> None:
         watch_saved.pulled({**LAB, "runs": {"other": []}})
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_at_a_limit_it_waits_for_the_keeper_and_not_beyond_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    monkeypatch.setattr(watch_end, "SAVED_POLL_S", 0.1)
+    account = Account(os.geteuid(), os.getegid())
+    plan = Plan(account, "", "poweroff", "goes", "", "", 1.0, saver_s=60.0)
+    said: list[str] = []
+
+    def say(what: str, why: str) -> None:
+        said.append(what)
+        if what == "waiting for the keeper" and comes:
+            left = watch_saved.unsaved(account, LAB["lab_id"], False)
+            held = [[one.name, one.size, one.sha256] for one in left.files]
+            watch_saved.pulled({**LAB, "runs": {"first": held}})
+
+    assert watch_end.wind_down(plan, "budget", say, left_s=60.0 if comes else 0.5).end
+    assert said[-1] == ("results saved" if comes else "results lost")
+    assert "waiting for the keeper" in said or not comes
+    # An idle server has time: it stays on, and nobody is waited for.
+    if not comes:
+        assert not watch_end.wind_down(plan, "idle", say, left_s=60.0).end
+        assert said[-1] == "staying on"
+
+
 @pytest.mark.parametrize(
     ("by", "only_here", "disk_safe", "ends"),
     [

@@ -21,6 +21,13 @@ HOUR_S = 3600.0
 LEAST_S = 600.0
 """A shorter time is left for a later look: a class of 300 writes 100,000 lines in a term so, and
 ten times as many if each minute is one. Sums count what is not written down yet all the same."""
+UNSEEN = "ended unseen"
+HOME, DISK = "home", "disk"
+WATCHDOG_WORDS = {
+    "budget": "its budget was used up",
+    "ttl": "its time was over",
+    "idle": "nothing ran there",
+}
 YOUNG_S = 60.0
 """So long after it was written down, a server that is not shown may just not be shown yet."""
 
@@ -46,8 +53,9 @@ class Known:
 class Look:
     """A provider's answer: who of a course is there, at `at`, and what watchdogs said.
 
-    `idle_s` is the idle time of a server's whole life, where somebody was told. `confirmed` are
-    those that are not among `servers` since the provider says that they have ended.
+    `idle_s` is the idle time of a server's whole life, where a watchdog reported it. `confirmed`
+    are those that are not among `servers` since the provider says that they have ended. `endings`
+    says of servers why their watchdogs were ending them.
     """
 
     at: float
@@ -57,6 +65,7 @@ class Look:
     provider: str = ""
     account: str = ""
     confirmed: frozenset[str] = frozenset()
+    endings: dict[str, str] = field(default_factory=dict)
 
 
 def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> list[Entry]:
@@ -81,6 +90,7 @@ def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> li
         provider=course.provider.name,
         account=course.provider.get_account().id,
         confirmed=_confirmed(course, before, {one.id for one in servers}),
+        endings=_endings(course, entries, servers),
     )
     return folder.ledger.append_all(lines(entries, seats, look))
 
@@ -149,8 +159,9 @@ def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[D
             continue
         if look.at > before.until:
             drafts.append(_cost(server_id, before, look.at, 0.0))
-        why = "ended unseen: its hours count until that was noticed"
-        detail = {"server_id": server_id}
+        why = f"{UNSEEN}: its hours count until that was noticed"
+        by = look.endings.get(server_id)
+        detail = {"server_id": server_id, **({"reason": by} if by else {})}
         drafts.append(Draft(kind="down", seat=before.seat, why=why, detail=detail))
     return drafts
 
@@ -214,8 +225,17 @@ def known(entries: Iterable[Entry]) -> dict[str, Known]:
     return found
 
 
-def ended(folder: CourseFolder, servers: Iterable[tuple[Seat, Server]], by: str) -> None:
-    """Write down the last costs and the end of servers that their provider has confirmed gone."""
+def ended(
+    folder: CourseFolder,
+    servers: Iterable[tuple[Seat, Server]],
+    by: str,
+    why: str = "",
+    saved: str = "",
+) -> None:
+    """Write down the last costs and the end of servers that their provider has confirmed gone.
+
+    `saved` says where their results are: HOME or DISK.
+    """
     now = time.time()
     before = known(folder.ledger.entries())
     drafts: list[Draft] = []
@@ -228,7 +248,8 @@ def ended(folder: CourseFolder, servers: Iterable[tuple[Seat, Server]], by: str)
             drafts.append(up_line(seat.name, server, by))
         if now > one.until and server.state != "stopped":
             drafts.append(_cost(server.id, one, now, 0.0))
-        drafts.append(Draft(kind="down", seat=seat.name, by=by, detail={"server_id": server.id}))
+        detail = {"server_id": server.id, **({"saved": saved} if saved else {})}
+        drafts.append(Draft(kind="down", seat=seat.name, by=by, why=why, detail=detail))
     folder.ledger.append_all(drafts)
 
 
@@ -245,6 +266,19 @@ def _cost(
         **({"account": account} if account else {}),
     }
     return Draft(kind="cost", seat=before.seat, detail=detail)
+
+
+def _endings(course: Ground, entries: Iterable[Entry], servers: Iterable[Server]) -> dict[str, str]:
+    """Why watchdogs were ending the servers that are not shown any more."""
+    shown = {one.id for one in servers}
+    gone = [name for name, one in known(entries).items() if not one.ended and name not in shown]
+    found = {}
+    for name in gone:
+        told = course.state.events(server_id=name, kind="watch", limit=1)
+        by = told[0].detail.get("watch", {}).get("ending") if told else ""
+        if by in WATCHDOG_WORDS:
+            found[name] = WATCHDOG_WORDS[by]
+    return found
 
 
 def _idle(course: Ground, servers: Iterable[Server]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from labctl.actions import Note, attempts, guard
+from labctl.actions.courses.assignment_seats import assignment_seats
 from labctl.actions.courses.servers import ENDED, Staff
 from labctl.actions.courses.status import ground_of
 from labctl.config.document import shown
@@ -118,7 +119,7 @@ def due(
         raise UsageError(str(error), hint=hint) from None
     if rules.due is None:
         raise UsageError(f"{assignment} has no due time", hint=f"edit {folder.config.path}")
-    seat = folder.seat(student)
+    (seat,) = folder.chosen([student], assignment_seats(folder, assignment, by=by))
     for one in seat.students:
         if due_extensions(folder.ledger.entries(kind="due"), assignment).get(one, 0) != seconds:
             folder.ledger.append(
@@ -148,7 +149,7 @@ def apply_extensions(folder: CourseFolder, assignment: str) -> None:
     if not receiver.assignment_file(assignment).is_file():
         return
     wanted = due_extensions(folder.ledger.entries(kind="due"), assignment)
-    seats = {one.name: one.students for one in folder.seats(active_only=False)}
+    seats = {one.name: one.students for one in assignment_seats(folder, assignment)}
     for name, students in seats.items():
         most = max((wanted.get(one, 0) for one in students), default=0)
         wanted = {**wanted, **({name: most} if most else {})}

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from labctl.actions import Decision, Note, Reporter
+from labctl.actions.courses.assignment_seats import freeze_closed
 from labctl.config import COURSE_FILE, parse_name
 from labctl.config.identity import write_draft, write_private
 from labctl.courses.folder import CourseFolder, make_private
@@ -117,6 +118,8 @@ def import_roster(
     if diff.nothing and folder.roster_file.exists():
         save_keys(folder.private, diff.keys)
         return diff
+    if folder.roster_file.exists():
+        freeze_closed(folder, by=acting())  # with the teams of before
     write_roster(folder.roster_file, diff.students)
     save_keys(folder.private, diff.keys)
     folder.refresh()

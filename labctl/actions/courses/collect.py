@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from labctl.actions.courses.assignment_seats import assignment_seats, choose_seats
 from labctl.config.course_schema import AssignmentConfig
 from labctl.config.document import shown
 from labctl.config.reader import nearest
@@ -70,6 +71,8 @@ def collect(
 ) -> Collection:
     """Everything handed in for an assignment, of these seats (of all, of those who left too).
 
+    Teams are those of the moment when it closed.
+
     Posts in a bucket are taken in first. Every bundle is hashed and held against its receipt, and
     that against the receiver's key. What is new is written into the ledger. Safe to repeat.
     """
@@ -82,14 +85,13 @@ def collect(
             hint="labctl course serve   # opens what course.yaml names",
         )
     fetched, refused = _fetched(receiver, name, profile)
-    chosen = tuple(seats) or folder.seats(active_only=False)
+    here = assignment_seats(folder, name, by=by)
+    chosen = choose_seats(here, seats)
     every = list(receiver.check(name))
     wrong = {_place(found): why for found, why in every if why}
     receipts = [found for found, why in every if not why and isinstance(found, Receipt)]
     handed = tuple(_of_seat(receiver, name, seat, receipts, wrong) for seat in chosen)
-    members = {
-        one for seat in folder.seats(active_only=False) for one in (seat.name, *seat.students)
-    }
+    members = {one for seat in here for one in (seat.name, *seat.students)}
     known = {_place(found).split("/")[0] for found, _ in every}
     _note(folder, name, handed, by)
     return Collection(

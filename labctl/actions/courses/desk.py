@@ -6,6 +6,7 @@
     find       id wait_s                           -> server, or null
     servers                                        -> servers, the student's own
     terminate  id
+    ended      id                              -> why the seat's last server ended, or null
     extend     id seconds
 
 A failure is {"error": {kind, what, why, hint}}. Who the student is stands in the forced command; a
@@ -25,6 +26,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from labctl.actions.courses.accrue import UNSEEN
 from labctl.actions.courses.claims import Claim, SeatDesk, Work
 from labctl.actions.courses.ground import own_seat
 from labctl.actions.courses.keys import CHECKER, checked_key, keeper_dir
@@ -49,10 +51,12 @@ FIELDS: dict[str, dict[str, type]] = {
     "find": {"id": str, "wait_s": int},
     "servers": {},
     "terminate": {"id": str},
+    "ended": {"id": str},
     "extend": {"id": str, "seconds": int},
 }
 CHECKED = ("hello", "offers")
 """What `labctl course check` asks, as any student does before `up`."""
+LIFE = ("up", "down")
 MOST_EXTENSION_S = 7 * 86_400
 _ID = re.compile(r"[0-9a-f]{6,32}")
 _SERVER = re.compile(rf"{PROVIDER}-([0-9a-f]{{8}})-([0-9a-f]{{6,32}})")
@@ -159,6 +163,8 @@ class Desk:
         if do == "find":
             wait_s = min(max(0, asked["wait_s"]), LONGEST_WAIT_S)
             return {"server": self.seat(seat).find(token, student, wait_s) if token else None}
+        if do == "ended":
+            return {"ended": self._ended(seat) if token else None}
         if do == "terminate":
             if token:
                 self.seat(seat).leave(token, student)
@@ -224,6 +230,16 @@ class Desk:
                 f"{self.folder.config.name} gives no servers today",
                 why=f"its term is from {term.first} to {term.last}",
             )
+
+    def _ended(self, seat: Seat) -> dict[str, Any] | None:
+        """Why the seat has no server now, from the ledger; None where it has one."""
+        lines = [one for one in self.folder.ledger.entries(seat=seat.name) if one.kind in LIFE]
+        if not lines or lines[-1].kind == "up":
+            return None
+        last = lines[-1]
+        why = "" if last.why.startswith(UNSEEN) else last.why
+        reason = str(last.detail.get("reason") or why)
+        return {"at": last.at, "why": reason, "saved": str(last.detail.get("saved", ""))}
 
     def _extend(self, seat: Seat, student: str, token: str, seconds: int) -> dict[str, Any]:
         desk = self.seat(seat)

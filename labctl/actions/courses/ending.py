@@ -73,10 +73,11 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
     gone = [one for one in ready if one.lab_id not in unended]
     # Not everything is home, and yet it has ended: its disk was kept.
     kept = {one.ground.lab_id for one in saved if one.error and _is_gone(staff, servers, one)}
+    ended = [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone]
+    accrue.ended(staff.folder, ended, staff.by, staff.why, "" if discard else accrue.HOME)
+    left = [(by_lab[one], servers[one]) for one in servers if one in kept]
+    accrue.ended(staff.folder, left, staff.by, staff.why, accrue.DISK)
     gone += [one for one in mine if one.lab_id in kept]
-    accrue.ended(
-        staff.folder, [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone], staff.by
-    )
     _tidy(staff, course, gone)
     return [_told(by_lab, servers, one, unended, kept) for one in saved]
 

@@ -20,6 +20,7 @@ import msgspec
 from labctl.actions.courses import collect as collecting
 from labctl.actions.courses.collect import Collection, Handed, rules_of
 from labctl.actions.courses.evidence import flagged
+from labctl.actions.courses.grades import keep_released
 from labctl.actions.courses.grading_material import (
     bring,
     entries,
@@ -53,13 +54,17 @@ LINK_S = 90.0
 
 
 class Graded(Value, frozen=True):
-    """One seat. `fresh`: it was run now. `state` is a Record's outcome, or why there is none."""
+    """One seat. `fresh`: it was run now. `state` is a Record's outcome, or why there is none.
+
+    `corrected` names whose results.json a person has edited: theirs was left as it is.
+    """
 
     seat: str
     state: str
     record: Record | None = None
     fresh: bool = False
     why: str = ""
+    corrected: tuple[str, ...] = ()
 
 
 class Grading(Value, frozen=True):
@@ -110,6 +115,7 @@ def grade(
     batch = _Batch(staff, name, rules, rules.grade, found, tell, again=again, whole=not seats)
     # A second one would have the server emptied under it.
     with staff.state.exclusive(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
+        keep_released(staff.folder, name, staff.by)
         batch.run(keep, at_once)
     return batch.result()
 
@@ -317,9 +323,14 @@ class _Batch:
         return msgspec.structs.replace(late, score=score)
 
     def keep(self, handed: Handed, made: Record, *, fresh: bool, said: str | None = None) -> None:
-        self.shelf.put(made, fresh=fresh, said=said)
+        corrected = self.shelf.put(made, fresh=fresh, said=said)
         graded = Graded(
-            seat=handed.seat, state=made.outcome, record=made, fresh=fresh, why=made.told
+            seat=handed.seat,
+            state=made.outcome,
+            record=made,
+            fresh=fresh,
+            why=made.told,
+            corrected=corrected,
         )
         self.done[handed.seat] = graded
         self.tell(graded)

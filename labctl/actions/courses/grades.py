@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+
+from labctl.actions.courses.assignment_seats import assignment_seats
 from labctl.actions.courses.begin import newest_imported
+from labctl.actions.courses.shelf import Shelf
 from labctl.config.document import shown
 from labctl.config.reader import nearest
 from labctl.courses import formats
 from labctl.courses.folder import CourseFolder
 from labctl.courses.gradebook import Grade, Stamp, read_grades
 from labctl.courses.importing import compare, load_keys, read_table_file
+from labctl.courses.released import as_released, is_complete, released_line, released_lines
+from labctl.courses.student import Student
 from labctl.courses.writeback import Written, write_back
 from labctl.errors import NotFoundError
 from labctl.submissions.receiver import Receiver
@@ -17,8 +25,18 @@ from labctl.submissions.receiver import Receiver
 def grades(folder: CourseFolder, assignment: str, *, everybody: bool = False) -> list[Grade]:
     """A grade for everybody who is in the course (with `everybody`, who has left too).
 
+    A released grade is the one that was released: what differs by now is its `unreleased`.
     NotFoundError where course.yaml has no such assignment.
     """
+    lines = released_lines(folder.ledger.entries(kind="released"), assignment)
+    found = current_grades(folder, assignment, folder.students(active_only=not everybody))
+    return [as_released(one, lines.get(one.student)) for one in found]
+
+
+def current_grades(
+    folder: CourseFolder, assignment: str, students: Sequence[Student]
+) -> list[Grade]:
+    """The grades of these students as grading, and whoever corrected them, left them."""
     rules = folder.config.assignments.get(assignment)
     if rules is None:
         known = list(folder.config.assignments)
@@ -28,17 +46,36 @@ def grades(folder: CourseFolder, assignment: str, *, everybody: bool = False) ->
             why=f"course.yaml has {', '.join(known) or 'none yet'}",
             hint=f"labctl course grades {near}" if near else f"edit {folder.config.path}",
         )
-    released = {
-        one.student
-        for one in folder.ledger.entries(kind="released")
-        if one.detail.get("assignment") == assignment
+    released = released_lines(folder.ledger.entries(kind="released"), assignment)
+    seats = {
+        student: seat.name
+        for seat in assignment_seats(folder, assignment)
+        for student in seat.students
     }
-    students = folder.students(active_only=not everybody)
-    stamps = _stamps(folder, assignment)
     found = read_grades(
-        folder.grades, assignment, rules.points, students, stamps, frozenset(released)
+        folder.grades,
+        assignment,
+        rules.points,
+        students,
+        _stamps(folder, assignment),
+        frozenset(released),
+        seats,
     )
-    return found
+    shelf = Shelf(folder, assignment)
+    return [
+        msgspec.structs.replace(one, corrected=bool(one.owner) and shelf.is_corrected(one.owner))
+        for one in found
+    ]
+
+
+def keep_released(folder: CourseFolder, assignment: str, by: str = "") -> None:
+    """Have the ledger know the score of every released grade: earlier versions wrote none."""
+    lines = released_lines(folder.ledger.entries(kind="released"), assignment)
+    unknown = [Student(id=one) for one, line in lines.items() if one and not is_complete(line)]
+    found = current_grades(folder, assignment, unknown) if unknown else []
+    folder.ledger.append_all(
+        [released_line(assignment, one, by) for one in found if one.score is not None]
+    )
 
 
 def _stamps(folder: CourseFolder, assignment: str) -> dict[str, Stamp]:

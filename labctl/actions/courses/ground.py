@@ -28,6 +28,8 @@ from labctl.state import State
 BAKED = "baked.json"
 SEATS = Path(PRIVATE) / "seats"
 """Below it each seat has a directory of its own, as a lab has one: results come home there."""
+# Seconds for the keeper to notice that a server's runs were stopped, and to bring results home.
+SAVER_S = 240.0
 
 
 def course_ground(
@@ -55,6 +57,7 @@ def course_ground(
         group=folder.id,
         owner=f"{folder.config.name}-{folder.id[:6]}",
         place=hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8],
+        saver_s=SAVER_S if folder.config.keeper is not None else 0.0,
     )
     if plain or folder.config.shared is None:
         return course

@@ -10,14 +10,15 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Literal
 
 from labctl.actions import down, guard
-from labctl.actions.courses import accrue, ending, open_course, servers, together
+from labctl.actions.courses import accrue, ending, open_course, rescue, servers, together
 from labctl.actions.courses.desk import Desk
-from labctl.actions.courses.ground import granted_s
+from labctl.actions.courses.ground import SAVER_S, granted_s
 from labctl.actions.courses.keys import Keys
 from labctl.actions.courses.servers import ENDED, Staff
 from labctl.actions.courses.status import ground_of, status
@@ -43,7 +44,6 @@ PATIENCE_S = 120.0
 """So long a round waits for the ends that it has begun; they go on beside the next one."""
 AFTER_CLASS_S = 2 * 3600.0
 IDLE_AFTER_CLASS_S = 1800.0
-UNSEEN = "ended unseen"
 Reason = Literal["budget", "time", "left", "class"]
 
 
@@ -66,6 +66,7 @@ class Rounds:
     now: Callable[[], float] = time.time
     _seen: tuple[int, ...] = ()
     _going: dict[str, threading.Thread] = field(default_factory=dict)
+    _rescues: dict[str, threading.Thread] = field(default_factory=dict)
     _over_since: dict[str, float] = field(default_factory=dict)
     _turns: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_ONCE))
 
@@ -137,7 +138,9 @@ class Rounds:
             server = look.servers.get(seat.lab_id)
             if allowance is not None:
                 self._warn(seat, own, usd, allowance, server)
-            if server is not None and (why := self._over(seat, own, usd, allowance, server)):
+            if server is None or self._rescue(seat, server, usd, allowance):
+                continue
+            if why := self._over(seat, own, usd, allowance, server):
                 self._apart(seat.name, partial(self._end, seat, why))
                 since = self._over_since.setdefault(server.id, self.now())
                 if self.now() - since > SAVE_S:
@@ -155,6 +158,37 @@ class Rounds:
         if seats:
             status(self.staff, seats, refresh=True)
 
+    def _rescue(self, seat: Seat, server: Server, usd: float, allowance: float | None) -> bool:
+        """Whether the server's results are brought home at its end: from now on, where it is near.
+
+        The round does not wait for that. A watchdog that says nothing is measured by the ledger.
+        """
+        going = self._rescues.get(seat.name)
+        if going is not None and going.is_alive():
+            return True
+        if server.state != "running":
+            return False
+        price = server.offer.price_usd_per_hour
+        left_s = inf
+        if allowance is not None and price > 0:
+            left_s = (allowance - usd) / price * 3600 - SAVER_S
+        if not rescue.is_near_end(self.staff.state, server, self.now(), left_s):
+            return False
+
+        def save() -> None:
+            limit = rescue.await_end(ground_of(self.staff, seat), self._recorded(server))
+            if limit is not None:
+                with self._turns:
+                    self._end(seat, limit)
+
+        self._rescues[seat.name] = threading.Thread(target=save, name="seat-rescue", daemon=True)
+        self._rescues[seat.name].start()
+        return True
+
+    def _recorded(self, server: Server) -> Server:
+        """The server with the way and the keys that are on record: a provider shows neither."""
+        return self.staff.state.server(server.id) or server
+
     def _prepare(self, look: Look, lesson: Lesson) -> None:
         """Whoever puts a server down in class does not get it again unasked; who loses it does."""
         last: dict[str, Entry] = {}
@@ -165,7 +199,7 @@ class Rounds:
             seat
             for seat in self.staff.folder.seats()
             if seat.lab_id not in look.servers
-            and (seat.name not in last or last[seat.name].why.startswith(UNSEEN))
+            and (seat.name not in last or last[seat.name].why.startswith(accrue.UNSEEN))
         ]
         if not wanted:
             return
@@ -216,7 +250,7 @@ class Rounds:
     def _busy(self, seat: Seat, server: Server) -> bool:
         """Whether somebody or something works there; yes where that cannot be told."""
         try:
-            told = guard.watch(ground_of(self.staff, seat), server)
+            told = guard.watch(ground_of(self.staff, seat), self._recorded(server))
         except LabError:
             return True
         return not told or bool(told.get("busy"))
@@ -295,13 +329,13 @@ class Rounds:
         """Everything home, then the end; told where that fails, and tried again."""
         words = {
             "budget": "its budget is used up",
-            "time": "its longest life is over",
+            "time": "its time is over",
             "left": "nobody of it is in the course any more",
             "class": "class is over and nothing runs there",
         }
         self.tell(seat.name, f"its server is ended: {words[why]}")
         try:
-            outcomes = ending.down(self.staff, [seat])
+            outcomes = ending.down(replace(self.staff, why=words[why]), [seat])
         except LabError as error:
             self.tell(seat.name, ": ".join(filter(None, [error.what, error.why])))
             return

@@ -32,13 +32,17 @@ ENDED = ("ending", "terminated")
 
 @dataclass(frozen=True)
 class Staff:
-    """Who works on a course, and with what. `by` stands in the ledger beside what they do."""
+    """Who works on a course, and with what. `by` and `why` stand in the ledger beside what they do.
+
+    Students read `why` when their server has ended.
+    """
 
     folder: CourseFolder
     paths: Paths
     state: State
     reporter: Reporter
     by: str = ""
+    why: str = ""
 
     def course(self, *, everywhere: bool = False, plain: bool = False) -> Ground:
         """The course's own ground; see `course_ground`."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from labctl.actions import Decision, Event, Note
+from labctl.actions.courses.assignment_seats import freeze_closed
 from labctl.actions.courses.backup import Backup, course_store
 from labctl.actions.courses.desk import Desk
 from labctl.actions.courses.invitation import withdraw_expired
@@ -148,6 +149,7 @@ class Vigil:
             self._tell(student, "the join file was not used in time and opens nothing any more")
 
     def _assignments(self) -> None:
+        freeze_closed(self._staff.folder, by="keeper")
         try:
             host_key = known_host_key(self._staff.folder)
         except NotFoundError:

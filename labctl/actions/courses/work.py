@@ -182,7 +182,7 @@ class SeatWork:
             if self._provider.find(server.id) is not None and not self.login_only:
                 machines.save(ground, server, discard=False)
             removal.remove(ground, server)
-            accrue.ended(self.staff.folder, [(seat, server)], "keeper")
+            accrue.ended(self.staff.folder, [(seat, server)], "keeper", "labctl down", accrue.HOME)
 
     def extend(self, seat: Seat, server: Server, span_s: int, by: str) -> None:
         """PolicyError beyond the course's longest life or the seat's budget, written down too."""

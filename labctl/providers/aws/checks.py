@@ -175,5 +175,11 @@ def _guards(settings: AwsSettings) -> list[Check]:
             detail=settings.scheduler_role if ready else deadline,
             next="" if ready else f"{POLICY_PAGE} has that role and its policy",
         ),
-        Check(name="instance profile", ok=True, detail=settings.instance_profile or profile),
+        Check(
+            name="instance profile",
+            ok=True,
+            warning=not settings.instance_profile,
+            detail=settings.instance_profile or profile,
+            next="" if settings.instance_profile else f"{POLICY_PAGE} has that profile",
+        ),
     ]
