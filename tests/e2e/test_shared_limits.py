@@ -84,7 +84,8 @@ def test_a_container_that_is_not_started_loses_its_gpu(
 
 def test_what_is_no_accounts_keeps_no_lease_from_ending(alice: Person, bed: SharedServer) -> None:
     """Labels of an image make it look like an account's; the engine lists it with the others."""
-    name = bed.host.sh(f"docker run -d --label labctl.uid=nobody {IMAGE} sleep 600").strip()
+    labels = "--label labctl.uid=nobody --label labctl.gpus=GPU-x"
+    name = bed.host.sh(f"docker run -d {labels} {IMAGE} sleep 600").strip()
     try:
         with small_shares(bed, gpu_lease_s=1):
             _, run = alice.run("short", SLEEP, gpus="all")
@@ -122,6 +123,7 @@ def test_a_pull_is_bounded_while_it_goes_on(alice: Person, bob: Person, bed: Sha
     bed.host.sh("setsid python3 /var/tmp/registry.py /var/tmp/given-up 5055 >/dev/null 2>&1 &")
     ready = "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 5055))'"
     wait_for(lambda: bed.host.sh(f"{ready} && echo yes", check=False) == "yes\n")
+    bed.host.sh("docker rmi --force 127.0.0.1:5055/tiny:1", check=False)  # of an earlier server
     assert "Downloaded newer image" in alice.said("docker pull 127.0.0.1:5055/tiny:1")
     with small_shares(bed, image_bytes=1 << 20):
         said = alice.refused("docker pull 127.0.0.1:5055/huge:1")
