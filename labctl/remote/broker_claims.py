@@ -63,17 +63,19 @@ class Claims:
         self._queue = queue
         self._read_gpus = read_gpus
         self._claims: list[Claim] = []
+        self._gpus: list[dict[str, Any]] = []
 
     @contextmanager
     def claim(self, account: Account, request: ContainerClaim) -> Iterator[Grant]:
         """Make the container inside. Refusal where the account has enough, or others the GPUs."""
+        if request.gpus:  # first, since a driver may take long, and the list is to be new
+            self._gpus = self._read_gpus() or self._gpus
         began_s = time.monotonic()
         listed = list_containers()
-        gpus = self._read_gpus() if request.gpus else []
         with self.lock:
             made = self._since(began_s)
             self._require_place(account, request.name, listed, made)
-            grant = self._lend(account, request, gpus, listed, made)
+            grant = self._lend(account, request, listed, made)
             claim = Claim(account.uid, request.name)
             claim.leases = [Lease(one, account.uid, "", grant.ends_s) for one in grant.gpus]
             self._claims.append(claim)
@@ -94,13 +96,14 @@ class Claims:
         return {one.name for one in self._since(began_s)}
 
     def keep_queue(self, listed: list[Container], began_s: float) -> None:
-        """Let turns for GPUs begin and end, though nobody asks."""
-        if self._queue.is_empty:
-            return
-        gpus = self._read_gpus()
+        """Let turns for GPUs begin and end, though nobody asks.
+
+        Among the GPUs that the last request found: a driver that hangs must hold up nothing here.
+        """
         with self.lock:
-            held = _held(listed, self._since(began_s))
-            self._queue.keep(find_free(gpus, held), boottime_s())
+            if self._gpus:
+                held = _held(listed, self._since(began_s))
+                self._queue.keep(find_free(self._gpus, held), boottime_s())
 
     def _since(self, began_s: float) -> list[Claim]:
         forgotten_s = time.monotonic() - UNSURE_S  # no list takes that long
@@ -125,14 +128,13 @@ class Claims:
         self,
         account: Account,
         request: ContainerClaim,
-        gpus: list[dict[str, Any]],
         listed: list[Container],
         made: list[Claim],
     ) -> Grant:
         """A service starts without a GPU where others have them all; a run waits for its turn."""
         if not request.gpus:
             return Grant([], 0.0)
-        now_s = boottime_s()
+        gpus, now_s = self._gpus, boottime_s()
         held = _held(listed, made)
         kept = self._queue.keep(find_free(gpus, held), now_s)
         others = {uuid: one for uuid, one in kept.items() if one.uid != account.uid}

@@ -55,10 +55,6 @@ class GpuQueue:
         self._place = place
         self._waiters = _load(place)
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._waiters
-
     def keep(self, free: list[str], now_s: float) -> dict[str, Waiter]:
         """Let turns begin and end; the free GPUs that are kept, and for whom."""
         waiting, kept = assign(self._waiters, free, now_s)

@@ -116,21 +116,24 @@ class Bed:
     settings: Settings = SETTINGS
     now_s: float = 1000.0
     reported: list[str] = field(default_factory=list)
+    driver_answers: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         for module in (broker_calls, broker_claims, broker_keep):
             self.patch.setattr(module, "boottime_s", lambda: self.now_s)
+        self.driver_answers.set()
         self.start_broker()
 
     def start_broker(self) -> None:
         """As after a restart: nothing is known but what the engine and files say."""
-        claims = Claims(self.settings, GpuQueue(self.folder / "queue.json"), lambda: CARDS)
+        claims = Claims(self.settings, GpuQueue(self.folder / "queue.json"), self.read)
         self.keeping = Keeping(self.settings, claims, self.reported.append)
         calls = Calls(self.settings, self.keeping, self)  # type: ignore[arg-type]
         self.broker = broker.Broker(self.settings, calls)
 
     def read(self) -> list[dict[str, str]]:
-        """The GPUs of the machine."""
+        """The GPUs of the machine, once the driver answers."""
+        assert self.driver_answers.wait(120)
         return CARDS
 
     def ask(self, account: Account, method: str, path: str, body: Any = None) -> tuple[int, Any]:

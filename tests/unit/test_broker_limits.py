@@ -338,6 +338,19 @@ def test_who_does_not_come_in_time_loses_the_turn(bed: Bed) -> None:
     assert bed.create_with_gpu(BOB, "b") == 409, "and is at the end when it asks again"
 
 
+def test_a_driver_that_hangs_keeps_no_lease_from_ending(bed: Bed) -> None:
+    assert bed.create_with_gpu(ALICE, "a") == 201
+    assert bed.ask(ALICE, "POST", "/containers/a/start")[0] == 200
+    assert bed.create_with_gpu(BOB, "b") == 409
+    bed.driver_answers.clear()
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(bed.create_with_gpu, CAROL, "c")
+        bed.end_lease()
+        wait_for(lambda: not bed.is_running("u1001.a"))
+        bed.driver_answers.set()
+        assert asking.result() == 409
+
+
 def test_a_service_waits_in_no_queue(bed: Bed) -> None:
     assert bed.create_with_gpu(ALICE, "a") == 201
     labels = {"Labels": {"labctl.service": "page"}}
