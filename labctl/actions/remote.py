@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from labctl.actions.vendored import read_vendored_files
 from labctl.errors import (
     CommandError,
     DiskFullError,
@@ -70,11 +71,12 @@ def resumable(hint: str) -> Iterator[None]:
 
 @functools.cache
 def files() -> tuple[tuple[str, bytes], ...]:
-    """(path, content) of all that lies on the server: the package `labctl.remote` and its door."""
+    """(path, content) of all that lies on the server: the package `labctl.remote`, its door, and
+    what it imports of others."""
     folder = Path(__file__).parents[1] / "remote"
     kept = sorted(path for path in folder.iterdir() if path.suffix in (".py", ".sh"))
     package = tuple((f"remote/{path.name}", path.read_bytes()) for path in kept)
-    return (("__main__.py", DOOR), *package)
+    return (("__main__.py", DOOR), *package, *read_vendored_files())
 
 
 @functools.cache

@@ -1,4 +1,5 @@
-"""What runs on the server: one program, standard library only, Python 3.8 or newer.
+"""What runs on the server: one program, Python 3.8 or newer, standard library only. The broker of a
+shared server also has h11, which lies beside this package in the archive.
 
 `python3 __main__.py VERB` reads one JSON object (a line) on standard input and answers with one
 JSON object on a line that begins with MARK, so that whatever a login shell prints around it does

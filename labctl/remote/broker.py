@@ -25,9 +25,10 @@ from . import broker_mounts, broker_net, engine
 from .broker_calls import Calls
 from .broker_claims import Claims
 from .broker_gpus import GpuReader
-from .broker_http import Refusal, Request, read_request, say
+from .broker_http import Refusal, Request, read_request, refuse, say
 from .broker_keep import Keeping, describe_error
 from .broker_queue import GpuQueue
+from .broker_relay import parse_head
 from .broker_rules import Account
 from .broker_settings import Settings, load
 from .reply import Failure
@@ -69,6 +70,7 @@ def run(request: dict[str, Any]) -> None:
     if os.geteuid() != 0:
         raise Failure("usage", "the broker runs as root")
     os.environ["DOCKER_HOST"] = engine.SOCKET
+    engine.parse_with(parse_head)
     _many_files()
     broker_mounts.begin()
     broker_net.fence()
@@ -152,7 +154,7 @@ class Broker:
                     if asked is not None:
                         self._answer(account_of(uid, self.settings.group), asked)
                 except Refusal as refusal:
-                    say(link, refusal.status, {"message": refusal.message})
+                    refuse(link, refusal)
         finally:
             self._left(uid)
 

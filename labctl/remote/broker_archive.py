@@ -2,18 +2,19 @@
 
 Read by a few lines of our own: tarfile takes headers of any length into memory, keeps a record of
 every file, and unpacks a bomb at one stroke. What goes on is made anew of what was understood, so
-that the engine reads the same. Nothing may take manifest.json's place once it has passed.
+that the engine reads the same. Layers pass as they come; manifest.json and the configurations that
+it names follow at the end, built anew. Of all other documents none goes on.
 """
 
 from __future__ import annotations
 
-import json
 import tarfile
 import zlib
 from itertools import chain
-from typing import Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 from .broker_http import CHUNK, Refusal
+from .broker_image_json import Entry, encode_manifest, parse_manifest, rebuild_config
 from .broker_images import own_reference
 from .broker_rules import Account
 
@@ -21,7 +22,8 @@ BLOCK = tarfile.BLOCKSIZE
 MANIFEST = "manifest.json"
 LEFT_OUT = ("repositories", "index.json", "oci-layout")
 LAYER = "/layer.tar"
-MOST_MANIFEST = 4 * 1024 * 1024
+MOST_DOCUMENT = 1024 * 1024
+MOST_DOCUMENTS = 8 * 1024 * 1024  # all that one archive may have held in memory
 MOST_HEADER = 64 * 1024
 MOST_MEMBERS = 20_000
 GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"
@@ -31,6 +33,7 @@ CLOSED = (BZIP2, XZ, b"(\xb5/\xfd", *SKIPPED)
 """Layers packed so are refused: what they come to cannot be counted as they pass."""
 PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 EXTENDED = (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+Claim = Callable[[int], None]
 
 
 class Member(NamedTuple):
@@ -40,55 +43,129 @@ class Member(NamedTuple):
     link: str
 
 
-def retagged(account: Account, blocks: Iterator[bytes], most: int) -> Iterator[bytes]:
+def claim_nothing(size: int) -> None:
+    """For an archive that nobody has to find room for."""
+
+
+def retagged(
+    account: Account, blocks: Iterator[bytes], most: int, claim: Claim = claim_nothing
+) -> Iterator[bytes]:
     """A `docker save` with every name in it the account's own.
 
     Refusal for what is none, and for what comes to more than `most` bytes once it is unpacked,
-    whether the archive is packed or a layer in it.
+    whether the archive is packed or a layer in it. `claim` is told of all of these as they come.
     """
-    left = Allowance(most)
-    source = Source(left.counted(unpacked(blocks)))
-    seen = False
+    allowance = Allowance(most, claim)
+    source = Source(allowance.counted(unpacked(blocks)))
+    contents = Contents()
     for number, member in enumerate(_members(source)):
         if number >= MOST_MEMBERS:
             raise _refused(f"it holds more than {MOST_MEMBERS} files")
+        contents.admit(member)
         if member.name in LEFT_OUT:
             source.skip(member.size + -member.size % BLOCK)
-        elif member.name == MANIFEST:
-            if seen or member.kind not in PLAIN or member.size > MOST_MANIFEST:
-                raise _refused(f"its {MANIFEST} is not one file")
-            text, seen = _manifest(account, b"".join(source.take(member.size))), True
+            continue
+        content = source.take(member.size)
+        beginning = _beginning(content)
+        if contents.is_document(member, beginning):
+            contents.hold(member.name, beginning + b"".join(content))
             source.skip(-member.size % BLOCK)
-            yield _header(member._replace(size=len(text))) + text + bytes(-len(text) % BLOCK)
-        else:
-            yield _header(member)
-            yield from left.weighed(source.take(member.size))
-            source.skip(-member.size % BLOCK)
-            yield bytes(-member.size % BLOCK)
-    if not seen:
-        raise _refused(f"it has no {MANIFEST}")
+            continue
+        yield _header(member)
+        yield from allowance.weighed(beginning, content)
+        source.skip(-member.size % BLOCK)
+        yield bytes(-member.size % BLOCK)
+    yield from contents.rebuild(account)
     source.drain()
     yield bytes(2 * BLOCK)
+
+
+class Contents:
+    """What is in an archive: the names of all, and the documents among it."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._documents: dict[str, bytes] = {}
+        self._held_bytes = 0
+
+    def admit(self, member: Member) -> None:
+        """Refusal for a second file of one name: the engine would take the later one."""
+        if member.name == MANIFEST and (member.kind not in PLAIN or member.size > MOST_DOCUMENT):
+            raise _refused(f"its {MANIFEST} is not one small file")
+        if member.kind == tarfile.DIRTYPE:
+            return
+        if member.name in self._names:
+            raise _refused(f"{member.name[:100]!a} is in it twice")
+        self._names.add(member.name)
+
+    def is_document(self, member: Member, beginning: bytes) -> bool:
+        """Whether to hold this file back: nothing else may stand as a configuration."""
+        small = member.kind in PLAIN and member.size <= MOST_DOCUMENT
+        return member.name == MANIFEST or (small and beginning[:1] == b"{")
+
+    def hold(self, name: str, text: bytes) -> None:
+        self._held_bytes += len(text)
+        if self._held_bytes > MOST_DOCUMENTS:
+            raise _refused(f"its documents are more than {MOST_DOCUMENTS >> 20} MiB")
+        self._documents[name] = text
+
+    def rebuild(self, account: Account) -> Iterator[bytes]:
+        """manifest.json and the configurations that it names, as the engine may read them."""
+        text = self._documents.pop(MANIFEST, None)
+        if text is None:
+            raise _refused(f"it has no {MANIFEST}")
+        try:
+            entries = [self._own_entry(account, entry) for entry in parse_manifest(text)]
+            manifest = encode_manifest(entries)
+        except ValueError as error:
+            raise _refused(f"its {MANIFEST} cannot be read: {error}") from None
+        for name in dict.fromkeys(entry.config for entry in entries):
+            yield from _pack(name, self._rebuild_config(name))
+        for name in dict.fromkeys(name for entry in entries for name in entry.layers):
+            if name in self._documents:
+                yield from _pack(name, self._documents[name])
+        yield from _pack(MANIFEST, manifest)
+
+    def _own_entry(self, account: Account, entry: Entry) -> Entry:
+        tags = [own_reference(account, tag) for tag in entry.tags]
+        if not tags:
+            raise _refused("an image in it has no name")
+        config = _plain(entry.config)
+        layers = [_plain(layer) for layer in entry.layers]
+        missing = [name for name in layers if name not in self._names]
+        if config not in self._documents:
+            missing.append(config)
+        if missing:
+            raise _refused(f"its {MANIFEST} names {missing[0][:100]!a}, which is not in it")
+        if config in layers:
+            raise _refused(f"{config[:100]!a} is both a configuration and a layer")
+        return Entry(config, tags, layers)
+
+    def _rebuild_config(self, name: str) -> bytes:
+        try:
+            return rebuild_config(self._documents[name])
+        except ValueError as error:
+            raise _refused(f"{name[:100]!a} cannot be read: {error}") from None
 
 
 class Allowance:
     """What an archive may still come to."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, claim: Claim) -> None:
         self.left = most
+        self._claim = claim
 
     def counted(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         for block in blocks:
             self._less(len(block))
             yield block
 
-    def weighed(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    def weighed(self, beginning: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
         """The same bytes; where they are a packed layer, what it unpacks to is counted too."""
-        head = _beginning(blocks)
-        if head.startswith(CLOSED):
+        if beginning.startswith(CLOSED):
             raise _refused("a layer of it is packed in a way that cannot be looked into")
-        packed = _Gzip() if head.startswith(GZIP) else None
-        for block in chain((head,), blocks):
+        packed = _Gzip() if beginning.startswith(GZIP) else None
+        for block in chain((beginning,), blocks):
             for piece in packed.pieces(block) if packed else ():
                 self._less(len(piece))
             yield block
@@ -97,6 +174,7 @@ class Allowance:
         self.left -= size
         if self.left < 0:
             raise Refusal(413, "that image is more than the shared server takes")
+        self._claim(size)
 
 
 class Source:
@@ -246,16 +324,9 @@ def _header(member: Member) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
-def _manifest(account: Account, text: bytes) -> bytes:
-    try:
-        listed = json.loads(text)
-        for one in listed:
-            one["RepoTags"] = [own_reference(account, tag) for tag in one.get("RepoTags") or []]
-            if not one["RepoTags"]:
-                raise _refused("an image in it has no name")
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise _refused(f"its {MANIFEST} cannot be read") from None
-    return json.dumps(listed).encode()
+def _pack(name: str, content: bytes) -> Iterator[bytes]:
+    yield _header(Member(name, len(content), tarfile.REGTYPE, ""))
+    yield content + bytes(-len(content) % BLOCK)
 
 
 def _refused(why: str) -> Refusal:

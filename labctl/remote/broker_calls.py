@@ -14,10 +14,13 @@ from urllib.parse import quote
 from . import broker_archive, broker_images, broker_mounts, broker_net, broker_share, engine
 from .broker_claims import ContainerClaim
 from .broker_containers import list_containers
+from .broker_disk import ImageDisk
 from .broker_gpus import GpuReader, boottime_s, holder, leases, node_groups
-from .broker_http import Refusal, Request, pass_on, say, send_on
+from .broker_http import UPLOAD_IDLE_S, Refusal, Request, say
 from .broker_keep import Keeping
 from .broker_pulls import Pulls
+from .broker_query import parse_filters, pick_parameters
+from .broker_relay import pass_on, send_on
 from .broker_rules import (
     ENDS,
     GPUS,
@@ -36,14 +39,12 @@ from .broker_rules import (
     wish,
 )
 from .broker_settings import Settings
-from .place import disk, read_text
+from .place import read_text
 from .shared import TAKEN
 
 ENGINE = engine.SOCKET[len("unix://") :]
-IMAGES_LIE = Path("/var/lib/docker")
 DRIVER = Path("/sys/module/nvidia/version")
 INFO = ("ServerVersion", "NCPU", "MemTotal", "OperatingSystem", "Architecture", "Driver")
-FILTERS = ("label", "status", "name", "id")
 MOST_EXECS = 32  # in one container at once, those that were made and never started among them
 MOST_EXEC_BYTES = 64 * 1024
 
@@ -55,7 +56,8 @@ class Calls:
         self.settings = settings
         self.keeping = keeping
         self._gpus = gpus
-        self._pulls = Pulls(settings.image_bytes, self._room)
+        self._disk = ImageDisk(settings.disk_free_bytes)
+        self._pulls = Pulls(settings.image_bytes, self._disk.require_room)
         self._execs: dict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def plain(self, account: Account, asked: Request, _ref: str) -> None:
@@ -104,17 +106,14 @@ class Calls:
         self._pulls.pull(account, asked.link, reference, tag)
 
     def load(self, account: Account, asked: Request, _ref: str) -> None:
-        self._room()
-        blocks = asked.blocks(self.settings.image_bytes)
-        checked = broker_archive.retagged(account, blocks, self.settings.image_bytes)
-        send_on(asked, ENGINE, "/images/load", {"quiet": "1"}, checked)
+        most = self.settings.image_bytes
+        with self._disk.count_upload() as claim:
+            blocks = asked.blocks(most, UPLOAD_IDLE_S)
+            checked = broker_archive.retagged(account, blocks, most, claim)
+            send_on(asked, ENGINE, "/images/load", {"quiet": "1"}, checked)
 
     def listed(self, account: Account, asked: Request, _ref: str) -> None:
-        try:
-            wanted = json.loads(asked.query.get("filters") or "{}")
-            filters = {key: list(wanted[key]) for key in FILTERS if key in wanted}
-        except (ValueError, TypeError):
-            raise Refusal(400, "the filters cannot be read") from None
+        filters = parse_filters(asked.query.get("filters") or "{}")
         filters["label"] = [*filters.get("label", []), f"{OWNER}={account.uid}"]
         every = "1" if asked.query.get("all") in ("1", "true") else "0"
         text = quote(json.dumps(filters))
@@ -189,8 +188,7 @@ class Calls:
         """Whatever needs no look at the request beyond whose container it is."""
         found = self._own(account, ref)
         deed = asked.path.rpartition("/")[2]
-        # For `top` the engine runs ps on the machine itself, with whatever words are asked for.
-        query = {} if deed == "top" else asked.query
+        query = pick_parameters(deed, asked.query)
         pass_on(asked, ENGINE, f"/containers/{found['Id']}/{deed}", query)
 
     def remove(self, account: Account, asked: Request, ref: str) -> None:
@@ -210,7 +208,8 @@ class Calls:
             wanted = asked.json()
             told = {key: bool(wanted.get(key)) for key in ("Detach", "Tty")}
             content = json.dumps(told).encode()
-        pass_on(asked, ENGINE, f"/exec/{said['ID']}/{deed}", asked.query, content)
+        query = pick_parameters(deed, asked.query)
+        pass_on(asked, ENGINE, f"/exec/{said['ID']}/{deed}", query, content)
 
     def _own(self, account: Account, ref: str) -> dict[str, Any]:
         """What `inspect` says of a container of the account's; another's is not found."""
@@ -249,11 +248,6 @@ class Calls:
     def _parent(self, account: Account) -> str:
         driver = json.loads(engine.ask("GET", "/info")).get("CgroupDriver", "")
         return broker_share.parent_of(account.uid, self.settings.share, driver)
-
-    def _room(self) -> None:
-        free = disk(IMAGES_LIE if IMAGES_LIE.exists() else Path("/"))[0]
-        if free < self.settings.disk_free_bytes:
-            raise Refusal(507, f"{TAKEN}its disk has no room for another image")
 
 
 def _shown(account: Account, found: dict[str, Any]) -> dict[str, Any]:

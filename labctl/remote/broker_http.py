@@ -1,25 +1,34 @@
-"""HTTP between an account's docker command, the broker and the engine: one request a connection.
+"""HTTP as accounts speak it to the broker: one request a connection, parsed by h11.
 
-Nothing that a client sends reaches the engine's parser but the bytes of a body whose length is
-told, and what follows once the engine has switched to a raw stream. The head is always made anew.
+Root reads what anybody may send here, so no parser of our own does. What goes on to the engine is
+in broker_relay.py, made anew of what was parsed.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import select
 import socket
-import threading
-from contextlib import suppress
+import time
+from http import HTTPStatus
 from typing import Any, Dict, Iterator
-from urllib.parse import parse_qsl, urlencode
+
+import h11
+
+from .broker_json import parse_json, parse_query
 
 CHUNK = 256 * 1024
-MOST_HEAD = 64 * 1024
+MOST_HEAD = 32 * 1024
 MOST_JSON = 1024 * 1024
-HEAD_S = 20.0
-REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found", 409: "Conflict", 500: "Server Error"}
-VERSION = re.compile(r"^/v\d{1,2}\.\d{1,3}(?=/)")
+HEAD_S = 20.0  # for a whole head
+IDLE_S = 20.0  # between two pieces of a body
+# The same for an image: `docker save` writes a large one to the disk before it sends a byte. An
+# account that is silent for so long holds one of its own connections, and nothing of the engine's.
+UPLOAD_IDLE_S = 1800.0
+LINGER_S = 2.0
+MOST_REASON = 300
+VERSION = re.compile(r"^/v[0-9]{1,2}\.[0-9]{1,3}(?=/)")
 Query = Dict[str, str]
 
 
@@ -35,34 +44,39 @@ class Refusal(Exception):
 class Request:
     """The head of one request, and its body as it comes."""
 
-    def __init__(self, link: socket.socket, head: bytes, rest: bytes) -> None:
-        lines = head.decode("latin-1").split("\r\n")
-        words = lines[0].split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            raise Refusal(400, "that is no HTTP request")
-        self.link = link
-        self.method, target, self.protocol = words
-        path, _, query = target.partition("?")
+    def __init__(self, link: socket.socket, connection: h11.Connection, head: h11.Request) -> None:
+        names = [name for name, _ in head.headers]
+        if b"transfer-encoding" in names and b"content-length" in names:
+            # h11 takes the first of them, others the second: what ends where is anybody's guess.
+            raise Refusal(400, "a body has either Content-Length or Transfer-Encoding")
+        path, _, query = head.target.decode("ascii").partition("?")
         found = VERSION.match(path)
+        self.link = link
+        self.method = head.method.decode("ascii")
         self.version = found.group() if found else ""
         self.path = path[len(self.version) :]
-        self.query: Query = dict(parse_qsl(query, keep_blank_values=True))
-        pairs = (line.partition(":") for line in lines[1:])
-        self.headers = {key.strip().lower(): value.strip() for key, _, value in pairs}
-        self.upgrade = self.headers.get("upgrade", "").lower() == "tcp"
-        self._rest = rest
+        try:
+            self.query: Query = parse_query(query)
+        except ValueError as error:
+            raise Refusal(400, f"the query cannot be read: {error}") from None
+        self.upgrade = (b"upgrade", b"tcp") in [(name, kind.lower()) for name, kind in head.headers]
+        self.is_complete = False
+        self._connection = connection
 
-    def blocks(self, most: int) -> Iterator[bytes]:
-        """The body, at most `most` bytes of it; Refusal where there are more."""
-        coding = self.headers.get("transfer-encoding", "").lower()
-        if coding not in ("", "chunked"):
-            raise Refusal(400, "the coding of that body is not known")
-        blocks = self._chunked() if coding else self._counted()
-        for block in blocks:
-            most -= len(block)
-            if most < 0:
-                raise Refusal(413, "that is more than the shared server takes")
-            yield block
+    def blocks(self, most: int, idle_s: float = IDLE_S) -> Iterator[bytes]:
+        """The body, at most `most` bytes of it; Refusal where there are more, or none for long."""
+        while not self.is_complete:
+            if self._connection.they_are_waiting_for_100_continue:
+                self.send(h11.InformationalResponse(status_code=100, headers=[]))
+            deadline = time.monotonic() + idle_s
+            event = read_event(self.link, self._connection, deadline)
+            if isinstance(event, h11.EndOfMessage):
+                self.is_complete = True
+            elif isinstance(event, h11.Data):
+                most -= len(event.data)
+                if most < 0:
+                    raise Refusal(413, "that is more than the shared server takes")
+                yield bytes(event.data)
 
     def whole(self, most: int = MOST_JSON) -> bytes:
         return b"".join(self.blocks(most))
@@ -70,164 +84,94 @@ class Request:
     def json(self) -> dict[str, Any]:
         """The body as an object; {} where there is none."""
         try:
-            found = json.loads(self.whole() or b"{}")
-        except ValueError:
-            raise Refusal(400, "the body is no JSON") from None
+            found = parse_json(self.whole() or b"{}")
+        except ValueError as error:
+            raise Refusal(400, f"the body is not valid JSON: {error}") from None
         if found is None:
             return {}
         if not isinstance(found, dict):
             raise Refusal(400, "the body is no object")
         return found
 
-    def _counted(self) -> Iterator[bytes]:
-        text = self.headers.get("content-length", "0")
-        if not text.isdigit():
-            raise Refusal(400, "the length of that body is no number")
-        yield from self._exactly(int(text))
+    def send(self, event: h11.Event) -> None:
+        """Answer, one event after the other."""
+        self.link.sendall(self._connection.send(event) or b"")
 
-    def _chunked(self) -> Iterator[bytes]:
-        while True:
-            size = self._line().split(b";")[0]
-            try:
-                left = int(size, 16)
-            except ValueError:
-                raise Refusal(400, "that body is not chunked as it says") from None
-            if left <= 0:
-                while self._line():
-                    continue
-                return
-            yield from self._exactly(left)
-            self._line()
-
-    def _line(self) -> bytes:
-        while b"\r\n" not in self._rest:
-            if len(self._rest) > MOST_HEAD:
-                raise Refusal(400, "that line is too long")
-            self._rest += self._received()
-        found, _, self._rest = self._rest.partition(b"\r\n")
-        return found
-
-    def _exactly(self, left: int) -> Iterator[bytes]:
-        while left > 0:
-            if not self._rest:
-                self._rest = self._received()
-            block, self._rest = self._rest[:left], self._rest[left:]
-            left -= len(block)
-            yield block
-
-    def _received(self) -> bytes:
-        block = self.link.recv(CHUNK)
-        if not block:
-            raise Refusal(400, "the request ended before its body")
-        return block
+    def take_rest(self) -> bytes:
+        """Take what came behind the request, once both sides have left HTTP."""
+        return self._connection.trailing_data[0]
 
 
 def read_request(link: socket.socket) -> Request | None:
     """None where the other side hung up without asking for anything."""
-    link.settimeout(HEAD_S)
-    said = b""
-    while b"\r\n\r\n" not in said[:MOST_HEAD]:
-        if len(said) >= MOST_HEAD:
-            raise Refusal(400, "the head of that request is too long")
-        block = link.recv(CHUNK)
-        if not block:
-            return None
-        said += block
-    head, _, rest = said.partition(b"\r\n\r\n")
-    return Request(link, head, rest)
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD)
+    event = read_event(link, connection, time.monotonic() + HEAD_S)
+    return Request(link, connection, event) if isinstance(event, h11.Request) else None
+
+
+def read_event(link: socket.socket, connection: h11.Connection, deadline: float) -> Any:
+    """Read the client's next event; Refusal where it is not HTTP, or does not come in time."""
+    while True:
+        try:
+            event = connection.next_event()
+        except h11.RemoteProtocolError as error:
+            message = f"that is no HTTP request: {error}"[:MOST_REASON]
+            raise Refusal(error.error_status_hint, message) from None
+        if event is not h11.NEED_DATA:
+            return event
+        if not is_readable(link, deadline - time.monotonic()):
+            raise Refusal(408, "the request has stopped coming")
+        # While a head is read no more than it may have is taken at once; a body takes what comes.
+        reading_head = connection.their_state is h11.IDLE
+        connection.receive_data(link.recv(MOST_HEAD if reading_head else CHUNK))
+
+
+def is_readable(
+    link: socket.socket, within_s: float | None = None, client: socket.socket | None = None
+) -> bool:
+    """Wait until `link` has something to read, or for `within_s`.
+
+    ConnectionError where `client`, for whom this is done, has hung up meanwhile.
+    """
+    poll = select.poll()  # unlike select, for descriptors of any number
+    poll.register(link, select.POLLIN)
+    if client is not None:
+        poll.register(client, 0)  # an end is told of all the same
+    ready = [number for number, _ in poll.poll(within_s and max(0.0, within_s) * 1000)]
+    if client is not None and client.fileno() in ready:
+        raise ConnectionResetError("the client has hung up")
+    return bool(ready)
 
 
 def say(link: socket.socket, status: int, body: Any) -> None:
     """One whole answer; bytes go as they are, anything else as JSON."""
     kind = "text/plain" if isinstance(body, bytes) else "application/json"
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"HTTP/1.1 {status} {REASONS.get(status, 'Answer')}\r\nContent-Type: {kind}\r\n"
-    head += f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-    link.sendall(head.encode() + content)
+    headers = [("Content-Type", kind), ("Content-Length", str(len(content)))]
+    connection = h11.Connection(h11.SERVER)
+    answer = h11.Response(
+        status_code=status, headers=[*headers, ("Connection", "close")], reason=_phrase(status)
+    )
+    events = (answer, h11.Data(data=content), h11.EndOfMessage())
+    link.sendall(b"".join(connection.send(event) or b"" for event in events))
 
 
-def pass_on(request: Request, engine: str, path: str, query: Query, body: bytes = b"") -> int:
-    """Ask the engine at the socket `engine`, and hand its answer on as it comes; its status.
-
-    Once the engine has switched to a raw stream, and only then, the client's bytes go there too.
-    """
-    with socket.socket(socket.AF_UNIX) as far:
-        far.connect(engine)
-        far.sendall(_head(request, path, query, len(body), request.upgrade) + body)
-        said = _answer_head(far)
-        status = int(said.split(b" ", 2)[1])
-        request.link.settimeout(None)
-        request.link.sendall(said)
-        if status == 101:
-            _both_ways(request, far)
-        else:
-            _stream(far, request.link)
-    return status
+def refuse(link: socket.socket, refusal: Refusal) -> None:
+    """Tell the account, and hear it out: who is hung up on while sending hears no answer."""
+    say(link, refusal.status, {"message": refusal.message})
+    linger(link)
 
 
-def send_on(request: Request, engine: str, path: str, query: Query, body: Iterator[bytes]) -> None:
-    """The same with a body of unknown length, for a tar that is checked while it passes."""
-    with socket.socket(socket.AF_UNIX) as far:
-        far.connect(engine)
-        head = _head(request, path, query, None, False, "application/x-tar")
-        far.sendall(head)
-        for block in body:
-            if block:
-                far.sendall(b"%x\r\n%s\r\n" % (len(block), block))
-        far.sendall(b"0\r\n\r\n")
-        request.link.settimeout(None)
-        _stream(far, request.link)
+def linger(link: socket.socket) -> None:
+    """Drop what still comes until the other side hangs up, too, for LINGER_S at most."""
+    link.shutdown(socket.SHUT_WR)
+    deadline = time.monotonic() + LINGER_S
+    while is_readable(link, max(0.0, deadline - time.monotonic())) and link.recv(CHUNK):
+        continue
 
 
-def _head(
-    request: Request,
-    path: str,
-    query: Query,
-    length: int | None,
-    upgrade: bool,
-    kind: str = "application/json",
-) -> bytes:
-    asked = f"?{urlencode(query)}" if query else ""
-    protocol = "HTTP/1.1" if upgrade or length is None else request.protocol
-    lines = [f"{request.method} {request.version}{path}{asked} {protocol}", "Host: docker"]
-    lines.append(f"Content-Type: {kind}")
-    lines.append("Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}")
-    # Where the engine does not switch to a stream after all, this connection is over, too.
-    lines += ["Connection: Upgrade, close", "Upgrade: tcp"] if upgrade else ["Connection: close"]
-    return "\r\n".join([*lines, "", ""]).encode()
-
-
-def _answer_head(far: socket.socket) -> bytes:
-    """The engine's head, and whatever came with it."""
-    said = b""
-    while b"\r\n\r\n" not in said:
-        block = far.recv(CHUNK)
-        if not block:
-            raise Refusal(500, "the Docker Engine ended while it was asked")
-        said += block
-    return said
-
-
-def _both_ways(request: Request, far: socket.socket) -> None:
-    def inward() -> None:
-        with suppress(OSError):
-            if request._rest:
-                far.sendall(request._rest)
-            _stream(request.link, far)
-            far.shutdown(socket.SHUT_WR)
-
-    sender = threading.Thread(target=inward, daemon=True)
-    sender.start()
-    with suppress(OSError):
-        _stream(far, request.link)
-    with suppress(OSError):
-        request.link.shutdown(socket.SHUT_RDWR)
-    sender.join()
-
-
-def _stream(source: socket.socket, target: socket.socket) -> None:
-    while True:
-        block = source.recv(CHUNK)
-        if not block:
-            return
-        target.sendall(block)
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

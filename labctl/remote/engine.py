@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 from urllib.parse import quote
 
 from .docker import ATTEMPTS_S, docker
@@ -145,7 +145,7 @@ def _exchange(
             raise Refused(0, message) from None
         except ConnectionError as error:
             raise Refused(0, f"the Docker Engine ended while it was asked: {error}") from None
-    status, headers, rest = _parse_head(bytes(said))
+    status, headers, rest = _parse(bytes(said))
     if len(rest) < _length(headers):
         raise Refused(0, "the Docker Engine ended while it was asked")
     return status, headers, rest
@@ -177,6 +177,15 @@ def _parse_head(answer: bytes) -> tuple[int, dict[str, str], bytes]:
     if not lines[0].startswith("HTTP/1.") or not (status and status[0].isdecimal()):
         raise Refused(0, f"the Docker Engine answered with something else than HTTP: {lines[0]!a}")
     return int(status[0]), headers, rest
+
+
+_parse: Callable[[bytes], tuple[int, dict[str, str], bytes]] = _parse_head
+
+
+def parse_with(parse: Callable[[bytes], tuple[int, dict[str, str], bytes]]) -> None:
+    """Have another parser read answers from now on: the broker's, which takes 30 ms to import."""
+    global _parse
+    _parse = parse
 
 
 def _length(headers: dict[str, str]) -> int:
@@ -215,7 +224,7 @@ class Stream:
             if not block:
                 break
             said += block
-        status, _, rest = _parse_head(said)
+        status, _, rest = _parse(said)
         if status != 200:
             while block := _receive(self._link, deadline):
                 rest += block

@@ -17,6 +17,7 @@ from labctl.actions.prepare import probe
 from labctl.actions.services import ServiceRequest, ensure_service, services, stop_service
 from labctl.errors import LabError, PolicyError
 from labctl.providers.local import LocalSettings
+from labctl.remote.broker_http import IDLE_S
 
 pytestmark = pytest.mark.engine
 
@@ -157,6 +158,9 @@ def test_exec_and_logs_are_the_accounts(alice: Person) -> None:
     assert "own account" in alice.refused(f"docker exec -u 0 {name} id")
     assert "privileges" in alice.refused(f"docker exec --privileged {name} id")
     assert "copies nothing out" in alice.refused(f"docker cp {name}:/etc/shadow -")
+    # Input goes in, its end too, and the output still comes.
+    assert alice.said(f"printf one | docker exec -i {name} cat") == "one"
+    assert alice.said(f"printf two | docker run --rm -i {IMAGE} sh -c 'cat; id -u'") == f"two{uid}"
     # A second request behind one that the engine does not switch to a stream goes nowhere.
     made = alice.ask("POST", f"/containers/{name}/exec", {"Cmd": ["true"]})[1]["Id"]
     smuggled = "GET /v1.41/containers/json?all=1 HTTP/1.1\\r\\nHost: d\\r\\n\\r\\n"
@@ -172,6 +176,41 @@ def test_exec_and_logs_are_the_accounts(alice: Person) -> None:
     assert answer.count("HTTP/1.1") == 1
     assert "Names" not in answer
     alice.remote.call("cancel", alice.about("entered") | {"grace_s": 1})
+
+
+RAW_REQUESTS = """
+import socket, sys
+for line in ODD:
+    link = socket.socket(socket.AF_UNIX)
+    link.settimeout(60)
+    link.connect("/run/labctl/broker.sock")
+    body = b'{"Image": "IMAGE", "Cmd": ["id"]}'
+    link.sendall(line.replace(b"LENGTH", b"%d" % len(body)) + body)
+    link.shutdown(socket.SHUT_WR)
+    print(link.recv(65536).decode("latin-1").partition("\\r\\n")[0])
+"""
+ODD_HEADS = [
+    b"POST /containers/create?name=odd HTTP/1.x\nHost: d\r\nContent-Length: LENGTH\r\n\r\n",
+    b"POST /containers/create?name=odd HTTP/1.1 x\r\nHost: d\r\nContent-Length: LENGTH\r\n\r\n",
+    b"POST /containers/create?name=odd HTTP/1.1\r\nHost: d\r\nContent-Length: \xb2\r\n\r\n",
+    b"POST /containers/create?name=odd HTTP/1.1\r\nHost: d\r\nContent-Length: LENGTH\r\n"
+    b"Content-Length: 1\r\n\r\n",
+    b"POST /containers/create?name=odd HTTP/1.1\r\nHost: d\r\nContent-Length: LENGTH\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n",
+    b"POST /containers/create?name=odd&Name=even HTTP/1.1\r\nHost: d\r\n"
+    b"Content-Length: LENGTH\r\n\r\n",
+]
+
+
+def test_what_is_not_quite_http_reaches_no_engine(alice: Person, bed: SharedServer) -> None:
+    script = RAW_REQUESTS.replace("ODD", repr(ODD_HEADS)).replace("IMAGE", IMAGE)
+    answers = alice.said(f"python3 -c {quoted(script)}").splitlines()
+    assert [line.split()[:2] for line in answers] == [["HTTP/1.1", "400"]] * len(ODD_HEADS)
+    assert "odd" not in bed.host.sh("docker ps --all --format '{{.Names}}'")
+    # What follows a whole request, or stands in its head, is no request and no head to the engine.
+    plain = b"GET /containers/json HTTP/1.1\nX-Registry-Auth: x\nHost: d\n\nGET /_ping HTTP/1.1\n\n"
+    script = RAW_REQUESTS.replace("ODD", repr([plain]))
+    assert alice.said(f"python3 -c {quoted(script)}") == "HTTP/1.1 200 OK"
 
 
 def _creation(name: str, source: str, target: str = "/lab/data") -> tuple[str, str, Any]:
@@ -344,6 +383,73 @@ def test_an_image_of_ones_own_stands_for_nobody_elses(alice: Person, bob: Person
     assert "No such image" in alice.refused(f"docker rmi {IMAGE}"), "what all use stays"
 
 
+def test_no_spelling_of_a_key_names_an_image_for_all(
+    alice: Person, bob: Person, bed: SharedServer
+) -> None:
+    """The engine takes the last of two keys that differ in case only."""
+    before = bob.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}")
+    for public in (IMAGE, "pytorch/pytorch:2.8.0"):
+        for key in ("repotags", "RepoTag\u017f"):
+            script = REPACKED.replace("IMAGE", "mine:1").replace(
+                "Layers=[]", f"Layers=[], **{{{key!a}: [{public!r}]}}"
+            )
+            assert "one key twice" in alice.refused(f"python3 -c {quoted(script)} | docker load")
+    assert bob.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}") == before
+    assert "No such object" in bed.host.sh("docker inspect pytorch/pytorch:2.8.0", check=False)
+
+
+def test_an_image_keeps_its_id_on_its_way(alice: Person, bed: SharedServer) -> None:
+    bed.host.sh(f"docker save {IMAGE} > /var/tmp/whole.tar; chmod 644 /var/tmp/whole.tar")
+    before = bed.host.sh(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}").strip()
+    assert f"Loaded image: labctl-u{alice.said('id -u')}/" in alice.said(
+        "docker load < /var/tmp/whole.tar"
+    )
+    assert alice.said(f"docker image inspect --format '{{{{.Id}}}}' {IMAGE}") == before
+    alice.ssh(f"docker rmi {IMAGE}")
+
+
+def test_an_image_may_be_long_in_coming(alice: Person, bed: SharedServer) -> None:
+    """`docker save` writes all of a large image to the disk before its first byte."""
+    bed.host.sh(f"docker save {IMAGE} > /var/tmp/slow.tar; chmod 644 /var/tmp/slow.tar")
+    late = f"(sleep {IDLE_S + 5:.0f}; cat /var/tmp/slow.tar) | docker load"
+    assert "Loaded image: labctl-u" in alice.said(late)
+    alice.ssh(f"docker rmi {IMAGE}")
+
+
+UPLOAD = """
+import http.client, io, json, socket, tarfile
+sent = 0
+def blocks():
+    global sent
+    info = tarfile.TarInfo("l/layer.tar")
+    info.size = 8 << 30
+    yield info.tobuf()
+    while sent < info.size:
+        yield bytes(1 << 20)
+        sent += 1 << 20
+link = http.client.HTTPConnection("docker")
+link.sock = socket.socket(socket.AF_UNIX)
+link.sock.connect("/run/labctl/broker.sock")
+try:
+    link.request("POST", "/images/load", blocks(), {}, encode_chunked=True)
+except OSError:
+    pass
+reply = link.getresponse()
+print(reply.status, sent >> 20, json.load(reply)["message"])
+"""
+
+
+def test_an_upload_ends_before_the_disk_is_full(alice: Person, bed: SharedServer) -> None:
+    """There was room for it when it began. What had come of it is gone."""
+    root = bed.host.sh("docker info --format '{{.DockerRootDir}}'").strip()
+    free = int(bed.host.sh(f"df --output=avail -B1 {root} | tail -1"))
+    with small_shares(bed, disk_free_bytes=max(0, free - (1 << 30))):
+        status, mib, message = alice.said(f"python3 -c {quoted(UPLOAD)}").split(maxsplit=2)
+    assert (status, message) == ("507", "shared server: its disk has no room for another image")
+    assert int(mib) < 2048
+    wait_for(lambda: "docker-import" not in bed.host.sh(f"ls {root}/tmp"))
+
+
 def test_an_image_gives_neither_leases_nor_places_nor_disk(
     alice: Person, bob: Person, bed: SharedServer
 ) -> None:
@@ -463,7 +569,7 @@ import hashlib, io, json, sys, tarfile
 config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Cmd": ["evil"]},
                      "rootfs": {"type": "layers", "diff_ids": []}}).encode()
 name = hashlib.sha256(config).hexdigest() + ".json"
-listed = json.dumps([{"Config": name, "RepoTags": ["IMAGE"], "Layers": []}]).encode()
+listed = json.dumps([dict(Config=name, RepoTags=["IMAGE"], Layers=[])]).encode()
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as tar:
     for path, text in ((name, config), ("manifest.json", listed)):
         info = tarfile.TarInfo(path)

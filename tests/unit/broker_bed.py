@@ -67,7 +67,9 @@ class Engine:
             return self._about(method, words)
         if words[0] == "images":
             return 200, {"Id": "sha256:" + "1" * 64, "RepoTags": ["x:1"], "Config": {}}
-        if words[0] in ("networks", "info"):
+        if words[0] == "info":
+            return 200, {"DockerRootDir": "/"}
+        if words[0] == "networks":
             return 200, {}
         return None
 

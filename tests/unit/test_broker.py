@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import bz2
 import grp
-import gzip
-import io
-import json
-import lzma
 import os
+import re
 import socket
-import tarfile
 import threading
-import tracemalloc
-from collections import deque
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +14,18 @@ import pytest
 
 from labctl.remote import (
     broker,
-    broker_archive,
-    broker_http,
     broker_net,
+    broker_query,
     broker_settings,
 )
 from labctl.remote import broker_rules as rules
-from labctl.remote.broker_archive import retagged
+from labctl.remote.broker_calls import Calls
 from labctl.remote.broker_containers import Container
 from labctl.remote.broker_gpus import Busy, Lease, leases, lend
-from labctl.remote.broker_http import Refusal, pass_on, read_request
+from labctl.remote.broker_http import Refusal
 from labctl.remote.broker_images import candidates, given, own_reference, tag_of, visible
 from labctl.remote.broker_mounts import opened
+from labctl.remote.broker_query import parse_filters, pick_parameters
 from labctl.remote.broker_rules import ENDS, GPUS, OWNER, Account, Share, body, exec_body, wish
 from labctl.remote.reply import Failure
 
@@ -196,136 +188,6 @@ def test_what_staff_gave_is_replaced_by_no_registrys() -> None:
         tag_of("a:1", "2")
 
 
-def _saved(members: dict[str, bytes], compression: str = "") -> bytes:
-    text = io.BytesIO()
-    with tarfile.open(fileobj=text, mode=f"w:{compression}") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return text.getvalue()
-
-
-def _pieces(content: bytes, size: int) -> Iterator[bytes]:
-    for at in range(0, len(content), size):
-        yield content[at : at + size]
-
-
-@pytest.mark.parametrize(("size", "compression"), [(7, ""), (100_000, "gz"), (512, "")])
-def test_what_is_sent_keeps_its_content_and_loses_its_name(size: int, compression: str) -> None:
-    listed = [{"Config": "c.json", "RepoTags": ["pytorch:2"], "Layers": ["l/layer.tar"]}]
-    layer = bytes(range(256)) * 1001
-    members = {"l/layer.tar": layer, "repositories": b"{}", "index.json": b"{}", "c.json": b"{}"}
-    content = _saved({**members, "manifest.json": json.dumps(listed).encode()}, compression)
-    passed = b"".join(retagged(ALICE, _pieces(content, size), MOST))
-    with tarfile.open(fileobj=io.BytesIO(passed)) as tar:
-        assert tar.getnames() == ["l/layer.tar", "c.json", "manifest.json"]
-        file, manifest = tar.extractfile("l/layer.tar"), tar.extractfile("manifest.json")
-        assert file is not None
-        assert file.read() == layer
-        assert manifest is not None
-        assert json.load(manifest)[0]["RepoTags"] == ["labctl-u1001/pytorch:2"]
-
-
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"c.json": b"{}"},
-        {"manifest.json": b"{"},
-        {"manifest.json": b"[1]"},
-        {"manifest.json": b'[{"RepoTags": null}]'},
-        {"manifest.json": b'[{"RepoTags": ["labctl-u1003/x:1"]}]'},
-    ],
-)
-def test_an_archive_that_is_none_of_docker_save_is_refused(members: dict[str, bytes]) -> None:
-    with pytest.raises(Refusal):
-        list(retagged(ALICE, iter([_saved(members)]), MOST))
-    with pytest.raises(Refusal):
-        list(retagged(ALICE, iter([_saved(members)[:300]]), MOST))
-
-
-LISTED = json.dumps([{"Config": "c", "RepoTags": ["x:1"], "Layers": []}]).encode()
-FORGED = json.dumps([{"Config": "c", "RepoTags": ["pytorch:2"], "Layers": []}]).encode()
-
-
-def _archive(*members: tuple[str, bytes, bytes, str]) -> bytes:
-    """(name, kind, content, link) one after the other, whatever they are."""
-    text = io.BytesIO()
-    with tarfile.open(fileobj=text, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, kind, content, link in members:
-            info = tarfile.TarInfo(name)
-            info.type, info.size, info.linkname = kind, len(content), link
-            tar.addfile(info, io.BytesIO(content))
-    return text.getvalue()
-
-
-def _plain_file(name: str, content: bytes) -> tuple[str, bytes, bytes, str]:
-    return name, tarfile.REGTYPE, content, ""
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        [_plain_file("manifest.json", FORGED)],
-        [_plain_file("./manifest.json", FORGED)],
-        [_plain_file("/manifest.json", FORGED)],
-        [_plain_file("a/../manifest.json", FORGED)],
-        [_plain_file("f", FORGED), ("manifest.json", tarfile.SYMTYPE, b"", "f")],
-        [_plain_file("f", FORGED), ("manifest.json", tarfile.LNKTYPE, b"", "f")],
-        [("d", tarfile.SYMTYPE, b"", "."), _plain_file("d/manifest.json", FORGED)],
-        [("l/layer.tar", tarfile.SYMTYPE, b"", "../manifest.json")],
-        [("dev", tarfile.CHRTYPE, b"", "")],
-    ],
-)
-def test_nothing_takes_the_manifests_place(more: list[tuple[str, bytes, bytes, str]]) -> None:
-    """Else an account's archive would be everybody's `pytorch:2`."""
-    content = _archive(_plain_file("manifest.json", LISTED), *more)
-    with pytest.raises(Refusal, match="that the shared server takes"):
-        list(retagged(ALICE, iter([content]), MOST))
-
-
-def test_a_layer_may_be_named_twice_and_names_may_be_long() -> None:
-    twice = ("b/layer.tar", tarfile.SYMTYPE, b"", "../a/layer.tar")
-    long = f"{'n' * 200}/layer.tar"
-    named = [("a", tarfile.DIRTYPE, b"", ""), _plain_file("a/layer.tar", b"1"), twice]
-    content = _archive(*named, _plain_file(long, b"2"), _plain_file("manifest.json", LISTED))
-    passed = b"".join(retagged(ALICE, _pieces(content, 333), MOST))
-    with tarfile.open(fileobj=io.BytesIO(passed)) as tar:
-        assert tar.getnames() == ["a", "a/layer.tar", "b/layer.tar", long, "manifest.json"]
-        assert tar.getmember("b/layer.tar").linkname == "../a/layer.tar"
-
-
-def test_a_bomb_is_counted_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the archive is packed or a layer in it: neither memory nor disk is filled."""
-    most = 8 * 1024**2
-    bomb = gzip.compress(bytes(4 * most))
-    whole = gzip.compress(_archive(_plain_file("l", bytes(4 * most))))
-    behind = _archive(_plain_file("l/layer.tar", gzip.compress(b"small") + bomb))
-    for content in (whole, _archive(_plain_file("l/layer.tar", bomb)), behind):
-        tracemalloc.start()
-        with pytest.raises(Refusal, match="more than the shared server takes"):
-            deque(retagged(ALICE, _pieces(content, 4096), most), maxlen=0)
-        assert tracemalloc.get_traced_memory()[1] < most // 2
-        tracemalloc.stop()
-    zstandard = (b"(\xb5/\xfd", b"P*M\x18\1\0\0\0x(\xb5/\xfd", b"_*M\x18")
-    for other in (bz2.compress(whole), lzma.compress(whole), *zstandard):
-        with pytest.raises(Refusal, match=r"gzip|no archive|breaks off"):
-            list(retagged(ALICE, iter([other]), most))
-        with pytest.raises(Refusal, match="cannot be looked into"):
-            list(retagged(ALICE, _pieces(_archive(_plain_file("l", other)), 1), most))
-    monkeypatch.setattr(broker_archive, "MOST_MEMBERS", 3)
-    with pytest.raises(Refusal, match="more than 3 files"):
-        list(retagged(ALICE, iter([_archive(*[_plain_file("x", b"")] * 5)]), most))
-
-
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_a_header_of_any_length_is_not_taken_into_memory(kind: bytes) -> None:
-    info = tarfile.TarInfo("x")
-    info.type, info.size = kind, 1 << 40
-    with pytest.raises(Refusal, match="too long"):
-        list(retagged(ALICE, iter([info.tobuf(tarfile.GNU_FORMAT)]), MOST))
-
-
 def test_volumes_of_an_image_are_memory() -> None:
     """The engine would make them on its disk, where nothing bounds them."""
     image = {"Config": {"Volumes": {"/data": {}, "/lab/code": {}, "/tmp": {}}}}
@@ -356,6 +218,22 @@ def test_one_accounts_connections_are_not_the_brokers_end(
     for one in (*links, near, far):
         one.close()
     relay.close()
+
+
+def test_filters_are_known_and_read_in_one_way_only() -> None:
+    both = '{"label": {"a=b": true}, "status": ["exited"], "since": ["x"], "name": null}'
+    assert parse_filters(both) == {"label": ["a=b"], "status": ["exited"]}
+    for bad in ('{"label": ["a"], "Label": ["b"]}', '{"label": [1]}', "[]", "{", '{"id": [["x"]]}'):
+        with pytest.raises(Refusal, match="filters"):
+            parse_filters(bad)
+
+
+def test_only_known_parameters_go_on() -> None:
+    assert pick_parameters("top", {"ps_args": "-eo args"}) == {}
+    assert pick_parameters("logs", {"tail": "5", "x": "1"}) == {"tail": "5"}
+    paths = [path for methods, path, deed in broker.ROUTES if deed in (Calls.own, Calls.of_exec)]
+    actions = {word for path in paths for word in re.findall(r"[a-z]+", path.rpartition("/")[2])}
+    assert actions <= broker_query.PARAMETERS.keys()
 
 
 def _lend(account: Account, wanted: list[str], *held: Lease, most: int = 1) -> Any:
@@ -438,113 +316,3 @@ def test_settings_are_roots_alone(tmp_path: Path) -> None:
     path.chmod(0o666)
     with pytest.raises(Failure, match="could be changed by others"):
         broker_settings.load(path)
-
-
-@pytest.fixture
-def talk() -> Iterator[Callable[[bytes], broker_http.Request | None]]:
-    """A request as it comes off the wire, its sender gone afterwards."""
-    ends: list[socket.socket] = []
-
-    def said(text: bytes) -> broker_http.Request | None:
-        here, there = socket.socketpair()
-        ends.extend((here, there))
-        there.sendall(text)
-        there.shutdown(socket.SHUT_WR)
-        return read_request(here)
-
-    yield said
-    for end in ends:
-        end.close()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"GET /\r\n\r\n",
-        b"GET / x y HTTP/1.1\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\nshort",
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n" + b"x" * 2_000_000,
-        b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n[]",
-        b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000 + b"\r\n\r\n",
-    ],
-)
-def test_a_request_that_is_none_is_refused(text: bytes) -> None:
-    def whole() -> None:
-        here, there = socket.socketpair()
-        with here, there:
-            sender = threading.Thread(target=_sent, args=(there, text))
-            sender.start()
-            try:
-                found = read_request(here)
-                assert found is not None
-                found.json()
-            finally:
-                here.close()
-                sender.join()
-
-    with pytest.raises(Refusal):
-        whole()
-
-
-def _sent(link: socket.socket, text: bytes) -> None:
-    try:
-        link.sendall(text)
-        link.shutdown(socket.SHUT_WR)
-    except OSError:
-        return
-
-
-def test_bodies_come_whole_in_every_form(
-    talk: Callable[[bytes], broker_http.Request | None],
-) -> None:
-    counted = talk(
-        b'POST /v1.41/a?b=c%20d HTTP/1.1\r\nContent-Length: 7\r\n\r\n{"a":1}GET / HTTP/1.1'
-    )
-    assert counted is not None
-    assert (counted.path, counted.version, counted.query) == ("/a", "/v1.41", {"b": "c d"})
-    assert counted.json() == {"a": 1}
-    chunked = talk(
-        b'POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{"a\r\n4;x\r\n":1}\r\n0\r\n\r\n'
-    )
-    assert chunked is not None
-    assert chunked.json() == {"a": 1}
-    assert talk(b"") is None
-
-
-def test_a_client_never_reaches_the_engines_parser(tmp_path: Path) -> None:
-    """An engine that does not switch to a stream hears of nothing behind the request."""
-    heard = bytearray()
-    place = str(tmp_path / "s")
-    with socket.socket(socket.AF_UNIX) as engine:
-        engine.bind(place)
-        engine.listen(1)
-
-        def answer() -> None:
-            link, _ = engine.accept()
-            with link:
-                while b"\r\n\r\n" not in heard:
-                    heard.extend(link.recv(65536))
-                link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-                link.shutdown(socket.SHUT_WR)
-                while block := link.recv(65536):
-                    heard.extend(block)
-
-        serving = threading.Thread(target=answer)
-        serving.start()
-        here, there = socket.socketpair()
-        with here, there:
-            there.sendall(
-                b"POST /v1.41/exec/1/start HTTP/1.1\r\nUpgrade: tcp\r\nX: a\r\n\r\n"
-                b"POST /containers/create HTTP/1.1\r\n\r\n"
-            )
-            asked = read_request(here)
-            assert asked is not None
-            assert pass_on(asked, place, "/exec/1/start", {"w": "1\r\nX: y"}) == 200
-        serving.join()
-    text = heard.decode()
-    assert text.startswith("POST /v1.41/exec/1/start?w=1%0D%0AX%3A+y HTTP/1.1\r\nHost: docker\r\n")
-    assert "create" not in text
-    assert "X: a" not in text

@@ -15,7 +15,7 @@ import pytest
 from broker_bed import ALICE, BOB, CAROL, SETTINGS, Bed, make_bed
 from engine_socket import engine_socket
 
-from labctl.remote import broker_calls, broker_claims, broker_keep, broker_pulls
+from labctl.remote import broker_calls, broker_claims, broker_disk, broker_keep, broker_pulls
 from labctl.remote import broker_rules as rules
 from labctl.remote.broker_rules import ENDS, GPUS, OWNER
 
@@ -250,7 +250,7 @@ def pull(bed: Bed, account: rules.Account = ALICE) -> tuple[int, list[dict[str, 
 @pytest.fixture
 def pulls(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Bed:
     """With room on the disk, and no such image yet."""
-    monkeypatch.setattr(broker_calls, "disk", lambda path: (1 << 50, 1 << 51))
+    monkeypatch.setattr(broker_disk, "disk", lambda path: (1 << 50, 1 << 51))
     bed.engine.said["big:1/json"] = (404, {"message": "No such image"})
     return bed
 
@@ -276,7 +276,7 @@ def test_a_pull_ends_when_the_disk_fills_while_it_goes_on(
     pulls: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([1 << 50, 0])
-    monkeypatch.setattr(broker_calls, "disk", lambda path: (next(free), 0))
+    monkeypatch.setattr(broker_disk, "disk", lambda path: (next(free), 0))
     pulls.engine.said["/images/create"] = (200, progress(("a", 5)))
     _, lines = pull(pulls)
     assert "no room" in lines[-1]["error"]
