@@ -23,8 +23,11 @@ from typing import Any, Callable
 
 from . import broker_mounts, broker_net, engine
 from .broker_calls import Calls
+from .broker_claims import Claims
+from .broker_gpus import GpuReader
 from .broker_http import Refusal, Request, read_request, refuse, say
-from .broker_keep import Keeping
+from .broker_keep import Keeping, describe_error
+from .broker_queue import GpuQueue
 from .broker_relay import parse_head
 from .broker_rules import Account
 from .broker_settings import Settings, load
@@ -71,10 +74,11 @@ def run(request: dict[str, Any]) -> None:
     _many_files()
     broker_mounts.begin()
     broker_net.fence()
-    keeping = Keeping(settings)
+    gpus = GpuReader()
+    keeping = Keeping(settings, Claims(settings, GpuQueue(), gpus.read), _told)
     keeping.look()
     threading.Thread(target=_keep, args=(keeping,), daemon=True).start()
-    Broker(settings, Calls(settings, keeping)).serve(Path(BROKER))
+    Broker(settings, Calls(settings, keeping, gpus)).serve(Path(BROKER))
 
 
 def _many_files() -> None:
@@ -85,17 +89,9 @@ def _many_files() -> None:
 
 
 def _keep(keeping: Keeping) -> None:
-    before = ""
     while True:
         time.sleep(KEEP_EVERY_S)
-        said = ""
-        try:
-            keeping.look()
-        except (Failure, OSError, ValueError, KeyError) as error:
-            said = f"looking after containers failed: {error}"
-        if said and said != before:
-            _told(said)
-        before = said
+        keeping.look()
 
 
 class Broker:
@@ -173,6 +169,11 @@ class Broker:
             raise Refusal(refused.status or 500, refused.message) from None
         except Failure as failure:
             raise Refusal(500, str(failure.body["what"])) from None
+        except (Refusal, OSError):
+            raise
+        except Exception as error:  # an answer of the engine's that is not what it should be
+            _told(f"{asked.method} {asked.path[:100]!a} failed: {describe_error(error)}")
+            raise Refusal(500, "the Docker Engine gave an answer that cannot be read") from None
         raise Refusal(403, f"a shared server does not offer {asked.method} {asked.path[:100]}")
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from . import broker_archive, broker_images, broker_mounts, broker_net, broker_share, engine
+from .broker_claims import ContainerClaim
+from .broker_containers import list_containers
 from .broker_disk import ImageDisk
-from .broker_gpus import STATES, boottime_s, holder, leases, lent, node_groups
+from .broker_gpus import GpuReader, boottime_s, holder, leases, node_groups
 from .broker_http import UPLOAD_IDLE_S, Refusal, Request, say
-from .broker_keep import Keeping, containers
+from .broker_keep import Keeping
+from .broker_pulls import Pulls
 from .broker_query import parse_filters, pick_parameters
 from .broker_relay import pass_on, send_on
 from .broker_rules import (
@@ -35,24 +39,26 @@ from .broker_rules import (
     wish,
 )
 from .broker_settings import Settings
-from .gpus import Gpus
 from .place import read_text
 from .shared import TAKEN
 
 ENGINE = engine.SOCKET[len("unix://") :]
 DRIVER = Path("/sys/module/nvidia/version")
 INFO = ("ServerVersion", "NCPU", "MemTotal", "OperatingSystem", "Architecture", "Driver")
+MOST_EXECS = 32  # in one container at once, those that were made and never started among them
+MOST_EXEC_BYTES = 64 * 1024
 
 
 class Calls:
     """Each takes who asks, the request, and what its path names."""
 
-    def __init__(self, settings: Settings, keeping: Keeping) -> None:
+    def __init__(self, settings: Settings, keeping: Keeping, gpus: GpuReader) -> None:
         self.settings = settings
         self.keeping = keeping
-        self._gpus = Gpus()
-        self._looking = threading.Lock()
+        self._gpus = gpus
         self._disk = ImageDisk(settings.disk_free_bytes)
+        self._pulls = Pulls(settings.image_bytes, self._disk.require_room)
+        self._execs: dict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def plain(self, account: Account, asked: Request, _ref: str) -> None:
         pass_on(asked, ENGINE, asked.path, {})
@@ -66,10 +72,10 @@ class Calls:
 
     def gpus(self, account: Account, asked: Request, _ref: str) -> None:
         """{"gpus": [...]}: each with its holder's name and the seconds until the end, or free."""
-        held = {one.uuid: one for one in leases(containers())}
+        held = {one.uuid: one for one in leases(list_containers())}
         now_s = boottime_s()
         told = []
-        for gpu in self._seen():
+        for gpu in self._gpus.read():
             row = dict(gpu)
             row["driver"] = read_text(DRIVER).split(" ")[0]
             lease = held.get(str(gpu.get("uuid")))
@@ -92,14 +98,12 @@ class Calls:
         broker_images.own_reference(account, reference)
         if not reference or asked.query.get("fromSrc"):
             raise Refusal(403, "a shared server makes no images of archives")
-        self._disk.require_room()
         tag = broker_images.tag_of(reference, asked.query.get("tag", ""))
         mark = "@" if ":" in tag else ":"
         if broker_images.given(engine.image(f"{reference}{mark}{tag}" if tag else reference)):
             # Else a name at a registry, which anybody may take, would be everybody's image here.
             raise Refusal(409, f"{reference[:200]} is here already, as staff has given it")
-        query = {"fromImage": reference, "tag": tag}
-        pass_on(asked, ENGINE, "/images/create", query)
+        self._pulls.pull(account, asked.link, reference, tag)
 
     def load(self, account: Account, asked: Request, _ref: str) -> None:
         most = self.settings.image_bytes
@@ -121,13 +125,11 @@ class Calls:
         name = own_name(account, asked.query.get("name") or f"anonymous-{os.urandom(6).hex()}")
         found = self._image(account, str(wanted.get("Image") or ""))
         asks = wish(account, wanted)
-        with self.keeping.making:
-            everyone = containers()
-            self._one_more(account, everyone)
-            gpus, ends_s = self._lent(account, wanted, asks.gpus, everyone)
+        request = ContainerClaim(name, asks.gpus, "labctl.service" in labels_of(wanted))
+        with self.keeping.claims.claim(account, request) as grant:
             labels = {SOURCES: json.dumps({one.target: one.source for one in asks.binds})}
-            if gpus:
-                labels.update({GPUS: ",".join(gpus), ENDS: f"{ends_s:.0f}"})
+            if grant.gpus:
+                labels.update({GPUS: ",".join(grant.gpus), ENDS: f"{grant.ends_s:.0f}"})
             if asks.port:
                 labels[SOCKET] = str(broker_net.socket_of(account, name))
             memory = covers(found, asks.binds, self.settings.share)
@@ -137,8 +139,8 @@ class Calls:
                 wanted,
                 image=found["Id"],
                 mounts=mounts,
-                gpus=gpus,
-                gpu_groups=node_groups() if gpus else [],
+                gpus=grant.gpus,
+                gpu_groups=node_groups() if grant.gpus else [],
                 labels=labels,
                 share=self.settings.share,
                 network=broker_net.network(account),
@@ -156,16 +158,24 @@ class Calls:
         if found["State"]["Status"] not in ("created", "running"):
             raise Refusal(409, "a container on a shared server is started once")
         engine.ask("POST", f"/containers/{found['Id']}/start")
-        with self.keeping.making:
+        with self.keeping.claims.lock:
             broker_mounts.release(found["Name"].lstrip("/"))
         with suppress(OSError):  # what the account has done to its own directory
-            self.keeping.relay({"Id": found["Id"], "Labels": found["Config"]["Labels"]})
+            self.keeping.relay(found["Id"], account.uid, found["Config"]["Labels"])
         say(asked.link, 200, b"")
 
     def exec(self, account: Account, asked: Request, ref: str) -> None:
-        found = self._own(account, ref)
-        content = json.dumps(exec_body(account, asked.json())).encode()
-        pass_on(asked, ENGINE, f"/containers/{found['Id']}/exec", {}, content)
+        """The engine keeps what was never started for as long as the container is there."""
+        made = exec_body(account, asked.json())
+        if len(json.dumps(made)) > MOST_EXEC_BYTES:
+            raise Refusal(413, f"a command on a shared server has at most {MOST_EXEC_BYTES} bytes")
+        with self._execs[account.uid]:
+            found = self._own(account, ref)
+            if len(found.get("ExecIDs") or []) >= MOST_EXECS:
+                said = f"{TAKEN}at most {MOST_EXECS} commands at once in one container"
+                raise Refusal(409, said)
+            said = json.loads(engine.ask("POST", f"/containers/{found['Id']}/exec", made))
+        say(asked.link, 201, said)
 
     def archive(self, account: Account, asked: Request, ref: str) -> None:
         """Only /etc/passwd, only where nothing has run yet: what runs could move links about."""
@@ -183,9 +193,8 @@ class Calls:
 
     def remove(self, account: Account, asked: Request, ref: str) -> None:
         found = self._own(account, ref)
-        with self.keeping.making:
-            engine.ask("DELETE", f"/containers/{found['Id']}?force=1&v=1")
-            broker_mounts.release(found["Name"].lstrip("/"))
+        # What it mounts is let go at the next look: by then another of this name may be made.
+        engine.ask("DELETE", f"/containers/{found['Id']}?force=1&v=1")
         say(asked.link, 200, b"")
 
     def of_exec(self, account: Account, asked: Request, ref: str) -> None:
@@ -218,36 +227,6 @@ class Calls:
             if found and broker_images.visible(account, found):
                 return found
         raise Refusal(404, f"No such image: {ref[:200]}")
-
-    def _one_more(self, account: Account, everyone: list[dict[str, Any]]) -> None:
-        mine = [one for one in everyone if one["Labels"][OWNER] == str(account.uid)]
-        living = [one for one in mine if one["State"] in STATES]
-        most = self.settings.containers
-        if len(living) >= most:
-            raise Refusal(409, f"{TAKEN}an account has at most {most} containers here")
-
-    def _lent(
-        self,
-        account: Account,
-        asked: dict[str, Any],
-        wanted: list[str],
-        everyone: list[dict[str, Any]],
-    ) -> tuple[list[str], float]:
-        """A service starts without a GPU where others have them all; a run does not."""
-        if not wanted:
-            return [], 0.0
-        most, held, now_s = self.settings.gpus_per_account, leases(everyone), boottime_s()
-        until_s = now_s + self.settings.gpu_lease_s
-        try:
-            return lent(account, wanted, self._seen(), held, most, until_s, now_s)
-        except Refusal:
-            if "labctl.service" not in labels_of(asked):
-                raise
-            return [], 0.0
-
-    def _seen(self) -> list[dict[str, Any]]:
-        with self._looking:
-            return self._gpus.read(wait=False)
 
     def _held(self, account: Account, name: str, binds: list[Any]) -> list[dict[str, Any]]:
         if name in broker_mounts.held():

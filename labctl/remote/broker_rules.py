@@ -26,6 +26,8 @@ TMPFS = ("/tmp", "/var/tmp")
 GIB = 1024**3
 LARGEST_TMP = GIB
 MOST_MOUNTS = 32
+LOG = {"max-size": "5m", "max-file": "2"}
+"""Of each container, on the server's disk outside of quotas. A run's whole log is its own file."""
 
 BOOLS = ("Tty", "OpenStdin", "StdinOnce", "AttachStdin", "AttachStdout", "AttachStderr")
 KNOWN = ("Image", "Cmd", "Entrypoint", "Hostname", "WorkingDir", "Env", "Labels", "StopTimeout")
@@ -165,7 +167,7 @@ def body(
         "GroupAdd": gpu_groups,
         "ReadonlyRootfs": True,
         "Tmpfs": {path: _tmp(share) for path in TMPFS},
-        "LogConfig": {"Type": "json-file", "Config": {"max-size": "50m", "max-file": "2"}},
+        "LogConfig": {"Type": "json-file", "Config": LOG},
         "DeviceRequests": _requests(gpus),
         "NetworkMode": "none" if alone else network,
         "CgroupParent": parent,

@@ -19,6 +19,7 @@ class Settings(NamedTuple):
     """A number that is 0 is decided here: memory by even shares, cpus as many as there are, for
     then the cores go round evenly among those who want them.
 
+    A container with a GPU that is not started within `gpu_claim_s` loses it.
     `disk_free_bytes` is left free where images lie; `image_bytes` is the largest that is taken.
     """
 
@@ -30,6 +31,7 @@ class Settings(NamedTuple):
     containers: int = 16
     gpus_per_account: int = 1
     gpu_lease_s: int = 4 * 3600
+    gpu_claim_s: float = 60.0
     disk_free_bytes: int = 5 * GIB
     image_bytes: int = 30 * GIB
 

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 from urllib.parse import quote
 
 from .docker import ATTEMPTS_S, docker
@@ -23,6 +23,7 @@ SOCKET = "unix:///var/run/docker.sock"
 NEWEST = (1, 44)
 """The newest interface that is spoken; an older engine is asked in its own."""
 PAUSE_S = 0.5
+ANSWER_S = 120.0  # an engine that has not answered by then counts as hung: a slow disk needs less
 _CHUNK = 256 * 1024
 
 
@@ -92,59 +93,89 @@ def _object(path: str) -> dict[str, Any] | None:
         time.sleep(PAUSE_S)
 
 
-def ask(method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-    """One request; the body of its reply. Refused for an error, Failure where nobody listens."""
+def ask(
+    method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S
+) -> bytes:
+    """One request; the body of its reply. Refused for an error or for no reply within `timeout_s`,
+    Failure where nobody listens."""
     where = _socket_path()
-    status, _, content = _exchange(where, method, f"/v{_version(where)}{path}", body)
+    target = f"/v{_version(where)}{path}"
+    status, _, content = _exchange(where, method, target, body, timeout_s)
     if status in (200, 201, 204, 304):
         return content
+    raise _refused(status, content)
+
+
+def _refused(status: int, content: bytes) -> Refused:
     try:
         message = str(json.loads(content)["message"])
     except (ValueError, KeyError, TypeError):
         message = content.decode(errors="replace")
-    raise Refused(status, message.strip() or f"HTTP status {status}")
+    return Refused(status, message.strip() or f"HTTP status {status}")
 
 
 @lru_cache(maxsize=None)
 def _version(where: str) -> str:
     """The interface that both sides speak, asked once."""
-    said = _exchange(where, "GET", "/_ping", None)[1].get("api-version", "")
-    numbers = tuple(int(part) for part in said.split(".") if part.isdigit())
+    status, headers, content = _exchange(where, "GET", "/_ping", None)
+    if status >= 500:
+        raise _refused(status, content)
+    numbers = tuple(int(p) for p in headers.get("api-version", "").split(".") if p.isdigit())
     return ".".join(map(str, min(numbers, NEWEST) if len(numbers) == 2 else NEWEST))
 
 
 def _exchange(
-    where: str, method: str, target: str, body: dict[str, Any] | None
+    where: str,
+    method: str,
+    target: str,
+    body: dict[str, Any] | None,
+    timeout_s: float = ANSWER_S,
 ) -> tuple[int, dict[str, str], bytes]:
     """(status, headers in lower case, body)."""
-    content = b"" if body is None else json.dumps(body).encode()
-    head = f"{method} {target} HTTP/1.0\r\nHost: docker\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(content)}\r\n\r\n"
     said = bytearray()
+    deadline = time.monotonic() + timeout_s
     with _connected(where) as link:
         try:
-            link.sendall(head.encode() + content)
-            while True:
-                block = link.recv(_CHUNK)
-                if not block:
-                    break
+            link.settimeout(timeout_s)
+            link.sendall(_request(method, target, body))
+            while block := _receive(link, deadline):
                 said += block
+        except socket.timeout:
+            message = f"the Docker Engine gave no answer within {timeout_s:g} s"
+            raise Refused(0, message) from None
         except ConnectionError as error:
             raise Refused(0, f"the Docker Engine ended while it was asked: {error}") from None
     status, headers, rest = _parse(bytes(said))
-    if len(rest) < int(headers.get("content-length", 0)):
+    if len(rest) < _length(headers):
         raise Refused(0, "the Docker Engine ended while it was asked")
     return status, headers, rest
+
+
+def _request(method: str, target: str, body: dict[str, Any] | None) -> bytes:
+    content = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {target} HTTP/1.0\r\nHost: docker\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+
+
+def _receive(link: socket.socket, deadline: float) -> bytes:
+    """The next bytes, b"" at the end. An answer that never ends is out of time, too."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise socket.timeout
+    link.settimeout(left_s)
+    return link.recv(_CHUNK)
 
 
 def _parse_head(answer: bytes) -> tuple[int, dict[str, str], bytes]:
     """(status, headers in lower case, what follows)."""
     top, end, rest = answer.partition(b"\r\n\r\n")
+    if not end:
+        raise Refused(0, "the Docker Engine ended while it was asked")
     lines = top.decode(errors="replace").split("\r\n")
     headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:])}
     status = lines[0].split(" ")[1:2]
-    if not end or not status:
-        raise Refused(0, "the Docker Engine ended while it was asked")
+    if not lines[0].startswith("HTTP/1.") or not (status and status[0].isdecimal()):
+        raise Refused(0, f"the Docker Engine answered with something else than HTTP: {lines[0]!a}")
     return int(status[0]), headers, rest
 
 
@@ -157,11 +188,86 @@ def parse_with(parse: Callable[[bytes], tuple[int, dict[str, str], bytes]]) -> N
     _parse = parse
 
 
+def _length(headers: dict[str, str]) -> int:
+    try:
+        return int(headers.get("content-length", 0))
+    except ValueError:
+        raise Refused(0, "the Docker Engine told no length of its answer") from None
+
+
+class Stream:
+    """An answer that comes bit by bit, such as a pull's. Closing it ends the engine's work.
+
+    Refused for an error, as with `ask`.
+    """
+
+    def __init__(self, method: str, path: str, silence_s: float) -> None:
+        where = _socket_path()
+        target = f"/v{_version(where)}{path}"
+        self._silence_s = silence_s
+        self._link = _connected(where)
+        try:
+            self._link.settimeout(silence_s)
+            self._link.sendall(_request(method, target, None))
+            self._first = self._read_head()
+        except socket.timeout:
+            self.close()
+            raise self._silent() from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_head(self) -> bytes:
+        said, deadline = b"", time.monotonic() + self._silence_s
+        while b"\r\n\r\n" not in said:
+            block = _receive(self._link, deadline)
+            if not block:
+                break
+            said += block
+        status, _, rest = _parse(said)
+        if status != 200:
+            while block := _receive(self._link, deadline):
+                rest += block
+            raise _refused(status, rest)
+        return rest
+
+    def blocks(self, tick_s: float) -> Iterator[bytes]:
+        """What comes; b"" after each `tick_s` in which nothing does. Refused after silence."""
+        yield self._first
+        heard_s = time.monotonic()
+        self._link.settimeout(tick_s)
+        while True:
+            try:
+                block = self._link.recv(_CHUNK)
+            except socket.timeout:
+                if time.monotonic() - heard_s > self._silence_s:
+                    raise self._silent() from None
+                yield b""
+                continue
+            if not block:
+                return
+            heard_s = time.monotonic()
+            yield block
+
+    def close(self) -> None:
+        self._link.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _silent(self) -> Refused:
+        return Refused(0, f"the Docker Engine said nothing for {self._silence_s:g} s")
+
+
 def _connected(where: str) -> socket.socket:
     """A connection to the engine. One that is being restarted is asked again for ATTEMPTS_S."""
     deadline = time.monotonic() + ATTEMPTS_S
     while True:
         link = socket.socket(socket.AF_UNIX)
+        link.settimeout(ANSWER_S)  # an engine that accepts nothing lets others wait here
         try:
             link.connect(where)
             return link

@@ -172,6 +172,8 @@ def unit_text(place: Path, program: Path) -> str:
     return f"""[Unit]
 Description=labctl's watchdog: ends this server at its deadline, its budget, or when idle
 After=docker.service
+# Tried again for ever: systemd would give up after five quick crashes, and nothing would end this.
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart={sys.executable} {program} watchdog {place}

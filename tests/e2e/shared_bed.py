@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from labctl.state import State
 
 BROKER = "/run/labctl/broker.sock"
 IMAGE = "labctl-test-small:1"
+SLEEP = "trap 'exit 0' TERM; echo here; sleep 600 & wait"
 
 
 @dataclass
@@ -185,3 +187,15 @@ def shared(host: LabServer, folder: Path) -> SharedServer:
         own = Connections(folder / f"of-{one.seat}", None)
         made.people[name] = Person(name, one.server, own)
     return made
+
+
+@contextmanager
+def small_shares(bed: SharedServer, **settings: int) -> Iterator[None]:
+    """The broker decides by these for a while."""
+    path, start = "/etc/labctl/broker.json", "/usr/local/lib/labctl/start-broker"
+    before = bed.host.sh(f"cat {path}")
+    try:
+        bed.host.sh(f"echo '{json.dumps({**json.loads(before), **settings})}' > {path}; {start}")
+        yield
+    finally:
+        bed.host.sh(f"echo '{before.strip()}' > {path}; {start}")

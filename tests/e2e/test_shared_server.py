@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from conftest import StartLabServer
 from lab_servers import GPU_SETTINGS, wait_for
-from shared_bed import BROKER, IMAGE, Person, SharedServer, quoted, shared
+from shared_bed import BROKER, IMAGE, SLEEP, Person, SharedServer, quoted, shared, small_shares
 
 from labctl.actions import Silent
 from labctl.actions.forwarding import Forwarding, ForwardSpec
@@ -58,7 +55,6 @@ def test_a_run_is_its_accounts_own(alice: Person, bob: Person) -> None:
     assert log.split() == [bob.said("id -u")]
 
 
-SLEEP = "trap 'exit 0' TERM; echo here; sleep 600 & wait"
 FORBIDDEN = {
     "Privileged": True,
     "PidMode": "host",
@@ -285,18 +281,6 @@ def test_one_cannot_starve_the_other(alice: Person, bob: Person, bed: SharedServ
         assert statuses[0] == 201
         assert statuses[-1] == 409, "an account has at most 16 containers"
         bob.ssh("docker rm -f $(docker ps -aq)")
-
-
-@contextmanager
-def small_shares(bed: SharedServer, **settings: int) -> Iterator[None]:
-    """The broker decides by these for a while."""
-    path, start = "/etc/labctl/broker.json", "/usr/local/lib/labctl/start-broker"
-    before = bed.host.sh(f"cat {path}")
-    try:
-        bed.host.sh(f"echo '{json.dumps({**json.loads(before), **settings})}' > {path}; {start}")
-        yield
-    finally:
-        bed.host.sh(f"echo '{before.strip()}' > {path}; {start}")
 
 
 def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(

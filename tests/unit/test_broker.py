@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import grp
-import json
 import os
 import re
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,14 @@ import pytest
 
 from labctl.remote import (
     broker,
-    broker_keep,
     broker_net,
     broker_query,
     broker_settings,
 )
 from labctl.remote import broker_rules as rules
 from labctl.remote.broker_calls import Calls
-from labctl.remote.broker_gpus import Lease, leases, lent
+from labctl.remote.broker_containers import Container
+from labctl.remote.broker_gpus import Busy, Lease, leases, lend
 from labctl.remote.broker_http import Refusal
 from labctl.remote.broker_images import candidates, given, own_reference, tag_of, visible
 from labctl.remote.broker_mounts import opened
@@ -202,82 +200,12 @@ def test_volumes_of_an_image_are_memory() -> None:
             rules.covers({"Config": {"Volumes": volumes}}, [], SHARE)
 
 
-class Asked:
-    """The engine, as the broker's keeping asks it: what was removed and ended."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, found: list[dict[str, Any]], run: Path) -> None:
-        self.removed: list[str] = []
-        self.stopped: list[str] = []
-        self.exec_runs = True
-        run.mkdir()
-        patch.setattr(broker_keep, "PLACE", run)
-        patch.setattr(broker_net, "PLACE", run)
-        patch.setattr(broker_keep, "containers", lambda: found)
-        patch.setattr(broker_keep.broker_mounts, "held", list)
-        patch.setattr(broker_keep.engine, "remove", self.removed.append)
-        patch.setattr(broker_keep.engine, "ask", self.ask)
-        patch.setattr(broker_keep, "NOTE_S", 0.1)
-
-    def ask(self, method: str, path: str, body: Any = None) -> bytes:
-        if "/stop" in path:
-            self.stopped.append(path.split("/")[2])
-        return json.dumps({"Id": "e", "Running": self.exec_runs}).encode()
-
-
-def _container(name: str, place: Path | None, **more: Any) -> dict[str, Any]:
-    labels = {OWNER: str(os.getuid()), "labctl.service-port": "1", rules.SOCKET: str(place or "")}
-    about = {"Id": name, "Names": [f"/u1.{name}"], "State": "running", "Created": 1.0}
-    return {**about, **more, "Labels": {**labels, **more.get("Labels", {})}}
-
-
-def test_what_one_spoils_for_itself_is_spoilt_for_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A directory where the socket was to be: leases end, others' sockets come, nothing is left."""
-    run, mine = tmp_path / "run", tmp_path / "run" / str(os.getuid())
-    ended = {GPUS: "GPU-a", ENDS: "0", "labctl.run": "r"}
-    outside = tmp_path / "outside" / "x.sock"
-    found = [
-        _container("bad", mine / "a.sock"),
-        _container("good", mine / "b.sock"),
-        _container("elsewhere", outside),
-        _container("over", None, Labels=ended),
-    ]
-    asked = Asked(monkeypatch, found, run)
-    (mine / "a.sock").mkdir(parents=True)
-    keeping = broker_keep.Keeping(broker_settings.Settings())
-    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
-    for _ in range(3):
-        with pytest.raises(OSError, match=r"a\.sock"):
-            keeping.look()
-    assert (mine / "b.sock").is_socket()
-    assert not outside.parent.exists(), "a label says no place of root's"
-    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before + 1
-    assert sorted(one.name for one in run.iterdir()) == [mine.name]
-    end = time.monotonic() + 120
-    while not asked.stopped and time.monotonic() < end:
-        time.sleep(0.01)
-    assert asked.stopped == ["over"], "though its own shell never ends"
-    found.clear()
-    keeping.look()
-
-
-def test_containers_that_have_ended_are_not_kept_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(broker_keep, "ENDED_KEPT", 2)
-    found = [_container(f"c{n}", None, State="exited", Created=float(n)) for n in range(4)]
-    other = _container("others", None, State="exited", Labels={OWNER: "7"})
-    asked = Asked(monkeypatch, [*found, other], tmp_path / "run")
-    broker_keep.Keeping(broker_settings.Settings()).look()
-    assert sorted(asked.removed) == ["c0", "c1"]
-
-
 def test_one_accounts_connections_are_not_the_brokers_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    Asked(monkeypatch, [], run)
+    run.mkdir()
+    monkeypatch.setattr(broker_net, "PLACE", run)
     near, far = socket.socketpair()
     monkeypatch.setattr(broker_net, "connected", lambda container, port: near.dup())
     place = run / str(os.getuid()) / "a.sock"
@@ -309,7 +237,7 @@ def test_only_known_parameters_go_on() -> None:
 
 
 def _lend(account: Account, wanted: list[str], *held: Lease, most: int = 1) -> Any:
-    return lent(account, wanted, CARDS, list(held), most, 1000.0, 400.0)
+    return lend(account, wanted, CARDS, list(held), {}, most, 1000.0, 400.0)
 
 
 def test_gpus_go_to_whoever_comes_first_and_for_a_time() -> None:
@@ -327,7 +255,7 @@ def test_gpus_go_to_whoever_comes_first_and_for_a_time() -> None:
     with pytest.raises(Refusal, match="at most 1 GPU"):
         _lend(ALICE, ["GPU-a", "GPU-b"])
     with pytest.raises(Refusal, match="it has no GPU"):
-        lent(ALICE, ["*"], [], [], 1, 1.0, 0.0)
+        lend(ALICE, ["*"], [], [], {}, 1, 1.0, 0.0)
 
 
 def test_an_account_shares_its_own_lease_but_makes_it_no_longer() -> None:
@@ -337,13 +265,21 @@ def test_an_account_shares_its_own_lease_but_makes_it_no_longer() -> None:
     assert _lend(ALICE, ["*"], own, most=2) == (["GPU-a"], 1000.0)
     with pytest.raises(Refusal, match="at most 1 GPU"):
         _lend(ALICE, ["GPU-a"], own)
+    over = own._replace(ends_s=400.0)
+    assert _lend(ALICE, ["*"], over) == (["GPU-a"], 1000.0)
+    with pytest.raises(Busy, match="for 0 min at most"):
+        _lend(ALICE, ["GPU-b"], over)
 
 
 def test_leases_are_what_containers_bear() -> None:
     labels = {GPUS: "GPU-a,GPU-b", ENDS: "70", OWNER: "1001"}
-    going = {"Id": "c", "State": "running", "Labels": labels}
+    going = Container("c", "x", "running", 1.0, 1001, labels)
     assert [one.uuid for one in leases([going])] == ["GPU-a", "GPU-b"]
-    assert leases([{**going, "State": "exited"}, {"Id": "d", "State": "running"}]) == []
+    assert leases([going._replace(state="exited"), going._replace(labels={})]) == []
+    assert [one.ends_s for one in leases([going._replace(labels={**labels, ENDS: "nan"})])] == [
+        0,
+        0,
+    ]
 
 
 def test_only_plain_paths_below_ones_own_are_opened(tmp_path: Path) -> None:

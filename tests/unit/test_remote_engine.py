@@ -110,6 +110,34 @@ def test_half_an_answer_is_none(served: EngineSocket) -> None:
     assert caught.value.status == 0
 
 
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.0 200 OK\r\n", None])
+def test_an_engine_that_hangs_is_given_up(answer: bytes | None, tmp_path: Path) -> None:
+    """Whether it says nothing, a part, or a little at a time for ever."""
+    place = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place))
+        listener.listen()
+        given_up = threading.Event()
+
+        def serve() -> None:
+            link, _ = listener.accept()
+            with link:
+                link.sendall(answer or b"")
+                while not given_up.wait(0.01):
+                    if answer is None:
+                        link.sendall(b"x")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with pytest.raises(engine.Refused) as refused:
+                engine._exchange(str(place), "GET", "/x", None, 0.3)
+        finally:
+            given_up.set()
+            thread.join()
+    assert "within 0.3 s" in refused.value.message
+
+
 def test_a_start_whose_answer_never_came_is_not_asked_again(served: EngineSocket) -> None:
     served.answers = lambda method, path, body: (0, None)
     with pytest.raises(engine.Refused) as caught:
