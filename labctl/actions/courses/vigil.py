@@ -32,6 +32,7 @@ LONGEST_PAUSE_S = 600.0
 EVERY_S = {
     "look": 60.0,
     "watch": 60.0,
+    "disks": 3600.0,
     "roster": 15.0,
     "backup": 30.0,
     "invitations": 300.0,
@@ -81,6 +82,7 @@ class Vigil:
         deeds = {
             "look": self._look,
             "watch": self.rounds.watch,
+            "disks": self.rounds.disks,
             "roster": self.rounds.roster,
             "backup": self._save,
             "invitations": self._invitations,
