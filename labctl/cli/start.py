@@ -81,8 +81,9 @@ def up_command(
     from labctl.cli.screen import as_json
 
     lab = open_lab(ctx, yes=yes, quiet=json_, overrides=overrides)
-    need = msgspec.structs.replace(lab.config.server.need, deadline=not no_deadline)
-    server = lab.up(need).server
+    need = lab.config.server.need
+    declined = msgspec.structs.replace(need, deadline=False) if no_deadline else None
+    server = lab.up(declined).server
     if json_:
         as_json({"server": server})
         return

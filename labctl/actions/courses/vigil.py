@@ -43,7 +43,10 @@ Tell = Callable[[str, str], None]
 
 
 class Yes:
-    """A Reporter for what course.yaml has settled: prices within ceilings, ends at their times."""
+    """A Reporter for what course.yaml has settled: prices within ceilings, ends at their times.
+
+    Where no guard ends billing the keeper does: it is the one that would have been asked for.
+    """
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
