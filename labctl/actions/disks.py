@@ -120,10 +120,15 @@ def remove_expired(ground: Ground, shown: Iterable[Resource]) -> None:
             failed = failed or error
             continue
         removed(ground, disk)
-        text = f"removed the kept disk {short(disk)}: {until(disk)}"
-        ground.reporter.emit(Note(text=text, level="warning"))
+        tell_removed(ground, disk)
     if failed is not None:
         raise failed
+
+
+def tell_removed(ground: Ground, disk: Resource) -> None:
+    """Say that a disk went since its time was over."""
+    text = f"removed the kept disk {short(disk)}: {until(disk)}"
+    ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def costs(disk: Resource) -> str:

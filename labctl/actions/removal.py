@@ -54,7 +54,10 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
     if not survivors:
         mine = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
         over = [r for r in mine if not r.expires_at or kept.is_saved(ground, r)]
-        take_away(ground, over + [r for r in mine if disks.is_expired(r) and r not in over])
+        expired = [r for r in mine if disks.is_expired(r) and r not in over]
+        take_away(ground, over + expired)
+        for disk in expired:
+            disks.tell_removed(ground, disk)
     left = ground.provider.leftovers()
     disks.looked(ground, left, ground.lab_id)
     return Removal(

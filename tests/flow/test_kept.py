@@ -232,4 +232,6 @@ def test_one_that_cannot_be_removed_keeps_no_other(
 
 def test_down_takes_expired_disks_along(lab: World) -> None:
     lab.cloud.left.append(OVER)
-    assert down(lab.ground(), discard=False).leftovers == (DISK,)
+    reporter = Recorded()
+    assert down(lab.ground(reporter), discard=False).leftovers == (DISK,)
+    assert "removed the kept disk vol-2: its time was over" in reporter.said
