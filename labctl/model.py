@@ -49,7 +49,8 @@ class Need(Value, frozen=True):
     `arch` is "x86_64", "arm64" or "" (what most images are made for: x86_64). `work` says what the
     GPU mostly does, so that offers are ranked by price per unit of it: "fp32", "fp16", "bandwidth";
     "" ranks by price per hour.
-    `ttl_s` counts from the server's creation, and can be extended up to `max_ttl_s`.
+    `ttl_s` counts from the server's creation, and can be extended up to `max_ttl_s`. `deadline`
+    False declines the one that a server with a price gets where neither ttl nor budget limits it.
     """
 
     gpu: GpuNeed = GpuNeed()
@@ -61,6 +62,7 @@ class Need(Value, frozen=True):
     ttl_s: int | None = None
     max_ttl_s: int | None = None
     idle_s: int | None = None
+    deadline: bool = True
 
 
 class Gpu(Value, frozen=True):

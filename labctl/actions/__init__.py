@@ -41,13 +41,15 @@ class Note(Event, frozen=True):
 class Decision(Value, frozen=True):
     """A question. Without a terminal and without --yes the answer is no.
 
-    `about` is "price" where a yes costs money; "" for anything else.
+    `about` is "price" where a yes costs money, "billing" where nothing would end what it costs; ""
+    for anything else. `typed` is what a person has to type for a yes: --yes does not answer that.
     """
 
     question: str
     detail: str = ""
     default: bool = False
     about: str = ""
+    typed: str = ""
 
 
 class Reporter(Protocol):

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import Decision, Note, Step, accounts, kept, removal
+from labctl.actions import Decision, Note, Step, accounts, deadlines, kept, removal
 from labctl.actions.cost import note_life, spent_usd
 from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key
+from labctl.actions.plan import describe_plan, market_name, offer_name
 from labctl.errors import (
     BusyError,
     CapacityError,
@@ -74,7 +75,7 @@ def make(ground: Ground, need: Need) -> Server:
         try:
             return _attempt(ground, need, offer)
         except CapacityError as error:
-            kind = f"{offer.type} {_market(offer)}".strip()
+            kind = f"{offer.type} {market_name(offer)}".strip()
             refused.setdefault(kind, []).append(offer.zone)
             ground.reporter.emit(Note(text=error.what))
         except NO:
@@ -203,47 +204,30 @@ def agreed_usd_per_hour(offer: Offer) -> float | None:
 
 
 def _agree(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> None:
-    question = f"start {_named(offer)} for {offer.price_usd_per_hour:.2f} dollars an hour?"
-    if not ground.reporter.ask(
-        Decision(question=question, detail=_plan(ground, need, offer, others), about="price")
-    ):
+    question = f"start {offer_name(offer)} for {offer.price_usd_per_hour:.2f} dollars an hour?"
+    left = budget_left_usd(ground, need)
+    plan = describe_plan(ground.provider, need, offer, others, left)
+    if not ground.reporter.ask(Decision(question=question, detail=plan, about="price")):
         raise PolicyError(
             "nothing was started", why="the price was not agreed to", hint="labctl offers"
         )
+    agree_to_no_guard(ground, offer.price_usd_per_hour)
 
 
-def _plan(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> str:
-    """What is about to be made, what it costs, and what ends it."""
-    gpus = f"{offer.gpu_count} x {offer.gpu_name}" if offer.gpu_count else "no GPU"
-    lines = [f"{offer.provider} {_named(offer)}: {gpus}, {offer.price_usd_per_hour:.4f} USD/h"]
-    if offer.spot and offer.on_demand_usd_per_hour:
-        saving = 1 - offer.price_usd_per_hour / offer.on_demand_usd_per_hour
-        lines[0] += f" (on demand {offer.on_demand_usd_per_hour:.4f}: {saving:.0%} saved)"
-    left = budget_left_usd(ground, need)
-    ends = [
-        f"after {need.ttl_s / 3600:.1f} h" if need.ttl_s else "",
-        f"when {left:.2f} dollars are spent" if left is not None else "",
-        f"after {need.idle_s / 60:.0f} min without work" if need.idle_s else "",
-    ]
-    said = ", ".join(filter(None, ends))
-    lines.append(f"it stops itself {said}" if said else "nothing but `labctl down` ends it")
-    most = [left] if left is not None else []
-    most += [need.ttl_s / 3600 * offer.price_usd_per_hour] if need.ttl_s else []
-    if most:
-        lines.append(f"it costs {min(most):.2f} dollars at most, disk and traffic aside")
-    if others:
-        dearest = max(one.price_usd_per_hour for one in others)
-        lines.append(f"without capacity there: {len(others)} more offers up to {dearest:.4f} USD/h")
-    return "\n".join(lines)
-
-
-def _named(offer: Offer) -> str:
-    where = f"in {offer.zone}" if offer.zone else ""
-    return " ".join(filter(None, [offer.type, where, _market(offer)]))
-
-
-def _market(offer: Offer) -> str:
-    return "spot" if offer.spot else "on demand" if offer.price_usd_per_hour else ""
+def agree_to_no_guard(ground: Ground, price_usd_per_hour: float) -> None:
+    """PolicyError where no guard of this provider ends billing, and nobody types that they know."""
+    provider = ground.provider
+    if deadlines.is_guarded_elsewhere(provider) or deadlines.can_end_billing(provider):
+        return
+    worst, typed = deadlines.worst_cost(price_usd_per_hour), deadlines.month_usd(price_usd_per_hour)
+    text = f"no guard ends what this costs at {provider.name}: {worst}, until labctl down"
+    question = f"to start it all the same, type {typed}"
+    if not ground.reporter.ask(
+        Decision(question=question, detail=text, about="billing", typed=typed)
+    ):
+        raise PolicyError(
+            "nothing was started", why=text, hint="labctl up   # in a terminal, to type the cost"
+        )
 
 
 def _attempt(ground: Ground, need: Need, offer: Offer) -> Server:
@@ -252,7 +236,7 @@ def _attempt(ground: Ground, need: Need, offer: Offer) -> Server:
     accounts.note_profile(ground, account)
     ground.state.begin_attempt(request.token, request, offer, account.id)
     ground.state.record("attempt", lab_id=ground.lab_id, detail={"token": request.token})
-    step = Step(name=f"making a server ({ground.provider.name} {_named(offer)})")
+    step = Step(name=f"making a server ({ground.provider.name} {offer_name(offer)})")
     ground.reporter.emit(step)
     server = _asked(ground, offer, request)
     ground.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))
@@ -318,7 +302,7 @@ def _request(ground: Ground, need: Need, offer: Offer) -> CreateRequest:
         public_key=request.public_key,
         host_key=host_key,
         host_private_key=private,
-        ttl_s=need.ttl_s,
+        ttl_s=deadlines.boot_span_s(need, offer.price_usd_per_hour, left),
     )
     script = ground.provider.first_boot(boot)
     return msgspec.structs.replace(request, host_key=host_key, first_boot=script)

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 
-from labctl.actions import Note, disks, recover, removal, wards
+from labctl.actions import Note, disks, kept, recover, removal, wards
 from labctl.actions.ground import Ground
 from labctl.actions.lost import Silences
 from labctl.actions.provision import ENDED, adopt, let_in
@@ -42,10 +42,12 @@ def attend(ground: Ground, one: Ward, *, pause: Callable[[float], None] = time.s
         if trouble:
             raise trouble
         if well and any(not _over(ground, run_id) for run_id in left):
+            kept.remove_expired(ground)
             return
         if not well:
             pause(LOOK_S * random.uniform(0.8, 1.2))
     sweep(ground)
+    kept.remove_expired(ground)  # also where a server lives, which the sweep leaves alone
 
 
 def _over(ground: Ground, run_id: str) -> bool:
@@ -85,15 +87,9 @@ def sweep(ground: Ground) -> None:
         ground.reporter.emit(Note(text=f"{text}; labctl orphans ends them", level="warning"))
     if server is not None or alive:
         return
-    rest = removal.swept(ground)
-    expired = [
-        one
-        for one in rest.leftovers
-        if one.lab_id == ground.lab_id and one.expires_at and one.expires_at < time.time()
-    ]
-    removal.take_away(ground, expired)
-    kept = len(disks.on_record(ground.state, ground.lab_id))
-    ground.state.record(SWEPT, lab_id=ground.lab_id, detail={"kept": kept})
+    removal.swept(ground)
+    kept_disks = len(disks.on_record(ground.state, ground.lab_id))
+    ground.state.record(SWEPT, lab_id=ground.lab_id, detail={"kept": kept_disks})
     ended = "its server has ended, and nothing that costs is left"
-    text = f"its server has ended; {kept} kept disks stay until their time is over"
-    ground.reporter.emit(Note(text=text if kept else ended))
+    text = f"its server has ended; {kept_disks} kept disks stay until their time is over"
+    ground.reporter.emit(Note(text=text if kept_disks else ended))

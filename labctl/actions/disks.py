@@ -11,12 +11,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from labctl.actions import accounts
+from labctl.actions import Note, accounts
 from labctl.actions.ground import Ground
+from labctl.errors import LabError
 from labctl.model import Resource, Value
 from labctl.state import LedgerEntry, State
 
-SEEN, MISSED, REMOVED = "kept", "kept-missed", "removed"
+SEEN, MISSED, REMOVED, RESTORED = "kept", "kept-missed", "removed", "restored"
 
 
 class KeptDisk(Value, frozen=True):
@@ -83,6 +84,51 @@ def removed(ground: Ground, resource: Resource) -> None:
 def _record(ground: Ground, kind: str, disk: Resource) -> None:
     detail = {"disk": msgspec.to_builtins(disk)}
     ground.state.record(kind, lab_id=disk.lab_id, detail=detail)
+
+
+def is_expired(disk: Resource) -> bool:
+    """Whether it is a kept disk whose time is over, and no server has it any more."""
+    expires_at = disk.expires_at
+    return expires_at is not None and expires_at < time.time() and not disk.server_id
+
+
+def has_expired(state: State, lab_id: str, provider: str) -> bool:
+    """Whether a disk on record may have to be removed: only its provider can tell.
+
+    One whose content is on the lab's present server goes once that is home.
+    """
+    server = state.server_of_lab(lab_id)
+    lines = state.events(server_id=server.id, kind=RESTORED) if server else []
+    attached = {line.detail["disk"]["id"] for line in lines}
+    return any(
+        is_expired(_plain(one.disk))
+        for one in on_record(state, lab_id)
+        if one.disk.provider == provider and not one.missed_at and one.disk.id not in attached
+    )
+
+
+def remove_expired(ground: Ground, shown: Iterable[Resource]) -> None:
+    """Remove the disks whose time is over, of what the provider shows now.
+
+    Raises the first error once every other disk was tried.
+    """
+    failed: LabError | None = None
+    for disk in filter(is_expired, list(shown)):
+        try:
+            ground.provider.remove(disk)
+        except LabError as error:
+            failed = failed or error
+            continue
+        removed(ground, disk)
+        tell_removed(ground, disk)
+    if failed is not None:
+        raise failed
+
+
+def tell_removed(ground: Ground, disk: Resource) -> None:
+    """Say that a disk went since its time was over."""
+    text = f"removed the kept disk {short(disk)}: {until(disk)}"
+    ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def costs(disk: Resource) -> str:

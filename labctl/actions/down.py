@@ -9,6 +9,7 @@ from labctl.actions import (
     Note,
     Step,
     attempts,
+    deadlines,
     homecoming,
     kept,
     provision,
@@ -223,6 +224,8 @@ def _stopped(ground: Ground, server: Server) -> str:
     if found is not None:
         ground.state.save_server(ground.as_ours(found, server))
     ground.state.record("stopped", lab_id=ground.lab_id, server_id=server.id)
+    # Its disk holds the only copy: what would end the server must not take it along.
+    deadlines.postpone(ground, server, time.time() + KEPT_S)
     return "it was stopped and its disk kept"
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
-from labctl.actions import Note, guard
+from labctl.actions import deadlines, guard
 from labctl.actions.ground import Ground
 from labctl.actions.status import keep_watch
-from labctl.errors import DeniedError
-from labctl.providers import Deadline
 
 
 def extend(ground: Ground, span_s: int, *, latest_at: float | None = None) -> dict[str, Any]:
@@ -26,10 +23,5 @@ def extend(ground: Ground, span_s: int, *, latest_at: float | None = None) -> di
     left_s = said if isinstance(said, int | float) and math.isfinite(said) else None
     detail = {"span_s": span_s, "ttl_left_s": left_s}
     ground.state.record("extended", lab_id=ground.lab_id, server_id=server.id, detail=detail)
-    if left_s is not None and isinstance(ground.provider, Deadline):
-        at = time.time() + left_s
-        try:
-            ground.provider.set_deadline(server.id, at if latest_at is None else min(at, latest_at))
-        except DeniedError as error:
-            ground.reporter.emit(Note(text=error.what, level="warning"))
+    deadlines.follow(ground, server, watch, latest_at=latest_at)
     return watch

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from labctl.actions import deadlines
 from labctl.actions.ground import Ground
 from labctl.model import Server
 from labctl.providers import Guarded, Keep, Lease, Stoppable
@@ -25,7 +26,8 @@ def arm(
     ceiling_s: int | None = None,
     always: bool = False,
 ) -> dict[str, Any]:
-    """Have the server's watchdog hold lab.yaml's limits; safe to repeat. Returns W.
+    """Have the server's watchdog hold lab.yaml's limits, and the timer at the provider follow it;
+    safe to repeat. Returns W.
 
     `budget_left_usd` is what this server may cost, None the whole budget. Without `always`, {}
     where there is nothing to guard: no limit, no price, no store, and none armed before. Time and
@@ -33,7 +35,7 @@ def arm(
     """
     if isinstance(ground.provider, Guarded):
         return _as_armed(ground, server, ground.provider)
-    need, price = ground.config.server.need, server.offer.price_usd_per_hour
+    need, price = deadlines.need_of(ground, server), server.offer.price_usd_per_hour
     limited = any(
         (need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s, ground.config.store)
     )
@@ -42,7 +44,8 @@ def arm(
         return {}
     budget = need.budget_usd if budget_left_usd is None else budget_left_usd
     limits = {
-        "ttl_s": need.ttl_s,
+        "ttl_s": deadlines.ttl_s(need, price),
+        "ttl_is_default": deadlines.is_default(need, price),
         "idle_s": need.idle_s,
         "budget_usd": budget,
         "budget_whole_usd": need.budget_usd,
@@ -65,7 +68,10 @@ def arm(
         ground.state.record(
             EVENT, lab_id=ground.lab_id, server_id=server.id, detail={"limits": limits}
         )
-    return _watch(reply)
+    watch = _watch(reply)
+    if not deadlines.was_denied(ground, server):
+        deadlines.follow(ground, server, watch)
+    return watch
 
 
 def watch(ground: Ground, server: Server, *, decisions: int = DECISIONS) -> dict[str, Any]:

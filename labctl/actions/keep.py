@@ -128,6 +128,7 @@ class Keeper:
         self._known: dict[str, int] = {}
         self._begun = False
         self._due: dict[str, float] = {}
+        self._disks_due: dict[str, float] = {}
         self._pauses: dict[str, float] = {}
         self._busy: set[str] = set()
         self._guard = threading.Lock()
@@ -229,10 +230,21 @@ class Keeper:
             ended = not _open(ground, one)
             gone = ground.state.server_of_lab(ground.lab_id) is None
             state = SWEPT if ended and gone else ENDED if ended else WELL
+        elif self._has_expired(name, ground):
+            self._attend(name)
         for run_id, said in _states(ground, one).items():
             if before.get(run_id) != said:
                 self._tell(name, f"{run_id}: {said}")
         return Round(at=time.time(), state=state)
+
+    def _has_expired(self, name: str, ground: Ground) -> bool:
+        """Whether a kept disk is to be removed beside what lives; asked of its provider hourly."""
+        now = time.monotonic()
+        if now < self._disks_due.get(name, 0.0):
+            return False
+        self._disks_due[name] = now + SWEPT_EVERY_S
+        provider = ground.config.server.provider
+        return disks.has_expired(ground.state, ground.lab_id, provider)
 
     def _swept(self, name: str) -> bool:
         before = self.rounds.get(name)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from labctl.actions import Note, Step, runs
-from labctl.actions.disks import costs, looked, on_record, short
+from labctl.actions import Note, Step, disks, runs
+from labctl.actions.disks import RESTORED, costs, has_expired, looked, on_record, short
 from labctl.actions.ground import Ground
 from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.model import Offer, Resource, Server
 from labctl.providers import Keep
 
-RESTORED, SAVED = "restored", "restored-saved"
+SAVED = "restored-saved"
 ATTACH_S = 120.0
 PAUSE_S = 1.0
 NEW_S = 10.0
@@ -28,6 +28,15 @@ def look(ground: Ground) -> list[Resource]:
     return looked(ground, ground.provider.leftovers(), ground.lab_id)
 
 
+def remove_expired(ground: Ground) -> None:
+    """Remove the lab's kept disks whose time is over, where one is on record.
+
+    The provider's word counts: an expiry may have been moved since.
+    """
+    if has_expired(ground.state, ground.lab_id, ground.provider.name):
+        disks.remove_expired(ground, look(ground))
+
+
 def nearest(ground: Ground, offers: Sequence[Offer]) -> list[Offer]:
     """The offers, those first that are in the zone of a kept disk of the lab; says what it does.
 
@@ -35,9 +44,9 @@ def nearest(ground: Ground, offers: Sequence[Offer]) -> list[Offer]:
     """
     if ground.group and not ground.state.events(lab_id=ground.lab_id, kind="ready", limit=1):
         return list(offers)
-    disks = look(ground)
-    zones = [disk.zone for disk in disks if disk.zone]
-    for disk in disks:
+    kept_disks = look(ground)
+    zones = [disk.zone for disk in kept_disks if disk.zone]
+    for disk in kept_disks:
         there = [offer for offer in offers if offer.zone == disk.zone]
         said = f"{short(disk)} holds earlier results"
         if disk.zone and not there:
@@ -83,8 +92,8 @@ def pending(ground: Ground, server: Server) -> bool:
 
 def _restored(ground: Ground, server: Server) -> dict[str, Resource]:
     lines = ground.state.events(server_id=server.id, kind=RESTORED)
-    disks = [msgspec.convert(line.detail["disk"], Resource) for line in lines]
-    return {disk.id: disk for disk in disks}
+    restored = [msgspec.convert(line.detail["disk"], Resource) for line in lines]
+    return {disk.id: disk for disk in restored}
 
 
 def _bring(ground: Ground, provider: Keep, server: Server, disk: Resource) -> None:
@@ -134,8 +143,8 @@ def is_saved(ground: Ground, disk: Resource) -> bool:
 
 def explained(ground: Ground, error: NotFoundError) -> NotFoundError:
     """Why there is no server to pull from, and what a kept disk has to do with it."""
-    disks = [one.disk for one in on_record(ground.state, ground.lab_id)]
-    if disks:
-        error.why = "\n".join(f"its results are on {short(d)}: {costs(d)}" for d in disks)
+    known = [one.disk for one in on_record(ground.state, ground.lab_id)]
+    if known:
+        error.why = "\n".join(f"its results are on {short(d)}: {costs(d)}" for d in known)
         error.hint = "labctl up && labctl pull"
     return error

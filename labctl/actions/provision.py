@@ -13,6 +13,7 @@ from labctl.actions import (
     accounts,
     attempts,
     cost,
+    deadlines,
     first_contact,
     guard,
     kept,
@@ -27,7 +28,6 @@ from labctl.actions.store import prepare_store
 from labctl.errors import (
     BusyError,
     CredentialsError,
-    DeniedError,
     HostKeyError,
     InterruptError,
     LabError,
@@ -36,7 +36,7 @@ from labctl.errors import (
     ThrottledError,
 )
 from labctl.model import Server
-from labctl.providers import Console, Deadline, Explains, Gate, Keep, Lease, Stoppable
+from labctl.providers import Console, Explains, Gate, Keep, Lease, Stoppable
 from labctl.transports import Transport
 
 ENDED = accounts.ENDED
@@ -165,6 +165,7 @@ def _keys(server: Server) -> set[str]:
 
 def make_ready(ground: Ground, server: Server) -> Server:
     """Wait for the machine and its sshd, then for what labctl needs on it."""
+    deadlines.note_declined(ground, server)
     server, transport = reach(ground, server)
     server = first_contact.settle(ground, server, transport)
     facts = prepare(
@@ -184,6 +185,8 @@ def make_ready(ground: Ground, server: Server) -> Server:
     watch = guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
     for lack in watch.get("cannot") or ():
         ground.reporter.emit(Note(text=lack, level="warning"))
+    if text := deadlines.describe(ground, server, watch):
+        ground.reporter.emit(Note(text=text))
     detail = provenance.machine(facts)
     ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id, detail=detail)
     kept.restore(ground, server)
@@ -206,7 +209,7 @@ def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:
     try:
         ground.reporter.emit(Step(name="waiting for its sshd"))
         server = _running(ground, server)
-        _limit(ground, server)
+        deadlines.set_first(ground, server)
         if not fresh:
             admit(ground, server)
         transport = ground.connections.wait_for_ssh(server, SSH_DEADLINE_S)
@@ -225,25 +228,6 @@ def is_fresh(ground: Ground, server: Server) -> bool:
     """Whether it was made here and was never ready: it can hold nothing that anybody wants."""
     made = ground.state.events(server_id=server.id, kind="created", limit=1)
     return bool(made) and not ground.state.events(server_id=server.id, kind="ready", limit=1)
-
-
-def _limit(ground: Ground, server: Server) -> None:
-    """Have the provider itself end the server at its `ttl`, where it can and may; said if not."""
-    ttl_s = ground.config.server.need.ttl_s
-    if ttl_s is None or not isinstance(ground.provider, Deadline):
-        return
-    if server.deadline_at or ground.state.events(server_id=server.id, kind="deadline", limit=1):
-        return
-    at = server.created_at + ttl_s
-    try:
-        ground.provider.set_deadline(server.id, at)
-    except (DeniedError, ThrottledError, BusyError) as error:
-        text = f"nothing at {ground.provider.name} ends the server if it hangs: {error.what}"
-        ground.reporter.emit(Note(text=text, level="warning"))
-        if not isinstance(error, DeniedError):
-            return
-        at = 0.0
-    ground.state.record("deadline", lab_id=ground.lab_id, server_id=server.id, detail={"at": at})
 
 
 def let_in(ground: Ground, server: Server) -> None:

@@ -44,7 +44,7 @@ def remove(ground: Ground, server: Server) -> Removal:
 def swept(ground: Ground, server_id: str = "") -> Removal:
     """What is left of the lab once everything besides servers was taken away.
 
-    A kept disk stays unless everything on it is home.
+    A kept disk stays until its time is over, unless everything on it is home.
     """
     ours = [s for s in ground.provider.servers() if s.lab_id == ground.lab_id]
     ending = [s for s in ours if s.state == "ending"]
@@ -53,7 +53,11 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
     survivors = tuple(s for s in ours if s.state != "terminated")
     if not survivors:
         mine = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
-        take_away(ground, [r for r in mine if not r.expires_at or kept.is_saved(ground, r)])
+        over = [r for r in mine if not r.expires_at or kept.is_saved(ground, r)]
+        expired = [r for r in mine if disks.is_expired(r) and r not in over]
+        take_away(ground, over + expired)
+        for disk in expired:
+            disks.tell_removed(ground, disk)
     left = ground.provider.leftovers()
     disks.looked(ground, left, ground.lab_id)
     return Removal(

@@ -73,7 +73,7 @@ def open_lab(
     screen = Screen(yes=yes, quiet=quiet)
     ctx.meta[SCREEN] = screen
     ctx.call_on_close(screen.rest)
-    return Lab.load(
+    lab = Lab.load(
         ctx.find_root().obj or ".",
         overrides=given,
         reporter=screen,
@@ -81,6 +81,28 @@ def open_lab(
         needs_file=needs_file,
         everywhere=everywhere,
     )
+    if not record_only:
+        _remove_expired(lab)
+    return lab
+
+
+def _remove_expired(lab: Lab) -> None:
+    """Remove the lab's kept disks whose time is over: whatever the command is, they cost money.
+
+    It does its own work all the same where that fails.
+    """
+    from labctl.actions.disks import has_expired
+    from labctl.errors import LabError
+
+    if not has_expired(lab.ground.state, lab.id, lab.config.server.provider):
+        return
+    from labctl.actions import Note, kept
+
+    try:
+        kept.remove_expired(lab.ground)
+    except LabError as error:
+        text = f"a kept disk whose time is over is still there: {error.what}"
+        lab.ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def rest(ctx: click.Context) -> None:

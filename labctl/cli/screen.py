@@ -44,6 +44,8 @@ class Screen:
 
     def ask(self, decision: Decision) -> bool:
         """A person's yes; without a terminal the answer is no, and that is said."""
+        if decision.typed:
+            return self._ask_to_type(decision)
         if self.yes:
             if decision.about == "price" and decision.detail and not self.quiet:
                 self._line(clean(decision.detail))
@@ -56,6 +58,18 @@ class Screen:
             click.echo(text, err=True)
             return False
         return click.confirm(clean(decision.question), default=decision.default, err=True)
+
+    def _ask_to_type(self, decision: Decision) -> bool:
+        self.rest()
+        click.echo(clean(decision.detail), err=True)
+        if not sys.stdin.isatty():
+            text = f"labctl: {clean(decision.question)}: no (not a terminal; --yes does not help)"
+            click.echo(text, err=True)
+            return False
+        answer = click.prompt(
+            clean(decision.question), default="", show_default=False, type=str, err=True
+        )
+        return str(answer).strip() == decision.typed
 
     def rest(self) -> None:
         """Take live drawing off the screen, before anything else writes there."""

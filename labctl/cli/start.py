@@ -55,22 +55,35 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
 @click.command("up")
 @need_options
 @click.option("--budget", help="USD.")
-@click.option("--ttl", help="Longest life: 8h.")
-@click.option("--idle", help="Stop after so long without work: 30m.")
+@click.option("--ttl", help="End the server after this long, for example 8h.")
+@click.option("--idle", help="End the server after this long without work, for example 30m.")
+@click.option(
+    "--no-deadline",
+    is_flag=True,
+    help="Let a server that costs money live on without --ttl and --budget.",
+)
 @yes_option
 @json_option
 @click.pass_context
-def up_command(ctx: click.Context, /, yes: bool, json_: bool, **overrides: str) -> None:
+def up_command(
+    ctx: click.Context, /, yes: bool, json_: bool, no_deadline: bool, **overrides: str
+) -> None:
     """Get the lab's server ready. Repeated, it finds the same server.
+
+    A server that costs money ends after 12 hours where neither --ttl nor --budget says otherwise.
 
     \b
     labctl up
     labctl up --gpu T4 --max-price 0.60
     """
+    import msgspec
+
     from labctl.cli.screen import as_json
 
     lab = open_lab(ctx, yes=yes, quiet=json_, overrides=overrides)
-    server = lab.up().server
+    need = lab.config.server.need
+    declined = msgspec.structs.replace(need, deadline=False) if no_deadline else None
+    server = lab.up(declined).server
     if json_:
         as_json({"server": server})
         return

@@ -144,6 +144,17 @@ class Deadline(Protocol):
 
 
 @runtime_checkable
+class EndsBilling(Protocol):
+    """Some of a server's guards end what it costs, and not only the machine.
+
+    `ends_billing` names those that do: "shutdown" where a machine that powers itself off costs
+    nothing more, "timer" where one that its Deadline ends does not.
+    """
+
+    ends_billing: ClassVar[frozenset[str]]
+
+
+@runtime_checkable
 class Guarded(Protocol):
     """Whoever made its servers has armed their watchdogs, and alone moves their limits."""
 

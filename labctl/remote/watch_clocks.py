@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 WARN_AT_S = (900.0, 300.0, 60.0)
+HOUR_AHEAD_S = 3600.0
+"""The first warning of a limit that is at least twice as long."""
 SLACK = 0.1
 """A warning is due again once there is this much more time than its own again."""
 MOST_EARLY = 0.5
@@ -49,6 +51,12 @@ class Limits(NamedTuple):
         if self.budget_usd is None or self.price_usd_per_hour <= 0:
             return None
         return self.budget_usd / self.price_usd_per_hour * 3600
+
+    @property
+    def latest_s(self) -> float | None:
+        """Elapsed time at which the server ends whatever it does; None where nothing says so."""
+        ends = [end for end in (self.deadline_s, self.budget_s) if end is not None]
+        return min(ends) if ends else None
 
 
 class Clock(NamedTuple):
@@ -117,7 +125,7 @@ def decide(
 def _warnings(clock: Clock) -> tuple[float, ...]:
     """When to warn. An idle clock starts with every pause, so it warns in its second half only."""
     if clock.name != "idle":
-        return WARN_AT_S
+        return (HOUR_AHEAD_S, *WARN_AT_S) if clock.limit_s >= 2 * HOUR_AHEAD_S else WARN_AT_S
     half = clock.limit_s / 2
     return tuple(at for at in WARN_AT_S if at <= half) or (half,)
 

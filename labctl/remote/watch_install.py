@@ -35,6 +35,7 @@ from .watch_place import (
     own_dir,
     shown,
 )
+from .watch_timer import FILE
 
 UNIT = Path("/etc/systemd/system/labctl-watchdog.service")
 DEADLINE_S = 15.0
@@ -67,10 +68,12 @@ def extend(request: dict[str, Any]) -> dict[str, Any]:
     """
     place = found_dir(request["lab_id"])
     if place is None:
-        said = "nothing guards this server, so nothing ends it"
+        if FILE.exists():
+            why = "an interrupted `labctl up` has not armed it; the first boot's timer goes on"
+            raise Failure("missing", "no watchdog runs on this server yet", why, "labctl up")
         raise Failure(
             "missing",
-            said,
+            "nothing guards this server, so nothing ends it",
             "",
             "labctl up --ttl 8h   # or --idle 30m, --budget 5: then it has a watchdog",
         )
@@ -102,6 +105,10 @@ def _merged(known: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     if known.get("server_id") != request["server_id"]:
         known = {}
     before = known.get("limits", {})
+    boot, now, wall = boot_id(), boottime_s(), time.time()
+    elapsed = float(request.get("elapsed_s") or 0.0)
+    if known:
+        elapsed = max(elapsed, carried(known["age"], boot, now, wall))
     limits = {
         "ttl_s": asked.get("ttl_s"),
         "idle_s": asked.get("idle_s"),
@@ -109,13 +116,9 @@ def _merged(known: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
         "price_usd_per_hour": float(asked.get("price_usd_per_hour") or 0.0),
         "ceiling_s": asked.get("ceiling_s") or before.get("ceiling_s"),
         "extended_s": before.get("extended_s", 0.0),
-        "from_s": before.get("from_s", 0.0),
+        "from_s": _ttl_start_s(before, asked, elapsed),
         "held_until_s": before.get("held_until_s", 0.0),
     }
-    boot, now, wall = boot_id(), boottime_s(), time.time()
-    elapsed = float(request.get("elapsed_s") or 0.0)
-    if known:
-        elapsed = max(elapsed, carried(known["age"], boot, now, wall))
     return {
         "edition": edition,
         **{key: request[key] for key in ("lab", "lab_id", "server_id", "uid", "gid", "home")},
@@ -126,6 +129,16 @@ def _merged(known: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
         "store": request.get("store") or "",
         "mirror_s": request.get("mirror_s") or 0,
     }
+
+
+def _ttl_start_s(before: dict[str, Any], asked: dict[str, Any], elapsed_s: float) -> float:
+    """When the ttl began (elapsed). A default one begins now on a server that had none so far:
+    nobody who started it could know of a limit that is over already."""
+    had_none = bool(before) and before.get("ttl_s") is None
+    is_over = not before and elapsed_s >= float(asked.get("ttl_s") or 0.0)
+    if asked.get("ttl_is_default") and (had_none or is_over):
+        return elapsed_s
+    return float(before.get("from_s") or 0.0)
 
 
 def _ending(request: dict[str, Any]) -> dict[str, Any]:

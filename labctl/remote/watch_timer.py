@@ -16,25 +16,31 @@ from .watch_clocks import Limits
 from .watch_place import boottime_s
 
 FILE = Path("/var/lib/labctl/ttl")
-LATER_S = 120.0
+LATER_S = 120.0  # the same as labctl/actions/deadlines.py adds before a watchdog is armed
 """The watchdog goes first: it saves results and stops runs, the timer only ends the machine."""
 NEVER_S = 10 * 365 * 86400.0
 CLOSE_S = 5.0
 
 
-def tell_timer(
-    boot: str, limits: Limits, elapsed_s: float, *, ending: bool, file: Path = FILE
-) -> None:
-    """Let the timer follow the ttl, later by LATER_S; without a ttl it is to wait for years.
+def is_armed(file: Path = FILE) -> bool:
+    """Whether the first boot left a timer here that this process may move."""
+    return os.geteuid() == 0 and file.exists()
 
-    While an end is under way it waits as well, but never longer than LATER_S after the last call.
+
+def tell_timer(
+    boot: str, limits: Limits, elapsed_s: float, *, waits: bool, file: Path = FILE
+) -> None:
+    """Let the timer follow ttl and budget, later by LATER_S; without either it waits for years.
+
+    While an end is under way (`waits`) it waits as well, but never longer than LATER_S after the
+    last call.
     """
-    if os.geteuid() != 0 or not file.exists():
+    if not is_armed(file):
         return
     now = boottime_s()
-    deadline_s = limits.deadline_s
-    due = NEVER_S if deadline_s is None else now + deadline_s - elapsed_s + LATER_S
-    if ending:
+    latest_s = limits.latest_s
+    due = NEVER_S if latest_s is None else now + latest_s - elapsed_s + LATER_S
+    if waits:
         due = max(due, now + LATER_S)
     known, _, rest = read_text(file).partition(" ")
     at = rest.partition(" ")[0]

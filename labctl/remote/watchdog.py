@@ -39,7 +39,7 @@ from .watch_store import INTERVAL_S, Mirror
 from .watch_store import Told as Mirrored
 from .watch_telemetry import Recorder
 from .watch_tell import run_logs, tell
-from .watch_timer import tell_timer
+from .watch_timer import is_armed, tell_timer
 from .watch_told import Told
 
 TICK_S, LAST_TICK_S = 5.0, 1.0
@@ -213,7 +213,9 @@ class Watchdog:
             self._begin(decision, elapsed, idle_for)
         elif decision.warn_s is not None:
             self._warn(decision)
-        tell_timer(self.boot, self.told.limits, elapsed, ending=self.ending is not None)
+        # Whoever has started a server again whose budget is spent may still raise it.
+        waits = self.ending is not None or now < self.not_before_s
+        tell_timer(self.boot, self.told.limits, elapsed, waits=waits)
         self._remember(elapsed)
         keep(self.place, "state.json", self.state)
         self._show(decision, look, elapsed, idle_for)
@@ -351,6 +353,7 @@ class Watchdog:
             "idle_total_s": round(self.state.get("idle_total_s", 0.0), 1),
             "spent_usd": round(elapsed / 3600 * limits.price_usd_per_hour, 4),
             "busy": [f"{s.said}, {spoken(s.age_s)} ago" if s.age_s else s.said for s in recent],
+            "timer": is_armed(),
             "cannot": self.cannot,
             "unsaved": {"files": self.unsaved[0], "bytes": self.unsaved[1]},
             "ending": self.state.get("ending", ""),

@@ -370,6 +370,22 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_a_cost_that_no_guard_ends_is_typed_and_never_answered_by_yes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = "12.00 dollars a day, 360.00 a month"
+    asked = Decision(question="type 360.00", detail=cost, about="billing", typed="360.00")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("360.00\n"))
+    assert Screen(yes=True, quiet=True).ask(asked) is False
+    said = capsys.readouterr().err
+    assert cost in said
+    assert "not a terminal; --yes does not help" in said
+    for typed, answer in (("360.00\n", True), ("yes\n", False), ("\n", False)):
+        monkeypatch.setattr(sys, "stdin", Terminal(typed))
+        assert Screen(yes=True).ask(asked) is answer
+    assert cost in capsys.readouterr().err
+
+
 def test_init_tells_of_every_provider_that_can_be_answered(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

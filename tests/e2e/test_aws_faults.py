@@ -6,10 +6,11 @@ Instances run and refuse connections. Every test must leave the account empty (s
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
-from aws_bed import DOWN, GONE_DEADLINE, MADE, ORPHANS, SSH_DEADLINE, TAKEN, UP, Bed
+from aws_bed import DOWN, GONE_DEADLINE, MADE, ORPHANS, REGION, SSH_DEADLINE, TAKEN, UP, Bed
 from lab_servers import wait_for
 
 from labctl.actions.provision import adopt
@@ -306,3 +307,28 @@ def test_a_record_cut_anywhere_is_rebuilt_from_the_tags(
     assert "record on this machine was begun anew: the database was" in said
     assert "NOT REACHABLE, aws g4dn.xlarge" in said
     lab.labctl(*DOWN)
+
+
+# What outlived its server.
+
+
+def test_an_expired_kept_disk_goes_with_the_next_command_of_its_lab(bed: Bed) -> None:
+    lab, others = bed.lab(), bed.lab("letters")
+    lab.labctl("config")
+    ec2, over_at = bed.client("ec2"), time.time() + 4
+    volumes = {}
+    for name, one in {"digits": lab, "letters": others}.items():
+        one.labctl("offers")  # its lab's id is made
+        kept = {"labctl": "1", "labctl:lab": name, "labctl:lab-id": one.id}
+        kept["labctl:expires"] = f"{over_at:.0f}"
+        pairs = [{"Key": key, "Value": value} for key, value in kept.items()]
+        tags = [{"ResourceType": "volume", "Tags": pairs}]
+        made = ec2.create_volume(AvailabilityZone=f"{REGION}a", Size=8, TagSpecifications=tags)
+        volumes[name] = made["VolumeId"]
+    assert f"kept disk {volumes['digits']}" in lab.labctl("status", "-r")
+    wait_for(lambda: time.time() > over_at + 1)
+    said = lab.labctl("offers")
+    assert f"removed the kept disk {volumes['digits']}: its time was over" in said
+    assert bed.left() == [f"volume {volumes['letters']}"]
+    assert "removed" not in lab.labctl("offers")
+    others.labctl(*ORPHANS)

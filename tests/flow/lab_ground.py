@@ -55,6 +55,7 @@ class Cloud:
 
     name: ClassVar[str] = "cloud"
     settings_type: ClassVar[type[Value]] = Settings
+    ends_billing: ClassVar[frozenset[str]] = frozenset({"shutdown"})
 
     def __init__(self, key: str) -> None:
         self.settle_s = 60.0

@@ -97,7 +97,14 @@ def test_one_server_is_filled_baked_and_ended(ml: Class) -> None:
     (machine,) = ml.machines.values()
     assert list(machine.home.glob("labctl/*/data/digits/train.npz"))
     (cleaned,) = [line for line in machine.lines if line.startswith("sudo")]
-    for word in ("ssh_host_", "authorized_keys", "watchdog", "machine-id", "/opt/labctl/course"):
+    for word in (
+        "ssh_host_",
+        "authorized_keys",
+        "watchdog",
+        "machine-id",
+        "/opt/labctl/course",
+        "labctl/ttl",
+    ):
         assert word in cleaned
     assert [one.about for one in ml.reporter.asked] == ["price"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from course_keeper_ground import KEY, Course, Pretended, create, patched_course
-from lab_ground import World, world
+from lab_ground import DiskCloud, World, world
 
 from labctl.actions import guard
 from labctl.actions.courses import rounds as rounds_module
@@ -20,6 +20,7 @@ from labctl.actions.courses.keys import Keys
 from labctl.actions.courses.rounds import GRACE_S, Rounds
 from labctl.actions.courses.vigil import Vigil, Yes
 from labctl.courses.ledger import Entry
+from labctl.model import Resource
 
 CLASS = datetime(2026, 11, 23, 10, 0, tzinfo=UTC).timestamp()  # a Monday
 HOURS = (
@@ -296,6 +297,33 @@ def test_a_broken_roster_leaves_everybody_in(kept: Kept) -> None:
         kept.rounds.roster()
     assert kept.keys.students() == ["alice"]
     assert kept.course.folder.student("alice").active
+
+
+@pytest.fixture
+def keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cloud is one whose disks can outlive their servers."""
+    monkeypatch.setattr(DiskCloud, "keeps_itself", False, raising=False)
+    for name in ("keep_disk", "attach_kept"):
+        monkeypatch.setattr(DiskCloud, name, lambda *_: [], raising=False)
+
+
+@pytest.mark.usefixtures("keeps")
+def test_seats_disks_go_when_their_time_is_over(kept: Kept) -> None:
+    folder, cloud = kept.course.folder, kept.course.cloud
+    over = Resource(
+        provider="cloud",
+        kind="volume",
+        id="vol-1",
+        lab_id=folder.seat("alice").lab_id,
+        expires_at=kept.at - 60,
+    )
+    later = msgspec.structs.replace(over, id="vol-2", expires_at=kept.at + 3600)
+    image = msgspec.structs.replace(over, id="ami-1", kind="image", lab_id=folder.id)
+    others = msgspec.structs.replace(over, id="vol-3", lab_id="ffffffffffff")
+    cloud.left += [over, later, image, others]
+    kept.rounds.disks()
+    assert cloud.left == [later, image, others]
+    assert any("removed the kept disk vol-1" in text for _, text in kept.told)
 
 
 def test_values_of_the_ledger_are_plain(kept: Kept) -> None:

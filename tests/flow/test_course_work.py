@@ -18,6 +18,7 @@ from labctl.actions.courses.claims import Claim, SeatDesk
 from labctl.actions.courses.desk import Desk
 from labctl.actions.courses.ending import down
 from labctl.actions.courses.work import KeeperStaff, SeatWork
+from labctl.actions.deadlines import MARGIN_S
 from labctl.errors import DeniedError, LabError, PolicyError, ProviderError
 from labctl.state import State
 
@@ -67,7 +68,7 @@ def test_a_server_is_made_with_its_end_at_the_provider(course: Course) -> None:
     work.check(seat)
     server = work.make(seat)
     (deadline,) = course.cloud.deadlines.values()
-    assert server.deadline_at == deadline == pytest.approx(time.time() + 7200, abs=60)
+    assert server.deadline_at == deadline == pytest.approx(time.time() + 7200 + MARGIN_S, abs=60)
     assert [one.kind for one in course.folder.ledger.entries(seat="alice")] == ["up"]
     work.end(seat, server)
     assert course.cloud.machines == {}
@@ -230,12 +231,12 @@ def test_a_forged_watchdog_moves_no_end_at_the_provider(
     for said in (1e12, float("inf"), "never", None, [], {"x": 1}):
         monkeypatch.setattr(more_time.guard, "extend", lambda *_, s=said: {"ttl_left_s": s})
         work.extend(seat, server, 60, "alice")
-        assert deadlines[server.id] <= server.created_at + 2 * 3600 + 6 * 60 + 1
+        assert deadlines[server.id] <= server.created_at + 2 * 3600 + 6 * 60 + MARGIN_S + 1
     staffs = 1e12
     monkeypatch.setattr(more_time.guard, "extend", lambda *_: {"ttl_left_s": staffs})
     monkeypatch.setattr(together.guard, "arm", lambda *_, **__: {})
     together.extend(work.staff, seat, 3600)
-    assert deadlines[server.id] <= server.created_at + 4 * 3600 + 3600 + 1
+    assert deadlines[server.id] <= server.created_at + 4 * 3600 + 3600 + MARGIN_S + 1
 
 
 def test_two_who_ask_at_once_get_no_more_than_one_after_the_other(

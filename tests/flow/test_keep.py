@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from keeper_ground import NAME, Pair, cut, pair
-from lab_ground import LAB_ID, Recorded, world
+from lab_ground import LAB_ID, DiskCloud, Recorded, world
 
-from labctl.actions import Decision, Note, Step, keep, wards
+from labctl.actions import Decision, Note, Step, disks, keep, wards
 from labctl.actions.attend import attend, sweep
 from labctl.actions.attendants import Attendants
 from labctl.actions.ground import Ground
@@ -269,6 +269,42 @@ def test_a_server_that_lives_is_left_alone_and_doubles_are_named(two: Pair) -> N
     assert two.cloud.left == [DISK]
     assert "more than one server bills" in ground.reporter.said
     assert "terminate" not in two.cloud.calls
+
+
+@pytest.fixture
+def keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cloud is one whose disks can outlive their servers."""
+    monkeypatch.setattr(DiskCloud, "keeps_itself", False, raising=False)
+    for name in ("keep_disk", "attach_kept"):
+        monkeypatch.setattr(DiskCloud, name, lambda *_: [], raising=False)
+
+
+@pytest.mark.usefixtures("keeps")
+def test_a_disk_whose_time_is_over_goes_beside_a_server_that_lives(kept: Kept) -> None:
+    two = kept.two
+    two.lab.machine.run_with("night")
+    old = msgspec.structs.replace(DISK, id="vol-3", expires_at=time.time() - 9999)
+    two.cloud.left.append(old)
+    disks.looked(two.kept(), two.cloud.left, LAB_ID)
+    kept.attend = lambda name: attend(two.kept(), wards.ward(two.places, name))
+    kept.keeper._attend(NAME)
+    assert two.cloud.left == []
+    assert len(two.cloud.machines) == 1
+
+
+def test_a_keeper_looks_for_such_disks_once_an_hour(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = kept.two
+    two.lab.machine.run_with("night")
+    kept.round()
+    assert kept.closer == []
+    kept.keeper._disks_due.clear()
+    old = msgspec.structs.replace(DISK, provider="local", expires_at=time.time() - 9999)
+    detail = {"disk": msgspec.to_builtins(old)}
+    two.state.record(disks.SEEN, lab_id=LAB_ID, detail=detail)
+    kept.round(3)
+    assert kept.closer == [NAME]
 
 
 def test_when_all_is_over_and_swept_nobody_is_asked_any_more(kept: Kept) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -161,7 +162,7 @@ def test_down_ends_the_disk_only_once_all_that_came_from_it_is_home(lab: World) 
     refused(lab, ProviderError("another zone"))
     [server] = lab.cloud.machines.values()
     detail = {"disk": msgspec.to_builtins(DISK)}
-    lab.ground().state.record(kept.RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
+    lab.ground().state.record(disks.RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
     assert down(lab.ground(), discard=False).leftovers == ()
     assert on_record(lab) == []
 
@@ -173,3 +174,64 @@ def test_nothing_to_pull_from_says_where_the_results_are(lab: World) -> None:
     told = kept.explained(lab.ground(), found.value)
     assert "its results are on vol-1: 8.00 dollars a month" in told.why
     assert told.hint == "labctl up && labctl pull"
+
+
+def seen_before_its_end(lab: World) -> None:
+    """A disk that is on record, whose time is over by now."""
+    lab.cloud.left[:] = [DISK, OVER]
+    status(lab.ground(), refresh=True)
+
+
+def test_the_next_command_removes_a_disk_whose_time_is_over(lab: World) -> None:
+    seen_before_its_end(lab)
+    reporter = Recorded()
+    kept.remove_expired(lab.ground(reporter))
+    assert lab.cloud.left == [DISK]
+    assert on_record(lab) == [DISK.id]
+    assert "removed the kept disk vol-2: its time was over on 2023-11-14" in reporter.said
+    lab.cloud.calls.clear()
+    kept.remove_expired(lab.ground())
+    assert lab.cloud.calls == []
+
+
+@pytest.mark.parametrize("spared", [{"expires_at": time.time() + 86_400}, {"server_id": "srv-1"}])
+def test_the_provider_has_the_last_word_about_its_end(lab: World, spared: dict[str, Any]) -> None:
+    seen_before_its_end(lab)
+    now = msgspec.structs.replace(OVER, **spared)
+    lab.cloud.left[:] = [DISK, now]
+    kept.remove_expired(lab.ground())
+    assert lab.cloud.left == [DISK, now]
+
+
+def test_a_disk_that_is_on_the_present_server_is_not_asked_about(lab: World) -> None:
+    refused(lab, ProviderError("another zone"))
+    [server] = lab.cloud.machines.values()
+    seen_before_its_end(lab)
+    detail = {"disk": msgspec.to_builtins(OVER)}
+    lab.ground().state.record(disks.RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
+    assert not disks.has_expired(lab.ground().state, LAB_ID, "cloud")
+
+
+def test_one_that_cannot_be_removed_keeps_no_other(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = msgspec.structs.replace(OVER, id="vol-3.north")
+    lab.cloud.left[:] = [OVER, other]
+    status(lab.ground(), refresh=True)
+
+    def remove(resource: Resource) -> None:
+        if resource.id == OVER.id:
+            raise ProviderError("not now")
+        lab.cloud.left.remove(resource)
+
+    monkeypatch.setattr(lab.cloud, "remove", remove)
+    with pytest.raises(ProviderError, match="not now"):
+        kept.remove_expired(lab.ground())
+    assert on_record(lab) == [OVER.id]
+
+
+def test_down_takes_expired_disks_along(lab: World) -> None:
+    lab.cloud.left.append(OVER)
+    reporter = Recorded()
+    assert down(lab.ground(reporter), discard=False).leftovers == (DISK,)
+    assert "removed the kept disk vol-2: its time was over" in reporter.said

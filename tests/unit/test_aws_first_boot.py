@@ -146,10 +146,19 @@ def test_timer_after_a_reboot_counts_the_time_away(tmp_path: Path) -> None:
     assert timer.run() < 8.0
 
 
-def test_timer_after_a_reboot_past_its_deadline_ends_at_once(tmp_path: Path) -> None:
-    timer = Timer(tmp_path, 3600)
+def test_timer_spares_for_a_while_what_was_off_at_its_deadline(tmp_path: Path) -> None:
+    """Whoever starts a stopped server again comes for what is on its disk."""
+    timer = Timer(tmp_path, 3)
     timer.put("another-boot", 99_999_999, time.time() - 60)
-    assert timer.run() < 4.0
+    began = time.time()
+    assert timer.run() > 1.0
+    known, _, wall = timer.file.read_text().split()
+    assert known == boot_id()
+    assert int(wall) >= int(began) + 3
+
+
+def test_timer_spares_it_for_an_hour_at_most(tmp_path: Path) -> None:
+    assert "left=3600\n" in hook(12 * 3600)
 
 
 @pytest.mark.parametrize("text", ["", "half", "a b c\n", "one two\n", "boot 12 \n"])

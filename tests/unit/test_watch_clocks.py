@@ -39,6 +39,21 @@ LIMITS = st.builds(
 )
 
 
+@pytest.mark.parametrize(
+    ("limits", "is_due"),
+    [
+        (Limits(ttl_s=12 * HOUR), True),
+        (Limits(budget_usd=12.0, price_usd_per_hour=1.0), True),
+        (Limits(ttl_s=1.5 * HOUR), False),
+    ],
+)
+def test_a_long_limit_warns_an_hour_ahead(limits: Limits, is_due: bool) -> None:
+    latest_s = limits.latest_s
+    assert latest_s is not None
+    assert decide(limits, latest_s - HOUR - 60, 0.0, 0.0, {}).warn_s is None
+    assert (decide(limits, latest_s - HOUR, 0.0, 0.0, {}).warn_s == HOUR) is is_due
+
+
 def test_no_limit_never_ends() -> None:
     assert decide(Limits(), 1e9, 1e9, 60.0, {}) == ("", None, False, None, {})
 

@@ -289,6 +289,26 @@ def test_a_second_arming_forgets_nothing() -> None:
     assert (other["age"]["elapsed_s"], other["limits"]["extended_s"]) == (0.0, 0.0)
 
 
+def test_a_default_ttl_begins_now_on_a_server_that_had_none() -> None:
+    about = {**LAB, "uid": 1, "gid": 1, "home": "/h", "ending": {"kind": "poweroff"}}
+    default = {"ttl_s": 43_200, "ttl_is_default": True}
+
+    def merged(known: dict[str, Any], limits: dict[str, Any], elapsed_s: float) -> dict[str, Any]:
+        request = {**about, "server_id": "i-1", "elapsed_s": elapsed_s, "limits": limits}
+        return dict(_merged(known, request))
+
+    new = merged({}, default, 60)
+    assert new["limits"]["from_s"] == 0.0
+    # It goes on counting, also beyond its own length where it was extended.
+    new["limits"]["extended_s"] = 86_400.0
+    assert merged(new, default, 50_000)["limits"]["from_s"] == 0.0
+    for earlier in (merged({}, {}, 100_000), {}):
+        late = merged(earlier, default, 100_000)["limits"]
+        assert late["from_s"] == pytest.approx(100_000, abs=60)
+    asked = merged(merged({}, {}, 100), {"ttl_s": 43_200}, 100_000)
+    assert asked["limits"]["from_s"] == 0.0
+
+
 def test_the_unit_comes_back_whatever_ends_it() -> None:
     text = unit_text(Path("/var/lib/labctl/watchdog"), Path("/var/lib/labctl/watchdog/remote-1"))
     assert "Restart=always" in text

@@ -43,6 +43,9 @@ for place in /var/lib/labctl/watchdog /var/tmp/labctl-watchdog-*; do
   rm -rf "$place"
   [ -z "$pid" ] || kill "$pid" 2>/dev/null || true
 done
+# A server that boots from this has a first boot, and a deadline, of its own.
+pkill -f '/var/lib/labctl/[t]tl.sh' || true
+rm -f /var/lib/labctl/ttl /var/lib/labctl/ttl.sh
 rm -rf "$home/labctl" "$home/.ssh/authorized_keys" /root/.ssh/authorized_keys
 rm -f "$home/.bash_history" /root/.bash_history "$home/.docker/config.json"
 rm -f /etc/ssh/ssh_host_* /etc/ssh/labctl_next_key*

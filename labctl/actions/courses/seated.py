@@ -46,7 +46,7 @@ class SeatReporter:
             self._reporter.emit(News(seat=self._seat, text=share))
 
     def ask(self, decision: Decision) -> bool:
-        return self._agreed or decision.about != "price"
+        return self._agreed or decision.about not in ("price", "billing")
 
 
 def stopping(reporter: Reporter) -> None:

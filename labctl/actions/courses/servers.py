@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from labctl.actions import Decision, Reporter, attempts, fleet, images, provision
+from labctl.actions import Decision, Reporter, attempts, deadlines, fleet, images, provision
 from labctl.actions.courses import accrue
 from labctl.actions.courses.ground import baked, course_ground, seat_grounds
 from labctl.actions.courses.material import Material, bring, material
@@ -190,6 +190,7 @@ def agreed(course: Ground, fresh: Sequence[Ground]) -> Need | None:
         raise PolicyError(
             "nothing was started", why="the price was not agreed to", hint="labctl course plan"
         )
+    attempts.agree_to_no_guard(course, len(fresh) * offer.price_usd_per_hour)
     most = ceiling if ceiling is not None else attempts.agreed_usd_per_hour(offer)
     return msgspec.structs.replace(need, max_price_usd_per_hour=most)
 
@@ -209,13 +210,13 @@ def _plan(fresh: Sequence[Ground], offer: Offer) -> str:
     most = 0.0
     for ground in fresh:
         need = ground.config.server.need
-        ways = [need.ttl_s / 3600 * offer.price_usd_per_hour] if need.ttl_s else []
         left = attempts.budget_left_usd(ground, need)
-        ways += [max(0.0, left)] if left is not None else []
-        most += min(ways, default=float("inf"))
+        span_s = deadlines.span_s(need, offer.price_usd_per_hour, left)
+        most += float("inf") if span_s is None else span_s / 3600 * offer.price_usd_per_hour
     need = fresh[0].config.server.need
+    ttl_s = deadlines.ttl_s(need, offer.price_usd_per_hour)
     ends = [
-        f"after {need.ttl_s / 3600:g} h" if need.ttl_s else "",
+        f"after {ttl_s / 3600:g} h" if ttl_s else "",
         "at the seat's budget" if need.budget_usd is not None else "",
         f"after {need.idle_s / 60:g} min without work" if need.idle_s else "",
     ]

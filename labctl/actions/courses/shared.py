@@ -22,6 +22,7 @@ from labctl.actions import (
     Reporter,
     Step,
     accounts,
+    deadlines,
     guard,
     provision,
     removal,
@@ -326,7 +327,8 @@ class SharedSeats:
         host = self.hosts.listed().get(sitting.host) if sitting else None
         if sitting and host:
             ground = self.hosts.ground(sitting.host)
-            guard.extend(ground, ground.as_ours(host, None), span_s)
+            server = ground.as_ours(host, None)
+            deadlines.follow(ground, server, guard.extend(ground, server, span_s))
 
     def _as_full(self, error: LabError) -> LabError:
         """What kept another server from being made, told as what it means for a place."""

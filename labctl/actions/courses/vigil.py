@@ -32,6 +32,7 @@ LONGEST_PAUSE_S = 600.0
 EVERY_S = {
     "look": 60.0,
     "watch": 60.0,
+    "disks": 3600.0,
     "roster": 15.0,
     "backup": 30.0,
     "invitations": 300.0,
@@ -42,7 +43,10 @@ Tell = Callable[[str, str], None]
 
 
 class Yes:
-    """A Reporter for what course.yaml has settled: prices within ceilings, ends at their times."""
+    """A Reporter for what course.yaml has settled: prices within ceilings, ends at their times.
+
+    Where no guard ends billing the keeper does: it is the one that would have been asked for.
+    """
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -81,6 +85,7 @@ class Vigil:
         deeds = {
             "look": self._look,
             "watch": self.rounds.watch,
+            "disks": self.rounds.disks,
             "roster": self.rounds.roster,
             "backup": self._save,
             "invitations": self._invitations,

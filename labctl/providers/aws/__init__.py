@@ -36,12 +36,14 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 
 class AwsProvider:
-    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, Keep, Reclaim, Quotas, Bake,
-    and has a Console."""
+    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, EndsBilling, Keep,
+    Reclaim, Quotas, Bake, and has a Console."""
 
     name: ClassVar[str] = "aws"
     no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"
     settings_type: ClassVar[type[Value]] = AwsSettings
+    # Instances are launched with InstanceInitiatedShutdownBehavior=terminate.
+    ends_billing: ClassVar[frozenset[str]] = frozenset({"shutdown", "timer"})
 
     def __init__(self, settings: AwsSettings, surroundings: Surroundings) -> None:
         self.settings = settings

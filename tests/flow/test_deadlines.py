@@ -1,0 +1,218 @@
+"""Deadlines: what a server with a price gets by itself, and which guards hold it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from lab_ground import Cloud, DiskCloud, Recorded, World, world
+
+from labctl.actions import deadlines, down, provision
+from labctl.actions.deadlines import DEFAULT_TTL_S, LEAST_S, MARGIN_S
+from labctl.errors import DeniedError, LabError, PolicyError
+from labctl.model import Boot, Need, Server
+
+HOUR_S = 3600.0
+
+
+class GuardedCloud(DiskCloud):
+    """One with a first boot and a timer of its own, at half a dollar an hour."""
+
+    deadline_lacks = ""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.price = 0.5
+        self.boots: list[Boot] = []
+        self.timers: dict[str, float] = {}
+        self.denies = False
+
+    def first_boot(self, boot: Boot) -> str:
+        self.boots.append(boot)
+        return f"first boot of {boot.lab}"
+
+    def pin(self, server_id: str, host_key: str, next_host_key: str = "") -> None:
+        raise AssertionError("no key is changed here")
+
+    def set_deadline(self, server_id: str, at: float) -> None:
+        if self.denies:
+            raise DeniedError("the account may not set timers")
+        self.timers[server_id] = at
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(provision.first_contact, "settle", lambda ground, server, _: server)
+    return world(tmp_path, GuardedCloud)
+
+
+def cloud_of(lab: World) -> GuardedCloud:
+    assert isinstance(lab.cloud, GuardedCloud)
+    return lab.cloud
+
+
+def up(lab: World, need: Need | None = None, reporter: Recorded | None = None) -> Server:
+    return provision.up(lab.ground(reporter, need or Need()))
+
+
+@pytest.mark.parametrize(
+    ("need", "hours"),
+    [
+        (Need(), 12),
+        (Need(idle_s=1800), 12),
+        (Need(ttl_s=7200), 2),
+        (Need(budget_usd=2.0), 4),
+        (Need(ttl_s=7200, budget_usd=2.0), 2),
+        (Need(ttl_s=36_000, budget_usd=2.0), 4),
+        (Need(max_ttl_s=10_800), 3),
+    ],
+)
+def test_ttl_or_budget_or_the_default_holds_from_the_first_second(
+    lab: World, need: Need, hours: int
+) -> None:
+    cloud = cloud_of(lab)
+    server = up(lab, need)
+    [boot] = cloud.boots
+    assert boot.ttl_s == hours * HOUR_S + MARGIN_S
+    assert cloud.timers[server.id] == pytest.approx(server.created_at + boot.ttl_s, abs=5)
+
+
+def test_the_plan_tells_the_default_its_cost_and_the_guards(lab: World) -> None:
+    reporter = Recorded()
+    up(lab, reporter=reporter)
+    [asked] = reporter.asked
+    for words in (
+        "it stops itself after 12.0 h",
+        "(the default; --ttl or --budget sets another, --no-deadline none)",
+        "it costs 6.00 dollars at most",
+        "guards: watchdog, first-boot timer, timer at cloud",
+    ):
+        assert words in asked.detail
+
+
+def test_the_plan_tells_why_there_is_no_timer_at_the_provider(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud_of(lab), "deadline_lacks", "no role is set")
+    reporter = Recorded()
+    up(lab, reporter=reporter)
+    plan = reporter.asked[0].detail
+    assert "guards: watchdog, first-boot timer; no timer at cloud: no role is set" in plan
+
+
+def test_a_free_server_has_no_deadline_that_nobody_asked_for(lab: World) -> None:
+    cloud = cloud_of(lab)
+    cloud.price = 0.0
+    up(lab)
+    assert ([one.ttl_s for one in cloud.boots], cloud.timers) == ([None], {})
+
+
+def test_no_deadline_is_told_with_its_cost_and_remembered_for_this_server(lab: World) -> None:
+    cloud, reporter = cloud_of(lab), Recorded()
+    server = up(lab, Need(deadline=False), reporter)
+    assert ([one.ttl_s for one in cloud.boots], cloud.timers) == ([None], {})
+    assert "it has no deadline: 12.00 dollars a day, 360.00 a month" in reporter.asked[0].detail
+    assert up(lab).id == server.id
+    assert cloud.timers == {}
+    assert deadlines.need_of(lab.ground(), server).deadline is False
+    cloud.terminate(server.id)
+    assert up(lab).id != server.id
+    assert cloud.boots[-1].ttl_s == DEFAULT_TTL_S + MARGIN_S
+
+
+def test_where_no_guard_ends_billing_the_cost_has_to_be_typed(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = cloud_of(lab)
+    monkeypatch.setattr(cloud, "ends_billing", frozenset())
+    reporter = Recorded(answers=[True, False])
+    with pytest.raises(PolicyError, match="nothing was started") as caught:
+        up(lab, reporter=reporter)
+    assert "no guard ends what this costs at cloud: 12.00 dollars a day" in caught.value.why
+    assert [one.typed for one in reporter.asked] == ["", "360.00"]
+    assert cloud.tried == []
+    up(lab, reporter=Recorded())
+    assert len(cloud.tried) == 1
+
+
+@pytest.mark.parametrize(
+    ("declared", "lacks", "ends"),
+    [
+        ({"shutdown"}, "", True),
+        ({"timer"}, "", True),
+        ({"timer"}, "no role", False),
+        (set(), "", False),
+    ],
+)
+def test_a_guard_counts_only_where_the_provider_says_that_it_ends_billing(
+    lab: World,
+    monkeypatch: pytest.MonkeyPatch,
+    declared: set[str],
+    lacks: str,
+    ends: bool,
+) -> None:
+    cloud = cloud_of(lab)
+    monkeypatch.setattr(cloud, "ends_billing", frozenset(declared))
+    monkeypatch.setattr(cloud, "deadline_lacks", lacks)
+    assert deadlines.can_end_billing(cloud) is ends
+
+
+def test_a_provider_that_declares_nothing_has_no_guard_that_counts(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Cloud, "ends_billing")
+    assert not deadlines.can_end_billing(cloud_of(lab))
+
+
+def test_the_timer_at_the_provider_follows_the_watchdog(lab: World) -> None:
+    cloud, server = cloud_of(lab), up(lab)
+    ground = lab.ground()
+    first = cloud.timers[server.id]
+    deadlines.follow(ground, server, {"ttl_left_s": DEFAULT_TTL_S + 30.0})
+    assert cloud.timers[server.id] == first  # close enough
+    deadlines.follow(ground, server, {"ttl_left_s": 20 * HOUR_S, "budget_left_s": 18 * HOUR_S})
+    assert cloud.timers[server.id] == pytest.approx(time.time() + 18 * HOUR_S + MARGIN_S, abs=5)
+    deadlines.follow(ground, server, {"ttl_left_s": -50.0})
+    assert cloud.timers[server.id] == pytest.approx(time.time() + LEAST_S, abs=5)
+    deadlines.follow(ground, server, {"ttl_left_s": None})
+    assert cloud.timers[server.id] > time.time() + 365 * 86400
+
+
+def test_a_watchdog_moves_no_timer_beyond_what_is_known_here(lab: World) -> None:
+    need = Need(ttl_s=7200, max_ttl_s=14_400, budget_usd=1.5)
+    cloud, server = cloud_of(lab), up(lab, need)
+    ground = lab.ground(need=need)
+    for said in (1e12, float("inf"), float("nan"), "never", [], {"x": 1}):
+        deadlines.follow(ground, server, {"ttl_left_s": said, "budget_left_s": said})
+        assert cloud.timers[server.id] <= time.time() + 3 * HOUR_S + MARGIN_S
+    latest = time.time() + HOUR_S
+    deadlines.follow(ground, server, {"ttl_left_s": 1e12}, latest_at=latest)
+    assert cloud.timers[server.id] == pytest.approx(latest + MARGIN_S)
+
+
+def test_a_refused_timer_is_said_and_not_counted(lab: World) -> None:
+    cloud, reporter = cloud_of(lab), Recorded()
+    cloud.denies = True
+    server = up(lab, reporter=reporter)
+    assert "nothing at cloud ends the server if it hangs: the account may not" in reporter.said
+    watch: dict[str, Any] = {"alive": True, "timer": True, "ttl_left_s": 5 * HOUR_S}
+    said = deadlines.describe(lab.ground(), server, watch)
+    assert said == "digits ends in 5.0 h at the latest; armed: watchdog, first-boot timer"
+    cloud.denies = False
+    deadlines.follow(lab.ground(), server, watch)
+    said = deadlines.describe(lab.ground(), server, watch)
+    assert said.endswith("armed: watchdog, first-boot timer, timer at cloud")
+
+
+def test_a_server_that_is_off_for_its_disks_sake_is_spared_by_the_timer(lab: World) -> None:
+    cloud, server = cloud_of(lab), up(lab)
+    told = down.kept_there(lab.ground(), server, LabError("it cannot be saved"))
+    assert "it was stopped and its disk kept" in told.why
+    assert cloud.timers[server.id] > time.time() + 29 * 86400
+
+
+def test_a_request_of_an_earlier_version_reads_as_one_with_a_deadline() -> None:
+    assert msgspec.json.decode(b'{"ttl_s": 60}', type=Need).deadline
