@@ -11,6 +11,10 @@ from lab_servers import wait_for
 from sshd_container import Sshd, docker
 from systemd_machine import build_image, machine
 
+from labctl.actions.connections import Connections
+from labctl.actions.remote import Remote
+from labctl.transports.openssh import OpenSshTransport
+
 pytestmark = pytest.mark.engine
 
 STATIC = """\
@@ -87,3 +91,29 @@ def test_a_logout_that_ends_a_sessions_processes_leaves_the_run_and_its_guards(
     assert "on" in lab.labctl("logs", "night").stdout
     box.sh("su student -c 'tmux has-session -t =labctl-night'")
     lab.labctl("cancel", "night")
+
+
+def test_a_watchdog_that_keeps_crashing_is_started_again(box: Sshd, tmp_path: Path) -> None:
+    """More often than systemd's default limit of five starts within ten seconds allows."""
+    server = box.server()
+    path = Connections(tmp_path / "ssh", None).write(server)
+    remote = Remote(OpenSshTransport(path, server.id, server.endpoint, master=False))
+    limits = {"ttl_s": 3600.0, "idle_s": None, "budget_usd": None, "price_usd_per_hour": 0.0}
+    request = {"lab": "crashes", "lab_id": "77aa5500ee12", "server_id": "crashes", "elapsed_s": 0.0}
+    ending = {"kind": "poweroff", "disk": "stays", "grace_s": 10}
+    remote.call("guard", {**request, "ending": ending, "store": "", "limits": limits})
+    seen = {"0"}
+
+    def is_started_again() -> bool:
+        pid = box.sh("systemctl show -P MainPID labctl-watchdog").strip()
+        if pid in seen:
+            return False
+        seen.add(pid)
+        box.sh(f"kill -9 {pid}")
+        return True
+
+    for _ in range(7):
+        wait_for(is_started_again, 60)
+    watch = {"lab": "crashes", "lab_id": "77aa5500ee12", "decisions": 0}
+    wait_for(lambda: remote.call("watch", watch)["watch"]["alive"])
+    box.sh("systemctl disable --now labctl-watchdog")
