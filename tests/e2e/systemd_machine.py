@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,11 +24,11 @@ def build_image(server_image: str) -> str:
 
 
 @contextmanager
-def machine(image: str, folder: Path) -> Iterator[Sshd]:
+def machine(image: str, folder: Path, capabilities: Sequence[str] = ()) -> Iterator[Sshd]:
     """A running one that `student` may log in to; `folder` gets the private key."""
     box = Sshd(f"labctl-test-systemd-{uuid.uuid4().hex[:8]}", folder / "key")
     public = make_key(box.key)
-    rights = [word for name in CAPABILITIES for word in ("--cap-add", name)]
+    rights = [word for name in (*CAPABILITIES, *capabilities) for word in ("--cap-add", name)]
     with engine.connected() as client:
         old = client.info().get("CgroupVersion", "1") == "1"
     cgroups = ["--cgroupns", "host" if old else "private"]

@@ -1,0 +1,124 @@
+"""Units on a machine with a real systemd and stand-in GPUs: no reload takes a container's GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sshd_container import Sshd, docker
+from systemd_machine import build_image, machine
+
+from labctl.actions.remote import program
+from labctl.remote.reply import reply_of
+from labctl.remote.systemd_reload import PUT_OFF
+from labctl.remote.watch_place import ROOT_DIR
+from labctl.remote.watch_unit import UNIT
+
+pytestmark = pytest.mark.engine
+
+FIRST, SECOND, THIRD = "remote-first", "remote-second", "remote-third"
+GENERATOR = """\
+mkdir -p /etc/systemd/system-generators && cd /etc/systemd/system-generators
+printf '#!/bin/sh\\necho reload >> /run/reloads\\n' > count && chmod 755 count
+systemctl daemon-reload && test "$(cat /run/reloads)" = reload"""
+GUARD: dict[str, Any] = {
+    "lab": "units",
+    "lab_id": "0123456789ab",
+    "server_id": "server-1",
+    "limits": {"ttl_s": 8 * 3600},
+    "ending": {"kind": "poweroff", "disk": "stays"},
+}
+
+
+@pytest.fixture(scope="module")
+def box(
+    gpu_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sshd]:
+    folder = tmp_path_factory.mktemp("systemd-gpu")
+    with machine(build_image(gpu_image), folder, ["SYS_PTRACE"]) as made:
+        docker("save", "-o", str(folder / "small.tar"), small_image)
+        (folder / "program.zip").write_bytes(program())
+        for name in ("small.tar", "program.zip"):
+            docker("cp", str(folder / name), f"{made.name}:/root/{name}")
+        made.sh("docker load -q -i /root/small.tar")
+        made.sh(GENERATOR)
+        for version in (FIRST, SECOND, THIRD):
+            made.sh(f"python3 -m zipfile -e /root/program.zip /root/{version}")
+        yield made
+
+
+@pytest.fixture
+def gpu_container(box: Sshd, small_image: str) -> Iterator[str]:
+    box.sh(f"docker run -d --name training --gpus all {small_image} sleep 3600")
+    yield "training"
+    box.sh("docker rm -f training")
+
+
+def call(box: Sshd, verb: str, request: dict[str, Any], version: str) -> dict[str, Any]:
+    """What a verb of the program of that version answers to root."""
+    words = f"python3 -I -S -B /root/{version}/__main__.py {verb}"
+    return reply_of(verb, box.sh(f"echo '{json.dumps(request)}' | {words}"), "")
+
+
+def count_reloads(box: Sshd) -> int:
+    """How often systemd has read its files: it runs its generators each time."""
+    return int(box.sh("wc -l < /run/reloads"))
+
+
+def state(box: Sshd) -> str:
+    return box.sh(f"systemctl is-enabled {UNIT.name}; systemctl is-active {UNIT.name}")
+
+
+def test_a_new_version_of_the_watchdog_needs_no_reload(box: Sshd) -> None:
+    assert call(box, "guard", GUARD, FIRST)["watch"]["version"] == FIRST
+    assert state(box) == "enabled\nactive\n"
+    before = count_reloads(box)
+    assert call(box, "guard", GUARD, SECOND)["watch"]["version"] == SECOND
+    assert count_reloads(box) == before
+    assert box.sh(f"cd {ROOT_DIR} && ls -d remote-*").split() == [SECOND]
+    assert SECOND in box.sh("pgrep -af 'watchdog /var/lib'")
+
+
+def test_a_changed_unit_waits_for_the_containers_with_a_gpu(box: Sshd, gpu_container: str) -> None:
+    """As after an earlier labctl, whose unit named the program's version."""
+    call(box, "guard", GUARD, SECOND)
+    unit = box.sh(f"cat {UNIT}")
+    box.sh(f"sed -i 's|current|{SECOND}|' {UNIT} && systemctl daemon-reload")
+    before = count_reloads(box)
+    watch = call(box, "guard", {**GUARD, "limits": {"ttl_s": 9 * 3600}}, THIRD)["watch"]
+    assert (watch["version"], watch["alive"]) == (SECOND, True)
+    assert watch["ttl_left_s"] > 8.5 * 3600
+    (put_off,) = [one for one in watch["decisions"] if one["what"] == "update put off"]
+    assert gpu_container in put_off["why"]
+    assert count_reloads(box) == before
+    box.sh(f"systemctl kill --signal=KILL {UNIT.name}")  # its program is still there
+    call(box, "guard", GUARD, THIRD)
+    assert count_reloads(box) == before
+    box.sh(f"docker stop -t 0 {gpu_container}")
+    assert call(box, "guard", GUARD, THIRD)["watch"]["version"] == THIRD
+    assert count_reloads(box) == before + 1
+    assert box.sh(f"cat {UNIT}") == unit
+    assert state(box) == "enabled\nactive\n"
+
+
+def test_a_first_watchdog_beside_a_gpu_container_needs_no_reload(
+    box: Sshd, gpu_container: str
+) -> None:
+    box.sh(f"systemctl disable --now {UNIT.name}; rm {UNIT}; systemctl daemon-reload")
+    before = count_reloads(box)
+    assert call(box, "guard", GUARD, THIRD)["watch"]["version"] == THIRD
+    assert state(box) == "enabled\nactive\n"
+    assert count_reloads(box) == before
+
+
+def test_a_reload_of_units_is_put_off_and_made_up_for(box: Sshd, gpu_container: str) -> None:
+    before = count_reloads(box)
+    assert call(box, "reload-units", {}, FIRST) == {"put_off_for": [gpu_container]}
+    assert count_reloads(box) == before
+    box.sh(f"test -e {PUT_OFF}")
+    box.sh(f"docker stop -t 0 {gpu_container}")
+    assert call(box, "reload-units", {}, FIRST) == {"put_off_for": []}
+    assert count_reloads(box) == before + 1
+    box.sh(f"test ! -e {PUT_OFF}")
