@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_servers import ROOT
 from sshd_container import Sshd, docker
 from systemd_machine import build_image, machine
 
@@ -122,3 +127,52 @@ def test_a_reload_of_units_is_put_off_and_made_up_for(box: Sshd, gpu_container: 
     assert call(box, "reload-units", {}, FIRST) == {"put_off_for": []}
     assert count_reloads(box) == before + 1
     box.sh(f"test ! -e {PUT_OFF}")
+
+
+def share(box: Sshd, folder: Path, memory: str) -> tuple[str, int]:
+    """Run the role of shared servers: what it printed, and how many tasks changed something."""
+    (folder / "broker.zip").write_bytes(program())
+    choices = {
+        "shared_server_program": str(folder / "broker.zip"),
+        "shared_server_shell_memory": memory,
+        "ansible_port": box.port,
+        "ansible_user": "student",
+        "ansible_ssh_private_key_file": str(box.key),
+        "ansible_ssh_common_args": "-F none -o StrictHostKeyChecking=no "
+        f"-o UserKnownHostsFile={folder}/known_hosts",
+    }
+    playbook = str(Path(sys.executable).with_name("ansible-playbook"))
+    words = [playbook, "-i", "127.0.0.1,", "-e", json.dumps(choices), "playbooks/shared.yml"]
+    done = subprocess.run(
+        ["env", "LC_ALL=C.UTF-8", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    changed = re.search(r"changed=(\d+)", done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert changed, done.stdout + done.stderr
+    return done.stdout, int(changed[1])
+
+
+NOTICE = "systemd has not read its changed files"
+
+
+def test_a_shared_servers_role_puts_its_reload_off(
+    box: Sshd, tmp_path: Path, small_image: str
+) -> None:
+    said, _ = share(box, tmp_path, "4G")
+    assert NOTICE not in said
+    assert box.sh("systemctl is-enabled labctl-broker") == "enabled\n"
+    before = count_reloads(box)
+    box.sh(f"docker run -d --name lecture --gpus all {small_image} sleep 3600")
+    said, _ = share(box, tmp_path, "5G")
+    assert NOTICE in said
+    assert count_reloads(box) == before
+    # A new unit of the broker, too: its program starts again by the earlier one.
+    unit, start = "/etc/systemd/system/labctl-broker.service", "/usr/local/lib/labctl/start-broker"
+    box.sh(f"sleep 0.01; echo '# changed' >> {unit}; {start}")
+    assert count_reloads(box) == before
+    box.sh("docker rm -f lecture")
+    said, _ = share(box, tmp_path, "5G")
+    assert NOTICE not in said
+    assert count_reloads(box) > before
+    assert box.sh("systemctl show -p NeedDaemonReload --value labctl-broker") == "no\n"
+    assert share(box, tmp_path, "5G")[1] == 0
