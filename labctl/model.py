@@ -281,7 +281,9 @@ class Run(Value, frozen=True):
     """One command in one container on a server, as last seen.
 
     `exit_code` is None while it runs, or where nobody can know it any more (mostly state "lost").
-    `told` says in words how it ended (exit, out of memory with limit and peak, signal, reboot).
+    `told` says in words how it ended (exit, out of memory with limit and peak, signal, reboot), or
+    what is wrong while it runs. `gpu_lost_at` is when its container was first seen without access
+    to its GPUs, in Unix seconds by the server's clock.
     `stopped_by` names the limit that ended a "lost" one: "ttl", "budget" or "GPU lease"; else "".
     `image_id` is the image that it really ran in, `image_digest` that image's name in its registry;
     "" for one that was built on the server.
@@ -305,6 +307,7 @@ class Run(Value, frozen=True):
     stopped_by: str = ""
     image_id: str = ""
     image_digest: str = ""
+    gpu_lost_at: float | None = None
 
     @property
     def ended(self) -> bool:

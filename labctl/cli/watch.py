@@ -173,6 +173,10 @@ def _draw_runs(runs: list[Run], server: Server | None, now: float, ended: dict[s
     table(rows, ("RUN", "STATE", "STEPS", "TIME", "SAID"))
     if len(runs) > 15:
         click.echo(f"and {len(runs) - 15} earlier (--json lists all)")
+    for run in runs[:15]:
+        if run.state == "running" and run.gpu_lost_at is not None:
+            text = f"{run.id} has lost its GPU; next: labctl explain {run.id}"
+            click.echo(click.style(text, fg="red"))
 
 
 def _line(run: Run) -> str:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from labctl.explain.gpu_loss import has_lost_gpu
 from labctl.explain.losses import IN_LOG
 from labctl.explain.material import (
     LOG,
@@ -231,6 +232,7 @@ def _explained(material: Material) -> bool:
     """Whether another rule says why it ended."""
     last = material.log.rstrip().rpartition("\n")[2]
     known = any(saying.pattern.search(material.log) for saying in SAYINGS)
+    known = known or has_lost_gpu(material)
     return known or ran_out(material) is not None or IN_LOG.search(last) is not None
 
 

@@ -18,6 +18,10 @@ NVML_THROTTLE = Source(
     title="NVIDIA, NVML reference: reasons for lower clocks",
     url="https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html",
 )
+GPU_LOSS = Source(
+    title="NVIDIA Container Toolkit, Troubleshooting: containers losing access to GPUs",
+    url="https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
+)
 GPU_BACKGROUND = Source(
     title="NVIDIA, GPU Performance Background: limited by arithmetic, memory or latency",
     url="https://docs.nvidia.com/deeplearning/performance/dl-performance-gpu-background/",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from labctl.explain import data, ending, gpu, learning, losses, memory
+from labctl.explain import data, ending, gpu, gpu_loss, learning, losses, memory
 from labctl.explain.material import Finding, Material, Rule, Unknown
 from labctl.model import Value
 
 RULES: tuple[Rule, ...] = (
+    *gpu_loss.RULES,
     *ending.RULES,
     *memory.RULES,
     *losses.RULES,

@@ -11,6 +11,7 @@ from typing import Any
 
 from .docker import docker
 from .engine import inspect
+from .gpu_access import lost_at
 from .place import (
     LIMIT,
     boot_token,
@@ -99,6 +100,7 @@ def look(directory: Path, seen: dict[str, dict[str, Any]]) -> dict[str, Any]:
     found = seen.get(name) or (inspect([name]).get(name) if name else None)
     ending = _ending(directory, spec, attempt, found)
     state.update(ending)
+    state.update(_gpu_loss(directory, name, state))
     if state["state"] in ("exited", "lost", "cancelled"):
         state["new_files"] = new_files(directory, spec.get("outputs", []))
         state["progress"] = _progress(directory)
@@ -112,6 +114,17 @@ def look(directory: Path, seen: dict[str, dict[str, Any]]) -> dict[str, Any]:
             # Told all the same; recorded by the first look that finds room.
             state["told"] += "; the server's disk is full"
     return state
+
+
+def _gpu_loss(directory: Path, container: str, state: dict[str, Any]) -> dict[str, Any]:
+    """gpu_lost_at, and what is said of the run then; {} where its container has its GPUs."""
+    since = lost_at(directory, container) if container else None
+    if since is None:
+        return {}
+    if state["state"] == "running":
+        return {"gpu_lost_at": since, "told": "its container has lost access to its GPU"}
+    told = f"{state.get('told', '')}; its container had lost access to its GPU"
+    return {"gpu_lost_at": since, "told": told.lstrip("; ")}
 
 
 def _ending(

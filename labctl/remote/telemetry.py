@@ -22,9 +22,12 @@ from urllib.parse import quote
 
 from . import engine
 from .gauges import Gauges
+from .gpu_access import Probe
 from .gpus import Gpu, Gpus, given
 from .place import home
 from .reply import Failure
+from .watch_signs import Account
+from .watch_tell import tell
 
 NAME = "telemetry.jsonl"
 LOCKS = Path("/var/tmp")
@@ -61,6 +64,8 @@ class Recorded:
         self.gauges = Gauges(container)
         self.attempt = int(container["Name"].rpartition("-")[2])
         self.began_s = self.due_s = time.monotonic()
+        has_gpu = bool((container.get("HostConfig") or {}).get("DeviceRequests"))
+        self.probe = Probe(container, self.directory) if has_gpu else None
 
     def line(self, gpus: list[Gpu]) -> dict[str, Any]:
         """{} once it has ended."""
@@ -110,6 +115,7 @@ def _record() -> None:
         if empty == PATIENCE:
             return
         write_due(recorded, gpus)
+        probe_gpus(recorded)
         time.sleep(max(0.1, LOOK_S - (time.monotonic() - began)))
 
 
@@ -173,6 +179,18 @@ def write_due(recorded: dict[str, Recorded], gpus: Gpus) -> None:
         one.due_s = one.due_s + every_s if one.due_s + every_s > now else now + every_s
         if line:
             append(one.directory / "logs", line)
+
+
+def probe_gpus(recorded: dict[str, Recorded]) -> None:
+    """See whether containers still have their GPUs; say it where somebody reads if not."""
+    for one in recorded.values():
+        # The run may have ended by now, or the engine be busy: the next round asks again.
+        with suppress(Failure, OSError, ValueError, KeyError):
+            if one.probe and one.probe.advance():
+                text = f"the container of run {one.directory.name} has lost access to its GPU"
+                text += f"; next: labctl explain {one.directory.name}"
+                logs = [one.directory / "logs" / "run.log"]
+                tell(Account(os.getuid(), os.getgid()), text, logs)
 
 
 def append(logs: Path, body: dict[str, Any]) -> bool:

@@ -36,8 +36,8 @@ from .watch_place import (
     shown,
 )
 from .watch_timer import FILE
+from .watch_unit import ensure_unit
 
-UNIT = Path("/etc/systemd/system/labctl-watchdog.service")
 DEADLINE_S = 15.0
 POLL_S = 0.02
 DECISIONS = 5
@@ -57,8 +57,11 @@ def guard(request: dict[str, Any]) -> dict[str, Any]:
         body = _merged(read_json(place / "limits.json"), request)
         write_json(place / "limits.json", body, 0o644 if os.geteuid() == 0 else 0o600)
         program = _installed(place)
-        _ensure(place, program)
-    return {"watch": _ticked(place, body["edition"], program.name)}
+        is_current = _ensure(place, program)
+        if is_current:
+            _remove_earlier(place, program)
+    version = program.name if is_current else ""
+    return {"watch": _ticked(place, body["edition"], version)}
 
 
 def extend(request: dict[str, Any]) -> dict[str, Any]:
@@ -158,61 +161,30 @@ def _installed(place: Path) -> Path:
         for path in (fresh, *fresh.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)  # the lab's account runs it too
         fresh.rename(target)
-    for old in place.glob("remote-*"):
-        if old != target:
-            shutil.rmtree(old, ignore_errors=True)
     return target
 
 
-def _ensure(place: Path, program: Path) -> None:
-    """A watchdog of this program runs; one of another version makes way."""
+def _remove_earlier(place: Path, program: Path) -> None:
+    for earlier in place.glob("remote-*"):
+        if earlier != program:
+            shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _ensure(place: Path, program: Path) -> bool:
+    """Have a watchdog of this program run; False where one of another version goes on for now."""
     if os.geteuid() == 0 and Path("/run/systemd/system").is_dir() and shutil.which("systemctl"):
-        _ensure_unit(place, program)
-        return
+        return ensure_unit(place, program)
     lock = Lock(place)
     pid = lock.holder()
     if pid and read_json(place / "status.json").get("version") == program.name:
         ring(place)
-        return
+        return True
     if pid:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         _until(lambda: not lock.holder(), "the earlier watchdog does not end")
     _spawn(place, program)
-
-
-def unit_text(place: Path, program: Path) -> str:
-    return f"""[Unit]
-Description=labctl's watchdog: ends this server at its deadline, its budget, or when idle
-After=docker.service
-# Tried again for ever: systemd would give up after five quick crashes, and nothing would end this.
-StartLimitIntervalSec=0
-
-[Service]
-ExecStart={sys.executable} {program} watchdog {place}
-StandardInput=null
-Restart=always
-RestartSec=1
-KillMode=process
-OOMScoreAdjust=-1000
-
-[Install]
-WantedBy=multi-user.target
-"""
-
-
-def _ensure_unit(place: Path, program: Path) -> None:
-    text = unit_text(place, program)
-    same = UNIT.exists() and UNIT.read_text() == text
-    if same and Lock(place).holder():
-        ring(place)
-        return
-    write_text(UNIT, text)
-    for words in (["daemon-reload"], ["enable", UNIT.name], ["restart", UNIT.name]):
-        done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            said = f"systemctl {words[0]} failed"
-            raise Failure("server", said, done.stderr.strip()[-1000:], "labctl doctor")
+    return True
 
 
 def start_script(place: Path, program: Path) -> str:

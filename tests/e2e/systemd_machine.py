@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from lab_directory import LabDirectory, make_lab
 from lab_servers import ROOT, wait_for
 from sshd_container import Sshd, docker, greets
 
@@ -14,6 +15,17 @@ from labctl.actions.host_keys import make_key
 from labctl.providers.local import engine
 from labctl.providers.local.container import CAPABILITIES
 
+STATIC = """\
+lab: {name}
+server:
+  provider: static
+  static:
+    hosts: [{{host: 127.0.0.1, port: {port}, user: student, identity: {key}}}]
+  ttl: 8h
+image: {image}
+run: sh train.sh
+outputs: [checkpoints, logs]
+"""
 CONTEXT = ROOT / "tests" / "systemd-machine"
 
 
@@ -24,8 +36,11 @@ def build_image(server_image: str) -> str:
 
 
 @contextmanager
-def machine(image: str, folder: Path) -> Iterator[Sshd]:
-    """A running one that `student` may log in to; `folder` gets the private key."""
+def machine(image: str, folder: Path, options: Sequence[str] = ()) -> Iterator[Sshd]:
+    """A running one that `student` may log in to; `folder` gets the private key.
+
+    `options` are further words for `docker run`.
+    """
     box = Sshd(f"labctl-test-systemd-{uuid.uuid4().hex[:8]}", folder / "key")
     public = make_key(box.key)
     rights = [word for name in CAPABILITIES for word in ("--cap-add", name)]
@@ -36,7 +51,7 @@ def machine(image: str, folder: Path) -> Iterator[Sshd]:
     docker(
         *("run", "-d", "--name", box.name, "-p", "127.0.0.1::22", "-e", "container=docker"),
         *(*rights, "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"),
-        *(*cgroups, "--tmpfs", "/run", "--tmpfs", "/run/lock"),
+        *(*options, *cgroups, "--tmpfs", "/run", "--tmpfs", "/run/lock"),
         *("-e", f"LABCTL_AUTHORIZED_KEY={public}", image),
     )
     try:
@@ -45,3 +60,25 @@ def machine(image: str, folder: Path) -> Iterator[Sshd]:
         yield box
     finally:
         docker("rm", "--force", "--volumes", box.name)
+
+
+def load_image(box: Sshd, image: str, folder: Path) -> None:
+    """Copy an image of this machine's engine to the one on the box."""
+    docker("save", "-o", str(folder / "image.tar"), image)
+    docker("cp", str(folder / "image.tar"), f"{box.name}:/root/image.tar")
+    box.sh("docker load -q -i /root/image.tar")
+
+
+@contextmanager
+def lab_on(box: Sshd, folder: Path, base_image: str, image: str) -> Iterator[LabDirectory]:
+    """A lab on that machine, as a student without root's rights has it."""
+    made = make_lab(folder, "campus", base_image)
+    made.environ["LABCTL_YES"] = "1"
+    text = STATIC.format(name="campus", port=box.port, key=box.key, image=image)
+    (made.root / "lab.yaml").write_text(text)
+    known_hosts = Path(made.environ["HOME"]) / ".ssh" / "known_hosts"
+    known_hosts.parent.mkdir()
+    known_hosts.write_text(f"[127.0.0.1]:{box.port} {box.host_key}\n")
+    made.labctl("up", "--yes")
+    yield made
+    made.labctl("down", "--yes", "--discard")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from lab_directory import UNTIL_GO, LabDirectory
 from lab_servers import wait_for
 
+from labctl.remote.gpu_access import EVERY_S, FIRST_S, STATE
 from labctl.telemetry import TELEMETRY_FILE, read_samples
 
 pytest_plugins = ["lab_fixture"]
@@ -98,3 +101,48 @@ def test_what_the_gpus_do_is_kept_with_a_run_and_shown_live(gpu_lab: LabDirector
     assert first.processes >= 2
     assert [gpu.power_w for gpu in first.gpus] == [41.52, 9.87]
     assert first.gpus[0].energy_j is None
+
+
+def take_gpu_away(lab: LabDirectory, run: str) -> None:
+    """What a reload of systemd does to a container: its device rules no longer name the GPU.
+
+    With cgroup v2 the rules are a program in the kernel; the nodes' rights have the same effect.
+    """
+    container = lab.inspected(run)
+    cgroup = lab.sh(
+        f"find /sys/fs/cgroup/devices -type d -name {container['Id']} 2>/dev/null", check=False
+    ).strip()
+    if cgroup:
+        lab.sh(f"echo 'c 1:7 rwm' > {cgroup}/devices.deny")
+    else:
+        pid = container["State"]["Pid"]
+        lab.sh(f"nsenter --target {pid} --mount -- sh -c 'chmod 0 /dev/nvidia*'")
+
+
+def test_a_container_that_loses_its_gpu_is_named_everywhere(gpu_lab: LabDirectory) -> None:
+    gpu_lab.labctl("run", "--detach", "--id", "bereft", "--", "sh", "-c", UNTIL_GO)
+    file = f"{gpu_lab.place('bereft')}/.labctl/{STATE}"
+
+    def access() -> dict[str, float | None]:
+        return json.loads(gpu_lab.student(f"cat {file} 2>/dev/null", check=False) or "{}")
+
+    try:
+        wait_for(lambda: access().get("opened_at"), FIRST_S + 60)
+        assert gpu_lab.json("status", "--refresh")["runs"][0]["gpu_lost_at"] is None
+        take_gpu_away(gpu_lab, "bereft")
+        seen = gpu_lab.labctl("exec", "--run", "bereft", "--", "nvidia-smi", "-L", code=255)
+        assert "Failed to initialize NVML: Unknown Error" in seen.stdout
+        wait_for(lambda: access().get("lost_at"), EVERY_S + 60)
+        status = gpu_lab.labctl("status", "--refresh").stdout
+        explained = gpu_lab.json("explain", "bereft")
+    finally:
+        gpu_lab.let_go("bereft")
+    assert "bereft has lost its GPU; next: labctl explain bereft" in status
+    (finding,) = [one for one in explained["findings"] if one["rule"] == "gpu-lost"]
+    assert finding["next"].startswith("labctl cancel bereft && labctl run")
+    followed = gpu_lab.labctl("logs", "-f", "bereft")
+    assert "the container of run bereft has lost access to its GPU" in followed.stdout
+    assert "its container had lost access to its GPU" in followed.stderr
+    run = gpu_lab.seen("bereft")
+    assert run["exit_code"] == 0
+    assert run["gpu_lost_at"] == access()["lost_at"]

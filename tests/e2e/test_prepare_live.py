@@ -177,6 +177,9 @@ def test_nvidia_toolkit_from_a_stand_in_repository(
     assert daemon["runtimes"]["nvidia"]["path"] == "nvidia-container-runtime"
     assert daemon["registry-mirrors"] == DAEMON_JSON["registry-mirrors"]
     assert probe(alice.transport).nvidia_runtime
+    links = "system create-dev-char-symlinks --create-all"
+    assert alice.box.sh("cat /root/nvidia-ctk").splitlines()[-1] == links
+    assert links in alice.box.sh("cat /etc/udev/rules.d/71-nvidia-dev-char.rules")
     output, changed = by_hand(inventory, *words)
     assert changed == 0, output
 
@@ -189,7 +192,9 @@ def offer_toolkit(box: Sshd, version: str) -> None:
         rm -rf /srv/nvidia && mkdir -p /srv/nvidia /tmp/pkg/DEBIAN /tmp/pkg/usr/bin
         cd /srv/nvidia
         printf '#!/bin/sh\\n' > /tmp/pkg/usr/bin/nvidia-container-runtime-hook
-        chmod 755 /tmp/pkg/usr/bin/nvidia-container-runtime-hook
+        printf '#!/bin/sh\\necho "$*" >> /root/nvidia-ctk\\nln -sf ../full /dev/char/195:255\\n' \\
+            > /tmp/pkg/usr/bin/nvidia-ctk
+        chmod 755 /tmp/pkg/usr/bin/*
         printf '%s\\n' 'Package: nvidia-container-toolkit' 'Version: {version}' \\
             'Architecture: all' 'Maintainer: Lab <lab@lab.example>' \\
             'Description: stand-in' > /tmp/pkg/DEBIAN/control

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_directory import LabDirectory, make_lab
+from lab_directory import LabDirectory
 from lab_servers import wait_for
-from sshd_container import Sshd, docker
-from systemd_machine import build_image, machine
+from sshd_container import Sshd
+from systemd_machine import build_image, lab_on, load_image, machine
 
 from labctl.actions.connections import Connections
 from labctl.actions.remote import Remote
@@ -17,28 +17,13 @@ from labctl.transports.openssh import OpenSshTransport
 
 pytestmark = pytest.mark.engine
 
-STATIC = """\
-lab: {name}
-server:
-  provider: static
-  static:
-    hosts: [{{host: 127.0.0.1, port: {port}, user: student, identity: {key}}}]
-  ttl: 8h
-image: {image}
-run: sh train.sh
-outputs: [checkpoints, logs]
-"""
-
 
 @pytest.fixture(scope="module")
 def box(
     server_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sshd]:
     with machine(build_image(server_image), tmp_path_factory.mktemp("systemd")) as made:
-        archive = tmp_path_factory.mktemp("image") / "small.tar"
-        docker("save", "-o", str(archive), small_image)
-        docker("cp", str(archive), f"{made.name}:/root/small.tar")
-        made.sh("docker load -q -i /root/small.tar")
+        load_image(made, small_image, tmp_path_factory.mktemp("image"))
         made.sh("loginctl enable-linger student")  # as labctl's playbook does
         yield made
 
@@ -47,17 +32,8 @@ def box(
 def lab(
     box: Sshd, small_image: str, base_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LabDirectory]:
-    """A lab on that machine, as a student without root's rights has it."""
-    made = make_lab(tmp_path_factory.mktemp("lab"), "campus", base_image)
-    made.environ["LABCTL_YES"] = "1"
-    text = STATIC.format(name="campus", port=box.port, key=box.key, image=small_image)
-    (made.root / "lab.yaml").write_text(text)
-    known_hosts = Path(made.environ["HOME"]) / ".ssh" / "known_hosts"
-    known_hosts.parent.mkdir()
-    known_hosts.write_text(f"[127.0.0.1]:{box.port} {box.host_key}\n")
-    made.labctl("up", "--yes")
-    yield made
-    made.labctl("down", "--yes", "--discard")
+    with lab_on(box, tmp_path_factory.mktemp("lab"), base_image, small_image) as made:
+        yield made
 
 
 def log_out(box: Sshd) -> None:

@@ -304,3 +304,28 @@ def test_samples_that_measured_nothing_are_no_zeros() -> None:
     made = material(samples=tuple(Sample(at=1000.0 + 10 * n) for n in range(30)))
     assert findings(made) == {}
     assert "could not measure" in unknown(made)["processor-use"].why
+
+
+NVML_LOST = "epoch 3\nFailed to initialize NVML: Unknown Error\nepoch 4\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "log", "evidence"),
+    [
+        ({"gpu_lost_at": 1500.0}, "epoch 3\n", "1970-01-01 00:25:00 UTC"),
+        ({}, NVML_LOST, "Failed to initialize NVML: Unknown Error"),
+        (
+            {"exit_code": 1, "gpu_lost_at": 1500.0},
+            "RuntimeError: CUDA error: unknown error\n",
+            "1970-01-01 00:25:00 UTC",
+        ),
+    ],
+)
+def test_a_container_without_its_gpu_is_named(
+    fields: dict[str, Any], log: str, evidence: str
+) -> None:
+    made = material(run=run(**fields), log=log)
+    found = findings(made)
+    assert evidence in found["gpu-lost"].evidence[0].said
+    assert "exception" not in found
+    assert "gpu-lost" not in findings(material(log="epoch 3\n"))

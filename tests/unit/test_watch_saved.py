@@ -17,10 +17,11 @@ from labctl.actions.remote import files
 from labctl.remote import store, watch_disk, watch_end, watch_ending, watch_saved
 from labctl.remote.reply import Failure
 from labctl.remote.watch_end import Plan, fate
-from labctl.remote.watch_install import _merged, start_script, unit_text
+from labctl.remote.watch_install import _merged, start_script
 from labctl.remote.watch_processes import transfer_name
 from labctl.remote.watch_saved import Unsaved
 from labctl.remote.watch_signs import Account, _kernel
+from labctl.remote.watch_unit import unit_text
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
@@ -310,7 +311,7 @@ def test_a_default_ttl_begins_now_on_a_server_that_had_none() -> None:
 
 
 def test_the_unit_comes_back_whatever_ends_it() -> None:
-    text = unit_text(Path("/var/lib/labctl/watchdog"), Path("/var/lib/labctl/watchdog/remote-1"))
+    text = unit_text(Path("/var/lib/labctl/watchdog"))
     assert "Restart=always" in text
     assert "OOMScoreAdjust=-1000" in text
     script = start_script(Path("/place"), Path("/place/remote-1"))

@@ -1,0 +1,60 @@
+"""When a container counts as one that has lost its GPU, and which containers have one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.remote.gpu_access import NO_NODES, OPENED, REFUSED, STATE, Access, judge, lost_at
+from labctl.remote.place import write_json
+from labctl.remote.systemd_reload import has_gpu
+
+
+@pytest.mark.parametrize(
+    ("codes", "lost"),
+    [
+        ((OPENED, REFUSED, REFUSED), 2.0),
+        ((OPENED, REFUSED, REFUSED, REFUSED), 2.0),
+        ((OPENED, REFUSED, None, REFUSED), 2.0),
+        ((OPENED, REFUSED), None),
+        ((OPENED, REFUSED, OPENED, REFUSED), None),
+        ((OPENED, REFUSED, REFUSED, OPENED), None),
+        ((REFUSED, REFUSED, REFUSED), None),  # never had access
+        ((OPENED, None, None), None),  # no answer is no refusal
+        ((OPENED, 137, 137), None),  # the container was just stopped
+        ((NO_NODES, NO_NODES), None),
+    ],
+)
+def test_a_loss_is_access_that_was_there_and_is_refused_twice(
+    codes: tuple[int | None, ...], lost: float | None
+) -> None:
+    access = Access()
+    for at, code in enumerate(codes, start=1):
+        access = judge(access, code, float(at))
+    assert access.lost_at == lost
+
+
+def test_a_loss_is_of_one_attempts_container_alone(tmp_path: Path) -> None:
+    assert lost_at(tmp_path, "lab-night-1") is None
+    (tmp_path / ".labctl").mkdir()
+    body = {"container": "lab-night-1", **Access(1.0, 2.0, 2.0)._asdict()}
+    write_json(tmp_path / ".labctl" / STATE, body)
+    assert lost_at(tmp_path, "lab-night-1") == 2.0
+    assert lost_at(tmp_path, "lab-night-2") is None
+
+
+@pytest.mark.parametrize(
+    ("host_config", "expected"),
+    [
+        ({"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]}, True),
+        ({"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=0"]}]}, True),
+        ({"DeviceRequests": None, "Runtime": "nvidia"}, True),
+        ({"Devices": [{"PathOnHost": "/dev/nvidia0"}]}, True),
+        ({"DeviceRequests": None, "Runtime": "runc", "Devices": None}, False),
+        ({"Devices": [{"PathOnHost": "/dev/fuse"}]}, False),
+    ],
+)
+def test_containers_with_a_gpu_are_known(host_config: dict[str, Any], expected: bool) -> None:
+    assert has_gpu(host_config) is expected
