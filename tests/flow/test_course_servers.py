@@ -18,7 +18,7 @@ from labctl.actions.courses.material import NAME, take
 from labctl.actions.courses.plan import plan
 from labctl.actions.courses.remains import asked
 from labctl.actions.courses.seated import Done, News
-from labctl.actions.courses.servers import up
+from labctl.actions.courses.servers import of_course, up
 from labctl.actions.courses.status import status
 from labctl.actions.courses.together import message, push, run_of
 from labctl.actions.kept import SAVED
@@ -605,3 +605,9 @@ def test_what_is_to_be_typed_for_a_seat_of_before_never_means_the_teams(ml: Clas
     assert len(ml.cloud.machines) == 3
     with pytest.raises(NotFoundError):
         ml.staff().folder.chosen(["former:bob"])
+
+
+def test_a_next_step_on_a_server_is_the_courses(ml: Class) -> None:
+    """There is no lab.yaml where staff works."""
+    said = of_course("labctl ssh -- systemctl status docker", ml.seat("alice"))
+    assert said == "labctl course ssh alice -- systemctl status docker"

@@ -303,4 +303,5 @@ def of_course(text: str, seat: Seat) -> str:
     said = text.replace(seat.lab, seat.name).replace("lab.yaml", "course.yaml")
     said = said.replace("labctl down --discard", f"labctl course down --only {seat.name} --discard")
     said = said.replace("labctl down --forget", "labctl course down --forget")
+    said = said.replace("labctl ssh --", f"labctl course ssh {seat.name} --")
     return re.sub(r"labctl down$", f"labctl course down --only {seat.name}", said)
