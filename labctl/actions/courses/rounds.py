@@ -343,7 +343,7 @@ class Rounds:
         words = {
             "budget": "its budget is used up",
             "time": "its time is over",
-            "left": "nobody of it is in the course any more",
+            "left": "its students left the course or changed teams",
             "class": "class is over and nothing runs there",
         }
         self.tell(seat.name, f"its server is ended: {words[why]}")
