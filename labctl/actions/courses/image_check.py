@@ -69,7 +69,7 @@ def load_image(ground: Ground, server: Server, where: str) -> Check:
         return Check(
             name=NAME,
             ok=False,
-            detail=f"{wanted} does not get onto {where}: {said}",
+            detail=f"{wanted} cannot be loaded onto {where}: {said}",
             next=error.hint or "name another image in course.yaml",
         )
-    return Check(name=NAME, ok=True, detail=f"{wanted} came to {where}")
+    return Check(name=NAME, ok=True, detail=f"{wanted} was loaded onto {where}")
