@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from course_keeper_ground import KEY, OFFER, Pretended, asked, course_folder, create
 
-from labctl.actions.courses.desk import Desk
+from labctl.actions.courses.desk import ENDED_BY_STAFF, FOUND_GONE, Desk
 from labctl.errors import CapacityError, PolicyError, ProviderError
 
 OTHER = "bb" * 8
@@ -232,7 +232,8 @@ def test_a_server_that_went_by_itself_is_nobodys(desk: Desk, work: Pretended) ->
     ("line", "why"),
     [
         ({"why": "its budget is used up", "saved": "home"}, "its budget is used up"),
-        ({"why": "ended unseen: its hours count until that was noticed"}, ""),
+        ({"why": "ended unseen: its hours count until that was noticed"}, FOUND_GONE),
+        ({"why": "", "by": "prof"}, ENDED_BY_STAFF),
         ({"why": "ended unseen: its hours", "reason": "its time was over"}, "its time was over"),
     ],
 )
