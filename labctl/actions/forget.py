@@ -86,7 +86,9 @@ def require_consent(ground: Ground, names: Iterable[str], command: str) -> None:
     what = "one record" if len(listed) == 1 else f"{len(listed)} records"
     asked = Decision(
         question=f"forget {what} of {ground.config.name} without ending anything?",
-        detail="\n".join([*listed, "What still exists goes on billing, and labctl never ends it."]),
+        detail="\n".join(
+            [*listed, "Whatever still exists keeps billing, and labctl never ends it."]
+        ),
     )
     if not ground.reporter.ask(asked):
         raise PolicyError(

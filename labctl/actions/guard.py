@@ -12,7 +12,7 @@ from typing import Any
 from labctl.actions import deadlines
 from labctl.actions.ground import Ground
 from labctl.model import Server
-from labctl.providers import Guarded, Keep, Lease, Stoppable
+from labctl.providers import Guarded, Keep, Lease, Provider, Stoppable
 
 DECISIONS = 20
 EVENT = "guarded"
@@ -107,16 +107,30 @@ def _about(ground: Ground, server: Server) -> dict[str, Any]:
     return {"lab": ground.config.name, "lab_id": lab_id}
 
 
+def can_lose_results(ground: Ground) -> bool:
+    """Whether a server's time or budget ends it although its results are nowhere else.
+
+    Nobody sends them away then: no store, no keeper; and the disk is deleted with the server.
+    """
+    if isinstance(ground.provider, Guarded):
+        return False  # whoever armed its watchdog saves its results
+    return _disk_at_end(ground.provider) == "goes" and not (ground.saver_s or ground.config.store)
+
+
 def _ending(ground: Ground, server: Server) -> dict[str, Any]:
     """What the end of this provider's servers means, and what becomes of their disks."""
     provider = ground.provider
+    disk = _disk_at_end(provider)
     if isinstance(provider, Lease):
-        return {"kind": "release", "disk": "stays", "lease": server.id}
-    if not isinstance(provider, Keep):
-        disk = "stays" if isinstance(provider, Stoppable) else "goes"
-    else:
-        disk = "keepable" if provider.keeps_itself else "goes"
+        return {"kind": "release", "disk": disk, "lease": server.id}
     return {"kind": "poweroff", "disk": disk, "saver_s": ground.saver_s}
+
+
+def _disk_at_end(provider: Provider) -> str:
+    """What becomes of a disk when its server ends by itself: "stays", "keepable" or "goes"."""
+    if isinstance(provider, Keep):
+        return "keepable" if provider.keeps_itself else "goes"
+    return "stays" if isinstance(provider, Lease | Stoppable) else "goes"
 
 
 def _watch(reply: dict[str, Any]) -> dict[str, Any]:

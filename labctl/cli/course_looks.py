@@ -12,9 +12,10 @@ from labctl.cli.course_options import chosen, only_options, staff_of
 from labctl.cli.options import json_option, rest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from labctl.actions.courses.status import CourseNow, SeatNow
+    from labctl.courses.folder import Seat
 
 NARROW = 100
 
@@ -35,13 +36,26 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     from labctl.cli.screen import as_json
 
     course = open_course(ctx, quiet=json_)
-    found = status(staff_of(course), chosen(course, only, group), refresh=refresh)
+    unneeded = () if only or group else course.folder.unneeded_seats()
+    seats = [*chosen(course, only, group), *unneeded]
+    found = status(staff_of(course), seats, refresh=refresh)
     rest(ctx)
     if json_:
         as_json({name: getattr(found, name) for name in found.__struct_fields__})
     else:
         _draw(found)
+        _draw_unneeded(unneeded)
     ctx.exit(1 if any(one.error for one in found.seats) else 0)
+
+
+def _draw_unneeded(seats: Sequence[Seat]) -> None:
+    """Servers of students who left or changed teams: the roster has no seat for them any more."""
+    if not seats:
+        return
+    names = ",".join(one.name if one.students else f"former:{one.name}" for one in seats)
+    shown = ", ".join(one.name for one in seats)
+    click.echo(f"No longer needed (students left or changed teams): {shown}", err=True)
+    click.echo(f"  next: labctl course down --only {names}", err=True)
 
 
 def _draw(found: CourseNow) -> None:

@@ -72,7 +72,7 @@ def _draw(found: Plan) -> None:
     if found.running:
         _line("=", f"there already: {len(found.running)} seats")
     if found.to_end:
-        _line("-", f"to end, their students have left: {_names(found.to_end)}")
+        _line("-", f"to end, their students left or changed teams: {_names(found.to_end)}")
     click.echo()
     for line in folded(f"{what}; each ends {found.limits}"):
         click.echo(line)

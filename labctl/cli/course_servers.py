@@ -214,7 +214,7 @@ def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
         return
     for name in names:
         click.echo(f"forgotten: {name}")
-    click.echo("what still exists of it goes on billing")
+    click.echo("Whatever still exists of it keeps billing.")
 
 
 def _end_of_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None:

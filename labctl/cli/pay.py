@@ -291,7 +291,7 @@ def _forget(lab: Lab, json_: bool) -> None:
         return
     for name in names:
         click.echo(f"forgotten: {name}")
-    click.echo("what still exists of it goes on billing")
+    click.echo("Whatever still exists of it keeps billing.")
 
 
 def _left(one: Resource) -> str:

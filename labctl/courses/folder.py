@@ -140,6 +140,12 @@ class CourseFolder:
         """Return seats with these members, by name, whatever the roster says now."""
         return tuple(self._seat(name, list(students)) for name, students in members.items())
 
+    def unneeded_seats(self) -> tuple[Seat, ...]:
+        """Seats with a server that nobody needs: their students left or went into another team."""
+        unneeded = {*self._going()} - {one.name for one in self.seats()}
+        every = self.seats(active_only=False, former=True)
+        return tuple(one for one in every if one.name in unneeded)
+
     def _going(self) -> list[str]:
         """Seats of which the ledger knows no end of some server. A dot begins the course's own."""
         going: dict[str, set[str]] = {}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from labctl.actions import Event, Note, Step
+from labctl.actions.courses import open_course
 from labctl.actions.courses.seated import Done, News
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
@@ -67,6 +68,18 @@ def test_a_section_and_names_choose_seats(labctl: Any, course: Path) -> None:
     said = labctl("course", "status", "--only", "alcie")
     assert said.code == 4
     assert "did you mean alice?" in said.err
+
+
+def test_status_shows_servers_that_a_change_of_team_has_left_behind(
+    labctl: Any, course: Path
+) -> None:
+    detail = {"server_id": "i-1", "price_usd_per_hour": 0.5, "created_at": 1.0}
+    open_course(course).ledger.append("up", seat="eagles", **detail)
+    said = labctl("course", "status")
+    assert "eagles" in said.out
+    assert "No longer needed (students left or changed teams): eagles" in said.err
+    assert "next: labctl course down --only former:eagles" in said.err
+    assert "eagles" not in labctl("course", "status", "--only", "alice").out
 
 
 @pytest.mark.parametrize("bad", ["-oProxyCommand=x", "../alice", "a b", "alice;id"])

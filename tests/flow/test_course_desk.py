@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from course_keeper_ground import KEY, OFFER, Pretended, asked, course_folder, create
 
-from labctl.actions.courses.desk import Desk
+from labctl.actions.courses.desk import ENDED_BY_STAFF, FOUND_GONE, Desk
 from labctl.errors import CapacityError, PolicyError, ProviderError
 
 OTHER = "bb" * 8
@@ -141,6 +141,22 @@ def test_a_disk_that_is_full_leaves_no_seat_busy(
     assert found(desk, "alice", made)["state"] == "running"
 
 
+def test_a_log_that_cannot_be_written_leaves_no_seat_busy(
+    work: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    desk = Desk(work.folder, work, tell=full)
+    work.error = OSError("gone")
+    made = create(desk, "alice")
+    assert desk.wait(60)
+    work.error = None
+    desk.seat(work.folder.seat("alice")).go_on()
+    assert found(desk, "alice", made)["state"] == "running"
+
+
 def test_an_answer_waits_for_the_server_and_not_for_ever(desk: Desk, work: Pretended) -> None:
     work.gate.clear()
     made = create(desk, "alice")
@@ -216,7 +232,8 @@ def test_a_server_that_went_by_itself_is_nobodys(desk: Desk, work: Pretended) ->
     ("line", "why"),
     [
         ({"why": "its budget is used up", "saved": "home"}, "its budget is used up"),
-        ({"why": "ended unseen: its hours count until that was noticed"}, ""),
+        ({"why": "ended unseen: its hours count until that was noticed"}, FOUND_GONE),
+        ({"why": "", "by": "prof"}, ENDED_BY_STAFF),
         ({"why": "ended unseen: its hours", "reason": "its time was over"}, "its time was over"),
     ],
 )

@@ -192,8 +192,9 @@ def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
     assert bool(kept.course.cloud.machines) != hangs
 
 
+@pytest.mark.parametrize("rescued", [False, True], ids=["after-the-grace", "near-its-end"])
 def test_results_that_never_end_outlast_no_budget(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, rescued: bool
 ) -> None:
     """A student's server may send them for ever, and the lab is held meanwhile."""
     kept.course.add("alice", price=1.0, age_s=7300)
@@ -201,6 +202,8 @@ def test_results_that_never_end_outlast_no_budget(
     never = threading.Event()
     monkeypatch.setattr(rounds_module.ending, "down", lambda *_: never.wait(30) and [])
     monkeypatch.setattr(rounds_module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(rounds_module.rescue, "is_near_end", lambda *_: rescued)
+    monkeypatch.setattr(rounds_module.rescue, "await_end", lambda *_: "budget")
     kept.at += GRACE_S + 60
     kept.round()
     kept.at += rounds_module.SAVE_S

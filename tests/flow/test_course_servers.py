@@ -18,7 +18,7 @@ from labctl.actions.courses.material import NAME, take
 from labctl.actions.courses.plan import plan
 from labctl.actions.courses.remains import asked
 from labctl.actions.courses.seated import Done, News
-from labctl.actions.courses.servers import up
+from labctl.actions.courses.servers import of_course, up
 from labctl.actions.courses.status import status
 from labctl.actions.courses.together import message, push, run_of
 from labctl.actions.kept import SAVED
@@ -79,7 +79,7 @@ def test_a_class_is_one_question_and_a_server_each(ml: Class) -> None:
     assert [one.seat for one in found] == list(NAMES)
     assert all(one.made and not one.error for one in found)
     assert len(ml.cloud.machines) == 3
-    (asked_once,) = ml.reporter.asked
+    (asked_once,) = [one for one in ml.reporter.asked if one.about == "price"]
     assert "3 servers" in asked_once.question
     assert "1.50 dollars an hour" in asked_once.question
     assert "12.00 dollars at most" in asked_once.detail
@@ -92,6 +92,38 @@ def test_a_price_that_nobody_agrees_to_makes_nothing(ml: Class) -> None:
     with pytest.raises(PolicyError, match="nothing was started"):
         up(ml.staff(), ml.folder.seats())
     assert not ml.cloud.machines
+
+
+def test_a_class_whose_results_nobody_saves_at_the_end_is_started_by_who_types_it(
+    ml: Class,
+) -> None:
+    found = {one.name: one for one in check(ml.staff(), ml.folder.seats())}
+    assert not found["saving results"].ok
+    assert "store" in found["saving results"].next
+    ml.reporter.answers = [True, False]
+    with pytest.raises(PolicyError, match="nothing was started"):
+        up(ml.staff(), ml.folder.seats())
+    assert not ml.cloud.machines
+    assert [one.typed for one in ml.reporter.asked] == ["", "lose results"]
+    started(ml)
+    assert "saving results" in {one.name for one in check(ml.staff(), ml.folder.seats())}
+
+
+@pytest.mark.parametrize("saved_by", ["disk", "keeper", "store"])
+def test_a_class_whose_results_somebody_saves_is_one_question(
+    saved_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {
+        "keeper": "keeper: {host: keeper.example, user: labctl}\n",
+        "store": "store: s3://bucket/ml\n",
+    }
+    ml = a_class(tmp_path, monkeypatch, roster(NAMES), more.get(saved_by, ""))
+    if saved_by == "disk":
+        ml.cloud = KeepingCloud(ml.cloud.key)
+        monkeypatch.setattr(KeepingCloud, "keeps_itself", True)
+    assert "saving results" not in {one.name for one in check(ml.staff(), ml.folder.seats())}
+    up(ml.staff(), ml.folder.seats())
+    assert [one.about for one in ml.reporter.asked] == ["price"]
 
 
 def test_again_it_finds_what_is_there_and_asks_nothing(ml: Class) -> None:
@@ -573,3 +605,9 @@ def test_what_is_to_be_typed_for_a_seat_of_before_never_means_the_teams(ml: Clas
     assert len(ml.cloud.machines) == 3
     with pytest.raises(NotFoundError):
         ml.staff().folder.chosen(["former:bob"])
+
+
+def test_a_next_step_on_a_server_is_the_courses(ml: Class) -> None:
+    """There is no lab.yaml where staff works."""
+    said = of_course("labctl ssh -- systemctl status docker", ml.seat("alice"))
+    assert said == "labctl course ssh alice -- systemctl status docker"

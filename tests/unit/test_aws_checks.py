@@ -103,6 +103,7 @@ def test_missing_guards_are_mentioned(cloud: Cloud, tmp_path: Path) -> None:
     found = by_name(aws.check())
     assert "scheduler_role is not set" in found["deadline at AWS"].detail
     assert found["deadline at AWS"].next
+    assert found["deadline at AWS"].warning
     profile = found["instance profile"]
     assert "instance_profile is not set" in profile.detail
     assert (profile.ok, profile.warning) == (True, True)

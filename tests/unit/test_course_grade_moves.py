@@ -55,6 +55,7 @@ class Graders:
 
     scores: dict[str, float] = field(default_factory=dict)
     image: str = "x:1"
+    code: int = 0  # with which staff's own program ends
 
     def ready_image(self) -> str:
         return self.image
@@ -73,7 +74,8 @@ class Graders:
     def grade(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         student = next(one for one in self.scores if name_of(one) == request["submission"])
         results = json.dumps({"score": self.scores[student]})
-        return {"predict": RAN, "grade": RAN, "results": results}
+        judged = {**RAN, "outcome": "failed", "code": self.code} if self.code else RAN
+        return {"predict": RAN, "grade": judged, "results": results}
 
 
 @dataclass(frozen=True)
@@ -305,3 +307,42 @@ def test_a_correction_after_the_release_is_released_as_one(bed: Bed) -> None:
     collected_and_graded(bed)
     assert bed.course("grades", "hw3", "--release", "--yes").code == 0
     assert bed.canvas()["carol"] == "80"
+
+
+def test_grading_again_leaves_students_what_was_released_to_them(bed: Bed) -> None:
+    collected_and_graded(bed, "--release")
+    bed.graders.scores["bob"] = 60.0
+    collected_and_graded(bed, "--again")
+    assert {student: feedback_of(bed, student) for student in ("alice", "bob", "carol")} == {
+        "alice": 50,
+        "bob": 80,
+        "carol": 80,
+    }
+    bed.graders.code = 1  # staff's program is broken: nobody has a grade
+    assert bed.course("grade", "hw3", "--yes", "--again").code == 1
+    assert feedback_of(bed, "carol") == 80
+    said = bed.course("grades", "hw3")
+    assert "carol: 80 -> no grade (not graded yet)" in said.err
+    bed.graders.code = 0
+    collected_and_graded(bed)
+    assert bed.course("grades", "hw3", "--release", "--yes").code == 0
+    assert feedback_of(bed, "carol") == 60
+
+
+def feedback_of(bed: Bed, student: str) -> float | None:
+    """The score that the student reads with `labctl submit --grade`."""
+    found = Receiver(bed.folder.drop).feedback("hw3", student)
+    return None if found is None else found.score
+
+
+def test_a_grade_from_before_the_close_decides_no_team(bed: Bed) -> None:
+    bed.set_due(OPEN)
+    collected_and_graded(bed)
+    for file in (bed.path / ".course" / "grades").rglob("grade.json"):
+        record = json.loads(file.read_text())
+        file.write_text(json.dumps({**record, "at": DUE_AT - 50.0}))
+    bed.put_teams(alice="team-1", bob="", carol="team-1")
+    bed.set_due(CLOSED)
+    assert bed.course("collect", "hw3").code == 0
+    [line] = bed.folder.ledger.entries(kind="closed")
+    assert line.detail["seats"] == {"team-1": ["alice", "carol"], "bob": ["bob"]}

@@ -51,18 +51,21 @@ def _freeze(folder: CourseFolder, name: str, rules: AssignmentConfig, by: str) -
     known = frozen_members(folder.ledger.entries(kind="closed"), name, rules)
     if known is not None:
         return known
-    members, why = _members_now(folder, name)
+    members, why = _members_now(folder, name, closes_at)
     folder.ledger.append_all([closed_line(name, members, by, why)])
     # Of two processes that get here at once the first line counts.
     return frozen_members(folder.ledger.entries(kind="closed"), name, rules) or members
 
 
-def _members_now(folder: CourseFolder, name: str) -> tuple[Members, str]:
-    """The members to freeze: what a student was graded as, else the team in the roster."""
+def _members_now(folder: CourseFolder, name: str, closed_at: float) -> tuple[Members, str]:
+    """The members to freeze: what a student was graded as since the close, else the roster's team.
+
+    A grade from before the close says nothing: the team could still change then.
+    """
     shelf, found, moved = Shelf(folder, name), dict[str, tuple[str, ...]](), []
     for one in folder.students(active_only=False):
         record = shelf.read(one.id)
-        seat = record.seat if record is not None else one.seat
+        seat = record.seat if record is not None and record.at >= closed_at else one.seat
         if seat != one.seat:
             moved.append(one.id)
         found[seat] = (*found.get(seat, ()), one.id)

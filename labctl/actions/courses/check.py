@@ -10,14 +10,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from labctl.actions import attempts, provision, removal
+from labctl.actions import attempts, guard, provision, removal
 from labctl.actions.courses.ground import own_ground
 from labctl.actions.courses.image_check import NAME as IMAGE
 from labctl.actions.courses.image_check import check_image, judge_name, load_image
 from labctl.actions.courses.keeper_check import check_keeper
 from labctl.actions.courses.keys import DEFAULT_FILE, Keys
 from labctl.actions.courses.seated import SeatReporter
-from labctl.actions.courses.servers import ENDED, Staff, agreed
+from labctl.actions.courses.servers import ENDED, LOSS, LOSS_NEXT, Staff, agreed
 from labctl.actions.courses.together import ask_all
 from labctl.actions.courses.tried import not_let_in
 from labctl.actions.courses.work import no_deadline
@@ -54,6 +54,7 @@ def check(
         return [_failed("provider", error)]
     found = _of_provider(course, staff.course(plain=True))
     found += _of_class(staff, course, seats, listed)
+    found += _results(staff)
     keys = Keys(staff.folder, keys_file)
     found += _keys(staff, seats, keys)
     found += check_keeper(staff, keys)
@@ -125,6 +126,13 @@ def _deadline(staff: Staff, course: Ground, offer: Offer) -> list[Check]:
             next=mend if lack else "",
         )
     ]
+
+
+def _results(staff: Staff) -> list[Check]:
+    """Whether anybody saves what is on a server when its time or budget is over."""
+    if not guard.can_lose_results(staff.course(plain=True)):
+        return []
+    return [Check(name="saving results", ok=False, detail=LOSS, next=LOSS_NEXT)]
 
 
 def _price(course: Ground, offer: Offer, count: int) -> Check:

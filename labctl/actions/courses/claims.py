@@ -252,9 +252,9 @@ class SeatDesk:
                 pass
         except Exception as error:
             # Such as a full disk. Whoever waits is answered, and the next sweep goes on.
-            self._tell(as_lab_error(error, self._tell).what)
             with self._changed:
                 self._rest()
+            self._tell(as_lab_error(error, self._tell).what)
         except BaseException:
             with self._changed:
                 self._rest()

@@ -57,6 +57,8 @@ FIELDS: dict[str, dict[str, type]] = {
 CHECKED = ("hello", "offers")
 """What `labctl course check` asks, as any student does before `up`."""
 LIFE = ("up", "down")
+FOUND_GONE = "the keeper found it gone: its own limits, the provider or staff ended it"
+ENDED_BY_STAFF = "the course's staff ended it"
 MOST_EXTENSION_S = 7 * 86_400
 _ID = re.compile(r"[0-9a-f]{6,32}")
 _SERVER = re.compile(rf"{PROVIDER}-([0-9a-f]{{8}})-([0-9a-f]{{6,32}})")
@@ -237,7 +239,7 @@ class Desk:
         if not lines or lines[-1].kind == "up":
             return None
         last = lines[-1]
-        why = "" if last.why.startswith(UNSEEN) else last.why
+        why = FOUND_GONE if last.why.startswith(UNSEEN) else last.why or ENDED_BY_STAFF
         reason = str(last.detail.get("reason") or why)
         return {"at": last.at, "why": reason, "saved": str(last.detail.get("saved", ""))}
 

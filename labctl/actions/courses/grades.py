@@ -12,7 +12,7 @@ from labctl.actions.courses.shelf import Shelf
 from labctl.config.document import shown
 from labctl.config.reader import nearest
 from labctl.courses import formats
-from labctl.courses.folder import CourseFolder
+from labctl.courses.folder import CourseFolder, Seat
 from labctl.courses.gradebook import Grade, Stamp, read_grades
 from labctl.courses.importing import compare, load_keys, read_table_file
 from labctl.courses.released import as_released, is_complete, released_line, released_lines
@@ -47,17 +47,14 @@ def current_grades(
             hint=f"labctl course grades {near}" if near else f"edit {folder.config.path}",
         )
     released = released_lines(folder.ledger.entries(kind="released"), assignment)
-    seats = {
-        student: seat.name
-        for seat in assignment_seats(folder, assignment)
-        for student in seat.students
-    }
+    every = assignment_seats(folder, assignment)
+    seats = {student: seat.name for seat in every for student in seat.students}
     found = read_grades(
         folder.grades,
         assignment,
         rules.points,
         students,
-        _stamps(folder, assignment),
+        _stamps(folder, assignment, every),
         frozenset(released),
         seats,
     )
@@ -78,8 +75,8 @@ def keep_released(folder: CourseFolder, assignment: str, by: str = "") -> None:
     )
 
 
-def _stamps(folder: CourseFolder, assignment: str) -> dict[str, Stamp]:
-    """What the receiver stamped on the last submission of each."""
+def _stamps(folder: CourseFolder, assignment: str, seats: Sequence[Seat]) -> dict[str, Stamp]:
+    """What the receiver stamped on the last submission of each, by student and by seat."""
     receiver = Receiver(folder.drop)
     found = {}
     for student in receiver.students(assignment):
@@ -92,6 +89,10 @@ def _stamps(folder: CourseFolder, assignment: str) -> dict[str, Stamp]:
                 late_s=last.late_s,
                 penalty=last.penalty,
             )
+    for seat in seats:
+        own = [found[one] for one in (seat.name, *seat.students) if one in found]
+        if own:
+            found[seat.name] = max(own, key=lambda stamp: stamp.received)
     return found
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from labctl.actions import images
-from labctl.actions.courses.servers import Staff
+from labctl.actions.courses.servers import Staff, of_course
 from labctl.actions.courses.status import ground_of
 from labctl.actions.ground import Ground
 from labctl.courses.folder import Seat
@@ -38,7 +40,8 @@ def check_image(staff: Staff, up: Sequence[tuple[Seat, Server]]) -> Check:
         return judged
     for seat, server in up[:TRIED]:
         try:
-            return load_image(ground_of(staff, seat), server, seat.name)
+            found = load_image(ground_of(staff, seat), server, seat.name)
+            return msgspec.structs.replace(found, next=of_course(found.next, seat))
         except ConnectError:
             continue
     why = "no server can be reached to try it on" if up else "there is no server to try it on"
@@ -66,7 +69,7 @@ def load_image(ground: Ground, server: Server, where: str) -> Check:
         return Check(
             name=NAME,
             ok=False,
-            detail=f"{wanted} does not get onto {where}: {said}",
+            detail=f"{wanted} cannot be loaded onto {where}: {said}",
             next=error.hint or "name another image in course.yaml",
         )
-    return Check(name=NAME, ok=True, detail=f"{wanted} came to {where}")
+    return Check(name=NAME, ok=True, detail=f"{wanted} was loaded onto {where}")

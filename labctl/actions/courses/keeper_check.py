@@ -64,13 +64,13 @@ def _answers(folder: CourseFolder, provider: CourseProvider) -> list[Check]:
     except LabError as error:
         again = f"on the keeper's machine: labctl -C {folder.path} course serve"
         return [_failed(NAME, error, again)]
-    found = [Check(name=NAME, ok=True, detail=f"{place} answers as students meet it")]
+    found = [Check(name=NAME, ok=True, detail=f"{place} answers as it answers a student")]
     try:
         offers = provider.offers(Need())
     except LabError as error:
         again = "on the keeper's machine, as its account: labctl course check"
         return [*found, _failed("keeper's offers", error, again)]
-    detail = f"it offers {offers[0].type}" if offers else "it offers a seat nothing"
+    detail = f"it offers {offers[0].type}" if offers else "it has no offer for a seat"
     again = "" if offers else "raise server.max_price in course.yaml, or ask for less"
     return [*found, Check(name="keeper's offers", ok=bool(offers), detail=detail, next=again)]
 

@@ -140,10 +140,13 @@ class Rounds:
             server = look.servers.get(seat.lab_id)
             if allowance is not None:
                 self._warn(seat, own, usd, allowance, server)
-            if server is None or self._rescue(seat, server, usd, allowance):
+            if server is None:
                 continue
+            rescued = self._rescue(seat, server, usd, allowance)
             if why := self._over(seat, own, usd, allowance, server):
-                self._apart(seat.name, partial(self._end, seat, why))
+                if not rescued:
+                    self._apart(seat.name, partial(self._end, seat, why))
+                # Whoever brings the results home, it does not take for ever.
                 since = self._over_since.setdefault(server.id, self.now())
                 if self.now() - since > SAVE_S:
                     self._apart(f"{seat.name} late", partial(self._cut, seat, server))
@@ -340,7 +343,7 @@ class Rounds:
         words = {
             "budget": "its budget is used up",
             "time": "its time is over",
-            "left": "nobody of it is in the course any more",
+            "left": "its students left the course or changed teams",
             "class": "class is over and nothing runs there",
         }
         self.tell(seat.name, f"its server is ended: {words[why]}")

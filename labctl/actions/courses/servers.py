@@ -13,7 +13,16 @@ from functools import partial
 
 import msgspec
 
-from labctl.actions import Decision, Reporter, attempts, deadlines, fleet, images, provision
+from labctl.actions import (
+    Decision,
+    Reporter,
+    attempts,
+    deadlines,
+    fleet,
+    guard,
+    images,
+    provision,
+)
 from labctl.actions.courses import accrue
 from labctl.actions.courses.ground import baked, course_ground, seat_grounds
 from labctl.actions.courses.material import Material, bring, material
@@ -28,6 +37,12 @@ from labctl.state import State
 
 AT_ONCE = 32
 ENDED = ("ending", "terminated")
+LOSS = (
+    "unsaved results are lost when a server reaches its time or budget: the course has no keeper "
+    "and no store, and the disk is deleted with the server"
+)
+LOSS_NEXT = "add `keeper:` or `store:` to course.yaml, or server.aws.instance_profile"
+LOSS_TYPED = "lose results"
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,8 @@ def up(
     )
     there = {one.lab_id: one for one in listed if one.state not in ENDED}
     need = agreed(course, [one for one in grounds if one.lab_id not in there])
+    if need is not None:
+        _agree_to_lose_results(staff)
     told = [
         _with(ground, SeatReporter(seat.name, staff.reporter, agreed=True), need)
         for ground, seat in zip(grounds, seats, strict=True)
@@ -195,6 +212,16 @@ def agreed(course: Ground, fresh: Sequence[Ground]) -> Need | None:
     return msgspec.structs.replace(need, max_price_usd_per_hour=most)
 
 
+def _agree_to_lose_results(staff: Staff) -> None:
+    """PolicyError where nobody saves results at a server's end, and nobody types that they know."""
+    if not guard.can_lose_results(staff.course(plain=True)):
+        return
+    question = f"to start them all the same, type {LOSS_TYPED}"
+    asked = Decision(question=question, detail=LOSS, about="results", typed=LOSS_TYPED)
+    if not staff.reporter.ask(asked):
+        raise PolicyError("nothing was started", why=LOSS, hint=LOSS_NEXT)
+
+
 def _question(offer: Offer, count: int) -> str:
     market = "spot" if offer.spot else "on demand"
     price = offer.price_usd_per_hour
@@ -276,4 +303,5 @@ def of_course(text: str, seat: Seat) -> str:
     said = text.replace(seat.lab, seat.name).replace("lab.yaml", "course.yaml")
     said = said.replace("labctl down --discard", f"labctl course down --only {seat.name} --discard")
     said = said.replace("labctl down --forget", "labctl course down --forget")
+    said = said.replace("labctl ssh --", f"labctl course ssh {seat.name} --")
     return re.sub(r"labctl down$", f"labctl course down --only {seat.name}", said)

@@ -13,9 +13,8 @@ from labctl.config.identity import write_private
 from labctl.courses.folder import CourseFolder
 from labctl.courses.ledger import Draft
 from labctl.grading import record as records
-from labctl.grading.record import FEEDBACK, FILE, OUTPUT, RESULTS, Record
+from labctl.grading.record import FILE, OUTPUT, RESULTS, Record
 from labctl.grading.results import encode as encode_results
-from labctl.submissions.receiver import Receiver
 
 WRITTEN = "results.sha256"
 """The hashes of every results.json that grading wrote, each before the file itself."""
@@ -66,16 +65,13 @@ class Shelf:
     def put(self, made: Record, *, fresh: bool, said: str | None = None) -> tuple[str, ...]:
         """Write a grade down for everybody of its seat. `said` None leaves what was printed.
 
-        A `fresh` one takes back the feedback that was released for another submission. Returns
-        whose results.json was left alone, since a person had edited it.
+        Feedback that was released stays as it was released. Returns whose results.json was left
+        alone, since a person had edited it.
         """
         corrected = tuple(owner for owner in owners(made) if self.is_corrected(owner))
         for owner in owners(made):
             place = self.place(owner)
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if fresh:
-                (place / FEEDBACK).unlink(missing_ok=True)
-                Receiver(self.folder.drop).give(self.name, owner, None)
             if said is not None:
                 write_private(place / OUTPUT, said.encode("utf-8", "replace"))
             if owner not in corrected:

@@ -37,6 +37,7 @@ cat >> "$n" && mv -f "$n" "$f"
 """
 """Replaces every student's line by those on standard input; the keeper's own stays."""
 OFFERS_S = 60.0
+NOT_HANDED_OUT = "it could not be handed out"
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ class SeatWork:
 
     def _take_away(self, seat: Seat, server: Server) -> None:
         removal.remove(self._ground(seat), server)
-        accrue.ended(self.staff.folder, [(seat, server)], "keeper")
+        accrue.ended(self.staff.folder, [(seat, server)], "keeper", NOT_HANDED_OUT)
 
     def _costs(self, seat: Seat) -> bool:
         """Whether anything that the seat may have costs anything."""

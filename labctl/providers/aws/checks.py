@@ -172,6 +172,7 @@ def _guards(settings: AwsSettings) -> list[Check]:
         Check(
             name="deadline at AWS",
             ok=True,
+            warning=not ready,
             detail=settings.scheduler_role if ready else deadline,
             next="" if ready else f"{POLICY_PAGE} has that role and its policy",
         ),
