@@ -266,6 +266,21 @@ def test_the_account_is_asked_once_for_each_set_of_credentials(
     assert asked() == 2
 
 
+def test_a_server_that_aws_shows_ends_though_nobody_says_whose_the_credentials_are(
+    two: TwoAccounts, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = two.server()
+    monkeypatch.setattr("labctl.providers.aws.clients._ACCOUNT_IDS", {})
+    cloud.never("GetCallerIdentity", "RequestTimeout")
+    two.use("other")
+    assert two.labctl("down", "--discard", "--yes").code == 75
+    assert [one.id for one in two.recorded()] == [server.id]
+    two.use("work")
+    answer = two.labctl("down", "--discard", "--yes")
+    assert (answer.code, two.instances()) == (0, ["terminated"])
+    assert two.recorded() == []
+
+
 def use_another_region(two: TwoAccounts) -> None:
     """lab.yaml's `regions` as somebody changes it while things are in the first one."""
     path = two.home / "lab" / "lab.yaml"
