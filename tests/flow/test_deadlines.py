@@ -86,7 +86,7 @@ def test_the_plan_tells_the_default_its_cost_and_the_guards(lab: World) -> None:
     [asked] = reporter.asked
     for words in (
         "it stops itself after 12.0 h",
-        "(the default; --ttl or --budget sets another, --no-deadline none)",
+        "12.0 h is the default: --ttl or --budget changes it, --no-deadline removes it",
         "it costs 6.00 dollars at most",
         "guards: watchdog, first-boot timer, timer at cloud",
     ):
@@ -100,7 +100,7 @@ def test_the_plan_tells_why_there_is_no_timer_at_the_provider(
     reporter = Recorded()
     up(lab, reporter=reporter)
     plan = reporter.asked[0].detail
-    assert "guards: watchdog, first-boot timer; no timer at cloud: no role is set" in plan
+    assert "guards: watchdog, first-boot timer\nno timer at cloud: no role is set" in plan
 
 
 def test_a_free_server_has_no_deadline_that_nobody_asked_for(lab: World) -> None:
