@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 
 from labctl.actions.ground import Ground
-from labctl.errors import PolicyError
+from labctl.errors import LabError, PolicyError
 from labctl.model import ProviderAccount, Server
 from labctl.state import Attempt
 
@@ -36,7 +36,7 @@ def require_same_account(
     """
     name = ground.provider.name
     for server in servers:
-        mine = server.provider == name and is_elsewhere(ground, server.account)
+        mine = server.provider == name and _is_of_another(ground, server)
         if mine and not is_forgotten(ground, server):
             subject = f"the server {server.id} of {server.lab}"
             raise refusal(ground, server.account, subject, server.offer.price_usd_per_hour, command)
@@ -54,6 +54,18 @@ def is_elsewhere(ground: Ground, account: str) -> bool:
         return False
     here = ground.provider.get_account().id
     return bool(here) and here != account
+
+
+def _is_of_another(ground: Ground, server: Server) -> bool:
+    """As `is_elsewhere`. Where nobody says whose the credentials are, they are this account's if
+    they show its server: it can then be ended."""
+    try:
+        return is_elsewhere(ground, server.account)
+    except LabError:
+        found = ground.provider.find(server.id)
+        if found is None or found.account != server.account:
+            raise
+        return False
 
 
 def is_attributed(ground: Ground, account: str, *, costs: bool = True) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from labctl.actions import Note
 from labctl.actions.cost import HOUR_S, spent_usd
 from labctl.actions.ground import Ground
-from labctl.errors import BusyError, DeniedError, ThrottledError
+from labctl.errors import BusyError, DeniedError, LabError, ThrottledError
 from labctl.model import Need, Server
 from labctl.providers import Deadline, EndsBilling, FirstBoot, Guarded, Provider
 
@@ -196,15 +196,26 @@ def _set(ground: Ground, server: Server, at: float) -> None:
         return
     try:
         provider.set_deadline(server.id, at)
-    except (DeniedError, ThrottledError, BusyError) as error:
-        text = f"nothing at {provider.name} ends the server if it hangs: {error.what}"
-        if _known_at(ground, server):
-            text = f"the timer at {provider.name} was not moved: {error.what}"
-        ground.reporter.emit(Note(text=text, level="warning"))
-        if not isinstance(error, DeniedError) or _known_at(ground, server):
+    except LabError as error:
+        known = _known_at(ground, server)
+        if known is None and not isinstance(error, DeniedError | ThrottledError | BusyError):
+            raise
+        ground.reporter.emit(Note(text=_not_set(provider, known, at, error), level="warning"))
+        if known is not None or not isinstance(error, DeniedError):
             return
         at = 0.0
     ground.state.record(EVENT, lab_id=ground.lab_id, server_id=server.id, detail={"at": at})
+
+
+def _not_set(provider: Provider, known: float | None, at: float, error: LabError) -> str:
+    """What a timer that could not be set means; `known` is when the present one fires."""
+    if known is None:
+        return f"nothing at {provider.name} ends the server if it hangs: {error.what}"
+    text = f"the timer at {provider.name} was not moved: {error.what}"
+    if known >= at:
+        return text
+    left_h = max(0.0, known - time.time()) / HOUR_S
+    return f"{text}\n  it ends the server in {left_h:.1f} h without saving; next: labctl up"
 
 
 def _events(ground: Ground, server: Server) -> list[Any]:

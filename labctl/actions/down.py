@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from labctl.actions import (
     Decision,
@@ -165,6 +166,8 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
         for run_id in running:
             run, _ = runs.cancel(ground, server, run_id, GRACE_S)
             ground.reporter.emit(Note(text=f"{run.id}: {run.told}"))
+        # What a notebook saves after it was looked at would go with the server.
+        _stop_services(ground, server)
         pulled = work.pull(ground, server, [], everything=True)
         edits = work.save_edits(ground, server)
         unsaved = [
@@ -183,6 +186,12 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
         if isinstance(ground.provider, Lease):
             raise
     return sum(one.files for one in pulled), len(edits.saved)
+
+
+def _stop_services(ground: Ground, server: Server) -> None:
+    """Without an engine none runs; whether that matters at the end, `_save` knows."""
+    with suppress(EngineError):
+        work.stop_services(ground, server)
 
 
 def _told_missing(one: Missing) -> str:

@@ -84,9 +84,22 @@ class Ground:
             package_index=self.config.package_index,
             cache_dir=self.paths.cache_dir,
             everywhere=self.everywhere,
+            regions=self._regions_on_record(),
             talk=self.connections.talk,
             student_key=str(student_key(self.paths)),
         )
+
+    def _regions_on_record(self) -> tuple[str, ...]:
+        """Where the lab has, or an interrupted `up` may have made, what lab.yaml names no more."""
+        from labctl.actions.disks import on_record
+
+        name = self.config.server.provider
+        # Of every lab: a course's labs share one provider, and an open attempt is rare.
+        found = [one.offer.region for one in self.state.open_attempts() if one.provider == name]
+        found += [s.offer.region for s in self.state.servers(self.lab_id) if s.provider == name]
+        kept = [one.disk for one in on_record(self.state, self.lab_id)]
+        found += [disk.region for disk in kept if disk.provider == name]
+        return tuple(sorted(set(found) - {""}))
 
     def _settle(self, endpoint: Endpoint) -> Endpoint:
         return self.connections.settle_host_key(endpoint, self.reporter)

@@ -24,7 +24,9 @@ def describe_plan(
     lines = [f"{offer.provider} {offer_name(offer)}: {gpus}, {price:.4f} USD/h"]
     if offer.spot and offer.on_demand_usd_per_hour:
         saving = 1 - price / offer.on_demand_usd_per_hour
-        lines[0] += f" (on demand {offer.on_demand_usd_per_hour:.4f}: {saving:.0%} saved)"
+        lines.append(
+            f"  on demand it costs {offer.on_demand_usd_per_hour:.4f}: spot saves {saving:.0%}"
+        )
     lines += _ends(provider, need, offer, left_usd)
     if others:
         dearest = max(one.price_usd_per_hour for one in others)
@@ -48,7 +50,8 @@ def _ends(provider: Provider, need: Need, offer: Offer, left_usd: float | None) 
     lines = [f"it stops itself {said}"] if said else []
     span = deadlines.span_s(need, price, left_usd)
     if deadlines.is_default(need, price):
-        lines[0] += "\n  (the default; --ttl or --budget sets another, --no-deadline none)"
+        default = f"{deadlines.DEFAULT_TTL_S / HOUR_S:.1f} h is the default"
+        lines.append(f"  {default}: --ttl or --budget changes it, --no-deadline removes it")
     if span is None:
         lines.append(
             f"it has no deadline: {deadlines.worst_cost(price)}, until labctl down"
@@ -61,7 +64,7 @@ def _ends(provider: Provider, need: Need, offer: Offer, left_usd: float | None) 
         )
         lines.append(f"guards: {', '.join(deadlines.planned_guards(provider))}")
         if isinstance(provider, Deadline) and (lack := provider.deadline_lacks):
-            lines[-1] += f"; no timer at {provider.name}: {lack}"
+            lines.append(f"no timer at {provider.name}: {lack}")
     return lines
 
 

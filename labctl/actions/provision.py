@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -93,7 +94,8 @@ def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | No
     found = ground.as_ours(found, known)
     ground.state.save_server(found)
     if found.account:
-        accounts.note_profile(ground, ground.provider.get_account())
+        with suppress(LabError):  # it only makes a later refusal more helpful
+            accounts.note_profile(ground, ground.provider.get_account())
     cost.note_life(ground.state, found)
     for token in [attempt.token for attempt in ground.state.open_attempts(ground.lab_id)]:
         ground.state.end_attempt(token, "adopted")

@@ -258,10 +258,14 @@ def stopped(ground: Ground, names: tuple[str, ...]) -> list[Forward]:
     return [one for name in names or ("all",) for one in stop_forward(ground.state, name)]
 
 
+def stop_services(ground: Ground, server: Server) -> None:
+    serving.stop_service(ground.remote(server), ground.config.name, ground.lab_id)
+
+
 def tidy(ground: Ground, server: Server) -> None:
     """Leave no container of ours behind on a server that others may get next."""
+    stop_services(ground, server)
     remote = ground.remote(server)
-    serving.stop_service(remote, ground.config.name, ground.lab_id)
     remote.call("clear", {"lab": ground.config.name, "lab_id": ground.lab_id})
 
 

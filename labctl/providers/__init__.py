@@ -40,7 +40,7 @@ class Surroundings(Value, frozen=True):
     `talk` begins a talk in lines with a forced command: it takes an Endpoint and the request, and
     returns what `ask`s and `close`s. `student_key` is the private key that courses know.
     `cache_dir` may be deleted at any time. `everywhere` asks for every region, not only the
-    configured ones.
+    configured ones; `regions` are asked besides those, since something on record may be there.
     """
 
     data_dir: Path
@@ -55,6 +55,7 @@ class Surroundings(Value, frozen=True):
     cache_dir: Path | None = None
     place: str = ""
     everywhere: bool = False
+    regions: tuple[str, ...] = ()
     talk: Callable[[Endpoint, str], Any] | None = None
     student_key: str = ""
 

@@ -360,22 +360,35 @@ def _give_mode(staged: str, mode: int, found: os.stat_result) -> None:
         Path(staged).chmod(_mode(mode))
 
 
-def walk(root: Path, on_closed: Callable[[Path], None] | None = None) -> Iterator[Path]:
+def walk(
+    root: Path,
+    on_closed: Callable[[Path], None] | None = None,
+    on_link: Callable[[Path], None] | None = None,
+) -> Iterator[Path]:
     """Regular files below `root`, never through links, in order of name.
 
-    `on_closed` hears of each directory, or file in one, that this user may not look into.
+    `on_closed` hears of each directory, or file in one, that this user may not look into, and
+    `on_link` of each symbolic link.
     """
 
     def note(error: OSError) -> None:
         if on_closed and isinstance(error, PermissionError):
             on_closed(Path(os.fsdecode(error.filename)))
 
+    def note_link(path: Path) -> bool:
+        is_link = path.is_symlink()
+        if is_link and on_link:
+            on_link(path)
+        return is_link
+
     for directory, folders, names in os.walk(root, onerror=note):
         folders.sort()
+        for name in folders if on_link else ():
+            note_link(Path(directory) / name)
         for name in sorted(names):
             path = Path(directory) / name
             try:
-                if path.is_file() and not path.is_symlink():
+                if not note_link(path) and path.is_file():
                     yield path
             except PermissionError as error:
                 if on_closed is None:

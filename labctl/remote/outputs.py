@@ -23,6 +23,7 @@ GROWING = ("logs/*", "*.log", "*tfevents*")
 QUICK_BYTES = 1024 * 1024
 """With "quick", so much is hashed at once, and more only on its way."""
 MANIFEST = "manifest.json"
+OUTWARD = "a link to what is outside of the lab"
 Files = Dict[str, List[Any]]
 Open = Set[Tuple[int, int]]
 
@@ -108,8 +109,10 @@ class _Look:
         fresh: Files = {}
         files: Files = {}
         closed: set[Path] = set()
-        chosen = list(self._named(self._chosen(closed.add)))
+        links: set[Path] = set()
+        chosen = list(self._named(self._chosen(closed.add, links.add)))
         skipped = [[name, UNREADABLE] for _, name in self._named(sorted(closed))]
+        skipped += [[name, OUTWARD] for name in self._outward(sorted(links))]
         self._believe(name for _, name in chosen)
         for path, name in chosen:
             reason, entry = self._whole(path, name)
@@ -148,21 +151,36 @@ class _Look:
             if not name.startswith(".labctl/") and not _matches(name, NEVER):
                 yield path, name
 
-    def _chosen(self, on_closed: Callable[[Path], None]) -> Iterator[Path]:
+    def _outward(self, links: Iterable[Path]) -> Iterator[str]:
+        """Of these links, those among the outputs whose files nothing of the lab holds."""
+        lab = self.directory.parent.parent.resolve()
+        for link, name in self._named(links):
+            if not any(f"{name}/".startswith(f"{output}/") for output in self.outputs):
+                continue
+            # Many lead nowhere here: the run's container has other paths.
+            with contextlib.suppress(OSError, RuntimeError):
+                target = link.resolve()
+                if lab not in target.parents and (target.is_file() or target.is_dir()):
+                    yield name
+
+    def _chosen(
+        self, on_closed: Callable[[Path], None], on_link: Callable[[Path], None]
+    ) -> Iterator[Path]:
         if not self.everything:
             seen = set()
             for output in self.outputs:
                 place = inside(self.directory, output)
                 if place.is_symlink():
+                    on_link(place)
                     continue
-                for path in [place] if place.is_file() else walk(place, on_closed):
+                for path in [place] if place.is_file() else walk(place, on_closed, on_link):
                     if path not in seen:
                         seen.add(path)
                         yield path
             return
         text = self.directory / ".labctl" / "code.json"
         known = set(json.loads(text.read_text())) if text.exists() else set()
-        for path in walk(self.directory, on_closed):
+        for path in walk(self.directory, on_closed, on_link):
             name = str(path.relative_to(self.directory))
             if not (name.startswith("code/") and name[5:] in known):
                 yield path

@@ -22,7 +22,7 @@ from .reply import Failure
 from .root import account, as_root, may_sudo
 from .scope import ask_to_linger, scope_words
 from .watch_bell import ring
-from .watch_clocks import Limits, budget_left, carried, refusal, spoken
+from .watch_clocks import HOUR_AHEAD_S, Limits, budget_left, carried, refusal, spoken
 from .watch_place import (
     ROOT_DIR,
     Lock,
@@ -108,6 +108,7 @@ def _merged(known: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     if known.get("server_id") != request["server_id"]:
         known = {}
     before = known.get("limits", {})
+    asked = _with_given(known, before, asked)
     boot, now, wall = boot_id(), boottime_s(), time.time()
     elapsed = float(request.get("elapsed_s") or 0.0)
     if known:
@@ -134,12 +135,23 @@ def _merged(known: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _with_given(
+    known: dict[str, Any], before: dict[str, Any], asked: dict[str, Any]
+) -> dict[str, Any]:
+    """What is asked for. A default counts only where nobody has given this server a limit: an `up`
+    that repeats none of its options neither ends it early nor takes its budget away."""
+    given = {key: before[key] for key in ("ttl_s", "budget_usd") if before.get(key) is not None}
+    if not (asked.get("ttl_is_default") and given):
+        return asked
+    return {**asked, "ttl_s": None, "budget_whole_usd": known.get("budget_whole_usd"), **given}
+
+
 def _ttl_start_s(before: dict[str, Any], asked: dict[str, Any], elapsed_s: float) -> float:
     """When the ttl began (elapsed). A default one begins now on a server that had none so far:
-    nobody who started it could know of a limit that is over already."""
+    nobody who started it could know of a limit that is over already, or within the hour."""
     had_none = bool(before) and before.get("ttl_s") is None
-    is_over = not before and elapsed_s >= float(asked.get("ttl_s") or 0.0)
-    if asked.get("ttl_is_default") and (had_none or is_over):
+    is_near = not before and elapsed_s + HOUR_AHEAD_S >= float(asked.get("ttl_s") or 0.0)
+    if asked.get("ttl_is_default") and (had_none or is_near):
         return elapsed_s
     return float(before.get("from_s") or 0.0)
 

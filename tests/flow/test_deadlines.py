@@ -12,7 +12,7 @@ from lab_ground import Cloud, DiskCloud, Recorded, World, world
 
 from labctl.actions import deadlines, down, provision
 from labctl.actions.deadlines import DEFAULT_TTL_S, LEAST_S, MARGIN_S
-from labctl.errors import DeniedError, LabError, PolicyError
+from labctl.errors import CredentialsError, DeniedError, LabError, PolicyError, ThrottledError
 from labctl.model import Boot, Need, Server
 
 HOUR_S = 3600.0
@@ -86,7 +86,7 @@ def test_the_plan_tells_the_default_its_cost_and_the_guards(lab: World) -> None:
     [asked] = reporter.asked
     for words in (
         "it stops itself after 12.0 h",
-        "(the default; --ttl or --budget sets another, --no-deadline none)",
+        "12.0 h is the default: --ttl or --budget changes it, --no-deadline removes it",
         "it costs 6.00 dollars at most",
         "guards: watchdog, first-boot timer, timer at cloud",
     ):
@@ -100,7 +100,7 @@ def test_the_plan_tells_why_there_is_no_timer_at_the_provider(
     reporter = Recorded()
     up(lab, reporter=reporter)
     plan = reporter.asked[0].detail
-    assert "guards: watchdog, first-boot timer; no timer at cloud: no role is set" in plan
+    assert "guards: watchdog, first-boot timer\nno timer at cloud: no role is set" in plan
 
 
 def test_a_free_server_has_no_deadline_that_nobody_asked_for(lab: World) -> None:
@@ -205,6 +205,25 @@ def test_a_refused_timer_is_said_and_not_counted(lab: World) -> None:
     deadlines.follow(lab.ground(), server, watch)
     said = deadlines.describe(lab.ground(), server, watch)
     assert said.endswith("armed: watchdog, first-boot timer, timer at cloud")
+
+
+@pytest.mark.parametrize("error", [ThrottledError("too often"), CredentialsError("expired")])
+def test_a_timer_that_stays_behind_is_told_with_its_time(
+    lab: World, monkeypatch: pytest.MonkeyPatch, error: LabError
+) -> None:
+    """The watchdog was extended already, so that the command must not be typed again."""
+    cloud, reporter, server = cloud_of(lab), Recorded(), up(lab)
+
+    def fails(server_id: str, at: float) -> None:
+        raise error
+
+    monkeypatch.setattr(cloud, "set_deadline", fails)
+    deadlines.follow(lab.ground(reporter), server, {"ttl_left_s": 20 * HOUR_S})
+    assert f"the timer at cloud was not moved: {error.what}" in reporter.said
+    assert "it ends the server in 12.0 h without saving; next: labctl up" in reporter.said
+    monkeypatch.undo()
+    deadlines.follow(lab.ground(), server, {"ttl_left_s": 20 * HOUR_S})
+    assert cloud.timers[server.id] == pytest.approx(time.time() + 20 * HOUR_S + MARGIN_S, abs=5)
 
 
 def test_a_server_that_is_off_for_its_disks_sake_is_spared_by_the_timer(lab: World) -> None:

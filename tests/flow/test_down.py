@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -209,6 +210,52 @@ def test_a_file_outside_the_outputs_that_could_not_come_keeps_the_server(
     assert "labctl down --discard" in caught.value.hint
     assert ready.cloud.calls == ["create", "stop"]
     assert end(ready, discard=True).removed
+
+
+@pytest.mark.parametrize("name", ["checkpoints/best.pt", "logs"])
+def test_an_output_that_links_out_of_the_lab_keeps_the_server(ready: World, name: str) -> None:
+    """Somebody moved them to a larger disk."""
+    run = ready.machine.run_with("night", **{"model.pt": "weights"})
+    elsewhere = ready.machine.home / "scratch" / "moved"
+    elsewhere.parent.mkdir()
+    place = run / name
+    if place.is_dir():
+        place.rmdir()
+        elsewhere.mkdir()
+    else:
+        elsewhere.write_text("better weights")
+    place.symlink_to(elsewhere)
+    with pytest.raises(PolicyError, match="was not removed") as caught:
+        end(ready)
+    assert f"runs/night/{name}: a link to what is outside of the lab" in caught.value.why
+    assert ready.cloud.calls == ["create", "stop"]
+
+
+def test_links_to_what_is_saved_or_not_there_keep_no_server(ready: World) -> None:
+    run = ready.machine.run_with("night", **{"model.pt": "weights"})
+    (run / "checkpoints" / "latest.pt").symlink_to("model.pt")
+    (run / "checkpoints" / "gone.pt").symlink_to("/lab/run/checkpoints/model.pt")
+    (run / "venv").mkdir()
+    (run / "venv" / "python").symlink_to("/usr/bin/env")
+    assert end(ready).removed
+
+
+def test_what_a_notebook_saves_as_it_is_stopped_is_home(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = ready.machine.home / "labctl" / "digits" / "code"
+    ready.machine.run_with("night", **{"model.pt": "weights"})
+    stop_service = work.serving.stop_service
+
+    def stops(*about: Any) -> Any:
+        code.mkdir(exist_ok=True)
+        (code / "notes.ipynb").write_text("all of today's work")
+        return stop_service(*about)
+
+    monkeypatch.setattr(work.serving, "stop_service", stops)
+    assert end(ready).saved_edits == 1
+    [saved] = (ready.home / "lab" / "server-edits").rglob("notes.ipynb")
+    assert saved.read_text() == "all of today's work"
 
 
 def test_an_edit_with_an_odd_name_keeps_the_server(ready: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sqlite3
 import sys
 import time
 from collections.abc import Callable
@@ -263,3 +264,59 @@ def test_the_account_is_asked_once_for_each_set_of_credentials(
     for profile, account in (("work", WORK), ("work", WORK), ("other", OTHER)):
         assert two.lab(profile).ground.provider.get_account().id == account
     assert asked() == 2
+
+
+def test_a_server_that_aws_shows_ends_though_nobody_says_whose_the_credentials_are(
+    two: TwoAccounts, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = two.server()
+    monkeypatch.setattr("labctl.providers.aws.clients._ACCOUNT_IDS", {})
+    cloud.never("GetCallerIdentity", "RequestTimeout")
+    two.use("other")
+    assert two.labctl("down", "--discard", "--yes").code == 75
+    assert [one.id for one in two.recorded()] == [server.id]
+    two.use("work")
+    answer = two.labctl("down", "--discard", "--yes")
+    assert (answer.code, two.instances()) == (0, ["terminated"])
+    assert two.recorded() == []
+
+
+def use_another_region(two: TwoAccounts) -> None:
+    """lab.yaml's `regions` as somebody changes it while things are in the first one."""
+    path = two.home / "lab" / "lab.yaml"
+    path.write_text(path.read_text().replace(f"regions: [{REGION}]", "regions: [us-west-2]"))
+
+
+@pytest.mark.parametrize("age_s", [0.0, 3600.0])
+def test_an_interrupted_up_is_looked_for_in_its_own_region(two: TwoAccounts, age_s: float) -> None:
+    """Killed between AWS's answer and the record of it; the region is changed; then `down`."""
+    lab = two.lab("work")
+    state, server = lab.ground.state, two.server()
+    [made] = state.events(lab_id=lab.ground.lab_id, kind="attempt", limit=1)
+    state.drop_server(server.id)
+    connection = sqlite3.connect(lab.ground.paths.database)
+    with connection:
+        connection.execute(
+            "UPDATE attempts SET outcome = '', created_at = ? WHERE token = ?",
+            (time.time() - age_s, made.detail["token"]),
+        )
+    connection.close()
+    assert [one.offer.region for one in state.open_attempts()] == [REGION]
+    use_another_region(two)
+    answer = two.labctl("down", "--discard", "--yes")
+    assert (answer.code, two.instances()) == (0, ["terminated"])
+    assert server.id in answer.out
+
+
+def test_an_expired_disk_goes_though_its_region_is_not_asked_any_more(two: TwoAccounts) -> None:
+    from labctl.actions.disks import looked, on_record
+
+    server = two.server()
+    ground = two.lab("work").ground
+    ground.provider.keep_disk(server.id, time.time() - 60.0)  # type: ignore[attr-defined]
+    ground.provider.terminate(server.id)
+    looked(ground, ground.provider.leftovers(), None)
+    assert len(on_record(ground.state)) == 1
+    use_another_region(two)
+    assert "removed the kept disk" in two.labctl("status", "--refresh").err
+    assert on_record(ground.state) == []

@@ -310,6 +310,36 @@ def test_a_default_ttl_begins_now_on_a_server_that_had_none() -> None:
     assert asked["limits"]["from_s"] == 0.0
 
 
+def test_a_default_ttl_replaces_no_limit_that_the_server_was_given() -> None:
+    """`labctl up --ttl 48h`, a day of training, and a plain `labctl up`."""
+    about = {**LAB, "uid": 1, "gid": 1, "home": "/h", "ending": {"kind": "poweroff"}}
+    default = {"ttl_s": 43_200, "ttl_is_default": True, "price_usd_per_hour": 0.5}
+
+    def after_a_day(given: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+        new = _merged({}, {**about, "server_id": "i-1", "elapsed_s": 60, "limits": given})
+        return dict(
+            _merged(new, {**about, "server_id": "i-1", "elapsed_s": 86_400, "limits": asked})
+        )
+
+    limits = after_a_day({"ttl_s": 172_800}, default)["limits"]
+    assert (limits["ttl_s"], limits["from_s"]) == (172_800, 0.0)
+    budget = {"budget_usd": 20.0, "budget_whole_usd": 20.0}
+    body = after_a_day(budget, default)
+    assert (body["limits"]["budget_usd"], body["limits"]["ttl_s"]) == (20.0, None)
+    assert body["budget_whole_usd"] == 20.0
+    # What is asked for by name still replaces it.
+    assert after_a_day({"ttl_s": 172_800}, {"ttl_s": 90_000})["limits"]["ttl_s"] == 90_000
+    declined = after_a_day(budget, {"ttl_s": None, "ttl_is_default": False})["limits"]
+    assert (declined["ttl_s"], declined["budget_usd"]) == (None, None)
+
+
+def test_a_default_ttl_that_ends_within_the_hour_of_its_first_arming_begins_now() -> None:
+    about = {**LAB, "uid": 1, "gid": 1, "home": "/h", "ending": {"kind": "poweroff"}}
+    default = {"ttl_s": 43_200, "ttl_is_default": True}
+    late = _merged({}, {**about, "server_id": "i-1", "elapsed_s": 43_000, "limits": default})
+    assert late["limits"]["from_s"] == pytest.approx(43_000, abs=60)
+
+
 def test_the_unit_comes_back_whatever_ends_it() -> None:
     text = unit_text(Path("/var/lib/labctl/watchdog"))
     assert "Restart=always" in text

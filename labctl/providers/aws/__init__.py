@@ -162,6 +162,7 @@ class AwsProvider:
         return self.settings.regions or (home,)
 
     def _regions(self) -> tuple[str, ...]:
+        """Where to look for what there is; offers come from the configured ones alone."""
         if not self.surroundings.everywhere:
-            return self._configured
+            return tuple(dict.fromkeys((*self._configured, *self.surroundings.regions)))
         return tuple(instances.enabled_regions(self.clients, self._configured[0]))
