@@ -22,6 +22,7 @@ REFERENCE = re.compile(
     re.ASCII,
 )
 """Nothing that the engine corrects: it takes `x:1:` for x:1, and `x:` for all tags of x."""
+TAG = re.compile(r"\w[\w.-]{0,127}|sha256:[0-9a-f]{64}", re.ASCII)
 IMAGE_ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
 
 
@@ -64,6 +65,8 @@ def tag_of(reference: str, tag: str) -> str:
     named = "@" in reference or ":" in reference.rpartition("/")[2]
     if named and tag:
         raise Refusal(400, "an image has one tag")
+    if tag and not TAG.fullmatch(tag):
+        raise Refusal(400, "that is neither a tag nor a digest")
     return tag if tag or named else "latest"
 
 

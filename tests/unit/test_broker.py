@@ -189,6 +189,10 @@ def test_what_staff_gave_is_replaced_by_no_registrys() -> None:
         assert tag_of(*asked) == tag
     with pytest.raises(Refusal, match="one tag"):
         tag_of("a:1", "2")
+    assert tag_of("a", f"sha256:{'0' * 64}").startswith("sha256:")
+    for tag in ("1/../../b", "1:", "\n", "a&fromSrc=b", "é"):
+        with pytest.raises(Refusal, match="neither"):
+            tag_of("a", tag)
 
 
 def test_volumes_of_an_image_are_memory() -> None:
