@@ -20,6 +20,7 @@ from engine_socket import engine_socket
 from labctl.remote import broker_calls, broker_claims, broker_disk, broker_keep, broker_pulls
 from labctl.remote import broker_rules as rules
 from labctl.remote.broker_calls import MOST_UPLOADS
+from labctl.remote.broker_queue import GpuQueue
 from labctl.remote.broker_rules import ENDS, GPUS, OWNER
 
 
@@ -362,6 +363,16 @@ def test_who_does_not_come_in_time_loses_the_turn(bed: Bed) -> None:
     bed.now_s += 2
     assert bed.create_with_gpu(ALICE, "a") == 201
     assert bed.create_with_gpu(BOB, "b") == 409, "and is at the end when it asks again"
+
+
+def test_no_turn_begins_anew(tmp_path: Path) -> None:
+    """Whoever asks for another GPU in between, and never comes, would keep the free one for ever."""
+    queue = GpuQueue(tmp_path / "queue.json")
+    assert [queue.join(uid, []) for uid in (1, 2, 1)] == [1, 2, 1]
+    assert queue.keep(["GPU-b"], 100.0)["GPU-b"].uid == 1
+    assert queue.join(1, ["GPU-a"]) == 2
+    assert queue.join(1, []) == 2
+    assert queue.keep(["GPU-b"], 200.0)["GPU-b"].uid == 2
 
 
 def test_a_driver_that_hangs_keeps_no_lease_from_ending(bed: Bed) -> None:
