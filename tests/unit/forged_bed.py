@@ -131,3 +131,12 @@ TAR_NAMES: dict[str, Callable[[int], bytes]] = {
     ),
 }
 """What a tar archive may look like to those who do not try that first, as PyTorch does."""
+
+
+def framed(marker: Path) -> bytes:
+    """PyTorch's second format with a frame that goes beyond its pickle. From a file without
+    a buffer an unpickler skips it to its end; what follows the pickle itself is none."""
+    magic = pickle.dumps(0x1950A86A20F9469CFC6C, 2)[2:]
+    junk = b"\xff" * 4
+    first = b"\x80\x04\x95" + struct.pack("<Q", len(magic) + len(junk)) + magic + junk
+    return first + pickle.dumps(Touch(marker), 2)

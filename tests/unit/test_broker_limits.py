@@ -366,7 +366,7 @@ def test_who_does_not_come_in_time_loses_the_turn(bed: Bed) -> None:
 
 
 def test_no_turn_begins_anew(tmp_path: Path) -> None:
-    """Else one who asks for another GPU in between, and never comes, keeps the free one for ever."""
+    """Else who asks for another GPU in between, and never comes, keeps the free one for ever."""
     queue = GpuQueue(tmp_path / "queue.json")
     assert [queue.join(uid, []) for uid in (1, 2, 1)] == [1, 2, 1]
     assert queue.keep(["GPU-b"], 100.0)["GPU-b"].uid == 1

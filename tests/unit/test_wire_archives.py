@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import pickle
 import shutil
 import struct
 import subprocess
@@ -21,6 +22,7 @@ from forged_bed import (
     central,
     end,
     end64,
+    framed,
     local,
     locator,
     model,
@@ -273,14 +275,37 @@ def test_a_tar_is_one_whatever_else_it_looks_like(kind: str, tmp_path: Path) -> 
         assert "torch.load takes those for pickles" in verdict.hazard, path
 
 
+def load_with_pytorch(path: Path, buffering: int = -1) -> None:
+    words = f"import torch; file = open({str(path)!r}, 'rb', {buffering})"
+    words += "; torch.load(file, weights_only=False)"
+    subprocess.run([sys.executable, "-c", words], capture_output=True, check=False)
+
+
 @pytest.mark.train
 @pytest.mark.parametrize("kind", TAR_NAMES)
 def test_pytorch_would_run_what_lies_in_such_a_tar(kind: str, tmp_path: Path) -> None:
     """Otherwise the test above would show nothing."""
     model_path, marker = tmp_path / "m.pt", tmp_path / "marker"
     model_path.write_bytes(tar_named(TAR_NAMES[kind], marker))
-    words = f"import torch; torch.load({str(model_path)!r}, weights_only=False)"
-    subprocess.run([sys.executable, "-c", words], capture_output=True, check=False)
+    load_with_pytorch(model_path)
+    assert marker.exists()
+
+
+def test_a_frame_ends_with_its_pickle(tmp_path: Path) -> None:
+    data = framed(tmp_path / "marker")
+    for path in ("m.pt", "m.bin", "m.safetensors"):
+        assert "before its frame does" in judged(data, path).hazard
+    for protocol in range(6):
+        honest = pickle.dumps([1] * 50_000, protocol)
+        assert not judged(honest + honest, "m.pkl").hazard
+
+
+@pytest.mark.train
+def test_pytorch_would_run_what_follows_such_a_frame(tmp_path: Path) -> None:
+    """Otherwise the test above would show nothing."""
+    model_path, marker = tmp_path / "m.pt", tmp_path / "marker"
+    model_path.write_bytes(framed(marker))
+    load_with_pytorch(model_path, buffering=0)
     assert marker.exists()
 
 
