@@ -26,6 +26,7 @@ MOST_DOCUMENT = 1024 * 1024
 MOST_DOCUMENTS = 8 * 1024 * 1024  # all that one archive may have held in memory
 MOST_HEADER = 64 * 1024
 MOST_MEMBERS = 20_000
+MOST_NAME = 255  # characters; the names of all members are kept, and `docker save` needs 80
 GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"
 SKIPPED = tuple(bytes([0x50 + number]) + b"*M\x18" for number in range(16))
 """Frames of zstd (RFC 8878, 3.1.2) that hold nothing, and may stand before one that does."""
@@ -85,15 +86,21 @@ class Contents:
 
     def __init__(self) -> None:
         self._names: set[str] = set()
+        self._links: set[str] = set()
         self._documents: dict[str, bytes] = {}
         self._held_bytes = 0
 
     def admit(self, member: Member) -> None:
-        """Refusal for a second file of one name: the engine would take the later one."""
+        """Refusal for a second file of one name, or of one that a link gives it: the engine would
+        take the later one."""
         if member.name == MANIFEST and (member.kind not in PLAIN or member.size > MOST_DOCUMENT):
             raise _refused(f"its {MANIFEST} is not one small file")
+        if self._links & _parents(member.name):
+            raise _refused(f"{member.name[:100]!a} in it lies behind a link")
         if member.kind == tarfile.DIRTYPE:
             return
+        if member.kind == tarfile.SYMTYPE:
+            self._links.add(member.name)
         if member.name in self._names:
             raise _refused(f"{member.name[:100]!a} is in it twice")
         self._names.add(member.name)
@@ -277,6 +284,10 @@ def _members(source: Source) -> Iterator[Member]:
 
 def _checked(member: Member) -> Member:
     """Files and directories, and the links with which `docker save` names one layer twice."""
+    if max(len(member.name), len(member.link)) > MOST_NAME or "\0" in member.link:
+        raise _refused(
+            f"{member.name[:100]!a} in it has a name or a link that is too long or unclear"
+        )
     if member.kind in PLAIN and member.size >= 0 and member.name:
         return member
     if member.kind == tarfile.DIRTYPE:
@@ -292,6 +303,10 @@ def _plain(name: str) -> str:
     if ".." in parts or "\0" in name:
         raise _refused(f"{name[:100]!a} in it is no plain name")
     return "/".join(parts)
+
+
+def _parents(name: str) -> set[str]:
+    return {name[:at] for at, character in enumerate(name) if character == "/"}
 
 
 def _extended(kind: bytes, text: bytes) -> dict[str, str]:

@@ -18,6 +18,7 @@ from .broker_disk import ImageDisk
 from .broker_gpus import GpuReader, boottime_s, holder, leases, node_groups
 from .broker_http import UPLOAD_IDLE_S, Refusal, Request, say
 from .broker_keep import Keeping
+from .broker_limit import AccountLimit
 from .broker_pulls import Pulls
 from .broker_query import parse_filters, pick_parameters
 from .broker_relay import pass_on, send_on
@@ -47,6 +48,7 @@ DRIVER = Path("/sys/module/nvidia/version")
 INFO = ("ServerVersion", "NCPU", "MemTotal", "OperatingSystem", "Architecture", "Driver")
 MOST_EXECS = 32  # in one container at once, those that were made and never started among them
 MOST_EXEC_BYTES = 64 * 1024
+MOST_UPLOADS = 2  # of one account at once: each holds some of its archive in memory, and for long
 
 
 class Calls:
@@ -57,6 +59,7 @@ class Calls:
         self.keeping = keeping
         self._gpus = gpus
         self._disk = ImageDisk(settings.disk_free_bytes)
+        self._uploads = AccountLimit(MOST_UPLOADS, f"sends at most {MOST_UPLOADS} images")
         self._pulls = Pulls(settings.image_bytes, self._disk.require_room)
         self._execs: dict[int, threading.Lock] = defaultdict(threading.Lock)
 
@@ -107,7 +110,7 @@ class Calls:
 
     def load(self, account: Account, asked: Request, _ref: str) -> None:
         most = self.settings.image_bytes
-        with self._disk.count_upload() as claim:
+        with self._uploads.hold(account), self._disk.count_upload() as claim:
             blocks = asked.blocks(most, UPLOAD_IDLE_S)
             checked = broker_archive.retagged(account, blocks, most, claim)
             send_on(asked, ENGINE, "/images/load", {"quiet": "1"}, checked)

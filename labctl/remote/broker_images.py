@@ -13,16 +13,24 @@ from .broker_http import Refusal
 from .broker_rules import OWNER, Account
 
 PRIVATE = re.compile(r"^labctl-u(\d+)/")
+MOST_CHARACTERS = 384
 RESERVED = re.compile(r"(^|/)labctl-u\d+/")
 """Wherever it stands: the engine knows docker.io/x/y and x/y for the same."""
-REFERENCE = re.compile(r"[a-z0-9][a-z0-9._/:-]{0,255}(:[\w.-]{1,128})?")
+REFERENCE = re.compile(
+    r"[a-z0-9][a-z0-9._-]*(:[0-9]{1,5}(?=/))?(/[a-z0-9][a-z0-9._-]*)*"
+    r"(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+"""Nothing that the engine corrects: it takes `x:1:` for x:1, and `x:` for all tags of x."""
+TAG = re.compile(r"\w[\w.-]{0,127}|sha256:[0-9a-f]{64}", re.ASCII)
 IMAGE_ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
 
 
 def own_reference(account: Account, reference: str) -> str:
     """Where the account's own image of this name is kept; Refusal for what is no name."""
-    bare = reference.split("@", 1)[0]
-    if not REFERENCE.fullmatch(bare) or RESERVED.search(bare):
+    bare = reference.partition("@")[0]
+    known = len(bare) <= MOST_CHARACTERS and REFERENCE.fullmatch(reference)
+    if not known or RESERVED.search(bare):
         raise Refusal(404, f"No such image: {reference[:200]}")
     head, slash, last = bare.rpartition("/")
     name, _, tag = last.partition(":")
@@ -57,6 +65,8 @@ def tag_of(reference: str, tag: str) -> str:
     named = "@" in reference or ":" in reference.rpartition("/")[2]
     if named and tag:
         raise Refusal(400, "an image has one tag")
+    if tag and not TAG.fullmatch(tag):
+        raise Refusal(400, "that is neither a tag nor a digest")
     return tag if tag or named else "latest"
 
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-from collections import Counter
-from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 from urllib.parse import urlencode
 
 from . import engine
 from .broker_http import Refusal
+from .broker_limit import AccountLimit
 from .broker_rules import Account
-from .shared import TAKEN
 
 MOST_AT_ONCE = 2
 """Of one account. The engine itself loads few layers at a time, whoever asks."""
@@ -32,13 +29,12 @@ class Pulls:
     def __init__(self, most_bytes: int, require_room: Callable[[], None]) -> None:
         self._most_bytes = most_bytes
         self._require_room = require_room
-        self._running: Counter[int] = Counter()
-        self._lock = threading.Lock()
+        self._limit = AccountLimit(MOST_AT_ONCE, f"pulls at most {MOST_AT_ONCE} images")
 
     def pull(self, account: Account, link: socket.socket, reference: str, tag: str) -> None:
         """The engine's progress goes to `link`, as an answer of its own."""
         query = urlencode({"fromImage": reference, "tag": tag})
-        with self._one_more(account):
+        with self._limit.hold(account):
             self._require_room()
             with engine.Stream("POST", f"/images/create?{query}", SILENCE_S) as progress:
                 link.settimeout(SILENCE_S)
@@ -50,19 +46,6 @@ class Pulls:
                     # The head has been sent: the error is one more line, as the engine writes it.
                     detail = {"errorDetail": {"message": refused.message}, "error": refused.message}
                     link.sendall(json.dumps(detail).encode() + b"\r\n")
-
-    @contextmanager
-    def _one_more(self, account: Account) -> Iterator[None]:
-        with self._lock:
-            if self._running[account.uid] >= MOST_AT_ONCE:
-                said = f"{TAKEN}an account pulls at most {MOST_AT_ONCE} images at once"
-                raise Refusal(429, said)
-            self._running[account.uid] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._running[account.uid] -= 1
 
     def _checked(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         size = PullSize()

@@ -62,13 +62,14 @@ class GpuQueue:
         return kept
 
     def join(self, uid: int, wanted: list[str]) -> int:
-        """The account's position from 1 on. One that waits already keeps its place."""
-        waiting = list(self._waiters)
-        at = next((n for n, one in enumerate(waiting) if one.uid == uid), len(waiting))
-        turn_ends_s = waiting[at].turn_ends_s if at < len(waiting) else 0.0
-        waiting[at : at + 1] = [Waiter(uid, tuple(wanted), turn_ends_s)]
-        self._store(waiting)
-        return at + 1
+        """The account's position from 1 on. One that waits for the same already keeps its place;
+        one that wants something else comes last, or it could begin its turn anew for ever."""
+        known = [(one.uid, one.wanted) for one in self._waiters]
+        if (uid, tuple(wanted)) in known:
+            return known.index((uid, tuple(wanted))) + 1
+        waiting = [one for one in self._waiters if one.uid != uid]
+        self._store([*waiting, Waiter(uid, tuple(wanted))])
+        return len(waiting) + 1
 
     def leave(self, uid: int) -> None:
         self._store([one for one in self._waiters if one.uid != uid])

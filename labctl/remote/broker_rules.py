@@ -5,6 +5,7 @@ A container's body is never passed on: it is made anew out of the few things tha
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, NamedTuple
 
@@ -26,6 +27,10 @@ TMPFS = ("/tmp", "/var/tmp")
 GIB = 1024**3
 LARGEST_TMP = GIB
 MOST_MOUNTS = 32
+MOST_TARGET = 255  # characters of a path in a container
+# Labels and command of a container, which each list of containers repeats: the broker reads one of
+# all accounts' every few seconds.
+MOST_LISTED_BYTES = 16 * 1024
 LOG = {"max-size": "5m", "max-file": "2"}
 """Of each container, on the server's disk outside of quotas. A run's whole log is its own file."""
 
@@ -106,7 +111,14 @@ def wish(account: Account, asked: dict[str, Any]) -> Wish:
         raise Refusal(403, "a container on a shared server shares nothing with another")
     if host.get("NetworkMode") not in (None, "", "default", "bridge", "none"):
         raise Refusal(403, "a container on a shared server is in its account's own network")
-    port = labels_of(asked).get("labctl.service-port", "0")
+    labels = labels_of(asked)
+    listed = [labels, asked.get("Cmd"), asked.get("Entrypoint")]
+    if len(json.dumps(listed)) > MOST_LISTED_BYTES:
+        most = f"{MOST_LISTED_BYTES >> 10} KiB"
+        raise Refusal(
+            413, f"labels and command of a container on a shared server are {most} at most"
+        )
+    port = labels.get("labctl.service-port", "0")
     number = int(port) if PORT.fullmatch(port) and int(port) < 65536 else 0
     if host.get("PortBindings") and not number:
         raise Refusal(403, "a shared server publishes no ports: services are on Unix sockets")
@@ -116,9 +128,13 @@ def wish(account: Account, asked: dict[str, Any]) -> Wish:
 def covers(image: dict[str, Any], binds: list[Bind], share: Share) -> list[dict[str, Any]]:
     """Memory in place of the volumes that an image names; Refusal for too many, or no paths."""
     found = engine.covers(image, {one.target for one in binds} | set(TMPFS), tmp_bytes(share))
-    if len(found) > MOST_MOUNTS or any(not one["Target"].startswith("/") for one in found):
+    if len(found) > MOST_MOUNTS or not all(_is_path(one["Target"]) for one in found):
         raise Refusal(403, "a shared server does not give the volumes that this image names")
     return found
+
+
+def _is_path(target: str) -> bool:
+    return target.startswith("/") and len(target) <= MOST_TARGET
 
 
 def body(
@@ -233,7 +249,8 @@ def _binds(host: dict[str, Any]) -> list[Bind]:
         if not isinstance(one, dict) or one.get("Type") != "bind":
             raise Refusal(403, "a shared server mounts directories of the account's own only")
         source, target = str(one.get("Source", "")), str(one.get("Target", ""))
-        if not TARGET.fullmatch(target) or "/../" in f"{target}/" or "/./" in f"{target}/":
+        dots = "/../" in f"{target}/" or "/./" in f"{target}/"
+        if not TARGET.fullmatch(target) or dots or len(target) > MOST_TARGET:
             raise Refusal(403, f"a shared server mounts nothing at {target[:100]!r}")
         made.append(Bind(source, target, bool(one.get("ReadOnly"))))
     if len({one.target for one in made}) != len(made):

@@ -51,6 +51,11 @@ def judge_file(path: str, file: BinaryIO, size: int) -> Verdict:
     file.seek(0)
     head = file.read(_HEAD_BYTES)
     promised = _promises_pickle(path)
+    if _is_tar(head):
+        # PyTorch's first format, which torch.load tries before a pickle. First here, too: a tar
+        # begins with a name, which may be a whole pickle, an empty zip archive or an array.
+        reason = "it is a tar archive, and torch.load takes those for pickles"
+        return Verdict("a tar archive, as torch.save once wrote it", reason)
     if archives.is_archive(file, size):
         return _judge_archive(file, size)
     if head.startswith(_ARRAY_MARK):
@@ -60,10 +65,6 @@ def judge_file(path: str, file: BinaryIO, size: int) -> Verdict:
         kind = "" if _is_safetensors(path, file, size) else "a pickle"
         file.seek(0)
         return Verdict(kind, pickles.find_hazard(file, size, promised=promised))
-    if _is_tar(head):
-        # PyTorch's first format: torch.load tries it on every file that is nothing else.
-        reason = "it is a tar archive, and torch.load takes those for pickles"
-        return Verdict("a tar archive, as torch.save once wrote it", reason)
     if promised:
         kind = f"called {PurePosixPath(path).suffix}, as pickles are"
         return Verdict(kind, pickles.find_hazard(file, size, promised=True) if size else "")
@@ -136,6 +137,7 @@ def _judge_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Verdict:
     with archive.open(info) as opened:
         head = opened.read(_HEAD_BYTES)
     promised = _promises_pickle(info.filename)
+    name = info.filename.lower()  # PyTorch looks names up without regard to case
     verdict = Verdict()
     if head.startswith(archives.STARTS):
         verdict = Verdict(hazard="an archive lies in it, and cannot be looked into")
@@ -147,7 +149,7 @@ def _judge_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Verdict:
             file = cast(BinaryIO, opened)
             reason = pickles.find_hazard(file, info.file_size, promised=promised)
         verdict = Verdict("a pickle", reason)
-    elif "/code/" in f"/{info.filename}" and info.filename.lower().endswith(".py"):
+    elif "/code/" in f"/{name}" and name.endswith(".py"):
         verdict = Verdict(hazard="it is TorchScript: a program, not weights alone")
     if verdict.hazard:
         return Verdict(verdict.pickle, f"{info.filename!a} in it: {verdict.hazard}")

@@ -17,6 +17,7 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_STREAMS = 16
 MAX_KEPT = 500_000
 """Things that one pickle keeps for later; each takes memory here for one byte there."""
+FRAME_HEAD_BYTES = 9
 UNSEEN = "and cannot be looked into"
 NO_STEP = "unknown"
 CUT = ("exhausted", "not enough data", "remain", "no newline found")
@@ -132,8 +133,14 @@ def _called(file: BinaryIO) -> Iterator[str | None]:
     """
     top: list[str | None] = []
     kept: dict[int, str | None] = {}
-    for code, argument, _ in pickletools.genops(file):
+    frame_end = 0
+    for code, argument, at in pickletools.genops(file):
         name = code.name
+        if name == "FRAME":
+            frame_end = max(frame_end, (at or 0) + FRAME_HEAD_BYTES + int(argument or 0))
+        if name == "STOP" and (at or 0) + 1 < frame_end:
+            # Some unpicklers take a frame at once: the next pickle begins behind it for them.
+            raise _Hazard(f"its pickle ends before its frame does, {UNSEEN}")
         if len(kept) > MAX_KEPT:
             raise _Hazard(f"its pickle keeps more than {MAX_KEPT} things, {UNSEEN}")
         if name in _TEXT:

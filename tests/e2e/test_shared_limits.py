@@ -16,6 +16,7 @@ from labctl.remote.broker_calls import MOST_EXECS
 
 pytestmark = pytest.mark.engine
 REGISTRY = Path(__file__).with_name("registry.py")
+TINY = "127.0.0.1:5055/tiny:1"
 STUBBORN = "trap 'while [ ! -e /lab/run/go ]; do sleep 0.1; done; exit 0' TERM; sleep 600 & wait"
 
 
@@ -38,6 +39,14 @@ def alice(bed: SharedServer) -> Person:
 @pytest.fixture
 def bob(bed: SharedServer) -> Person:
     return bed.people["lab-bob"]
+
+
+def start_registry(bed: SharedServer) -> None:
+    """One that runs already keeps the port."""
+    bed.host.sh(f"cat > /var/tmp/registry.py <<'END'\n{REGISTRY.read_text()}\nEND")
+    bed.host.sh("setsid python3 /var/tmp/registry.py /var/tmp/given-up 5055 >/dev/null 2>&1 &")
+    ready = "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 5055))'"
+    wait_for(lambda: bed.host.sh(f"{ready} && echo yes", check=False) == "yes\n")
 
 
 def list_gpus(person: Person) -> list[dict[str, Any]]:
@@ -118,13 +127,23 @@ def test_what_a_container_prints_fills_no_disk(alice: Person, bed: SharedServer)
     alice.ssh("docker rm prints")
 
 
+def test_no_spelling_of_a_name_replaces_what_staff_gave(alice: Person, bed: SharedServer) -> None:
+    """The engine corrects a colon at the end, and takes a bare one for all tags."""
+    start_registry(bed)
+    bed.host.sh(f"docker rmi --force {TINY}", check=False)  # of an earlier server
+    bed.host.sh(f"docker tag {IMAGE} {TINY}")
+    given = bed.host.sh(f"docker inspect -f '{{{{.Id}}}}' {TINY}")
+    for name in (TINY, f"{TINY}:", TINY.removesuffix("1")):
+        status, _ = alice.ask("POST", f"/images/create?fromImage={name}&tag=")
+        assert status in (404, 409), name
+    assert bed.host.sh(f"docker inspect -f '{{{{.Id}}}}' {TINY}") == given
+    bed.host.sh(f"docker rmi --force {TINY}")
+
+
 def test_a_pull_is_bounded_while_it_goes_on(alice: Person, bob: Person, bed: SharedServer) -> None:
-    bed.host.sh(f"cat > /var/tmp/registry.py <<'END'\n{REGISTRY.read_text()}\nEND")
-    bed.host.sh("setsid python3 /var/tmp/registry.py /var/tmp/given-up 5055 >/dev/null 2>&1 &")
-    ready = "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 5055))'"
-    wait_for(lambda: bed.host.sh(f"{ready} && echo yes", check=False) == "yes\n")
-    bed.host.sh("docker rmi --force 127.0.0.1:5055/tiny:1", check=False)  # of an earlier server
-    assert "Downloaded newer image" in alice.said("docker pull 127.0.0.1:5055/tiny:1")
+    start_registry(bed)
+    bed.host.sh(f"docker rmi --force {TINY}", check=False)  # of an earlier server
+    assert "Downloaded newer image" in alice.said(f"docker pull {TINY}")
     with small_shares(bed, image_bytes=1 << 20):
         said = alice.refused("docker pull 127.0.0.1:5055/huge:1")
         assert "more than the shared server takes" in said

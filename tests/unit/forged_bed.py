@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import struct
+import tarfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +103,40 @@ def two_ends(marker: Path) -> bytes:
 
 
 FORGED = {"prepended": prepended, "two ends": two_ends}
+
+
+def tar_named(name: Callable[[int], bytes], marker: Path) -> bytes:
+    """A tar as torch.save once wrote it, whose first bytes (its first file's name) are `name` of
+    its size."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("first"))
+        for member in ("storages", "tensors", "pickle"):
+            content = pickle.dumps(Touch(marker), 2)
+            info = tarfile.TarInfo(member)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    data = bytearray(out.getvalue())
+    data[:100] = name(len(data)).ljust(100, b"\0")
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    return bytes(data)
+
+
+TAR_NAMES: dict[str, Callable[[int], bytes]] = {
+    "a pickle": lambda size: b"\x80\x02}.",
+    "an empty archive": lambda size: end(0, 0, 0)[:-2] + struct.pack("<H", size - 22),
+    "an array": lambda size: (
+        b"\x93NUMPY\x01\0\x50\0{'descr':'<f4','fortran_order':False,'shape':(1,)}".ljust(90)
+    ),
+}
+"""What a tar archive may look like to those who do not try that first, as PyTorch does."""
+
+
+def framed(marker: Path) -> bytes:
+    """PyTorch's second format with a frame that goes beyond its pickle. From a file without
+    a buffer an unpickler skips it to its end; what follows the pickle itself is none."""
+    magic = pickle.dumps(0x1950A86A20F9469CFC6C, 2)[2:]
+    junk = b"\xff" * 4
+    first = b"\x80\x04\x95" + struct.pack("<Q", len(magic) + len(junk)) + magic + junk
+    return first + pickle.dumps(Touch(marker), 2)

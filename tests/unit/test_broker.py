@@ -155,8 +155,11 @@ def test_names_and_images_are_ones_own() -> None:
     assert own_reference(ALICE, "host:5000/x") == "labctl-u1001/host-5000/x:latest"
     assert candidates(ALICE, "a:1") == ["labctl-u1001/a:1", "a:1"]
     assert candidates(ALICE, "sha256:" + "0" * 64) == ["sha256:" + "0" * 64]
+    pinned = f"a/b:1@sha256:{'0' * 64}"
+    assert candidates(ALICE, pinned) == [pinned]
     others = ("labctl-u1003/x:1", "docker.io/labctl-u1003/x:1", "labctl-u1001/x")
-    for bad in (*others, "../x", "X", "", "a\n"):
+    unclear = ("a:", "a:1:", "h:5000/a:1:", "a:1:2", "a//b", "a/../b", "a/", "a@", "a@b", "a:é")
+    for bad in (*others, *unclear, f"{pinned}:", "../x", "X", "", "a\n", "a" * 400):
         with pytest.raises(Refusal):
             candidates(ALICE, bad)
 
@@ -186,6 +189,10 @@ def test_what_staff_gave_is_replaced_by_no_registrys() -> None:
         assert tag_of(*asked) == tag
     with pytest.raises(Refusal, match="one tag"):
         tag_of("a:1", "2")
+    assert tag_of("a", f"sha256:{'0' * 64}").startswith("sha256:")
+    for tag in ("1/../../b", "1:", "\n", "a&fromSrc=b", "é"):
+        with pytest.raises(Refusal, match="neither"):
+            tag_of("a", tag)
 
 
 def test_volumes_of_an_image_are_memory() -> None:

@@ -112,6 +112,45 @@ def test_nothing_takes_the_manifests_place(more: list[tuple[str, bytes, bytes, s
         list(retagged(ALICE, iter([content]), MOST))
 
 
+def _linked(link: str) -> bytes:
+    """A link that a pax header names, which may hold any character."""
+    text = io.BytesIO()
+    with tarfile.open(fileobj=text, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("l/layer.tar")
+        info.type, info.pax_headers = tarfile.SYMTYPE, {"linkpath": link}
+        tar.addfile(info)
+        return text.getvalue()  # without the blocks that end an archive
+
+
+def test_a_link_leads_where_it_says() -> None:
+    """The engine reads a short link up to its first NUL: this one leads to the manifest."""
+    honest = list(retagged(ALICE, iter([_linked("../a/layer.tar") + _sent(LISTED)]), MOST))
+    assert b"../a/layer.tar" in b"".join(honest)
+    hostile = _linked("../manifest.json\0/layer.tar") + _sent(LISTED)
+    with pytest.raises(Refusal, match="unclear"):
+        list(retagged(ALICE, iter([hostile]), MOST))
+
+
+def test_no_file_has_a_second_name() -> None:
+    """A layer that is written behind a link would take the place of a configuration."""
+    members = [
+        ("l/layer.tar", tarfile.SYMTYPE, b"", "../b/layer.tar"),
+        _plain_file("l/layer.tar/c", b"{}"),
+    ]
+    for number in range(2):
+        behind = _archive(*members[:1], ("l/layer.tar/d", tarfile.DIRTYPE, b"", ""), *members[1:])
+        content = behind if number else _archive(*members)
+        with pytest.raises(Refusal, match="behind a link"):
+            list(retagged(ALICE, iter([content]), MOST))
+
+
+def test_names_are_short() -> None:
+    """All of them are held in memory, and they pack well."""
+    name = "/".join(["layer" * 20] * 4)
+    with pytest.raises(Refusal, match="too long"):
+        list(retagged(ALICE, iter([_archive(_plain_file(name, b""))]), MOST))
+
+
 CONFIG = {"architecture": "amd64", "os": "linux", "config": {"Cmd": ["id"], "Env": None}}
 CONFIG["rootfs"] = {"type": "layers", "diff_ids": []}
 

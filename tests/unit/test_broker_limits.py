@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from engine_socket import engine_socket
 
 from labctl.remote import broker_calls, broker_claims, broker_disk, broker_keep, broker_pulls
 from labctl.remote import broker_rules as rules
+from labctl.remote.broker_calls import MOST_UPLOADS
+from labctl.remote.broker_queue import GpuQueue
 from labctl.remote.broker_rules import ENDS, GPUS, OWNER
 
 
@@ -204,6 +208,29 @@ def test_commands_in_a_container_are_bounded(bed: Bed, monkeypatch: pytest.Monke
     assert bed.ask(ALICE, "POST", path, long)[0] == 413
 
 
+def test_what_every_list_repeats_is_bounded(bed: Bed) -> None:
+    """Else one account's containers would make lists so long that no lease ends in time."""
+    many = {f"labctl.{number}": "x" * 200 for number in range(100)}
+    assert bed.create(ALICE, "labels", Labels=many)[0] == 413
+    assert bed.create(ALICE, "command", Cmd=["sh", "-c", "x" * 20_000])[0] == 413
+    assert bed.create(ALICE, "entry", Entrypoint="x" * 20_000)[0] == 413
+    mount = {"Type": "bind", "Source": "/home", "Target": "/lab/" + "x" * 300}
+    assert bed.create(ALICE, "mount", {"Mounts": [mount]})[0] == 403
+    assert bed.create(ALICE, "fits", Labels=dict(list(many.items())[:20]))[0] == 201
+
+
+def test_one_account_sends_few_images_at_once(bed: Bed) -> None:
+    """Each upload holds memory of the broker for as long as its sender likes."""
+    head = b"POST /images/load HTTP/1.1\r\nHost: docker\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with ExitStack() as stack:
+        links = [stack.enter_context(bed.connect(ALICE)).sock for _ in range(MOST_UPLOADS + 1)]
+        for link in links:
+            link.sendall(head + b"1\r\nx\r\n")
+        answered = select.select(links, [], [], 120)[0]
+        assert [link.recv(12) for link in answered] == [b"HTTP/1.1 429"]
+        assert bed.ask(BOB, "POST", "/images/load", {})[0] == 400
+
+
 def test_logs_of_containers_are_bounded() -> None:
     """They are on the server's disk, outside of every quota."""
     share = rules.Share(8 << 30, 2.0, 4096)
@@ -336,6 +363,16 @@ def test_who_does_not_come_in_time_loses_the_turn(bed: Bed) -> None:
     bed.now_s += 2
     assert bed.create_with_gpu(ALICE, "a") == 201
     assert bed.create_with_gpu(BOB, "b") == 409, "and is at the end when it asks again"
+
+
+def test_no_turn_begins_anew(tmp_path: Path) -> None:
+    """Else who asks for another GPU in between, and never comes, keeps the free one for ever."""
+    queue = GpuQueue(tmp_path / "queue.json")
+    assert [queue.join(uid, []) for uid in (1, 2, 1)] == [1, 2, 1]
+    assert queue.keep(["GPU-b"], 100.0)["GPU-b"].uid == 1
+    assert queue.join(1, ["GPU-a"]) == 2
+    assert queue.join(1, []) == 2
+    assert queue.keep(["GPU-b"], 200.0)["GPU-b"].uid == 2
 
 
 def test_a_driver_that_hangs_keeps_no_lease_from_ending(bed: Bed) -> None:

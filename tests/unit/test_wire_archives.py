@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import pickle
 import shutil
 import struct
 import subprocess
@@ -15,7 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forged_bed import FORGED, central, end, end64, local, locator, model, parts, plain
+from forged_bed import (
+    FORGED,
+    TAR_NAMES,
+    central,
+    end,
+    end64,
+    framed,
+    local,
+    locator,
+    model,
+    parts,
+    plain,
+    tar_named,
+)
 
 from labctl.wire.archives import ArchiveError, is_archive, read_directory
 from labctl.wire.judge import Verdict, judge_file
@@ -250,6 +264,56 @@ def test_two_faces_are_two_faces(kind: str, tmp_path: Path) -> None:
         assert b"posix" not in archive.read("m/data.pkl")
     assert b"posix" in data
     assert "may not agree" in judged(data).hazard
+
+
+@pytest.mark.parametrize("kind", TAR_NAMES)
+def test_a_tar_is_one_whatever_else_it_looks_like(kind: str, tmp_path: Path) -> None:
+    data = tar_named(TAR_NAMES[kind], tmp_path / "marker")
+    for path in ("model/m.pt", "model/m.npy", "model/m.safetensors", "model/m"):
+        verdict = judged(data, path)
+        assert verdict.pickle, path
+        assert "torch.load takes those for pickles" in verdict.hazard, path
+
+
+def load_with_pytorch(path: Path, buffering: int = -1) -> None:
+    words = f"import torch; file = open({str(path)!r}, 'rb', {buffering})"
+    words += "; torch.load(file, weights_only=False)"
+    subprocess.run([sys.executable, "-c", words], capture_output=True, check=False)
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("kind", TAR_NAMES)
+def test_pytorch_would_run_what_lies_in_such_a_tar(kind: str, tmp_path: Path) -> None:
+    """Otherwise the test above would show nothing."""
+    model_path, marker = tmp_path / "m.pt", tmp_path / "marker"
+    model_path.write_bytes(tar_named(TAR_NAMES[kind], marker))
+    load_with_pytorch(model_path)
+    assert marker.exists()
+
+
+def test_a_frame_ends_with_its_pickle(tmp_path: Path) -> None:
+    data = framed(tmp_path / "marker")
+    for path in ("m.pt", "m.bin", "m.safetensors"):
+        assert "before its frame does" in judged(data, path).hazard
+    for protocol in range(6):
+        honest = pickle.dumps([1] * 50_000, protocol)
+        assert not judged(honest + honest, "m.pkl").hazard
+
+
+@pytest.mark.train
+def test_pytorch_would_run_what_follows_such_a_frame(tmp_path: Path) -> None:
+    """Otherwise the test above would show nothing."""
+    model_path, marker = tmp_path / "m.pt", tmp_path / "marker"
+    model_path.write_bytes(framed(marker))
+    load_with_pytorch(model_path, buffering=0)
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("folder", ["code", "CODE"])
+def test_a_program_is_one_in_any_case(folder: str) -> None:
+    """PyTorch looks names up without regard to case."""
+    data = plain({**model(PICKLE), f"m/{folder}/__torch__.py": b"class M(Module): ..."})
+    assert "TorchScript" in judged(data).hazard
 
 
 def test_a_second_name_in_an_extra_field_is_refused() -> None:
