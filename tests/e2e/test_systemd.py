@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sshd_container import Sshd
 from systemd_machine import build_image, lab_on, load_image, machine
 
 from labctl.actions.connections import Connections
+from labctl.actions.courses.bake import _CLEAN
 from labctl.actions.remote import Remote
 from labctl.transports.openssh import OpenSshTransport
 
@@ -93,3 +95,17 @@ def test_a_watchdog_that_keeps_crashing_is_started_again(box: Sshd, tmp_path: Pa
     watch = {"lab": "crashes", "lab_id": "77aa5500ee12", "decisions": 0}
     wait_for(lambda: remote.call("watch", watch)["watch"]["alive"])
     box.sh("systemctl disable --now labctl-watchdog")
+
+
+def test_what_cleans_a_machine_for_an_image_leaves_no_key_and_an_end(
+    server_image: str, tmp_path: Path
+) -> None:
+    """Many servers boot from its disk. It powers off by itself, whatever becomes of labctl."""
+    with machine(build_image(server_image), tmp_path) as box:
+        box.sh("su student -c 'mkdir -p ~/labctl/ml/data && echo one > ~/labctl/ml/data/one'")
+        box.sh("su student -c 'echo secret > ~/.bash_history'")
+        box.sh(f"sh -c {shlex.quote(_CLEAN)} sh /home/student ml /var/lib/labctl/data")
+        gone = "/home/student/.ssh/authorized_keys /home/student/.bash_history /home/student/labctl"
+        box.sh(f"for each in {gone} /etc/ssh/ssh_host_*; do [ ! -e $each ] || exit 1; done")
+        assert box.sh("cat /var/lib/labctl/data/one") == "one\n"
+        assert "MODE=poweroff" in box.sh("cat /run/systemd/shutdown/scheduled")

@@ -36,6 +36,8 @@ mkdir -p "$data"
 if [ -d "$home/labctl/$lab/data" ]; then
   cp -R "$home/labctl/$lab/data/." "$data/" && chown -R root:root "$data" && chmod -R a+rX "$data"
 fi
+# From here on nothing else ends this server, should labctl die before it does.
+shutdown -P +120 >/dev/null 2>&1
 systemctl disable --now labctl-watchdog.service >/dev/null 2>&1 || true
 rm -f /etc/systemd/system/labctl-watchdog.service
 for place in /var/lib/labctl/watchdog /var/tmp/labctl-watchdog-*; do
@@ -45,7 +47,8 @@ for place in /var/lib/labctl/watchdog /var/tmp/labctl-watchdog-*; do
 done
 # A server that boots from this has a first boot, and a deadline, of its own.
 pkill -f '/var/lib/labctl/[t]tl.sh' || true
-rm -f /var/lib/labctl/ttl /var/lib/labctl/ttl.sh
+# Not by its whole name, which pkill would find in this very script.
+rm -f /var/lib/labctl/ttl*
 rm -rf "$home/labctl" "$home/.ssh/authorized_keys" /root/.ssh/authorized_keys
 rm -f "$home/.bash_history" /root/.bash_history "$home/.docker/config.json"
 rm -f /etc/ssh/ssh_host_* /etc/ssh/labctl_next_key*
