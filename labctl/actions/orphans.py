@@ -36,6 +36,13 @@ class Orphans(Value, frozen=True):
 
 def orphans(ground: Ground) -> Orphans:
     """What the provider shows, servers first. Kept disks are among the resources."""
+    with told_what_bills(ground, every_lab=True):
+        _warn(ground)
+    return _shown(ground)
+
+
+def _warn(ground: Ground) -> None:
+    """Say what the provider's list cannot show: what is still coming, and what is elsewhere."""
     for attempt in attempts.unheard(ground, every_lab=True):
         text = f"an interrupted `up` of {attempt.request.lab} may have made a server"
         said = f"{text} that is not shown yet: ask again in a minute"
@@ -46,7 +53,6 @@ def orphans(ground: Ground) -> Orphans:
         text = f"{name} belongs to {accounts.describe(ground.provider.name, account)}"
         next_ = accounts.switch_to(ground, account_id, "labctl orphans")
         ground.reporter.emit(Note(text=f"{text}; next: {next_}", level="warning"))
-    return _shown(ground)
 
 
 def _elsewhere(ground: Ground) -> dict[str, str]:

@@ -17,7 +17,9 @@ from labctl.remote.broker_calls import MOST_EXECS
 pytestmark = pytest.mark.engine
 REGISTRY = Path(__file__).with_name("registry.py")
 TINY = "127.0.0.1:5055/tiny:1"
-STUBBORN = "trap 'while [ ! -e /lab/run/go ]; do sleep 0.1; done; exit 0' TERM; sleep 600 & wait"
+STUBBORN = """\
+trap 'touch /lab/run/ends; while [ ! -e /lab/run/go ]; do sleep 0.1; done; exit 0' TERM
+sleep 600 & wait"""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,8 @@ def test_a_gpu_goes_to_the_next_in_the_queue(alice: Person, bob: Person, bed: Sh
     with small_shares(bed, gpu_lease_s=1):
         alice.start("hog", STUBBORN, gpus=uuid)
         assert "This account is next" in start_refused(bob, "waits", uuid)
+        # Until her lease has ended, alice may share it among her own containers.
+        wait_for(lambda: alice.ssh("test -e labctl/hw3/runs/hog/ends", check=False).returncode == 0)
         start_refused(alice, "hog-again", uuid)
         alice.ssh("touch labctl/hw3/runs/hog/go")
         wait_for(lambda: not list_gpus(alice)[0]["holder"])
