@@ -147,7 +147,8 @@ def _why(state: dict[str, Any], said: str) -> str:
 
 
 def _outcome(state: dict[str, Any], code: int, output: bytes) -> str:
-    if state.get("OOMKilled"):
+    # The engine may hear of the kernel's kill after the end. Nobody else kills in here.
+    if state.get("OOMKilled") or code == KILLED:
         return "memory"
     if code:
         return "exit"

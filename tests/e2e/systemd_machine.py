@@ -26,6 +26,7 @@ image: {image}
 run: sh train.sh
 outputs: [checkpoints, logs]
 """
+CGROUPS = Path("/sys/fs/cgroup")
 CONTEXT = ROOT / "tests" / "systemd-machine"
 
 
@@ -33,6 +34,21 @@ def build_image(server_image: str) -> str:
     tag = f"labctl-test-systemd:{server_image.rpartition(':')[2]}"
     docker("build", "-q", "-t", tag, "--build-arg", f"LAB_SERVER={server_image}", str(CONTEXT))
     return tag
+
+
+def _list_cgroup_options() -> list[str]:
+    """Options of `docker run` that give systemd its cgroups, and the engine below it.
+
+    With cgroup v1 each mounted controller is bound by itself, below a tmpfs that is read-only: on
+    the host's own tmpfs systemd would make directories for controllers that are not mounted there,
+    and the host's engine would no longer find the cgroups of its containers.
+    """
+    with engine.connected() as client:
+        if client.info().get("CgroupVersion", "1") != "1":
+            return ["--cgroupns", "private"]
+    mounted = sorted(path for path in CGROUPS.iterdir() if path.is_mount())
+    binds = [word for path in mounted for word in ("-v", f"{path}:{path}")]
+    return ["--cgroupns", "host", "--tmpfs", f"{CGROUPS}:ro,size=1m", *binds]
 
 
 @contextmanager
@@ -44,10 +60,7 @@ def machine(image: str, folder: Path, options: Sequence[str] = ()) -> Iterator[S
     box = Sshd(f"labctl-test-systemd-{uuid.uuid4().hex[:8]}", folder / "key")
     public = make_key(box.key)
     rights = [word for name in CAPABILITIES for word in ("--cap-add", name)]
-    with engine.connected() as client:
-        old = client.info().get("CgroupVersion", "1") == "1"
-    cgroups = ["--cgroupns", "host" if old else "private"]
-    cgroups += ["-v", "/sys/fs/cgroup:/sys/fs/cgroup"] if old else []
+    cgroups = _list_cgroup_options()
     docker(
         *("run", "-d", "--name", box.name, "-p", "127.0.0.1::22", "-e", "container=docker"),
         *(*rights, "--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"),

@@ -226,7 +226,7 @@ def test_a_recorder_of_telemetry_that_died_is_begun_again(looking: WatchLab) -> 
     file = "/home/student/labctl/watched/runs/gauged/logs/telemetry.jsonl"
     looking.start("gauged", FOREVER)
     # One that finds another at work ends at once; the other one writes.
-    wait_for(lambda: looking.server.sh(f"cat {file}", check=False))
+    wait_for(lambda: looking.server.sh(f"test ! -s {file} || echo yes"))
     (first,) = wait_for(lambda: found if len(found := recorders()) == 1 else None)
     looking.server.sh(f"kill -9 {first}")
     wait_for(lambda: {*recorders()} - {first})
