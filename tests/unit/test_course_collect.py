@@ -163,13 +163,13 @@ def test_strangers_are_named_and_wrong_names_helped(folder: CourseFolder) -> Non
         collect(folder, "hw3")
 
 
-def graded(folder: CourseFolder, seat: str) -> Record:
+def graded(folder: CourseFolder, seat: str, score: float = 40.0) -> Record:
     """As if its submission had been run and found half right."""
     handed = seats_of(folder)[seat]
     made = Record(
         assignment="hw3", seat=seat, students=handed.students, student=handed.student,
         number=handed.number, received=handed.received, bundle_sha256=handed.sha256, key="k",
-        outcome="graded", points=100.0, raw=Results(score=50), score=40.0,
+        outcome="graded", points=100.0, raw=Results(score=50), score=score,
         late_s=handed.late_s, penalty=handed.penalty,
     )  # fmt: skip
     Shelf(folder, "hw3").put(made, fresh=True, said="")
@@ -201,9 +201,10 @@ def test_a_release_is_for_whoever_has_a_grade(folder: CourseFolder) -> None:
     assert (found.students, found.waiting) == (("bob", "carol"), ("alice", "dan"))
     assert len(folder.ledger.entries(kind="released")) == 2
     page = Shelf(folder, "hw3").place("bob") / "feedback.html"
-    assert "submission 1" in page.read_text()
-    graded(folder, "team-1")
-    assert not page.exists(), "a new grade is not released by the old one's release"
+    released = page.read_text()
+    assert "submission 1" in released
+    graded(folder, "team-1", score=60.0)
+    assert page.read_text() == released, "a new grade is not released by the old one's release"
 
 
 def asked(folder: CourseFolder, whose: str, **request: str) -> dict[str, Any]:
@@ -229,8 +230,8 @@ def test_a_student_fetches_their_own_released_grade_and_no_other(folder: CourseF
     assert asked(folder, "alice", assignment="hw3") == {"feedback": None}
     for name in ("../hw3", "hw3/../../x", "hw9\x1b[2J"):
         assert "error" in asked(folder, "bob", assignment=name)
-    graded(folder, "team-1")
-    assert asked(folder, "bob", assignment="hw3") == {"feedback": None}
+    graded(folder, "team-1", score=60.0)
+    assert asked(folder, "bob", assignment="hw3")["feedback"] == found
 
 
 def staff_of(folder: CourseFolder, grading: str) -> Staff:
