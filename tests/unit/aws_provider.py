@@ -95,7 +95,8 @@ def with_market(cloud: Cloud) -> None:
 def an_image(cloud: Cloud) -> str:
     import boto3
 
-    ec2 = boto3.client("ec2", region_name=REGION)
+    # Not the default session, which an earlier test may have made with another home.
+    ec2 = boto3.Session().client("ec2", region_name=REGION)
     found = ec2.describe_images(Owners=["099720109477"])["Images"]
     ec2.close()
     return str(found[0]["ImageId"])
