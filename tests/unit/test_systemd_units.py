@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from labctl.commands.systemd import course_unit, keep_unit
-from labctl.remote.watch_install import unit_text
+from labctl.remote.watch_unit import unit_text
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("/bin/true",)
-WRITERS = {"labctl/commands/systemd.py", "labctl/remote/watch_install.py"}
+WRITERS = {"labctl/commands/systemd.py", "labctl/remote/watch_unit.py"}
 
 
 def service_files(folder: str) -> dict[str, str]:
@@ -29,7 +29,7 @@ def service_files(folder: str) -> dict[str, str]:
 
 
 UNITS = {
-    "watchdog": unit_text(Path("/var/lib/labctl/watchdog"), Path("/var/lib/labctl/remote")),
+    "watchdog": unit_text(Path("/var/lib/labctl/watchdog")),
     "keep": keep_unit(WORDS, path="/usr/bin"),
     "course": course_unit(WORDS, "ml", path="/usr/bin"),
     **service_files("playbooks"),
