@@ -13,7 +13,7 @@ from sshd_container import Sshd
 from systemd_machine import build_image, lab_on, load_image, machine
 
 from labctl.actions.connections import Connections
-from labctl.actions.courses.bake import _CLEAN
+from labctl.actions.courses.bake import CLEAN_SCRIPT
 from labctl.actions.remote import Remote
 from labctl.transports.openssh import OpenSshTransport
 
@@ -104,7 +104,7 @@ def test_what_cleans_a_machine_for_an_image_leaves_no_key_and_an_end(
     with machine(build_image(server_image), tmp_path) as box:
         box.sh("su student -c 'mkdir -p ~/labctl/ml/data && echo one > ~/labctl/ml/data/one'")
         box.sh("su student -c 'echo secret > ~/.bash_history'")
-        box.sh(f"sh -c {shlex.quote(_CLEAN)} sh /home/student ml /var/lib/labctl/data")
+        box.sh(f"sh -c {shlex.quote(CLEAN_SCRIPT)} sh /home/student ml /var/lib/labctl/data")
         gone = "/home/student/.ssh/authorized_keys /home/student/.bash_history /home/student/labctl"
         box.sh(f"for each in {gone} /etc/ssh/ssh_host_*; do [ ! -e $each ] || exit 1; done")
         assert box.sh("cat /var/lib/labctl/data/one") == "one\n"

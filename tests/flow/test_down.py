@@ -176,13 +176,13 @@ def test_a_result_that_the_disk_here_spoils_keeps_the_server(ready: World) -> No
 
 
 def put_odd_name(run: Path) -> None:
-    (run / "work").mkdir()
-    (run / "work" / "odd\x1b.bin").write_text("the only copy")
+    (run / "scratch").mkdir()
+    (run / "scratch" / "odd\x1b.bin").write_text("the only copy")
 
 
 def put_broken_checkpoint(run: Path) -> None:
-    (run / "work").mkdir()
-    (run / "work" / "manifest.json").write_text('{"files": {"not-there": {"size": 1}}}')
+    (run / "scratch").mkdir()
+    (run / "scratch" / "manifest.json").write_text('{"files": {"not-there": {"size": 1}}}')
 
 
 def put_reserved_name(run: Path) -> None:
@@ -192,8 +192,8 @@ def put_reserved_name(run: Path) -> None:
 @pytest.mark.parametrize(
     ("put", "name"),
     [
-        (put_odd_name, r"runs/night/work/odd\x1b.bin"),
-        (put_broken_checkpoint, "runs/night/work/manifest.json"),
+        (put_odd_name, r"runs/night/scratch/odd\x1b.bin"),
+        (put_broken_checkpoint, "runs/night/scratch/manifest.json"),
         (put_reserved_name, "runs/night/run.json"),
     ],
 )
@@ -270,7 +270,7 @@ def test_an_edit_with_an_odd_name_keeps_the_server(ready: World) -> None:
 
 def test_what_is_no_output_by_its_name_keeps_no_server(ready: World) -> None:
     run = ready.machine.run_with("night", **{"model.pt": "weights"})
-    for folder in (run / "checkpoints", run / "work"):
+    for folder in (run / "checkpoints", run / "scratch"):
         (folder / "__pycache__").mkdir(parents=True)
         (folder / "__pycache__" / "train.pyc").write_text("bytecode")
         (folder / ".nfs0001").write_text("removed, and open still")

@@ -30,7 +30,7 @@ LONGEST_DAYS = 180
 """How long it is kept where course.yaml names no term."""
 KINDS = ("image", "snapshot")
 """In this order: a snapshot goes once its image has."""
-_CLEAN = """set -e
+CLEAN_SCRIPT = """set -e
 home=$1 lab=$2 data=$3
 mkdir -p "$data"
 if [ -d "$home/labctl/$lab/data" ]; then
@@ -145,7 +145,7 @@ def _clean(ground: Ground, server: Server) -> None:
     """Take everything off the server that must not be on sixty others: keys first of all."""
     transport = ground.connections.reopen(server)
     home = transport.run('printf %s "$HOME"', timeout_s=30.0).stdout.strip()
-    line = command("sudo", "-n", "sh", "-c", _CLEAN, "sh", home, ground.config.name, SHARED)
+    line = command("sudo", "-n", "sh", "-c", CLEAN_SCRIPT, "sh", home, ground.config.name, SHARED)
     done = transport.run(line.render(), timeout_s=1800.0, check=False)
     if done.code != 0:
         raise ProviderError(
