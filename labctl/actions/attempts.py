@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import Decision, Note, Step, accounts, deadlines, guard, kept, removal
+from labctl.actions import Decision, Note, Step, accounts, deadlines, disks, guard, kept, removal
 from labctl.actions.cost import note_life, spent_usd
 from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key
@@ -58,6 +58,10 @@ NO = (
     UsageError,
 )
 """Answers after which no server can have been made."""
+KEEPS_DISK = (
+    f"if it ends by itself, its disk stays for {disks.KEPT_S / 86_400:.0f} days with results that "
+    "you have not pulled; the next labctl up brings them back"
+)
 LOSS = "at its time or budget its disk is deleted too: results that you have not pulled are lost"
 UNHEARD = (CredentialsError, DeniedError)
 """Of these, those that say nothing about an earlier call of the same attempt."""
@@ -210,6 +214,8 @@ def _agree(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> Non
     plan = describe_plan(ground.provider, need, offer, others, left)
     if guard.can_lose_results(ground):
         plan += f"\n{LOSS}; `store:` in lab.yaml saves them"
+    if guard.will_keep_disk(ground):
+        plan += f"\n{KEEPS_DISK}"
     if not ground.reporter.ask(Decision(question=question, detail=plan, about="price")):
         raise PolicyError(
             "nothing was started", why="the price was not agreed to", hint="labctl offers"

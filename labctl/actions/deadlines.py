@@ -102,7 +102,7 @@ def follow(
     if not watch or not isinstance(ground.provider, Deadline):
         return
     now = time.time()
-    ends = [now + left for left in _left_s(watch)]
+    ends = [now + left for left in left_s(watch)]
     ends += _own_ends(ground, server, now)
     ends += [] if latest_at is None else [latest_at]
     known = _known_at(ground, server)
@@ -158,7 +158,7 @@ def describe(ground: Ground, server: Server, watch: dict[str, Any]) -> str:
     price = server.offer.price_usd_per_hour
     if not price or not watch or is_guarded_elsewhere(ground.provider):
         return ""
-    left = _left_s(watch)
+    left = left_s(watch)
     if not left:
         return f"{server.alias} has no deadline: {worst_cost(price)}, until labctl down"
     armed = ", ".join(armed_guards(ground, server, watch)) or "none"
@@ -232,7 +232,7 @@ def _at(detail: dict[str, Any]) -> float:
     return float(detail.get("at") or 0.0)
 
 
-def _left_s(watch: dict[str, Any]) -> list[float]:
+def left_s(watch: dict[str, Any]) -> list[float]:
     """Seconds until each of the watchdog's limits; what is no number is none."""
     told = [watch.get(key) for key in ("ttl_left_s", "budget_left_s")]
     return [one for one in told if isinstance(one, int | float) and math.isfinite(one)]

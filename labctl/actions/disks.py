@@ -1,7 +1,7 @@
-"""Kept disks on record: what outlived its server since nothing else had its results.
+"""Kept disks: which servers' disks are to outlive them, and which disks did.
 
-A disk that was seen stays on record until it is known to be gone: `cost` and `status` read nothing
-else.
+A disk that was seen without its server stays on record until it is known to be gone: `cost` and
+`status` read nothing else.
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ import msgspec
 from labctl.actions import Note, accounts
 from labctl.actions.ground import Ground
 from labctl.errors import LabError
-from labctl.model import Resource, Value
+from labctl.model import Resource, Server, Value
+from labctl.providers import Keep
 from labctl.state import LedgerEntry, State
 
 SEEN, MISSED, REMOVED, RESTORED = "kept", "kept-missed", "removed", "restored"
+HELD = "disk-held"
+KEPT_S = 14 * 86_400.0
+"""How long a disk stays after its server's deadline. The watchdog has the same (KEPT_DAYS)."""
+LATER_S = 86_400.0  # an expiry that would move by less is left as it is
 
 
 class KeptDisk(Value, frozen=True):
@@ -129,6 +134,68 @@ def tell_removed(ground: Ground, disk: Resource) -> None:
     """Say that a disk went since its time was over."""
     text = f"removed the kept disk {short(disk)}: {until(disk)}"
     ground.reporter.emit(Note(text=text, level="warning"))
+
+
+def keep_until(ground: Ground, server: Server, ends_at: float) -> bool:
+    """Have the provider keep the server's disk for KEPT_S after `ends_at` (Unix seconds).
+
+    Whether it will. An expiry is moved later, and never earlier.
+    """
+    provider, known = ground.provider, _held_until(ground, server) or 0.0
+    until = ends_at + KEPT_S
+    if not isinstance(provider, Keep):
+        return False
+    if known and until < known + LATER_S:
+        return True
+    try:
+        kept = provider.keep_disk(server.id, until)
+    except LabError as error:
+        text = f"the disk of {server.alias} cannot be kept at its end: {error.what}"
+        ground.reporter.emit(Note(text=text, level="warning"))
+        return bool(known)
+    if not kept:
+        return False
+    _record_held(ground, server, until)
+    if not known:
+        price = sum(disk.price_usd_per_month for disk in kept)
+        day = time.strftime("%Y-%m-%d", time.localtime(until))
+        text = (
+            f"if {server.alias} ends by itself, its disk stays until {day} with what you have not "
+            f"pulled, at {price:.2f} dollars a month; labctl down removes both"
+        )
+        ground.reporter.emit(Note(text=text))
+    return True
+
+
+def release(ground: Ground, server: Server) -> None:
+    """Have the server's disk end with it, where it may have been kept: by this machine or another.
+
+    Where the provider refuses, the disk stays until its expiry, and the reporter says so.
+    """
+    provider = ground.provider
+    if not isinstance(provider, Keep) or _held_until(ground, server) == 0.0:
+        return
+    try:
+        provider.release_disk(server.id)
+    except LabError as error:
+        text = f"the disk of {server.alias} stays until its time is over: {error.what}"
+        ground.reporter.emit(Note(text=text, level="warning"))
+        return
+    _record_held(ground, server, 0.0)
+
+
+def _held_until(ground: Ground, server: Server) -> float | None:
+    """When the disk that is to outlive the server expires (Unix seconds): 0.0 where none is to,
+    None where this machine cannot know, since another one made the server."""
+    if lines := ground.state.events(server_id=server.id, kind=HELD, limit=1):
+        return float(lines[0].detail["expires_at"])
+    made_here = ground.state.events(server_id=server.id, kind="created", limit=1)
+    return 0.0 if made_here else None
+
+
+def _record_held(ground: Ground, server: Server, expires_at: float) -> None:
+    detail = {"expires_at": expires_at}
+    ground.state.record(HELD, lab_id=server.lab_id, server_id=server.id, detail=detail)
 
 
 def costs(disk: Resource) -> str:

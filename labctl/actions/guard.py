@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from labctl.actions import deadlines
+from labctl.actions import deadlines, disks
 from labctl.actions.ground import Ground
 from labctl.model import Server
 from labctl.providers import Guarded, Keep, Lease, Provider, Stoppable
 
 DECISIONS = 20
 EVENT = "guarded"
+NO_DEADLINE_S = 30 * 86_400.0  # each `up` begins it anew
 
 
 def arm(
@@ -52,6 +53,7 @@ def arm(
         "price_usd_per_hour": price,
         "ceiling_s": ceiling_s,
     }
+    disk = _arrange_disk(ground, server, deadlines.span_s(need, price, budget))
     reply = ground.remote(server).call(
         "guard",
         {
@@ -59,7 +61,7 @@ def arm(
             "server_id": server.id,
             "limits": limits,
             "elapsed_s": max(0.0, time.time() - server.created_at),
-            "ending": _ending(ground, server),
+            "ending": _ending(ground, server, disk),
             "store": ground.config.store,
             "mirror_s": ground.config.mirror_s,
         },
@@ -90,7 +92,11 @@ def extend(ground: Ground, server: Server, span_s: int) -> dict[str, Any]:
         ground.provider.prolong(server.id, span_s)
         return watch(ground, server)
     request = {**_about(ground, server), "span_s": span_s}
-    return _watch(ground.remote(server).call("extend", request))
+    extended = _watch(ground.remote(server).call("extend", request))
+    if will_keep_disk(ground):
+        left_s = min(deadlines.left_s(extended), default=span_s)
+        disks.keep_until(ground, server, time.time() + left_s)
+    return extended
 
 
 def _as_armed(ground: Ground, server: Server, provider: Guarded) -> dict[str, Any]:
@@ -112,15 +118,35 @@ def can_lose_results(ground: Ground) -> bool:
 
     Nobody sends them away then: no store, no keeper; and the disk is deleted with the server.
     """
+    return _is_unsaved(ground) and not isinstance(ground.provider, Keep)
+
+
+def will_keep_disk(ground: Ground) -> bool:
+    """Whether the provider has to keep a server's disk, since nothing else saves its results."""
+    return _is_unsaved(ground) and isinstance(ground.provider, Keep)
+
+
+def _is_unsaved(ground: Ground) -> bool:
     if isinstance(ground.provider, Guarded):
         return False  # whoever armed its watchdog saves its results
     return _disk_at_end(ground.provider) == "goes" and not (ground.saver_s or ground.config.store)
 
 
-def _ending(ground: Ground, server: Server) -> dict[str, Any]:
+def _arrange_disk(ground: Ground, server: Server, span_s: float | None) -> str:
+    """What becomes of the server's disk when it ends by itself, at most `span_s` from now.
+
+    None stands for a server without a deadline, which its provider may still take back.
+    """
+    if will_keep_disk(ground):
+        ends_at = time.time() + (NO_DEADLINE_S if span_s is None else span_s)
+        return "stays" if disks.keep_until(ground, server, ends_at) else "goes"
+    disks.release(ground, server)
+    return _disk_at_end(ground.provider)
+
+
+def _ending(ground: Ground, server: Server, disk: str) -> dict[str, Any]:
     """What the end of this provider's servers means, and what becomes of their disks."""
     provider = ground.provider
-    disk = _disk_at_end(provider)
     if isinstance(provider, Lease):
         return {"kind": "release", "disk": disk, "lease": server.id}
     return {"kind": "poweroff", "disk": disk, "saver_s": ground.saver_s}

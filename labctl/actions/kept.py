@@ -17,7 +17,6 @@ from labctl.providers import Keep
 SAVED = "restored-saved"
 ATTACH_S = 120.0
 PAUSE_S = 1.0
-NEW_S = 10.0
 COPY_S = 12 * 3600.0
 
 
@@ -71,9 +70,7 @@ def restore(ground: Ground, server: Server) -> None:
     if made_here and not [one for one in known if one.disk.id not in done]:
         return
     for disk in look(ground):
-        # One that is to outlive this very server is no news here.
-        own = disk.server_id == server.id and (disk.created_at or 0.0) > server.created_at - NEW_S
-        if disk.id in done or own:
+        if disk.id in done:
             continue
         try:
             _bring(ground, ground.provider, server, disk)

@@ -8,6 +8,7 @@ from typing import Any
 
 from labctl.actions import Note, Step, accounts, attempts, provision, removal, work
 from labctl.actions.connections import answers
+from labctl.actions.disks import KEPT_S
 from labctl.actions.ground import Ground
 from labctl.errors import ConnectError, LabError, PolicyError
 from labctl.model import Server, Value
@@ -22,7 +23,6 @@ PAUSE_S = 240.0
 """Looks further apart are two silences: this machine may have slept in between."""
 ANSWER_S = 5.0
 LOOK_S = 1.0
-DISK_KEPT_S = 14 * 86_400.0
 
 
 class GoneError(ConnectError):
@@ -98,13 +98,13 @@ def check_there(ground: Ground, server: Server, silences: Silences) -> None:
 def _ended(ground: Ground, server: Server) -> bool:
     """End a dead server, which bills on; False where what lies on it may be nowhere else."""
     if isinstance(ground.provider, Keep):
-        ground.provider.keep_disk(server.id, time.time() + DISK_KEPT_S)
+        ground.provider.keep_disk(server.id, time.time() + KEPT_S)
     elif not ground.config.store:
         text = f"{server.id} does not answer; it is not ended, since the lab has no store. "
         ground.reporter.emit(Note(text=text + "`labctl down --discard` ends it", level="warning"))
         return False
     ground.state.record("dead", lab_id=ground.lab_id, server_id=server.id)
-    removal.end(ground, [server])
+    removal.end(ground, [server], keep_disks=True)
     return True
 
 
@@ -121,10 +121,11 @@ def clear_away(ground: Ground, run_id: str) -> None:
     taken = _taken_back(ground, server)
     if not taken:
         return
+    is_saved = False
     with suppress(ConnectError):  # it went before its time: what is saved is saved
-        _wind_down(ground, server, run_id, taken)
+        is_saved = _wind_down(ground, server, run_id, taken)
     _leave_zone(ground, server)
-    removal.end(ground, [server])
+    removal.end(ground, [server], keep_disks=not is_saved)
 
 
 def _leave_zone(ground: Ground, server: Server | None) -> None:
@@ -144,17 +145,23 @@ def _taken_back(ground: Ground, server: Server) -> dict[str, Any]:
     return taken if taken.get("kind") == "interruption" else {}
 
 
-def _wind_down(ground: Ground, server: Server, run_id: str, taken: dict[str, Any]) -> None:
-    """Wait until the server's runs have ended and are mirrored; without a store, pull them."""
+def _wind_down(ground: Ground, server: Server, run_id: str, taken: dict[str, Any]) -> bool:
+    """Wait until the server's runs have ended and are mirrored; without a store, pull the run.
+
+    Whether nothing is left that only the server has.
+    """
     name = "the server is being taken back; its runs wind down"
     ground.reporter.emit(Step(name=name))
     while taken and not taken.get("ready_at") and time.time() < taken["ends_at"]:
         time.sleep(LOOK_S)
         taken = _taken_back(ground, server)
-    if not ground.config.store:
+    is_saved = bool(ground.config.store)
+    if not is_saved:
         try:
             work.pull(ground, server, [run_id], everything=False)
+            is_saved = not work.missing(ground, server)
         except LabError as error:
             text = f"not all of {run_id} could be pulled: {error.what}"
             ground.reporter.emit(Note(text=text, level="warning"))
     ground.reporter.emit(Step(name=name, done=True))
+    return is_saved

@@ -32,12 +32,13 @@ class Removal(Value, frozen=True):
     leftovers: tuple[Resource, ...] = ()
 
 
-def remove(ground: Ground, server: Server) -> Removal:
+def remove(ground: Ground, server: Server, *, keep_disks: bool = False) -> Removal:
     """Terminate, wait for the provider's word, forget; then take away the rest. Safe to repeat.
 
-    BusyError where the provider does not confirm in time: the record stays.
+    `keep_disks` as in `end`. BusyError where the provider does not confirm in time: the record
+    stays.
     """
-    end(ground, [server])
+    end(ground, [server], keep_disks=keep_disks)
     return swept(ground, server.id)
 
 
@@ -67,9 +68,10 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
     )
 
 
-def end(ground: Ground, servers: Iterable[Server]) -> None:
+def end(ground: Ground, servers: Iterable[Server], *, keep_disks: bool = False) -> None:
     """Terminate all of them, then wait until the provider confirms each; their records go then.
 
+    Their disks go too, unless `keep_disks`: then those stay that the provider was told to keep.
     PolicyError, and nothing is ended, where one belongs to another account.
     """
     waiting = list(servers)
@@ -77,6 +79,8 @@ def end(ground: Ground, servers: Iterable[Server]) -> None:
 
     def order(server: Server) -> None:
         ground.connections.close(server)
+        if not keep_disks:
+            disks.release(ground, server)
         _patiently(partial(ground.provider.terminate, server.id))
         ground.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
 

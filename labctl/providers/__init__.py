@@ -194,7 +194,14 @@ class Keep(Protocol):
         """Whether its servers may keep their disks by themselves when they end."""
 
     def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
-        """Its disks stay when it is terminated, tagged with the expiry; what they cost."""
+        """Have its own disks outlive it, whatever ends it, tagged with the expiry (Unix seconds).
+
+        Returns them with their prices. While the server lives, `leftovers` shows them as parts of
+        it, without an expiry. Repeated, it moves the expiry.
+        """
+
+    def release_disk(self, server_id: str) -> None:
+        """Have its own disks end with it again. An absent server counts as success."""
 
     def attach_kept(self, resource: Resource, server_id: str) -> str:
         """Give a kept disk to a server; returns the device's name there."""

@@ -1,6 +1,7 @@
 """Results that could be sent nowhere outlive their server on its disk, and come back from there.
 
-On a rehearsed EC2 whose machines boot, with an instance profile that lets them keep their disks.
+On a rehearsed EC2 whose machines boot. Without an instance profile labctl has EC2 keep the disk
+from the start; with one the server asks for it at its end.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ echo begun; while :; do sleep 0.1; done"""
 
 @pytest.fixture
 def lab(machines: Bed) -> AwsLab:
-    lab = machines.lab(LABCTL_SERVER_AWS_INSTANCE_PROFILE="labctl-server")
+    return written(machines.lab())
+
+
+@pytest.fixture
+def lab_with_profile(machines: Bed) -> AwsLab:
+    return written(machines.lab(LABCTL_SERVER_AWS_INSTANCE_PROFILE="labctl-server"))
+
+
+def written(lab: AwsLab) -> AwsLab:
+    """The lab with its lab.yaml and a file of code."""
     run = json.dumps(["bash", "-c", TRAIN])
     server = "{provider: aws, gpu: auto, spot: only}"
     (lab.root / "lab.yaml").write_text(
@@ -61,7 +71,9 @@ def zone(lab: AwsLab) -> str:
 
 def trained(lab: AwsLab) -> str:
     """A server with a run that has written a checkpoint and goes on, and code edited there."""
-    lab.labctl("up", "--yes", "--ttl", "2h")
+    said = lab.labctl("up", "--yes", "--ttl", "2h")
+    assert "its disk stays for 14 days" in said
+    assert "dollars a month; labctl down removes both" in said
     sh(lab, IMPORT)
     lab.labctl("run", "--detach", "--id", "night")
     place = "labctl/digits/runs/night/checkpoints/first"
@@ -79,6 +91,7 @@ def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
 ) -> None:
     sha256 = trained(lab)
     first, there = instance(lab), zone(lab)
+    assert "kept disk" not in lab.labctl("orphans", code=1), "it is a part of the server"
     assert lab.json("status", "--refresh")["server"]["state"] == "running"
     lab.labctl("up", "--yes", "--budget", "0.001")
     machines.rehearsal.wait(first, "terminated", 300)
@@ -130,8 +143,9 @@ def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
 
 
 def test_what_cannot_be_had_stays_and_is_told_until_its_time_is_over(
-    lab: AwsLab, machines: Bed
+    lab_with_profile: AwsLab, machines: Bed
 ) -> None:
+    lab = lab_with_profile
     lab.labctl("up", "--yes")
     lab.labctl("push")
     there, first = zone(lab), instance(lab)

@@ -50,6 +50,9 @@ class KeepCloud(Cloud):
     def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
         return []
 
+    def release_disk(self, server_id: str) -> None:
+        self.calls.append("release_disk")
+
     def attach_kept(self, resource: Resource, server_id: str) -> str:
         raise self.attach_errors.pop(0)
 

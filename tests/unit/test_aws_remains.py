@@ -73,6 +73,43 @@ def test_kept_disk_outlives_its_server_and_says_what_it_costs(
     assert "volume" not in by_kind(aws)
 
 
+def test_a_living_servers_own_disk_is_a_part_of_it_until_the_server_ends(
+    aws: AwsProvider, server: Server
+) -> None:
+    aws.keep_disk(server.id, time.time() + DAY_S)
+    living = by_kind(aws)["volume"]
+    assert (living.server_id, living.expires_at) == (server.id, None)
+    later = time.time() + 2 * DAY_S
+    aws.keep_disk(server.id, later)
+    aws.terminate(server.id)
+    assert by_kind(aws)["volume"].expires_at == pytest.approx(later, abs=1)
+
+
+def test_a_released_disk_ends_with_its_server(aws: AwsProvider, server: Server) -> None:
+    aws.keep_disk(server.id, time.time() + DAY_S)
+    aws.release_disk(server.id)
+    aws.terminate(server.id)
+    assert "volume" not in by_kind(aws)
+    aws.release_disk(server.id)
+    aws.release_disk(f"i-0123456789abcdef0.{REGION}")
+
+
+def test_a_release_spares_the_disk_of_an_earlier_server(
+    aws: AwsProvider, server: Server, tmp_path: Path
+) -> None:
+    [disk] = aws.keep_disk(server.id, time.time() + DAY_S)
+    aws.terminate(server.id)
+    other = a_server(aws, tmp_path)
+    aws.attach_kept(disk, other.id)
+    [own] = aws.keep_disk(other.id, time.time() + DAY_S)
+    assert own.id != disk.id
+    aws.release_disk(other.id)
+    [held] = [one for one in aws.leftovers() if one.id == disk.id]
+    assert (held.server_id, held.expires_at) == (other.id, disk.expires_at)
+    aws.terminate(other.id)
+    assert [one.id for one in aws.leftovers() if one.kind == "volume"] == [disk.id]
+
+
 def test_kept_disk_is_given_to_another_server(
     aws: AwsProvider, server: Server, tmp_path: Path
 ) -> None:

@@ -144,6 +144,9 @@ class AwsProvider:
     def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
         return disks.keep(self.clients, server_id, expires_at)
 
+    def release_disk(self, server_id: str) -> None:
+        disks.release(self.clients, server_id)
+
     def attach_kept(self, resource: Resource, server_id: str) -> str:
         return disks.attach(self.clients, resource, server_id)
 

@@ -11,35 +11,71 @@ from labctl.model import Resource
 from labctl.providers.aws import instances, tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import told
-from labctl.providers.aws.remains import volume_resource
+from labctl.providers.aws.remains import LIVING, volume_resource
 
 SLOTS = tuple(f"/dev/sd{letter}" for letter in "fghijklmnop")
 XEN = ("p2.", "p3.", "g3.", "g3s.")
 
 
 def keep(clients: Clients, server_id: str, expires_at: float) -> list[Resource]:
-    """Its volumes stay when it is terminated, and bear the time when they may be removed."""
+    """Its own volumes stay when it is terminated, and bear the time when they may be removed."""
     instance = instances.present(clients, server_id)
     region = server_id.rpartition(".")[2]
     ec2 = clients.ec2(region)
-    mappings = [one for one in instance.get("BlockDeviceMappings", ()) if "Ebs" in one]
-    if not mappings:
+    volumes = _own_volumes(ec2, instance)
+    if not volumes:
         return []
-    volumes = [one["Ebs"]["VolumeId"] for one in mappings]
-    with told():
-        # The tag first: a disk that stays without an expiry would stay for good.
-        ec2.create_tags(Resources=volumes, Tags=tags.pairs({tags.EXPIRES: f"{expires_at:.0f}"}))
-        ec2.modify_instance_attribute(
-            InstanceId=instance["InstanceId"],
-            BlockDeviceMappings=[
-                {"DeviceName": one["DeviceName"], "Ebs": {"DeleteOnTermination": False}}
-                for one in mappings
-            ],
-        )
-        found = ec2.describe_volumes(VolumeIds=volumes)["Volumes"]
+    # The tag first: a disk that stays without an expiry would stay for good.
+    _tag_expiry(ec2, volumes, f"{expires_at:.0f}")
+    _set_delete_on_termination(ec2, instance, volumes, delete=False)
     account = str(instance.get("OwnerId", ""))
-    kept = [volume_resource(volume, region, server_id) for volume in found]
-    return [msgspec.structs.replace(one, account=account) for one in kept]
+    kept = [volume_resource(volume, region, server_id) for volume in volumes]
+    return [
+        msgspec.structs.replace(one, account=account, expires_at=float(round(expires_at)))
+        for one in kept
+    ]
+
+
+def release(clients: Clients, server_id: str) -> None:
+    """Its own volumes go when it is terminated. One that is ending or gone is left as it is."""
+    instance = instances.one(clients, server_id)
+    if instance is None or instance["State"]["Name"] not in LIVING:
+        return
+    ec2 = clients.ec2(server_id.rpartition(".")[2])
+    volumes = [one for one in _own_volumes(ec2, instance) if tags.tags_of(one).get(tags.EXPIRES)]
+    if volumes:
+        _set_delete_on_termination(ec2, instance, volumes, delete=True)
+        _tag_expiry(ec2, volumes, "")
+
+
+def _own_volumes(ec2: Any, instance: dict[str, Any]) -> list[dict[str, Any]]:
+    """The volumes that were made with the instance, as AWS describes them."""
+    attached = tags.ours({"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]})
+    with told():
+        found = ec2.describe_volumes(Filters=attached)["Volumes"]
+    return [volume for volume in found if tags.are_of_one_attempt(volume, instance)]
+
+
+def _tag_expiry(ec2: Any, volumes: list[dict[str, Any]], value: str) -> None:
+    with told():
+        ec2.create_tags(
+            Resources=[volume["VolumeId"] for volume in volumes],
+            Tags=tags.pairs({tags.EXPIRES: value}),
+        )
+
+
+def _set_delete_on_termination(
+    ec2: Any, instance: dict[str, Any], volumes: list[dict[str, Any]], *, delete: bool
+) -> None:
+    mappings = [
+        {"DeviceName": attachment["Device"], "Ebs": {"DeleteOnTermination": delete}}
+        for volume in volumes
+        for attachment in volume["Attachments"]
+    ]
+    with told():
+        ec2.modify_instance_attribute(
+            InstanceId=instance["InstanceId"], BlockDeviceMappings=mappings
+        )
 
 
 def attach(clients: Clients, resource: Resource, server_id: str) -> str:

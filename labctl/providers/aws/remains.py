@@ -46,6 +46,7 @@ class Living:
         self.by_lab: dict[str, str] = {}
         self.by_instance: dict[str, str] = {}
         self.labs: dict[str, str] = {}
+        self.described: dict[str, dict[str, Any]] = {}
         for instance in found:
             bears = tags.tags_of(instance)
             server_id = f"{instance['InstanceId']}.{region}"
@@ -54,6 +55,7 @@ class Living:
             if instance["State"]["Name"] in LIVING:
                 self.by_lab.setdefault(lab_id, server_id)
                 self.by_instance[instance["InstanceId"]] = server_id
+                self.described[server_id] = instance
 
 
 def leftovers(
@@ -131,7 +133,16 @@ def _pages(ec2: Any, call: str, key: str, **arguments: Any) -> list[dict[str, An
 def _volumes(clients: Clients, region: str, living: Living) -> list[Resource]:
     only = tags.ours({"Name": "status", "Values": list(ACTIVE_VOLUMES)})
     found = _pages(clients.ec2(region), "describe_volumes", "Volumes", Filters=only)
-    return [volume_resource(one, region, _attached(one, living)) for one in found]
+    return [_volume(one, region, living) for one in found]
+
+
+def _volume(volume: dict[str, Any], region: str, living: Living) -> Resource:
+    """A server's own volume that is to outlive it is a part of it until then, and no kept disk."""
+    server_id = _attached(volume, living)
+    resource = volume_resource(volume, region, server_id)
+    if server_id and tags.are_of_one_attempt(volume, living.described[server_id]):
+        return msgspec.structs.replace(resource, expires_at=None)
+    return resource
 
 
 def _attached(volume: dict[str, Any], living: Living) -> str:

@@ -52,6 +52,12 @@ def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in described.get("Tags") or ()}
 
 
+def are_of_one_attempt(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two described things were made by the same request, as a server and its disk are."""
+    token = tags_of(first).get(TOKEN)
+    return bool(token) and token == tags_of(second).get(TOKEN)
+
+
 def of_lab(lab: str, lab_id: str, owner: str) -> dict[str, str]:
     """What every resource of a lab bears."""
     return {OURS: "1", LAB: lab, LAB_ID: lab_id, OWNER: owner, "Name": f"labctl-{lab}"}

@@ -1,0 +1,185 @@
+"""A server's disk outlives its deadline where nothing else saves results; `down` removes both."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from lab_ground import LAB_ID, Cloud, Recorded, World, world
+
+from labctl.actions import disks, guard, provision
+from labctl.actions.down import down
+from labctl.actions.extend import extend
+from labctl.actions.ground import Ground
+from labctl.actions.remote import Remote
+from labctl.errors import DeniedError
+from labctl.model import Need, Resource, Server
+
+ARM = guard.arm  # what conftest replaces, lest a watchdog end this machine
+DAY_S = 86_400.0
+HOUR_S = 3600.0
+
+
+class KeepCloud(Cloud):
+    """Half a dollar an hour; its disks can outlive their servers."""
+
+    keeps_itself = False
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.price = 0.5
+        self.kept_until: dict[str, float] = {}
+        self.is_denied = False
+
+    def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
+        self.calls.append("keep_disk")
+        if self.is_denied:
+            raise DeniedError("ec2:ModifyInstanceAttribute is not allowed")
+        self.kept_until[server_id] = expires_at
+        return [
+            Resource(
+                provider=self.name,
+                kind="volume",
+                id="vol-1",
+                lab_id=LAB_ID,
+                price_usd_per_month=7.5,
+                server_id=server_id,
+                expires_at=expires_at,
+            )
+        ]
+
+    def release_disk(self, server_id: str) -> None:
+        self.calls.append("release_disk")
+        self.kept_until.pop(server_id, None)
+
+    def attach_kept(self, resource: Resource, server_id: str) -> str:
+        raise AssertionError("nothing is attached here")
+
+
+class Watchdog:
+    """Answers what a server's watchdog is asked; keeps what it was armed with."""
+
+    def __init__(self, server: Remote, armed: list[dict[str, Any]]) -> None:
+        self.server = server
+        self.armed = armed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.server, name)
+
+    def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
+        if verb == "guard":
+            self.armed.append(request)
+            return {"watch": {"alive": True, "ttl_left_s": request["limits"]["ttl_s"]}}
+        if verb == "extend":
+            ttl_s = self.armed[-1]["limits"]["ttl_s"]
+            return {"watch": {"alive": True, "ttl_left_s": ttl_s + request["span_s"]}}
+        return self.server.call(verb, request, **more)
+
+
+@pytest.fixture
+def armed() -> list[dict[str, Any]]:
+    """The requests that armed the watchdog."""
+    return []
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, armed: list[dict[str, Any]]) -> World:
+    remote = Ground.remote
+    monkeypatch.setattr(provision.first_contact, "settle", lambda ground, server, _: server)
+    monkeypatch.setattr(guard, "arm", ARM)
+    monkeypatch.setattr(Ground, "remote", lambda *args: Watchdog(remote(*args), armed))
+    return world(tmp_path, KeepCloud)
+
+
+def cloud_of(lab: World) -> KeepCloud:
+    assert isinstance(lab.cloud, KeepCloud)
+    return lab.cloud
+
+
+def up(lab: World, need: Need | None = None, reporter: Recorded | None = None) -> Server:
+    return provision.up(lab.ground(reporter, need or Need()))
+
+
+@pytest.mark.parametrize(
+    ("need", "hours"),
+    [(Need(), 12), (Need(ttl_s=7200), 2), (Need(ttl_s=36_000, budget_usd=2.0), 4)],
+)
+def test_the_disk_stays_for_two_weeks_past_the_deadline_and_the_price_is_said(
+    lab: World, armed: list[dict[str, Any]], need: Need, hours: int
+) -> None:
+    reporter = Recorded()
+    server = up(lab, need, reporter)
+    expected = time.time() + hours * HOUR_S + 14 * DAY_S
+    assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
+    assert "7.50 dollars a month" in reporter.said
+    [plan] = [one.detail for one in reporter.asked if one.about == "price"]
+    assert "its disk stays for 14 days" in plan
+    assert armed[-1]["ending"]["disk"] == "stays"
+    up(lab, need)
+    assert cloud_of(lab).calls.count("keep_disk") == 1
+
+
+def test_down_removes_the_disk_with_the_server(lab: World) -> None:
+    up(lab)
+    down(lab.ground(), discard=False)
+    calls = cloud_of(lab).calls
+    assert calls.index("release_disk") < calls.index("terminate")
+    assert cloud_of(lab).kept_until == {}
+
+
+def test_a_disk_stays_where_down_could_not_save_what_is_on_it(lab: World) -> None:
+    server = up(lab)
+    lab.machine.run_with("night", model="weights")
+    lab.machine.run_with("day").joinpath("checkpoints", "bad\nname").write_text("weights")
+    with pytest.raises(Exception, match="not everything on it could be saved"):
+        down(lab.ground(), discard=False)
+    assert cloud_of(lab).machines == {}
+    assert server.id in cloud_of(lab).kept_until
+    assert "release_disk" not in cloud_of(lab).calls
+
+
+def test_extend_moves_the_expiry_and_a_later_up_does_not_move_it_back(lab: World) -> None:
+    server = up(lab, Need(ttl_s=7200, max_ttl_s=int(90 * DAY_S)))
+    extend(lab.ground(need=Need(ttl_s=7200)), int(30 * DAY_S))
+    expected = time.time() + 2 * HOUR_S + 44 * DAY_S
+    assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
+    up(lab, Need(ttl_s=7200))
+    assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
+
+
+def test_without_a_deadline_the_disk_outlives_whatever_takes_the_server(lab: World) -> None:
+    server = up(lab, Need(deadline=False))
+    expected = time.time() + 44 * DAY_S
+    assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
+
+
+def test_a_disk_is_let_go_once_a_store_saves_the_results(
+    lab: World, armed: list[dict[str, Any]]
+) -> None:
+    server = up(lab)
+    ground = lab.ground()
+    ground.__dict__["config"] = msgspec.structs.replace(ground.config, store="s3://bucket/digits")
+    guard.arm(ground, server)
+    assert cloud_of(lab).kept_until == {}
+    assert armed[-1]["ending"]["disk"] == "goes"
+
+
+def test_a_disk_that_cannot_be_kept_is_a_warning(lab: World, armed: list[dict[str, Any]]) -> None:
+    cloud_of(lab).is_denied = True
+    reporter = Recorded()
+    up(lab, reporter=reporter)
+    assert "cannot be kept at its end: ec2:ModifyInstanceAttribute" in reporter.said
+    assert armed[-1]["ending"]["disk"] == "goes"
+
+
+def test_a_server_of_another_machine_ends_with_its_disk(lab: World) -> None:
+    server = up(lab)
+    lab.places.database.unlink()
+    ground = lab.ground()
+    assert not disks.on_record(ground.state)
+    down(ground, discard=True)
+    assert "release_disk" in cloud_of(lab).calls
+    assert server.id not in cloud_of(lab).kept_until
