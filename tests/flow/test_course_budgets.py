@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from course_ground import Class, a_class, roster
 
-from labctl.actions.courses.accrue import accrue
+from labctl.actions.courses.accrue import HOME, accrue, ended, write_ends
 from labctl.actions.courses.allowances import budget, due
 from labctl.actions.courses.costs import as_csv, costs
 from labctl.actions.courses.ending import down
@@ -145,3 +145,35 @@ def test_a_server_of_the_courses_own_costs_too_and_is_nobodys(ml: Class) -> None
     assert found[".check"].budget_usd is None
     assert sum(one.usd for one in found.values()) == pytest.approx(2.0, abs=0.02)
     assert plan(ml.staff(), offline=True).to_end == ()
+
+
+@pytest.fixture
+def shown_at_once(ml: Class, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that the provider does not show is gone, however young."""
+    monkeypatch.setattr("labctl.actions.courses.accrue.YOUNG_S", 0.0)
+    ml.cloud.settle_s = 0.0
+
+
+@pytest.mark.usefixtures("shown_at_once")
+def test_an_end_that_somebody_is_about_to_write_down_is_not_unseen(ml: Class) -> None:
+    up(ml.staff(), [ml.seat("alice")])
+    aged(ml, 2)
+    course, seat = ml.staff().course(), ml.seat("alice")
+    with write_ends(ml.state, [seat]), write_ends(ml.state, [seat]):
+        accrue(ml.folder, course, [])
+        assert not ml.folder.ledger.entries(kind="down")
+        ended(ml.folder, [(seat, ml.server("alice"))], "keeper", "its budget is used up", HOME)
+    accrue(ml.folder, course, [])
+    (end,) = ml.folder.ledger.entries(kind="down")
+    assert (end.why, end.detail["saved"]) == ("its budget is used up", HOME)
+
+
+@pytest.mark.usefixtures("shown_at_once")
+def test_an_end_that_nobody_writes_down_is_unseen(ml: Class) -> None:
+    up(ml.staff(), [ml.seat("alice")])
+    aged(ml, 2)
+    with write_ends(ml.state, [ml.seat("alice")]):
+        pass  # it failed
+    accrue(ml.folder, ml.staff().course(), [])
+    (end,) = ml.folder.ledger.entries(kind="down")
+    assert end.why.startswith("ended unseen")

@@ -7,7 +7,8 @@ not know is priced from its tags, so that a lost ledger resets nobody's budget.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from labctl.actions import accounts
@@ -15,13 +16,16 @@ from labctl.actions.courses.ground import OWN, own_seat
 from labctl.actions.ground import Ground
 from labctl.courses.folder import CourseFolder, Seat
 from labctl.courses.ledger import Draft, Entry
+from labctl.errors import BusyError
 from labctl.model import Server
+from labctl.state import State
 
 HOUR_S = 3600.0
 LEAST_S = 600.0
 """A shorter time is left for a later look: a class of 300 writes 100,000 lines in a term so, and
 ten times as many if each minute is one. Sums count what is not written down yet all the same."""
 UNSEEN = "ended unseen"
+LOOK_S = 0.2  # longer than `_is_ending` holds a lock
 HOME, DISK = "home", "disk"
 WATCHDOG_WORDS = {
     "budget": "its budget was used up",
@@ -55,7 +59,8 @@ class Look:
 
     `idle_s` is the idle time of a server's whole life, where a watchdog reported it. `confirmed`
     are those that are not among `servers` since the provider says that they have ended. `endings`
-    says of servers why their watchdogs were ending them.
+    says of servers why their watchdogs were ending them. `in_progress` are those that somebody is
+    ending now, who writes down their end.
     """
 
     at: float
@@ -66,6 +71,7 @@ class Look:
     account: str = ""
     confirmed: frozenset[str] = frozenset()
     endings: dict[str, str] = field(default_factory=dict)
+    in_progress: frozenset[str] = frozenset()
 
 
 def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> list[Entry]:
@@ -79,6 +85,8 @@ def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> li
         *folder.seats(active_only=False, former=True),
         *(own_seat(folder, purpose) for purpose in OWN),
     ]
+    in_progress = _ends_in_progress(folder, course, seats, servers)
+    # After that look, so that an end that was just written down is not written down again.
     entries = folder.ledger.entries()
     before = open_servers(entries, course)
     require_same_account(course, before, {seat.lab_id for seat in seats})
@@ -91,8 +99,45 @@ def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> li
         account=course.provider.get_account().id,
         confirmed=_confirmed(course, before, {one.id for one in servers}),
         endings=_endings(course, entries, servers),
+        in_progress=in_progress,
     )
     return folder.ledger.append_all(lines(entries, seats, look))
+
+
+@contextmanager
+def write_ends(state: State, seats: Iterable[Seat]) -> Iterator[None]:
+    """Whoever holds this writes down how the servers of these seats end: nobody else calls an end
+    unseen meanwhile. It ends with its process."""
+    with ExitStack() as held:
+        for seat in seats:
+            with suppress(BusyError):  # somebody else ends it too, and holds this for both
+                held.enter_context(state.exclusive(_end_lock(seat), "course down", wait_s=LOOK_S))
+        yield
+
+
+def _ends_in_progress(
+    folder: CourseFolder, course: Ground, seats: Iterable[Seat], servers: Iterable[Server]
+) -> frozenset[str]:
+    """The servers that are not shown any more, and whose end somebody is about to write down."""
+    named, shown = {seat.name: seat for seat in seats}, {one.id for one in servers}
+    vanished = {
+        server_id: named[one.seat]
+        for server_id, one in open_servers(folder.ledger.entries(), course).items()
+        if server_id not in shown and one.seat in named
+    }
+    return frozenset(i for i, seat in vanished.items() if _is_ending(course.state, seat))
+
+
+def _is_ending(state: State, seat: Seat) -> bool:
+    try:
+        with state.exclusive(_end_lock(seat), "a look", wait_s=0.0):
+            return False
+    except BusyError:
+        return True
+
+
+def _end_lock(seat: Seat) -> str:
+    return f"{seat.lab_id}-end"
 
 
 def open_servers(entries: Iterable[Entry], course: Ground) -> dict[str, Known]:
@@ -151,7 +196,9 @@ def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[D
             idle_s = look.idle_s.get(one.id, 0.0)
             drafts.append(_cost(one.id, before, look.at, idle_s, one.account if news else ""))
     for server_id, before in servers.items():
-        if server_id in shown or before.ended or look.at - before.up_at < look.settle_s:
+        if server_id in shown or server_id in look.in_progress or before.ended:
+            continue
+        if look.at - before.up_at < look.settle_s:
             continue
         if before.provider and look.provider not in ("", before.provider):
             continue  # course.yaml names another provider by now, which cannot know of its end

@@ -67,16 +67,17 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
     if not mine:
         return []
     _agree(staff, [servers[one.lab_id] for one in mine], discard)
-    saved = _save_all(staff, mine, servers, by_lab, discard)
-    ready = [one.ground for one in saved if one.error is None]
-    unended = _end_all(course, [servers[one.lab_id] for one in ready])
-    gone = [one for one in ready if one.lab_id not in unended]
-    # Not everything is home, and yet it has ended: its disk was kept.
-    kept = {one.ground.lab_id for one in saved if one.error and _is_gone(staff, servers, one)}
-    ended = [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone]
-    accrue.ended(staff.folder, ended, staff.by, staff.why, "" if discard else accrue.HOME)
-    left = [(by_lab[one], servers[one]) for one in servers if one in kept]
-    accrue.ended(staff.folder, left, staff.by, staff.why, accrue.DISK)
+    with accrue.write_ends(staff.state, [by_lab[one.lab_id] for one in mine]):
+        saved = _save_all(staff, mine, servers, by_lab, discard)
+        ready = [one.ground for one in saved if one.error is None]
+        unended = _end_all(course, [servers[one.lab_id] for one in ready])
+        gone = [one for one in ready if one.lab_id not in unended]
+        # Not everything is home, and yet it has ended: its disk was kept.
+        kept = {one.ground.lab_id for one in saved if one.error and _is_gone(staff, servers, one)}
+        ended = [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone]
+        accrue.ended(staff.folder, ended, staff.by, staff.why, "" if discard else accrue.HOME)
+        left = [(by_lab[one], servers[one]) for one in servers if one in kept]
+        accrue.ended(staff.folder, left, staff.by, staff.why, accrue.DISK)
     gone += [one for one in mine if one.lab_id in kept]
     _tidy(staff, course, gone)
     return [_told(by_lab, servers, one, unended, kept) for one in saved]

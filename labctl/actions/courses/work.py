@@ -179,7 +179,10 @@ class SeatWork:
     def end(self, seat: Seat, server: Server) -> None:
         """PolicyError where not everything could be brought home: compute ends, the disk stays."""
         ground = self._ground(seat)
-        with ground.state.exclusive(ground.lab_id, "course down"):
+        with (
+            ground.state.exclusive(ground.lab_id, "course down"),
+            accrue.write_ends(ground.state, [seat]),
+        ):
             if self._provider.find(server.id) is not None and not self.login_only:
                 machines.save(ground, server, discard=False)
             removal.remove(ground, server)
@@ -228,8 +231,9 @@ class SeatWork:
         )
 
     def _take_away(self, seat: Seat, server: Server) -> None:
-        removal.remove(self._ground(seat), server)
-        accrue.ended(self.staff.folder, [(seat, server)], "keeper", NOT_HANDED_OUT)
+        with accrue.write_ends(self.staff.state, [seat]):
+            removal.remove(self._ground(seat), server)
+            accrue.ended(self.staff.folder, [(seat, server)], "keeper", NOT_HANDED_OUT)
 
     def _costs(self, seat: Seat) -> bool:
         """Whether anything that the seat may have costs anything."""
