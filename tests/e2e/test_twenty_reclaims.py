@@ -1,7 +1,7 @@
 """The sample project, reclaimed again and again: every run arrives where it would have anyway.
 
-LABCTL_RECLAIMS says how often, at random moments; every second server goes without notice. Runs
-follow each other until there were so many. The store is a directory on an SSH server.
+LABCTL_RECLAIMS says how often, at random moments (scripts/test --long: twenty times); every second
+server goes without notice. Runs follow each other until there were so many. The store is a directory on an SSH server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from labctl.providers.local import cache, engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.train]
 
-RECLAIMS = int(os.environ.get("LABCTL_RECLAIMS", "20"))
+RECLAIMS = int(os.environ.get("LABCTL_RECLAIMS", "8"))
 EVERY, EPOCHS = 25, 20
 STEPS = 40 * EPOCHS
 NOTICE_S = 60.0
