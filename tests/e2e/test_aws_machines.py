@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from aws_bed import DOWN, REGION, SSH_DEADLINE, UP, Bed
+from aws_bed import DOWN, ORPHANS, REGION, SSH_DEADLINE, UP, Bed
 from lab_servers import wait_for
 from msgspec.structs import replace
 
@@ -81,9 +81,10 @@ def test_an_address_that_another_server_has_now_is_no_login(machines: Bed) -> No
     for words, code in ((("ssh", "--", "true"), 255), (("push",), 3)):
         assert "host key" in mine.labctl(*words, code=code)
     assert mine.json("status", "-r")["server"] is None
-    mine.labctl(*DOWN)
+    assert "left: volume vol-" in mine.labctl(*DOWN, code=1)
     assert machines.living() == [other]
     theirs.labctl(*DOWN)
+    theirs.labctl(*ORPHANS, "--kept-too")
 
 
 def test_a_console_is_shown_where_ssh_never_opens(machines: Bed) -> None:

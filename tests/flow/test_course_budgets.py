@@ -159,7 +159,9 @@ def test_an_end_that_somebody_is_about_to_write_down_is_not_unseen(ml: Class) ->
     up(ml.staff(), [ml.seat("alice")])
     aged(ml, 2)
     course, seat = ml.staff().course(), ml.seat("alice")
+    ending = msgspec.structs.replace(ml.server("alice"), state="ending")
     with write_ends(ml.state, [seat]), write_ends(ml.state, [seat]):
+        accrue(ml.folder, course, [ending])
         accrue(ml.folder, course, [])
         assert not ml.folder.ledger.entries(kind="down")
         ended(ml.folder, [(seat, ml.server("alice"))], "keeper", "its budget is used up", HOME)

@@ -119,7 +119,8 @@ def _ends_in_progress(
     folder: CourseFolder, course: Ground, seats: Iterable[Seat], servers: Iterable[Server]
 ) -> frozenset[str]:
     """The servers that are not shown any more, and whose end somebody is about to write down."""
-    named, shown = {seat.name: seat for seat in seats}, {one.id for one in servers}
+    named = {seat.name: seat for seat in seats}
+    shown = {one.id for one in servers if not _has_ended(one)}
     vanished = {
         server_id: named[one.seat]
         for server_id, one in open_servers(folder.ledger.entries(), course).items()
@@ -181,7 +182,7 @@ def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[D
     shown = set()
     for one in look.servers:
         seat = names.get(one.lab_id)
-        if seat is None or one.state in ("ending", "terminated"):
+        if seat is None or _has_ended(one):
             continue
         shown.add(one.id)
         before = servers.get(one.id)
@@ -211,6 +212,10 @@ def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[D
         detail = {"server_id": server_id, **({"reason": by} if by else {})}
         drafts.append(Draft(kind="down", seat=before.seat, why=why, detail=detail))
     return drafts
+
+
+def _has_ended(server: Server) -> bool:
+    return server.state in ("ending", "terminated")
 
 
 def _is_unknown(server_id: str, before: Known, look: Look) -> bool:
