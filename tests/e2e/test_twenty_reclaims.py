@@ -1,7 +1,8 @@
 """The sample project, reclaimed again and again: every run arrives where it would have anyway.
 
 LABCTL_RECLAIMS says how often, at random moments (scripts/test --long: twenty times); every second
-server goes without notice. Runs follow each other until there were so many. The store is a directory on an SSH server.
+server goes without notice. Runs follow each other until there were so many. The store is a
+directory on an SSH server.
 """
 
 from __future__ import annotations
