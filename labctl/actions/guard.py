@@ -71,7 +71,7 @@ def arm(
             EVENT, lab_id=ground.lab_id, server_id=server.id, detail={"limits": limits}
         )
     watch = _watch(reply)
-    if _is_saved_elsewhere(ground):
+    if _can_lose_disk(ground):
         disks.release(ground, server)  # only now does its watchdog know who has its results
     if not deadlines.was_denied(ground, server):
         deadlines.follow(ground, server, watch)
@@ -131,12 +131,12 @@ def will_keep_disk(ground: Ground) -> bool:
 def _is_unsaved(ground: Ground) -> bool:
     if isinstance(ground.provider, Guarded):
         return False  # whoever armed its watchdog saves its results
-    return _disk_at_end(ground.provider) == "goes" and not _is_saved_elsewhere(ground)
+    return _disk_at_end(ground.provider) == "goes" and not _can_lose_disk(ground)
 
 
-def _is_saved_elsewhere(ground: Ground) -> bool:
-    """Whether a keeper or a store has a server's results at its end."""
-    return bool(ground.saver_s or ground.config.store)
+def _can_lose_disk(ground: Ground) -> bool:
+    """Whether a keeper or a store has a server's results at its end, or it has none."""
+    return bool(ground.saver_s or ground.config.store) or not ground.has_results
 
 
 def _holds_disk(ground: Ground, server: Server) -> bool:
@@ -144,7 +144,7 @@ def _holds_disk(ground: Ground, server: Server) -> bool:
 
     Also where it did before the lab had servers that keep theirs by themselves: this one cannot.
     """
-    if _is_saved_elsewhere(ground) or not isinstance(ground.provider, Keep):
+    if _can_lose_disk(ground) or not isinstance(ground.provider, Keep):
         return False
     return will_keep_disk(ground) or disks.is_held(ground, server)
 
