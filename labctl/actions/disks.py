@@ -173,7 +173,7 @@ def keep_until(ground: Ground, server: Server, ends_at: float) -> bool:
 def release(ground: Ground, server: Server) -> None:
     """Have the server's disk end with it, where it may have been kept: by this machine or another.
 
-    Where the provider refuses, the disk stays until its expiry, and the reporter says so.
+    Where the provider refuses, the disk may stay until its expiry, and the reporter says so.
     """
     provider = ground.provider
     if not isinstance(provider, Keep) or _held_until(ground, server) == 0.0:
@@ -181,7 +181,7 @@ def release(ground: Ground, server: Server) -> None:
     try:
         ask_patiently(partial(provider.release_disk, server.id))
     except LabError as error:
-        text = f"the disk of {server.alias} stays until its time is over: {error.what}"
+        text = f"the disk of {server.alias} may outlive it: {error.what}; next: labctl orphans"
         ground.reporter.emit(Note(text=text, level="warning"))
         _record_held(ground, server, None)  # half of it may be done
         return

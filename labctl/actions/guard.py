@@ -73,6 +73,8 @@ def arm(
     watch = _watch(reply)
     if _can_lose_disk(ground):
         disks.release(ground, server)  # only now does its watchdog know who has its results
+    elif disks.is_held(ground, server):
+        _keep_disk_past(ground, server, deadlines.left_s(watch))  # others may have extended it
     if not deadlines.was_denied(ground, server):
         deadlines.follow(ground, server, watch)
     return watch
@@ -96,8 +98,7 @@ def extend(ground: Ground, server: Server, span_s: int) -> dict[str, Any]:
     request = {**_about(ground, server), "span_s": span_s}
     extended = _watch(ground.remote(server).call("extend", request))
     if _holds_disk(ground, server):
-        left_s = min(deadlines.left_s(extended), default=span_s)
-        disks.keep_until(ground, server, time.time() + left_s)
+        _keep_disk_past(ground, server, deadlines.left_s(extended) or [span_s])
     return extended
 
 
@@ -159,6 +160,12 @@ def _disk_of(ground: Ground, server: Server, span_s: float | None) -> str:
         if disks.keep_until(ground, server, ends_at):
             return "stays"
     return _disk_at_end(ground.provider)
+
+
+def _keep_disk_past(ground: Ground, server: Server, left_s: list[float]) -> None:
+    """Have the disk kept past the server's end, which comes with the first of these limits."""
+    if left_s:
+        disks.keep_until(ground, server, time.time() + min(left_s))
 
 
 def _ending(ground: Ground, server: Server, disk: str) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class KeepCloud(Cloud):
         self.is_denied = False
         self.has_disks = True
         self.cannot_arm = False
+        self.ttl_left_s: float | None = None
         self.takes_back = False
         self.release_errors: list[LabError] = []
 
@@ -90,7 +91,8 @@ class Watchdog:
             if self.cloud.cannot_arm:
                 raise unreachable()
             self.armed.append(request)
-            return {"watch": {"alive": True, "ttl_left_s": request["limits"]["ttl_s"]}}
+            ttl_left_s = self.cloud.ttl_left_s or request["limits"]["ttl_s"]
+            return {"watch": {"alive": True, "ttl_left_s": ttl_left_s}}
         if verb == "extend":
             ttl_s = self.armed[-1]["limits"]["ttl_s"]
             return {"watch": {"alive": True, "ttl_left_s": ttl_s + request["span_s"]}}
@@ -171,6 +173,15 @@ def test_extend_moves_the_expiry_and_a_later_up_does_not_move_it_back(lab: World
     expected = time.time() + 2 * HOUR_S + 44 * DAY_S
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
     up(lab, Need(ttl_s=7200))
+    assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
+
+
+def test_a_deadline_that_another_machine_has_moved_moves_the_expiry(lab: World) -> None:
+    server = up(lab, Need(ttl_s=7200))
+    cloud_of(lab).ttl_left_s = 40 * DAY_S
+    lab.places.database.unlink()
+    up(lab, Need(ttl_s=7200))
+    expected = time.time() + 54 * DAY_S
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
 
 
