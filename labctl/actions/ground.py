@@ -30,7 +30,8 @@ class Ground:
     share a key pair and what else the provider can share. `owner` is whom the
     provider is told, the user's name if ""; `place` tells apart the machines that they work from.
     `saver_s` is how long before a limit the server's runs are to stop, since somebody brings home
-    what it cannot save by itself; 0 where nobody does.
+    what it cannot save by itself; 0 where nobody does. Without `has_results` nobody wants what is
+    on its server, such as one for grading.
     """
 
     config: LabConfig
@@ -43,11 +44,24 @@ class Ground:
     owner: str = ""
     place: str = ""
     saver_s: float = 0.0
+    has_results: bool = True
 
-    def beside(self, config: LabConfig, lab_id: str, reporter: Reporter | None = None) -> Ground:
+    def beside(
+        self,
+        config: LabConfig,
+        lab_id: str,
+        reporter: Reporter | None = None,
+        *,
+        has_results: bool = True,
+    ) -> Ground:
         """The ground of another lab that shares this one's provider, state and connections."""
-        reporter = reporter or self.reporter
-        made = dataclasses.replace(self, config=config, lab_id=lab_id, reporter=reporter)
+        made = dataclasses.replace(
+            self,
+            config=config,
+            lab_id=lab_id,
+            reporter=reporter or self.reporter,
+            has_results=has_results and self.has_results,
+        )
         # What a cached_property holds lies in the instance's dictionary.
         made.__dict__.update(provider=self.provider, connections=self.connections)
         return made

@@ -53,7 +53,7 @@ def arm(
         "price_usd_per_hour": price,
         "ceiling_s": ceiling_s,
     }
-    disk = _arrange_disk(ground, server, deadlines.span_s(need, price, budget))
+    disk = _disk_of(ground, server, deadlines.span_s(need, price, budget))
     reply = ground.remote(server).call(
         "guard",
         {
@@ -71,6 +71,10 @@ def arm(
             EVENT, lab_id=ground.lab_id, server_id=server.id, detail={"limits": limits}
         )
     watch = _watch(reply)
+    if _can_lose_disk(ground):
+        disks.release(ground, server)  # only now does its watchdog know who has its results
+    elif disks.is_held(ground, server):
+        _keep_disk_past(ground, server, deadlines.left_s(watch))  # others may have extended it
     if not deadlines.was_denied(ground, server):
         deadlines.follow(ground, server, watch)
     return watch
@@ -93,9 +97,8 @@ def extend(ground: Ground, server: Server, span_s: int) -> dict[str, Any]:
         return watch(ground, server)
     request = {**_about(ground, server), "span_s": span_s}
     extended = _watch(ground.remote(server).call("extend", request))
-    if will_keep_disk(ground):
-        left_s = min(deadlines.left_s(extended), default=span_s)
-        disks.keep_until(ground, server, time.time() + left_s)
+    if _holds_disk(ground, server):
+        _keep_disk_past(ground, server, deadlines.left_s(extended) or [span_s])
     return extended
 
 
@@ -129,19 +132,40 @@ def will_keep_disk(ground: Ground) -> bool:
 def _is_unsaved(ground: Ground) -> bool:
     if isinstance(ground.provider, Guarded):
         return False  # whoever armed its watchdog saves its results
-    return _disk_at_end(ground.provider) == "goes" and not (ground.saver_s or ground.config.store)
+    return _disk_at_end(ground.provider) == "goes" and not _can_lose_disk(ground)
 
 
-def _arrange_disk(ground: Ground, server: Server, span_s: float | None) -> str:
+def _can_lose_disk(ground: Ground) -> bool:
+    """Whether a keeper or a store has a server's results at its end, or it has none."""
+    return bool(ground.saver_s or ground.config.store) or not ground.has_results
+
+
+def _holds_disk(ground: Ground, server: Server) -> bool:
+    """Whether the provider has to keep this server's disk.
+
+    Also where it did before the lab had servers that keep theirs by themselves: this one cannot.
+    """
+    if _can_lose_disk(ground) or not isinstance(ground.provider, Keep):
+        return False
+    return will_keep_disk(ground) or disks.is_held(ground, server)
+
+
+def _disk_of(ground: Ground, server: Server, span_s: float | None) -> str:
     """What becomes of the server's disk when it ends by itself, at most `span_s` from now.
 
     None stands for a server without a deadline, which its provider may still take back.
     """
-    if will_keep_disk(ground):
+    if _holds_disk(ground, server):
         ends_at = time.time() + (NO_DEADLINE_S if span_s is None else span_s)
-        return "stays" if disks.keep_until(ground, server, ends_at) else "goes"
-    disks.release(ground, server)
+        if disks.keep_until(ground, server, ends_at):
+            return "stays"
     return _disk_at_end(ground.provider)
+
+
+def _keep_disk_past(ground: Ground, server: Server, left_s: list[float]) -> None:
+    """Have the disk kept past the server's end, which comes with the first of these limits."""
+    if left_s:
+        disks.keep_until(ground, server, time.time() + min(left_s))
 
 
 def _ending(ground: Ground, server: Server, disk: str) -> dict[str, Any]:

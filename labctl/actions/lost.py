@@ -97,10 +97,11 @@ def check_there(ground: Ground, server: Server, silences: Silences) -> None:
 
 def _ended(ground: Ground, server: Server) -> bool:
     """End a dead server, which bills on; False where what lies on it may be nowhere else."""
-    if isinstance(ground.provider, Keep):
-        ground.provider.keep_disk(server.id, time.time() + KEPT_S)
-    elif not ground.config.store:
-        text = f"{server.id} does not answer; it is not ended, since the lab has no store. "
+    provider = ground.provider
+    is_kept = isinstance(provider, Keep) and provider.keep_disk(server.id, time.time() + KEPT_S)
+    if not (is_kept or ground.config.store):
+        why = "its disk cannot be kept, and " if isinstance(provider, Keep) else ""
+        text = f"{server.id} does not answer; it is not ended, since {why}the lab has no store. "
         ground.reporter.emit(Note(text=text + "`labctl down --discard` ends it", level="warning"))
         return False
     ground.state.record("dead", lab_id=ground.lab_id, server_id=server.id)
@@ -148,18 +149,20 @@ def _taken_back(ground: Ground, server: Server) -> dict[str, Any]:
 def _wind_down(ground: Ground, server: Server, run_id: str, taken: dict[str, Any]) -> bool:
     """Wait until the server's runs have ended and are mirrored; without a store, pull the run.
 
-    Whether nothing is left that only the server has.
+    Whether all that the server has is here. What is in a store is not known here: a disk that was
+    kept all the same was kept by the server, since not everything could be sent.
     """
     name = "the server is being taken back; its runs wind down"
     ground.reporter.emit(Step(name=name))
     while taken and not taken.get("ready_at") and time.time() < taken["ends_at"]:
         time.sleep(LOOK_S)
         taken = _taken_back(ground, server)
-    is_saved = bool(ground.config.store)
-    if not is_saved:
+    is_saved = False
+    if not ground.config.store:
         try:
             work.pull(ground, server, [run_id], everything=False)
-            is_saved = not work.missing(ground, server)
+            edits = work.save_edits(ground, server)
+            is_saved = not (edits.skipped or work.missing(ground, server))
         except LabError as error:
             text = f"not all of {run_id} could be pulled: {error.what}"
             ground.reporter.emit(Note(text=text, level="warning"))

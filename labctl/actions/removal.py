@@ -12,16 +12,14 @@ import msgspec
 
 from labctl.actions import Step, accounts, disks, kept
 from labctl.actions.ground import Ground
+from labctl.actions.throttling import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S, ask_patiently
 from labctl.errors import BusyError, ThrottledError
 from labctl.model import Resource, Server, Value
 
 T = TypeVar("T")
 GONE_DEADLINE_S = 300.0
 """AWS takes up to some minutes to end a machine with GPUs."""
-RELEASE_DEADLINE_S = 120.0
 AT_ONCE = 32
-FIRST_PAUSE_S = 0.25
-LONGEST_PAUSE_S = 5.0
 
 
 class Removal(Value, frozen=True):
@@ -81,7 +79,7 @@ def end(ground: Ground, servers: Iterable[Server], *, keep_disks: bool = False) 
         ground.connections.close(server)
         if not keep_disks:
             disks.release(ground, server)
-        _patiently(partial(ground.provider.terminate, server.id))
+        ask_patiently(partial(ground.provider.terminate, server.id))
         ground.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
 
     _at_once(order, waiting)
@@ -123,11 +121,11 @@ def _not_gone(ground: Ground, waiting: list[Server]) -> list[Server]:
 
 def _unless_gone(ground: Ground, server: Server) -> Server | None:
     """The server, "ending" once its provider has shown that; None when it is gone."""
-    found = _patiently(partial(ground.provider.find, server.id))
+    found = ask_patiently(partial(ground.provider.find, server.id))
     if found is not None and found.state != "terminated":
         if found.state != "ending":
             # An order given while the provider did not show it yet may have gone astray.
-            _patiently(partial(ground.provider.terminate, server.id))
+            ask_patiently(partial(ground.provider.terminate, server.id))
             return server
         return msgspec.structs.replace(server, state="ending")
     if found is None and not accounts.is_gone(ground, server):
@@ -149,7 +147,7 @@ def take_away(
     names what is left when the time is over.
     """
     left = list(resources)
-    deadline = time.monotonic() + RELEASE_DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     pause_s = FIRST_PAUSE_S
     while left:
         held: list[Resource] = []
@@ -171,17 +169,3 @@ def take_away(
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         left = list(again()) if held and again else held
-
-
-def _patiently(call: Callable[[], T]) -> T:
-    """The answer, through throttling."""
-    pause_s = FIRST_PAUSE_S
-    deadline = time.monotonic() + RELEASE_DEADLINE_S
-    while True:
-        try:
-            return call()
-        except ThrottledError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

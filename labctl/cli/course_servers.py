@@ -277,10 +277,13 @@ def _next_of(proof: Proof) -> list[str]:
         if left.former and left.bills:
             said = f"`provider: {left.provider}` in course.yaml"
             found.append(f"{said}, then labctl course down --end-of-term")
-        kept = {left.seats.get(one.lab_id, "") for one in left.resources if one.expires_at} - {""}
-        if kept and not left.former:
-            up = f"labctl course up --only {','.join(sorted(kept))}"
+        kept = [one.lab_id for one in left.resources if one.expires_at]
+        seats = {left.seats.get(lab_id, "") for lab_id in kept} - {""}
+        if seats and not left.former:
+            up = f"labctl course up --only {','.join(sorted(seats))}"
             found.append(f"{up} brings kept disks back\n        {GIVE_UP}")
+        elif kept and not left.former:
+            found.append(GIVE_UP)
     return found or ["labctl course down --end-of-term   # again"]
 
 

@@ -146,12 +146,18 @@ class CourseFolder:
         every = self.seats(active_only=False, former=True)
         return tuple(one for one in every if one.name in unneeded)
 
+    def past_seats(self) -> tuple[Seat, ...]:
+        """Every seat that a server was ever made for. Their disks may outlive their servers."""
+        entries = self.ledger.entries()
+        names = {one.seat for one in entries if one.kind == "up" and _is_students(one.seat)}
+        return self.build_seats(dict.fromkeys(sorted(names), ()))
+
     def _going(self) -> list[str]:
-        """Seats of which the ledger knows no end of some server. A dot begins the course's own."""
+        """Seats of which the ledger knows no end of some server."""
         going: dict[str, set[str]] = {}
         for one in self.ledger.entries():
             server_id = str(one.detail.get("server_id", ""))
-            if one.kind == "up" and NAME_PATTERN.fullmatch(one.seat):
+            if one.kind == "up" and _is_students(one.seat):
                 going.setdefault(one.seat, set()).add(server_id)
             elif one.kind == "down":
                 going.get(one.seat, set()).discard(server_id)
@@ -269,6 +275,11 @@ class CourseFolder:
                 hint="put it back from a backup; until then: labctl orphans",
             )
         return found
+
+
+def _is_students(name: str) -> bool:
+    """Whether a seat in the ledger is of students: a dot begins the course's own."""
+    return NAME_PATTERN.fullmatch(name) is not None
 
 
 def make_private(path: Path) -> bool:

@@ -10,10 +10,11 @@ import pytest
 from course_ground import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_ground import Recorded, unreachable
 
-from labctl.actions import Event
+from labctl.actions import Event, guard
 from labctl.actions.courses import open_course
 from labctl.actions.courses.check import check
 from labctl.actions.courses.ending import down, end_of_term
+from labctl.actions.courses.ground import own_ground, seat_grounds
 from labctl.actions.courses.material import NAME, take
 from labctl.actions.courses.plan import plan
 from labctl.actions.courses.remains import asked
@@ -21,6 +22,7 @@ from labctl.actions.courses.seated import Done, News
 from labctl.actions.courses.servers import of_course, up
 from labctl.actions.courses.status import status
 from labctl.actions.courses.together import message, push, run_of
+from labctl.actions.ground import Ground
 from labctl.actions.kept import SAVED
 from labctl.course import Course
 from labctl.courses.spending import spent_usd
@@ -28,6 +30,7 @@ from labctl.errors import InterruptError, NotFoundError, PolicyError, ProviderEr
 from labctl.model import Check, Resource, Run
 
 NAMES = ("alice", "bob", "carol")
+ARM = guard.arm  # what conftest replaces, lest a watchdog end this machine
 
 
 @pytest.fixture
@@ -51,6 +54,7 @@ class KeepingCloud(ClassCloud):
     keeps_itself = False
 
     def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
+        self.calls.append("keep_disk")
         disk = Resource(provider="cloud", kind="volume", id="vol", expires_at=expires_at)
         self.left.append(disk)
         return [disk]
@@ -578,6 +582,75 @@ def test_a_kept_disk_goes_with_the_server_that_brought_all_of_it_home(ml: Class)
     ml.state.record(SAVED, lab_id=home.lab_id, detail=detail)
     assert all(one.ended for one in down(ml.staff(), ml.folder.seats()))
     assert ml.cloud.left == [other]
+
+
+@pytest.fixture
+def kept_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
+    """Without a keeper; alice's disk has outlived its server, and the time of bob's is over."""
+    one = a_class(tmp_path, monkeypatch, roster(NAMES))
+    one.cloud = KeepingCloud(one.cloud.key)
+    lasting = Resource(
+        provider="cloud",
+        kind="volume",
+        id="vol-alice",
+        lab_id=one.seat("alice").lab_id,
+        price_usd_per_month=8.0,
+        expires_at=9e9,
+    )
+    over = msgspec.structs.replace(
+        lasting, id="vol-bob", lab_id=one.seat("bob").lab_id, expires_at=1.7e9
+    )
+    one.cloud.left = [lasting, over]
+    return one
+
+
+@pytest.mark.parametrize("are_up", [False, True])
+def test_without_a_keeper_down_removes_expired_disks_and_says_what_the_others_cost(
+    kept_disks: Class, are_up: bool
+) -> None:
+    if are_up:
+        started(kept_disks)
+    assert all(one.ended for one in down(kept_disks.staff(), kept_disks.folder.seats()))
+    assert [one.id for one in kept_disks.cloud.left] == ["vol-alice"]
+    assert "removed the kept disk vol-bob" in kept_disks.reporter.said
+    assert "1 kept disk costs 8.00 dollars a month" in kept_disks.reporter.said
+
+
+def test_the_disk_of_a_seat_that_nobody_has_any_more_is_no_clean_end(kept_disks: Class) -> None:
+    started(kept_disks)
+    down(kept_disks.staff(), kept_disks.folder.seats())
+    file = kept_disks.folder.roster_file
+    file.write_text(file.read_text().replace("alice,Alice,,,", "alice,Alice,,t1,"))
+    proof = end_of_term(kept_disks.staff(), collect=lambda name: "", revoke=lambda: 0)
+    assert [one.id for left in proof.left for one in left.resources] == ["vol-alice"]
+    assert not proof.clean
+
+
+def test_the_plan_of_a_class_says_that_disks_stay_and_cost(kept_disks: Class) -> None:
+    started(kept_disks)
+    [asked] = [one for one in kept_disks.reporter.asked if one.about == "price"]
+    assert "the disk of one that ends by itself stays for 14 days" in asked.detail
+
+
+def test_the_disk_of_a_server_without_results_is_not_kept(
+    kept_disks: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watchdog:
+        def call(self, *_: object, **__: object) -> dict[str, object]:
+            return {}
+
+    staff = kept_disks.staff()
+    own = own_ground(staff.folder, staff.course(), "check")
+    server = kept_disks.cloud.add("srv", own.config.name, own.lab_id)
+    kept_disks.state.save_server(server)
+    monkeypatch.setattr(Ground, "remote", lambda *_: Watchdog())
+    ARM(own, server, always=True)
+    assert "keep_disk" not in kept_disks.cloud.calls
+    (seat,) = seat_grounds(
+        staff.folder, staff.paths, staff.state, staff.reporter, [kept_disks.seat("carol")]
+    )
+    ARM(seat, server, always=True)
+    assert "keep_disk" in kept_disks.cloud.calls
 
 
 def test_down_from_python_is_of_those_who_left_too(ml: Class) -> None:

@@ -8,14 +8,21 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab_ground import LAB_ID, Cloud, Recorded, World, world
+from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
 
-from labctl.actions import disks, guard, provision
+from labctl.actions import disks, guard, lost, provision, throttling, work
 from labctl.actions.down import down
 from labctl.actions.extend import extend
 from labctl.actions.ground import Ground
 from labctl.actions.remote import Remote
-from labctl.errors import DeniedError
+from labctl.errors import (
+    ConnectError,
+    DeniedError,
+    LabError,
+    LinkLostError,
+    PolicyError,
+    ThrottledError,
+)
 from labctl.model import Need, Resource, Server
 
 ARM = guard.arm  # what conftest replaces, lest a watchdog end this machine
@@ -33,11 +40,18 @@ class KeepCloud(Cloud):
         self.price = 0.5
         self.kept_until: dict[str, float] = {}
         self.is_denied = False
+        self.has_disks = True
+        self.cannot_arm = False
+        self.ttl_left_s: float | None = None
+        self.takes_back = False
+        self.release_errors: list[LabError] = []
 
     def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
         self.calls.append("keep_disk")
         if self.is_denied:
             raise DeniedError("ec2:ModifyInstanceAttribute is not allowed")
+        if not self.has_disks:
+            return []
         self.kept_until[server_id] = expires_at
         return [
             Resource(
@@ -53,6 +67,8 @@ class KeepCloud(Cloud):
 
     def release_disk(self, server_id: str) -> None:
         self.calls.append("release_disk")
+        if self.release_errors:
+            raise self.release_errors.pop(0)
         self.kept_until.pop(server_id, None)
 
     def attach_kept(self, resource: Resource, server_id: str) -> str:
@@ -62,21 +78,29 @@ class KeepCloud(Cloud):
 class Watchdog:
     """Answers what a server's watchdog is asked; keeps what it was armed with."""
 
-    def __init__(self, server: Remote, armed: list[dict[str, Any]]) -> None:
+    def __init__(self, server: Remote, armed: list[dict[str, Any]], cloud: KeepCloud) -> None:
         self.server = server
         self.armed = armed
+        self.cloud = cloud
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.server, name)
 
     def call(self, verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
         if verb == "guard":
+            if self.cloud.cannot_arm:
+                raise unreachable()
             self.armed.append(request)
-            return {"watch": {"alive": True, "ttl_left_s": request["limits"]["ttl_s"]}}
+            ttl_left_s = self.cloud.ttl_left_s or request["limits"]["ttl_s"]
+            return {"watch": {"alive": True, "ttl_left_s": ttl_left_s}}
         if verb == "extend":
             ttl_s = self.armed[-1]["limits"]["ttl_s"]
             return {"watch": {"alive": True, "ttl_left_s": ttl_s + request["span_s"]}}
-        return self.server.call(verb, request, **more)
+        reply = self.server.call(verb, request, **more)
+        if verb == "status" and self.cloud.takes_back:
+            taken = {"kind": "interruption", "ready_at": time.time(), "ends_at": time.time() + 60}
+            reply["watch"] = {"reclaim": taken}
+        return reply
 
 
 @pytest.fixture
@@ -90,8 +114,10 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, armed: list[dict[str, A
     remote = Ground.remote
     monkeypatch.setattr(provision.first_contact, "settle", lambda ground, server, _: server)
     monkeypatch.setattr(guard, "arm", ARM)
-    monkeypatch.setattr(Ground, "remote", lambda *args: Watchdog(remote(*args), armed))
-    return world(tmp_path, KeepCloud)
+    made = world(tmp_path, KeepCloud)
+    cloud = cloud_of(made)
+    monkeypatch.setattr(Ground, "remote", lambda *args: Watchdog(remote(*args), armed, cloud))
+    return made
 
 
 def cloud_of(lab: World) -> KeepCloud:
@@ -150,6 +176,15 @@ def test_extend_moves_the_expiry_and_a_later_up_does_not_move_it_back(lab: World
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
 
 
+def test_a_deadline_that_another_machine_has_moved_moves_the_expiry(lab: World) -> None:
+    server = up(lab, Need(ttl_s=7200))
+    cloud_of(lab).ttl_left_s = 40 * DAY_S
+    lab.places.database.unlink()
+    up(lab, Need(ttl_s=7200))
+    expected = time.time() + 54 * DAY_S
+    assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
+
+
 def test_without_a_deadline_the_disk_outlives_whatever_takes_the_server(lab: World) -> None:
     server = up(lab, Need(deadline=False))
     expected = time.time() + 44 * DAY_S
@@ -165,6 +200,98 @@ def test_a_disk_is_let_go_once_a_store_saves_the_results(
     guard.arm(ground, server)
     assert cloud_of(lab).kept_until == {}
     assert armed[-1]["ending"]["disk"] == "goes"
+
+
+def with_store(lab: World) -> Ground:
+    ground = lab.ground()
+    ground.__dict__["config"] = msgspec.structs.replace(ground.config, store="s3://bucket/digits")
+    return ground
+
+
+def test_a_disk_is_not_let_go_before_the_watchdog_knows_the_store(lab: World) -> None:
+    server = up(lab)
+    cloud_of(lab).cannot_arm = True
+    with pytest.raises(ConnectError):
+        guard.arm(with_store(lab), server)
+    assert server.id in cloud_of(lab).kept_until
+
+
+def test_a_server_from_before_its_lab_had_a_profile_still_has_its_disk_kept(
+    lab: World, armed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = up(lab, Need(ttl_s=7200, max_ttl_s=int(90 * DAY_S)))
+    monkeypatch.setattr(cloud_of(lab), "keeps_itself", True)
+    guard.arm(lab.ground(need=Need(ttl_s=7200)), server)
+    assert armed[-1]["ending"]["disk"] == "stays"
+    extend(lab.ground(need=Need(ttl_s=7200)), int(30 * DAY_S))
+    expected = time.time() + 2 * HOUR_S + 44 * DAY_S
+    assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
+
+
+def test_a_server_whose_disk_the_provider_does_not_show_is_not_ended_unsaved(lab: World) -> None:
+    server = up(lab)
+    cloud_of(lab).has_disks = False
+    lab.machine.error = unreachable()
+    with pytest.raises(PolicyError, match="not everything on it could be saved"):
+        down(lab.ground(), discard=False)
+    assert server.id in cloud_of(lab).machines
+
+
+def test_a_dead_server_whose_disk_the_provider_does_not_show_goes_on(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = up(lab)
+    cloud_of(lab).has_disks = False
+    reporter = Recorded()
+    monkeypatch.setattr(lost, "answers", lambda *_: False)
+    silences = lost.Silences()
+    monkeypatch.setattr(silences, "dead", lambda *_: True)
+    lost.check_there(lab.ground(reporter), server, silences)
+    assert server.id in cloud_of(lab).machines
+    assert "its disk cannot be kept" in reporter.said
+
+
+def test_a_disk_that_may_be_half_released_is_kept_anew(lab: World) -> None:
+    server = up(lab)
+    cloud_of(lab).release_errors = [LinkLostError("the answer never came")]
+    guard.arm(with_store(lab), server)
+    up(lab)
+    assert cloud_of(lab).calls.count("keep_disk") == 2
+
+
+def test_a_release_is_asked_for_until_the_provider_has_time(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throttling, "FIRST_PAUSE_S", 0.01)
+    up(lab)
+    cloud_of(lab).release_errors = [ThrottledError("later"), ThrottledError("later")]
+    down(lab.ground(), discard=False)
+    assert cloud_of(lab).kept_until == {}
+
+
+@pytest.mark.parametrize(("file", "is_kept"), [("model", False), ("bad\nname", True)])
+def test_the_disk_of_a_server_that_is_taken_back_stays_where_not_all_is_here(
+    lab: World, file: str, is_kept: bool
+) -> None:
+    server = up(lab)
+    lab.machine.run_with("night").joinpath("checkpoints", file).write_text("weights")
+    cloud_of(lab).takes_back = True
+    lost.clear_away(lab.ground(), "night")
+    assert cloud_of(lab).machines == {}
+    assert (server.id in cloud_of(lab).kept_until) == is_kept
+
+
+def test_what_was_edited_on_a_server_that_is_taken_back_is_here(lab: World) -> None:
+    code = lab.home / "lab" / "train.py"
+    code.write_text("print(1)")
+    up(lab)
+    work.push(lab.ground(), lab.ground().server(), force=False)
+    (lab.machine.home / "labctl" / "digits" / "code" / "train.py").write_text("print(2)")
+    cloud_of(lab).takes_back = True
+    lab.machine.run_with("night", model="weights")
+    lost.clear_away(lab.ground(), "night")
+    [saved] = (lab.home / "lab" / "server-edits").glob("*/train.py")
+    assert saved.read_text() == "print(2)"
 
 
 def test_a_disk_that_cannot_be_kept_is_a_warning(lab: World, armed: list[dict[str, Any]]) -> None:

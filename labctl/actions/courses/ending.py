@@ -20,7 +20,14 @@ from labctl.actions.courses import accrue, bake
 from labctl.actions.courses.grading_server import end_forgotten
 from labctl.actions.courses.ground import seat_grounds
 from labctl.actions.courses.machines import SavedSeat, save
-from labctl.actions.courses.remains import Left, asked, every_ground, labs_of, own_labs
+from labctl.actions.courses.remains import (
+    Left,
+    asked,
+    every_ground,
+    labs_of,
+    own_labs,
+    remove_expired_disks,
+)
 from labctl.actions.courses.seated import Done, SeatReporter, stopping
 from labctl.actions.courses.servers import ENDED, SeatOutcome, Staff, of_course
 from labctl.actions.courses.status import take_over
@@ -65,6 +72,7 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
     servers = {one.lab_id: one for one in take_over(grounds, listed)}
     mine = [one for one in grounds if one.lab_id in servers]
     if not mine:
+        _see_to_disks(staff)
         return []
     _agree(staff, [servers[one.lab_id] for one in mine], discard)
     with accrue.write_ends(staff.state, [by_lab[one.lab_id] for one in mine]):
@@ -80,6 +88,7 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
         accrue.ended(staff.folder, left, staff.by, staff.why, accrue.DISK)
     gone += [one for one in mine if one.lab_id in kept]
     _tidy(staff, course, gone)
+    _see_to_disks(staff)
     return [_told(by_lab, servers, one, unended, kept) for one in saved]
 
 
@@ -161,6 +170,23 @@ def _tidy(staff: Staff, course: Ground, gone: Sequence[Ground]) -> None:
     except LabError as error:
         text = f"what servers left behind is still there: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))
+
+
+def _see_to_disks(staff: Staff) -> None:
+    """Remove kept disks whose time is over, and say what stays, where no keeper does so."""
+    if staff.folder.config.keeper is not None:
+        return
+    try:
+        kept = remove_expired_disks(staff)
+    except LabError as error:
+        text = f"a kept disk whose time is over is still there: {error.what}"
+        staff.reporter.emit(Note(text=text, level="warning"))
+        return
+    if kept:
+        count = "1 kept disk costs" if len(kept) == 1 else f"{len(kept)} kept disks cost"
+        usd = sum(one.price_usd_per_month for one in kept)
+        text = f"{count} {usd:.2f} dollars a month; labctl course up brings back the results"
+        staff.reporter.emit(Note(text=f"{text}; {GIVE_UP}", level="warning"))
 
 
 def _take_saved(course: Ground, gone: Sequence[Ground], left: Sequence[Resource]) -> None:

@@ -172,6 +172,7 @@ def grading_ground(staff: Staff) -> Ground:
         staff.state,
         staff.reporter,
         owner=owner,
+        has_results=False,
     )
 
 

@@ -198,4 +198,4 @@ def own_ground(folder: CourseFolder, course: Ground, purpose: str) -> Ground:
     need = msgspec.structs.replace(folder.config.lab.server.need, budget_usd=None)
     config = seat_config(folder, seat, need)
     config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return course.beside(config, seat.lab_id)
+    return course.beside(config, seat.lab_id, has_results=False)

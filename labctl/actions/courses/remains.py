@@ -6,7 +6,7 @@ import dataclasses
 
 import msgspec
 
-from labctl.actions import Step, orphans
+from labctl.actions import Step, disks, orphans
 from labctl.actions.courses import accrue
 from labctl.actions.courses.grading_server import other_grading_ground
 from labctl.actions.courses.ground import OWN, own_seat
@@ -14,15 +14,29 @@ from labctl.actions.courses.servers import Staff
 from labctl.actions.ground import Ground
 from labctl.errors import LabError
 from labctl.model import Resource, Server, Value
+from labctl.providers import Keep
 
 
 def labs_of(staff: Staff) -> set[str]:
-    """Ids of the labs that are the course itself or a seat of it, of those who left too.
+    """Ids of the labs that are the course itself or a seat of it, of those too that nobody has now.
 
     To be asked for once: it reads the ledger.
     """
-    seats = staff.folder.seats(active_only=False, former=True)
-    return {staff.folder.id, *own_labs(staff), *(seat.lab_id for seat in seats)}
+    folder = staff.folder
+    seats = [*folder.seats(active_only=False, former=True), *folder.past_seats()]
+    return {folder.id, *own_labs(staff), *(seat.lab_id for seat in seats)}
+
+
+def remove_expired_disks(staff: Staff) -> list[Resource]:
+    """Remove the kept disks whose time is over; returns those that stay. A baked image is the
+    course's own."""
+    course = staff.course(plain=True)
+    if not isinstance(course.provider, Keep):
+        return []
+    labs = labs_of(staff) - {staff.folder.id}
+    shown = [one for one in course.provider.leftovers() if one.lab_id in labs]
+    disks.remove_expired(course, shown)
+    return [one for one in shown if one.expires_at and not disks.is_expired(one)]
 
 
 def own_labs(staff: Staff) -> set[str]:

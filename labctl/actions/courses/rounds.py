@@ -15,12 +15,12 @@ from functools import partial
 from math import inf
 from typing import Literal
 
-from labctl.actions import disks, down, guard
+from labctl.actions import down, guard
 from labctl.actions.courses import accrue, ending, open_course, rescue, servers, together
 from labctl.actions.courses.desk import Desk
 from labctl.actions.courses.ground import SAVER_S, granted_s
 from labctl.actions.courses.keys import Keys
-from labctl.actions.courses.remains import labs_of
+from labctl.actions.courses.remains import remove_expired_disks
 from labctl.actions.courses.servers import ENDED, Staff
 from labctl.actions.courses.status import ground_of, status
 from labctl.actions.unexpected import as_lab_error
@@ -30,7 +30,6 @@ from labctl.courses.spending import allowance_usd, spending
 from labctl.courses.timetable import Lesson, just_ended, phase
 from labctl.errors import LabError
 from labctl.model import Server
-from labctl.providers import Keep
 
 WARN_AT = (100, 80, 50)
 """Percent of a seat's budget."""
@@ -157,12 +156,8 @@ class Rounds:
             desk.go_on()
 
     def disks(self) -> None:
-        """Remove seats' kept disks whose time is over. A baked image is the course's own."""
-        course = self.staff.course(plain=True)
-        if isinstance(course.provider, Keep):
-            labs = labs_of(self.staff) - {self.staff.folder.id}
-            shown = [one for one in course.provider.leftovers() if one.lab_id in labs]
-            disks.remove_expired(course, shown)
+        """Remove seats' kept disks whose time is over."""
+        remove_expired_disks(self.staff)
 
     def watch(self) -> None:
         """Ask every server how it is: for idle hours, and for whoever looks at the dashboard."""

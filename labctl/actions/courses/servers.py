@@ -27,6 +27,7 @@ from labctl.actions.courses import accrue
 from labctl.actions.courses.ground import baked, course_ground, seat_grounds
 from labctl.actions.courses.material import Material, bring, material
 from labctl.actions.courses.seated import Done, SeatReporter, stopping
+from labctl.actions.disks import KEPT_S
 from labctl.actions.ground import Ground
 from labctl.config import Paths
 from labctl.courses.folder import CourseFolder, Seat
@@ -251,6 +252,9 @@ def _plan(fresh: Sequence[Ground], offer: Offer) -> str:
     lines = [f"each stops itself {said}" if said else "nothing but `labctl course down` ends them"]
     if most < float("inf"):
         lines.append(f"all of them cost {most:.2f} dollars at most, disks and traffic aside")
+    if guard.will_keep_disk(fresh[0]):
+        days = f"{KEPT_S / 86_400:.0f} days"
+        lines.append(f"the disk of one that ends by itself stays for {days}, and costs money")
     return "\n".join(lines)
 
 
