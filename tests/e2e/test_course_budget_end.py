@@ -153,7 +153,7 @@ def test_the_keeper_brings_results_home_before_the_budget_ends_the_server(
         [instance] = machines.living()
         wait_for(lambda: downs(course), END_S)
         machines.rehearsal.wait(instance, "terminated", COMMAND_S)
-        status = course.labctl("alice", "status", "--refresh", cwd=lab)[0]
+        wait_for(lambda: reads_why(course, lab), COMMAND_S)
         spent = json.loads(staff(course, machines, "cost", "--json"))
     [run] = run_there(course)
     model = run / "checkpoints" / "first" / "model"
@@ -163,5 +163,10 @@ def test_the_keeper_brings_results_home_before_the_budget_ends_the_server(
     assert (end.why, end.detail["saved"]) == ("its budget is used up", "home")
     [seat] = [one for one in spent["costs"]["seats"] if one["seat"] == "alice"]
     assert seat["usd"] <= float(BUDGET_USD) + 0.001, "saving is inside the budget"
-    assert "its budget is used up; its results are in the course's folder" in status
+
+
+def reads_why(course: CourseBed, lab: Path) -> bool:
+    """Whether alice reads why her server ended: once the keeper has looked at the server again."""
+    status = course.labctl("alice", "status", "--refresh", cwd=lab)[0]
     assert "nobody saw how" not in status
+    return "its budget is used up; its results are in the course's folder" in status
