@@ -245,6 +245,7 @@ def test_a_kept_disk_of_another_account_stays_on_record(two: TwoAccounts) -> Non
     ground = two.lab("work").ground
     [disk] = ground.provider.keep_disk(server.id, time.time() + 86_400.0)  # type: ignore[attr-defined]
     assert disk.account == WORK
+    ground.provider.terminate(server.id)
     shown = [one for one in ground.provider.leftovers() if one.expires_at]
     assert [one.account for one in shown] == [WORK]
     looked(ground, shown, None)
