@@ -135,4 +135,7 @@ def _heard(ground: Ground, found: Orphans) -> Orphans:
 
 
 def _is_over(one: Resource) -> bool:
-    return not one.expires_at or one.expires_at < time.time()
+    """Whether nobody wants it. A part of a server by a list that lags may be a disk to be kept."""
+    if one.expires_at:
+        return one.expires_at < time.time()
+    return not one.server_id

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from labctl.actions import Decision, Note, Step, guard, runs, saved
+from labctl.actions import Decision, Note, Step, disks, guard, runs, saved
 from labctl.actions.ground import Ground
 from labctl.actions.provision import ENDED
 from labctl.actions.recover import recover
@@ -185,11 +185,13 @@ def _measure(ground: Ground, seen: _Seen) -> None:
 
 
 def _agree(ground: Ground, server: Server, run: Run, seen: _Seen, notice_s: float) -> None:
-    lost = "" if ground.config.store else _only_there(ground, server)
+    stays = disks.is_held(ground, server)
+    lost = "" if ground.config.store or stays else _only_there(ground, server)
     step = "" if seen.step is None else f" at step {seen.step:.0f}"
     told = f"{notice_s:.0f} s after a notice" if notice_s else "without notice"
     detail = f"{run.id} runs there{step}; it goes on on another server afterwards. {lost}".strip()
-    question = f"have {server.alias} ({server.id}) taken back {told}, disk and all?"
+    disk = "its disk stays" if stays else "disk and all"
+    question = f"have {server.alias} ({server.id}) taken back {told}, {disk}?"
     if not ground.reporter.ask(Decision(question=question, detail=detail)):
         raise PolicyError(
             "nothing was taken", why=f"{run.id} runs on", hint="labctl rehearse reclaim --yes"

@@ -52,7 +52,9 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
     survivors = tuple(s for s in ours if s.state != "terminated")
     if not survivors:
         mine = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
-        over = [r for r in mine if not r.expires_at or kept.is_saved(ground, r)]
+        # What still belongs to a server by a list that lags may be a disk that is to outlive it.
+        free = [r for r in mine if not (r.expires_at or r.server_id)]
+        over = free + [r for r in mine if r.expires_at and kept.is_saved(ground, r)]
         expired = [r for r in mine if disks.is_expired(r) and r not in over]
         take_away(ground, over + expired)
         for disk in expired:

@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
 
-from labctl.actions import disks, guard, lost, provision, throttling, work
+from labctl.actions import disks, guard, lost, provision, reclaim, throttling, work
 from labctl.actions.down import down
 from labctl.actions.extend import extend
 from labctl.actions.ground import Ground
+from labctl.actions.orphans import end_them, orphans
 from labctl.actions.remote import Remote
 from labctl.errors import (
     ConnectError,
@@ -23,7 +24,7 @@ from labctl.errors import (
     PolicyError,
     ThrottledError,
 )
-from labctl.model import Need, Resource, Server
+from labctl.model import Need, Resource, Run, Server
 
 ARM = guard.arm  # what conftest replaces, lest a watchdog end this machine
 DAY_S = 86_400.0
@@ -235,6 +236,33 @@ def test_a_server_whose_disk_the_provider_does_not_show_is_not_ended_unsaved(lab
     with pytest.raises(PolicyError, match="not everything on it could be saved"):
         down(lab.ground(), discard=False)
     assert server.id in cloud_of(lab).machines
+
+
+@pytest.mark.parametrize("command", ["down", "orphans"])
+def test_a_disk_that_a_lagging_list_calls_a_part_of_an_ended_server_stays(
+    lab: World, command: str
+) -> None:
+    server = up(lab)
+    cloud_of(lab).terminate(server.id)
+    disk = Resource(provider="cloud", kind="volume", id="vol-1", lab_id=LAB_ID, server_id=server.id)
+    key = Resource(provider="cloud", kind="key-pair", id="key-1", lab_id=LAB_ID)
+    cloud_of(lab).left = [disk, key]
+    if command == "down":
+        down(lab.ground(), discard=False)
+    else:
+        end_them(lab.ground(), orphans(lab.ground()), kept_too=False)
+    assert cloud_of(lab).left == [disk]
+
+
+def test_a_drill_says_that_a_held_disk_stays(lab: World) -> None:
+    server, reporter = up(lab), Recorded()
+    lab.machine.run_with("night", model="weights")
+    ground = lab.ground(reporter)
+    night = Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running")
+    reclaim._agree(ground, server, night, reclaim._Seen(ground, server, "night"), 30.0)
+    [asked] = reporter.asked
+    assert asked.question.endswith("its disk stays?")
+    assert "LOST" not in asked.detail
 
 
 def test_a_dead_server_whose_disk_the_provider_does_not_show_goes_on(
