@@ -47,7 +47,10 @@ def test_credentials_that_fail_are_the_only_line(aws: AwsProvider, cloud: Cloud)
     assert "aws sso login" in check.next
 
 
-@pytest.mark.parametrize("action", ["ImportKeyPair", "CreateSecurityGroup", "TerminateInstances"])
+@pytest.mark.parametrize(
+    "action",
+    ["ImportKeyPair", "CreateSecurityGroup", "TerminateInstances", "ModifyInstanceAttribute"],
+)
 def test_missing_permission_is_named(aws: AwsProvider, cloud: Cloud, action: str) -> None:
     cloud.refuse(action, "UnauthorizedOperation", status=403)
     checks = aws.check()

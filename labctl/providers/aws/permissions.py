@@ -23,6 +23,12 @@ _DRY: dict[str, dict[str, Any]] = {
     },
     "ImportKeyPair": {"KeyName": "labctl-doctor", "PublicKeyMaterial": SOME_KEY.encode()},
     "CreateTags": {"Resources": [INSTANCE], "Tags": [{"Key": "labctl", "Value": "1"}]},
+    "ModifyInstanceAttribute": {
+        "InstanceId": INSTANCE,
+        "BlockDeviceMappings": [
+            {"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": False}},
+        ],
+    },
     "TerminateInstances": {"InstanceIds": [INSTANCE]},
     "DescribeInstances": {},
     "DescribeImages": {"ImageIds": [IMAGE]},
