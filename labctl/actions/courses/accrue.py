@@ -26,6 +26,7 @@ LEAST_S = 600.0
 ten times as many if each minute is one. Sums count what is not written down yet all the same."""
 UNSEEN = "ended unseen"
 LOOK_S = 0.2  # longer than `_is_ending` holds a lock
+LOOKS_S = 2.0  # for all seats together: where somebody else ends a class, each is held by them
 HOME, DISK = "home", "disk"
 WATCHDOG_WORDS = {
     "budget": "its budget was used up",
@@ -108,10 +109,12 @@ def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> li
 def write_ends(state: State, seats: Iterable[Seat]) -> Iterator[None]:
     """Whoever holds this writes down how the servers of these seats end: nobody else calls an end
     unseen meanwhile. It ends with its process."""
+    until = time.monotonic() + LOOKS_S
     with ExitStack() as held:
         for seat in seats:
+            wait_s = max(0.0, min(LOOK_S, until - time.monotonic()))
             with suppress(BusyError):  # somebody else ends it too, and holds this for both
-                held.enter_context(state.exclusive(_end_lock(seat), "course down", wait_s=LOOK_S))
+                held.enter_context(state.exclusive(_end_lock(seat), "course down", wait_s=wait_s))
         yield
 
 
