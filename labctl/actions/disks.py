@@ -170,6 +170,13 @@ def keep_until(ground: Ground, server: Server, ends_at: float) -> bool:
     return True
 
 
+def renew(ground: Ground, server: Server) -> None:
+    """Have a held disk last for KEPT_S from now: a server without a deadline outlives any date."""
+    until = _held_until(ground, server)
+    if until and until < time.time() + KEPT_S - LATER_S:
+        keep_until(ground, server, time.time())
+
+
 def release(ground: Ground, server: Server) -> None:
     """Have the server's disk end with it, where it may have been kept: by this machine or another.
 

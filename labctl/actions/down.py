@@ -11,6 +11,7 @@ from labctl.actions import (
     Step,
     attempts,
     deadlines,
+    disks,
     homecoming,
     kept,
     provision,
@@ -235,6 +236,8 @@ def _stopped(ground: Ground, server: Server) -> str:
     ground.state.record("stopped", lab_id=ground.lab_id, server_id=server.id)
     # Its disk holds the only copy: what would end the server must not take it along.
     deadlines.postpone(ground, server, time.time() + KEPT_S)
+    if disks.is_held(ground, server):
+        disks.keep_until(ground, server, time.time() + KEPT_S)
     return "it was stopped and its disk kept"
 
 
@@ -242,9 +245,9 @@ def _disk_kept(ground: Ground, server: Server) -> str:
     """End the server, but not its disk: what was done, in words; "" where disks cannot stay."""
     if not isinstance(ground.provider, Keep):
         return ""
-    disks = ground.provider.keep_disk(server.id, time.time() + KEPT_S)
-    if not disks:
+    kept_disks = ground.provider.keep_disk(server.id, time.time() + KEPT_S)
+    if not kept_disks:
         return ""
     removal.remove(ground, server, keep_disks=True)
-    said = [f"{one.id} at {one.price_usd_per_month:.2f} dollars a month" for one in disks]
+    said = [f"{one.id} at {one.price_usd_per_month:.2f} dollars a month" for one in kept_disks]
     return f"it was ended and its disk kept for {KEPT_S // DAY_S} days: {', '.join(said)}"

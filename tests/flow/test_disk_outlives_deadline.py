@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
+from lab_ground import LAB_ID, Cloud, DiskCloud, Recorded, World, unreachable, world
 
-from labctl.actions import disks, guard, lost, provision, reclaim, throttling, work
+from labctl.actions import disks, guard, homecoming, lost, provision, reclaim, throttling, work
 from labctl.actions.down import down
 from labctl.actions.extend import extend
 from labctl.actions.ground import Ground
 from labctl.actions.orphans import end_them, orphans
 from labctl.actions.remote import Remote
+from labctl.actions.status import status
 from labctl.errors import (
     ConnectError,
     DeniedError,
@@ -190,6 +191,38 @@ def test_without_a_deadline_the_disk_outlives_whatever_takes_the_server(lab: Wor
     server = up(lab, Need(deadline=False))
     expected = time.time() + 44 * DAY_S
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
+
+
+@pytest.mark.parametrize("look", ["status", "pull"])
+def test_a_look_renews_the_expiry_that_a_server_without_deadline_comes_near(
+    lab: World, look: str
+) -> None:
+    server = up(lab, Need(deadline=False))
+    ground = lab.ground()
+    soon = {"expires_at": time.time() + DAY_S}
+    ground.state.record(disks.HELD, lab_id=LAB_ID, server_id=server.id, detail=soon)
+    for _ in range(2):
+        if look == "status":
+            status(lab.ground(), refresh=True)
+        else:
+            homecoming.pull(lab.ground(), [], everything=False)
+    expected = time.time() + 14 * DAY_S
+    assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
+    assert cloud_of(lab).calls.count("keep_disk") == 2
+
+
+def test_a_disk_outlives_the_timer_that_a_stopped_server_has(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = up(lab)
+    cloud = cloud_of(lab)
+    for name in ("stop", "start"):
+        monkeypatch.setattr(KeepCloud, name, getattr(DiskCloud, name), raising=False)
+    lab.machine.error = unreachable()
+    with pytest.raises(PolicyError, match="not everything on it could be saved"):
+        down(lab.ground(), discard=False)
+    assert cloud.machines[server.id].state == "stopped"
+    assert cloud.kept_until[server.id] == pytest.approx(time.time() + 44 * DAY_S, abs=60)
 
 
 def test_a_disk_is_let_go_once_a_store_saves_the_results(
