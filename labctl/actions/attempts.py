@@ -16,9 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import Decision, Note, Step, accounts, deadlines, disks, guard, kept, removal
+from labctl.actions import Decision, Note, Step, accounts, deadlines, guard, kept, removal
 from labctl.actions.cost import note_life, spent_usd
 from labctl.actions.ground import Ground
+from labctl.actions.held_disks import KEPT_S
 from labctl.actions.host_keys import make_key
 from labctl.actions.plan import describe_plan, market_name, offer_name
 from labctl.errors import (
@@ -59,8 +60,8 @@ NO = (
 )
 """Answers after which no server can have been made."""
 KEEPS_DISK = (
-    f"if it ends by itself, its disk stays for {disks.KEPT_S / 86_400:.0f} days with results that "
-    "you have not pulled; the next labctl up brings them back"
+    f"if it ends by itself, its disk stays for {KEPT_S / 86_400:.0f} days with results that you "
+    "have not pulled; the next labctl up brings them back"
 )
 LOSS = "at its time or budget its disk is deleted too: results that you have not pulled are lost"
 UNHEARD = (CredentialsError, DeniedError)

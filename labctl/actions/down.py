@@ -11,7 +11,7 @@ from labctl.actions import (
     Step,
     attempts,
     deadlines,
-    disks,
+    held_disks,
     homecoming,
     kept,
     provision,
@@ -236,8 +236,8 @@ def _stopped(ground: Ground, server: Server) -> str:
     ground.state.record("stopped", lab_id=ground.lab_id, server_id=server.id)
     # Its disk holds the only copy: what would end the server must not take it along.
     deadlines.postpone(ground, server, time.time() + KEPT_S)
-    if disks.is_held(ground, server):
-        disks.keep_until(ground, server, time.time() + KEPT_S)
+    if held_disks.is_held(ground, server):
+        held_disks.keep_until(ground, server, time.time() + KEPT_S)
     return "it was stopped and its disk kept"
 
 

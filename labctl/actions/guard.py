@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from labctl.actions import deadlines, disks
+from labctl.actions import deadlines, held_disks
 from labctl.actions.ground import Ground
 from labctl.model import Server
 from labctl.providers import Guarded, Keep, Lease, Provider, Stoppable
@@ -72,8 +72,8 @@ def arm(
         )
     watch = _watch(reply)
     if _can_lose_disk(ground):
-        disks.release(ground, server)  # only now does its watchdog know who has its results
-    elif disks.is_held(ground, server):
+        held_disks.release(ground, server)  # only now does its watchdog know who has its results
+    elif held_disks.is_held(ground, server):
         _keep_disk_past(ground, server, deadlines.left_s(watch))  # others may have extended it
     if not deadlines.was_denied(ground, server):
         deadlines.follow(ground, server, watch)
@@ -147,7 +147,7 @@ def _holds_disk(ground: Ground, server: Server) -> bool:
     """
     if _can_lose_disk(ground) or not isinstance(ground.provider, Keep):
         return False
-    return will_keep_disk(ground) or disks.is_held(ground, server)
+    return will_keep_disk(ground) or held_disks.is_held(ground, server)
 
 
 def _disk_of(ground: Ground, server: Server, span_s: float | None) -> str:
@@ -157,7 +157,7 @@ def _disk_of(ground: Ground, server: Server, span_s: float | None) -> str:
     """
     if _holds_disk(ground, server):
         ends_at = time.time() + (NO_DEADLINE_S if span_s is None else span_s)
-        if disks.keep_until(ground, server, ends_at):
+        if held_disks.keep_until(ground, server, ends_at):
             return "stays"
     return _disk_at_end(ground.provider)
 
@@ -165,7 +165,7 @@ def _disk_of(ground: Ground, server: Server, span_s: float | None) -> str:
 def _keep_disk_past(ground: Ground, server: Server, left_s: list[float]) -> None:
     """Have the disk kept past the server's end, which comes with the first of these limits."""
     if left_s:
-        disks.keep_until(ground, server, time.time() + min(left_s))
+        held_disks.keep_until(ground, server, time.time() + min(left_s))
 
 
 def _ending(ground: Ground, server: Server, disk: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.actions import Note, disks, kept, ledgers, provision, runs, work
+from labctl.actions import Note, held_disks, kept, ledgers, provision, runs, work
 from labctl.actions.copies import from_store, index_of
 from labctl.actions.ground import Ground
 from labctl.actions.keepers import KeeperHost
@@ -81,7 +81,7 @@ def pull(ground: Ground, run_ids: list[str], *, everything: bool) -> list[Pulled
     store or its keeper. NotFoundError where nobody has them."""
     try:
         server = ground.server()
-        disks.renew(ground, server)
+        held_disks.renew(ground, server)
         if kept.pending(ground, server):
             kept.restore(ground, server)
         return work.pull(ground, server, run_ids, everything=everything)

@@ -8,8 +8,8 @@ from typing import Any
 
 from labctl.actions import Note, Step, accounts, attempts, provision, removal, work
 from labctl.actions.connections import answers
-from labctl.actions.disks import KEPT_S
 from labctl.actions.ground import Ground
+from labctl.actions.held_disks import KEPT_S
 from labctl.errors import ConnectError, LabError, PolicyError
 from labctl.model import Server, Value
 from labctl.providers import Keep

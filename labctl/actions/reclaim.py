@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from labctl.actions import Decision, Note, Step, disks, guard, runs, saved
+from labctl.actions import Decision, Note, Step, guard, held_disks, runs, saved
 from labctl.actions.ground import Ground
 from labctl.actions.provision import ENDED
 from labctl.actions.recover import recover
@@ -185,7 +185,7 @@ def _measure(ground: Ground, seen: _Seen) -> None:
 
 
 def _agree(ground: Ground, server: Server, run: Run, seen: _Seen, notice_s: float) -> None:
-    stays = disks.is_held(ground, server)
+    stays = held_disks.is_held(ground, server)
     lost = "" if ground.config.store or stays else _only_there(ground, server)
     step = "" if seen.step is None else f" at step {seen.step:.0f}"
     told = f"{notice_s:.0f} s after a notice" if notice_s else "without notice"

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from labctl.actions import Step, accounts, disks, kept
+from labctl.actions import Step, accounts, disks, held_disks, kept
 from labctl.actions.ground import Ground
 from labctl.actions.throttling import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S, ask_patiently
 from labctl.errors import BusyError, ThrottledError
@@ -80,7 +80,7 @@ def end(ground: Ground, servers: Iterable[Server], *, keep_disks: bool = False) 
     def order(server: Server) -> None:
         ground.connections.close(server)
         if not keep_disks:
-            disks.release(ground, server)
+            held_disks.release(ground, server)
         ask_patiently(partial(ground.provider.terminate, server.id))
         ground.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
 

@@ -42,9 +42,9 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
             look(ground)
     server = ground.state.server_of_lab(ground.lab_id)
     if refresh and server is not None and server.state == "running":
-        from labctl.actions import disks, guard, runs
+        from labctl.actions import guard, held_disks, runs
 
-        disks.renew(ground, server)
+        held_disks.renew(ground, server)
         try:
             machine = runs.refresh(ground, server)
             reachable = True

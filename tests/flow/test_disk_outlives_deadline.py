@@ -10,7 +10,17 @@ import msgspec
 import pytest
 from lab_ground import LAB_ID, Cloud, DiskCloud, Recorded, World, unreachable, world
 
-from labctl.actions import disks, guard, homecoming, lost, provision, reclaim, throttling, work
+from labctl.actions import (
+    disks,
+    guard,
+    held_disks,
+    homecoming,
+    lost,
+    provision,
+    reclaim,
+    throttling,
+    work,
+)
 from labctl.actions.down import down
 from labctl.actions.extend import extend
 from labctl.actions.ground import Ground
@@ -200,7 +210,7 @@ def test_a_look_renews_the_expiry_that_a_server_without_deadline_comes_near(
     server = up(lab, Need(deadline=False))
     ground = lab.ground()
     soon = {"expires_at": time.time() + DAY_S}
-    ground.state.record(disks.HELD, lab_id=LAB_ID, server_id=server.id, detail=soon)
+    ground.state.record(held_disks.HELD, lab_id=LAB_ID, server_id=server.id, detail=soon)
     for _ in range(2):
         if look == "status":
             status(lab.ground(), refresh=True)

@@ -27,8 +27,8 @@ from labctl.actions.courses import accrue
 from labctl.actions.courses.ground import baked, course_ground, seat_grounds
 from labctl.actions.courses.material import Material, bring, material
 from labctl.actions.courses.seated import Done, SeatReporter, stopping
-from labctl.actions.disks import KEPT_S
 from labctl.actions.ground import Ground
+from labctl.actions.held_disks import KEPT_S
 from labctl.config import Paths
 from labctl.courses.folder import CourseFolder, Seat
 from labctl.courses.ledger import Draft
