@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import os
 import ssl
 import subprocess
@@ -15,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from own_certificate import make_certificate
 
 from labctl.remote import curl, fetch, fetch_https, fetch_s3
 from labctl.remote.curl import BrokenError, StatusError, check_address, open_address
@@ -283,24 +279,7 @@ def test_settings_of_the_account_do_not_count(
 @pytest.fixture
 def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A site behind TLS; curl trusts its certificate."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    public = tmp_path / "site.pem"
-    public.write_bytes(certificate.public_bytes(pem))
-    (tmp_path / "site.key").write_bytes(secret)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(public, tmp_path / "site.key")
+    context, public = make_certificate(tmp_path)
     monkeypatch.setenv("CURL_CA_BUNDLE", str(public))
     with served(context) as site:
         yield site
