@@ -59,6 +59,11 @@ def test_programs_are_there(lab_server: LabServer, program: str) -> None:
     lab_server.ssh(f"command -v {program}")
 
 
+def test_psutil_is_there(lab_server: LabServer) -> None:
+    path = "import sys; sys.path.append('/usr/lib/python3/dist-packages'); import psutil"
+    lab_server.ssh(f'python3 -I -S -c "{path}"')
+
+
 @pytest.mark.parametrize("user", ["root", "student"])
 def test_passwords_are_not_asked_for(lab_server: LabServer, user: str) -> None:
     words = lab_server.ssh_words("-o", "PubkeyAuthentication=no", "-o", "BatchMode=no")
