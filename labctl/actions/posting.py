@@ -6,15 +6,12 @@ What S3 has accepted is kept beside the bundle, so that a broken upload goes on 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import io
 import re
-import ssl
 import time
-import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -30,6 +27,10 @@ from labctl.model import Value
 from labctl.submissions.assignment import Ticket
 from labctl.submissions.collect import Answers, Index, Part
 from labctl.submissions.reading import decoded
+
+if TYPE_CHECKING:
+    from requests import Session
+    from requests_toolbelt import MultipartEncoderMonitor
 
 TIMEOUT_S = 60.0
 TRIES = 3
@@ -83,7 +84,7 @@ def answers(ticket: Ticket) -> Answers:
     """What the receiver has answered so far; nothing where it has not looked yet."""
     try:
         status, body = _exchange(ticket.receipts, "GET")
-    except (OSError, http.client.HTTPException) as error:
+    except OSError as error:  # what requests raises is one
         raise ConnectError(
             "the bucket cannot be reached",
             why=str(error),
@@ -121,7 +122,7 @@ def _patiently(
     for number in range(1, TRIES + 1):
         try:
             status, body = _exchange(ticket.url, "POST", _form(fields, file, span, on_bytes))
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
             if number == TRIES:
                 raise LinkLostError(
                     "the bucket cannot be reached", why=str(error), hint="labctl submit"
@@ -135,21 +136,18 @@ def _patiently(
         time.sleep(FIRST_PAUSE_S * number)
 
 
-class _Form:
-    """A form with one file: its length is known and its bytes are read while they are sent."""
+class _Span:
+    """A part of a file, as the toolbelt reads it: `len` is what is left."""
 
-    def __init__(self, head: bytes, length: int, tail: bytes, blocks: Iterator[bytes]) -> None:
-        self.length = len(head) + length + len(tail)
-        self._pieces = (head, blocks, tail)
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        file.seek(start)
+        self._file = file
+        self.len = length
 
-    def __iter__(self) -> Iterator[bytes]:
-        head, blocks, tail = self._pieces
-        yield head
-        yield from blocks
-        yield tail
-
-
-BOUNDARY = "labctl-7d1f3a5c9b2e4860"
+    def read(self, size: int = -1) -> bytes:
+        block = self._file.read(self.len if size < 0 else min(size, self.len))
+        self.len = self.len - len(block) if block else 0
+        return block
 
 
 def _form(
@@ -157,55 +155,56 @@ def _form(
     file: BinaryIO,
     span: tuple[int, int],
     on_bytes: Callable[[int], None],
-) -> _Form:
-    lines = [
-        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-        for name, value in fields.items()
-    ]
-    lines.append(
-        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="part"\r\n'
-        "Content-Type: application/octet-stream\r\n\r\n"
+) -> MultipartEncoderMonitor:
+    """A form with one part of a file, which is read while it is sent."""
+    from requests_toolbelt import MultipartEncoder, MultipartEncoderMonitor
+
+    start, length = span
+    part = ("part", _Span(file, start, length), "application/octet-stream")
+    return MultipartEncoderMonitor(
+        MultipartEncoder({**fields, "file": part}),
+        lambda monitor: on_bytes(start + min(monitor.bytes_read, length)),
     )
-    tail = f"\r\n--{BOUNDARY}--\r\n"
-    return _Form("".join(lines).encode(), span[1], tail.encode(), _blocks(file, *span, on_bytes))
 
 
-def _blocks(
-    file: BinaryIO, start: int, length: int, on_bytes: Callable[[int], None]
-) -> Iterator[bytes]:
-    file.seek(start)
-    at = start
-    while at < start + length and (block := file.read(min(CHUNK_BYTES, start + length - at))):
-        at += len(block)
-        yield block
-        on_bytes(at)
-
-
-def _exchange(url: str, method: str, form: _Form | None = None) -> tuple[int, bytes]:
+def _exchange(
+    url: str, method: str, form: MultipartEncoderMonitor | None = None
+) -> tuple[int, bytes]:
     """(status, body) of one request. No redirect is followed."""
-    parts = urllib.parse.urlsplit(url)
-    host, port = parts.hostname or "", parts.port
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        link: http.client.HTTPConnection = http.client.HTTPSConnection(
-            host, port, timeout=TIMEOUT_S, context=context
+    headers = {} if form is None else {"Content-Type": form.content_type}
+    with _open_session() as session:
+        answer = session.request(
+            method,
+            url,
+            data=form,
+            headers=headers,
+            timeout=TIMEOUT_S,
+            allow_redirects=False,
+            stream=True,
         )
-    else:
-        link = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-    target = parts.path + (f"?{parts.query}" if parts.query else "")
-    try:
-        if form is None:
-            link.request(method, target)
-        else:
-            headers = {
-                "Content-Type": f"multipart/form-data; boundary={BOUNDARY}",
-                "Content-Length": str(form.length),
-            }
-            link.request(method, target, body=iter(form), headers=headers)
-        answer = link.getresponse()
-        return answer.status, answer.read(MOST_ANSWER_BYTES)
-    finally:
-        link.close()
+        body = bytearray()
+        for block in answer.iter_content(CHUNK_BYTES):
+            body += block
+            if len(body) > MOST_ANSWER_BYTES:
+                raise OSError(f"it answers with more than {MOST_ANSWER_BYTES} bytes")
+        return answer.status_code, bytes(body)
+
+
+def _open_session() -> Session:
+    """One that trusts this machine's authorities, too, and sends nobody's password."""
+    import ssl
+
+    import requests
+    from requests.adapters import HTTPAdapter
+
+    class SystemTrust(HTTPAdapter):
+        def init_poolmanager(self, *words: Any, **more: Any) -> None:
+            super().init_poolmanager(*words, ssl_context=ssl.create_default_context(), **more)
+
+    session = requests.Session()
+    session.auth = lambda request: request  # else requests looks into ~/.netrc
+    session.mount("https://", SystemTrust())
+    return session
 
 
 def _refused(ticket: Ticket, status: int, body: bytes) -> LabError:
@@ -248,7 +247,7 @@ def _known(progress: Path, sha256: str) -> Posted:
 
 
 def _hash(file: BinaryIO, start: int, length: int) -> str:
-    digest = hashlib.sha256()
-    for block in _blocks(file, start, length, lambda at: None):
+    span, digest = _Span(file, start, length), hashlib.sha256()
+    while block := span.read(CHUNK_BYTES):
         digest.update(block)
     return digest.hexdigest()

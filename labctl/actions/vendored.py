@@ -16,35 +16,38 @@ from pathlib import Path
 from labctl.errors import LabError
 
 HASHES = Path(__file__).with_name("vendored.json")
+# Version -> file, as seen from the directory of installed packages -> SHA-256.
 Hashes = Mapping[str, Mapping[str, str]]
-"""version -> file -> SHA-256 of one package."""
 
 
 def read_vendored_files(hashes: Path = HASHES) -> Iterator[tuple[str, bytes]]:
     """Yield (path, content) of every vendored file; LabError where one is not as released."""
     for package, versions in json.loads(hashes.read_text(encoding="utf-8")).items():
-        folder = _find_package(package, versions)
-        for name, content in _read_released(package, folder, versions).items():
-            yield f"{package}/{name}", content
+        yield from _read_released(package, versions).items()
 
 
-def _find_package(package: str, versions: Hashes) -> Path:
-    spec = find_spec(package)
-    if spec is None or not spec.origin:
-        raise _describe_problem(package, versions, "it is not installed")
-    return Path(spec.origin).parent
-
-
-def _read_released(package: str, folder: Path, versions: Hashes) -> dict[str, bytes]:
+def _read_released(package: str, versions: Hashes) -> dict[str, bytes]:
     """The files of the first version that all hashes agree with."""
     differences = []
     for version, files in versions.items():
+        folder = _find_folder(next(iter(files)))
+        if folder is None:
+            raise _describe_problem(package, versions, "it is not installed")
         found = {name: _read_file(folder / name) for name in files}
         wrong = [name for name, text in found.items() if _hash_text(text) != files[name]]
         if not wrong:
             return found
         differences.append(f"{folder / wrong[0]} is not the file of {package} {version}")
     raise _describe_problem(package, versions, "; ".join(differences))
+
+
+def _find_folder(file: str) -> Path | None:
+    """The directory of installed packages that `file`, of a package or a module, is in."""
+    top, _, below = file.partition("/")
+    spec = find_spec(top if below else top.removesuffix(".py"))
+    if spec is None or not spec.origin:
+        return None
+    return Path(spec.origin).parents[1 if below else 0]
 
 
 def _read_file(path: Path) -> bytes:

@@ -1,5 +1,7 @@
-"""What runs on the server: one program, Python 3.8 or newer, standard library only. The broker of a
-shared server also has h11, which lies beside this package in the archive.
+"""What runs on the server: one program, for Python 3.8 or newer.
+
+Beyond the standard library it has what lies beside this package in the archive: h11 for the broker
+of a shared server, NVIDIA's bindings (pynvml) for GPUs. psutil is used where the server has it.
 
 `python3 __main__.py VERB` reads one JSON object (a line) on standard input and answers with one
 JSON object on a line that begins with MARK, so that whatever a login shell prints around it does

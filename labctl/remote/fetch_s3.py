@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import urllib.error
 import urllib.parse
 import xml.etree.ElementTree
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator
 
+from .curl import Answer, BrokenError, StatusError, check_address, open_address
 from .fetch import Place, check_room
-from .fetch_https import check_address, open_address, refused
+from .fetch_https import describe_refusal
 from .files import walk
-from .place import CHUNK, inside, write_json
+from .place import inside, write_json
 from .reply import Failure
 
 THREADS = 8
@@ -142,22 +143,38 @@ class _Bucket:
             return f"https://{host}/{self.name}/{path}{asked}"
         return f"https://{self.name}.{host}/{path}{asked}"
 
-    def open(self, key: str, query: dict[str, str], headers: dict[str, str]) -> Any:
+    @contextmanager
+    def open(
+        self, key: str, query: dict[str, str], headers: dict[str, str], offset: int = 0
+    ) -> Iterator[Answer]:
         try:
-            return open_address(self.address(key, query), headers)
-        except urllib.error.HTTPError as error:
+            with open_address(self.address(key, query), headers, offset) as answer:
+                yield answer
+            return
+        except StatusError as error:
             region = error.headers.get("x-amz-bucket-region", "")
-            if error.code in (301, 307, 400) and region and region != self.region:
-                self.region = region
-                return self.open(key, query, headers)
-            raise refused(f"s3://{self.name}/{key or query.get('prefix', '')}", error) from None
+            moved = error.status in (301, 307, 400) and region and region != self.region
+            if not moved:
+                address = f"s3://{self.name}/{key or query.get('prefix', '')}"
+                raise describe_refusal(address, error) from None
+            self.region = region
+        except BrokenError as error:
+            what = f"s3://{self.name}/{key} broke off"
+            hint = "labctl push  (what has arrived is kept and used)"
+            raise Failure("link", what, str(error), hint) from None
+        with self.open(key, query, headers, offset) as answer:
+            yield answer
 
     def keys(self, prefix: str) -> Iterator[Key]:
         query = {"list-type": "2", "prefix": prefix}
         while True:
-            with self.open("", query, {}) as answered:
-                text = answered.read(LARGEST_LISTING_BYTES)
-            tree = _parsed(text)
+            text = bytearray()
+            with self.open("", query, {}) as answer:
+                for block in iter(answer.read, b""):
+                    text += block
+                    if len(text) > LARGEST_LISTING_BYTES:
+                        raise Failure("policy", f"the listing of {self.name} is too large")
+            tree = _parsed(bytes(text))
             for item in tree.iter("Contents"):
                 key = item.findtext("Key", "")
                 below = not prefix or key == prefix or key.startswith(prefix + "/")
@@ -175,14 +192,17 @@ class _Bucket:
         if have >= key.size and target.exists():
             os.truncate(str(target), key.size)
             return
-        headers = {"Range": f"bytes={have}-"} if have else {}
-        if key.etag:
-            headers["If-Match"] = key.etag
-        with self.open(key.key, {}, headers) as answered:
-            have = have if answered.status == 206 else 0
-            with target.open("r+b" if have else "wb") as file:
-                file.seek(have)
-                shutil.copyfileobj(answered, file, CHUNK)
+        headers = {"If-Match": key.etag} if key.etag else {}
+        with self.open(key.key, {}, headers, have) as answer:
+            is_rest = answer.status == 206
+            if is_rest or not have:
+                with target.open("ab" if is_rest else "wb") as file:
+                    for block in iter(answer.read, b""):
+                        file.write(block)
+        if have and not is_rest:  # a store that gives whole objects alone
+            target.unlink()
+            self.fetch(key, target)
+            return
         if target.stat().st_size != key.size:
             what = f"s3://{self.name}/{key.key} broke off"
             raise Failure("link", what, "", "labctl push  (what has arrived is kept and used)")

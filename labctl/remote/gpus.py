@@ -6,20 +6,34 @@ What could not be measured is absent.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import resource
 import shutil
 import subprocess
 import threading
 import time
-from typing import Any, Callable, Dict
+from typing import TYPE_CHECKING, Any, Callable, Dict
 
-from .nvml import Nvml, NvmlError, loaded, throttles
 from .reply import Failure
 from .shared import brokered
 
+if TYPE_CHECKING:
+    from .nvml import Nvml
+
 MIB = 1024**2
 Gpu = Dict[str, Any]
+LIBRARY = "libnvidia-ml.so.1"
+# nvmlClocksEventReasons: the board's power cap; software and hardware heat limits; the board's own
+# protection and its power brake. A clock that rests, or that somebody set, is not throttled.
+THROTTLES = ((0x04, "power"), (0x20 | 0x40, "thermal"), (0x08 | 0x80, "hardware"))
+
+
+def describe_throttling(reasons: int) -> list[str]:
+    """The words for what holds a clock down, by the driver's bits."""
+    return [word for bits, word in THROTTLES if reasons & bits]
+
+
 FIELDS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("index", "index", str),
     ("uuid", "uuid", str),
@@ -32,7 +46,7 @@ FIELDS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("temperature.gpu", "temperature_c", float),
     ("clocks.sm", "sm_clock_mhz", float),
     ("clocks.max.sm", "sm_clock_max_mhz", float),
-    ("clocks_throttle_reasons.active", "throttle", lambda text: throttles(int(text, 16))),
+    ("clocks_throttle_reasons.active", "throttle", lambda text: describe_throttling(int(text, 16))),
 )
 """nvidia-smi's field, our key, and how its text is read (units left out)."""
 CSV = "--format=csv,noheader,nounits"
@@ -40,15 +54,31 @@ ANSWER_S = 20.0
 SHARE, LONGEST_REST_S = 0.005, 30.0
 
 
+def open_nvml() -> Nvml | None:
+    """NVIDIA's library; None where it is not installed, or no driver is loaded."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return None  # the bindings take 16 MiB, which a server without a GPU need not hold
+    from pynvml import NVMLError
+
+    from .nvml import Nvml
+
+    try:
+        return Nvml()
+    except NVMLError:
+        return None
+
+
 class Gpus:
-    """Opens the library at the first look, and again after `close`.
+    """Opens the library at the first look.
 
     `read` takes at most SHARE of a core in the long run: where a look costs more (many cards, or no
     library and so a process), what the last one found is given again for some seconds.
     """
 
-    def __init__(self, library: Callable[[], Any] = loaded) -> None:
-        self._load = library
+    def __init__(self, open_library: Callable[[], Nvml | None] = open_nvml) -> None:
+        self._open_library = open_library
         self._nvml: Nvml | None = None
         self._tool: Tool | Lent | None = None
         self._opened = False
@@ -73,12 +103,6 @@ class Gpus:
             return self._nvml.processes()
         return self._tool.processes() if self._tool else []
 
-    def close(self) -> None:
-        nvml, self._nvml, self._tool, self._opened = self._nvml, None, None, False
-        self._seen = []
-        if nvml:
-            nvml.close()
-
     def _open(self) -> None:
         if self._opened:
             return
@@ -86,9 +110,8 @@ class Gpus:
         if brokered():
             self._tool = Lent()
             return
-        try:
-            self._nvml = Nvml(self._load())
-        except NvmlError:
+        self._nvml = self._open_library()
+        if self._nvml is None:
             program = shutil.which("nvidia-smi")
             self._tool = Tool(program) if program else None
 

@@ -17,7 +17,7 @@ from typing import Any
 from . import engine
 from .gauges import Gauges
 from .gpus import Gpu, Gpus, given
-from .machine import Machine, Processes, about, memory_of, person_of
+from .machine import Machine, Processes, load_psutil
 from .place import home, read_json
 from .reply import Failure, answer, finish
 
@@ -55,9 +55,10 @@ class View:
 
     def __init__(self) -> None:
         home().mkdir(exist_ok=True)
-        self.machine = Machine(home())
+        psutil = load_psutil()
+        self.machine = Machine(home(), psutil)
         self.gpus = Gpus()
-        self.processes = Processes()
+        self.processes = Processes(psutil)
         self.runs: dict[str, Watched] = {}
         self.apps: list[dict[str, Any]] = []
         self.looked_s = -LOOK_S
@@ -85,9 +86,8 @@ class View:
             for key in found:
                 if key not in known:
                     with suppress(Failure, KeyError, ValueError):
-                        known[key] = Watched(
-                            json.loads(engine.ask("GET", f"/containers/{key}/json"))
-                        )
+                        inspected = json.loads(engine.ask("GET", f"/containers/{key}/json"))
+                        known[key] = Watched(inspected, self.processes)
             self.runs = known
         self.processes.look()
         self.apps = self.gpus.processes()
@@ -100,27 +100,19 @@ class View:
             on_gpus.setdefault(app["pid"], []).append(uses)
         shown = []
         for pid in {**dict.fromkeys(on_gpus), **dict.fromkeys(self.processes.busy)}:
-            found = about(pid)
+            found = self.processes.describe(pid)
             if not found:
                 continue
-            cores, size = self.processes.busy.get(pid, (0.0, 0))
             container = self.runs.get(found.pop("container"))
-            shown.append(
-                {
-                    **found,
-                    **(container.whose if container else {}),
-                    "cpu_cores": round(cores, 3),
-                    "memory_bytes": size or memory_of(pid),
-                    "gpus": on_gpus.get(pid, []),
-                }
-            )
+            whose = container.whose if container else {}
+            shown.append({**found, **whose, "gpus": on_gpus.get(pid, [])})
         return shown
 
 
 class Watched:
     """One container: a run of anybody's, a service, or another."""
 
-    def __init__(self, container: dict[str, Any]) -> None:
+    def __init__(self, container: dict[str, Any], processes: Processes) -> None:
         labels = container["Config"].get("Labels") or {}
         name = container["Name"].lstrip("/")
         self.gauges = Gauges(container)
@@ -133,7 +125,7 @@ class Watched:
                 ("service", labels.get("labctl.service", "")),
                 ("lab_id", labels.get("labctl.lab-id", "")),
                 ("lab", container["Config"].get("Hostname", "") if "labctl.run" in labels else ""),
-                ("person", person_of(self.gauges.pid)),
+                ("person", processes.find_person(self.gauges.pid)),
                 ("name", name),
             )
             if value

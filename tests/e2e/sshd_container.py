@@ -25,7 +25,7 @@ ARG BASE
 FROM ${BASE}
 RUN apt-get update \\
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\
-        openssh-server iptables fish csh rsync procps \\
+        openssh-server iptables fish csh rsync curl ca-certificates procps \\
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
 RUN mkdir -p /run/sshd \\
     && useradd -m -s /bin/bash student \\

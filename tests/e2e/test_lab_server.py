@@ -54,9 +54,14 @@ def test_student_may_use_docker_and_become_root(lab_server: LabServer) -> None:
     assert lab_server.ssh("echo $HOME $SHELL").stdout.split() == ["/home/student", "/bin/bash"]
 
 
-@pytest.mark.parametrize("program", ["docker", "tmux", "rsync", "python3", "ip", "ps"])
+@pytest.mark.parametrize("program", ["docker", "tmux", "rsync", "curl", "python3", "ip", "ps"])
 def test_programs_are_there(lab_server: LabServer, program: str) -> None:
     lab_server.ssh(f"command -v {program}")
+
+
+def test_psutil_is_there(lab_server: LabServer) -> None:
+    path = "import sys; sys.path.append('/usr/lib/python3/dist-packages'); import psutil"
+    lab_server.ssh(f'python3 -I -S -c "{path}"')
 
 
 @pytest.mark.parametrize("user", ["root", "student"])

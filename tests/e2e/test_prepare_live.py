@@ -66,6 +66,8 @@ def test_prepare_installs_what_labctl_needs(prepared: tuple[Bench, Facts, Facts]
     assert after.python
     assert after.tmux
     assert alice.transport.run("command -v rsync").code == 0, "for people"
+    assert alice.transport.run("command -v curl").code == 0, "for data sets"
+    assert alice.transport.run("python3 -c 'import psutil'").code == 0
     assert after.stamp == playbook_hash(PLAYBOOKS)
     # No init runs in a container, so nothing starts dockerd: told, and no error of the playbook.
     assert after.docker_error.startswith("the daemon does not answer")

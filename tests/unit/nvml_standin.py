@@ -1,16 +1,23 @@
 """NVIDIA's library as C sees it: functions that write through pointers, for cards that are told.
 
-Each function is a real C callback, so that what the reader hands over is what a driver would get.
+Each function is a real C callback, so that what NVIDIA's Python bindings hand over is what a driver
+would get.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_int, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass, field
 from typing import Any
 
-NOT_SUPPORTED, NOT_FOUND = 3, 6
+import pynvml
+import pytest
+
+from labctl.remote.nvml import Nvml
+
+NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 3, 6, 7
 
 
 @dataclass
@@ -54,7 +61,7 @@ class StandIn:
 
     def _functions(self, name: str) -> tuple[tuple[Any, ...], Any]:
         known: dict[str, tuple[tuple[Any, ...], Any]] = {
-            "nvmlInit_v2": ((), lambda: self.code),
+            "nvmlInitWithFlags": ((c_uint,), lambda flags: self.code),
             "nvmlShutdown": ((), lambda: 0),
             "nvmlDeviceGetCount_v2": ((c_void_p,), lambda out: _put(out, len(self.cards))),
             "nvmlDeviceGetHandleByIndex_v2": ((c_uint, c_void_p), self._by_index),
@@ -141,11 +148,25 @@ class StandIn:
     def _running(self, handle: int, count: int, out: int) -> int:
         """24 bytes a row: pid, padding, memory, GPU instance, compute instance."""
         rows = self.handles[handle].processes
-        assert c_uint.from_address(count).value >= len(rows)
+        if c_uint.from_address(count).value < len(rows):
+            c_uint.from_address(count).value = len(rows)
+            return INSUFFICIENT_SIZE
         for place, (pid, used) in enumerate(rows):
             c_uint.from_address(out + 24 * place).value = pid
             c_ulonglong.from_address(out + 24 * place + 8).value = used
         return _put(count, len(rows))
+
+
+@pytest.fixture
+def open_standin(monkeypatch: pytest.MonkeyPatch) -> Callable[[StandIn], Nvml]:
+    """Nvml on a stand-in, as if that were the library that is installed."""
+
+    def open_it(standin: StandIn) -> Nvml:
+        monkeypatch.setattr(pynvml, "nvmlLib", standin)
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        return Nvml()
+
+    return open_it
 
 
 def _put(out: int, value: int, kind: Any = c_uint) -> int:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nvml_standin import Card, StandIn
+from nvml_standin import Card, StandIn, open_standin
+from pynvml import NVMLError
 
 from labctl.remote import gpus as gpus_module
-from labctl.remote.gpus import FIELDS, Gpus, Pace, given, row_of
-from labctl.remote.nvml import UNKNOWN, Nvml, NvmlError, throttles
+from labctl.remote.gpus import FIELDS, Gpus, Pace, describe_throttling, given, open_nvml, row_of
+from labctl.remote.nvml import Nvml
 
+__all__ = ["open_standin"]
+Opener = Callable[[StandIn], Nvml]
+UNKNOWN = 2**64 - 1
 BUSY = Card(
     uuid="GPU-one",
     name="Tesla T4",
@@ -40,8 +47,8 @@ PARTED = Card(
 )
 
 
-def test_a_card_tells_what_it_measures() -> None:
-    (found,) = Nvml(StandIn([BUSY])).read()
+def test_a_card_tells_what_it_measures(open_standin: Opener) -> None:
+    (found,) = open_standin(StandIn([BUSY])).read()
     assert found == {
         "index": "0",
         "uuid": "GPU-one",
@@ -59,8 +66,8 @@ def test_a_card_tells_what_it_measures() -> None:
     }
 
 
-def test_what_a_card_does_not_measure_is_absent() -> None:
-    (found,) = Nvml(StandIn([SILENT])).read()
+def test_what_a_card_does_not_measure_is_absent(open_standin: Opener) -> None:
+    (found,) = open_standin(StandIn([SILENT])).read()
     assert found == {
         "index": "0",
         "uuid": "GPU-two",
@@ -70,7 +77,7 @@ def test_what_a_card_does_not_measure_is_absent() -> None:
     }
 
 
-def test_an_earlier_driver_is_asked_in_its_own_words() -> None:
+def test_an_earlier_driver_is_asked_in_its_own_words(open_standin: Opener) -> None:
     missing = (
         "nvmlDeviceGetMemoryInfo_v2",
         "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -82,15 +89,15 @@ def test_an_earlier_driver_is_asked_in_its_own_words() -> None:
         numbers={"nvmlDeviceGetCurrentClocksThrottleReasons": 0x04},
         processes=[(5, 2)],
     )
-    library = Nvml(StandIn([card], missing))
+    library = open_standin(StandIn([card], missing))
     (found,) = library.read()
     assert (found["memory_bytes"], found["memory_total_bytes"]) == (3, 8)
     assert found["throttle"] == ["power"]
     assert library.processes() == [{"uuid": "GPU-old", "pid": 5, "memory_bytes": 2}]
 
 
-def test_instances_stand_behind_their_card() -> None:
-    library = Nvml(StandIn([SILENT, PARTED]))
+def test_instances_stand_behind_their_card(open_standin: Opener) -> None:
+    library = open_standin(StandIn([SILENT, PARTED]))
     found = library.read()
     assert [gpu["index"] for gpu in found] == ["0", "1", "1:0", "1:3"]
     assert [gpu.get("parent") for gpu in found[2:]] == ["GPU-three", "GPU-three"]
@@ -99,16 +106,16 @@ def test_instances_stand_behind_their_card() -> None:
     assert library.processes() == [{"uuid": "MIG-a", "pid": 7, "memory_bytes": 1}]
 
 
-def test_processes_whose_memory_is_not_told_are_named() -> None:
-    assert Nvml(StandIn([BUSY])).processes() == [
+def test_processes_whose_memory_is_not_told_are_named(open_standin: Opener) -> None:
+    assert open_standin(StandIn([BUSY])).processes() == [
         {"uuid": "GPU-one", "pid": 41, "memory_bytes": 1_400_000_000},
         {"uuid": "GPU-one", "pid": 42},
     ]
 
 
-def test_a_driver_that_is_not_loaded_has_no_gpus() -> None:
-    with pytest.raises(NvmlError, match="nvmlInit_v2: error 9"):
-        Nvml(StandIn([], code=9))
+def test_a_driver_that_is_not_loaded_has_no_gpus(open_standin: Opener) -> None:
+    with pytest.raises(NVMLError, match="Driver Not Loaded"):
+        open_standin(StandIn([], code=9))
 
 
 @pytest.mark.parametrize(
@@ -124,11 +131,30 @@ def test_a_driver_that_is_not_loaded_has_no_gpus() -> None:
     ],
 )
 def test_only_what_holds_a_clock_down_is_throttling(reasons: int, words: list[str]) -> None:
-    assert throttles(reasons) == words
+    assert describe_throttling(reasons) == words
 
 
-def no_library() -> Any:
-    raise NvmlError("no such file")
+def no_library() -> None:
+    """As `open_nvml` on a machine without NVIDIA's library."""
+
+
+def test_a_library_is_used_where_its_driver_is_loaded(
+    open_standin: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_standin(StandIn([BUSY]))
+    monkeypatch.setattr(gpus_module.ctypes, "CDLL", lambda name: None)
+    assert [gpu["uuid"] for gpu in Gpus().read()] == ["GPU-one"]
+    with pytest.raises(NVMLError):
+        open_standin(StandIn([], code=9))
+    assert open_nvml() is None
+
+
+def test_bindings_are_not_loaded_where_there_is_no_library() -> None:
+    """A server without a GPU does not hold them in memory."""
+    code = "import sys; from labctl.remote import gpus; gpus.LIBRARY = 'libnone.so.1'"
+    code += "; print(gpus.open_nvml(), 'pynvml' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "False"]
 
 
 def tool(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Gpus:
@@ -211,7 +237,6 @@ def test_looks_that_cost_much_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -
 
 
 ASKED = {"Capabilities": [["gpu"]]}
-FOUR = Nvml(StandIn([BUSY, SILENT, PARTED])).read()
 
 
 @pytest.mark.parametrize(
@@ -225,6 +250,9 @@ FOUR = Nvml(StandIn([BUSY, SILENT, PARTED])).read()
         ([{"Capabilities": [["nvme"]], "Count": -1}], []),
     ],
 )
-def test_a_container_was_given_these(requests: Any, indices: list[str]) -> None:
+def test_a_container_was_given_these(
+    requests: Any, indices: list[str], open_standin: Opener
+) -> None:
     container = {"HostConfig": {"DeviceRequests": requests}}
-    assert [gpu["index"] for gpu in given(FOUR, container)] == indices
+    gpus = open_standin(StandIn([BUSY, SILENT, PARTED])).read()
+    assert [gpu["index"] for gpu in given(gpus, container)] == indices

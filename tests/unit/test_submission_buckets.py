@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from post_guard import ACCESS, REGION, SECRET, Guard, guarded_s3
+from requests_toolbelt import MultipartEncoder
 from submission_bed import DUE, DUE_AT, FILES, Clock, packed, sha256
 
 from labctl.actions import posting
@@ -198,9 +199,8 @@ def test_a_later_post_takes_nothing_away(receiver: Receiver, tmp_path: Path) -> 
 
 
 def form_of(fields: dict[str, str], content: bytes) -> tuple[bytes, dict[str, str]]:
-    form = posting._form(fields, io.BytesIO(content), (0, len(content)), lambda at: None)
-    kind = f"multipart/form-data; boundary={posting.BOUNDARY}"
-    return b"".join(form), {"Content-Type": kind}
+    form = MultipartEncoder({**fields, "file": ("part", content)})
+    return form.read(), {"Content-Type": form.content_type}
 
 
 def test_a_ticket_is_for_its_own_keys_and_sizes_alone(
