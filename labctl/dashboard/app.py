@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,56 @@ from fastapi.responses import (
 )
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from labctl.dashboard.asked import Asked
+from labctl.dashboard.auth import SESSION_S, LoginLink, RequireSession
+from labctl.dashboard.csrf import FormToken, SameOrigin
 from labctl.dashboard.deeds import Deeds, Reading
-from labctl.dashboard.doorkeeper import Doorkeeper, Sessions
 from labctl.dashboard.feed import Channel, Draw, Feed
 from labctl.dashboard.gauges import Gauges
 from labctl.dashboard.handed import SANDBOX, bundle_of, report_of
 from labctl.dashboard.lens import Lens
 from labctl.dashboard.pages import Pages, next_due
 from labctl.dashboard.requests import form_of, lens_of, own_path, session_of
+from labctl.dashboard.responses import SecurityHeaders
 from labctl.dashboard.tails import LINES as TAIL_LINES
 from labctl.dashboard.tails import MOST_BYTES, Tails
 from labctl.dashboard.view import Seat, Snapshot
 from labctl.errors import LabError, NotFoundError, UsageError
 
+# By any port: `ssh -L 9000:127.0.0.1:8600` is a way here too.
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+MAX_FORM_BYTES = 16 * 1024
 STREAM = "text/event-stream"
 NO_BUFFER = {"x-accel-buffering": "no"}
 FOR_EVER = {"cache-control": "private, max-age=31536000, immutable"}
+
+
+def build_middleware(link: LoginLink, key: str, cookie: str) -> list[Middleware]:
+    """What stands before every route, the outermost first.
+
+    `cookie` is this course's own name for it: cookies know hosts, not ports. It is not Secure: the
+    dashboard speaks plain HTTP, on the loopback alone.
+    """
+    return [
+        Middleware(SecurityHeaders),
+        Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
+        Middleware(SameOrigin),
+        Middleware(
+            SessionMiddleware,
+            secret_key=key,
+            session_cookie=cookie,
+            max_age=SESSION_S,
+            same_site="strict",
+        ),
+        Middleware(RequireSession, link=link, key=key),
+        Middleware(RequestBodyLimitMiddleware, max_body_size=MAX_FORM_BYTES),
+        Middleware(FormToken),
+    ]
 
 
 class Dashboard:
@@ -48,26 +80,33 @@ class Dashboard:
         self,
         feed: Feed,
         pages: Pages,
-        sessions: Sessions,
+        link: LoginLink,
         deeds: Deeds,
         gauges: Gauges,
         drop: Path,
-        course_id: str,
+        middleware: Sequence[Middleware],
     ) -> None:
         self.feed = feed
         self.gauges = gauges
         self.pages = pages
-        self.sessions = sessions
+        self.link = link
         self.deeds = deeds
         self.drop = drop
         self.tails = Tails()
+        # Session's id -> what its next page says once, and in which color.
+        self.messages: dict[str, list[tuple[str, str]]] = {}
         self.on_start: list[Callable[[], None]] = []
-        self.app = self._application(f"labctl-{course_id[:8]}")
+        self.app = self._application(middleware)
 
-    def _application(self, cookie: str) -> FastAPI:
-        # No pages of documentation: they fetch scripts from elsewhere.
-        app = FastAPI(lifespan=self._life, docs_url=None, redoc_url=None, openapi_url=None)
-        app.add_middleware(Doorkeeper, sessions=self.sessions, cookie=cookie)
+    def _application(self, middleware: Sequence[Middleware]) -> FastAPI:
+        app = FastAPI(
+            lifespan=self._life,
+            middleware=middleware,
+            # No pages of documentation: they fetch scripts from elsewhere.
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None,
+        )
         app.add_exception_handler(LabError, self._failed)
         app.add_exception_handler(HTTPException, self._absent)
         pages: dict[str, Callable[..., Any]] = {
@@ -141,13 +180,13 @@ class Dashboard:
     async def another(self, request: Request) -> Response:
         snapshot = await self.feed.snapshot()
         # By the port that the dashboard has, whatever forward this browser came through.
-        url = "" if session_of(request).hidden else self.sessions.url()
-        port = self.sessions.url().partition("/?")[0].rpartition(":")[2]
+        url = "" if session_of(request).hidden else self.link.url
+        port = self.link.url.partition("/?")[0].rpartition(":")[2]
         return self.told(request, snapshot, "another", url=url, port=port)
 
     async def names(self, request: Request) -> Response:
         form = form_of(request)
-        session_of(request).hidden = form.get("hidden") == "yes"
+        request.session["hidden"] = form.get("hidden") == "yes"
         return RedirectResponse(own_path(form.get("back", "/")), 303)
 
     def _page(
@@ -169,7 +208,7 @@ class Dashboard:
     def told(self, request: Request, snapshot: Snapshot, template: str, **values: Any) -> Response:
         """A page that is made of a template; what was to be said once is said on it."""
         session = session_of(request)
-        said, session.said = session.said, []
+        said = self.messages.pop(session.id, [])
         frame = {
             "course": snapshot.course,
             "assignments": snapshot.assignments,

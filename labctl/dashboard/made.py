@@ -6,14 +6,17 @@ from pathlib import Path
 
 from labctl.actions.courses import open_course
 from labctl.config import Paths
-from labctl.dashboard.app import Dashboard
+from labctl.dashboard.app import Dashboard, build_middleware
+from labctl.dashboard.auth import LoginLink, read_or_create_key
 from labctl.dashboard.deeds import Deeds
-from labctl.dashboard.doorkeeper import Sessions
 from labctl.dashboard.feed import EVERY_S, Feed
 from labctl.dashboard.gauges import Gauges
 from labctl.dashboard.pages import Pages
 from labctl.dashboard.survey import Survey
 from labctl.state import State
+
+# In the course's .course/keeper (0600). Without it nobody is signed in any more.
+KEY_FILE = "dashboard-key"
 
 
 def dashboard(
@@ -24,12 +27,15 @@ def dashboard(
     deeds = Deeds(path, paths, state)
     gauges = Gauges(deeds.look)
     survey = Survey(folder, state, gauges.known)
+    private = folder.private / "keeper"
+    link = LoginLink(private / url_file)
+    key = read_or_create_key(private / KEY_FILE)
     return Dashboard(
         Feed(survey.take, EVERY_S),
         Pages(paths.data_dir / "templates" / "dashboard"),
-        Sessions(folder.private / "keeper" / url_file),
+        link,
         deeds,
         gauges,
         folder.drop,
-        course_id,
+        build_middleware(link, key, f"labctl-{course_id[:8]}"),
     )

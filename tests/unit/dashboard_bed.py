@@ -220,6 +220,8 @@ class Visitor:
             connection.endheaders(body.encode() or None)
             answer = connection.getresponse()
             found = {name.lower(): value for name, value in answer.getheaders()}
+            if "set-cookie" in found:
+                self.cookie = found["set-cookie"].partition(";")[0]
             return answer.status, found, answer.read().decode("utf-8", "replace")
         finally:
             connection.close()
@@ -228,7 +230,7 @@ class Visitor:
         """Spend the URL's token; the answer's headers."""
         status, headers, _ = self.ask(f"/{self.query}")
         assert status == 200
-        self.cookie = headers["set-cookie"].partition(";")[0]
+        assert self.cookie
         return headers
 
     def post(self, path: str, **fields: str) -> tuple[int, dict[str, str], str]:
