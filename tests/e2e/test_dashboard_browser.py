@@ -373,6 +373,24 @@ def test_a_page_that_nobody_sees_gives_its_connection_back(
         assert page.evaluate("sources.size") == 1
 
 
+def test_a_seat_that_is_gone_is_told_on_its_open_page(browser: Browser, tmp_path: Path) -> None:
+    bed = fill(make(tmp_path))
+    stop = threading.Event()
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(bed.start(stop))
+        page.get_by_role("link", name="Barbara Liskov").click()
+        expect(page.locator("#live")).to_have_text("live")
+        roster = bed.folder.roster_file
+        lines = roster.read_text().splitlines(keepends=True)
+        roster.write_text("".join(line for line in lines if not line.startswith("liskov")))
+        expect(page.locator("h1")).to_contain_text("no such seat", timeout=PAGE_MS)
+        page.get_by_role("link", name="Everybody").last.click()
+        expect(page.locator("#board tbody tr")).to_have_count(8)
+    stop.set()
+    bed.state.close()
+
+
 def test_a_keeper_that_goes_away_is_told_and_comes_back(browser: Browser, tmp_path: Path) -> None:
     bed = fill(make(tmp_path))
     stop = threading.Event()
