@@ -30,7 +30,7 @@ import msgspec
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
-from dashboard_bed import Bed, Stream, Visitor, fill, make  # noqa: E402  # after the path above
+from dashboard_bed import Bed, Stream, Visitor, fill, make, stream_of  # noqa: E402  # after the path above
 
 LEDGER_LINES = 100
 SWEEP_S = 15.0
@@ -125,17 +125,15 @@ class Watcher(threading.Thread):
 
     def __init__(self, visitor: Visitor) -> None:
         super().__init__(daemon=True)
-        page = visitor.ask("/")[2]
-        version = page.partition('data-version="')[2].partition('"')[0]
-        self.stream = Stream(visitor, f"/events/board?since={version}")
+        self.stream = Stream(visitor, stream_of(visitor.ask("/")[2]))
         self.events = 0
         self.parts = 0
 
     def run(self) -> None:
         try:
-            while event := self.stream.event()[1]:
+            while parts := self.stream.update():
                 self.events += 1
-                self.parts += len(event.get("parts", ()))  # type: ignore[arg-type]
+                self.parts += len(parts)
         except (OSError, AttributeError, http.client.HTTPException):
             return  # the dashboard has ended
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import FastAPI, Request
 from fastapi.responses import (
@@ -21,24 +22,52 @@ from fastapi.responses import (
 )
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 
 from labctl.dashboard.asked import Asked
+from labctl.dashboard.auth import LoginLink
 from labctl.dashboard.deeds import Deeds, Reading
-from labctl.dashboard.doorkeeper import Doorkeeper, Sessions
-from labctl.dashboard.feed import Channel, Draw, Feed
+from labctl.dashboard.feed import Draw, Feed
 from labctl.dashboard.gauges import Gauges
 from labctl.dashboard.handed import SANDBOX, bundle_of, report_of
 from labctl.dashboard.lens import Lens
+from labctl.dashboard.listing import (
+    PERSON_COLUMNS,
+    PERSON_MARKS,
+    SEAT_COLUMNS,
+    SEAT_MARKS,
+    ListView,
+)
 from labctl.dashboard.pages import Pages, next_due
 from labctl.dashboard.requests import form_of, lens_of, own_path, session_of
 from labctl.dashboard.tails import LINES as TAIL_LINES
 from labctl.dashboard.tails import MOST_BYTES, Tails
 from labctl.dashboard.view import Seat, Snapshot
 from labctl.errors import LabError, NotFoundError, UsageError
+from labctl.model import Value
 
 STREAM = "text/event-stream"
 NO_BUFFER = {"x-accel-buffering": "no"}
 FOR_EVER = {"cache-control": "private, max-age=31536000, immutable"}
+# How the ids of a list's rows begin.
+ROWS = ("s-", "p-")
+LISTS = {
+    "board": (tuple(dict(SEAT_MARKS)), SEAT_COLUMNS),
+    "assignments": (tuple(dict(PERSON_MARKS)), PERSON_COLUMNS),
+}
+
+
+class PageView(Value, frozen=True):
+    """A page as somebody has it open: which, through which lens, and what of a list."""
+
+    page: str
+    lens: Lens
+    listing: ListView = ListView()
+
+    @property
+    def channel(self) -> str:
+        who = "hidden" if self.lens.hidden else "named"
+        return " ".join(filter(None, (self.page, who, self.listing.query)))
 
 
 class Dashboard:
@@ -48,26 +77,33 @@ class Dashboard:
         self,
         feed: Feed,
         pages: Pages,
-        sessions: Sessions,
+        link: LoginLink,
         deeds: Deeds,
         gauges: Gauges,
         drop: Path,
-        course_id: str,
+        middleware: Sequence[Middleware],
     ) -> None:
         self.feed = feed
         self.gauges = gauges
         self.pages = pages
-        self.sessions = sessions
+        self.link = link
         self.deeds = deeds
         self.drop = drop
         self.tails = Tails()
+        # Session's id -> what its next page says once, and in which color.
+        self.messages: dict[str, list[tuple[str, str]]] = {}
         self.on_start: list[Callable[[], None]] = []
-        self.app = self._application(f"labctl-{course_id[:8]}")
+        self.app = self._application(middleware)
 
-    def _application(self, cookie: str) -> FastAPI:
-        # No pages of documentation: they fetch scripts from elsewhere.
-        app = FastAPI(lifespan=self._life, docs_url=None, redoc_url=None, openapi_url=None)
-        app.add_middleware(Doorkeeper, sessions=self.sessions, cookie=cookie)
+    def _application(self, middleware: Sequence[Middleware]) -> FastAPI:
+        app = FastAPI(
+            lifespan=self._life,
+            middleware=middleware,
+            # No pages of documentation: they fetch scripts from elsewhere.
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None,
+        )
         app.add_exception_handler(LabError, self._failed)
         app.add_exception_handler(HTTPException, self._absent)
         pages: dict[str, Callable[..., Any]] = {
@@ -95,7 +131,9 @@ class Dashboard:
             asyncio.create_task(self.gauges.run(self.feed)),
         ]
         with contextlib.suppress(LabError):
-            await self._drawn("board", Lens())  # the first who asks does not wait for it
+            # The first who asks does not wait for it.
+            first = PageView(page="board", lens=Lens())
+            await self.feed.page(first.channel, self._draw(first))
         for one in self.on_start:
             one()
         try:
@@ -108,78 +146,74 @@ class Dashboard:
     # pages
 
     async def board(self, request: Request) -> Response:
-        lens = lens_of(request)
-        channel, snapshot = await self._drawn("board", lens)
-        rows = [html for name, (html, _) in channel.parts.items() if name.startswith("s-")]
-        more = {"rows": rows, "due": next_due(snapshot), "here": "board"}
-        return self._page("board", request, snapshot, channel, "board", more)
+        return await self._page("board", request, "board", {"here": "board"})
 
     async def costs(self, request: Request) -> Response:
-        channel, snapshot = await self._drawn("costs", lens_of(request))
-        return self._page("costs", request, snapshot, channel, "costs", {"here": "costs"})
+        return await self._page("costs", request, "costs", {"here": "costs"})
 
     async def assignment(self, request: Request, name: str) -> Response:
         page = f"assignments/{name}"
         self._check(await self.feed.snapshot(), page)
-        channel, snapshot = await self._drawn(page, lens_of(request))
-        rows = [html for part, (html, _) in channel.parts.items() if part.startswith("p-")]
-        more = {"rows": rows, "title": name, "here": name}
-        return self._page("assignment", request, snapshot, channel, page, more)
+        return await self._page("assignment", request, page, {"title": name, "here": name})
 
     async def seat(self, request: Request, key: str, run: str = "") -> Response:
-        page = f"seats/{key}"
-        seat = self.seat_of(await self.feed.snapshot(), key)
-        channel, snapshot = await self._drawn(page, lens_of(request))
+        snapshot = await self.feed.snapshot()
         seat = self.seat_of(snapshot, key)
         shown = next((one for one in seat.runs if one.id == run), None if run else seat.run)
         if run and shown is None:
             raise NotFoundError("this seat has no such run")
         title = lens_of(request).seat(snapshot, seat)
-        more = {"title": title, "key": key, "run": shown, "here": ""}
-        return self._page("seat", request, snapshot, channel, page, more)
+        more = {"title": title, "key": key, "run": shown}
+        return await self._page("seat", request, f"seats/{key}", more)
 
     async def another(self, request: Request) -> Response:
         snapshot = await self.feed.snapshot()
         # By the port that the dashboard has, whatever forward this browser came through.
-        url = "" if session_of(request).hidden else self.sessions.url()
-        port = self.sessions.url().partition("/?")[0].rpartition(":")[2]
+        url = "" if session_of(request).hidden else self.link.url
+        port = self.link.url.partition("/?")[0].rpartition(":")[2]
         return self.told(request, snapshot, "another", url=url, port=port)
 
     async def names(self, request: Request) -> Response:
         form = form_of(request)
-        session_of(request).hidden = form.get("hidden") == "yes"
+        request.session["hidden"] = form.get("hidden") == "yes"
         return RedirectResponse(own_path(form.get("back", "/")), 303)
 
-    def _page(
-        self,
-        template: str,
-        request: Request,
-        snapshot: Snapshot,
-        channel: Channel,
-        page: str,
-        more: dict[str, Any],
+    async def _page(
+        self, template: str, request: Request, page: str, more: dict[str, Any]
     ) -> Response:
+        view = self._view(request, page)
+        channel = await self.feed.page(view.channel, self._draw(view))
+        assert channel.drawn is not None
         # Our own templates made these: they are HTML, with every text in them escaped.
         parts = {name: Markup(html) for name, (html, _) in channel.parts.items()}
-        more["rows"] = [Markup(one) for one in more.get("rows", ())]
-        version = f"{self.feed.boot}-{channel.version}"
-        values = {"parts": parts, "stream": f"/events/{page}", "version": version, **more}
-        return self.told(request, snapshot, template, **values)
+        since = urlencode(view.listing.as_pairs() | {"since": self.feed.version(channel)})
+        values = {
+            "parts": parts,
+            "rows": [html for name, html in parts.items() if name.startswith(ROWS)],
+            "everybody": len(channel.drawn.seats),
+            "view": view.listing,
+            "due": next_due(channel.drawn),
+            "stream": f"/events/{page}?{since}",
+            **more,
+        }
+        return self.told(request, channel.drawn, template, **values)
 
     def told(self, request: Request, snapshot: Snapshot, template: str, **values: Any) -> Response:
         """A page that is made of a template; what was to be said once is said on it."""
         session = session_of(request)
-        said, session.said = session.said, []
+        # Of a page that htmx asks for, only the live part is shown.
+        said = [] if "hx-request" in request.headers else self.messages.pop(session.id, [])
+        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         frame = {
             "course": snapshot.course,
             "assignments": snapshot.assignments,
             "session": session,
             "lens": Lens(hidden=session.hidden),
             "said": said,
-            "back": request.url.path,
+            "address": address,
+            "back": address,
             "here": "",
             "stream": "",
-            "version": "",
         }
         return HTMLResponse(self.pages.render(template, **(frame | values)))
 
@@ -187,9 +221,9 @@ class Dashboard:
 
     async def events(self, request: Request, page: str, since: str = "") -> Response:
         self._check(await self.feed.snapshot(), page)
-        lens = lens_of(request)
+        view = self._view(request, page)
         seen = request.headers.get("last-event-id") or since
-        stream = self.feed.watch(self._channel(page, lens), self._draw(page, lens), seen)
+        stream = self.feed.watch(view.channel, self._draw(view), seen)
         return StreamingResponse(stream, media_type=STREAM, headers=NO_BUFFER)
 
     async def log(self, request: Request, key: str, run: str) -> Response:
@@ -202,21 +236,22 @@ class Dashboard:
         stream = self.tails.watch(key, run, open_)
         return StreamingResponse(stream, media_type=STREAM, headers=NO_BUFFER)
 
-    async def _drawn(self, page: str, lens: Lens) -> tuple[Channel, Snapshot]:
-        channel = await self.feed.page(self._channel(page, lens), self._draw(page, lens))
-        assert channel.drawn is not None
-        return channel, channel.drawn
+    def _view(self, request: Request, page: str) -> PageView:
+        kind = page.partition("/")[0]
+        asked = request.query_params
+        marks, columns = LISTS.get(kind, ((), ()))
+        listing = ListView.read(asked.get("show", ""), asked.get("sort", ""), marks, columns)
+        return PageView(page=page, lens=lens_of(request), listing=listing)
 
-    def _channel(self, page: str, lens: Lens) -> str:
-        return f"{page} {'hidden' if lens.hidden else 'named'}"
-
-    def _draw(self, page: str, lens: Lens) -> Draw:
-        kind, _, name = page.partition("/")
+    def _draw(self, view: PageView) -> Draw:
+        kind, _, name = view.page.partition("/")
         if kind == "seats":
-            return self.pages.seat(name, lens)
+            return self.pages.seat(name, view.lens)
         if kind == "assignments":
-            return self.pages.assignment(name, lens)
-        return self.pages.costs(lens) if kind == "costs" else self.pages.board(lens)
+            return self.pages.assignment(name, view.lens, view.listing)
+        if kind == "costs":
+            return self.pages.costs(view.lens)
+        return self.pages.board(view.lens, view.listing)
 
     def _check(self, snapshot: Snapshot, page: str) -> None:
         """NotFoundError where there is no such page."""

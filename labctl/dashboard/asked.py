@@ -114,8 +114,9 @@ class Asked:
         return await self._back(request, key, "good", f"{said}: {ended.told or ended.state}.")
 
     async def _back(self, request: Request, key: str, kind: str, text: str) -> Response:
-        session_of(request).said.append((kind, text))
-        await self._dashboard.feed.renew()
+        board = self._dashboard
+        board.messages.setdefault(session_of(request).id, []).append((kind, text))
+        await board.feed.renew()
         return RedirectResponse(f"/seats/{key}", 303)
 
 

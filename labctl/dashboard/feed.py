@@ -1,20 +1,21 @@
 """One course, many watchers: a snapshot is taken once, drawn once, and sent where it differs.
 
 A page is made of parts. Each part is a piece of HTML under an id and remembers in which version it
-last changed, so a browser that names its version gets what it lacks, after a cut link too.
+last changed, so a browser that names its version gets what it lacks, after a cut link too. Each is
+sent as an event of its own, and htmx puts it in the place of what has its id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import msgspec
+from fastapi.sse import format_sse_event
 
 from labctl.dashboard.view import Snapshot
 from labctl.errors import LabError
@@ -26,6 +27,9 @@ SHARE = 0.02
 BEAT_S = 15.0
 """After so long without news a watcher is told so: a dead link shows."""
 FORGET_S = 60.0
+
+RELOAD = format_sse_event(event="reload", data_str="1")
+BEAT = format_sse_event(event="beat", data_str="1")
 
 Parts = dict[str, str]
 Draw = Callable[[Snapshot], Parts]
@@ -66,13 +70,12 @@ class Channel:
         """What a browser lacks that has version `since`; the same bytes for all of them."""
         known = self.events.get(since)
         if known is None:
-            body: dict[str, object] = {"version": self.version}
             if since < self.shape or since > self.version:
-                body["reload"] = True
+                known = RELOAD
             else:
-                body["parts"] = {name: html for name, (html, v) in self.parts.items() if v > since}
-            text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-            known = self.events[since] = f"data: {text}\n\n".encode()
+                new = [html for html, version in self.parts.values() if version > since]
+                known = b"".join(format_sse_event(event="part", data_str=html) for html in new)
+            self.events[since] = known
         return known
 
 
@@ -118,6 +121,10 @@ class Feed:
         async with self._looking:
             await asyncio.to_thread(self._look)
         await self._tell()
+
+    def version(self, channel: Channel) -> str:
+        """What a browser that has the channel as it is now names when it asks for more."""
+        return f"{self.boot}-{channel.version}"
 
     @property
     def trouble(self) -> str:
@@ -170,16 +177,17 @@ class Feed:
         channel.watchers += 1
         self._watched.set()
         try:
-            yield b"retry: 2000\n\n"
+            yield format_sse_event(retry=2000)
             while not self._closed:
                 if seen != channel.version:
-                    yield f"id: {self.boot}-{channel.version}\n".encode() + channel.event(seen)
+                    # The version comes last: cut off before it, a browser gets all of it again.
+                    yield channel.event(seen) + format_sse_event(id=self.version(channel))
                     seen = channel.version
                     continue
                 try:
                     await asyncio.wait_for(channel.changed.wait(), BEAT_S)
                 except TimeoutError:
-                    yield b"event: beat\ndata: {}\n\n"
+                    yield BEAT
         finally:
             channel.watchers -= 1
 

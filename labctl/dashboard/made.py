@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from starlette.middleware import Middleware
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
 from labctl.actions.courses import open_course
 from labctl.config import Paths
 from labctl.dashboard.app import Dashboard
+from labctl.dashboard.auth import SESSION_S, LoginLink, RequireSession, read_or_create_key
+from labctl.dashboard.csrf import FormToken, SameOrigin
 from labctl.dashboard.deeds import Deeds
-from labctl.dashboard.doorkeeper import Sessions
 from labctl.dashboard.feed import EVERY_S, Feed
 from labctl.dashboard.gauges import Gauges
 from labctl.dashboard.pages import Pages
+from labctl.dashboard.responses import SecurityHeaders
 from labctl.dashboard.survey import Survey
 from labctl.state import State
+
+# In the course's .course/keeper (0600). Without it nobody is signed in any more.
+KEY_FILE = "dashboard-key"
+# By any port: `ssh -L 9000:127.0.0.1:8600` is a way here too.
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+MAX_FORM_BYTES = 16 * 1024
 
 
 def dashboard(
@@ -24,12 +37,38 @@ def dashboard(
     deeds = Deeds(path, paths, state)
     gauges = Gauges(deeds.look)
     survey = Survey(folder, state, gauges.known)
+    private = folder.private / "keeper"
+    link = LoginLink(private / url_file)
+    key = read_or_create_key(private / KEY_FILE)
     return Dashboard(
         Feed(survey.take, EVERY_S),
         Pages(paths.data_dir / "templates" / "dashboard"),
-        Sessions(folder.private / "keeper" / url_file),
+        link,
         deeds,
         gauges,
         folder.drop,
-        course_id,
+        build_middleware(link, key, f"labctl-{course_id[:8]}"),
     )
+
+
+def build_middleware(link: LoginLink, key: str, cookie: str) -> list[Middleware]:
+    """What stands before every route, the outermost first.
+
+    `cookie` is this course's own name for it: cookies know hosts, not ports. It is not Secure: the
+    dashboard speaks plain HTTP, on the loopback alone.
+    """
+    return [
+        Middleware(SecurityHeaders),
+        Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
+        Middleware(SameOrigin),
+        Middleware(
+            SessionMiddleware,
+            secret_key=key,
+            session_cookie=cookie,
+            max_age=SESSION_S,
+            same_site="strict",
+        ),
+        Middleware(RequireSession, link=link, key=key),
+        Middleware(RequestBodyLimitMiddleware, max_body_size=MAX_FORM_BYTES),
+        Middleware(FormToken),
+    ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,47 @@ from labctl.dashboard import words
 from labctl.dashboard.feed import Draw, Parts
 from labctl.dashboard.hand_ins import received_at
 from labctl.dashboard.lens import Lens
+from labctl.dashboard.listing import (
+    PERSON_MARKS,
+    SEAT_MARKS,
+    ListView,
+    arrange,
+    person_columns,
+    person_marks,
+    seat_columns,
+)
 from labctl.dashboard.view import Due, Person, Seat, Snapshot
 
-MARKS = (
-    ("up", "up"),
-    ("running", "running"),
-    ("idle", "idle"),
-    ("budget", "80 % spent"),
-    ("trouble", "trouble"),
-)
-"""What the board can be narrowed to, and what the button says."""
-STATIC = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
+STATIC = {
+    "dashboard.css": "text/css",
+    "vendored/htmx.min.js": "text/javascript",
+    "vendored/sse.min.js": "text/javascript",
+    "dashboard.js": "text/javascript",
+}
+
+
+# htmx makes no script out of text, no style of its own, and keeps no page in the browser's storage.
+# A page that is gone says so in place of its content.
+HTMX_CONFIG = {
+    "allowEval": False,
+    "allowNestedOobSwaps": False,
+    "allowScriptTags": False,
+    "historyCacheSize": 0,
+    "includeIndicatorStyles": False,
+    "scrollIntoViewOnBoost": False,
+    "responseHandling": [
+        {"code": "204", "swap": False},
+        {"code": "[23]..", "swap": True},
+        {
+            "code": "404",
+            "swap": True,
+            "select": "#main",
+            "target": "#main",
+            "swapOverride": "outerHTML",
+        },
+        {"code": "[45]..", "swap": False, "error": True},
+    ],
+}
 
 
 class Pages:
@@ -50,38 +81,44 @@ class Pages:
             received=received_at,
         )
         self.static = {
-            f"/static/{hashlib.sha256(data).hexdigest()[:12]}/{name}": (data, kind)
+            f"/static/{hashlib.sha256(data).hexdigest()[:12]}/{Path(name).name}": (data, kind)
             for name, kind in STATIC.items()
             for data in ((folder / name).read_bytes(),)
         }
         """Path -> content and type. The path holds the content's hash: it may be kept for ever."""
         self._paths = {path.rpartition("/")[2]: path for path in self.static}
-        self._environment.globals["static"] = self._paths
+        self._environment.globals.update(
+            static=self._paths, htmx_config=json.dumps(HTMX_CONFIG, separators=(",", ":"))
+        )
         self._parts: dict[str, Any] = {
             name: self._environment.get_template(f"{name}.html.j2").module
             for name in ("board_parts", "seat_parts", "assignment_parts", "costs_parts")
         }
+        # By what they are rows of and whether names are hidden: every view of a list shares them.
+        self._rows: dict[tuple[str, bool], _RowCache] = {}
 
     def render(self, template: str, **values: Any) -> str:
         return self._environment.get_template(f"{template}.html.j2").render(**values)
 
-    def board(self, lens: Lens) -> Draw:
+    def board(self, lens: Lens, view: ListView) -> Draw:
         """Everybody: a tile for each sum, a row for each seat."""
         part = self._parts["board_parts"]
-        rows = _Kept(part.row)
+        rows = self._rows_of("", part.row, lens)
 
         def draw(snapshot: Snapshot) -> Parts:
             due = next_due(snapshot)
-            found = {
+            parts = {
                 "notes": str(part.notes(snapshot, lens)),
-                "tiles": str(part.tiles(snapshot, MARKS)),
+                "tiles": str(part.tiles(snapshot, SEAT_MARKS, view)),
             }
-            for seat in snapshot.seats:
+            columns = seat_columns(lambda seat: lens.seat(snapshot, seat))
+            for seat in arrange(snapshot.seats, view, lambda seat: seat.marks, columns):
                 people = tuple(_members(snapshot, seat))
                 name, about = lens.seat(snapshot, seat), lens.about(seat)
-                found[f"s-{seat.key}"] = rows.of(seat.key, seat, people, name, about, due, lens)
-            rows.forget(found)
-            return found
+                html = rows.render(seat.key, seat, people, name, about, due, lens)
+                parts[f"s-{seat.key}"] = html
+            rows.forget_all_but(snapshot.seat_by_key)
+            return parts
 
         return draw
 
@@ -104,21 +141,22 @@ class Pages:
 
         return draw
 
-    def assignment(self, name: str, lens: Lens) -> Draw:
+    def assignment(self, name: str, lens: Lens, view: ListView) -> Draw:
         """Who has handed it in, when, and what grading found."""
         part = self._parts["assignment_parts"]
-        rows = _Kept(part.row)
+        rows = self._rows_of(name, part.row, lens)
 
         def draw(snapshot: Snapshot) -> Parts:
             due = next((one for one in snapshot.assignments if one.name == name), None)
             if due is None:
                 return {"gone": str(part.gone())}
             people = [one for one in snapshot.people if one.active or one.handed(name)]
-            found = {"sums": str(part.sums(due, people))}
-            for one in people:
-                found[f"p-{one.key}"] = rows.of(one.key, one, due, lens)
-            rows.forget(found)
-            return found
+            parts = {"sums": str(part.sums(due, people, PERSON_MARKS, view))}
+            columns = person_columns(name, lens.person)
+            for one in arrange(people, view, lambda one: person_marks(one, name), columns):
+                parts[f"p-{one.key}"] = rows.render(one.key, one, due, lens)
+            rows.forget_all_but(snapshot.person_by_key)
+            return parts
 
         return draw
 
@@ -131,24 +169,26 @@ class Pages:
 
         return draw
 
+    def _rows_of(self, name: str, macro: Callable[..., Markup], lens: Lens) -> _RowCache:
+        return self._rows.setdefault((name, lens.hidden), _RowCache(macro))
 
-class _Kept:
+
+class _RowCache:
     """Rows that were drawn before: one is drawn again only where what it is drawn from differs."""
 
     def __init__(self, macro: Callable[..., Markup]) -> None:
         self._macro = macro
         self._known: dict[str, tuple[tuple[object, ...], str]] = {}
 
-    def of(self, key: str, *values: object) -> str:
+    def render(self, key: str, *values: object) -> str:
         known = self._known.get(key)
         if known is None or known[0] != values:
             known = self._known[key] = (values, str(self._macro(*values)))
         return known[1]
 
-    def forget(self, found: Parts) -> None:
-        for key in [one for one in self._known if f"s-{one}" not in found]:
-            if f"p-{key}" not in found:
-                del self._known[key]
+    def forget_all_but(self, keys: Collection[str]) -> None:
+        for key in self._known.keys() - keys:
+            del self._known[key]
 
 
 def next_due(snapshot: Snapshot) -> Due | None:

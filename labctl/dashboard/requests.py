@@ -1,16 +1,16 @@
-"""What the doorkeeper has put beside a request."""
+"""What the middlewares have put beside a request."""
 
 from __future__ import annotations
 
 from fastapi import Request
 
-from labctl.dashboard.doorkeeper import Session
+from labctl.dashboard.auth import Session
 from labctl.dashboard.lens import Lens
 
 
 def session_of(request: Request) -> Session:
-    found: Session = request.scope["state"]["session"]
-    return found
+    session: Session = request.scope["state"]["session"]
+    return session
 
 
 def lens_of(request: Request) -> Lens:
@@ -18,9 +18,9 @@ def lens_of(request: Request) -> Lens:
 
 
 def form_of(request: Request) -> dict[str, str]:
-    """What the doorkeeper has read and found to be of this session."""
-    found: dict[str, str] = request.scope["state"]["form"]
-    return found
+    """The fields of a form that bore its session's token."""
+    form: dict[str, str] = request.scope["state"]["form"]
+    return form
 
 
 def own_path(text: str) -> str:

@@ -18,7 +18,7 @@ URL_FILE = "dashboard-url"
 """Below the course's `.course/keeper`: always the URL that lets the next browser in (0600)."""
 START_S = 60.0
 END_S = 5.0
-NEEDED = ("fastapi", "uvicorn", "jinja2")
+NEEDED = ("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart")
 
 
 def run(
@@ -58,7 +58,7 @@ def run(
             timeout_graceful_shutdown=2,
         )
     )
-    url = made.sessions.open(f"http://{HOST}:{listener.getsockname()[1]}")
+    url = made.link.open(f"http://{HOST}:{listener.getsockname()[1]}")
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listener]}, name="labctl-dashboard", daemon=True
     )
@@ -70,7 +70,7 @@ def run(
         server.should_exit = True
         thread.join(END_S)
         listener.close()
-        made.sessions.close()
+        made.link.close()
 
     threading.Thread(target=end, name="labctl-dashboard-end", daemon=True).start()
     if not ready.wait(START_S):

@@ -200,14 +200,14 @@ def test_a_run_is_cancelled_after_a_confirmation(page: Page, browser: Browser, l
         # Another browser that has the board open sees it without doing anything.
         board = entered(context, live.url_file.read_text().strip())
         row = board.locator(f"#s-{live.key}")
-        expect(row).to_have_attribute("data-run", "running")
+        expect(row.locator(".run")).to_have_text("running")
         page.goto(f"{base}seats/{live.key}")
         page.get_by_role("link", name="Cancel").click()
         page.get_by_role("link", name="No, back").click()
         page.get_by_role("link", name="Cancel").click()
         page.get_by_role("button", name="Cancel the run").click()
         expect(page.locator(".said")).to_contain_text("was cancelled", timeout=PAGE_MS)
-        expect(row).to_have_attribute("data-run", "cancelled", timeout=PAGE_MS)
+        expect(row.locator(".run")).to_have_text("cancelled", timeout=PAGE_MS)
     ground = ground_of(live.staff, live.staff.folder.seat("alice"))
     wait_for(lambda: runs.refresh(ground, live.server) and runs.latest(ground, RUN).ended)
     assert runs.latest(ground, RUN).state == "cancelled"
@@ -278,16 +278,22 @@ def test_a_list_is_narrowed_and_sorted_and_stays_so(
         page = entered(context, url_file.read_text().strip())
         rows = page.locator("#board tbody tr:visible")
         expect(rows).to_have_count(9)
-        page.get_by_role("button", name="idle 2").click()
+        page.get_by_role("link", name="idle 2").click()
         expect(rows).to_have_count(2)
+        expect(page.get_by_role("link", name="idle 2")).to_be_focused()
         page.reload()
         expect(rows).to_have_count(2)
-        page.get_by_role("button", name="all 9").click()
-        page.get_by_role("button", name="Cost").click()
+        # A list that one comes back to in this tab is as it was left.
+        page.get_by_role("link", name="Alan Turing").click()
+        page.locator(".back a").click()
+        expect(rows).to_have_count(2)
+        page.get_by_role("link", name="all 9").click()
+        page.get_by_role("link", name="Cost", exact=True).click()
         expect(rows.first).to_contain_text("Grace Hopper")
         expect(page.locator("th[aria-sort=descending]")).to_have_text("Cost")
-        page.get_by_placeholder("Find").fill("knu")
+        page.get_by_placeholder("Find").fill("KNU")
         expect(rows).to_have_count(1)
+        assert "knu" not in page.url.lower()
         # What comes in by the stream is narrowed and sorted as well, and keeps the focus.
         page.get_by_role("link", name="Donald Knuth").focus()
         last = bed.seat(5)
@@ -295,13 +301,94 @@ def test_a_list_is_narrowed_and_sorted_and_stays_so(
         expect(rows.first).to_contain_text("no machine of this kind", timeout=PAGE_MS)
         expect(rows).to_have_count(1)
         expect(page.get_by_role("link", name="Donald Knuth")).to_be_focused()
-        # A button whose figure changes under the finger is still that button.
-        button = page.locator("button[data-mark=trouble]")
-        button.focus()
-        before = button.inner_text()
+        # A link whose figure changes under the finger is still that link.
+        link = page.locator("#show-trouble")
+        link.focus()
+        before = link.inner_text()
         bed.folder.ledger.append("refused", seat=bed.seat(4).name, why="none is left")
-        expect(button).not_to_have_text(before, timeout=PAGE_MS)
-        expect(button).to_be_focused()
+        expect(link).not_to_have_text(before, timeout=PAGE_MS)
+        expect(link).to_be_focused()
+        # Where nobody is found, one link shows everybody again.
+        page.get_by_placeholder("Find").fill("nobody")
+        expect(rows).to_have_count(0)
+        page.get_by_role("link", name="Show all").click()
+        expect(rows).to_have_count(9)
+        expect(page.get_by_placeholder("Find")).to_have_value("")
+
+
+def test_a_list_is_narrowed_and_sorted_where_no_script_runs(
+    browser: Browser, full: tuple[Bed, Path]
+) -> None:
+    _, url_file = full
+    with browser.new_context(java_script_enabled=False) as context:
+        page = entered(context, url_file.read_text().strip())
+        rows = page.locator("#board tbody tr")
+        expect(rows).to_have_count(9)
+        page.get_by_role("link", name="idle 2").click()
+        expect(rows).to_have_count(2)
+        page.get_by_role("link", name="Who").click()
+        expect(rows.first).to_contain_text("Alan Turing")
+        page.get_by_role("link", name="Who").click()
+        expect(rows.first).to_contain_text("Frances Allen")
+
+
+def test_a_row_that_others_join_moves_to_its_place(
+    browser: Browser, full: tuple[Bed, Path]
+) -> None:
+    """Another order is another list: htmx loads it, and what somebody types stays."""
+    bed, url_file = full
+    with browser.new_context() as context:
+        page = entered(context, url_file.read_text().strip())
+        page.get_by_role("link", name="idle 2").click()
+        rows = page.locator("#board tbody tr:visible")
+        expect(rows).to_have_count(2)
+        page.get_by_placeholder("Find").press_sequentially("al")
+        server = bed.state.server_of_lab(bed.seat(0).lab_id)
+        assert server is not None
+        bed.watch(server, idle_s=4000)
+        expect(page.locator("#board tbody tr")).to_have_count(3, timeout=PAGE_MS)
+        expect(page.locator("#show-idle")).to_have_text("idle 3")
+        expect(page.get_by_placeholder("Find")).to_be_focused()
+        expect(page.get_by_placeholder("Find")).to_have_value("al")
+        expect(rows).to_have_count(2)
+        expect(page.locator("#live")).to_have_text("live")
+
+
+def test_a_page_that_nobody_sees_gives_its_connection_back(
+    browser: Browser, full: tuple[Bed, Path]
+) -> None:
+    """And is as new as the course when somebody looks again."""
+    bed, url_file = full
+    with browser.new_context() as context:
+        page = entered(context, url_file.read_text().strip())
+        expect(page.locator("#live")).to_have_text("live")
+        page.evaluate("close()")
+        assert page.evaluate("sources.size") == 0
+        bed.folder.ledger.append("refused", seat=bed.seat(3).name, why="missed while away")
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        row = page.locator(f"#s-{bed.seat(3).pseudonym}")
+        expect(row).to_contain_text("missed while away", timeout=PAGE_MS)
+        bed.folder.ledger.append("refused", seat=bed.seat(3).name, why="live once more")
+        expect(row).to_contain_text("live once more", timeout=PAGE_MS)
+        assert page.evaluate("sources.size") == 1
+
+
+def test_a_seat_that_is_gone_is_told_on_its_open_page(browser: Browser, tmp_path: Path) -> None:
+    bed = fill(make(tmp_path))
+    stop = threading.Event()
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(bed.start(stop))
+        page.get_by_role("link", name="Barbara Liskov").click()
+        expect(page.locator("#live")).to_have_text("live")
+        roster = bed.folder.roster_file
+        lines = roster.read_text().splitlines(keepends=True)
+        roster.write_text("".join(line for line in lines if not line.startswith("liskov")))
+        expect(page.locator("h1")).to_contain_text("no such seat", timeout=PAGE_MS)
+        page.get_by_role("link", name="Everybody").last.click()
+        expect(page.locator("#board tbody tr")).to_have_count(8)
+    stop.set()
+    bed.state.close()
 
 
 def test_a_keeper_that_goes_away_is_told_and_comes_back(browser: Browser, tmp_path: Path) -> None:
@@ -309,17 +396,28 @@ def test_a_keeper_that_goes_away_is_told_and_comes_back(browser: Browser, tmp_pa
     stop = threading.Event()
     with browser.new_context(viewport={"width": 390, "height": 844}) as context:
         page = context.new_page()
-        page.goto(bed.start(stop))
+        url = bed.start(stop)
+        page.goto(url)
         expect(page.locator("#live")).to_have_text("live")
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         expect(page.locator("#live")).not_to_be_in_viewport()
         cookies = context.cookies()
         context.clear_cookies()
-        page.evaluate("follow('/events/board')")
-        expect(page.locator("#live")).to_contain_text("let in no more", timeout=PAGE_MS)
+        page.evaluate("renew()")
+        expect(page.locator("#live")).to_contain_text("signed in no more", timeout=PAGE_MS)
         context.add_cookies(cookies)  # type: ignore[arg-type]
         stop.set()
         expect(page.locator("#live")).to_contain_text("does not answer", timeout=PAGE_MS)
         expect(page.locator("#live")).to_be_in_viewport()
         keep(page, "lost")
+        # The same browser goes on once the keeper is there again, with what happened meanwhile.
+        wait_for(lambda: not (bed.folder.private / "keeper" / serve.URL_FILE).exists())
+        bed.folder.ledger.append("refused", seat=bed.seat(4).name, why="while it was away")
+        stop = threading.Event()
+        port = int(url.partition("/?")[0].rpartition(":")[2])
+        serve.run(bed.folder, bed.paths, bed.state, port=port, stop=stop)
+        expect(page.locator("#live")).to_have_text("live", timeout=PAGE_MS)
+        row = page.locator(f"#s-{bed.seat(4).pseudonym}")
+        expect(row).to_contain_text("while it was away", timeout=PAGE_MS)
+        stop.set()
     bed.state.close()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import http.client
-import json
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -220,6 +220,8 @@ class Visitor:
             connection.endheaders(body.encode() or None)
             answer = connection.getresponse()
             found = {name.lower(): value for name, value in answer.getheaders()}
+            if "set-cookie" in found:
+                self.cookie = found["set-cookie"].partition(";")[0]
             return answer.status, found, answer.read().decode("utf-8", "replace")
         finally:
             connection.close()
@@ -228,7 +230,7 @@ class Visitor:
         """Spend the URL's token; the answer's headers."""
         status, headers, _ = self.ask(f"/{self.query}")
         assert status == 200
-        self.cookie = headers["set-cookie"].partition(";")[0]
+        assert self.cookie
         return headers
 
     def post(self, path: str, **fields: str) -> tuple[int, dict[str, str], str]:
@@ -250,14 +252,14 @@ class Visitor:
 class Stream:
     """Server-sent events as they come."""
 
-    def __init__(self, visitor: Visitor, path: str) -> None:
+    def __init__(self, visitor: Visitor, path: str, last_event_id: str = "") -> None:
         host, port = visitor.host.split(":")
+        sent = {"Host": visitor.host, "Cookie": visitor.cookie, "Last-Event-ID": last_event_id}
         self._connection = http.client.HTTPConnection(host, int(port), timeout=60)
-        self._connection.request(
-            "GET", path, headers={"Host": visitor.host, "Cookie": visitor.cookie}
-        )
+        self._connection.request("GET", path, headers=sent)
         self._answer = self._connection.getresponse()
         self.status = self._answer.status
+        self.version = ""
 
     def __enter__(self) -> Stream:
         return self
@@ -266,18 +268,34 @@ class Stream:
         self._answer.close()
         self._connection.close()
 
-    def event(self) -> tuple[str, dict[str, object]]:
-        """(id, data) of the next event that has data; ("", {}) where the stream has ended."""
-        id_, kind = "", "message"
+    def update(self) -> dict[str, str]:
+        """Parts that come under one version, id -> HTML; `reload` where the page is to be loaded
+        anew; {} where the stream has ended."""
+        found: dict[str, str] = {}
+        for kind, data, id_ in self._events():
+            if kind == "part":
+                found[data.partition(' id="')[2].partition('"')[0]] = data
+            elif kind == "reload":
+                found["reload"] = data
+            if id_:
+                self.version = id_
+                return found
+        return {}
+
+    def _events(self) -> Iterator[tuple[str, str, str]]:
+        """(event, data, id) of each block."""
+        fields: dict[str, list[str]] = {}
         for raw in self._answer:
             line = raw.decode().rstrip("\n")
-            if line.startswith("id: "):
-                id_ = line[4:]
-            elif line.startswith("event: "):
-                kind = line[7:]
-            elif line.startswith("data: ") and kind != "beat":
-                found: dict[str, object] = json.loads(line[6:])
-                return id_, {**found, "event": kind}
-            elif not line:
-                id_, kind = "", "message"
-        return "", {}
+            if line:
+                name, _, value = line.partition(": ")
+                fields.setdefault(name, []).append(value)
+            else:
+                kind, data, id_ = ("\n".join(fields.get(n, [])) for n in ("event", "data", "id"))
+                yield kind, data, id_
+                fields = {}
+
+
+def stream_of(page: str) -> str:
+    """The address of a page's live parts."""
+    return html.unescape(page.partition(' sse-connect="')[2].partition('"')[0])

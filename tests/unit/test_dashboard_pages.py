@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, wait_until
+from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, stream_of, wait_until
 from submission_bed import packed
 
 from labctl.courses.ledger import spent_usd
@@ -64,12 +64,12 @@ def test_the_board_tells_of_everybody(bed: Bed, visitor: Visitor) -> None:
     for name in NAMES[:-2]:
         assert name in page
     ada, alan, liskov = (row(page, bed.seat(n).pseudonym) for n in (0, 1, 4))
-    assert 'data-state="running"' in ada
+    assert 'class="state running"' in ada
     assert "90\u00a0%" in ada
     assert "of $25.00" in ada  # five dollars were given on top
     assert "44\u00a0min" in alan
     assert "failed (1)" in alan
-    assert 'data-state="none"' in liskov
+    assert 'class="state none"' in liskov
     owls = row(page, bed.seat(8).pseudonym)
     assert "perlman, hoare" in owls
     assert "idle 2" in page
@@ -79,7 +79,7 @@ def test_a_seats_page_tells_of_runs_money_and_hand_ins(bed: Bed, visitor: Visito
     page = visitor.ask(f"/seats/{bed.seat(0).pseudonym}")[2]
     for text in ("1120-100000-bbbb", "big model", "97</strong> of 100", "byte for byte"):
         assert text in page
-    assert f'data-log="/seats/{bed.seat(0).pseudonym}/runs/1120-100000-bbbb/log"' in page
+    assert f'sse-connect="/seats/{bed.seat(0).pseudonym}/runs/1120-100000-bbbb/log"' in page
     assert visitor.ask(f"/seats/{bed.seat(0).pseudonym}?run=no-such-run")[0] == 404
 
 
@@ -135,7 +135,7 @@ def test_names_can_be_hidden_from_a_projector(bed: Bed, visitor: Visitor) -> Non
             told = [part for part in (one.name, one.id, one.email, one.team) if part]
             assert not [part for part in told if part.lower() in shown], path
     with Stream(visitor, "/events/board?since=x-0") as stream:
-        assert stream.event()[1]["reload"] is True
+        assert stream.update().keys() == {"reload"}
     assert "token=" not in visitor.ask("/another")[2]  # a token is none for everybody either
     assert bed.seat(0).pseudonym in visitor.ask("/")[2]
     assert visitor.post("/names", hidden="no", back="/")[0] == 303
@@ -177,36 +177,34 @@ def test_hostile_words_are_shown_and_do_nothing(tmp_path: Path) -> None:
 
 
 def test_a_watcher_is_sent_what_changed_and_no_more(bed: Bed, visitor: Visitor) -> None:
-    page = visitor.ask("/")[2]
-    version = page.partition('data-version="')[2].partition('"')[0]
+    address = stream_of(visitor.ask("/")[2])
     key = bed.seat(4).pseudonym
-    with Stream(visitor, f"/events/board?since={version}") as stream:
+    with Stream(visitor, address) as stream:
         bed.serve_up(4)
-        id_, event = stream.event()
-        parts = event["parts"]
-        assert isinstance(parts, dict)
-        assert f"s-{key}" in parts
-        assert "running" in parts[f"s-{key}"]
+        parts = stream.update()
+        assert 'class="state running"' in parts[f"s-{key}"]
+        assert 'hx-swap-oob="true"' in parts[f"s-{key}"]
         assert len(parts) < 5
+        version = stream.version
     # After a cut link the browser names what it has: nothing is missed, nothing told twice.
-    with Stream(visitor, f"/events/board?since={version}") as stream:
-        again = stream.event()[1]
-        assert f"s-{key}" in again["parts"]  # type: ignore[operator]
-    assert id_.partition("-")[0] == version.partition("-")[0]
+    with Stream(visitor, address) as stream:
+        assert f"s-{key}" in stream.update()
+    bed.folder.ledger.append("refused", seat=bed.seat(5).name, why="no machine is left")
+    with Stream(visitor, address, last_event_id=version) as stream:
+        assert stream.update().keys() == {"tiles", f"s-{bed.seat(5).pseudonym}"}
 
 
 def test_another_keepers_version_has_the_page_loaded_anew(visitor: Visitor) -> None:
     for since in ("deadbeef-1", "", "x", "-1", "9" * 50):
         with Stream(visitor, f"/events/board?since={since}") as stream:
-            assert stream.event()[1].get("reload") is True
+            assert stream.update().keys() == {"reload"}
 
 
 def test_a_new_student_has_the_page_loaded_anew(bed: Bed, visitor: Visitor) -> None:
-    version = visitor.ask("/")[2].partition('data-version="')[2].partition('"')[0]
-    with Stream(visitor, f"/events/board?since={version}") as stream:
+    with Stream(visitor, stream_of(visitor.ask("/")[2])) as stream:
         with bed.folder.roster_file.open("a") as file:
             file.write('ritchie,"Dennis Ritchie",,,,yes\n')
-        assert stream.event()[1].get("reload") is True
+        assert stream.update().keys() == {"reload"}
     assert "Dennis Ritchie" in visitor.ask("/")[2]
 
 
@@ -214,11 +212,9 @@ def test_an_end_ends_every_stream(bed: Bed) -> None:
     stop = threading.Event()
     visitor = Visitor(bed.start(stop))
     visitor.enter()
-    page = visitor.ask("/")[2]
-    version = page.partition('data-version="')[2].partition('"')[0]
-    with Stream(visitor, f"/events/board?since={version}") as stream:
+    with Stream(visitor, stream_of(visitor.ask("/")[2])) as stream:
         stop.set()
-        while stream.event()[1]:
+        while stream.update():
             pass  # what was under way
     wait_until(lambda: not (bed.folder.private / "keeper" / URL_FILE).exists())
 
@@ -267,11 +263,9 @@ def test_a_report_is_in_a_sandbox_and_a_bundle_is_a_download(bed: Bed, visitor: 
 
 
 def test_a_damaged_course_is_told_and_the_last_view_stays(bed: Bed, visitor: Visitor) -> None:
-    version = visitor.ask("/")[2].partition('data-version="')[2].partition('"')[0]
-    with Stream(visitor, f"/events/board?since={version}") as stream:
+    with Stream(visitor, stream_of(visitor.ask("/")[2])) as stream:
         bed.folder.roster_file.write_text("id,name\n../x,Eve\n")
-        parts = stream.event()[1]["parts"]
-        assert "what is shown is old" in parts["notes"]  # type: ignore[index]
+        assert "what is shown is old" in stream.update()["notes"]
     page = visitor.ask("/")[2]
     assert NAMES[0] in page
 
@@ -369,7 +363,7 @@ def test_a_channel_sends_only_what_differs() -> None:
     assert channel.take({"a": "1", "b": "2"})
     assert not channel.take({"a": "1", "b": "2"})
     assert channel.take({"a": "1", "b": "3"})
-    assert b'"parts":{"b":"3"}' in channel.event(1)
+    assert channel.event(1) == b"event: part\ndata: 3\n\n"
     assert channel.event(1) is channel.event(1)
     assert channel.take({"b": "3"})
     assert b"reload" in channel.event(2)

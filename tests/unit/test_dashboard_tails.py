@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -130,12 +131,16 @@ def test_of_a_flood_the_end_is_read(there: There, read: Callable[[], Reading]) -
     assert reading.began_anew >= 1
 
 
-async def events(stream: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[str, str]]]:
+async def events(stream: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, str]]:
+    """(event, the text that its element has)."""
     async for block in stream:
-        text = block.decode()
-        if text.startswith("event:"):
-            name, _, data = text.partition("\n")
-            yield name[7:], json.loads(data.strip().removeprefix("data: "))
+        fields = [line.partition(": ") for line in block.decode().split("\n")]
+        data = "\n".join(value for name, _, value in fields if name == "data")
+        for name, _, value in fields:
+            if name == "event":
+                assert data.startswith("<span>")
+                assert data.endswith("</span>")
+                yield value, html.unescape(data[6:-7])
 
 
 @pytest.fixture(autouse=True)
@@ -159,8 +164,8 @@ def test_two_watchers_share_one_reader_and_see_the_same_end(
 
         async def look() -> str:
             text = ""
-            async for name, body in events(shown.watch("s", "r1", open_)):
-                text += body.get("text", "") if name == "message" else f"[{body['text']}]"
+            async for name, new in events(shown.watch("s", "r1", open_)):
+                text += new if name in ("begin", "lines") or not new else f"[{new}]"
                 if "three\n" in text:
                     there.state = "exited"
                 elif "one\n" in text and b"three" not in there.log:
@@ -181,19 +186,19 @@ def test_a_cut_link_is_told_and_read_through(there: There, read: Callable[[], Re
 
     async def watched() -> list[tuple[str, str]]:
         found = []
-        async for name, body in events(Tails().watch("s", "r1", read)):
-            found.append((name, body.get("text", "")))
-            if found[-1] == ("message", "before\n"):
+        async for name, text in events(Tails().watch("s", "r1", read)):
+            found.append((name, text))
+            if found[-1] == ("lines", "before\n"):
                 there.cut = True
-            elif name == "told" and "trying again" in body["text"]:
+            elif name == "state" and "trying again" in text:
                 there.log += b"after\n"
                 there.cut = False
-            elif "after\n" in body.get("text", ""):
+            elif "after\n" in text:
                 there.state = "exited"
         return found
 
     found = asyncio.run(asyncio.wait_for(watched(), 60))
-    assert ("message", "after\n") in found
+    assert ("lines", "after\n") in found
     assert found[-1][0] == "end"
 
 
@@ -204,13 +209,13 @@ def test_a_run_that_prints_nothing_is_not_read_for_ever(
 
     async def watched() -> list[tuple[str, str]]:
         found = []
-        async for name, body in events(Tails().watch("s", "r1", read)):
-            found.append((name, body["text"]))
-            if name == "told":
+        async for name, text in events(Tails().watch("s", "r1", read)):
+            found.append((name, text))
+            if name == "state":
                 break
         return found
 
-    assert asyncio.run(asyncio.wait_for(watched(), 60)) == [("message", ""), ("told", "")]
+    assert asyncio.run(asyncio.wait_for(watched(), 60)) == [("begin", ""), ("state", "")]
 
 
 def test_nobody_watching_means_nobody_reads(there: There, read: Callable[[], Reading]) -> None:
@@ -230,16 +235,90 @@ def test_nobody_watching_means_nobody_reads(there: There, read: Callable[[], Rea
 
 
 def test_there_are_not_endlessly_many_readers(there: There, read: Callable[[], Reading]) -> None:
-    async def watched() -> dict[str, str]:
+    async def watched() -> list[tuple[str, str]]:
         shown = Tails()
         open_ = [shown.watch("s", f"r{number}", read) for number in range(tails.MOST_TAILS)]
         for one in open_:
             await anext(one)
-        async for name, body in events(shown.watch("s", "one-more", read)):
-            return {"event": name, **body}
-        return {}
+        return [event async for event in events(shown.watch("s", "one-more", read))]
 
     there.log = b"x\n"
     found = asyncio.run(asyncio.wait_for(watched(), 60))
-    assert found["event"] == "end"
-    assert "too many" in found["text"]
+    assert [name for name, _ in found] == ["state", "end"]
+    assert "too many" in found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("10%\r20%", "20%"),
+        ("done\r", "done"),
+        ("\x1b[2J\x1b[31mred\x1b[0m \x1b]0;title\x07end", "red end"),
+        ("bell\x07 \x9b and \u202eback", "bell\ufffd \ufffd and \ufffdback"),
+        ("\ttab stays", "\ttab stays"),
+    ],
+)
+def test_a_line_is_what_a_terminal_would_leave(line: str, shown: str) -> None:
+    assert tails.clean_line(line) == shown
+
+
+EVIL = "<img src=x onerror=alert(1)></span><script>"
+
+
+def test_a_log_is_text_whatever_is_in_it() -> None:
+    block = tails.log_event("lines", f"a\n  {EVIL}\n").decode()
+    assert block == (
+        "event: lines\ndata: <span>a\ndata:   &lt;img src=x onerror=alert(1)&gt;&lt;/span&gt;"
+        "&lt;script&gt;\ndata: </span>\n\n"
+    )
+
+
+def test_a_line_that_is_still_being_written_is_shown_and_replaced(
+    there: There, read: Callable[[], Reading]
+) -> None:
+    there.log = b"start\n10%"
+
+    async def watched() -> list[tuple[str, str]]:
+        found = []
+        async for event in events(Tails().watch("s", "r1", read)):
+            found.append(event)
+            if event == ("rest", "10%"):
+                there.log += b"\r20%"
+            elif event == ("rest", "20%"):
+                there.log += b"\rdone\n"
+            elif event == ("rest", ""):
+                there.state = "exited"
+        return found
+
+    found = asyncio.run(asyncio.wait_for(watched(), 60))
+    shown = [event for event in found if event[0] in ("lines", "rest")]
+    assert shown == [("lines", "start\n"), ("rest", "10%"), ("rest", "20%"),
+                     ("lines", "done\n"), ("rest", "")]  # fmt: skip
+    assert found[-1][0] == "end"
+
+
+def test_a_page_never_holds_more_than_is_kept(
+    there: There, read: Callable[[], Reading], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a browser holds is replaced by the end of it, which says so."""
+    monkeypatch.setattr(tails, "KEPT", 400)
+    monkeypatch.setattr(tails, "MOST_SHOWN", 500)
+
+    async def watched() -> list[tuple[str, str]]:
+        found = []
+        async for event in events(Tails().watch("s", "r1", read)):
+            found.append(event)
+            if event[0] in ("begin", "lines") and len(there.log) < 3000:
+                there.log += b"%d\n" % len(there.log) * 30
+            elif event[0] in ("begin", "lines"):
+                there.state = "exited"
+        return found
+
+    there.log = b"first\n"
+    held, most = "", 0
+    for name, text in asyncio.run(asyncio.wait_for(watched(), 60)):
+        held = text if name == "begin" else held + text if name == "lines" else held
+        most = max(most, len(held))
+    assert held.startswith(tails.LEFT_OUT)
+    assert held.endswith(there.log.decode()[-100:])
+    assert most < 500 + 400
