@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         QuotaError,
         ThrottledError,
         TransferError,
+        TurnedAwayError,
         UsageError,
     )
     from labctl.lab import Lab
@@ -77,6 +78,7 @@ __all__ = [
     "QuotaError",
     "ThrottledError",
     "TransferError",
+    "TurnedAwayError",
     "UsageError",
     "__version__",
 ]

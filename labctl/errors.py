@@ -10,6 +10,7 @@
     │   └── ConnectError        75    the server cannot be reached now
     │       ├── DnsError        75    its name does not resolve
     │       ├── ConnectionRefusedByServerError 75  the machine answers, sshd does not
+    │       ├── TurnedAwayError 75  sshd hung up before it greeted: too many log in at once
     │       └── LinkLostError   75    the connection died while in use
     ├── AuthenticationError      1    the server does not accept our key
     ├── CommandError             1    a command on the server failed
@@ -98,6 +99,10 @@ class DnsError(ConnectError):
 
 class ConnectionRefusedByServerError(ConnectError):
     pass
+
+
+class TurnedAwayError(ConnectError):
+    """sshd starts, or has as many logins that are not through as its MaxStartups allows."""
 
 
 class LinkLostError(ConnectError):

@@ -8,7 +8,6 @@ waited for by `down`.
 from __future__ import annotations
 
 import contextlib
-import random
 import secrets
 import time
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from labctl.errors import (
 )
 from labctl.model import Boot, CreateRequest, Need, Offer, Server
 from labctl.providers import FirstBoot
+from labctl.retry import retry_on
 from labctl.state import Attempt
 
 REPLAY_S = 600.0
@@ -260,32 +260,37 @@ def _asked(
 
     `repeated`: it was asked before, and nobody heard the answer.
     """
-    server = ground.as_ours(_patiently(ground, offer, request, unsure=repeated), None)
+    server = ground.as_ours(_create(ground, offer, request, unsure=repeated), None)
     ground.state.save_server(server)
     ground.state.end_attempt(request.token, "created")
     note_life(ground.state, server, "created")
     return server
 
 
-def _patiently(ground: Ground, offer: Offer, request: CreateRequest, *, unsure: bool) -> Server:
+def _create(ground: Ground, offer: Offer, request: CreateRequest, *, unsure: bool) -> Server:
     """`unsure`: an earlier call may have made the server, so that not every no closes it."""
-    deadline = time.monotonic() + PATIENCE_S
-    pause_s = FIRST_PAUSE_S
-    while True:
+
+    def create() -> Server:
+        nonlocal unsure
+        if policy.statistics["attempt_number"] > 1:
+            ground.state.renew_attempt(request.token)
         try:
             return ground.provider.create(offer, request)
         except NO as error:
             if not (unsure and isinstance(error, UNHEARD)):
                 ground.state.end_attempt(request.token, f"refused: {error.what}")
             raise
-        except (ThrottledError, BusyError) as error:
-            unsure = unsure or isinstance(error, BusyError)
-            if time.monotonic() + pause_s > deadline:
-                raise
-        # Jitter: a class that starts at once must not come back at once.
-        time.sleep(pause_s * random.uniform(0.5, 1.0))
-        ground.state.renew_attempt(request.token)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        except BusyError:
+            unsure = True
+            raise
+
+    policy = retry_on(
+        (ThrottledError, BusyError),
+        pause_s=FIRST_PAUSE_S,
+        longest_pause_s=LONGEST_PAUSE_S,
+        deadline_s=PATIENCE_S,
+    )
+    return policy(create)
 
 
 def _request(ground: Ground, need: Need, offer: Offer) -> CreateRequest:

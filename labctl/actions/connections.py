@@ -35,6 +35,7 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.model import Endpoint, Server
+from labctl.retry import retry_on
 from labctl.transports import Transport
 
 if TYPE_CHECKING:
@@ -136,20 +137,25 @@ class Connections:
         """
         end = time.monotonic() + deadline_s
         transport = self.open(server)
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                transport.run("true", timeout_s=max(1.0, end - time.monotonic()))
-                return transport
-            except (BusyError, AuthenticationError) as error:
-                if time.monotonic() + pause_s >= end:
-                    raise type(error)(
-                        f"no login on {server.alias} within {deadline_s:g} s: {error.what}",
-                        why=error.why,
-                        hint=error.hint,
-                    ) from error
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+
+        def log_in() -> None:
+            transport.run("true", timeout_s=max(1.0, end - time.monotonic()))
+
+        policy = retry_on(
+            (BusyError, AuthenticationError),
+            pause_s=FIRST_PAUSE_S,
+            longest_pause_s=LONGEST_PAUSE_S,
+            deadline_s=deadline_s,
+        )
+        try:
+            policy(log_in)
+        except (BusyError, AuthenticationError) as error:
+            raise type(error)(
+                f"no login on {server.alias} within {deadline_s:g} s: {error.what}",
+                why=error.why,
+                hint=error.hint,
+            ) from error
+        return transport
 
     def alias_free(self, alias: str, server_id: str = "") -> bool:
         """Whether neither the user's config nor another server of ours bears this name."""

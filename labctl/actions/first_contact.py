@@ -8,7 +8,6 @@ old. A kill between any two of these leaves a key pinned that the machine presen
 from __future__ import annotations
 
 import shlex
-import time
 
 import msgspec
 
@@ -17,6 +16,7 @@ from labctl.actions.ground import Ground
 from labctl.errors import ConnectError, HostKeyError, LabError
 from labctl.model import Server
 from labctl.providers import FirstBoot
+from labctl.retry import retry_on
 from labctl.transports import Transport
 
 SWITCH_S = 15.0
@@ -106,14 +106,15 @@ def _prove(connections: Connections, server: Server, key: str) -> None:
         server,
         endpoint=msgspec.structs.replace(server.endpoint, host_key=key, next_host_key=""),
     )
-    deadline = time.monotonic() + SWITCH_S
-    while True:
+
+    def log_in() -> None:
         connections.close(alone)
-        try:
-            connections.open(alone).run("true", timeout_s=SWITCH_S)
-            return
-        except (HostKeyError, ConnectError):
-            if time.monotonic() > deadline:
-                connections.write(server)
-                raise
-        time.sleep(PAUSE_S)
+        connections.open(alone).run("true", timeout_s=SWITCH_S)
+
+    refusals = (HostKeyError, ConnectError)
+    policy = retry_on(refusals, pause_s=PAUSE_S, deadline_s=SWITCH_S)
+    try:
+        policy(log_in)
+    except refusals:
+        connections.write(server)
+        raise

@@ -29,6 +29,7 @@ from labctl.errors import (
     NotFoundError,
 )
 from labctl.model import Endpoint, Service, Value
+from labctl.retry import retry_on
 
 READY_S = 20.0
 KNOCK_EVERY_S = 10.0
@@ -210,23 +211,26 @@ class Forwarding:
         Most often only the link was lost, so the server is asked for the service (`ask`) when
         that alone did not do.
         """
-        pause_s = FIRST_PAUSE_S
-        while not self._closing.is_set():
+        from tenacity import sleep_using_event
+
+        def connect() -> bool:
+            nonlocal ask
+            if self._closing.is_set():
+                return False
             self._drop()
             try:
                 if ask and self._refresh is not None:
                     self.service = self._refresh()
+                ask = True
                 self._connect()
-                return not self._closing.is_set()
             except FATAL as error:
                 self.failure = error
                 self._tell(f"{self.service.name}: {error.what}", "warning")
                 return False
-            except LabError:
-                ask = True
-            self._closing.wait(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-        return False
+            return not self._closing.is_set()
+
+        policy = retry_on(LabError, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S)
+        return policy.copy(sleep=sleep_using_event(self._closing))(connect)
 
 
 class _PortTakenError(LabError):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 
 from labctl.actions import Note
 from labctl.actions.disks import day_text
 from labctl.actions.ground import Ground
-from labctl.actions.throttling import ask_patiently
 from labctl.errors import LabError
 from labctl.model import Server
 from labctl.providers import Keep
+from labctl.retry import while_throttled
 
 HELD = "disk-held"
 KEPT_S = 14 * 86_400.0  # after the server's deadline; the watchdog has the same (KEPT_DAYS)
@@ -30,7 +29,7 @@ def keep_until(ground: Ground, server: Server, ends_at: float) -> bool:
     if known and until < known + LATER_S:
         return True
     try:
-        kept = ask_patiently(partial(provider.keep_disk, server.id, until))
+        kept = while_throttled()(provider.keep_disk, server.id, until)
     except LabError as error:
         text = f"the disk of {server.alias} cannot be kept at its end: {error.what}"
         if known:
@@ -67,7 +66,7 @@ def release(ground: Ground, server: Server) -> None:
     if not isinstance(provider, Keep) or _held_until(ground, server) == 0.0:
         return
     try:
-        ask_patiently(partial(provider.release_disk, server.id))
+        while_throttled()(provider.release_disk, server.id)
     except LabError as error:
         text = f"the disk of {server.alias} may outlive it: {error.what}; next: labctl orphans"
         ground.reporter.emit(Note(text=text, level="warning"))

@@ -23,7 +23,7 @@ from labctl.config import Paths
 from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.model import Run, Value
 from labctl.state import State
-from labctl.state.locks import held
+from labctl.state.locks import hold_lock
 
 EVERY_S = 15.0
 ENDED_EVERY_S = 60.0
@@ -70,7 +70,7 @@ class Journal:
 def only_keeper(places: Paths) -> Iterator[None]:
     """Be this user's keeper here; BusyError says who is it already."""
     try:
-        with held(_lock(places), "labctl keep", wait_s=2.0):
+        with hold_lock(_lock(places), "labctl keep", wait_s=2.0):
             yield
     except BusyError as error:
         if not error.what.startswith("cannot begin"):
@@ -87,7 +87,7 @@ def is_running(places: Paths) -> bool:
     if not _lock(places).exists():
         return False
     try:
-        with held(_lock(places), "looking whether labctl keep runs", wait_s=0.0):
+        with hold_lock(_lock(places), "looking whether labctl keep runs", wait_s=0.0):
             return False
     except BusyError:
         return True

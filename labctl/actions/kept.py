@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +12,7 @@ from labctl.actions.ground import Ground
 from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.model import Offer, Resource, Server
 from labctl.providers import Keep
+from labctl.retry import retry_on
 
 SAVED = "restored-saved"
 ATTACH_S = 120.0
@@ -115,14 +115,8 @@ def _bring(ground: Ground, provider: Keep, server: Server, disk: Resource) -> No
 
 def _attached(provider: Keep, server: Server, disk: Resource) -> str:
     """Its device there. The server that had it may be ending still."""
-    deadline = time.monotonic() + ATTACH_S
-    while True:
-        try:
-            return provider.attach_kept(disk, server.id)
-        except BusyError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(PAUSE_S)
+    policy = retry_on(BusyError, pause_s=PAUSE_S, deadline_s=ATTACH_S)
+    return policy(provider.attach_kept, disk, server.id)
 
 
 def note_saved(ground: Ground, server: Server) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from labctl.errors import (
+    BusyError,
     ConnectError,
     DeniedError,
     LabError,
@@ -24,6 +25,7 @@ from labctl.errors import (
     PolicyError,
 )
 from labctl.model import Value
+from labctl.retry import retry_on
 from labctl.submissions.assignment import Ticket
 from labctl.submissions.collect import Answers, Index, Part
 from labctl.submissions.reading import decoded
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0
 TRIES = 3
 FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 4.0
 CHUNK_BYTES = 256 * 1024
 MOST_ANSWER_BYTES = 8 * 1024 * 1024
 
@@ -71,13 +74,13 @@ def post(
         part = Part(sha256=_hash(file, *span), size=span[1])
         parts.append(part)
         if part.sha256 not in done.parts:
-            _patiently(ticket, ticket.parts[number], file, span, on_bytes)
+            _post(ticket, ticket.parts[number], file, span, on_bytes)
             done = Posted(sha256=sha256, parts=(*done.parts, part.sha256))
             progress.write_bytes(msgspec.json.encode(done))
         on_bytes(start + span[1])
     index = Index(version=1, sha256=sha256, size=size, parts=tuple(parts))
     body = msgspec.json.encode(index)
-    _patiently(ticket, ticket.index, io.BytesIO(body), (0, len(body)), lambda count: None)
+    _post(ticket, ticket.index, io.BytesIO(body), (0, len(body)), lambda count: None)
 
 
 def answers(ticket: Ticket) -> Answers:
@@ -111,7 +114,7 @@ def answers(ticket: Ticket) -> Answers:
         ) from None
 
 
-def _patiently(
+def _post(
     ticket: Ticket,
     fields: Mapping[str, str],
     file: BinaryIO,
@@ -119,21 +122,21 @@ def _patiently(
     on_bytes: Callable[[int], None],
 ) -> None:
     """One post, again where the link breaks."""
-    for number in range(1, TRIES + 1):
+
+    def post() -> None:
         try:
             status, body = _exchange(ticket.url, "POST", _form(fields, file, span, on_bytes))
         except OSError as error:
-            if number == TRIES:
-                raise LinkLostError(
-                    "the bucket cannot be reached", why=str(error), hint="labctl submit"
-                ) from None
-            time.sleep(FIRST_PAUSE_S * number)
-            continue
-        if status in (200, 201, 204):
-            return
-        if status < 500 or number == TRIES:
+            raise LinkLostError(
+                "the bucket cannot be reached", why=str(error), hint="labctl submit"
+            ) from None
+        if status not in (200, 201, 204):
             raise _refused(ticket, status, body)
-        time.sleep(FIRST_PAUSE_S * number)
+
+    policy = retry_on(
+        BusyError, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S, tries=TRIES
+    )
+    policy(post)
 
 
 class _Span:
@@ -209,6 +212,8 @@ def _open_session() -> Session:
 
 def _refused(ticket: Ticket, status: int, body: bytes) -> LabError:
     said = _said(body)
+    if status >= 500:
+        return BusyError(f"the bucket answers {status}", why=said, hint="labctl submit")
     if "EntityTooLarge" in said:
         return PolicyError("the bundle is larger than the bucket takes", why=said)
     if "expired" in said.lower():

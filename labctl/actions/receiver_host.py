@@ -28,6 +28,7 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.model import Endpoint
+from labctl.retry import while_turned_away
 from labctl.submissions import REQUEST
 from labctl.submissions.assignment import SSH_PLACE, Assignment
 from labctl.submissions.feedback import Feedback
@@ -35,7 +36,6 @@ from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
 from labctl.submissions.service import PART_BYTES
 from labctl.transports import failures
-from labctl.transports.patience import patiently
 
 TRIES = 5
 """Connections that may break one after another without anything having arrived."""
@@ -90,16 +90,16 @@ class ReceiverHost:
 
     def hello(self) -> Hello:
         """The rules as the receiver has them for this student now."""
-        return msgspec.convert(patiently(lambda: self._ask("hello"))["hello"], Hello)
+        return msgspec.convert(while_turned_away()(self._ask, "hello")["hello"], Hello)
 
     def receipts(self) -> list[Signed]:
         """The student's own receipts of this assignment."""
-        said = patiently(lambda: self._ask("receipts"))
+        said = while_turned_away()(self._ask, "receipts")
         return msgspec.convert(said["receipts"], list[Signed])
 
     def feedback(self) -> Feedback | None:
         """What was released of the student's own grade; None where nothing was yet."""
-        said = patiently(lambda: self._ask("feedback"))
+        said = while_turned_away()(self._ask, "feedback")
         return msgspec.convert(said["feedback"], Feedback | None)
 
     def send(

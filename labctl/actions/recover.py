@@ -31,6 +31,7 @@ from labctl.errors import (
     ThrottledError,
 )
 from labctl.model import Run, RunSpec, Server, Value
+from labctl.retry import retry_on
 
 MOST_IN_VAIN = 5
 """Recoveries of one run, one after the other, from the same checkpoint."""
@@ -110,7 +111,7 @@ def _through(ground: Ground, run_id: str, on_log: Callable[[bytes], None], at: i
         not_put_down(ground, server)
         ground.reporter.emit(Note(text=f"{run_id}: {told}", level="warning"))
         try:
-            at = _patiently(ground, run_id, told)
+            at = _await_recovery(ground, run_id, told)
         except EndedError as error:
             found = _elsewhere(ground, run_id)
             if found is None:
@@ -118,24 +119,34 @@ def _through(ground: Ground, run_id: str, on_log: Callable[[bytes], None], at: i
             at = found
 
 
-def _patiently(ground: Ground, run_id: str, told: str) -> int:
+def _await_recovery(ground: Ground, run_id: str, told: str) -> int:
     """Have it go on, here or by a keeper, however long that takes; where its log goes on."""
-    pause_s = FIRST_PAUSE_S
-    waited = ""
-    while True:
+    announced = ""
+
+    def announce(message: str) -> None:
+        nonlocal announced
+        if message != announced:
+            ground.reporter.emit(Note(text=message, level="warning"))
+            announced = message
+
+    def go_on() -> int:
         if (at := _elsewhere(ground, run_id)) is not None:
             return at
-        try:
-            return recover(ground, run_id, told=told).log_offset
-        except NotOursError as error:
-            said = f"{error.what}; waiting for it"
-        except LATER as error:
-            said = f"{run_id} cannot go on yet: {error.what}; trying again"
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        if said != waited:
-            ground.reporter.emit(Note(text=said, level="warning"))
-            waited = said
-        time.sleep(pause_s)
+        return recover(ground, run_id, told=told).log_offset
+
+    while_others_recover = retry_on(
+        NotOursError,
+        pause_s=FIRST_PAUSE_S,
+        before_pause=lambda error: announce(f"{error}; waiting for it"),
+    )
+    until_possible = retry_on(
+        LATER,
+        pause_s=FIRST_PAUSE_S,
+        longest_pause_s=LONGEST_PAUSE_S,
+        before_pause=lambda error: announce(f"{run_id} cannot go on yet: {error}; trying again"),
+    )
+    offset: int = until_possible(while_others_recover, go_on)
+    return offset
 
 
 def _elsewhere(ground: Ground, run_id: str) -> int | None:

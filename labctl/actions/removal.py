@@ -12,14 +12,17 @@ import msgspec
 
 from labctl.actions import Step, accounts, disks, held_disks, kept
 from labctl.actions.ground import Ground
-from labctl.actions.throttling import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S, ask_patiently
-from labctl.errors import BusyError, ThrottledError
+from labctl.errors import BusyError, LabError, ThrottledError
 from labctl.model import Resource, Server, Value
+from labctl.retry import retry_on, while_throttled
 
 T = TypeVar("T")
 GONE_DEADLINE_S = 300.0
 """AWS takes up to some minutes to end a machine with GPUs."""
+RELEASE_DEADLINE_S = 120.0
 AT_ONCE = 32
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 5.0
 
 
 class Removal(Value, frozen=True):
@@ -81,7 +84,7 @@ def end(ground: Ground, servers: Iterable[Server], *, keep_disks: bool = False) 
         ground.connections.close(server)
         if not keep_disks:
             held_disks.release(ground, server)
-        ask_patiently(partial(ground.provider.terminate, server.id))
+        while_throttled()(ground.provider.terminate, server.id)
         ground.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
 
     _at_once(order, waiting)
@@ -123,11 +126,11 @@ def _not_gone(ground: Ground, waiting: list[Server]) -> list[Server]:
 
 def _unless_gone(ground: Ground, server: Server) -> Server | None:
     """The server, "ending" once its provider has shown that; None when it is gone."""
-    found = ask_patiently(partial(ground.provider.find, server.id))
+    found = while_throttled()(ground.provider.find, server.id)
     if found is not None and found.state != "terminated":
         if found.state != "ending":
             # An order given while the provider did not show it yet may have gone astray.
-            ask_patiently(partial(ground.provider.terminate, server.id))
+            while_throttled()(ground.provider.terminate, server.id)
             return server
         return msgspec.structs.replace(server, state="ending")
     if found is None and not accounts.is_gone(ground, server):
@@ -149,25 +152,31 @@ def take_away(
     names what is left when the time is over.
     """
     left = list(resources)
-    deadline = time.monotonic() + PATIENCE_S
-    pause_s = FIRST_PAUSE_S
-    while left:
-        held: list[Resource] = []
-        last: BusyError | ThrottledError | None = None
-        for resource in left:
-            try:
-                ground.provider.remove(resource)
-                disks.removed(ground, resource)
-            except (BusyError, ThrottledError) as error:
-                held.append(resource)
-                last = error
-        if held and time.monotonic() > deadline:
-            raise BusyError(
-                f"{held[0].kind} {held[0].id} could not be removed",
-                why=str(last),
-                hint="labctl orphans --terminate",
-            )
-        if held:
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        left = list(again()) if held and again else held
+    policy = retry_on(
+        (BusyError, ThrottledError),
+        pause_s=FIRST_PAUSE_S,
+        longest_pause_s=LONGEST_PAUSE_S,
+        deadline_s=RELEASE_DEADLINE_S,
+    )
+    for attempt in policy:
+        with attempt:
+            if again is not None and attempt.retry_state.attempt_number > 1:
+                left = list(again())
+            held = [(one, error) for one in left if (error := _try_to_remove(ground, one))]
+            left = [one for one, _ in held]
+            if held:
+                raise BusyError(
+                    f"{left[0].kind} {left[0].id} could not be removed",
+                    why=str(held[0][1]),
+                    hint="labctl orphans --terminate",
+                )
+
+
+def _try_to_remove(ground: Ground, resource: Resource) -> LabError | None:
+    """Why it cannot be removed yet, if it cannot."""
+    try:
+        ground.provider.remove(resource)
+    except (BusyError, ThrottledError) as error:
+        return error
+    disks.removed(ground, resource)
+    return None

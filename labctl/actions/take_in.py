@@ -22,6 +22,7 @@ from labctl.actions.wards import Ward
 from labctl.config import Paths, set_secret, trust
 from labctl.errors import BusyError, ConnectError, NotFoundError, UsageError
 from labctl.model import Server, Value
+from labctl.retry import retry_on
 from labctl.state import State
 
 LOGIN_S = 30.0
@@ -162,24 +163,24 @@ def _log_in(ground: Ground, found: Server, identity: str) -> None:
     known = found.endpoint
     endpoint = msgspec.structs.replace(known, identity=identity)
     admit(ground, found)
-    end = time.monotonic() + LOGIN_S
-    while True:
+
+    def log_in() -> None:
+        transport = ground.connections.connect(endpoint)
         try:
-            transport = ground.connections.connect(endpoint)
-            try:
-                transport.run("true", timeout_s=LOGIN_S)
-            finally:
-                transport.close()
-            return
-        except ConnectError as error:
-            # A gate takes a moment to open.
-            if time.monotonic() > end:
-                raise ConnectError(
-                    f"the server {found.id} cannot be reached from here: {error.what}",
-                    why=error.why,
-                    hint=f"ssh -p {known.port} {known.user}@{known.host}   # from that machine",
-                ) from error
-        time.sleep(PAUSE_S)
+            transport.run("true", timeout_s=LOGIN_S)
+        finally:
+            transport.close()
+
+    # A gate takes a moment to open.
+    policy = retry_on(ConnectError, pause_s=PAUSE_S, deadline_s=LOGIN_S)
+    try:
+        policy(log_in)
+    except ConnectError as error:
+        raise ConnectError(
+            f"the server {found.id} cannot be reached from here: {error.what}",
+            why=error.why,
+            hint=f"ssh -p {known.port} {known.user}@{known.host}   # from that machine",
+        ) from error
 
 
 def _placed(places: Paths, name: str, staging: Path, ward: Ward) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labctl.actions import Note, Reporter
-from labctl.state.locks import held
+from labctl.state.locks import hold_lock
 
 WAIT_S = 6 * 3600.0
 """As long as one transfer may take. The kernel frees the lock of a process that has died."""
@@ -32,5 +32,5 @@ def hold_transfers(
 
     # In the lab itself: whatever state directory a process uses, it writes to these very files.
     lock = lab_root / ".labctl" / "transfer.lock"
-    with held(lock, what, wait_s=wait_s, on_wait=announce):
+    with hold_lock(lock, what, wait_s=wait_s, on_wait=announce):
         yield

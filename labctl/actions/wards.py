@@ -22,7 +22,7 @@ from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.providers import provider_class
 from labctl.state import State
-from labctl.state.locks import held
+from labctl.state.locks import hold_lock
 
 RECORD = "keep.json"
 OUTSIDE = Path(".labctl") / "data"
@@ -161,7 +161,7 @@ def is_over(run: Run) -> bool:
 @contextmanager
 def worked_on(places: Paths, name: str, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     """Hold the ward alone; BusyError where somebody else works on it after `wait_s`."""
-    with held(places.keep_dir / ".locks" / name, what, wait_s=wait_s):
+    with hold_lock(places.keep_dir / ".locks" / name, what, wait_s=wait_s):
         yield
 
 

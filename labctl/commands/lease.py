@@ -1,13 +1,13 @@
 """Leases on a machine that several people share: one POSIX script, and what its answer means.
 
-A lease is a numbered directory on a local disk, and its mkdir is the claim. The highest number is
-the current one; it is free when it is released, expired (seconds since boot, suspend included) or
-from another boot, and taking over means making the next number. Only sh and coreutils are needed.
+A lease is a JSON file in a numbered directory that its holder owns, so that no other account can
+change it. It holds until it is released, has expired (seconds since boot, suspend included), or
+the machine boots again; the next one gets the next number. flock(1) has one labctl at a time
+change leases.
 
-Two may still collide around a lease that was half-made or renewed late. So who made a directory
-looks again at all leases before it (the one just before may be half-made, or be gone again), and
-who wrote into one looks again whether it is the highest: one of the two sees the other, and gives
-way.
+An earlier labctl takes no lock: its mkdir is the claim. So a claim looks again after its mkdir, and
+once more after its file is there, and gives way to whatever came in between. The earlier one does
+the same, and of two at least one sees the other.
 """
 
 from __future__ import annotations
@@ -93,123 +93,96 @@ own=/var/lib/labctl/leases/$(id -un)
 [ "$dir" != /var/tmp/labctl-leases ] || [ ! -S /run/labctl/broker.sock ] || [ ! -d "$own" ] ||
   dir=$own
 boot=$(cat /proc/sys/kernel/random/boot_id)
+error=
 say() { printf '%s %s\n' "$1" "$2"; }
 
-now() { read -r up _ </proc/uptime; now=${up%%.*}; }
+holds() { # lease -> owner, left_s
+  owner=
+  [ -f "$1/owner.json" ] && [ ! -e "$1/released" ] || return 1
+  IFS= read -r owner <"$1/owner.json"
+  case $owner in '{"boot_id":"'"$boot"'","expires_s":'[1-9]*) ;; *) return 1 ;; esac
+  left_s=${owner#*'"expires_s":'}
+  read -r up _ </proc/uptime
+  left_s=$((${left_s%%[!0-9]*} - ${up%%.*}))
+  [ "$left_s" -gt 0 ]
+}
 
-newest() { # -> n: the highest generation, 0 for none
-  n=0
+look() { # -> numbers; n: the highest of them; held: the highest that holds; state, holder, left
+  numbers='' n=0 held=0 state=free holder='' left=0
   for each in "$dir"/lease-*; do
     number=${each##*/lease-}
     case $number in '' | 0* | *[!0-9]* | ?????????*) continue ;; esac
+    numbers="$numbers $number"
     [ "$number" -le "$n" ] || n=$number
+    [ "$number" -gt "$held" ] && holds "$each" || continue
+    state=held held=$number holder=$owner left=$left_s
   done
+  case $holder in *"\"token\":\"$token\""*) [ -z "$token" ] || state=mine ;; esac
 }
 
-field() { # name -> value: a bare word or string of the owner's first two fields
-  value=${owner#*\"$1\":}
-  value=${value#\"}
-  value=${value%%[!0-9a-z-]*}
-}
-
-look() { # generation, patience -> state, owner, left
-  state=free owner='' left=0
-  [ "$1" -gt 0 ] && [ ! -e "$dir/lease-$1/released" ] || return 0
-  waited=0
-  until [ -s "$dir/lease-$1/owner.json" ] || [ ! -d "$dir/lease-$1" ] || [ "$waited" -ge "$2" ]; do
-    waited=$((waited + 1))
-    sleep 0.1
-  done
-  [ -f "$dir/lease-$1/owner.json" ] || return 0
-  IFS= read -r owner <"$dir/lease-$1/owner.json"
-  case $owner in '{"boot_id":"'*'","expires_s":'[0-9]*) ;; *) owner=''; return 0 ;; esac
-  field boot_id; [ "$value" = "$boot" ] || return 0
-  now; field expires_s; left=$((value - now))
-  [ "$left" -gt 0 ] || return 0
-  state=held
-  case $owner in *"\"token\":\"$token\""*) [ -z "$token" ] || state=mine ;; esac
-}
-
-write() { # generation, the owner's other fields
-  now
-  printf '{"boot_id":"%s","expires_s":%s,%s\n' "$boot" "$((now + span))" "$2" \
+write() { # number, the owner's other fields
+  read -r up _ </proc/uptime
+  printf '{"boot_id":"%s","expires_s":%s,%s\n' "$boot" "$((${up%%.*} + span))" "$2" \
     >"$dir/lease-$1/.owner-$$" && mv "$dir/lease-$1/.owner-$$" "$dir/lease-$1/owner.json"
 }
 
-look_below() { # generation -> state: that of any before it which is not free
-  for each in "$dir"/lease-*; do
-    number=${each##*/lease-}
-    case $number in '' | 0* | *[!0-9]* | ?????????*) continue ;; esac
-    [ "$number" -lt "$1" ] || continue
-    look "$number" 0
-    [ "$state" = free ] || return 0
-  done
-  state=free
-}
+give_back() { printf '' >"$dir/lease-$1/released"; }
 
-give_way() { rm -rf "$dir/lease-$1"; state=held; sleep 0.$(($$ % 5 + 1)); }
-
-take() { # one attempt: -> state mine, or held
-  newest; before=$n mine=$((n + 1))
-  look "$before" 20
-  [ "$state" != free ] || look_below "$mine"
+claim() {
+  look
   [ "$state" = free ] || return 0
-  if ! mkdir "$dir/lease-$mine" 2>/dev/null; then
-    newest; [ "$n" -ge "$mine" ] || { state=broken; return 0; }
-    look "$n" 20
-    [ "$state" = free ] && state=again
-    return 0
+  new=$((n + 1))
+  if mkdir "$dir/lease-$new"; then
+    look
+    [ "$state" != free ] || write "$new" "$fields" || error="cannot write to $dir"
+    look
+    [ "$n-$held-$state" != "$new-$new-mine" ] || { sweep; return; }
+    rm -rf "$dir/lease-$new"
+  elif [ ! -d "$dir/lease-$new" ]; then
+    error="cannot write to $dir"
   fi
-  look_below "$mine"
-  [ "$state" = free ] || { give_way "$mine"; state=again; return 0; }
-  write "$mine" "$fields" || { rm -rf "$dir/lease-$mine"; state=broken; return 0; }
-  newest
-  [ "$n" -eq "$mine" ] || { give_way "$mine"; state=again; return 0; }
-  look "$mine" 0
+  look
+  [ "$state" != free ] || state=held # an earlier labctl is at it, or gives way as well
 }
 
-sweep() { # what we left in earlier generations
-  for each in "$dir"/lease-*; do
-    number=${each##*/lease-}
-    case $number in '' | 0* | *[!0-9]* | ?????????*) continue ;; esac
-    [ "$number" -lt $((n - 1)) ] && [ -O "$each" ] && rm -rf "$each"
+sweep() { # what this account has left in earlier leases
+  for number in $numbers; do
+    [ "$number" -ge $((n - 1)) ] || [ ! -O "$dir/lease-$number" ] || rm -rf "$dir/lease-$number"
   done
+}
+
+renew() {
+  look
+  [ "$state" = mine ] || return 0
+  kept=$held rest=${holder#*'"expires_s":'}
+  write "$kept" "${rest#*,}"
+  look
+  # Too late: what was just written must not keep others out.
+  [ "$n" -eq "$kept" ] || { give_back "$kept"; look; }
+}
+
+alone() { # change: made while no other labctl changes a lease
+  { timeout 20 flock 9 && { "$1"; :; }; } 2>/dev/null 9<"$dir" || error="cannot lock $dir by flock"
 }
 
 if [ "$action" = claim ]; then
-  [ -d "$dir" ] || mkdir -m 1777 "$dir" 2>/dev/null || [ -d "$dir" ] ||
-    { say state broken; say error "cannot make $dir"; exit 0; }
+  [ -d "$dir" ] || mkdir -m 1777 "$dir" 2>/dev/null || [ -d "$dir" ] || error="cannot make $dir"
   kind=$(stat -f -c %T "$dir" 2>/dev/null)
   case $kind in nfs* | cifs* | smb* | afs* | v9fs | lustre | gpfs | ceph)
-    say state broken; say error "$dir lies on a network filesystem ($kind)"; exit 0 ;;
-  esac
-  tries=0 state=again
-  while [ "$state" = again ] && [ "$tries" -lt 20 ]; do
-    take
-    tries=$((tries + 1))
-  done
-  [ "$state" != again ] || state=held
-  [ "$state" != broken ] || say error "cannot write to $dir"
-  [ "$state" != mine ] || sweep
-else
-  newest
-  look "$n" 20
-fi
-if [ "$state" = mine ]; then
-  case $action in
-    release) : >"$dir/lease-$n/released" && state=free ;;
-    renew)
-      rest=${owner#*\"expires_s\":}
-      write "$n" "${rest#*,}"
-      kept=$n; newest
-      # Too late: what was just written must not keep others out.
-      [ "$n" -eq "$kept" ] || : >"$dir/lease-$kept/released"
-      look "$n" 0 ;;
+    error="$dir lies on a network filesystem ($kind)" ;;
   esac
 fi
+look
+case $action-$state in
+  claim-free) [ -n "$error" ] || alone claim ;;
+  renew-mine) alone renew ;;
+  release-mine) give_back "$held" && look ;;
+esac
+[ -z "$error" ] || state=broken
 say state "$state"
 say left "$left"
-say owner "$owner"
+say owner "$holder"
+say error "$error"
 [ "$action" = show ] && command -v nvidia-smi >/dev/null 2>&1 &&
   nvidia-smi --query-gpu=uuid,memory.total,driver_version,name --format=csv,noheader,nounits \
     2>/dev/null | while IFS= read -r gpu; do say gpu "$gpu"; done

@@ -19,7 +19,7 @@ from labctl.errors import LabError
 from labctl.model import NAME_PATTERN, CreateRequest, Forward, Offer, Run, Server, Value
 from labctl.shell import Secret
 from labctl.state.database import open_database, open_to_read, spoken
-from labctl.state.locks import held
+from labctl.state.locks import hold_lock
 
 __all__ = ["Attempt", "LedgerEntry", "State"]
 
@@ -278,7 +278,7 @@ class State:
         """
         if not NAME_PATTERN.fullmatch(lab_id):
             raise ValueError(f"not a lab id: {lab_id!r}")
-        with held(self.path.parent / "locks" / f"{lab_id}.lock", what, wait_s=wait_s):
+        with hold_lock(self.path.parent / "locks" / f"{lab_id}.lock", what, wait_s=wait_s):
             yield
 
     # plumbing

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from labctl.errors import BusyError, DiskFullError, LabError
-from labctl.state.locks import held
+from labctl.state.locks import hold_lock
 
 SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 10.0
@@ -74,7 +74,9 @@ def open_database(path: Path, *, network: bool | None = None) -> tuple[sqlite3.C
                 return _current(path), ""
         else:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with held(path.parent / "locks" / "database.lock", "opening the database", wait_s=30.0):
+        with hold_lock(
+            path.parent / "locks" / "database.lock", "opening the database", wait_s=30.0
+        ):
             return _made(path, network)
     except OSError as error:
         raise LabError(

@@ -14,9 +14,9 @@ from labctl.errors import (
     HostKeyError,
     LabError,
     LinkLostError,
+    TurnedAwayError,
 )
 from labctl.model import Endpoint
-from labctl.transports.patience import TurnedAwayError
 
 
 def place(endpoint: Endpoint) -> str:

@@ -15,8 +15,8 @@ from typing import IO
 
 from labctl.errors import LabError, LinkLostError
 from labctl.model import Endpoint
+from labctl.retry import while_turned_away
 from labctl.transports import failures
-from labctl.transports.patience import patiently
 
 END_S = 5.0
 SSH_FAILED = 255
@@ -40,7 +40,7 @@ class Lines:
         it answers with no line.
         """
         with self._guard:
-            return patiently(lambda: self._ask(line))
+            return while_turned_away()(self._ask, line)
 
     def close(self) -> None:
         process, self._process = self._process, None

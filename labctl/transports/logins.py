@@ -22,8 +22,8 @@ from paramiko.ssh_exception import IncompatiblePeer
 from labctl.commands import ssh
 from labctl.errors import ConnectError, LabError
 from labctl.model import Endpoint
+from labctl.retry import while_turned_away
 from labctl.transports import failures
-from labctl.transports.patience import patiently
 
 STEP_TIMEOUT_S = 8.0
 PING_EVERY_S = 2.0
@@ -111,7 +111,7 @@ def log_in(endpoint: Endpoint, known_hosts: Path | None = None) -> Login:
     if not endpoint.host_key:
         raise failures.no_key(endpoint)
     kinds = _key_algorithms(endpoint.host_key)
-    wire, transport = patiently(lambda: _greet(endpoint, known_hosts, kinds))
+    wire, transport = while_turned_away()(_greet, endpoint, known_hosts, kinds)
     try:
         remote = transport.get_remote_server_key()
         presented = f"{remote.get_name()} {remote.get_base64()}"
@@ -132,7 +132,7 @@ def fetch_host_key(endpoint: Endpoint, known_hosts: Path | None = None) -> str:
 
     It proves nothing by itself: a person has to confirm it. Raises the ConnectError family.
     """
-    wire, transport = patiently(lambda: _greet(endpoint, known_hosts, ()))
+    wire, transport = while_turned_away()(_greet, endpoint, known_hosts, ())
     try:
         key = transport.get_remote_server_key()
         return f"{key.get_name()} {key.get_base64()}"

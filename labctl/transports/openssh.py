@@ -23,12 +23,12 @@ from typing import IO
 from labctl.commands import ssh
 from labctl.errors import LabError
 from labctl.model import Endpoint
+from labctl.retry import while_turned_away
 from labctl.shell import Command
 from labctl.transports import Body, Result, blocks, failures
 from labctl.transports.client import quick_login, runtime_dir
 from labctl.transports.framing import Frame, Unframer, frame
 from labctl.transports.kept import Kept
-from labctl.transports.patience import patiently
 
 LOGIN_TIMEOUT_S = 20.0
 _NO_LOGIN = f"no login within {LOGIN_TIMEOUT_S:g} s"
@@ -107,7 +107,7 @@ class OpenSshTransport:
     ) -> tuple[int, bytes]:
         """The command's exit code, and what the login shell printed before it began."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return patiently(lambda: self._attempt(line, stdin, deadline, on_stdout, on_stderr))
+        return while_turned_away()(self._attempt, line, stdin, deadline, on_stdout, on_stderr)
 
     def _attempt(
         self,

@@ -75,6 +75,7 @@ class Cloud:
         self.never_gone = False
         self.dies_at_once = False
         self.left: list[Resource] = []
+        self.remove_errors: list[BaseException] = []
         self.at_create: Any = lambda request: None
         self.guard = threading.Lock()
 
@@ -152,6 +153,8 @@ class Cloud:
         return self.left
 
     def remove(self, resource: Resource) -> None:
+        if self.remove_errors:
+            raise self.remove_errors.pop(0)
         self.left.remove(resource)
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from lab_ground import LAB_ID, Cloud, DiskCloud, Recorded, World, unreachable, world
 
+from labctl import retry
 from labctl.actions import (
     disks,
     guard,
@@ -18,7 +19,6 @@ from labctl.actions import (
     lost,
     provision,
     reclaim,
-    throttling,
     work,
 )
 from labctl.actions.down import down
@@ -333,7 +333,7 @@ def test_a_disk_that_may_be_half_released_is_kept_anew(lab: World) -> None:
 def test_a_release_is_asked_for_until_the_provider_has_time(
     lab: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(throttling, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(retry, "THROTTLED_PAUSE_S", 0.01)
     up(lab)
     cloud_of(lab).release_errors = [ThrottledError("later"), ThrottledError("later")]
     down(lab.ground(), discard=False)

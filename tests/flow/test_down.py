@@ -14,7 +14,7 @@ from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
 from labctl.actions import Event, Progress, provision, removal, work
 from labctl.actions.down import Ending, down
 from labctl.actions.host_keys import make_key
-from labctl.errors import BusyError, HostKeyError, NotFoundError, PolicyError
+from labctl.errors import BusyError, HostKeyError, NotFoundError, PolicyError, ThrottledError
 from labctl.model import Resource
 
 
@@ -124,6 +124,45 @@ def test_a_removal_never_confirmed_stays_on_record(
     ready.cloud.never_gone = False
     assert end(ready).removed
     assert ready.ground().state.servers() == []
+
+
+def test_what_something_else_holds_is_removed_once_that_lets_go(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "FIRST_PAUSE_S", 0.01)
+    ready.cloud.remove_errors = [BusyError("held"), ThrottledError("too fast"), BusyError("held")]
+    disks = [
+        Resource(provider="cloud", kind="disk", id=name, lab_id=LAB_ID) for name in ("d1", "d2")
+    ]
+    ready.cloud.left = [*disks]
+    assert end(ready).leftovers == ()
+    assert ready.cloud.remove_errors == []
+
+
+def test_who_held_it_may_show_itself_before_the_next_try(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "FIRST_PAUSE_S", 0.01)
+    disk, late = (Resource(provider="cloud", kind="disk", id=name) for name in ("d1", "d2"))
+    ready.cloud.left = [disk, late]
+    ready.cloud.remove_errors = [BusyError("held")]
+    shown: list[Resource] = [late, disk]
+    removal.take_away(ready.ground(), [disk], lambda: shown)
+    assert ready.cloud.left == []
+
+
+def test_what_is_held_for_too_long_is_named(ready: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removal, "RELEASE_DEADLINE_S", 0.3)
+    disk = Resource(provider="cloud", kind="disk", id="d1")
+    ready.cloud.left = [disk]
+    ready.cloud.remove_errors = [BusyError("held")] * 99
+    with pytest.raises(BusyError, match="disk d1 could not be removed") as caught:
+        removal.take_away(ready.ground(), [disk])
+    assert "held" in caught.value.why
+    assert caught.value.hint == "labctl orphans --terminate"
+    ready.cloud.remove_errors = []
+    removal.take_away(ready.ground(), [disk])
+    assert ready.cloud.left == []
 
 
 def test_what_is_left_is_listed(ready: World) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +56,16 @@ class Machine:
 
     def generations(self) -> list[str]:
         return sorted(path.name for path in self.directory.iterdir())
+
+
+class EarlierLabctl(Machine):
+    """The script of labctl 0.1.0, which takes no lock, on the same leases."""
+
+    SCRIPT = Path(__file__).with_name("earlier_lease.sh").read_text()
+
+    def ask(self, line: str) -> Lease:
+        assignments = line.partition("\n")[0]
+        return super().ask(f"{assignments}\n{self.SCRIPT}")
 
 
 @pytest.fixture
@@ -244,6 +256,72 @@ def test_the_same_token_at_the_same_time_is_one_claim(machine: Machine) -> None:
         found = list(pool.map(machine.claim, ["aa"] * 6))
     assert {got.state for got in found} == {"mine"}
     assert machine.generations() == ["lease-1"]
+
+
+@pytest.mark.parametrize("order", [(Machine, EarlierLabctl), (EarlierLabctl, Machine)])
+def test_earlier_and_later_labctls_honour_each_other(
+    tmp_path: Path, order: tuple[type[Machine], type[Machine]]
+) -> None:
+    one, other = (kind(tmp_path / "leases") for kind in order)
+    assert one.claim("aa", 100).state == "mine"
+    assert other.show("aa").holder == other.claim("bb").holder == holder("aa")
+    assert other.claim("bb").state == "held"
+    assert other.renew("aa", 500).state == "mine"
+    assert 460 <= one.show("aa").left_s <= 500
+    assert other.release("aa").state == "free"
+    assert one.show("aa").state == "free"
+    assert other.claim("bb").state == "mine"
+    assert one.claim("aa").holder == holder("bb")
+
+
+def test_of_earlier_and_later_labctls_that_race_at_most_one_wins(machine: Machine) -> None:
+    """An earlier one takes no lock, so that both may give way."""
+    earlier = EarlierLabctl(machine.directory)
+    for number in range(8):
+        with ThreadPoolExecutor(6) as pool:
+            claims = [
+                pool.submit(kind.claim, f"{number}-{each}")
+                for each, kind in enumerate([machine, earlier] * 3)
+            ]
+        winners = [claim.result() for claim in claims if claim.result().state == "mine"]
+        assert len(winners) <= 1
+        for winner in winners:
+            assert winner.holder is not None
+            assert machine.show().holder == earlier.show().holder == winner.holder
+            assert machine.release(winner.holder.token).state == "free"
+
+
+def test_a_claim_waits_while_another_labctl_changes_leases(machine: Machine) -> None:
+    machine.directory.mkdir(mode=0o1777)
+    inode = f":{machine.directory.stat().st_ino} "
+    other = os.open(machine.directory, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(1) as pool:
+        claim = pool.submit(machine.claim, "aa")
+        while not any(
+            "-> FLOCK" in line and inode in line
+            for line in Path("/proc/locks").read_text().splitlines()
+        ):
+            assert not claim.done()
+            time.sleep(0.005)
+        assert machine.generations() == []
+        os.close(other)
+        assert claim.result().state == "mine"
+
+
+def test_a_machine_without_flock_keeps_no_lease(machine: Machine, tmp_path: Path) -> None:
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for name in ("cat", "id", "mkdir", "sh", "stat", "timeout"):
+        found = shutil.which(name)
+        assert found is not None
+        (commands / name).symlink_to(found)
+    claimed = machine.ask(
+        f"PATH={commands}\n" + lease.claim(holder("aa"), HOUR_S, directory=str(machine.directory))
+    )
+    assert claimed.state == "broken"
+    assert "flock" in claimed.error
+    assert machine.generations() == []
 
 
 def test_what_makes_no_sense_is_told() -> None:

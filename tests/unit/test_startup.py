@@ -43,11 +43,13 @@ HEAVY = {
     "cryptography",
     "docker",
     "fabric",
+    "filelock",
     "jinja2",
     "paramiko",
     "pathspec",
     "requests",
     "rich",
+    "tenacity",
     "torch",
 }
 SLOW_STANDARD = {"asyncio", "http.client", "urllib.request", "ssl", "email.parser"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +18,7 @@ import pytest
 
 from labctl.errors import BusyError, LabError
 from labctl.state import State
-from labctl.state.locks import held
+from labctl.state.locks import hold_lock
 
 HOLD = """
 import sys
@@ -74,7 +76,7 @@ def test_who_waits_hears_once_for_whom(state: State) -> None:
             heard.append(who)
             process.kill()
 
-        with held(file, "down", wait_s=60.0, on_wait=let_go):
+        with hold_lock(file, "down", wait_s=60.0, on_wait=let_go):
             pass
     (who,) = heard
     assert f"pid {process.pid}" in who
@@ -171,3 +173,41 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(state: State, tmp_path:
     with pytest.raises(LabError, match="cannot lock"), state.exclusive("aa", "up"):
         pytest.fail("held")
     assert target.read_text() == "keep"
+
+
+def test_an_earlier_labctl_holds_it_against_this_one(state: State) -> None:
+    """Earlier versions call flock themselves, and write the same note."""
+    file = state.path.parent / "locks" / "aa.lock"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({"pid": 4711, "what": "pull", "since": time.time()}))
+    with file.open("r+") as earlier:
+        fcntl.flock(earlier, fcntl.LOCK_EX)
+        with (
+            pytest.raises(BusyError, match=r"pid 4711.*`pull`"),
+            state.exclusive("aa", "up", wait_s=0.1),
+        ):
+            pytest.fail("both hold it")
+    with state.exclusive("aa", "up", wait_s=0.0):
+        pass
+
+
+def test_this_labctl_holds_it_against_an_earlier_one(state: State) -> None:
+    file = state.path.parent / "locks" / "aa.lock"
+    with state.exclusive("aa", "up"), file.open("r+") as earlier:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(earlier, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        note = json.loads(earlier.read())
+        assert (note["pid"], note["what"]) == (os.getpid(), "up")
+        assert file.stat().st_mode & 0o7777 == 0o600
+    with file.open("r+") as earlier:
+        fcntl.flock(earlier, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_another_thread_may_let_go(state: State) -> None:
+    holding = state.exclusive("aa", "up")
+    holding.__enter__()
+    releasing = threading.Thread(target=holding.__exit__, args=(None, None, None))
+    releasing.start()
+    releasing.join()
+    with state.exclusive("aa", "down", wait_s=0.0):
+        pass

@@ -12,10 +12,10 @@ from labctl.errors import (
     DnsError,
     HostKeyError,
     LabError,
+    TurnedAwayError,
 )
 from labctl.model import Endpoint
 from labctl.transports import failures
-from labctl.transports.patience import PAUSES_S, TurnedAwayError, patiently
 
 HERE = Endpoint(host="gpu1", port=2222, user="alice", host_key="ssh-ed25519 AAAA")
 JUMPED = msgspec.structs.replace(HERE, jump="bob@bastion")
@@ -96,27 +96,3 @@ def test_a_failing_way_is_not_blamed_on_the_server(
     assert "jump host bob@bastion" in error.what
     assert word in f"{error.what} {error.why}"
     assert error.hint == "ssh bob@bastion"
-
-
-def test_patience_is_for_being_turned_away_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("labctl.transports.patience.time.sleep", pauses.append)
-    calls: list[int] = []
-
-    def away() -> None:
-        calls.append(1)
-        raise TurnedAwayError("away")
-
-    with pytest.raises(TurnedAwayError):
-        patiently(away)
-    assert len(calls) == len(PAUSES_S) + 1
-    assert sum(pauses) <= 1.5 * sum(PAUSES_S)
-
-    def unreachable() -> None:
-        calls.append(1)
-        raise ConnectError("unreachable")
-
-    calls.clear()
-    with pytest.raises(ConnectError):
-        patiently(unreachable)
-    assert len(calls) == 1

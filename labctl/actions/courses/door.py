@@ -23,7 +23,7 @@ from labctl.config import Paths
 from labctl.courses.folder import CourseFolder
 from labctl.errors import BusyError, LabError, UsageError
 from labctl.model import Value
-from labctl.state.locks import held
+from labctl.state.locks import hold_lock
 from labctl.transports.client import runtime_dir
 
 
@@ -47,7 +47,7 @@ def only_keeper(folder: CourseFolder, places: Paths) -> Iterator[None]:
     """Be this course's keeper here; BusyError says who is it already."""
     lock = places.state_dir / "courses" / folder.id
     try:
-        with held(lock, "labctl course serve", wait_s=2.0):
+        with hold_lock(lock, "labctl course serve", wait_s=2.0):
             yield
     except BusyError as error:
         if not error.what.startswith("cannot begin"):

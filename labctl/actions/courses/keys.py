@@ -19,7 +19,7 @@ from labctl.config.identity import write_draft
 from labctl.courses.folder import CourseFolder
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.providers.course import REQUEST as DOOR_REQUEST
-from labctl.state.locks import held
+from labctl.state.locks import hold_lock
 from labctl.submissions import REQUEST as SUBMIT_REQUEST
 from labctl.submissions.receiver import checked
 
@@ -102,7 +102,7 @@ class Keys:
         mark = f"{CHECK_MARK}{self.folder.id}"
         line = self._line(CHECKER, checked_key(public), mark)
         lock = keeper_dir(self.folder) / ".check.lock"
-        with held(lock, "labctl course check", wait_s=CHECK_WAIT_S):
+        with hold_lock(lock, "labctl course check", wait_s=CHECK_WAIT_S):
             with self._alone():
                 self._write([*(one for one in self._lines() if _mark(one) != mark), line])
             try:
@@ -174,7 +174,7 @@ class Keys:
             ) from error
 
     def _alone(self) -> AbstractContextManager[None]:
-        return held(keeper_dir(self.folder) / ".keys.lock", "letting keys in", wait_s=WAIT_S)
+        return hold_lock(keeper_dir(self.folder) / ".keys.lock", "letting keys in", wait_s=WAIT_S)
 
 
 def keeper_dir(folder: CourseFolder) -> Path:

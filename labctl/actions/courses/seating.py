@@ -12,7 +12,7 @@ from labctl.actions.shared_server import account_name
 from labctl.config.identity import write_private
 from labctl.errors import CapacityError, LabError
 from labctl.model import CreateRequest, Value
-from labctl.state.locks import held
+from labctl.state.locks import hold_lock
 
 FILE = "shared.json"
 MOST_HOSTS = 999
@@ -74,7 +74,7 @@ class Seating:
 
         Who sat somewhere before sits there again: their files are there.
         """
-        with held(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
+        with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
             sittings = self.all()
             for one in sittings:
                 if one.token == request.token:
@@ -99,7 +99,7 @@ class Seating:
     def mark(self, tokens: Iterable[str], state: str) -> None:
         """These are so from now on."""
         chosen = set(tokens)
-        with held(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
+        with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
             self._write(
                 tuple(
                     msgspec.structs.replace(one, state=state) if one.token in chosen else one
@@ -110,7 +110,7 @@ class Seating:
     def give_up(self, sitting: Sitting, before: Sitting | None) -> None:
         """Take back a place that nothing was made for; `before` is the lab's earlier one."""
         earlier = () if before is None or before.token == sitting.token else (before,)
-        with held(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
+        with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
             others = (one for one in self.all() if one.token != sitting.token)
             self._write((*others, *earlier))
 

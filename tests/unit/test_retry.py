@@ -1,0 +1,105 @@
+"""What is tried again, how often, and after which pauses; nothing here waits for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from labctl.errors import BusyError, ConnectError, LabError, ThrottledError, TurnedAwayError
+from labctl.retry import retry_on, while_throttled, while_turned_away
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that were made, on a clock that nothing else moves."""
+    made: list[float] = []
+    monkeypatch.setattr("time.sleep", made.append)
+    monkeypatch.setattr("time.monotonic", lambda: sum(made))
+    return made
+
+
+class Call:
+    """Raises these errors, one a call, then answers."""
+
+    def __init__(self, *errors: LabError) -> None:
+        self.errors = list(errors)
+        self.count = 0
+
+    def __call__(self, answer: str) -> str:
+        self.count += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return answer
+
+
+def test_an_answer_costs_no_pause(pauses: list[float]) -> None:
+    assert retry_on(BusyError, pause_s=1.0)(Call(), "yes") == "yes"
+    assert pauses == []
+
+
+def test_pauses_double_up_to_the_longest_and_half_of_each_is_random(pauses: list[float]) -> None:
+    call = Call(*[BusyError("later")] * 60)
+    assert retry_on(BusyError, pause_s=1.0, longest_pause_s=8.0)(call, "yes") == "yes"
+    for pause, most in zip(pauses, [1.0, 2.0, 4.0, *[8.0] * 57], strict=True):
+        assert most / 2 <= pause <= most
+    assert len(set(pauses)) > 30
+
+
+def test_without_a_longest_pause_all_are_alike(pauses: list[float]) -> None:
+    retry_on(BusyError, pause_s=1.0)(Call(*[BusyError("later")] * 20), "yes")
+    assert all(0.5 <= pause <= 1.0 for pause in pauses)
+
+
+def test_the_last_error_is_raised_before_the_deadline_is_over(pauses: list[float]) -> None:
+    errors = [BusyError(str(number)) for number in range(100)]
+    call = Call(*errors)
+    with pytest.raises(BusyError) as caught:
+        retry_on(BusyError, pause_s=1.0, deadline_s=10.0)(call, "yes")
+    assert caught.value is errors[call.count - 1]
+    assert 9.0 - 1.0 < sum(pauses) < 10.0
+
+
+def test_the_last_error_is_raised_when_all_tries_are_spent(pauses: list[float]) -> None:
+    call = Call(*[BusyError("later")] * 9)
+    with pytest.raises(BusyError):
+        retry_on(BusyError, pause_s=1.0, tries=3)(call, "yes")
+    assert (call.count, len(pauses)) == (3, 2)
+
+
+@pytest.mark.parametrize("error", [LabError("broken"), KeyboardInterrupt()])
+def test_any_other_error_is_raised_at_once(pauses: list[float], error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        retry_on(BusyError, pause_s=1.0)(fail)
+    assert caught.value is error
+    assert pauses == []
+
+
+def test_each_error_that_is_followed_by_a_try_is_told(pauses: list[float]) -> None:
+    heard: list[str] = []
+    policy = retry_on(
+        BusyError, pause_s=1.0, tries=3, before_pause=lambda error: heard.append(str(error))
+    )
+    with pytest.raises(BusyError, match="c"):
+        policy(Call(BusyError("a"), BusyError("b"), BusyError("c")), "yes")
+    assert heard == ["a", "b"]
+
+
+def test_who_is_turned_away_comes_back_within_seconds(pauses: list[float]) -> None:
+    call = Call(*[TurnedAwayError("away")] * 9)
+    with pytest.raises(TurnedAwayError):
+        while_turned_away()(call, "yes")
+    assert call.count == 5
+    assert sum(pauses) <= 4.5
+    unreachable = Call(ConnectError("unreachable"))
+    with pytest.raises(ConnectError):
+        while_turned_away()(unreachable, "yes")
+    assert unreachable.count == 1
+
+
+def test_throttling_is_waited_out_for_two_minutes(pauses: list[float]) -> None:
+    assert while_throttled()(Call(*[ThrottledError("too fast")] * 20), "yes") == "yes"
+    with pytest.raises(ThrottledError):
+        while_throttled()(Call(*[ThrottledError("too fast")] * 999), "yes")
+    assert all(pause <= 5.0 for pause in pauses)
