@@ -13,16 +13,18 @@ from labctl.actions import (
     deadlines,
     homecoming,
     kept,
+    lab_files,
+    lab_services,
+    outputs,
     provision,
     removal,
     runs,
     store,
-    work,
 )
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
+from labctl.actions.local_results import Missing
 from labctl.actions.lost import PUT_DOWN
-from labctl.actions.sync import Missing
 from labctl.errors import EngineError, HostKeyError, LabError, PolicyError, ProviderError
 from labctl.model import Resource, Server, Value
 from labctl.providers import Keep, Lease, Stoppable
@@ -70,7 +72,7 @@ def down(ground: Ground, *, discard: bool) -> Ending:
         _agree(ground, server, running, discard)
         # Whoever follows a run of it must not take this end for a loss.
         ground.state.record(PUT_DOWN, lab_id=ground.lab_id, server_id=server.id)
-        work.stop_forwards(ground, server)
+        lab_services.stop_forwards(ground, server)
         files = edits = 0
         if not discard:
             files, edits = _save(ground, server, running)
@@ -95,7 +97,7 @@ def emptied(ground: Ground, server: Server, *, discard: bool) -> tuple[int, int]
     discard = discard or provision.is_fresh(ground, server)
     running = [] if server.state == "stopped" else _running(ground, server, discard)
     ground.state.record(PUT_DOWN, lab_id=ground.lab_id, server_id=server.id)
-    work.stop_forwards(ground, server)
+    lab_services.stop_forwards(ground, server)
     return (0, 0) if discard else _save(ground, server, running)
 
 
@@ -168,10 +170,10 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
             ground.reporter.emit(Note(text=f"{run.id}: {run.told}"))
         # What a notebook saves after it was looked at would go with the server.
         _stop_services(ground, server)
-        pulled = work.pull(ground, server, [], everything=True)
-        edits = work.save_edits(ground, server)
+        pulled = outputs.pull(ground, server, [], everything=True)
+        edits = lab_files.save_edits(ground, server)
         unsaved = [
-            *(_told_missing(one) for one in work.missing(ground, server)),
+            *(_told_missing(one) for one in outputs.list_missing(ground, server)),
             *(f"code/{skipped}" for skipped in edits.skipped),
         ]
     except LabError as error:
@@ -180,7 +182,7 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
         raise kept_there(ground, server, _only_there(unsaved), hint=LOOK_THERE)
     kept.note_saved(ground, server)
     try:
-        work.tidy(ground, server)
+        lab_services.remove_containers(ground, server)
     except EngineError:
         # A machine that goes takes its containers along; one that others get next must not.
         if isinstance(ground.provider, Lease):
@@ -191,7 +193,7 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
 def _stop_services(ground: Ground, server: Server) -> None:
     """Without an engine none runs; whether that matters at the end, `_save` knows."""
     with suppress(EngineError):
-        work.stop_services(ground, server)
+        lab_services.stop_services(ground, server)
 
 
 def _told_missing(one: Missing) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from labctl.actions import Note, Step, homecoming, runs, sync
+from labctl.actions import Note, Step, homecoming, outputs, runs
 from labctl.actions.ground import Ground
 from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.explain.material import Finding, Fit, Material, Unknown
@@ -102,18 +102,7 @@ def _fetch_logs(ground: Ground, run: Run) -> None:
         raise NotFoundError(f"the server of run {run.id} is gone", hint=f"labctl pull {run.id}")
     name = f"fetching the logs of {run.id}"
     ground.reporter.emit(Step(name=name))
-    remote = ground.remote(server)
-    runs.refresh(ground, server, remote)
-    sync.pull(
-        remote,
-        ground.config.name,
-        ground.lab_id,
-        [run.id],
-        ground.config.root,
-        reporter=ground.reporter,
-        only=("logs",),
-        records=ground.state.runs(ground.lab_id),
-    )
+    outputs.pull(ground, server, [run.id], only=("logs",))
     ground.reporter.emit(Step(name=name, done=True))
 
 

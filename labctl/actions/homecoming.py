@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.actions import Note, kept, ledgers, provision, runs, work
+from labctl.actions import Note, kept, ledgers, outputs, provision, runs
 from labctl.actions.copies import from_store, index_of
 from labctl.actions.ground import Ground
 from labctl.actions.keepers import KeeperHost
@@ -83,7 +83,7 @@ def pull(ground: Ground, run_ids: list[str], *, everything: bool) -> list[Pulled
         server = ground.server()
         if kept.pending(ground, server):
             kept.restore(ground, server)
-        return work.pull(ground, server, run_ids, everything=everything)
+        return outputs.pull(ground, server, run_ids, everything=everything)
     except (NotFoundError, ConnectError) as error:
         if not has_copies(ground) or (isinstance(error, ConnectError) and _is_there(ground)):
             raise _explained(ground, error) from None

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from labctl.actions import Decision, Event, Note, Silent, Step, disks, runs, wards, work
+from labctl.actions import Decision, Event, Note, Silent, Step, disks, outputs, runs, wards
 from labctl.actions.ground import Ground
 from labctl.actions.wards import Ward
 from labctl.config import Paths
@@ -295,7 +295,7 @@ def _bring(ground: Ground, one: Ward, there: set[str]) -> None:
     """Outputs of the runs that go on, and of those that have ended since the last look."""
     wanted = [run_id for run_id in one.runs if run_id in there and not _complete(ground, run_id)]
     for run_id in wanted:
-        (pulled,) = work.pull(ground, ground.server(), [run_id], everything=False)
+        (pulled,) = outputs.pull(ground, ground.server(), [run_id])
         run = ground.state.run(ground.lab_id, run_id)
         if pulled.complete and run is not None and wards.is_over(run):
             _mark(ground, run_id).touch()

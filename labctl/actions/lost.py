@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from labctl.actions import Note, Step, accounts, attempts, provision, removal, work
+from labctl.actions import Note, Step, accounts, attempts, lab_files, outputs, provision, removal
 from labctl.actions.connections import answers
 from labctl.actions.disks import KEPT_S
 from labctl.actions.ground import Ground
@@ -160,9 +160,9 @@ def _wind_down(ground: Ground, server: Server, run_id: str, taken: dict[str, Any
     is_saved = False
     if not ground.config.store:
         try:
-            work.pull(ground, server, [run_id], everything=False)
-            edits = work.save_edits(ground, server)
-            is_saved = not (edits.skipped or work.missing(ground, server))
+            outputs.pull(ground, server, [run_id])
+            edits = lab_files.save_edits(ground, server)
+            is_saved = not (edits.skipped or outputs.list_missing(ground, server))
         except LabError as error:
             text = f"not all of {run_id} could be pulled: {error.what}"
             ground.reporter.emit(Note(text=text, level="warning"))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from labctl.actions import Note, Silent, Step, images, provision, runs, saved, work
+from labctl.actions import Note, Silent, Step, images, lab_files, outputs, provision, runs, saved
 from labctl.actions.ground import Ground
 from labctl.actions.lost import GoneError, Silences, check_there, clear_away, not_put_down
 from labctl.actions.turn import NotOursError, Turn, our_turn
@@ -206,7 +206,7 @@ def _mirrored(ground: Ground, run_id: str) -> Iterator[None]:
             with contextlib.suppress(LabError):
                 server = quiet.state.server_of_lab(quiet.lab_id)
                 if server is not None:
-                    work.pull(quiet, server, [run_id], everything=False, wait_s=0.0)
+                    outputs.pull(quiet, server, [run_id], wait_s=0.0)
 
     thread = threading.Thread(target=keep_up, daemon=True)
     thread.start()
@@ -237,7 +237,7 @@ def recover(
         turn.check()
         server = provision.up(unasked(ground, run_id))
         spec, files = _brought(ground, server, run_id)
-        work.push_data(ground, server)
+        lab_files.push_data(ground, server)
         ground.reporter.emit(Step(name=f"going on with {run_id}"))
         reply = _resumed(ground, server, spec, told, turn)
         run = runs.keep(ground, server, reply["run"])

@@ -64,13 +64,13 @@ def test_logs_alone_are_fetched_and_every_part_of_them_is_read(there: World) -> 
 
 
 def test_what_was_fetched_for_it_does_not_count_as_pulled(there: World) -> None:
-    from labctl.actions import work
+    from labctl.actions import outputs
 
     ground = there.ground()
     explain(ground)
-    (lacking,) = work.missing(ground, ground.server())
+    (lacking,) = outputs.list_missing(ground, ground.server())
     assert lacking.path == "checkpoints/model.safetensors"
-    (pulled,) = work.pull(ground, ground.server(), ["night"], everything=False)
+    (pulled,) = outputs.pull(ground, ground.server(), ["night"])
     assert (pulled.files, pulled.complete) == (1, True)
 
 
