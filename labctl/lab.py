@@ -140,7 +140,7 @@ class Lab:
         lab is handed over to.
         """
         from labctl.actions import runs, saved, unasked
-        from labctl.actions.provision import renew
+        from labctl.actions.adoption import renew
 
         self._settle_trust()
         check_files(self.config)

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 
 from labctl.actions import Note, disks, kept, recover, removal, wards
+from labctl.actions.accounts import ENDED
+from labctl.actions.adoption import adopt
 from labctl.actions.ground import Ground
 from labctl.actions.lost import Silences
-from labctl.actions.provision import ENDED, adopt, let_in
+from labctl.actions.reachability import let_in
 from labctl.actions.wards import Ward
 from labctl.errors import LabError
 from labctl.model import Run

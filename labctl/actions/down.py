@@ -9,6 +9,7 @@ from labctl.actions import (
     Decision,
     Note,
     Step,
+    adoption,
     attempts,
     deadlines,
     homecoming,
@@ -67,7 +68,7 @@ def down(ground: Ground, *, discard: bool) -> Ending:
             return Ending(
                 removed=rest.server_id, servers_left=rest.survivors, leftovers=rest.leftovers
             )
-        discard = discard or provision.is_fresh(ground, server)
+        discard = discard or adoption.is_fresh(ground, server)
         running = [] if server.state == "stopped" else _running(ground, server, discard)
         _agree(ground, server, running, discard)
         # Whoever follows a run of it must not take this end for a loss.
@@ -94,7 +95,7 @@ def emptied(ground: Ground, server: Server, *, discard: bool) -> tuple[int, int]
     (files pulled, edits saved). Nobody is asked. PolicyError where not everything could be saved:
     compute ends then and the disk stays.
     """
-    discard = discard or provision.is_fresh(ground, server)
+    discard = discard or adoption.is_fresh(ground, server)
     running = [] if server.state == "stopped" else _running(ground, server, discard)
     ground.state.record(PUT_DOWN, lab_id=ground.lab_id, server_id=server.id)
     lab_services.stop_forwards(ground, server)
@@ -114,7 +115,7 @@ def _close_store(ground: Ground) -> None:
 def _ours(ground: Ground, discard: bool) -> Server | None:
     """The lab's server. One with a foreign host key can be removed, but only unsaved."""
     try:
-        return provision.adopt(ground)
+        return adoption.adopt(ground)
     except HostKeyError:
         if not discard:
             raise
@@ -127,7 +128,7 @@ def _unheard(ground: Ground) -> Server | None:
         ground.reporter.emit(Step(name="waiting whether an interrupted `up` has made a server"))
     while attempts.unheard(ground):
         time.sleep(min(1.0, ground.provider.settle_s))
-        if found := provision.adopt(ground):
+        if found := adoption.adopt(ground):
             return found
     for attempt in ground.state.open_attempts(ground.lab_id):
         if attempt.provider == ground.provider.name:

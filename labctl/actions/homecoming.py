@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.actions import Note, kept, ledgers, outputs, provision, runs
+from labctl.actions import Note, adoption, kept, ledgers, outputs, runs
 from labctl.actions.copies import from_store, index_of
 from labctl.actions.ground import Ground
 from labctl.actions.keepers import KeeperHost
@@ -64,7 +64,7 @@ def come_back(ground: Ground, *, ask: bool = True) -> str:
     host = hear(ground)
     if host and ask:
         try:
-            provision.adopt(ground)
+            adoption.adopt(ground)
         except (BusyError, ProviderError) as error:
             text = f"{ground.provider.name} cannot be asked: {error.what}"
             ground.reporter.emit(Note(text=text, level="warning"))
@@ -94,7 +94,7 @@ def pull(ground: Ground, run_ids: list[str], *, everything: bool) -> list[Pulled
 
 
 def _is_there(ground: Ground) -> bool:
-    return provision.adopt(ground) is not None
+    return adoption.adopt(ground) is not None
 
 
 def _explained(ground: Ground, error: LabError) -> LabError:

@@ -92,7 +92,7 @@ def open_forward(
     """
 
     def reopen() -> Service:
-        from labctl.actions.provision import adopt
+        from labctl.actions.adoption import adopt
 
         now = adopt(ground) or server
         ground.connections.write(now)

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from labctl.actions import Note, Step, accounts, attempts, lab_files, outputs, provision, removal
+from labctl.actions import Note, Step, accounts, adoption, attempts, lab_files, outputs, removal
 from labctl.actions.connections import answers
 from labctl.actions.disks import KEPT_S
 from labctl.actions.ground import Ground
@@ -86,7 +86,7 @@ def check_there(ground: Ground, server: Server, silences: Silences) -> None:
         raise
     except LabError:
         return
-    if found is None or found.state in provision.ENDED:
+    if found is None or found.state in accounts.ENDED:
         raise GoneError(f"the server {server.id} is gone")
     if found.state != "running" or answers(found.endpoint, ANSWER_S):
         silences.answered(server.id)
@@ -115,8 +115,8 @@ def clear_away(ground: Ground, run_id: str) -> None:
     The zone that has just taken a server back is asked last for the next.
     """
     known = ground.state.server_of_lab(ground.lab_id)
-    server = provision.adopt(ground)
-    if server is None or server.state in provision.ENDED:
+    server = adoption.adopt(ground)
+    if server is None or server.state in accounts.ENDED:
         _leave_zone(ground, known)
         return
     taken = _taken_back(ground, server)

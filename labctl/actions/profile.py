@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from labctl.actions import Note, Step, images, lab_files, lab_services, outputs, runs, services
+from labctl.actions.adoption import renew
 from labctl.actions.forwards import Forwarding
 from labctl.actions.ground import Ground
-from labctl.actions.provision import renew
 from labctl.config import data_dir
 from labctl.errors import InterruptError, LabError, NotFoundError, UsageError
 from labctl.explain.material import Finding

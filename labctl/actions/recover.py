@@ -15,7 +15,18 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from labctl.actions import Note, Silent, Step, images, lab_files, outputs, provision, runs, saved
+from labctl.actions import (
+    Note,
+    Silent,
+    Step,
+    adoption,
+    images,
+    lab_files,
+    outputs,
+    provision,
+    runs,
+    saved,
+)
 from labctl.actions.ground import Ground
 from labctl.actions.lost import GoneError, Silences, check_there, clear_away, not_put_down
 from labctl.actions.turn import NotOursError, Turn, our_turn
@@ -141,7 +152,7 @@ def _patiently(ground: Ground, run_id: str, told: str) -> int:
 def _elsewhere(ground: Ground, run_id: str) -> int | None:
     """Where the log goes on of a run that somebody else has recovered; None where nobody has."""
     with contextlib.suppress(LabError):
-        server = provision.adopt(ground)
+        server = adoption.adopt(ground)
         found = None if server is None else _there(ground, server, run_id)
         if server is not None and found is not None:
             run = runs.keep(ground, server, found)
@@ -160,7 +171,7 @@ def tend(
     turn is waited for, and taken where that watcher has died.
     """
     known = runs.latest(ground, run_id)
-    server = ground.state.server_of_lab(ground.lab_id) or provision.adopt(ground)
+    server = ground.state.server_of_lab(ground.lab_id) or adoption.adopt(ground)
     try:
         if server is None:
             raise GoneError("the lab has no server any more")

@@ -27,9 +27,10 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
     said = ""
     keeper = ""
     if refresh:
+        from labctl.actions.adoption import adopt
         from labctl.actions.bills import told_what_bills
         from labctl.actions.kept import look
-        from labctl.actions.provision import admit, adopt
+        from labctl.actions.reachability import admit
 
         if ground.state.events(lab_id=ground.lab_id, kind="handed", limit=1):
             from labctl.actions.homecoming import hear

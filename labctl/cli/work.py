@@ -227,7 +227,7 @@ def become_ssh(ground: Ground, line: str, *, tty: bool = True) -> None:
 
     server = ground.server()
     if issubclass(provider_class(server.provider), Gate):
-        from labctl.actions.provision import let_in
+        from labctl.actions.reachability import let_in
 
         let_in(ground, server)
     config = ground.connections.write(server)

@@ -18,7 +18,7 @@ from moto.backends import get_backend
 
 from labctl import Lab
 from labctl.actions import Decision, Silent, accounts, attempts
-from labctl.actions.provision import adopt
+from labctl.actions.adoption import adopt
 from labctl.cli import cli
 from labctl.cli.exits import run_and_exit
 from labctl.errors import PolicyError

@@ -20,6 +20,7 @@ from labctl.actions import (
     Progress,
     Reporter,
     Step,
+    adoption,
     images,
     provision,
     removal,
@@ -241,7 +242,7 @@ def end_forgotten(staff: Staff) -> None:
     if staff.state.server_of_lab(own_seat(staff.folder, PURPOSE).lab_id) is None:
         return
     ground = grading_ground(staff)
-    if (server := provision.adopt(ground)) is not None:
+    if (server := adoption.adopt(ground)) is not None:
         _end(GradingServer(ground, server))
 
 
