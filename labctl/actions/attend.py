@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 
-from labctl.actions import Note, disks, kept, recover, removal, wards
+from labctl.actions import Note, disks, kept_disks, recover, removal, wards
 from labctl.actions.accounts import ENDED
 from labctl.actions.adoption import adopt
 from labctl.actions.ground import Ground
@@ -44,12 +44,12 @@ def attend(ground: Ground, one: Ward, *, pause: Callable[[float], None] = time.s
         if trouble:
             raise trouble
         if well and any(not _over(ground, run_id) for run_id in left):
-            kept.remove_expired(ground)
+            kept_disks.remove_expired(ground)
             return
         if not well:
             pause(LOOK_S * random.uniform(0.8, 1.2))
     sweep(ground)
-    kept.remove_expired(ground)  # also where a server lives, which the sweep leaves alone
+    kept_disks.remove_expired(ground)  # also where a server lives, which the sweep leaves alone
 
 
 def _over(ground: Ground, run_id: str) -> bool:

@@ -13,7 +13,7 @@ from labctl.actions import (
     attempts,
     deadlines,
     homecoming,
-    kept,
+    kept_disks,
     lab_files,
     lab_services,
     outputs,
@@ -181,7 +181,7 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
         raise kept_there(ground, server, error) from error
     if unsaved:
         raise kept_there(ground, server, _only_there(unsaved), hint=LOOK_THERE)
-    kept.note_saved(ground, server)
+    kept_disks.note_saved(ground, server)
     try:
         lab_services.remove_containers(ground, server)
     except EngineError:

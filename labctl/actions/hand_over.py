@@ -15,10 +15,10 @@ import msgspec
 from labctl.actions import Note, Step, attempts, cost, ledgers, saved
 from labctl.actions.ground import Ground
 from labctl.actions.keepers import KeeperHost
+from labctl.actions.ledgers import HANDED
 from labctl.actions.parcels import Parcel, version, write
 from labctl.actions.scan import hash_file, scan_data
 from labctl.actions.take_in import Known, Taken
-from labctl.actions.turn import HANDED
 from labctl.actions.wards import OUTSIDE, Ward
 from labctl.config import LAB_FILE, LabConfig, environment, secret_values
 from labctl.errors import NotFoundError, UsageError

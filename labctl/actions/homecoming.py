@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.actions import Note, adoption, kept, ledgers, outputs, runs
+from labctl.actions import Note, adoption, kept, kept_disks, ledgers, outputs, runs
 from labctl.actions.copies import from_store, index_of
 from labctl.actions.ground import Ground
 from labctl.actions.keepers import KeeperHost
+from labctl.actions.ledgers import BACK
 from labctl.actions.pull import PulledRun
-from labctl.actions.turn import BACK, handed_to
+from labctl.actions.turn import handed_to
 from labctl.errors import (
     BusyError,
     ConnectError,
@@ -90,7 +91,7 @@ def pull(ground: Ground, run_ids: list[str], *, everything: bool) -> list[Pulled
     try:
         return saved_elsewhere(ground, run_ids)
     except NotFoundError as error:
-        raise kept.explained(ground, error) from None
+        raise kept_disks.explained(ground, error) from None
 
 
 def _is_there(ground: Ground) -> bool:
@@ -98,7 +99,7 @@ def _is_there(ground: Ground) -> bool:
 
 
 def _explained(ground: Ground, error: LabError) -> LabError:
-    return kept.explained(ground, error) if isinstance(error, NotFoundError) else error
+    return kept_disks.explained(ground, error) if isinstance(error, NotFoundError) else error
 
 
 def saved_elsewhere(ground: Ground, run_ids: list[str]) -> list[PulledRun]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from labctl.actions import Step, accounts, disks, kept
+from labctl.actions import Step, accounts, disks, kept_disks
 from labctl.actions.ground import Ground
 from labctl.actions.throttling import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S, ask_patiently
 from labctl.errors import BusyError, ThrottledError
@@ -52,7 +52,7 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
     survivors = tuple(s for s in ours if s.state != "terminated")
     if not survivors:
         mine = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
-        over = [r for r in mine if not r.expires_at or kept.is_saved(ground, r)]
+        over = [r for r in mine if not r.expires_at or kept_disks.is_saved(ground, r)]
         expired = [r for r in mine if disks.is_expired(r) and r not in over]
         take_away(ground, over + expired)
         for disk in expired:

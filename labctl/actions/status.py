@@ -29,7 +29,7 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
     if refresh:
         from labctl.actions.adoption import adopt
         from labctl.actions.bills import told_what_bills
-        from labctl.actions.kept import look
+        from labctl.actions.kept_disks import look
         from labctl.actions.reachability import admit
 
         if ground.state.events(lab_id=ground.lab_id, kind="handed", limit=1):
