@@ -18,10 +18,10 @@ import msgspec
 
 from labctl.actions import Decision, Event, Note, Silent, Step, disks, outputs, runs, wards
 from labctl.actions.ground import Ground
-from labctl.actions.wards import Ward
+from labctl.actions.wards import Round, Ward
 from labctl.config import Paths
 from labctl.errors import BusyError, LabError, NotFoundError
-from labctl.model import Run, Value
+from labctl.model import Run
 from labctl.state import State
 from labctl.state.locks import held
 
@@ -36,16 +36,6 @@ Tell = Callable[[str, str], None]
 """Takes a ward's name ("" for none) and what happened."""
 Attend = Callable[[str], None]
 """Helps a ward; LabError where it could not be helped now."""
-
-
-class Round(Value, frozen=True):
-    """What the last look at a ward found, at Unix second `at`. `error` is "" where all is well."""
-
-    at: float
-    state: str
-    error: str = ""
-    hint: str = ""
-    next_at: float = 0.0
 
 
 class Journal:
@@ -97,15 +87,6 @@ def _lock(places: Paths) -> Path:
     return places.keep_dir / ".locks" / "keep"
 
 
-def rounds(places: Paths) -> dict[str, Round]:
-    """What the keeper saw last of each ward; nothing where it never ran."""
-    try:
-        content = (places.keep_dir / ".rounds.json").read_bytes()
-        return msgspec.json.decode(content, type=dict[str, Round])
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return {}
-
-
 class Keeper:
     """Made once per process; `run` goes on until `stop` is set."""
 
@@ -135,7 +116,7 @@ class Keeper:
 
     def run(self) -> None:
         """Rounds, until `stop`. What a look has begun may still go on when this returns."""
-        self.rounds = {n: r for n, r in rounds(self._places).items() if r.state == SWEPT}
+        self.rounds = {n: r for n, r in wards.read_rounds(self._places).items() if r.state == SWEPT}
         while not self.stop.is_set():
             self.tick()
             self.stop.wait(TICK_S)
@@ -257,14 +238,8 @@ class Keeper:
         )
 
     def _write(self) -> None:
-        """For `labctl keep --list`."""
         with self._guard:
-            target = self._places.keep_dir / ".rounds.json"
-            if not target.parent.is_dir():
-                return
-            draft = target.with_suffix(".new")
-            draft.write_bytes(msgspec.json.encode(self.rounds))
-            draft.replace(target)
+            wards.write_rounds(self._places, self.rounds)
 
 
 def look(ground: Ground, one: Ward, *, swept: bool = False) -> str:
@@ -329,7 +304,7 @@ def _whole(error: LabError) -> str:
 
 def listed(places: Paths, state: State) -> list[dict[str, Any]]:
     """Every ward with its runs and the keeper's last look at it."""
-    seen = rounds(places)
+    seen = wards.read_rounds(places)
     return [
         {
             "name": one.name,

@@ -159,7 +159,7 @@ def test_a_lab_that_comes_or_goes_is_noticed(kept: Kept) -> None:
     wards.drop(kept.two.places, kept.two.state, other)
     kept.round()
     assert f"{other}: is kept no longer" in kept.log
-    assert set(keep.rounds(kept.two.places)) == {NAME}
+    assert set(wards.read_rounds(kept.two.places)) == {NAME}
 
 
 def test_what_it_saw_is_listed_by_others(kept: Kept) -> None:
