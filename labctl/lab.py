@@ -266,8 +266,9 @@ class Lab:
     def explain(self, run: str = "") -> Explanation:
         """Why a run (the latest) is slow or wrong: evidence, source, and what to try next."""
         from labctl.actions.explain import explain
+        from labctl.actions.homecoming import bring_logs
 
-        return explain(self.ground, run)
+        return explain(self.ground, bring_logs(self.ground, run))
 
     def report(self, run: str = "", out: Path | None = None) -> Report:
         """Write the results of a run (the latest) as one HTML file; see docs/report.md."""

@@ -12,7 +12,10 @@ import pytest
 from lab_ground import LAB_ID, Recorded, World, unreachable, world
 
 from labctl.actions import runs
-from labctl.actions.explain import _fitting, explain
+from labctl.actions.explain import Explanation, _fitting
+from labctl.actions.explain import explain as explain_run
+from labctl.actions.ground import Ground
+from labctl.actions.homecoming import bring_logs
 from labctl.actions.provision import up
 from labctl.errors import NotFoundError
 from labctl.estimate.plan import Measured, Plan
@@ -47,6 +50,10 @@ def there(tmp_path: Path) -> World:
     run = Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running", created_at=5.0)
     made.ground().state.save_run(run)
     return made
+
+
+def explain(ground: Ground, run_id: str = "") -> Explanation:
+    return explain_run(ground, bring_logs(ground, run_id))
 
 
 def logs_of(there: World) -> Path:
