@@ -16,13 +16,14 @@ from typing import Any
 
 import msgspec
 
-from labctl.actions import Decision, Event, Note, Silent, Step, disks, outputs, runs, wards
+from labctl.actions import Decision, Event, Note, Silent, Step, outputs, runs, wards
 from labctl.actions.ground import Ground
 from labctl.actions.wards import Round, Ward
 from labctl.config import Paths
 from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.model import Run
 from labctl.state import State
+from labctl.state.disks import has_expired, list_kept_disks
 from labctl.state.locks import held
 
 EVERY_S = 15.0
@@ -225,7 +226,7 @@ class Keeper:
             return False
         self._disks_due[name] = now + SWEPT_EVERY_S
         provider = ground.config.server.provider
-        return disks.has_expired(ground.state, ground.lab_id, provider)
+        return has_expired(ground.state, ground.lab_id, provider)
 
     def _swept(self, name: str) -> bool:
         before = self.rounds.get(name)
@@ -249,7 +250,7 @@ def look(ground: Ground, one: Ward, *, swept: bool = False) -> str:
     """
     server = ground.state.server_of_lab(ground.lab_id)
     if server is None:
-        kept = disks.on_record(ground.state, ground.lab_id)
+        kept = list_kept_disks(ground.state, ground.lab_id)
         return SWEPT if swept and not kept and not _open(ground, one) else TROUBLE
     try:
         reply = runs.refresh(ground, server)

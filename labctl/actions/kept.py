@@ -7,12 +7,13 @@ import time
 import msgspec
 
 from labctl.actions import Note, Step, runs
-from labctl.actions.disks import RESTORED, costs, on_record, short
+from labctl.actions.disks import costs, short
 from labctl.actions.ground import Ground
 from labctl.actions.kept_disks import list_restored, look
 from labctl.errors import BusyError, LabError
 from labctl.model import Resource, Server
 from labctl.providers import Keep
+from labctl.state.disks import RESTORED, list_kept_disks
 
 ATTACH_S = 120.0
 PAUSE_S = 1.0
@@ -27,7 +28,7 @@ def restore(ground: Ground, server: Server) -> None:
     if not isinstance(ground.provider, Keep):
         return
     made_here = ground.state.events(server_id=server.id, kind="created", limit=1)
-    known = on_record(ground.state, ground.lab_id)
+    known = list_kept_disks(ground.state, ground.lab_id)
     done = list_restored(ground, server)
     # Whoever made the server has looked just before.
     if made_here and not [one for one in known if one.disk.id not in done]:
@@ -46,7 +47,7 @@ def restore(ground: Ground, server: Server) -> None:
 def pending(ground: Ground, server: Server) -> bool:
     """Whether a kept disk of the lab is on record that this server has not got yet."""
     done = list_restored(ground, server)
-    known = on_record(ground.state, ground.lab_id)
+    known = list_kept_disks(ground.state, ground.lab_id)
     return any(one.disk.id not in done and not one.missed_at for one in known)
 
 

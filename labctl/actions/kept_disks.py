@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from labctl.actions import Note, disks
-from labctl.actions.disks import RESTORED, costs, has_expired, looked, on_record, short
+from labctl.actions.disks import costs, looked, short
 from labctl.actions.ground import Ground
 from labctl.errors import NotFoundError
 from labctl.model import Offer, Resource, Server
 from labctl.providers import Keep
+from labctl.state.disks import RESTORED, has_expired, list_kept_disks
 
 SAVED = "restored-saved"
 
@@ -73,7 +74,7 @@ def is_saved(ground: Ground, disk: Resource) -> bool:
 
 def explained(ground: Ground, error: NotFoundError) -> NotFoundError:
     """Why there is no server to pull from, and what a kept disk has to do with it."""
-    known = [one.disk for one in on_record(ground.state, ground.lab_id)]
+    known = [one.disk for one in list_kept_disks(ground.state, ground.lab_id)]
     if known:
         error.why = "\n".join(f"its results are on {short(d)}: {costs(d)}" for d in known)
         error.hint = "labctl up && labctl pull"

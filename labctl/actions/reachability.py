@@ -7,7 +7,7 @@ import time
 from labctl.actions import Note, Step, deadlines, removal
 from labctl.actions.accounts import ENDED
 from labctl.actions.adoption import is_fresh
-from labctl.actions.connections import answers
+from labctl.actions.gate import admit
 from labctl.actions.ground import Ground
 from labctl.errors import (
     BusyError,
@@ -17,10 +17,9 @@ from labctl.errors import (
     ThrottledError,
 )
 from labctl.model import Server
-from labctl.providers import Console, Gate, Stoppable
+from labctl.providers import Console, Stoppable
 from labctl.transports import Transport
 
-ANSWER_S = 2.0
 CONSOLE_LINES = 15
 RUNNING_DEADLINE_S = 300.0
 SSH_DEADLINE_S = 120.0
@@ -49,20 +48,6 @@ def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:
             _undo(ground, server, error)
         raise
     return server, transport
-
-
-def let_in(ground: Ground, server: Server) -> None:
-    """`admit`, where the provider keeps a gate and the server does not answer from here now."""
-    if isinstance(ground.provider, Gate) and not answers(server.endpoint, ANSWER_S):
-        admit(ground, server)
-
-
-def admit(ground: Ground, server: Server) -> None:
-    """Let this machine's present address reach the server, where the provider keeps a gate."""
-    if not isinstance(ground.provider, Gate):
-        return
-    if address := ground.provider.admit(server.id):
-        ground.reporter.emit(Note(text=f"ssh is open to {address} and to no other address"))
 
 
 def _running(ground: Ground, server: Server) -> Server:

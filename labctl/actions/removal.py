@@ -15,6 +15,7 @@ from labctl.actions.ground import Ground
 from labctl.actions.throttling import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S, ask_patiently
 from labctl.errors import BusyError, ThrottledError
 from labctl.model import Resource, Server, Value
+from labctl.state.disks import is_expired
 
 T = TypeVar("T")
 GONE_DEADLINE_S = 300.0
@@ -53,7 +54,7 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
     if not survivors:
         mine = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
         over = [r for r in mine if not r.expires_at or kept_disks.is_saved(ground, r)]
-        expired = [r for r in mine if disks.is_expired(r) and r not in over]
+        expired = [r for r in mine if is_expired(r) and r not in over]
         take_away(ground, over + expired)
         for disk in expired:
             disks.tell_removed(ground, disk)

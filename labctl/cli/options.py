@@ -91,8 +91,8 @@ def _remove_expired(lab: Lab) -> None:
 
     It does its own work all the same where that fails.
     """
-    from labctl.actions.disks import has_expired
     from labctl.errors import LabError
+    from labctl.state.disks import has_expired
 
     if not has_expired(lab.ground.state, lab.id, lab.config.server.provider):
         return

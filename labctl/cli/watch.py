@@ -11,9 +11,9 @@ import click
 from labctl.cli.options import json_option, open_lab, yes_option
 
 if TYPE_CHECKING:
-    from labctl.actions.disks import KeptDisk
     from labctl.lab import Lab
     from labctl.model import Run, Server
+    from labctl.state.disks import KeptDisk
 
 
 @click.command("status")

@@ -20,6 +20,7 @@ from labctl.actions.keep import ENDED, SWEPT, TROUBLE, WELL, Journal, Keeper, is
 from labctl.actions.wards import Ward
 from labctl.errors import BusyError, CapacityError, LabError, NotFoundError
 from labctl.model import Offer, Resource, Run
+from labctl.state.disks import SEEN
 
 
 class Kept:
@@ -302,7 +303,7 @@ def test_a_keeper_looks_for_such_disks_once_an_hour(
     kept.keeper._disks_due.clear()
     old = msgspec.structs.replace(DISK, provider="local", expires_at=time.time() - 9999)
     detail = {"disk": msgspec.to_builtins(old)}
-    two.state.record(disks.SEEN, lab_id=LAB_ID, detail=detail)
+    two.state.record(SEEN, lab_id=LAB_ID, detail=detail)
     kept.round(3)
     assert kept.closer == [NAME]
 

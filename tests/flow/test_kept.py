@@ -16,6 +16,7 @@ from labctl.actions.down import down
 from labctl.actions.status import status
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.model import Need, Offer, Resource
+from labctl.state.disks import RESTORED, has_expired, list_kept_disks
 
 DISK = Resource(
     provider="cloud",
@@ -65,7 +66,7 @@ def lab(tmp_path: Path) -> World:
 
 
 def on_record(lab: World) -> list[str]:
-    return [one.disk.id for one in disks.on_record(lab.ground().state, LAB_ID)]
+    return [one.disk.id for one in list_kept_disks(lab.ground().state, LAB_ID)]
 
 
 def refused(lab: World, *errors: Exception) -> Recorded:
@@ -134,11 +135,11 @@ def test_one_that_is_not_shown_any_more_is_gone_only_once_every_region_was_asked
     status(lab.ground(), refresh=True)
     lab.cloud.left.clear()
     status(lab.ground(), refresh=True)
-    [one] = disks.on_record(lab.ground().state)
+    [one] = list_kept_disks(lab.ground().state)
     assert disks.told(one).endswith("not shown by cloud any more")
     lab.cloud.left.append(DISK)
     status(lab.ground(), refresh=True)
-    [one] = disks.on_record(lab.ground().state)
+    [one] = list_kept_disks(lab.ground().state)
     assert one.missed_at is None
     lab.cloud.left.clear()
     everywhere = dataclasses.replace(lab.ground(), everywhere=True)
@@ -165,7 +166,7 @@ def test_down_ends_the_disk_only_once_all_that_came_from_it_is_home(lab: World) 
     refused(lab, ProviderError("another zone"))
     [server] = lab.cloud.machines.values()
     detail = {"disk": msgspec.to_builtins(DISK)}
-    lab.ground().state.record(disks.RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
+    lab.ground().state.record(RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
     assert down(lab.ground(), discard=False).leftovers == ()
     assert on_record(lab) == []
 
@@ -211,8 +212,8 @@ def test_a_disk_that_is_on_the_present_server_is_not_asked_about(lab: World) -> 
     [server] = lab.cloud.machines.values()
     seen_before_its_end(lab)
     detail = {"disk": msgspec.to_builtins(OVER)}
-    lab.ground().state.record(disks.RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
-    assert not disks.has_expired(lab.ground().state, LAB_ID, "cloud")
+    lab.ground().state.record(RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
+    assert not has_expired(lab.ground().state, LAB_ID, "cloud")
 
 
 def test_one_that_cannot_be_removed_keeps_no_other(
