@@ -35,7 +35,7 @@ from labctl.config import LabConfig
 from labctl.courses.folder import PRIVATE
 from labctl.errors import ConfigError, ConnectError, LabError, PolicyError
 from labctl.model import FileEntry, Server
-from labctl.remote.place import boot_token
+from labctl.wire.machine import boot_token
 
 LONGEST_S = 12 * 3600
 """Without a `ttl` of its own, so that a server that nobody ends does not live on."""
