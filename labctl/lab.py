@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from labctl.actions.explain import Explanation
     from labctl.actions.forget import Lost
     from labctl.actions.forwards import Forwarding
+    from labctl.actions.lab_files import Pushed
     from labctl.actions.probe import Probed
+    from labctl.actions.pull import PulledRun
     from labctl.actions.report import Report
     from labctl.actions.submit import Choice, HandedIn
-    from labctl.actions.sync import PulledRun
     from labctl.actions.top import ServerNow
-    from labctl.actions.work import Pushed
 
 
 NO_LAB = "none"
@@ -115,10 +115,10 @@ class Lab:
 
     def push(self, *, force: bool = False) -> list[Pushed]:
         """Code and data to the server; what was edited there stops it (PolicyError)."""
-        from labctl.actions import work
+        from labctl.actions.lab_files import push
 
         check_files(self.config)
-        return work.push(self.ground, self.ground.server(), force=force)
+        return push(self.ground, self.ground.server(), force=force)
 
     def run(
         self,
@@ -140,7 +140,7 @@ class Lab:
         lab is handed over to.
         """
         from labctl.actions import runs, saved, unasked
-        from labctl.actions.provision import renew
+        from labctl.actions.adoption import renew
 
         self._settle_trust()
         check_files(self.config)
@@ -211,7 +211,7 @@ class Lab:
 
     def forward(self, service: str, *, port: int = 0) -> Forwarding:
         """A local port to a service, started on the server if need be; a context manager."""
-        from labctl.actions.work import forward
+        from labctl.actions.lab_services import forward
 
         return forward(self.ground, self.ground.server(), service, port)
 
@@ -266,8 +266,9 @@ class Lab:
     def explain(self, run: str = "") -> Explanation:
         """Why a run (the latest) is slow or wrong: evidence, source, and what to try next."""
         from labctl.actions.explain import explain
+        from labctl.actions.homecoming import bring_logs
 
-        return explain(self.ground, run)
+        return explain(self.ground, bring_logs(self.ground, run))
 
     def report(self, run: str = "", out: Path | None = None) -> Report:
         """Write the results of a run (the latest) as one HTML file; see docs/report.md."""

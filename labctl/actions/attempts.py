@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import Decision, Note, Step, accounts, deadlines, guard, kept, removal
+from labctl.actions import Decision, Note, Step, accounts, deadlines, guard, kept_disks, removal
 from labctl.actions.cost import note_life, spent_usd
 from labctl.actions.ground import Ground
 from labctl.actions.held_disks import KEPT_S
@@ -77,7 +77,7 @@ def make(ground: Ground, need: Need) -> Server:
         return replayed
     offers = _affordable(ground, need)
     refused: dict[str, list[str]] = {}
-    for offer in _agreed(ground, need, kept.nearest(ground, offers)[:MOST_OFFERS]):
+    for offer in _agreed(ground, need, kept_disks.nearest(ground, offers)[:MOST_OFFERS]):
         try:
             return _attempt(ground, need, offer)
         except CapacityError as error:

@@ -10,13 +10,16 @@ import random
 import time
 from collections.abc import Callable
 
-from labctl.actions import Note, disks, kept, recover, removal, wards
+from labctl.actions import Note, kept_disks, recover, removal, wards
+from labctl.actions.accounts import ENDED
+from labctl.actions.adoption import adopt
+from labctl.actions.gate import let_in
 from labctl.actions.ground import Ground
 from labctl.actions.lost import Silences
-from labctl.actions.provision import ENDED, adopt, let_in
 from labctl.actions.wards import Ward
 from labctl.errors import LabError
 from labctl.model import Run
+from labctl.state.disks import list_kept_disks
 
 LOOK_S = 10.0
 SWEPT = "swept"
@@ -42,12 +45,12 @@ def attend(ground: Ground, one: Ward, *, pause: Callable[[float], None] = time.s
         if trouble:
             raise trouble
         if well and any(not _over(ground, run_id) for run_id in left):
-            kept.remove_expired(ground)
+            kept_disks.remove_expired(ground)
             return
         if not well:
             pause(LOOK_S * random.uniform(0.8, 1.2))
     sweep(ground)
-    kept.remove_expired(ground)  # also where a server lives, which the sweep leaves alone
+    kept_disks.remove_expired(ground)  # also where a server lives, which the sweep leaves alone
 
 
 def _over(ground: Ground, run_id: str) -> bool:
@@ -88,7 +91,7 @@ def sweep(ground: Ground) -> None:
     if server is not None or alive:
         return
     removal.swept(ground)
-    kept_disks = len(disks.on_record(ground.state, ground.lab_id))
+    kept_disks = len(list_kept_disks(ground.state, ground.lab_id))
     ground.state.record(SWEPT, lab_id=ground.lab_id, detail={"kept": kept_disks})
     ended = "its server has ended, and nothing that costs is left"
     text = f"its server has ended; {kept_disks} kept disks stay until their time is over"

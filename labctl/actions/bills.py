@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from labctl.actions.disks import on_record, told
+from labctl.actions.disks import told
 from labctl.actions.ground import Ground
 from labctl.errors import BusyError, LabError, ProviderError
+from labctl.state.disks import list_kept_disks
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def still_billing(ground: Ground, lab_id: str | None) -> list[str]:
         for one in ground.state.servers(lab_id)
         if one.offer.price_usd_per_hour and one.state not in ("stopped", "ending", "terminated")
     ]
-    lines += [told(one) for one in on_record(ground.state, lab_id)]
+    lines += [told(one) for one in list_kept_disks(ground.state, lab_id)]
     return lines + [
         f"a {one.offer.type} may have been made and not be shown yet, at "
         f"{one.offer.price_usd_per_hour:.2f} dollars an hour; labctl down finds it"

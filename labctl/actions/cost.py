@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from labctl.actions.disks import KeptDisk, on_record
 from labctl.actions.ground import Ground
 from labctl.model import Server, Value
 from labctl.state import LedgerEntry, State
+from labctl.state.disks import KeptDisk, list_kept_disks
 
 HOUR_S = 3600.0
 ENDS = ("terminated", "gone", "stopped")
@@ -80,7 +80,7 @@ def costs(ground: Ground, *, every_lab: bool = False) -> Costs:
     return Costs(
         servers=tuple(servers),
         runs=runs,
-        kept=tuple(on_record(ground.state, lab_id)),
+        kept=tuple(list_kept_disks(ground.state, lab_id)),
         total_usd=sum(one.cost_usd or 0.0 for one in servers),
         spot_saved_usd=sum(one.spot_saved_usd or 0.0 for one in servers),
         complete=all(one.cost_usd is not None for one in servers),

@@ -14,47 +14,14 @@ import msgspec
 from labctl.actions import Note, accounts
 from labctl.actions.ground import Ground
 from labctl.errors import LabError
-from labctl.model import Resource, Value
-from labctl.state import LedgerEntry, State
-
-SEEN, MISSED, REMOVED, RESTORED = "kept", "kept-missed", "removed", "restored"
-
-
-class KeptDisk(Value, frozen=True):
-    """A kept disk as the ledger knows it: as last seen, at `seen_at` (Unix seconds).
-
-    `missed_at` is when the provider last did not show it among the regions that were asked; None
-    where it did.
-    """
-
-    disk: Resource
-    seen_at: float
-    missed_at: float | None = None
-
-
-def on_record(state: State, lab_id: str | None = None) -> list[KeptDisk]:
-    """The kept disks that are not known to be gone, of one lab or of all, the oldest first."""
-    found: dict[str, KeptDisk] = {}
-    lines = [line for kind in (SEEN, MISSED, REMOVED) for line in _lines(state, lab_id, kind)]
-    for line in sorted(lines, key=lambda one: one.number):
-        disk = msgspec.convert(line.detail["disk"], Resource)
-        if line.kind == SEEN:
-            found[disk.id] = KeptDisk(disk=disk, seen_at=line.at)
-        elif line.kind == REMOVED:
-            found.pop(disk.id, None)
-        elif disk.id in found:
-            found[disk.id] = msgspec.structs.replace(found[disk.id], missed_at=line.at)
-    return list(found.values())
-
-
-def _lines(state: State, lab_id: str | None, kind: str) -> list[LedgerEntry]:
-    return state.events(lab_id=lab_id, kind=kind)
+from labctl.model import Resource
+from labctl.state.disks import MISSED, REMOVED, SEEN, KeptDisk, is_expired, list_kept_disks
 
 
 def looked(ground: Ground, shown: Iterable[Resource], lab_id: str | None) -> list[Resource]:
     """Write down which kept disks a provider's list shows, of a lab or of all; returns them."""
     disks = [one for one in shown if one.expires_at and lab_id in (None, one.lab_id)]
-    known = {one.disk.id: one for one in on_record(ground.state, lab_id)}
+    known = {one.disk.id: one for one in list_kept_disks(ground.state, lab_id)}
     for disk in disks:
         before = known.pop(disk.id, None)
         if before is None or before.missed_at or _plain(before.disk) != _plain(disk):
@@ -84,27 +51,6 @@ def removed(ground: Ground, resource: Resource) -> None:
 def _record(ground: Ground, kind: str, disk: Resource) -> None:
     detail = {"disk": msgspec.to_builtins(disk)}
     ground.state.record(kind, lab_id=disk.lab_id, detail=detail)
-
-
-def is_expired(disk: Resource) -> bool:
-    """Whether it is a kept disk whose time is over, and no server has it any more."""
-    expires_at = disk.expires_at
-    return expires_at is not None and expires_at < time.time() and not disk.server_id
-
-
-def has_expired(state: State, lab_id: str, provider: str) -> bool:
-    """Whether a disk on record may have to be removed: only its provider can tell.
-
-    One whose content is on the lab's present server goes once that is home.
-    """
-    server = state.server_of_lab(lab_id)
-    lines = state.events(server_id=server.id, kind=RESTORED) if server else []
-    attached = {line.detail["disk"]["id"] for line in lines}
-    return any(
-        is_expired(_plain(one.disk))
-        for one in on_record(state, lab_id)
-        if one.disk.provider == provider and not one.missed_at and one.disk.id not in attached
-    )
 
 
 def remove_expired(ground: Ground, shown: Iterable[Resource]) -> None:

@@ -9,21 +9,24 @@ from labctl.actions import (
     Decision,
     Note,
     Step,
+    adoption,
     attempts,
     deadlines,
     held_disks,
     homecoming,
-    kept,
+    kept_disks,
+    lab_files,
+    lab_services,
+    outputs,
     provision,
     removal,
     runs,
     store,
-    work,
 )
 from labctl.actions.bills import told_what_bills
 from labctl.actions.ground import Ground
+from labctl.actions.local_results import Missing
 from labctl.actions.lost import PUT_DOWN
-from labctl.actions.sync import Missing
 from labctl.errors import EngineError, HostKeyError, LabError, PolicyError, ProviderError
 from labctl.model import Resource, Server, Value
 from labctl.providers import Keep, Lease, Stoppable
@@ -66,12 +69,12 @@ def down(ground: Ground, *, discard: bool) -> Ending:
             return Ending(
                 removed=rest.server_id, servers_left=rest.survivors, leftovers=rest.leftovers
             )
-        discard = discard or provision.is_fresh(ground, server)
+        discard = discard or adoption.is_fresh(ground, server)
         running = [] if server.state == "stopped" else _running(ground, server, discard)
         _agree(ground, server, running, discard)
         # Whoever follows a run of it must not take this end for a loss.
         ground.state.record(PUT_DOWN, lab_id=ground.lab_id, server_id=server.id)
-        work.stop_forwards(ground, server)
+        lab_services.stop_forwards(ground, server)
         files = edits = 0
         if not discard:
             files, edits = _save(ground, server, running)
@@ -93,10 +96,10 @@ def emptied(ground: Ground, server: Server, *, discard: bool) -> tuple[int, int]
     (files pulled, edits saved). Nobody is asked. PolicyError where not everything could be saved:
     compute ends then and the disk stays.
     """
-    discard = discard or provision.is_fresh(ground, server)
+    discard = discard or adoption.is_fresh(ground, server)
     running = [] if server.state == "stopped" else _running(ground, server, discard)
     ground.state.record(PUT_DOWN, lab_id=ground.lab_id, server_id=server.id)
-    work.stop_forwards(ground, server)
+    lab_services.stop_forwards(ground, server)
     return (0, 0) if discard else _save(ground, server, running)
 
 
@@ -113,7 +116,7 @@ def _close_store(ground: Ground) -> None:
 def _ours(ground: Ground, discard: bool) -> Server | None:
     """The lab's server. One with a foreign host key can be removed, but only unsaved."""
     try:
-        return provision.adopt(ground)
+        return adoption.adopt(ground)
     except HostKeyError:
         if not discard:
             raise
@@ -126,7 +129,7 @@ def _unheard(ground: Ground) -> Server | None:
         ground.reporter.emit(Step(name="waiting whether an interrupted `up` has made a server"))
     while attempts.unheard(ground):
         time.sleep(min(1.0, ground.provider.settle_s))
-        if found := provision.adopt(ground):
+        if found := adoption.adopt(ground):
             return found
     for attempt in ground.state.open_attempts(ground.lab_id):
         if attempt.provider == ground.provider.name:
@@ -169,19 +172,19 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
             ground.reporter.emit(Note(text=f"{run.id}: {run.told}"))
         # What a notebook saves after it was looked at would go with the server.
         _stop_services(ground, server)
-        pulled = work.pull(ground, server, [], everything=True)
-        edits = work.save_edits(ground, server)
+        pulled = outputs.pull(ground, server, [], everything=True)
+        edits = lab_files.save_edits(ground, server)
         unsaved = [
-            *(_told_missing(one) for one in work.missing(ground, server)),
+            *(_told_missing(one) for one in outputs.list_missing(ground, server)),
             *(f"code/{skipped}" for skipped in edits.skipped),
         ]
     except LabError as error:
         raise kept_there(ground, server, error) from error
     if unsaved:
         raise kept_there(ground, server, _only_there(unsaved), hint=LOOK_THERE)
-    kept.note_saved(ground, server)
+    kept_disks.note_saved(ground, server)
     try:
-        work.tidy(ground, server)
+        lab_services.remove_containers(ground, server)
     except EngineError:
         # A machine that goes takes its containers along; one that others get next must not.
         if isinstance(ground.provider, Lease):
@@ -192,7 +195,7 @@ def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]
 def _stop_services(ground: Ground, server: Server) -> None:
     """Without an engine none runs; whether that matters at the end, `_save` knows."""
     with suppress(EngineError):
-        work.stop_services(ground, server)
+        lab_services.stop_services(ground, server)
 
 
 def _told_missing(one: Missing) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from labctl.actions import Note, Step, homecoming, runs, sync
+from labctl.actions import Note, Step, runs
 from labctl.actions.ground import Ground
-from labctl.errors import BusyError, LabError, NotFoundError
+from labctl.errors import LabError
 from labctl.explain.material import Finding, Fit, Material, Unknown
 from labctl.explain.memory import OutOfMemory, ran_out
 from labctl.explain.verdict import verdict
@@ -53,13 +53,12 @@ class Explanation(Value, frozen=True):
     read: Read
 
 
-def explain(ground: Ground, run_id: str = "") -> Explanation:
-    """Everything that the rules say of a run (the latest).
+def explain(ground: Ground, run: Run) -> Explanation:
+    """Everything that the rules say of a run, from what is here of it."""
+    if run.id.startswith(runs.PROFILES):
+        from labctl.actions.profile import own_command
 
-    Its logs are fetched from the server where that can be reached, else those here count, which is
-    said. NotFoundError where there are none.
-    """
-    run = _brought(ground, run_id)
+        run = own_command(run)
     material = _gathered(ground, run)
     found = ran_out(material)
     if found is not None:
@@ -78,60 +77,6 @@ def explain(ground: Ground, run_id: str = "") -> Explanation:
             flaws=scalars.flaws,
         ),
     )
-
-
-def _brought(ground: Ground, run_id: str) -> Run:
-    """The run as it is now, its logs here."""
-    homecoming.come_back(ground)
-    run = runs.latest(ground, run_id)
-    try:
-        _fetch_logs(ground, run)
-    except (NotFoundError, BusyError) as error:
-        _logs_elsewhere(ground, run, error)
-    found = runs.latest(ground, run.id)
-    if not found.id.startswith(runs.PROFILES):
-        return found
-    from labctl.actions.profile import own_command
-
-    return own_command(found)
-
-
-def _fetch_logs(ground: Ground, run: Run) -> None:
-    server = ground.server()
-    if run.server_id != server.id:
-        raise NotFoundError(f"the server of run {run.id} is gone", hint=f"labctl pull {run.id}")
-    name = f"fetching the logs of {run.id}"
-    ground.reporter.emit(Step(name=name))
-    remote = ground.remote(server)
-    runs.refresh(ground, server, remote)
-    sync.pull(
-        remote,
-        ground.config.name,
-        ground.lab_id,
-        [run.id],
-        ground.config.root,
-        reporter=ground.reporter,
-        only=("logs",),
-        records=ground.state.runs(ground.lab_id),
-    )
-    ground.reporter.emit(Step(name=name, done=True))
-
-
-def _logs_elsewhere(ground: Ground, run: Run, error: LabError) -> None:
-    """From the store or the keeper, else as they were pulled before."""
-    if homecoming.has_copies(ground):
-        try:
-            homecoming.saved_elsewhere(ground, [run.id])
-            return
-        except NotFoundError:
-            pass
-    if not (_directory(ground, run) / "logs").is_dir():
-        raise NotFoundError(
-            f"nothing that run {run.id} logged is here", why=error.what, hint=error.hint
-        ) from error
-    if not run.ended:
-        text = f"{error.what}; this is what was pulled before"
-        ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def _directory(ground: Ground, run: Run) -> Path:

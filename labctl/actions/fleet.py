@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from labctl.actions import Note, attempts, provision, removal
+from labctl.actions import Note, adoption, attempts, provision, reachability, removal
 from labctl.actions.ground import Ground
 from labctl.actions.unexpected import as_lab_error
 from labctl.errors import LabError
@@ -82,8 +82,8 @@ def reach(grounds: Sequence[Ground], *, at_once: int = AT_ONCE) -> list[Outcome[
 
     def one(ground: Ground) -> Server:
         need = ground.config.server.need
-        server = provision.adopt(ground, listed) or attempts.make(ground, need)
-        return provision.reach(ground, server)[0]
+        server = adoption.adopt(ground, listed) or attempts.make(ground, need)
+        return reachability.reach(ground, server)[0]
 
     return each(grounds, one, at_once=at_once)
 

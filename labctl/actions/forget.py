@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from labctl.actions import Decision, accounts, disks
-from labctl.actions.disks import KeptDisk
 from labctl.actions.ground import Ground
 from labctl.errors import NotFoundError, PolicyError
 from labctl.model import Server, Value
 from labctl.state import Attempt
+from labctl.state.disks import KeptDisk, list_kept_disks
 
 
 class Lost(Value, frozen=True):
@@ -50,7 +50,7 @@ def find_lost(ground: Ground, lab_ids: Iterable[str]) -> Lost:
     labs = list(lab_ids)
     servers = [one for lab in labs for one in state.servers(lab) if one.provider == name]
     attempts = [one for lab in labs for one in state.open_attempts(lab) if one.provider == name]
-    kept = [one for lab in labs for one in disks.on_record(state, lab)]
+    kept = [one for lab in labs for one in list_kept_disks(state, lab)]
     return Lost(
         servers=tuple(
             one

@@ -16,6 +16,7 @@ from labctl.errors import ConnectError, NotFoundError
 from labctl.model import Endpoint, Facts, Server
 from labctl.providers import Provider, Surroundings, provider_class
 from labctl.state import State
+from labctl.state.disks import list_kept_disks
 
 if TYPE_CHECKING:
     from labctl.actions.connections import Connections
@@ -105,13 +106,11 @@ class Ground:
 
     def _regions_on_record(self) -> tuple[str, ...]:
         """Where the lab has, or an interrupted `up` may have made, what lab.yaml names no more."""
-        from labctl.actions.disks import on_record
-
         name = self.config.server.provider
         # Of every lab: a course's labs share one provider, and an open attempt is rare.
         found = [one.offer.region for one in self.state.open_attempts() if one.provider == name]
         found += [s.offer.region for s in self.state.servers(self.lab_id) if s.provider == name]
-        kept = [one.disk for one in on_record(self.state, self.lab_id)]
+        kept = [one.disk for one in list_kept_disks(self.state, self.lab_id)]
         found += [disk.region for disk in kept if disk.provider == name]
         return tuple(sorted(set(found) - {""}))
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import Note, Step, attempts, cost, ledgers, saved, sync
+from labctl.actions import Note, Step, attempts, cost, ledgers, saved
 from labctl.actions.ground import Ground
 from labctl.actions.keepers import KeeperHost
+from labctl.actions.ledgers import HANDED
 from labctl.actions.parcels import Parcel, version, write
-from labctl.actions.scan import hash_file
+from labctl.actions.scan import hash_file, scan_data
 from labctl.actions.take_in import Known, Taken
-from labctl.actions.turn import HANDED
 from labctl.actions.wards import OUTSIDE, Ward
 from labctl.config import LAB_FILE, LabConfig, environment, secret_values
 from labctl.errors import NotFoundError, UsageError
@@ -115,7 +115,7 @@ def _files(ground: Ground, run_id: str) -> tuple[Files, dict[str, str]]:
         inside = source.inside_lab and source.path.is_relative_to(root)
         place = source.path.relative_to(root) if inside else OUTSIDE / name
         data[name] = str(place)
-        for entry in sync.scan_data(root, name, source.path, ground.reporter):
+        for entry in scan_data(root, name, source.path, ground.reporter):
             found = (source.path / entry.path, entry.size, entry.sha256)
             files[str(place / entry.path)] = found
     return files, data

@@ -7,12 +7,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.actions import Note, held_disks, kept, ledgers, provision, runs, work
+from labctl.actions import (
+    Note,
+    Step,
+    adoption,
+    held_disks,
+    kept,
+    kept_disks,
+    ledgers,
+    outputs,
+    runs,
+)
 from labctl.actions.copies import from_store, index_of
 from labctl.actions.ground import Ground
 from labctl.actions.keepers import KeeperHost
+from labctl.actions.ledgers import BACK
 from labctl.actions.pull import PulledRun
-from labctl.actions.turn import BACK, handed_to
+from labctl.actions.turn import handed_to
 from labctl.errors import (
     BusyError,
     ConnectError,
@@ -21,6 +32,7 @@ from labctl.errors import (
     PolicyError,
     ProviderError,
 )
+from labctl.model import Run
 
 
 def hear(ground: Ground) -> str:
@@ -64,7 +76,7 @@ def come_back(ground: Ground, *, ask: bool = True) -> str:
     host = hear(ground)
     if host and ask:
         try:
-            provision.adopt(ground)
+            adoption.adopt(ground)
         except (BusyError, ProviderError) as error:
             text = f"{ground.provider.name} cannot be asked: {error.what}"
             ground.reporter.emit(Note(text=text, level="warning"))
@@ -84,22 +96,22 @@ def pull(ground: Ground, run_ids: list[str], *, everything: bool) -> list[Pulled
         held_disks.renew(ground, server)
         if kept.pending(ground, server):
             kept.restore(ground, server)
-        return work.pull(ground, server, run_ids, everything=everything)
+        return outputs.pull(ground, server, run_ids, everything=everything)
     except (NotFoundError, ConnectError) as error:
         if not has_copies(ground) or (isinstance(error, ConnectError) and _is_there(ground)):
             raise _explained(ground, error) from None
     try:
         return saved_elsewhere(ground, run_ids)
     except NotFoundError as error:
-        raise kept.explained(ground, error) from None
+        raise kept_disks.explained(ground, error) from None
 
 
 def _is_there(ground: Ground) -> bool:
-    return provision.adopt(ground) is not None
+    return adoption.adopt(ground) is not None
 
 
 def _explained(ground: Ground, error: LabError) -> LabError:
-    return kept.explained(ground, error) if isinstance(error, NotFoundError) else error
+    return kept_disks.explained(ground, error) if isinstance(error, NotFoundError) else error
 
 
 def saved_elsewhere(ground: Ground, run_ids: list[str]) -> list[PulledRun]:
@@ -150,6 +162,48 @@ def log_elsewhere(ground: Ground, run_id: str) -> bytes:
     if not path.is_file():
         raise NotFoundError(f"the log of {run_id} was not saved", hint="labctl status")
     return path.read_bytes()
+
+
+def bring_logs(ground: Ground, run_id: str = "") -> Run:
+    """The run (the latest) as it is now, its logs here.
+
+    They come from the server or from where they were saved; where neither can be reached, those
+    that are here count, which is said. NotFoundError where there are none.
+    """
+    come_back(ground)
+    run = runs.latest(ground, run_id)
+    try:
+        _fetch_logs(ground, run)
+    except (NotFoundError, BusyError) as error:
+        _fetch_logs_elsewhere(ground, run, error)
+    return runs.latest(ground, run.id)
+
+
+def _fetch_logs(ground: Ground, run: Run) -> None:
+    server = ground.server()
+    if run.server_id != server.id:
+        raise NotFoundError(f"the server of run {run.id} is gone", hint=f"labctl pull {run.id}")
+    name = f"fetching the logs of {run.id}"
+    ground.reporter.emit(Step(name=name))
+    outputs.pull(ground, server, [run.id], only=("logs",))
+    ground.reporter.emit(Step(name=name, done=True))
+
+
+def _fetch_logs_elsewhere(ground: Ground, run: Run, error: LabError) -> None:
+    """From the store or the keeper, else as they were pulled before."""
+    if has_copies(ground):
+        try:
+            saved_elsewhere(ground, [run.id])
+            return
+        except NotFoundError:
+            pass
+    if not log_here(ground, run.id).parent.is_dir():
+        raise NotFoundError(
+            f"nothing that run {run.id} logged is here", why=error.what, hint=error.hint
+        ) from error
+    if not run.ended:
+        text = f"{error.what}; this is what was pulled before"
+        ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def released(ground: Ground, *, discard: bool) -> None:

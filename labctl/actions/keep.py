@@ -16,13 +16,14 @@ from typing import Any
 
 import msgspec
 
-from labctl.actions import Decision, Event, Note, Silent, Step, disks, runs, wards, work
+from labctl.actions import Decision, Event, Note, Silent, Step, outputs, runs, wards
 from labctl.actions.ground import Ground
-from labctl.actions.wards import Ward
+from labctl.actions.wards import Round, Ward
 from labctl.config import Paths
 from labctl.errors import BusyError, LabError, NotFoundError
-from labctl.model import Run, Value
+from labctl.model import Run
 from labctl.state import State
+from labctl.state.disks import has_expired, list_kept_disks
 from labctl.state.locks import hold_lock
 
 EVERY_S = 15.0
@@ -36,16 +37,6 @@ Tell = Callable[[str, str], None]
 """Takes a ward's name ("" for none) and what happened."""
 Attend = Callable[[str], None]
 """Helps a ward; LabError where it could not be helped now."""
-
-
-class Round(Value, frozen=True):
-    """What the last look at a ward found, at Unix second `at`. `error` is "" where all is well."""
-
-    at: float
-    state: str
-    error: str = ""
-    hint: str = ""
-    next_at: float = 0.0
 
 
 class Journal:
@@ -97,15 +88,6 @@ def _lock(places: Paths) -> Path:
     return places.keep_dir / ".locks" / "keep"
 
 
-def rounds(places: Paths) -> dict[str, Round]:
-    """What the keeper saw last of each ward; nothing where it never ran."""
-    try:
-        content = (places.keep_dir / ".rounds.json").read_bytes()
-        return msgspec.json.decode(content, type=dict[str, Round])
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return {}
-
-
 class Keeper:
     """Made once per process; `run` goes on until `stop` is set."""
 
@@ -135,7 +117,7 @@ class Keeper:
 
     def run(self) -> None:
         """Rounds, until `stop`. What a look has begun may still go on when this returns."""
-        self.rounds = {n: r for n, r in rounds(self._places).items() if r.state == SWEPT}
+        self.rounds = {n: r for n, r in wards.read_rounds(self._places).items() if r.state == SWEPT}
         while not self.stop.is_set():
             self.tick()
             self.stop.wait(TICK_S)
@@ -244,7 +226,7 @@ class Keeper:
             return False
         self._disks_due[name] = now + SWEPT_EVERY_S
         provider = ground.config.server.provider
-        return disks.has_expired(ground.state, ground.lab_id, provider)
+        return has_expired(ground.state, ground.lab_id, provider)
 
     def _swept(self, name: str) -> bool:
         before = self.rounds.get(name)
@@ -257,14 +239,8 @@ class Keeper:
         )
 
     def _write(self) -> None:
-        """For `labctl keep --list`."""
         with self._guard:
-            target = self._places.keep_dir / ".rounds.json"
-            if not target.parent.is_dir():
-                return
-            draft = target.with_suffix(".new")
-            draft.write_bytes(msgspec.json.encode(self.rounds))
-            draft.replace(target)
+            wards.write_rounds(self._places, self.rounds)
 
 
 def look(ground: Ground, one: Ward, *, swept: bool = False) -> str:
@@ -274,7 +250,7 @@ def look(ground: Ground, one: Ward, *, swept: bool = False) -> str:
     """
     server = ground.state.server_of_lab(ground.lab_id)
     if server is None:
-        kept = disks.on_record(ground.state, ground.lab_id)
+        kept = list_kept_disks(ground.state, ground.lab_id)
         return SWEPT if swept and not kept and not _open(ground, one) else TROUBLE
     try:
         reply = runs.refresh(ground, server)
@@ -295,7 +271,7 @@ def _bring(ground: Ground, one: Ward, there: set[str]) -> None:
     """Outputs of the runs that go on, and of those that have ended since the last look."""
     wanted = [run_id for run_id in one.runs if run_id in there and not _complete(ground, run_id)]
     for run_id in wanted:
-        (pulled,) = work.pull(ground, ground.server(), [run_id], everything=False)
+        (pulled,) = outputs.pull(ground, ground.server(), [run_id])
         run = ground.state.run(ground.lab_id, run_id)
         if pulled.complete and run is not None and wards.is_over(run):
             _mark(ground, run_id).touch()
@@ -329,7 +305,7 @@ def _whole(error: LabError) -> str:
 
 def listed(places: Paths, state: State) -> list[dict[str, Any]]:
     """Every ward with its runs and the keeper's last look at it."""
-    seen = rounds(places)
+    seen = wards.read_rounds(places)
     return [
         {
             "name": one.name,

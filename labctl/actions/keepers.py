@@ -14,13 +14,12 @@ import msgspec
 
 from labctl.actions.copies import from_copy
 from labctl.actions.ground import Ground
-from labctl.actions.keep import Round
 from labctl.actions.ledgers import Line
 from labctl.actions.parcels import version
 from labctl.actions.pull import PulledRun
 from labctl.actions.replies import raised, reply_in
 from labctl.actions.take_in import Known, Taken
-from labctl.actions.wards import ward_name
+from labctl.actions.wards import Round, ward_name
 from labctl.commands.ssh import check_host, check_port, check_user
 from labctl.errors import LabError, UsageError
 from labctl.model import Endpoint, Run, Value

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from labctl.actions.turn import BACK, HANDED
 from labctl.model import Value
 from labctl.state import LedgerEntry, State
 
+HANDED = "handed"
+BACK = "taken-back"
 OWN = (HANDED, BACK, "attempt", "watch")
 """Kinds that concern the machine alone that wrote them."""
 SOURCE, NUMBER, AT = "from", "number", "at"

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from labctl.actions import Note, Step, accounts, attempts, provision, removal, work
+from labctl.actions import Note, Step, accounts, adoption, attempts, lab_files, outputs, removal
 from labctl.actions.connections import answers
 from labctl.actions.ground import Ground
 from labctl.actions.held_disks import KEPT_S
@@ -86,7 +86,7 @@ def check_there(ground: Ground, server: Server, silences: Silences) -> None:
         raise
     except LabError:
         return
-    if found is None or found.state in provision.ENDED:
+    if found is None or found.state in accounts.ENDED:
         raise GoneError(f"the server {server.id} is gone")
     if found.state != "running" or answers(found.endpoint, ANSWER_S):
         silences.answered(server.id)
@@ -115,8 +115,8 @@ def clear_away(ground: Ground, run_id: str) -> None:
     The zone that has just taken a server back is asked last for the next.
     """
     known = ground.state.server_of_lab(ground.lab_id)
-    server = provision.adopt(ground)
-    if server is None or server.state in provision.ENDED:
+    server = adoption.adopt(ground)
+    if server is None or server.state in accounts.ENDED:
         _leave_zone(ground, known)
         return
     taken = _taken_back(ground, server)
@@ -160,9 +160,9 @@ def _wind_down(ground: Ground, server: Server, run_id: str, taken: dict[str, Any
     is_saved = False
     if not ground.config.store:
         try:
-            work.pull(ground, server, [run_id], everything=False)
-            edits = work.save_edits(ground, server)
-            is_saved = not (edits.skipped or work.missing(ground, server))
+            outputs.pull(ground, server, [run_id])
+            edits = lab_files.save_edits(ground, server)
+            is_saved = not (edits.skipped or outputs.list_missing(ground, server))
         except LabError as error:
             text = f"not all of {run_id} could be pulled: {error.what}"
             ground.reporter.emit(Note(text=text, level="warning"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from labctl.actions import Note, Progress, runs, work
+from labctl.actions import Note, Progress, lab_files, runs
 from labctl.actions.ground import Ground
 from labctl.cards import speed
 from labctl.errors import BusyError, LabError, NoOfferError, UsageError
@@ -100,7 +100,7 @@ def probe(
     server = ground.server()
     spec = runs.spec(ground, server, command, f"probe-{runs.new_id()}", False)
     if push:
-        work.push(ground, server, force=False)
+        lab_files.push(ground, server, force=False)
     begun = runs.start(
         ground,
         server,

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import Note, Step, images, runs, services, sync, work
+from labctl.actions import Note, Step, images, lab_files, lab_services, outputs, runs, services
+from labctl.actions.adoption import renew
 from labctl.actions.forwards import Forwarding
 from labctl.actions.ground import Ground
-from labctl.actions.provision import renew
 from labctl.config import data_dir
 from labctl.errors import InterruptError, LabError, NotFoundError, UsageError
 from labctl.explain.material import Finding
@@ -79,7 +79,7 @@ def profile(
     wanted = msgspec.structs.replace(wanted, env=inside, command=command)
     renew(ground, server)
     _warn_of_others(ground, server)
-    work.push(ground, server, force=False)
+    lab_files.push(ground, server, force=False)
     return _found(ground, server, *_run(ground, server, wanted))
 
 
@@ -184,16 +184,7 @@ def _again(ground: Ground, run: Run) -> Profiled:
 def _found(ground: Ground, server: Server | None, run: Run, said: str = "") -> Profiled:
     """What a profiled run wrote, brought here; `said` are its last words."""
     if server is not None:
-        sync.pull(
-            ground.remote(server),
-            ground.config.name,
-            ground.lab_id,
-            [run.id],
-            ground.config.root,
-            reporter=ground.reporter,
-            only=("logs",),
-            records=ground.state.runs(ground.lab_id),
-        )
+        outputs.pull(ground, server, [run.id], only=("logs",))
     directory = ground.config.root / "runs" / run.id / "logs" / "profile"
     try:
         found = read_profile(directory)
@@ -224,22 +215,14 @@ def forward(ground: Ground, found: Profiled, port: int = 0) -> Forwarding:
         service = _ensured(ground, server, wanted)
         return msgspec.structs.replace(service, path=f"/{found.run}/")
 
-    def again() -> Service:
-        from labctl.actions.provision import adopt
-
-        now = adopt(ground) or server
-        ground.connections.write(now)
-        return shown(now)
-
-    spec = work.forward_spec(ground, server, shown(server), port or PORT)
-    return Forwarding(spec, ground.reporter, again).open()
+    return lab_services.open_forward(ground, server, shown(server), port or PORT, shown)
 
 
 def _ensured(ground: Ground, server: Server, wanted: services.ServiceRequest) -> Service:
     remote = ground.remote(server)
 
     def provide() -> None:
-        work.push(ground, server, force=False)
+        lab_files.push(ground, server, force=False)
         images.ensure(ground, server, remote, wanted.image)
 
     return services.ensure_service(remote, wanted, ground.reporter, provide_image=provide)

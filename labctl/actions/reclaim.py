@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from labctl.actions import Decision, Note, Step, guard, held_disks, runs, saved
+from labctl.actions.accounts import ENDED
 from labctl.actions.ground import Ground
-from labctl.actions.provision import ENDED
 from labctl.actions.recover import recover
 from labctl.errors import (
     BusyError,

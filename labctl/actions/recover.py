@@ -15,7 +15,18 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from labctl.actions import Note, Silent, Step, images, provision, runs, saved, work
+from labctl.actions import (
+    Note,
+    Silent,
+    Step,
+    adoption,
+    images,
+    lab_files,
+    outputs,
+    provision,
+    runs,
+    saved,
+)
 from labctl.actions.ground import Ground
 from labctl.actions.lost import GoneError, Silences, check_there, clear_away, not_put_down
 from labctl.actions.turn import NotOursError, Turn, our_turn
@@ -152,7 +163,7 @@ def _await_recovery(ground: Ground, run_id: str, told: str) -> int:
 def _elsewhere(ground: Ground, run_id: str) -> int | None:
     """Where the log goes on of a run that somebody else has recovered; None where nobody has."""
     with contextlib.suppress(LabError):
-        server = provision.adopt(ground)
+        server = adoption.adopt(ground)
         found = None if server is None else _there(ground, server, run_id)
         if server is not None and found is not None:
             run = runs.keep(ground, server, found)
@@ -171,7 +182,7 @@ def tend(
     turn is waited for, and taken where that watcher has died.
     """
     known = runs.latest(ground, run_id)
-    server = ground.state.server_of_lab(ground.lab_id) or provision.adopt(ground)
+    server = ground.state.server_of_lab(ground.lab_id) or adoption.adopt(ground)
     try:
         if server is None:
             raise GoneError("the lab has no server any more")
@@ -217,7 +228,7 @@ def _mirrored(ground: Ground, run_id: str) -> Iterator[None]:
             with contextlib.suppress(LabError):
                 server = quiet.state.server_of_lab(quiet.lab_id)
                 if server is not None:
-                    work.pull(quiet, server, [run_id], everything=False, wait_s=0.0)
+                    outputs.pull(quiet, server, [run_id], wait_s=0.0)
 
     thread = threading.Thread(target=keep_up, daemon=True)
     thread.start()
@@ -248,7 +259,7 @@ def recover(
         turn.check()
         server = provision.up(unasked(ground, run_id))
         spec, files = _brought(ground, server, run_id)
-        work.push_data(ground, server)
+        lab_files.push_data(ground, server)
         ground.reporter.emit(Step(name=f"going on with {run_id}"))
         reply = _resumed(ground, server, spec, told, turn)
         run = runs.keep(ground, server, reply["run"])

@@ -29,9 +29,13 @@ from labctl.transports import Body, Transport
 MARK = b"\x1elabctl "
 MOST_REPLY_BYTES = 16 * 1024**2
 """Of a streaming verb's first reply, and of what is kept of its standard error."""
-DOOR = b"""import os, sys
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from remote.door import main
+DOOR = b"""import os, sys, types
+here = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, here)
+# The packages below are labctl's, whatever else of that name the machine has.
+sys.modules["labctl"] = types.ModuleType("labctl")
+sys.modules["labctl"].__path__ = [here]
+from labctl.remote.door import main
 code = main()
 sys.stdout.flush()
 sys.stderr.flush()
@@ -71,12 +75,17 @@ def resumable(hint: str) -> Iterator[None]:
 
 @functools.cache
 def files() -> tuple[tuple[str, bytes], ...]:
-    """(path, content) of all that lies on the server: the package `labctl.remote`, its door, and
-    what it imports of others."""
-    folder = Path(__file__).parents[1] / "remote"
-    kept = sorted(path for path in folder.iterdir() if path.suffix in (".py", ".sh"))
-    package = tuple((f"remote/{path.name}", path.read_bytes()) for path in kept)
-    return (("__main__.py", DOOR), *package, *read_vendored_files())
+    """(path, content) of all that lies on the server: the packages `labctl.remote` and
+    `labctl.wire`, their door, and what they import of others."""
+    home = Path(__file__).parents[1]
+    kept = [
+        path
+        for package in ("remote", "wire")
+        for path in sorted((home / package).iterdir())
+        if path.suffix in (".py", ".sh")
+    ]
+    packages = tuple((str(path.relative_to(home)), path.read_bytes()) for path in kept)
+    return (("__main__.py", DOOR), *packages, *read_vendored_files())
 
 
 @functools.cache

@@ -10,11 +10,12 @@ from typing import TypeVar
 
 import msgspec
 
-from labctl.actions import Step, accounts, disks, held_disks, kept
+from labctl.actions import Step, accounts, disks, held_disks, kept_disks
 from labctl.actions.ground import Ground
 from labctl.errors import BusyError, LabError, ThrottledError
 from labctl.model import Resource, Server, Value
 from labctl.retry import retry_on, while_throttled
+from labctl.state.disks import is_expired
 
 T = TypeVar("T")
 GONE_DEADLINE_S = 300.0
@@ -57,8 +58,8 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
         mine = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
         # What still belongs to a server by a list that lags may be a disk that is to outlive it.
         free = [r for r in mine if not (r.expires_at or r.server_id)]
-        over = free + [r for r in mine if r.expires_at and kept.is_saved(ground, r)]
-        expired = [r for r in mine if disks.is_expired(r) and r not in over]
+        over = free + [r for r in mine if r.expires_at and kept_disks.is_saved(ground, r)]
+        expired = [r for r in mine if is_expired(r) and r not in over]
         take_away(ground, over + expired)
         for disk in expired:
             disks.tell_removed(ground, disk)

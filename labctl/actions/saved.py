@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from labctl.actions import Note, sync
+from labctl.actions import Note
 from labctl.actions.ground import Ground
-from labctl.actions.scan import Index
+from labctl.actions.push import push
+from labctl.actions.scan import Index, scan_code, scan_data
 from labctl.actions.store import lab_store, restore_run
 from labctl.actions.transfers import hold_transfers
 from labctl.errors import LabError, NotFoundError
@@ -41,7 +42,7 @@ def keep_code(ground: Ground, spec: RunSpec) -> None:
     """
     config = ground.config
     inside = [one.path for one in config.data.values() if one.path and one.inside_lab]
-    files = sync.scan_code(config.root, ground.reporter, data=inside)
+    files = scan_code(config.root, ground.reporter, data=inside)
     kept = config.root / KEPT / spec.id
     staging = kept.with_name(f".{spec.id}.new")
     shutil.rmtree(staging, ignore_errors=True)
@@ -118,7 +119,7 @@ def _from_here(ground: Ground, server: Server, run_id: str) -> int:
         ground.reporter.emit(Note(text=text, level="warning"))
     target = f"restore/{run_id}"
     with hold_transfers(config.root, "push", ground.reporter):
-        sync.push(
+        push(
             remote,
             config.name,
             ground.lab_id,
@@ -158,7 +159,7 @@ def _tree(ground: Ground, run_id: str) -> _Tree:
         _linked(outputs, whole, but=NOT_OUTPUTS)
     name = f"restore-{run_id}"
     index = Index(root, f"data/{name}")
-    files = sync.scan_data(root, name, whole, ground.reporter, later=index)
+    files = scan_data(root, name, whole, ground.reporter, later=index)
     return _Tree(root=whole, files=files, index=index)
 
 

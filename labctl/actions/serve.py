@@ -6,17 +6,12 @@ import http.client
 
 import msgspec
 
-from labctl.actions import images, runs, sync, work
-from labctl.actions.forwards import (
-    DetachedSpec,
-    Forwarding,
-    list_forwards,
-    run_detached,
-    stop_forward,
-)
+from labctl.actions import images, lab_files, lab_services, runs
+from labctl.actions.forwards import Forwarding, list_forwards, stop_forward
 from labctl.actions.ground import Ground
 from labctl.actions.prepare import gpu_for
-from labctl.actions.scan import Index
+from labctl.actions.push import push
+from labctl.actions.scan import Index, scan_data
 from labctl.actions.services import (
     ServedModel,
     ServiceRequest,
@@ -78,7 +73,7 @@ def of_model(ground: Ground, server: Server, choice: Choice) -> ServiceRequest:
         _send(ground, server, run)
     own_code = there and not choice.push
     if not own_code:
-        work.push(ground, server, force=False)
+        lab_files.push(ground, server, force=False)
     model = ServedModel(
         run=run.id,
         where="run" if there else "here",
@@ -113,18 +108,15 @@ def of_image(
 
 def forward(ground: Ground, server: Server, wanted: ServiceRequest, port: int = 0) -> Forwarding:
     """The service, running, and an open forward to it; `port` 0 is the one it has itself."""
-    service = _ensured(ground, server, wanted)
-
-    def again() -> Service:
-        from labctl.actions.provision import adopt
-
-        now = adopt(ground) or server
-        ground.connections.write(now)
-        # Somebody may serve another model by now: that one stays.
-        return _ensured(ground, now, msgspec.structs.replace(wanted, replace=False))
-
-    spec = work.forward_spec(ground, server, service, port or wanted.port or PORT)
-    return Forwarding(spec, ground.reporter, again).open()
+    # Somebody may serve another model by the time of a cut: that one stays.
+    later = msgspec.structs.replace(wanted, replace=False)
+    return lab_services.open_forward(
+        ground,
+        server,
+        _ensured(ground, server, wanted),
+        port or wanted.port or PORT,
+        lambda now: _ensured(ground, now, later),
+    )
 
 
 def forward_detached(
@@ -136,13 +128,9 @@ def forward_detached(
         # It leads to where the service was before it was started anew.
         if one.service == service.name and one.remote_port != service.port:
             stop_forward(ground.state, one.id, server.id)
-    spec = DetachedSpec(
-        forward=work.forward_spec(ground, server, service, port or wanted.port or PORT),
-        log_path=str(ground.paths.log_dir / f"forward-{server.id}-{service.name}.log"),
-        request=msgspec.structs.replace(wanted, replace=False),
-        refresh_argv=work.refresh_argv(ground),
-    )
-    return run_detached(spec, ground.state)
+    later = msgspec.structs.replace(wanted, replace=False)
+    port = port or wanted.port or PORT
+    return lab_services.detach_forward(ground, server, service, later, port)
 
 
 def stop(ground: Ground, server: Server) -> list[str]:
@@ -240,7 +228,7 @@ def _send(ground: Ground, server: Server, run: Run) -> None:
         ) from None
     root, name = ground.config.root, f"model-{run.id}"
     index = Index(root, f"data/{name}")
-    files = sync.scan_data(root, name, here, ground.reporter, later=index)
+    files = scan_data(root, name, here, ground.reporter, later=index)
     about = (ground.remote(server), ground.config.name, ground.lab_id, f"model/{run.id}")
     with hold_transfers(root, "push", ground.reporter):
-        sync.push(*about, here, files, ground.reporter, force=True, index=index)
+        push(*about, here, files, ground.reporter, force=True, index=index)

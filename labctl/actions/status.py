@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from labctl.actions.cost import spent_usd
-from labctl.actions.disks import on_record
 from labctl.actions.ground import Ground
 from labctl.errors import ConnectError
 from labctl.model import Server
+from labctl.state.disks import list_kept_disks
 
 
 def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any]:
@@ -27,9 +27,10 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
     said = ""
     keeper = ""
     if refresh:
+        from labctl.actions.adoption import adopt
         from labctl.actions.bills import told_what_bills
-        from labctl.actions.kept import look
-        from labctl.actions.provision import admit, adopt
+        from labctl.actions.gate import admit
+        from labctl.actions.kept_disks import look
 
         if ground.state.events(lab_id=ground.lab_id, kind="handed", limit=1):
             from labctl.actions.homecoming import hear
@@ -66,7 +67,7 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
         "watch": watch,
         "watched_at": watched_at,
         "cost_usd": round(spent_usd(ground.state, ground.lab_id, now), 4),
-        "kept": on_record(ground.state, ground.lab_id),
+        "kept": list_kept_disks(ground.state, ground.lab_id),
         "ended": _ended(ground),
         "runs": list(reversed(ground.state.runs(ground.lab_id))),
         "now": now,

@@ -12,11 +12,12 @@ from typing import BinaryIO
 import msgspec
 
 from labctl.actions import Reporter, Step, accounts, ledgers, wards
+from labctl.actions.accounts import ENDED
 from labctl.actions.cost import note_life
+from labctl.actions.gate import admit
 from labctl.actions.ground import Ground
 from labctl.actions.host_keys import make_key, replace_file
 from labctl.actions.parcels import Parcel, Unpacking, version
-from labctl.actions.provision import ENDED, admit
 from labctl.actions.store import lab_store
 from labctl.actions.wards import Ward
 from labctl.config import Paths, set_secret, trust

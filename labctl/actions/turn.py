@@ -20,11 +20,10 @@ from typing import Any
 
 from labctl.actions import Note
 from labctl.actions.ground import Ground
+from labctl.actions.ledgers import BACK, HANDED
 from labctl.errors import BusyError, LabError
 from labctl.stores import Store
 
-HANDED = "handed"
-BACK = "taken-back"
 BEAT_S = 15.0
 STALE_S = 60.0
 LOOK_S = 2.0

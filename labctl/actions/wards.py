@@ -3,6 +3,7 @@
 <keep>/<lab>-<lab id>/            a lab directory: lab.yaml, runs/, .labctl/{lab.json,kept/}
 <keep>/<lab>-<lab id>/keep.json   who handed it over, when, which runs (`Ward`)
 <keep>/.locks/<lab>-<lab id>      held while somebody works on that lab
+<keep>/.rounds.json               what the keeper saw last of each (`Round`)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from labctl.state import State
 from labctl.state.locks import hold_lock
 
 RECORD = "keep.json"
+ROUNDS = ".rounds.json"
 OUTSIDE = Path(".labctl") / "data"
 """Where data lies that is outside the lab at its owner's."""
 DROP_S = 20.0
@@ -53,6 +55,16 @@ class Ward(Value, frozen=True):
     @property
     def name(self) -> str:
         return ward_name(self.lab, self.lab_id)
+
+
+class Round(Value, frozen=True):
+    """What the last look at a ward found, at Unix second `at`. `error` is "" where all is well."""
+
+    at: float
+    state: str
+    error: str = ""
+    hint: str = ""
+    next_at: float = 0.0
 
 
 def ward_name(lab: str, lab_id: str) -> str:
@@ -156,6 +168,25 @@ def known_runs(state: State, one: Ward) -> list[Run]:
 def is_over(run: Run) -> bool:
     """Whether there is nothing left to recover: it ended by itself, or a limit ended it."""
     return run.state in ("exited", "cancelled") or bool(run.stopped_by)
+
+
+def read_rounds(places: Paths) -> dict[str, Round]:
+    """What the keeper saw last of each ward; nothing where it never ran."""
+    try:
+        content = (places.keep_dir / ROUNDS).read_bytes()
+        return msgspec.json.decode(content, type=dict[str, Round])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return {}
+
+
+def write_rounds(places: Paths, seen: Mapping[str, Round]) -> None:
+    """For `labctl keep --list`; nothing where no lab was ever handed over."""
+    target = places.keep_dir / ROUNDS
+    if not target.parent.is_dir():
+        return
+    draft = target.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(seen))
+    draft.replace(target)
 
 
 @contextmanager

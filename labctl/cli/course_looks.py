@@ -272,12 +272,13 @@ def explain_command(ctx: click.Context, name: str, run: str, everything: bool, j
     """
     from labctl.actions.courses.together import run_of
     from labctl.actions.explain import explain
+    from labctl.actions.homecoming import bring_logs
     from labctl.cli.explain import draw
     from labctl.cli.screen import as_json
 
     course = open_course(ctx, quiet=json_)
     lab, _, found = run_of(staff_of(course), course.folder.seat(name), run)
-    said = explain(lab, found.id)
+    said = explain(lab, bring_logs(lab, found.id))
     rest(ctx)
     if json_:
         as_json({key: getattr(said, key) for key in said.__struct_fields__})

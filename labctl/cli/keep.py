@@ -156,16 +156,16 @@ def _add(desk: Desk) -> dict[str, Any]:
 
 
 def _told(desk: Desk, name: str) -> dict[str, Any]:
-    from labctl.actions.keep import is_running, rounds
+    from labctl.actions.keep import is_running
     from labctl.actions.ledgers import lines
-    from labctl.actions.wards import known_runs, ward
+    from labctl.actions.wards import known_runs, read_rounds, ward
 
     one = ward(desk.places, name)
     return {
         "told": {
             "lines": lines(desk.state, one.lab_id),
             "runs": known_runs(desk.state, one),
-            "round": rounds(desk.places).get(one.name),
+            "round": read_rounds(desk.places).get(one.name),
             "running": is_running(desk.places),
         }
     }

@@ -91,15 +91,15 @@ def _remove_expired(lab: Lab) -> None:
 
     It does its own work all the same where that fails.
     """
-    from labctl.actions.disks import has_expired
     from labctl.errors import LabError
+    from labctl.state.disks import has_expired
 
     if not has_expired(lab.ground.state, lab.id, lab.config.server.provider):
         return
-    from labctl.actions import Note, kept
+    from labctl.actions import Note, kept_disks
 
     try:
-        kept.remove_expired(lab.ground)
+        kept_disks.remove_expired(lab.ground)
     except LabError as error:
         text = f"a kept disk whose time is over is still there: {error.what}"
         lab.ground.reporter.emit(Note(text=text, level="warning"))

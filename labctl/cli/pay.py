@@ -11,10 +11,10 @@ from labctl.cli.options import json_option, need_options, open_lab, yes_option
 
 if TYPE_CHECKING:
     from labctl.actions.cost import Costs
-    from labctl.actions.disks import KeptDisk
     from labctl.actions.orphans import Orphans
     from labctl.lab import Lab
     from labctl.model import Offer, Resource
+    from labctl.state.disks import KeptDisk
 
 MOST_SHOWN = 20
 

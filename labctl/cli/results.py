@@ -10,7 +10,7 @@ from labctl.cli.options import json_option, open_lab
 
 if TYPE_CHECKING:
     from labctl.actions.evaluate import Evaluated
-    from labctl.actions.sync import PulledRun
+    from labctl.actions.pull import PulledRun
     from labctl.lab import Lab
 
 
@@ -38,13 +38,13 @@ def pull_command(
     labctl pull --follow
     labctl pull --code
     """
-    from labctl.actions import work
+    from labctl.actions.lab_files import pull_code
     from labctl.cli.exits import clean
     from labctl.cli.screen import as_json
 
     lab = open_lab(ctx, quiet=json_)
     if code:
-        edits = work.pull_code(lab.ground, lab.ground.server())
+        edits = pull_code(lab.ground, lab.ground.server())
         if json_:
             as_json({"edits": edits})
         for name in [] if json_ else edits:
@@ -74,7 +74,7 @@ def _came(one: PulledRun) -> str:
 def _followed(lab: Lab, run: str, json_: bool) -> PulledRun:
     """Round after round until the run has ended; a line for each that brought something."""
     from labctl.actions import runs
-    from labctl.actions.mirror_here import mirror_here
+    from labctl.actions.outputs import mirror_here
 
     def told(one: PulledRun) -> None:
         if not json_ and (one.files or one.complete):

@@ -11,9 +11,9 @@ import click
 from labctl.cli.options import json_option, open_lab, yes_option
 
 if TYPE_CHECKING:
-    from labctl.actions.disks import KeptDisk
     from labctl.lab import Lab
     from labctl.model import Run, Server
+    from labctl.state.disks import KeptDisk
 
 
 @click.command("status")
@@ -298,9 +298,9 @@ def forward_command(
     if port and len(services) > 1:
         raise UsageError("--port goes with one service", hint=f"labctl forward {services[0]}")
     if detach:
-        from labctl.actions import work
+        from labctl.actions.lab_services import forward_detached
 
-        made = [work.forward_detached(lab.ground, name, port) for name in services]
+        made = [forward_detached(lab.ground, name, port) for name in services]
         _show([(one.service, one.url) for one in made], open_, json_)
     else:
         with contextlib.ExitStack() as opened:
@@ -314,10 +314,14 @@ def forward_command(
 
 def _kept_forwards(lab: Lab, services: tuple[str, ...], stop: bool, json_: bool) -> None:
     """List or end what --detach keeps."""
-    from labctl.actions import work
+    from labctl.actions.forwards import list_forwards, stop_forward
     from labctl.cli.screen import as_json, table
 
-    kept = work.stopped(lab.ground, services) if stop else work.kept(lab.ground)
+    state = lab.ground.state
+    if stop:
+        kept = [one for name in services or ("all",) for one in stop_forward(state, name)]
+    else:
+        kept = list_forwards(state)
     if json_:
         as_json({"forwards": kept})
     elif kept:

@@ -219,16 +219,14 @@ def become_ssh(ground: Ground, line: str, *, tty: bool = True) -> None:
     """Become ssh to the lab's server: its exit code, its terminal, its signals."""
     import shutil
 
+    from labctl.actions.gate import has_gate, let_in
     from labctl.commands.ssh import interactive_argv
     from labctl.errors import LabError
-    from labctl.providers import Gate, provider_class
     from labctl.shell import portable
     from labctl.transports.client import quick_login
 
     server = ground.server()
-    if issubclass(provider_class(server.provider), Gate):
-        from labctl.actions.provision import let_in
-
+    if has_gate(server):
         let_in(ground, server)
     config = ground.connections.write(server)
     if not shutil.which("ssh"):

@@ -17,18 +17,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from ..wire.machine import boot_token
 from . import engine, sealed
 from .containers import mount
-from .place import (
-    CHUNK,
-    boot_token,
-    checked_name,
-    drop_tree,
-    lab_dir,
-    read_json,
-    write_json,
-    write_text,
-)
+from .place import CHUNK, checked_name, drop_tree, lab_dir, read_json, write_json, write_text
 from .reply import Failure
 
 LABEL = "labctl.grading"

@@ -9,20 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..wire.machine import boot_token
 from .docker import docker
 from .engine import inspect
 from .gpu_access import lost_at
-from .place import (
-    LIMIT,
-    boot_token,
-    disk,
-    going_down,
-    lab_dir,
-    read_json,
-    read_text,
-    run_dir,
-    write_json,
-)
+from .place import LIMIT, disk, going_down, lab_dir, read_json, read_text, run_dir, write_json
 from .reply import Failure
 from .secrets_tmpfs import drop as drop_secrets
 from .shared import LEASE

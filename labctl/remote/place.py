@@ -138,17 +138,6 @@ def age_of(moment_s: float) -> float:
     return abs(time.time() - moment_s)
 
 
-def boot_token() -> str:
-    """Changes when the machine restarts, a container as machine included.
-
-    A container shares the kernel's boot id with its host, so the start of process 1 counts too.
-    """
-    boot = read_text(Path("/proc/sys/kernel/random/boot_id"))
-    stat = read_text(Path("/proc/1/stat"))
-    start = stat.rpartition(")")[2].split()[19] if ")" in stat else ""
-    return f"{boot}:{start}"
-
-
 def going_down() -> bool:
     """Whether this machine is on its way to a shutdown or a restart: systemd's word, or a mark."""
     import shutil  # asked only of a run that somebody ended

@@ -14,20 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ..wire.machine import boot_token
 from . import engine, secrets_tmpfs
 from .containers import run_body
 from .docker import docker, tmux, tmux_begun
 from .looks import UNENDED, existing, final, last_attempt, look
-from .place import (
-    boot_token,
-    drop_tree,
-    inside,
-    lab_dir,
-    read_json,
-    run_dir,
-    write_json,
-    write_text,
-)
+from .place import drop_tree, inside, lab_dir, read_json, run_dir, write_json, write_text
 from .reply import Failure
 from .scope import scope_words
 from .shared import TAKEN

@@ -14,19 +14,12 @@ from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes
 
 from labctl.actions import Event, Progress
 from labctl.actions.connections import Connections
+from labctl.actions.edits import pull_code, pull_edits
+from labctl.actions.fetch import fetch_data
+from labctl.actions.pull import pull, verify
+from labctl.actions.push import PushResult, push
 from labctl.actions.remote import Remote
-from labctl.actions.scan import Index
-from labctl.actions.sync import (
-    PushResult,
-    fetch_data,
-    pull,
-    pull_code,
-    pull_edits,
-    push,
-    scan_code,
-    scan_data,
-    verify,
-)
+from labctl.actions.scan import Index, scan_code, scan_data
 from labctl.errors import (
     DiskFullError,
     NotFoundError,

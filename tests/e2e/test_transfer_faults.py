@@ -25,9 +25,11 @@ from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes
 
 from labctl.actions import Event, Progress
 from labctl.actions.connections import Connections
+from labctl.actions.edits import pull_edits
+from labctl.actions.pull import pull, verify
+from labctl.actions.push import PushResult, push
 from labctl.actions.remote import Remote, program_name
-from labctl.actions.scan import Index
-from labctl.actions.sync import PushResult, pull, pull_edits, push, scan_code, verify
+from labctl.actions.scan import Index, scan_code
 from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError
 
 pytest_plugins = ["sshd_fixtures"]
@@ -375,7 +377,7 @@ from pathlib import Path
 import msgspec
 from labctl.actions import Note, Progress
 from labctl.actions.remote import Remote
-from labctl.actions.sync import pull
+from labctl.actions.pull import pull
 from labctl.model import Endpoint
 from labctl.transports.openssh import OpenSshTransport
 

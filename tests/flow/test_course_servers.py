@@ -23,7 +23,7 @@ from labctl.actions.courses.servers import of_course, up
 from labctl.actions.courses.status import status
 from labctl.actions.courses.together import message, push, run_of
 from labctl.actions.ground import Ground
-from labctl.actions.kept import SAVED
+from labctl.actions.kept_disks import SAVED
 from labctl.course import Course
 from labctl.courses.spending import spent_usd
 from labctl.errors import InterruptError, NotFoundError, PolicyError, ProviderError, UsageError

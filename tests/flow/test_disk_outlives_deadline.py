@@ -11,16 +11,7 @@ import pytest
 from lab_ground import LAB_ID, Cloud, DiskCloud, Recorded, World, unreachable, world
 
 from labctl import retry
-from labctl.actions import (
-    disks,
-    guard,
-    held_disks,
-    homecoming,
-    lost,
-    provision,
-    reclaim,
-    work,
-)
+from labctl.actions import guard, held_disks, homecoming, lab_files, lost, provision, reclaim
 from labctl.actions.down import down
 from labctl.actions.extend import extend
 from labctl.actions.ground import Ground
@@ -36,6 +27,7 @@ from labctl.errors import (
     ThrottledError,
 )
 from labctl.model import Need, Resource, Run, Server
+from labctl.state.disks import list_kept_disks
 
 ARM = guard.arm  # what conftest replaces, lest a watchdog end this machine
 DAY_S = 86_400.0
@@ -356,7 +348,7 @@ def test_what_was_edited_on_a_server_that_is_taken_back_is_here(lab: World) -> N
     code = lab.home / "lab" / "train.py"
     code.write_text("print(1)")
     up(lab)
-    work.push(lab.ground(), lab.ground().server(), force=False)
+    lab_files.push(lab.ground(), lab.ground().server(), force=False)
     (lab.machine.home / "labctl" / "digits" / "code" / "train.py").write_text("print(2)")
     cloud_of(lab).takes_back = True
     lab.machine.run_with("night", model="weights")
@@ -377,7 +369,7 @@ def test_a_server_of_another_machine_ends_with_its_disk(lab: World) -> None:
     server = up(lab)
     lab.places.database.unlink()
     ground = lab.ground()
-    assert not disks.on_record(ground.state)
+    assert not list_kept_disks(ground.state)
     down(ground, discard=True)
     assert "release_disk" in cloud_of(lab).calls
     assert server.id not in cloud_of(lab).kept_until

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
 
-from labctl.actions import Event, Progress, provision, removal, work
+from labctl.actions import Event, Progress, lab_services, outputs, provision, removal
 from labctl.actions.down import Ending, down
 from labctl.actions.host_keys import make_key
 from labctl.errors import BusyError, HostKeyError, NotFoundError, PolicyError, ThrottledError
@@ -193,7 +193,7 @@ def spoil(lab: Path, size: int) -> None:
 
 def test_a_result_that_was_spoiled_here_comes_again_before_the_server_goes(ready: World) -> None:
     ready.machine.run_with("night", **{"model.pt": "weights that took a night"})
-    work.pull(ready.ground(), ready.ground().server(), [], everything=False)
+    outputs.pull(ready.ground(), ready.ground().server(), [])
     spoil(ready.home / "lab", len("weights that took a night"))
     assert end(ready).pulled_files == 1
     here = ready.home / "lab/runs/night/checkpoints/model.pt"
@@ -284,14 +284,14 @@ def test_what_a_notebook_saves_as_it_is_stopped_is_home(
 ) -> None:
     code = ready.machine.home / "labctl" / "digits" / "code"
     ready.machine.run_with("night", **{"model.pt": "weights"})
-    stop_service = work.serving.stop_service
+    stop_service = lab_services.services.stop_service
 
     def stops(*about: Any) -> Any:
         code.mkdir(exist_ok=True)
         (code / "notes.ipynb").write_text("all of today's work")
         return stop_service(*about)
 
-    monkeypatch.setattr(work.serving, "stop_service", stops)
+    monkeypatch.setattr(lab_services.services, "stop_service", stops)
     assert end(ready).saved_edits == 1
     [saved] = (ready.home / "lab" / "server-edits").rglob("notes.ipynb")
     assert saved.read_text() == "all of today's work"

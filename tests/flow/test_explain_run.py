@@ -12,7 +12,10 @@ import pytest
 from lab_ground import LAB_ID, Recorded, World, unreachable, world
 
 from labctl.actions import runs
-from labctl.actions.explain import _fitting, explain
+from labctl.actions.explain import Explanation, _fitting
+from labctl.actions.explain import explain as explain_run
+from labctl.actions.ground import Ground
+from labctl.actions.homecoming import bring_logs
 from labctl.actions.provision import up
 from labctl.errors import NotFoundError
 from labctl.estimate.plan import Measured, Plan
@@ -49,6 +52,10 @@ def there(tmp_path: Path) -> World:
     return made
 
 
+def explain(ground: Ground, run_id: str = "") -> Explanation:
+    return explain_run(ground, bring_logs(ground, run_id))
+
+
 def logs_of(there: World) -> Path:
     return there.machine.home / "labctl" / "digits" / "runs" / "night" / "logs"
 
@@ -64,13 +71,13 @@ def test_logs_alone_are_fetched_and_every_part_of_them_is_read(there: World) -> 
 
 
 def test_what_was_fetched_for_it_does_not_count_as_pulled(there: World) -> None:
-    from labctl.actions import work
+    from labctl.actions import outputs
 
     ground = there.ground()
     explain(ground)
-    (lacking,) = work.missing(ground, ground.server())
+    (lacking,) = outputs.list_missing(ground, ground.server())
     assert lacking.path == "checkpoints/model.safetensors"
-    (pulled,) = work.pull(ground, ground.server(), ["night"], everything=False)
+    (pulled,) = outputs.pull(ground, ground.server(), ["night"])
     assert (pulled.files, pulled.complete) == (1, True)
 
 

@@ -20,6 +20,7 @@ from labctl.actions.keep import ENDED, SWEPT, TROUBLE, WELL, Journal, Keeper, is
 from labctl.actions.wards import Ward
 from labctl.errors import BusyError, CapacityError, LabError, NotFoundError
 from labctl.model import Offer, Resource, Run
+from labctl.state.disks import SEEN
 
 
 class Kept:
@@ -159,7 +160,7 @@ def test_a_lab_that_comes_or_goes_is_noticed(kept: Kept) -> None:
     wards.drop(kept.two.places, kept.two.state, other)
     kept.round()
     assert f"{other}: is kept no longer" in kept.log
-    assert set(keep.rounds(kept.two.places)) == {NAME}
+    assert set(wards.read_rounds(kept.two.places)) == {NAME}
 
 
 def test_what_it_saw_is_listed_by_others(kept: Kept) -> None:
@@ -302,7 +303,7 @@ def test_a_keeper_looks_for_such_disks_once_an_hour(
     kept.keeper._disks_due.clear()
     old = msgspec.structs.replace(DISK, provider="local", expires_at=time.time() - 9999)
     detail = {"disk": msgspec.to_builtins(old)}
-    two.state.record(disks.SEEN, lab_id=LAB_ID, detail=detail)
+    two.state.record(SEEN, lab_id=LAB_ID, detail=detail)
     kept.round(3)
     assert kept.closer == [NAME]
 

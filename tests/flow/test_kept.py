@@ -11,11 +11,12 @@ import msgspec
 import pytest
 from lab_ground import LAB_ID, Cloud, Recorded, World, world
 
-from labctl.actions import cost, disks, kept, orphans, provision
+from labctl.actions import cost, disks, kept, kept_disks, orphans, provision
 from labctl.actions.down import down
 from labctl.actions.status import status
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.model import Need, Offer, Resource
+from labctl.state.disks import RESTORED, has_expired, list_kept_disks
 
 DISK = Resource(
     provider="cloud",
@@ -65,7 +66,7 @@ def lab(tmp_path: Path) -> World:
 
 
 def on_record(lab: World) -> list[str]:
-    return [one.disk.id for one in disks.on_record(lab.ground().state, LAB_ID)]
+    return [one.disk.id for one in list_kept_disks(lab.ground().state, LAB_ID)]
 
 
 def refused(lab: World, *errors: Exception) -> Recorded:
@@ -107,10 +108,10 @@ def test_a_disk_that_is_held_for_a_moment_is_waited_for(
 def test_a_lab_of_a_group_asks_only_once_it_had_a_server(lab: World) -> None:
     ground = lab.ground().in_group("course")
     ground.__dict__["provider"] = lab.cloud
-    assert [one.zone for one in kept.nearest(ground, lab.cloud.offers(Need()))] == ["a", "b"]
+    assert [one.zone for one in kept_disks.nearest(ground, lab.cloud.offers(Need()))] == ["a", "b"]
     assert lab.cloud.calls == []
     ground.state.record("ready", lab_id=LAB_ID, server_id="earlier")
-    assert [one.zone for one in kept.nearest(ground, lab.cloud.offers(Need()))] == ["b", "a"]
+    assert [one.zone for one in kept_disks.nearest(ground, lab.cloud.offers(Need()))] == ["b", "a"]
     assert lab.cloud.calls == ["leftovers"]
 
 
@@ -134,11 +135,11 @@ def test_one_that_is_not_shown_any_more_is_gone_only_once_every_region_was_asked
     status(lab.ground(), refresh=True)
     lab.cloud.left.clear()
     status(lab.ground(), refresh=True)
-    [one] = disks.on_record(lab.ground().state)
+    [one] = list_kept_disks(lab.ground().state)
     assert disks.told(one).endswith("not shown by cloud any more")
     lab.cloud.left.append(DISK)
     status(lab.ground(), refresh=True)
-    [one] = disks.on_record(lab.ground().state)
+    [one] = list_kept_disks(lab.ground().state)
     assert one.missed_at is None
     lab.cloud.left.clear()
     everywhere = dataclasses.replace(lab.ground(), everywhere=True)
@@ -165,7 +166,7 @@ def test_down_ends_the_disk_only_once_all_that_came_from_it_is_home(lab: World) 
     refused(lab, ProviderError("another zone"))
     [server] = lab.cloud.machines.values()
     detail = {"disk": msgspec.to_builtins(DISK)}
-    lab.ground().state.record(disks.RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
+    lab.ground().state.record(RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
     assert down(lab.ground(), discard=False).leftovers == ()
     assert on_record(lab) == []
 
@@ -174,7 +175,7 @@ def test_nothing_to_pull_from_says_where_the_results_are(lab: World) -> None:
     status(lab.ground(), refresh=True)
     with pytest.raises(NotFoundError) as found:
         lab.ground().server()
-    told = kept.explained(lab.ground(), found.value)
+    told = kept_disks.explained(lab.ground(), found.value)
     assert "its results are on vol-1: 8.00 dollars a month" in told.why
     assert told.hint == "labctl up && labctl pull"
 
@@ -188,12 +189,12 @@ def seen_before_its_end(lab: World) -> None:
 def test_the_next_command_removes_a_disk_whose_time_is_over(lab: World) -> None:
     seen_before_its_end(lab)
     reporter = Recorded()
-    kept.remove_expired(lab.ground(reporter))
+    kept_disks.remove_expired(lab.ground(reporter))
     assert lab.cloud.left == [DISK]
     assert on_record(lab) == [DISK.id]
     assert "removed the kept disk vol-2: its time was over on 2023-11-14" in reporter.said
     lab.cloud.calls.clear()
-    kept.remove_expired(lab.ground())
+    kept_disks.remove_expired(lab.ground())
     assert lab.cloud.calls == []
 
 
@@ -202,7 +203,7 @@ def test_the_provider_has_the_last_word_about_its_end(lab: World, spared: dict[s
     seen_before_its_end(lab)
     now = msgspec.structs.replace(OVER, **spared)
     lab.cloud.left[:] = [DISK, now]
-    kept.remove_expired(lab.ground())
+    kept_disks.remove_expired(lab.ground())
     assert lab.cloud.left == [DISK, now]
 
 
@@ -211,8 +212,8 @@ def test_a_disk_that_is_on_the_present_server_is_not_asked_about(lab: World) -> 
     [server] = lab.cloud.machines.values()
     seen_before_its_end(lab)
     detail = {"disk": msgspec.to_builtins(OVER)}
-    lab.ground().state.record(disks.RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
-    assert not disks.has_expired(lab.ground().state, LAB_ID, "cloud")
+    lab.ground().state.record(RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
+    assert not has_expired(lab.ground().state, LAB_ID, "cloud")
 
 
 def test_one_that_cannot_be_removed_keeps_no_other(
@@ -229,7 +230,7 @@ def test_one_that_cannot_be_removed_keeps_no_other(
 
     monkeypatch.setattr(lab.cloud, "remove", remove)
     with pytest.raises(ProviderError, match="not now"):
-        kept.remove_expired(lab.ground())
+        kept_disks.remove_expired(lab.ground())
     assert on_record(lab) == [OVER.id]
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 from lab_ground import LAB_ID, Recorded, World
 
-from labctl.actions import attempts, mirror_here, work
+from labctl.actions import attempts, outputs
 from labctl.actions.ground import Ground
-from labctl.actions.sync import PulledRun
+from labctl.actions.pull import PulledRun
 from labctl.errors import ConnectError, LabError, NotFoundError
 from labctl.model import Run, RunState, Server
 
@@ -29,7 +29,7 @@ def played(ground: Ground, script: Sequence[RunState | LabError], patch: pytest.
     """How many rounds of the script were asked for. A state is what the run is in by then."""
     left = list(script)
 
-    def pull(at: Ground, server: Server, ids: list[str], *, everything: bool) -> list[PulledRun]:
+    def pull(at: Ground, server: Server, ids: list[str]) -> list[PulledRun]:
         now = left.pop(0)
         if isinstance(now, LabError):
             raise now
@@ -37,8 +37,8 @@ def played(ground: Ground, script: Sequence[RunState | LabError], patch: pytest.
         done = now in ("exited", "lost")
         return [PulledRun(run=RUN, directory="runs/night", files=1, bytes=1, complete=done)]
 
-    patch.setattr(work, "pull", pull)
-    mirror_here.mirror_here(ground, RUN, every_s=0.0)
+    patch.setattr(outputs, "pull", pull)
+    outputs.mirror_here(ground, RUN, every_s=0.0)
     return len(script) - len(left)
 
 
@@ -72,7 +72,7 @@ def test_without_a_server_to_begin_with_it_says_so(
 def test_nobody_goes_on_with_a_lost_run_for_ever(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror_here, "RECOVERED_WITHIN_S", 0.05)
+    monkeypatch.setattr(outputs, "RECOVERED_WITHIN_S", 0.05)
 
     def later() -> Iterator[RunState | LabError]:
         yield "running"

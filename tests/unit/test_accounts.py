@@ -18,7 +18,7 @@ from moto.backends import get_backend
 
 from labctl import Lab
 from labctl.actions import Decision, Silent, accounts, attempts
-from labctl.actions.provision import adopt
+from labctl.actions.adoption import adopt
 from labctl.cli import cli
 from labctl.cli.exits import run_and_exit
 from labctl.errors import PolicyError
@@ -239,7 +239,8 @@ def test_forgetting_asks_and_then_lets_the_lab_go_on(two: TwoAccounts) -> None:
 
 
 def test_a_kept_disk_of_another_account_stays_on_record(two: TwoAccounts) -> None:
-    from labctl.actions.disks import looked, on_record
+    from labctl.actions.disks import looked
+    from labctl.state.disks import list_kept_disks
 
     server = two.server()
     ground = two.lab("work").ground
@@ -255,7 +256,7 @@ def test_a_kept_disk_of_another_account_stays_on_record(two: TwoAccounts) -> Non
         everywhere = Lab.load(two.home / "lab" / "lab.yaml", everywhere=True)
         none: list[Resource] = []
         looked(everywhere.ground, none, None)
-        assert len(on_record(ground.state)) == left
+        assert len(list_kept_disks(ground.state)) == left
 
 
 def test_the_account_is_asked_once_for_each_set_of_credentials(
@@ -310,14 +311,15 @@ def test_an_interrupted_up_is_looked_for_in_its_own_region(two: TwoAccounts, age
 
 
 def test_an_expired_disk_goes_though_its_region_is_not_asked_any_more(two: TwoAccounts) -> None:
-    from labctl.actions.disks import looked, on_record
+    from labctl.actions.disks import looked
+    from labctl.state.disks import list_kept_disks
 
     server = two.server()
     ground = two.lab("work").ground
     ground.provider.keep_disk(server.id, time.time() - 60.0)  # type: ignore[attr-defined]
     ground.provider.terminate(server.id)
     looked(ground, ground.provider.leftovers(), None)
-    assert len(on_record(ground.state)) == 1
+    assert len(list_kept_disks(ground.state)) == 1
     use_another_region(two)
     assert "removed the kept disk" in two.labctl("status", "--refresh").err
-    assert on_record(ground.state) == []
+    assert list_kept_disks(ground.state) == []

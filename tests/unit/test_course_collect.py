@@ -26,11 +26,11 @@ from labctl.courses.folder import CourseFolder, make_private
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError
 from labctl.grading.record import Record
 from labctl.grading.results import Results
-from labctl.remote.place import boot_token
 from labctl.state import State
 from labctl.submissions.collect import Collected
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.service import serve
+from labctl.wire.machine import boot_token
 
 COURSE = """\
 course: ml

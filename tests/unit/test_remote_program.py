@@ -51,7 +51,9 @@ def test_it_is_built_the_same_each_time() -> None:
     assert (program_name.__wrapped__(), program()) == (program_name(), program())
     with zipfile.ZipFile(io.BytesIO(program())) as archive:
         assert tuple((one, archive.read(one)) for one in archive.namelist()) == files()
-    assert {"__main__.py", "remote/door.py", "remote/entry.sh"} <= {path for path, _ in files()}
+    assert {"__main__.py", "remote/door.py", "remote/entry.sh", "wire/machine.py"} <= {
+        path for path, _ in files()
+    }
 
 
 @pytest.fixture

@@ -18,16 +18,9 @@ import pytest
 from engine_socket import Answer, EngineSocket, engine_socket
 
 from labctl.remote import containers, looks, runs, secrets_tmpfs
-from labctl.remote.place import (
-    boot_token,
-    checked_name,
-    home,
-    inside,
-    lab_dir,
-    read_json,
-    write_json,
-)
+from labctl.remote.place import checked_name, home, inside, lab_dir, read_json, write_json
 from labctl.remote.reply import Failure
+from labctl.wire.machine import boot_token
 
 LAB_ID = "0f1e2d3c4b5a"
 GIB = 1024**3

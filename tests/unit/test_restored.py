@@ -13,9 +13,9 @@ import pytest
 
 from labctl.remote import restored
 from labctl.remote.looks import look
-from labctl.remote.place import boot_token
 from labctl.remote.reply import Failure
 from labctl.remote.restored import Taking
+from labctl.wire.machine import boot_token
 
 Take = Callable[[], dict[str, Any]]
 DISK = "nvme-Amazon_Elastic_Block_Store_vol0abc"

@@ -18,9 +18,11 @@ from labctl.errors import LabError
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 IMPORTS = """
-import sys
+import sys, types
 sys.path.insert(0, sys.argv[1])
-import remote.broker, remote.broker_relay, remote.nvml, h11, pynvml
+sys.modules["labctl"] = types.ModuleType("labctl")
+sys.modules["labctl"].__path__ = [sys.argv[1]]
+import labctl.remote.broker, labctl.remote.broker_relay, labctl.remote.nvml, h11, pynvml
 print(h11.__file__, pynvml.__file__)
 """
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from labctl.actions import Note, Step, attempts, images, provision, removal
+from labctl.actions import Note, Step, adoption, attempts, images, provision, removal
 from labctl.actions.courses.ground import BAKED, Baked, baked, own_ground
 from labctl.actions.courses.material import SHARED, bring, material
 from labctl.actions.courses.seated import SeatReporter
@@ -123,7 +123,7 @@ def _baker(course: Ground) -> Bake:
 def _filled(staff: Staff, ground: Ground) -> Server:
     """A ready server with the course's Docker image and data on it."""
     with ground.state.exclusive(ground.lab_id, "course bake"):
-        server = provision.adopt(ground)
+        server = adoption.adopt(ground)
         if server is None:
             need = agreed(ground, [ground]) or ground.config.server.need
             server = attempts.make(_agreed(ground), need)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from labctl.actions import attempts, guard, provision, removal
+from labctl.actions import adoption, attempts, guard, provision, reachability, removal
 from labctl.actions.courses.ground import own_ground
 from labctl.actions.courses.image_check import NAME as IMAGE
 from labctl.actions.courses.image_check import check_image, judge_name, load_image
@@ -298,10 +298,10 @@ def _boot(staff: Staff, course: Ground) -> list[Check]:
 
     try:
         try:
-            server = provision.adopt(ground) or attempts.make(
+            server = adoption.adopt(ground) or attempts.make(
                 ground, need or ground.config.server.need
             )
-            provision.reach(ground, server)
+            reachability.reach(ground, server)
             took("first login")
             server = provision.make_ready(ground, server)
             took("ready")

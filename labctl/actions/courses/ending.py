@@ -14,8 +14,7 @@ from functools import partial
 
 import msgspec
 
-from labctl.actions import Decision, Note, Step, fleet, orphans, removal
-from labctl.actions import kept as kept_disks
+from labctl.actions import Decision, Note, Step, fleet, kept_disks, orphans, removal
 from labctl.actions.courses import accrue, bake
 from labctl.actions.courses.grading_server import end_forgotten
 from labctl.actions.courses.ground import seat_grounds

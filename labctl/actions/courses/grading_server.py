@@ -20,6 +20,7 @@ from labctl.actions import (
     Progress,
     Reporter,
     Step,
+    adoption,
     images,
     provision,
     removal,
@@ -34,7 +35,7 @@ from labctl.config import LabConfig
 from labctl.courses.folder import PRIVATE
 from labctl.errors import ConfigError, ConnectError, LabError, PolicyError
 from labctl.model import FileEntry, Server
-from labctl.remote.place import boot_token
+from labctl.wire.machine import boot_token
 
 LONGEST_S = 12 * 3600
 """Without a `ttl` of its own, so that a server that nobody ends does not live on."""
@@ -241,7 +242,7 @@ def end_forgotten(staff: Staff) -> None:
     if staff.state.server_of_lab(own_seat(staff.folder, PURPOSE).lab_id) is None:
         return
     ground = grading_ground(staff)
-    if (server := provision.adopt(ground)) is not None:
+    if (server := adoption.adopt(ground)) is not None:
         _end(GradingServer(ground, server))
 
 

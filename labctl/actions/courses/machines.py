@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import down, provision, runs
+from labctl.actions import adoption, down, provision, runs
 from labctl.actions.ground import Ground
 from labctl.errors import LabError
 from labctl.model import NAME_PATTERN, Run, Server, Value
@@ -83,7 +83,7 @@ def save(ground: Ground, server: Server, *, discard: bool) -> SavedSeat:
 
     PolicyError where not everything could be saved: compute ends then, and the disk stays.
     """
-    if provision.is_fresh(ground, server):
+    if adoption.is_fresh(ground, server):
         return SavedSeat()  # nobody was let in before it was ready
     try:
         if server.state == "stopped" and not discard:

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions import Reporter, sync
+from labctl.actions import Reporter
 from labctl.actions.courses.machines import labs_on
+from labctl.actions.fetch import fetch_data
 from labctl.actions.ground import Ground
+from labctl.actions.push import push
+from labctl.actions.scan import scan_data
 from labctl.courses.folder import PRIVATE, CourseFolder
 from labctl.errors import NotFoundError, UsageError
 from labctl.model import FileEntry, Server, Value
@@ -98,7 +101,7 @@ def material(folder: CourseFolder, reporter: Reporter, *, data: bool = True) -> 
         Tree(
             target=f"data/{name}",
             root=root,
-            files=sync.scan_data(folder.private, name, root, reporter),
+            files=scan_data(folder.private, name, root, reporter),
         )
         for name, root in roots.items()
     )
@@ -125,8 +128,8 @@ def bring(ground: Ground, server: Server, given: Material, *, baked: bool = Fals
             seed(lab, server)
         for tree in given.trees:
             about = (lab.config.name, lab.lab_id, tree.target)
-            done = sync.push(remote, *about, tree.root, tree.files, lab.reporter, force=True)
+            done = push(remote, *about, tree.root, tree.files, lab.reporter, force=True)
             sent += done.sent
         if given.urls:
-            sync.fetch_data(remote, lab.config.name, lab.lab_id, given.urls, lab.reporter)
+            fetch_data(remote, lab.config.name, lab.lab_id, given.urls, lab.reporter)
     return sent

@@ -15,6 +15,7 @@ from labctl.actions.ground import Ground
 from labctl.errors import LabError
 from labctl.model import Resource, Server, Value
 from labctl.providers import Keep
+from labctl.state.disks import is_expired
 
 
 def labs_of(staff: Staff) -> set[str]:
@@ -36,7 +37,7 @@ def remove_expired_disks(staff: Staff) -> list[Resource]:
     labs = labs_of(staff) - {staff.folder.id}
     shown = [one for one in course.provider.leftovers() if one.lab_id in labs]
     disks.remove_expired(course, shown)
-    return [one for one in shown if one.expires_at and not disks.is_expired(one)]
+    return [one for one in shown if one.expires_at and not is_expired(one)]
 
 
 def own_labs(staff: Staff) -> set[str]:

@@ -16,12 +16,14 @@ import msgspec
 from labctl.actions import (
     Decision,
     Reporter,
+    adoption,
     attempts,
     deadlines,
     fleet,
     guard,
     images,
     provision,
+    reachability,
 )
 from labctl.actions.courses import accrue
 from labctl.actions.courses.ground import baked, course_ground, seat_grounds
@@ -145,9 +147,9 @@ def up(
 def _reached(ground: Ground, listed: Sequence[Server]) -> Server:
     with ground.state.exclusive(ground.lab_id, "course up"):
         need = ground.config.server.need
-        server = provision.adopt(ground, listed) or attempts.make(ground, need)
-        server = provision.reach(ground, server)[0]
-        if provision.is_fresh(ground, server):
+        server = adoption.adopt(ground, listed) or attempts.make(ground, need)
+        server = reachability.reach(ground, server)[0]
+        if adoption.is_fresh(ground, server):
             # Somebody may work there from now on: what they leave is to be saved at its end.
             detail = {"login_only": True}
             ground.state.record("ready", lab_id=ground.lab_id, server_id=server.id, detail=detail)

@@ -22,6 +22,7 @@ from labctl.actions import (
     Reporter,
     Step,
     accounts,
+    adoption,
     deadlines,
     guard,
     provision,
@@ -203,7 +204,7 @@ class Hosts:
         if self._is_listed(number):
             self._share(number, [], leaving)
             ground = self.ground(number)
-            server = provision.adopt(ground)
+            server = adoption.adopt(ground)
             if server is not None:
                 removal.remove(ground, server)
         self._ready.pop(number, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from labctl.actions import fleet, provision, runs
+from labctl.actions import adoption, fleet, runs
 from labctl.actions import status as one_lab
 from labctl.actions.courses import accrue
 from labctl.actions.courses.ground import seat_grounds
@@ -236,7 +236,7 @@ def take_over(grounds: Sequence[Ground], listed: Sequence[Server]) -> list[Serve
 
 def _adopted(ground: Ground, listed: Sequence[Server]) -> Server | None:
     try:
-        return provision.adopt(ground, listed)
+        return adoption.adopt(ground, listed)
     except PolicyError as error:  # of a lab: the seat's name is that of its directory
         error.what = error.what.replace(ground.config.name, ground.config.root.name)
         error.hint = error.hint.replace("labctl down", "labctl course down")
@@ -250,7 +250,7 @@ def _renewed(ground: Ground, known: Server, now: Server) -> Server:
     )
     fresh = msgspec.structs.replace(now, alias=known.alias, endpoint=endpoint)
     if fresh != known:
-        fresh = provision.adopt(ground, [now]) or fresh
+        fresh = adoption.adopt(ground, [now]) or fresh
     return fresh
 
 

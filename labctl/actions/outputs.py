@@ -1,20 +1,61 @@
-"""A run's outputs brought here while it goes on, over however many servers that takes."""
+"""Outputs of runs, from their server to here: once, or while a run goes on."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from labctl.actions import Note, runs, work
+from labctl.actions import Note, runs
+from labctl.actions import pull as transfer
 from labctl.actions.ground import Ground
-from labctl.actions.sync import PulledRun
+from labctl.actions.local_results import Missing
+from labctl.actions.pull import PulledRun
+from labctl.actions.transfers import WAIT_S
 from labctl.errors import BusyError, NotFoundError
+from labctl.model import Server
 
 EVERY_S = 15.0
 LONGEST_PAUSE_S = 60.0
 RECOVERED_WITHIN_S = 600.0
 """So long is a lost run waited for: `run --recover`, or a keeper, may have it go on elsewhere."""
+
+
+def pull(
+    ground: Ground,
+    server: Server,
+    run_ids: list[str],
+    *,
+    everything: bool = False,
+    only: Sequence[str] = (),
+    wait_s: float = WAIT_S,
+) -> list[PulledRun]:
+    """Outputs of these runs (of all, if empty) to `<lab>/runs/`, whole and verified.
+
+    With `only`, nothing but these directories of them. BusyError where another transfer of the lab
+    goes on for longer than `wait_s`.
+    """
+    remote = ground.remote(server)
+    runs.refresh(ground, server, remote)
+    result = transfer.pull(
+        remote,
+        ground.config.name,
+        ground.lab_id,
+        run_ids,
+        ground.config.root,
+        reporter=ground.reporter,
+        everything=everything,
+        only=only,
+        records=ground.state.runs(ground.lab_id),
+        wait_s=wait_s,
+    )
+    return list(result.runs)
+
+
+def list_missing(ground: Ground, server: Server) -> tuple[Missing, ...]:
+    """Every file that runs have left on the server and that is not on the disk here."""
+    about = (ground.remote(server), ground.config.name, ground.lab_id)
+    return transfer.verify(*about, [], ground.config.root, everything=True)
 
 
 def mirror_here(
@@ -34,7 +75,7 @@ def mirror_here(
     while True:
         patient = time.monotonic() - lived_s < RECOVERED_WITHIN_S
         try:
-            (pulled,) = work.pull(ground, ground.server(), [run_id], everything=False)
+            (pulled,) = pull(ground, ground.server(), [run_id])
         except (BusyError, NotFoundError) as error:
             if isinstance(error, NotFoundError) and not patient:
                 raise
