@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+UPGRADE = "uv tool upgrade labctl   # or: pipx upgrade labctl"
 
 
 def decoded(data: bytes, kind: type[T]) -> T:
@@ -19,3 +20,15 @@ def decoded(data: bytes, kind: type[T]) -> T:
         raise ValueError("it is not UTF-8") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def is_newer(data: bytes, part: str, kind: str, version: int) -> bool:
+    """Whether the object at `part` says that it is of `kind`, and of a later version."""
+    try:
+        found = decoded(data, dict[str, Any]).get(part)
+    except ValueError:
+        return False
+    if not isinstance(found, dict) or found.get("kind") != kind:
+        return False
+    claimed = found.get("version")
+    return isinstance(claimed, int) and claimed > version
