@@ -82,6 +82,11 @@ class Program:
             self.begun.append(subprocess.Popen(words, stdout=log, stderr=log, env=self.environ))
         wait_until(lambda: self.watch().get("alive"), "the watchdog does not tick")
 
+    def end(self) -> None:
+        for one in self.begun:
+            one.kill()
+            one.wait()
+
 
 def wait_until(condition: Any, said: str) -> None:
     deadline = time.monotonic() + WAIT_S
@@ -131,19 +136,19 @@ def earlier(frozen: Frozen, place: Path, environ: dict[str, str]) -> Iterator[Pr
     shutil.copytree(program, place / program.name)
     found = Program(place / program.name, place, environ)
     yield found
-    for one in found.begun:
-        one.kill()
-        one.wait()
+    found.end()
 
 
 @pytest.fixture
-def today(frozen: Frozen, place: Path, environ: dict[str, str]) -> Program:
+def today(frozen: Frozen, place: Path, environ: dict[str, str]) -> Iterator[Program]:
     """Today's program, under a name that no earlier one had."""
     folder = frozen.root / "today" / "remote-of-today"
     for path, content in remote.files():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
-    return Program(folder, place, environ)
+    found = Program(folder, place, environ)
+    yield found
+    found.end()
 
 
 def test_a_watchdog_of_before_is_heard_and_given_more_time(
@@ -192,6 +197,22 @@ def test_an_earlier_client_hears_todays_watchdog(
     assert frozen.value("watchdog.reply.json")["watch"].keys() <= heard.keys()
     extended = old.ask("extend", {"lab": "digits", "lab_id": DIGITS, "span_s": 1800})["watch"]
     assert extended["ttl_left_s"] > heard["ttl_left_s"]
+
+
+@pytest.mark.parametrize("which", ["earlier", "today"])
+def test_a_limit_that_only_a_newer_labctl_knows_is_left_alone(
+    earlier: Program, today: Program, place: Path, which: str
+) -> None:
+    """A newer client writes the limits that an earlier watchdog and an earlier client read."""
+    limits = place / "limits.json"
+    body = json.loads(limits.read_text())
+    body["limits"]["of_tomorrow_s"] = 60.0
+    limits.write_text(json.dumps(body))
+    (earlier if which == "earlier" else today).start()
+    before = today.watch()
+    extended = today.ask("extend", {"lab": "digits", "lab_id": DIGITS, "span_s": 1800})["watch"]
+    assert extended["ttl_left_s"] > before["ttl_left_s"]
+    assert json.loads(limits.read_text())["limits"]["of_tomorrow_s"] == 60.0
 
 
 def test_a_verb_that_it_does_not_know_is_an_error_that_names_it(today: Program) -> None:
