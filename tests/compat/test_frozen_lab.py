@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from frozen import DIGITS, FACES, VOICES, EngineSocket, Frozen, Student
+from lab_ground import Recorded
 from test_frozen_reports import find_changes
 
 from labctl.actions import disks, homecoming, provision, runs, work
@@ -72,7 +73,7 @@ def test_what_is_written_today_stands_beside_it(student: Student) -> None:
 
 
 def test_an_interrupted_up_asks_for_the_very_same_server(
-    student: Student, then: float, monkeypatch: pytest.MonkeyPatch
+    student: Student, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ground = student.ground("voices", VOICES)
     (attempt,) = ground.state.open_attempts(VOICES)
@@ -100,15 +101,21 @@ def test_a_database_that_knew_no_accounts(frozen: Frozen) -> None:
 
 
 def test_a_database_of_a_newer_labctl_is_put_aside_and_it_says_what_to_type(
-    frozen: Frozen, student: Student
+    student: Student,
 ) -> None:
     with sqlite3.connect(student.places.database) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    reporter = student.ground().reporter  # opening it is enough
-    aside = list(student.places.state_dir.glob("labctl.db.broken-*"))
-    assert len([one for one in aside if "-wal" not in one.name and "-shm" not in one.name]) == 1
-    assert reporter is not None
+    reporter = Recorded()
+    environ = {"HOME": str(student.home)}
+    lab = Lab.load(student.home / "digits", reporter=reporter, environ=environ, record_only=True)
+    assert lab.id == DIGITS
+    assert "was of a newer labctl (schema 99" in reporter.said
+    assert "labctl status --refresh" in reporter.said
+    (aside,) = student.places.state_dir.glob("labctl.db.broken-*")
+    with sqlite3.connect(aside) as db:
+        assert db.execute("SELECT count(*) FROM runs").fetchone() == (4,)
+    db.close()
 
 
 # The server
