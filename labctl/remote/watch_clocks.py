@@ -38,11 +38,6 @@ class Limits(NamedTuple):
     from_s: float = 0.0
     held_until_s: float = 0.0
 
-    @classmethod
-    def read(cls, body: dict[str, Any]) -> Limits:
-        """The limits in `body` that this version knows: a newer one may have written it."""
-        return cls(**{key: value for key, value in body.items() if key in cls._fields})
-
     @property
     def deadline_s(self) -> float | None:
         """Elapsed time of the hard deadline. Without a ttl, a ceiling is one."""

@@ -85,7 +85,7 @@ def extend(request: dict[str, Any]) -> dict[str, Any]:
     span_s = float(request["span_s"])
     with alone(place):
         body = read_json(place / "limits.json")
-        limits = Limits.read(body["limits"])
+        limits = Limits(**body["limits"])
         now = shown(place, True, 0)
         why = "it is ending at this moment" if now.get("ending") else ""
         why = why or refusal(limits, span_s)

@@ -33,7 +33,7 @@ class Told:
         if not body:
             return False
         self._seen, self.body = stamp, body
-        self.limits = Limits.read(body["limits"])
+        self.limits = Limits(**{k: v for k, v in body["limits"].items() if k in Limits._fields})
         return True
 
     @contextmanager

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
+
+from labctl.model import Value
 
 T = TypeVar("T")
 UPGRADE = "uv tool upgrade labctl   # or: pipx upgrade labctl"
 
 
-def decoded(data: bytes, kind: type[T]) -> T:
+def decoded(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     """The value; ValueError with what is wrong, whatever it is."""
     try:
         return msgspec.json.decode(data, type=kind)
@@ -22,13 +24,17 @@ def decoded(data: bytes, kind: type[T]) -> T:
         raise ValueError("it is nested too deeply") from None
 
 
+class _Claim(Value, frozen=True):
+    """What a signed part says of itself first."""
+
+    kind: str
+    version: int
+
+
 def is_newer(data: bytes, part: str, kind: str, version: int) -> bool:
     """Whether the object at `part` says that it is of `kind`, and of a later version."""
     try:
-        found = decoded(data, dict[str, Any]).get(part)
-    except ValueError:
+        claim = decoded(decoded(data, dict[str, msgspec.Raw])[part], _Claim)
+    except (ValueError, KeyError):
         return False
-    if not isinstance(found, dict) or found.get("kind") != kind:
-        return False
-    claimed = found.get("version")
-    return isinstance(claimed, int) and claimed > version
+    return claim.kind == kind and claim.version > version
