@@ -15,9 +15,10 @@ import msgspec
 
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.model import Value
-from labctl.submissions.reading import decoded
+from labctl.submissions.reading import UPGRADE, decoded, is_newer
 
 KIND = "labctl-receipt"
+VERSION = 1
 _DOMAIN = b"labctl receipt 1\n"
 MOST_BYTES = 64 * 1024
 
@@ -122,10 +123,16 @@ def decode(data: bytes) -> Signed:
     try:
         if len(data) > MOST_BYTES:
             raise ValueError("it is too large")
+        if is_newer(data, "receipt", KIND, VERSION):
+            raise PolicyError(
+                "this receipt cannot be verified here",
+                why="it was signed by a newer labctl",
+                hint=UPGRADE,
+            )
         found = decoded(data, Signed)
     except ValueError as error:
         raise _bad(f"it cannot be read: {error}") from None
-    if found.receipt.kind != KIND or found.receipt.version != 1:
+    if found.receipt.kind != KIND or found.receipt.version != VERSION:
         raise _bad("it is of another kind or version")
     return found
 

@@ -24,11 +24,12 @@ from labctl.courses.ignoring import JOIN_FILES, ignore_in_git
 from labctl.errors import ConfigError, PolicyError, UsageError
 from labctl.model import NAME_PATTERN, Value
 from labctl.submissions.assignment import SSH_PLACE
-from labctl.submissions.reading import decoded
+from labctl.submissions.reading import UPGRADE, decoded, is_newer
 from labctl.submissions.receipt import is_signed, signature_of, utc_text
 from labctl.submissions.receiver import Receiver
 
 KIND = "labctl-join"
+VERSION = 1
 MOST_BYTES = 16 * 1024
 CODE_BYTES = 20
 VALID_S = 14 * 86_400
@@ -98,7 +99,7 @@ def invite(
     expires = int(time.time()) + valid_s
     join = Join(
         kind=KIND,
-        version=1,
+        version=VERSION,
         course=folder.config.name,
         course_id=folder.id,
         student=who.id,
@@ -166,6 +167,12 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> Join:
     try:
         if len(data) > MOST_BYTES:
             raise ValueError("it is too large")
+        if is_newer(data, "join", KIND, VERSION):
+            raise ConfigError(
+                "this join file was made by a newer labctl",
+                why=f"this labctl reads version {VERSION} of join files",
+                hint=UPGRADE,
+            )
         found = decoded(data, JoinFile)
         _check(found.join)
     except ValueError as error:
@@ -225,7 +232,7 @@ def keeper_place(folder: CourseFolder) -> str:
 
 def _check(join: Join) -> None:
     """ValueError for what a join file cannot say, before any of it is used."""
-    if join.kind != KIND or join.version != 1:
+    if join.kind != KIND or join.version != VERSION:
         raise ValueError("it is of another kind or version")
     for name in (join.course, join.student, join.seat):
         if not NAME_PATTERN.fullmatch(name):
