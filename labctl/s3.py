@@ -38,18 +38,15 @@ class S3:
         NotFoundError for an object that is not there; CredentialsError, DeniedError, ConnectError
         and, for a bucket that is not there and whatever else S3 refuses, TransferError.
         """
-        try:
-            from boto3.exceptions import Boto3Error
-            from botocore.exceptions import (
-                BotoCoreError,
-                ClientError,
-                HTTPClientError,
-                NoCredentialsError,
-                PartialCredentialsError,
-            )
-        except ImportError:
-            hint = "pip install 'labctl[aws]'"
-            raise CredentialsError(f"{self.url} needs boto3", hint=hint) from None
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import (
+            BotoCoreError,
+            ClientError,
+            HTTPClientError,
+            NoCredentialsError,
+            PartialCredentialsError,
+        )
+
         try:
             return call(self._client())
         except ClientError as error:
