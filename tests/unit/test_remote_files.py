@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from labctl.remote import arriving, edits, fetch_https, fetch_s3, files, outputs, parcel, unpack
+from labctl.remote import arriving, edits, fetch_https, files, outputs, parcel, unpack
 from labctl.remote.reply import Failure
 
 LAB = {"lab": "digits", "lab_id": "0f1e2d3c4b5a"}
@@ -615,24 +615,3 @@ def test_unsafe_addresses_are_refused(address: str) -> None:
 @pytest.mark.parametrize("address", ["https://h/x", "http://127.0.0.1:8/x", "http://[::1]/x"])
 def test_safe_addresses(address: str) -> None:
     fetch_https.check_address(address)
-
-
-def test_buckets_have_https_addresses() -> None:
-    plain = fetch_s3._Bucket("sets", "")
-    assert plain.address("a b/c", {}) == "https://sets.s3.amazonaws.com/a%20b/c"
-    plain.region = "eu-west-1"
-    assert plain.address("k", {}) == "https://sets.s3.eu-west-1.amazonaws.com/k"
-    assert fetch_s3._Bucket("a.b", "").address("k", {}) == "https://s3.amazonaws.com/a.b/k"
-    other = fetch_s3._Bucket("sets", "https://store.example/")
-    assert other.address("", {"prefix": "x"}) == "https://store.example/sets/?prefix=x"
-
-
-def test_a_listing_with_entities_is_refused() -> None:
-    with pytest.raises(Failure):
-        fetch_s3._parsed(b'<!DOCTYPE x [<!ENTITY a "b">]><x>&a;</x>')
-
-
-@pytest.mark.parametrize("key", ["p/../../x", "p//x", "p/./x", "p/a\x1b"])
-def test_keys_that_lead_elsewhere_are_refused(key: str) -> None:
-    with pytest.raises(Failure):
-        fetch_s3._relative(key, "p")
