@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
-from collections.abc import Sequence
 from functools import cached_property
 from ipaddress import ip_address
 from typing import IO, Any
@@ -136,7 +135,7 @@ class KeeperHost:
             raise LabError(
                 f"there is no labctl at {self.host}",
                 why="its keeper is the `labctl keep` of that machine",
-                hint=f"ssh {_shown(self.host)} {_install(self.ground.config.server.provider)}",
+                hint=f"ssh {_shown(self.host)} {_install_command()}",
             )
         if "no command 'keep'" in said.lower() or "no such option" in said.lower():
             raise self._other_version("an older one")
@@ -150,7 +149,7 @@ class KeeperHost:
         return UsageError(
             f"labctl at {self.host} is {there}, here it is {version()}",
             why="a keeper must be of the same version",
-            hint=f"ssh {_shown(self.host)} {_install(self.ground.config.server.provider)}",
+            hint=f"ssh {_shown(self.host)} {_install_command()}",
         )
 
 
@@ -177,13 +176,5 @@ def _shown(host: str) -> str:
     return f"-p {port} {whom}" if port else whom
 
 
-def _install(provider: str) -> str:
-    """How to have this version there, with what the lab's provider needs."""
-    from importlib.metadata import PackageNotFoundError, metadata
-
-    try:
-        extras: Sequence[str] = metadata("labctl").get_all("Provides-Extra") or ()
-    except PackageNotFoundError:
-        extras = ()
-    extra = f"[{provider}]" if provider in extras else ""
-    return f"\"pipx install --force 'labctl{extra}=={version()}'\""
+def _install_command() -> str:
+    return f"\"pipx install --force 'labctl=={version()}'\""

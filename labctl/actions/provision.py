@@ -49,7 +49,7 @@ def make_ready(ground: Ground, server: Server) -> Server:
         playbooks_dir=ground.paths.data_dir / "playbooks",
         ssh_config=ground.connections.config_path(server.id),
         reporter=ground.reporter,
-        boto3=_saves_itself(ground),
+        boto3=_needs_boto3(ground),
     )
     ground.keep_facts(server, facts)
     ground.state.save_server(server)
@@ -67,8 +67,9 @@ def make_ready(ground: Ground, server: Server) -> Server:
     return server
 
 
-def _saves_itself(ground: Ground) -> bool:
-    """Whether the server is to send results away, or to have its disk kept, when it ends."""
+def _needs_boto3(ground: Ground) -> bool:
+    """Whether the server is to have its disk kept when it ends, or to use S3."""
     provider = ground.provider
     keeps = isinstance(provider, Keep) and provider.keeps_itself
-    return keeps or ground.config.store.startswith("s3:")
+    addresses = [ground.config.store, *(source.url for source in ground.config.data.values())]
+    return keeps or any(address.startswith("s3:") for address in addresses)

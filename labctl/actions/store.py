@@ -115,7 +115,7 @@ def _surroundings(ground: Ground) -> Surroundings:
         connect=ground.connections.connect,
         settle_host_key=settled,
         resolve_alias=resolved,
-        door=(remote / "store_door.py").read_bytes(),
+        gateway=(remote / "store_gateway.py").read_bytes(),
         keys=(remote / "store_keys.py").read_bytes(),
         profile=getattr(settings, "profile", ""),
     )

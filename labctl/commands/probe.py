@@ -63,7 +63,8 @@ say home_filesystem_stat "$(soon stat -f -c %T "$HOME" 2>/dev/null)"
 has python3 && say python "$(soon python3 -c \
   'import sys; print(".".join(map(str, sys.version_info[:3])))' 2>/dev/null)"
 # Found, not imported, which takes half a second. One without that module is too old for checksums.
-for program in /opt/labctl/venv/bin/python3 python3; do
+own=$HOME/.local/share/labctl/boto3/bin/python3
+for program in /opt/labctl/venv/bin/python3 "$own" python3; do
   has "$program" && say boto3 "$(soon "$program" -c 'import os, sys
 from importlib.util import find_spec
 found = find_spec("boto3") and find_spec("botocore")
@@ -330,7 +331,8 @@ def _missing_boto3(facts: Facts) -> list[Missing]:
     return [
         Missing(
             name="boto3",
-            words="boto3 1.24 or newer is not installed: the server cannot save results by itself",
+            words="boto3 1.24 or newer is not installed: unless labctl can install it in a venv of "
+            "its own, the server uses no S3 and cannot save results by itself",
             command=_install(facts, "python3-boto3"),
             optional=True,
         )

@@ -46,7 +46,7 @@ ANSWERING = {
     "reclaimed": "watch_taken.reclaimed",
     "keep-disk": "watch_disk.keep_disk",
     "store": "store.prepare",
-    "store-boto3": "store.install_boto3",
+    "store-boto3": "boto3_python.install_boto3",
     "store-probe": "store.probe",
     "mirror-now": "store_mirror.mirror_now",
     "restore-run": "store_restore.restore",

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .boto3_python import LACKING, become_boto3_python, has_boto3
 from .files import RESERVE_BYTES
 from .place import checked_name, free_bytes, lab_dir, read_json, write_json
 from .reply import Failure, answer, finish
@@ -27,6 +28,8 @@ def fetch(request: dict[str, Any]) -> None:
     After the reply come lines for the person: [name, bytes done, total or 0], or [name, text].
     Closes with sets: name -> {files, bytes, unchanged}.
     """
+    if any(address.startswith("s3://") for address in request["sources"].values()):
+        _require_boto3(json.dumps(request).encode() + b"\n")
     lab = lab_dir(request["lab"], request["lab_id"])
     answer({})
     sets = {}
@@ -42,6 +45,19 @@ def fetch(request: dict[str, Any]) -> None:
 
             sets[name] = fetch_address(place)
     finish({"sets": sets})
+
+
+def _require_boto3(request: bytes) -> None:
+    """Go on in a Python that has boto3; Failure where the server has none."""
+    if has_boto3():
+        return
+    become_boto3_python("fetch", request)
+    raise Failure(
+        "missing",
+        "the server cannot fetch data from S3",
+        LACKING,
+        "fetch it yourself and name its directory under data:, or give an https:// address",
+    )
 
 
 class Place:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
+from .boto3_python import LACKING, PROGRAM, find_python, has_boto3, provide_python
 from .place import lab_dir, read_json, write_json, write_text
 from .reply import Failure, reply_of
-from .root import as_root, may_sudo
 
 CONFIG, KEY, HOSTS = "store.json", "store-key", "store-hosts"
-PYTHONS = ("/opt/labctl/venv/bin/python3", sys.executable, "python3")
 LONG_S = 6 * 3600.0
 PROBE = ".labctl-probe"
 Progress = Callable[[], None]
@@ -96,15 +94,12 @@ def prepare(request: dict[str, Any]) -> dict[str, Any]:
     kept = ("url", "mirror_s", "host", "port", "user", "directory")
     reply = {"public_key": "", "lacks": ""}
     if url.startswith("s3://"):
-        reply["lacks"] = "" if python_with_boto3() or _boto3_made() else NO_BOTO3
+        reply["lacks"] = "" if provide_python() else LACKING
     else:
         write_text(own / HOSTS, f"labctl-store {request['host_key']}\n", 0o600)
         reply["public_key"], reply["lacks"] = _key(own / KEY)
     write_json(own / CONFIG, {key: request[key] for key in kept if key in request}, 0o600)
     return reply
-
-
-NO_BOTO3 = "no Python on the server has boto3"
 
 
 def _key(path: Path) -> tuple[str, str]:
@@ -121,61 +116,20 @@ def _key(path: Path) -> tuple[str, str]:
     return " ".join(path.with_name(f"{KEY}.pub").read_text().split()[:2]), ""
 
 
-def _boto3_made() -> bool:
-    """Install it with the distribution's own program, where there is one and root is to be had."""
-    if not may_sudo():
-        return False
-    as_root("store-boto3", {})
-    return bool(python_with_boto3())
-
-
-def install_boto3(request: dict[str, Any]) -> dict[str, Any]:
-    """As root. What fails shows in that there is none afterwards."""
-    ways = {
-        "apt-get": [["update", "-q"], ["install", "-q", "-y", "python3-boto3"]],
-        "dnf": [["install", "-q", "-y", "python3-boto3"]],
-    }
-    for program, calls in ways.items():
-        if shutil.which(program):
-            for words in calls:
-                line = ["env", "DEBIAN_FRONTEND=noninteractive", program, *words]
-                subprocess.run(
-                    line, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False
-                )
-            break
-    return {}
-
-
-def python_with_boto3() -> str:
-    """A Python here that can import boto3; "" where none can."""
-    for python in PYTHONS:
-        if shutil.which(python):
-            words = [python, "-c", "import boto3"]
-            if subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 0:
-                return python
-    return ""
-
-
 def able(url: str) -> bool:
     """Whether this very process can speak to such a store."""
-    if not url.startswith("s3://"):
-        return True
-    try:
-        import boto3  # noqa: F401 (whether it is there is the question)
-    except ImportError:
-        return False
-    return True
+    return not url.startswith("s3://") or has_boto3()
 
 
 def elsewhere(verb: str, request: dict[str, Any]) -> dict[str, Any]:
     """The verb again, in a Python that has boto3."""
     import json
 
-    python = python_with_boto3()
+    python = find_python()
     if not python:
-        raise Failure("store", "results cannot go to S3", NO_BOTO3, "labctl doctor")
+        raise Failure("store", "results cannot go to S3", LACKING, "labctl doctor")
     done = subprocess.run(
-        [python, str(Path(__file__).parents[1]), verb],
+        [python, str(PROGRAM), verb],
         input=json.dumps(request) + "\n",
         capture_output=True,
         text=True,

@@ -2,9 +2,9 @@
 
 A file of its own, standard library only: labctl runs it there through the person's own login.
 
-    admit DOOR DIRECTORY LAB KEY    KEY may do what the program DOOR does in DIRECTORY, and no more;
-                                    a key that LAB had before is let in no longer
-    forget LAB                      LAB's key is let in no longer
+    admit GATEWAY DIRECTORY LAB KEY    KEY may do what GATEWAY does in DIRECTORY, and no more;
+                                       a key that LAB had before is let in no longer
+    forget LAB                         LAB's key is let in no longer
 
 `admit` makes DIRECTORY and prints its whole path. All other lines stay as they are.
 """
@@ -23,14 +23,14 @@ SAFE_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/=]{40,200}")
 MARK = "labctl-store:"
 
 
-def key_line(door: str, directory: str, lab: str, key: str) -> str:
+def key_line(gateway: str, directory: str, lab: str, key: str) -> str:
     """What lets `key` in. ValueError where a part of it could mean more than it should."""
-    for path in (door, directory, sys.executable):
+    for path in (gateway, directory, sys.executable):
         if not SAFE_PATH.fullmatch(path):
             raise ValueError(f"{path!r} cannot stand in authorized_keys")
     if not SAFE_KEY.fullmatch(key):
         raise ValueError("this is no ed25519 public key")
-    words = f"{sys.executable} -I -S {door} serve {directory}"
+    words = f"{sys.executable} -I -S {gateway} serve {directory}"
     return f'restrict,command="{words}" {key} {MARK}{lab}'
 
 
@@ -76,7 +76,7 @@ def main(words: list[str]) -> int:
         elif len(words) == 2 and words[0] == "forget":
             change(words[1], "")
         else:
-            raise ValueError("admit DOOR DIRECTORY LAB KEY | forget LAB")
+            raise ValueError("admit GATEWAY DIRECTORY LAB KEY | forget LAB")
     except (ValueError, OSError) as error:
         print(f"labctl store: {error}", file=sys.stderr)
         return 1

@@ -30,9 +30,9 @@ from typing import Any, Callable, NamedTuple
 from urllib.parse import quote
 
 from . import engine
+from .boto3_python import LACKING, find_python
 from .place import LIMIT, age_of, home
 from .reply import Failure
-from .store import NO_BOTO3, python_with_boto3
 from .watch_place import keep
 from .watch_saved import Unsaved, ask, unsaved
 from .watch_signs import Account
@@ -152,9 +152,9 @@ def send(plan: Plan, left: Unsaved, say: Say) -> tuple[float, Unsaved]:
 
 def _keep_disk(say: Say) -> bool:
     """By EC2's leave, which the server asks for itself."""
-    python = python_with_boto3()
+    python = find_python()
     if not python:
-        say("disk not kept", NO_BOTO3)
+        say("disk not kept", LACKING)
         return False
     wish = {"expires": time.time() + KEPT_DAYS * 86400}
     try:
@@ -176,9 +176,9 @@ def unable(plan: Plan) -> list[str]:
             cannot.append(f"results cannot go to {plan.store}: {_why(error)}")
     if plan.disk == "keepable":
         try:
-            python = python_with_boto3()
+            python = find_python()
             if not python:
-                raise Failure("denied", NO_BOTO3)
+                raise Failure("denied", LACKING)
             ask(plan.account, "keep-disk", {"expires": time.time(), "probe": True}, python)
         except (Failure, OSError, subprocess.SubprocessError) as error:
             cannot.append(f"the disk cannot outlive this server: {_why(error)}")

@@ -15,9 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
+from .boto3_python import LACKING, find_python
 from .place import home
 from .reply import MARK, Failure
-from .store import NO_BOTO3, config, python_with_boto3
+from .store import config
 from .store_mirror import words
 from .watch_saved import PROGRAM, ask, labs
 from .watch_signs import Account
@@ -147,9 +148,11 @@ class Mirror:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._stop()
-        python = python_with_boto3() if url.startswith("s3://") else sys.executable
+        python = sys.executable
+        if url.startswith("s3://"):
+            python = find_python(account.uid, account.words)
         if not python:
-            raise Failure("store", "results cannot go to S3", NO_BOTO3)
+            raise Failure("store", "results cannot go to S3", LACKING)
         self._child = subprocess.Popen(
             [*account.words, *words(), python, str(PROGRAM), "mirror-serve"],
             stdin=subprocess.PIPE,

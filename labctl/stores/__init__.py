@@ -20,14 +20,14 @@ class Surroundings(Value, frozen=True):
 
     `connect` takes an Endpoint and returns a Transport; `settle_host_key` returns the Endpoint with
     a key to pin, confirmed by the user where nobody knows it; `resolve_alias` tells what the user's
-    own ssh_config says of a host. `profile` is one of ~/.aws/config. `door` is the program that
-    serves a store on an SSH server (labctl/remote/store_door.py), `keys` the one that lets in.
+    own ssh_config says of a host. `profile` is one of ~/.aws/config. `gateway` is the program that
+    serves a store on an SSH server (labctl/remote/store_gateway.py), `keys` the one that lets in.
     """
 
     connect: Callable[[Endpoint], Any]
     settle_host_key: Callable[[Endpoint], Endpoint]
     resolve_alias: Callable[[str], Endpoint]
-    door: bytes
+    gateway: bytes
     keys: bytes
     user: str = ""
     profile: str = ""

@@ -1,4 +1,4 @@
-"""A store in a directory of an SSH server, through the person's own login and the door program."""
+"""A store in a directory of an SSH server, through the person's own login and store_gateway.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +25,22 @@ from labctl.shell import command
 from labctl.stores import Surroundings, staged
 
 PART_BYTES = 8 * 1024 * 1024
-MOST_READ_BYTES = 64 * 1024 * 1024
-NOT_INSTALLED = 97
+NOT_INSTALLED, FULL = 97, 98
 FOLDER = ".local/share/labctl"
+Body = bytes | Callable[[], Iterator[bytes]]
 
 
 class SshStore:
     def __init__(self, url: str, prefix: str, around: Surroundings) -> None:
         self.url = url
         self._around = around
-        self._prefix = prefix
         parts = urllib.parse.urlsplit(url)
-        place = parts.path.rstrip("/")
-        self._top = place[1:] if place.startswith("/~/") else place
+        self._place = _check_place(f"{parts.path.rstrip('/')}/{prefix}".removeprefix("/~/"))
         self._parts = parts
         self._transport: Any = None
         self._endpoint: Endpoint | None = None
-        digest = hashlib.sha256(around.door).hexdigest()[:16]
-        self._door = f"{FOLDER}/store-door-{digest}.py"
+        digest = hashlib.sha256(around.gateway).hexdigest()[:16]
+        self._gateway = f"{FOLDER}/store-gateway-{digest}.py"
 
     def endpoint(self) -> Endpoint:
         """The way there with its host key pinned, as the user's own ssh_config would have it."""
@@ -58,44 +56,44 @@ class SshStore:
     def admit(self, lab: str, key: str) -> str:
         """Let `key`, in place of the one that `lab` had, use this prefix; its directory's path."""
         self._install()
-        place = f"{self._top}/{self._prefix}"
-        return self._keys("admit", f"~/{self._door}", place, lab, key).strip()
+        return self._keys("admit", f"~/{self._gateway}", self._place, lab, key).strip()
 
     def forget(self, lab: str) -> None:
         """The lab's key is let in no longer. What it wrote stays."""
         self._keys("forget", lab)
 
     def read(self, key: str) -> bytes | None:
+        content = b""
         try:
-            return self._get(key, 0, MOST_READ_BYTES)[1]
+            while True:
+                size, block = self._get(key, len(content), PART_BYTES)
+                content += block
+                if not block or len(content) >= size:
+                    return content
         except NotFoundError:
             return None
 
     def write(self, key: str, data: bytes | Path) -> None:
         size = len(data) if isinstance(data, bytes) else data.stat().st_size
-        about = {"do": "put", "key": key, "size": size, "sha256": _sha256(data)}
-        offset = 0
-        while True:
-            part = _part(data, offset)
-            asked = {**about, "offset": offset, "length": len(part)}
-            if self._ask(asked, part)[0]["done"]:
-                return
-            offset += len(part)
-            if not part:
-                raise TransferError(
-                    f"{key} changed while it was sent", hint="labctl pull   # again"
-                )
+        sha256 = _hash(data)
+        request = {"do": "put", "key": key, "size": size, "sha256": sha256, "offset": 0}
+        if isinstance(data, bytes):
+            self._ask({**request, "length": size}, data)
+            return
+        if size:
+            self._send_draft(data, f"{sha256}.{size}", size)
+        if not self._ask({**request, "length": 0})[0]["done"]:
+            raise TransferError(f"{key} changed while it was sent", hint="labctl pull   # again")
 
     def fetch(self, key: str, path: Path, size: int, sha256: str) -> None:
         def bring(draft: Path) -> None:
             with draft.open("wb") as file:
-                while (left := size - file.tell()) > 0:
-                    block = self._get(key, file.tell(), min(left, PART_BYTES))[1]
-                    if not block:
-                        break
+                while True:
+                    wanted = min(size - file.tell(), PART_BYTES)
+                    block = self._get(key, file.tell(), wanted)[1]
                     file.write(block)
-            if size == 0:
-                self._get(key, 0, 0)
+                    if not block or file.tell() >= size:
+                        return
 
         staged(path, size, sha256, bring)
 
@@ -104,8 +102,21 @@ class SshStore:
 
     def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
         known = "" if expected is None else hashlib.sha256(expected).hexdigest()
-        asked = {"do": "swap", "key": key, "expected": known, "length": len(data)}
-        return bool(self._ask(asked, data)[0]["done"])
+        request = {"do": "swap", "key": key, "expected": known, "length": len(data)}
+        return bool(self._ask(request, data)[0]["done"])
+
+    def _send_draft(self, data: Path, name: str, size: int) -> None:
+        folder = f"{self._place}/.incoming"
+        line = (
+            f"umask 077; cd && mkdir -p -- '{folder}' && cd -- '{folder}' || exit; "
+            f"cat > {name} && exit; rm -f {name}; free=$(df -Pk . | awk 'NR == 2 {{ print $4 }}'); "
+            f'[ "$free" -gt {size // 1024} ] || exit {FULL}; exit 1'
+        )
+        code, _, err = self._stream(line, _blocks(data))
+        if code == FULL:
+            raise DiskFullError(f"{self.url} is full", why=f"{data.name} has {size} bytes")
+        if code:
+            raise self._failed(code, err)
 
     def _get(self, key: str, offset: int, length: int) -> tuple[int, bytes]:
         """(size of the whole, the bytes)."""
@@ -116,21 +127,21 @@ class SshStore:
             )
         return int(reply["size"]), body
 
-    def _ask(self, asked: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    def _ask(self, request: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """(reply, bytes after it)."""
-        line = json.dumps(asked, separators=(",", ":")).encode() + b"\n"
-        said = self._served(line + body)
-        head, _, rest = said.partition(b"\n")
+        line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        output = self._serve(line + body)
+        head, _, rest = output.partition(b"\n")
         try:
             reply: dict[str, Any] = json.loads(head)
         except ValueError:
             raise TransferError(
                 f"{self.url} does not answer as a store does",
-                why=said[:300].decode("ascii", "replace"),
+                why=output[:300].decode("ascii", "replace"),
                 hint="labctl config   # store: an account that labctl may log in to",
             ) from None
         if "error" in reply:
-            raise self._refused(asked.get("key", ""), reply)
+            raise self._refused(request.get("key", ""), reply)
         return reply, rest
 
     def _refused(self, key: str, reply: dict[str, str]) -> LabError:
@@ -141,42 +152,44 @@ class SshStore:
             return DiskFullError(f"{self.url} is full", why=why)
         return TransferError(f"{self.url} refuses {key!a}", why=why)
 
-    def _served(self, stdin: bytes) -> bytes:
-        """The door's output for one input; the door is installed on first need."""
+    def _serve(self, stdin: bytes) -> bytes:
+        """The gateway's output for one input; it is installed on first need."""
         line = (
-            f'cd && [ -f "{self._door}" ] || exit {NOT_INSTALLED}; '
-            f'exec python3 -I -S "{self._door}" serve {_quoted(f"{self._top}/{self._prefix}")}'
+            f"cd && [ -f '{self._gateway}' ] || exit {NOT_INSTALLED}; "
+            f"exec python3 -I -S '{self._gateway}' serve '{self._place}'"
         )
-        code, out, said = self._stream(line, stdin)
+        code, out, err = self._stream(line, stdin)
         if code == NOT_INSTALLED:
             self._install()
-            code, out, said = self._stream(line, stdin)
+            code, out, err = self._stream(line, stdin)
         if code:
-            raise self._failed(code, said)
+            raise self._failed(code, err)
         return out
 
     def _install(self) -> None:
-        line = (
-            f'set -e; umask 077; cd; mkdir -p {FOLDER}; [ -f "{self._door}" ] || '
-            f'{{ cat > "{self._door}.$$"; mv "{self._door}.$$" "{self._door}"; }}'
+        path = self._gateway
+        self._run(
+            f"set -e; umask 077; cd; mkdir -p {FOLDER}; [ -f '{path}' ] || "
+            f"{{ cat > '{path}'.$$; mv '{path}'.$$ '{path}'; }}",
+            self._around.gateway,
         )
-        code, _, said = self._stream(line, self._around.door)
-        if code:
-            raise self._failed(code, said)
 
     def _keys(self, *words: str) -> str:
         line = command("python3", "-I", "-S", "-", *words).render()
-        code, out, said = self._stream(line, self._around.keys)
+        return self._run(f"cd && exec {line}", self._around.keys).decode()
+
+    def _run(self, line: str, stdin: Body) -> bytes:
+        code, out, err = self._stream(line, stdin)
         if code:
-            raise self._failed(code, said)
-        return out.decode()
+            raise self._failed(code, err)
+        return out
 
-    def _failed(self, code: int, said: str) -> LabError:
+    def _failed(self, code: int, err: str) -> LabError:
         if code == 127:
-            return CommandError(f"{self.url}: there is no python3", code=code, stderr=said)
-        return CommandError(f"{self.url} cannot be used", code=code, stderr=said)
+            return CommandError(f"{self.url}: there is no python3", code=code, stderr=err)
+        return CommandError(f"{self.url} cannot be used", code=code, stderr=err)
 
-    def _stream(self, line: str, stdin: bytes) -> tuple[int, bytes, str]:
+    def _stream(self, line: str, stdin: Body) -> tuple[int, bytes, str]:
         if self._transport is None:
             self._transport = self._around.connect(self.endpoint())
         out, err = bytearray(), bytearray()
@@ -185,25 +198,26 @@ class SshStore:
         return int(code), bytes(out), err.decode(errors="replace")
 
 
-def _part(data: bytes | Path, offset: int) -> bytes:
-    if isinstance(data, bytes):
-        return data[offset : offset + PART_BYTES]
-    with data.open("rb") as file:
-        file.seek(offset)
-        return file.read(PART_BYTES)
+def _blocks(path: Path) -> Callable[[], Iterator[bytes]]:
+    def read_blocks() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while block := file.read(PART_BYTES):
+                yield block
+
+    return read_blocks
 
 
-def _sha256(data: bytes | Path) -> str:
+def _hash(data: bytes | Path) -> str:
     if isinstance(data, bytes):
         return hashlib.sha256(data).hexdigest()
     with data.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _quoted(place: str) -> str:
-    """For the shell, and no more than a path (the door itself knows `~/`)."""
+def _check_place(place: str) -> str:
+    """Relative to the home directory or absolute: no more than a path for the shell."""
     if not re.fullmatch(r"[A-Za-z0-9._/+@~,=-]+", place):
         raise UsageError(
             f"{place!a} cannot be the directory of a store", hint="labctl config   # store"
         )
-    return f"'{place}'"
+    return place

@@ -18,7 +18,7 @@ from typing import Any
 from labctl.config.moments import Moment
 from labctl.errors import PolicyError
 from labctl.model import Value
-from labctl.s3 import S3
+from labctl.s3 import open_folder
 from labctl.submissions.assignment import Assignment, Ticket
 
 PART_BYTES = 64 * 2**20
@@ -42,7 +42,7 @@ class Bucket:
     """The folder of `url` (s3://bucket/folder), with the receiver's own AWS credentials."""
 
     def __init__(self, url: str, profile: str = "") -> None:
-        self._s3 = S3(url, profile)
+        self._s3 = open_folder(url, profile=profile)
         self.name = self._s3.bucket
 
     def key(self, *parts: str) -> str:
@@ -50,7 +50,7 @@ class Bucket:
 
     def check_versioned(self) -> None:
         """PolicyError where a later post would take away an earlier one."""
-        said = self._s3.ask(lambda s3: s3.get_bucket_versioning(Bucket=self.name))
+        said = self._s3.call(lambda s3: s3.get_bucket_versioning(Bucket=self.name))
         if said.get("Status") != "Enabled":
             raise PolicyError(
                 f"the bucket {self.name} keeps no versions",
@@ -77,13 +77,13 @@ class Bucket:
                 ],
                 "ExpiresIn": valid_s,
             }
-            found: dict[str, Any] = self._s3.ask(lambda s3: s3.generate_presigned_post(**asked))
+            found: dict[str, Any] = self._s3.call(lambda s3: s3.generate_presigned_post(**asked))
             return found
 
         forms = [form(part_key(number), part_bytes) for number in range(1, count + 1)]
         index = form("index.json", MOST_INDEX_BYTES)
         where = {"Bucket": self.name, "Key": self.key(*about, "receipts.json")}
-        receipts = self._s3.ask(
+        receipts = self._s3.call(
             lambda s3: s3.generate_presigned_url("get_object", Params=where, ExpiresIn=valid_s)
         )
         return Ticket(
@@ -113,7 +113,7 @@ class Bucket:
                 for one in page.get("Versions", ())
             ]
 
-        found: list[Version] = self._s3.ask(listed)
+        found: list[Version] = self._s3.call(listed)
         # S3 lists the newest of a key first, and its clock is told in whole seconds.
         found.reverse()
         return sorted(found, key=lambda one: one.at)
@@ -121,13 +121,13 @@ class Bucket:
     def blocks(self, version: Version) -> Iterator[bytes]:
         """The content of one version."""
         where = {"Bucket": self.name, "Key": version.key, "VersionId": version.id}
-        body = self._s3.ask(lambda s3: s3.get_object(**where)["Body"])
-        while block := self._s3.ask(lambda s3: body.read(CHUNK_BYTES)):
+        body = self._s3.call(lambda s3: s3.get_object(**where)["Body"])
+        while block := self._s3.call(lambda s3: body.read(CHUNK_BYTES)):
             yield block
 
     def write(self, key: str, data: bytes) -> None:
         where = {"Bucket": self.name, "Key": key, "ContentType": "application/json"}
-        self._s3.ask(lambda s3: s3.put_object(**where, Body=data))
+        self._s3.call(lambda s3: s3.put_object(**where, Body=data))
 
 
 def part_key(number: int) -> str:

@@ -53,7 +53,7 @@ class Answers(BaseHTTPRequestHandler):
             self.say(302, {"Location": "http://192.0.2.1/x"})
         elif path == "/huge.bin":
             self.say(200, {"Content-Length": str(10**15)})
-        elif path.startswith("/bucket/"):
+        elif f"{path}/".startswith("/bucket/"):
             self.bucket(urllib.parse.unquote(path[8:]), dict(urllib.parse.parse_qsl(query)))
         elif path in FILES:
             self.file(path, FILES[path])

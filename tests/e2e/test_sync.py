@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tarfile
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.model import GIB, FileEntry, Run
+from labctl.rehearsal.images import BOTO3
 from labctl.transports.paramiko import ParamikoTransport
 
 pytest_plugins = ["sshd_fixtures"]
@@ -428,8 +431,21 @@ def test_a_name_that_does_not_resolve_is_told(box: Box) -> None:
         fetch(box, "https://nosuch.invalid/x")
 
 
+@pytest.fixture
+def boto3_there(box: Box, tmp_path: Path) -> None:
+    """The packages that the playbook would install."""
+    packed = tmp_path / "boto3.tar"
+    with tarfile.open(packed, "w") as tar:
+        for package in BOTO3:
+            for file in metadata.files(package) or ():
+                if ".." not in file.parts and "__pycache__" not in file.parts:
+                    tar.add(str(file.locate()), arcname=file.as_posix())
+    docker("cp", str(packed), f"{box.sshd.name}:/tmp/boto3.tar")
+    box.sshd.sh("tar -xf /tmp/boto3.tar -C /usr/lib/python3/dist-packages; rm /tmp/boto3.tar")
+
+
 def test_a_public_bucket_is_fetched_page_by_page_and_only_once(
-    box: Box, site: Callable[[], list[str]]
+    box: Box, site: Callable[[], list[str]], boto3_there: None
 ) -> None:
     got = fetch(box, "s3://bucket/sets/digits", s3_endpoint=SITE)
     assert (got.files, got.unchanged) == (3, False)

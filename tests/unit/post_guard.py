@@ -24,16 +24,30 @@ IGNORED = {"file", "policy", "x-amz-signature"}
 
 
 class Guard:
-    """A WSGI application in front of another. `now` can be moved; `broken` breaks posts off."""
+    """A WSGI application in front of another. `now` can be moved; `broken` breaks posts off.
+
+    Anybody may read the bucket `public`; who signs needs leave of an own account, and has none.
+    """
 
     def __init__(self, inner: Callable[..., Any]) -> None:
         self.inner = inner
         self.ahead_s = 0.0
         self.broken: list[str] = []
         self.posts: list[str] = []
+        self.public = ""
+        self.reads: list[str] = []
+        self.ranges: dict[str, str] = {}
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Any:
         method, signed = environ["REQUEST_METHOD"], "HTTP_AUTHORIZATION" in environ
+        path = environ["PATH_INFO"]
+        if method == "GET" and self.public and path.split("/")[1] == self.public:
+            self.reads.append(path)
+            self.ranges[path] = environ.get("HTTP_RANGE", "")
+            if not signed:
+                return self.inner(environ, start)
+            start("403 Forbidden", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>AccessDenied</Code></Error>"]
         if signed:
             return self.inner(environ, start)
         query = urllib.parse.parse_qs(environ["QUERY_STRING"], keep_blank_values=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from labctl.model import Endpoint
-from labctl.remote import store_door, store_keys
+from labctl.remote import store_gateway, store_keys
 from labctl.shell import Command
 from labctl.stores import Surroundings
 from labctl.stores.ssh import SshStore
@@ -26,13 +26,13 @@ class Shell:
         self,
         line: Command | str,
         *,
-        stdin: bytes = b"",
+        stdin: bytes | Callable[[], Iterator[bytes]] = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
     ) -> int:
         done = subprocess.run(
             ["sh", "-c", str(line)],
-            input=stdin,
+            input=stdin if isinstance(stdin, bytes) else b"".join(stdin()),
             capture_output=True,
             env={"PATH": os.environ["PATH"], "HOME": str(self.home)},
             check=False,
@@ -49,7 +49,7 @@ def shell_store(folder: Path, prefix: str) -> SshStore:
         connect=lambda endpoint: Shell(home),
         settle_host_key=lambda endpoint: msgspec.structs.replace(endpoint, host_key="ssh-x AAAA"),
         resolve_alias=lambda host: Endpoint(host=host),
-        door=Path(store_door.__file__).read_bytes(),
+        gateway=Path(store_gateway.__file__).read_bytes(),
         keys=Path(store_keys.__file__).read_bytes(),
     )
     return SshStore("ssh://me@store/~/labs", prefix, around)

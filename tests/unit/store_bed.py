@@ -1,11 +1,12 @@
 """A lab's directory on a server, runs in it, and stores: moto's S3 with an instance profile, a
-door without ssh."""
+gateway without ssh."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shlex
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from labctl.remote import store, store_door, store_ssh
+from labctl.remote import store, store_gateway, store_ssh
 
 LAB, LAB_ID = "digits", "0f1e2d3c4b5a"
 ABOUT = {"lab": LAB, "lab_id": LAB_ID}
@@ -127,11 +128,22 @@ def tree(directory: Path) -> dict[str, bytes]:
 
 
 class DirectStore(store_ssh.SshStore):
-    """The door without an ssh in between."""
+    """The gateway as sshd would start it, without an ssh in between."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(
-            {"port": 22, "user": "u", "host": "h"}, Path("key"), Path("hosts"), lambda: None
+            {"port": 22, "user": "u", "host": "h"},
+            directory.parent / "store-key",
+            Path("hosts"),
+            lambda: None,
         )
-        door = str(Path(store_door.__file__))
-        self.words = [sys.executable, "-I", "-S", door, "serve", str(directory)]
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        script = directory.parent / "forced-command"
+        serve = shlex.join([sys.executable, "-I", "-S", store_gateway.__file__, "serve"])
+        script.write_text(
+            "#!/bin/sh\n"
+            '[ "$1" != -- ] || shift; shift\n'
+            f'SSH_ORIGINAL_COMMAND="$*" exec {serve} {shlex.quote(str(directory))}\n'
+        )
+        script.chmod(0o755)
+        self.words = [str(script)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 import subprocess
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from own_certificate import make_certificate
 
-from labctl.remote import curl, fetch, fetch_https, fetch_s3
+from labctl.remote import curl, fetch, fetch_https
 from labctl.remote.curl import BrokenError, StatusError, check_address, open_address
 from labctl.remote.fetch import Place
 from labctl.remote.reply import Failure
@@ -308,19 +307,3 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(
         fetch_set(lab, f"{secure.url}/x.bin")
     assert "certificate" in caught.value.body["why"]
     assert secure.requests == []
-
-
-def test_an_object_that_broke_off_goes_on(site: Site, lab: Path) -> None:
-    bucket = fetch_s3._Bucket("sets", site.url)
-    key = fetch_s3.Key("a.bin", len(BODY), site.etag)
-    site.cut_after = [1000]
-    with pytest.raises(Failure) as caught:
-        bucket.fetch(key, lab / "a.bin")
-    assert "broke off" in caught.value.body["what"]
-    bucket.fetch(key, lab / "a.bin")
-    assert site.requests == ["- 200", "bytes=1000- 206"]
-    assert (lab / "a.bin").read_bytes() == BODY
-    os.truncate(lab / "a.bin", 1000)
-    site.has_ranges = False
-    bucket.fetch(key, lab / "a.bin")
-    assert (lab / "a.bin").read_bytes() == BODY

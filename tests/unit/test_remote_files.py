@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from labctl.remote import arriving, edits, fetch_s3, files, outputs, parcel, unpack
+from labctl.remote import arriving, edits, files, outputs, parcel, unpack
 from labctl.remote.reply import Failure
 
 LAB = {"lab": "digits", "lab_id": "0f1e2d3c4b5a"}
@@ -601,24 +601,3 @@ def test_damaged_archives_are_told(tmp_path: Path, name: str, content: bytes) ->
     (tmp_path / "into").mkdir()
     with pytest.raises(Failure, match="whole"):
         unpack.unpack(tmp_path / name, name, tmp_path / "into")
-
-
-def test_buckets_have_https_addresses() -> None:
-    plain = fetch_s3._Bucket("sets", "")
-    assert plain.address("a b/c", {}) == "https://sets.s3.amazonaws.com/a%20b/c"
-    plain.region = "eu-west-1"
-    assert plain.address("k", {}) == "https://sets.s3.eu-west-1.amazonaws.com/k"
-    assert fetch_s3._Bucket("a.b", "").address("k", {}) == "https://s3.amazonaws.com/a.b/k"
-    other = fetch_s3._Bucket("sets", "https://store.example/")
-    assert other.address("", {"prefix": "x"}) == "https://store.example/sets/?prefix=x"
-
-
-def test_a_listing_with_entities_is_refused() -> None:
-    with pytest.raises(Failure):
-        fetch_s3._parsed(b'<!DOCTYPE x [<!ENTITY a "b">]><x>&a;</x>')
-
-
-@pytest.mark.parametrize("key", ["p/../../x", "p//x", "p/./x", "p/a\x1b"])
-def test_keys_that_lead_elsewhere_are_refused(key: str) -> None:
-    with pytest.raises(Failure):
-        fetch_s3._relative(key, "p")

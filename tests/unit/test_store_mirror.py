@@ -21,7 +21,8 @@ from store_bed import ABOUT, LAB_ID, PREFIX, DirectStore, Lab, metadata_service,
 from labctl.actions.remote import files
 from labctl.errors import DeniedError, NotFoundError, TransferError
 from labctl.model import Endpoint
-from labctl.remote import store, store_mirror, store_restore, store_s3, watch_store
+from labctl.remote import boto3_python, store, store_mirror, store_restore, watch_store
+from labctl.remote import s3 as s3_client
 from labctl.remote.reply import Failure
 from labctl.remote.watch_signs import Account
 from labctl.stores import Store, Surroundings, open_store
@@ -72,9 +73,9 @@ def s3(cloud: Rehearsal, imds: str, lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     client = boto3.client("s3")
     client.create_bucket(Bucket="results")
     lab.config(URL)
-    store_s3.client.cache_clear()
+    s3_client.connect_as_role.cache_clear()
     yield client
-    store_s3.client.cache_clear()
+    s3_client.connect_as_role.cache_clear()
     cloud.change(denied=[], lost=[], dropped=[])
     bucket = boto3.resource("s3").Bucket("results")
     bucket.objects.all().delete()
@@ -338,7 +339,7 @@ def test_a_persons_own_keys_are_not_used(
 ) -> None:
     lab.run("first")
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
-    store_s3.client.cache_clear()
+    s3_client.connect_as_role.cache_clear()
     assert boto3.Session().get_credentials() is not None
     assert "no instance profile" in mirrored()["why"]
     assert held(s3) == {}
@@ -347,7 +348,7 @@ def test_a_persons_own_keys_are_not_used(
 def test_without_boto3_it_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.config(URL)
     monkeypatch.setattr(store_mirror, "able", lambda url: False)
-    monkeypatch.setattr(store, "PYTHONS", ("no-such-python",))
+    monkeypatch.setattr(boto3_python, "PYTHONS", ("no-such-python",))
     with pytest.raises(Failure, match="results cannot go to S3"):
         mirrored()
     (lab.root / ".labctl" / store.CONFIG).unlink()
@@ -456,7 +457,6 @@ def test_the_mirror_beside_the_runs_says_what_it_cannot_do(
     s3: Any, lab: Lab, cloud: Rehearsal, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_store, "PROGRAM", program)
-    monkeypatch.setattr(store, "PYTHONS", (sys.executable,))
     run = lab.run("first", "running")
     said: list[str] = []
     mirror = watch_store.Mirror(lambda what, why: said.append(what))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from labctl.actions.remote import files
-from labctl.remote import store, watch_disk, watch_end, watch_ending, watch_saved
+from labctl.remote import boto3_python, watch_disk, watch_end, watch_ending, watch_saved
 from labctl.remote.reply import Failure
 from labctl.remote.watch_end import Plan, fate
 from labctl.remote.watch_install import _merged, start_script
@@ -216,7 +216,7 @@ def test_the_rule_for_results_that_are_only_here(
 
 
 def test_without_boto3_it_says_so_beforehand(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "PYTHONS", ("no-such-python",))
+    monkeypatch.setattr(boto3_python, "PYTHONS", ("no-such-python",))
     account = Account(os.geteuid(), os.getegid())
     plan = Plan(account, LAB["lab_id"], "poweroff", "keepable", "s3://b/p", "", 1.0)
     said = watch_end.unable(plan)

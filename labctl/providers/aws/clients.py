@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labctl.errors import ProviderError
 from labctl.providers.aws.together import Answer, Together
 
 if TYPE_CHECKING:
@@ -75,16 +74,10 @@ class Clients:
 
     def _connected(self) -> boto3.session.Session:
         if self._session is None:
+            import boto3
+
             from labctl.providers.aws.errors import told
 
-            try:
-                import boto3
-            except ModuleNotFoundError as error:
-                raise ProviderError(
-                    "the AWS provider is not installed",
-                    why=f"there is no module {error.name}",
-                    hint="pip install 'labctl[aws]'",
-                ) from error
             with told():
                 self._session = boto3.session.Session(profile_name=self._profile or None)
         return self._session
