@@ -23,13 +23,16 @@ def held(
     *,
     wait_s: float,
     on_wait: Callable[[str], None] = lambda holder: None,
+    inheritable: bool = False,
 ) -> Iterator[None]:
     """Hold `file` for the deed `what`. BusyError that names the holder after `wait_s` seconds.
 
-    `on_wait` is called once, with who holds it, where there is somebody to wait for.
+    `on_wait` is called once, with who holds it, where there is somebody to wait for. An
+    `inheritable` lock is held by programs too that are started with their files left open.
     Not re-entrant: the same thread that takes it twice waits for itself.
     """
     descriptor = _taken(file, what, wait_s, on_wait)
+    os.set_inheritable(descriptor, inheritable)
     try:
         yield
     finally:

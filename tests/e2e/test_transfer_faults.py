@@ -28,6 +28,7 @@ from labctl.actions.connections import Connections
 from labctl.actions.remote import Remote, program_name
 from labctl.actions.scan import Index
 from labctl.actions.sync import PushResult, pull, pull_edits, push, scan_code, verify
+from labctl.commands import rsync
 from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError
 
 pytest_plugins = ["sshd_fixtures"]
@@ -114,13 +115,25 @@ def assert_resumed(box: Box, lab: Path) -> None:
     assert box.hashes("code") == local_hashes(lab)
 
 
-RECEIVING = "pgrep -f '__main__.py receiv[e]' || true"
+RECEIVING = "pgrep -f 'rsync --serve[r]' || true"
 SENDING = "pgrep -f '__main__.py sen[d]' || true"
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rsync at 40 MiB/s: it tells of its progress once a second."""
+    argv = rsync.transfer_argv
+
+    def slowed(program: rsync.RsyncProgram, transfer: rsync.Transfer) -> list[str]:
+        first, *rest = argv(program, transfer)
+        return [first, "--bwlimit=40960", *rest]
+
+    monkeypatch.setattr(rsync, "transfer_argv", slowed)
 
 
 @pytest.mark.timed
 def test_18_a_link_cut_during_a_push_is_noticed_and_the_transfer_goes_on(
-    box: Box, lab: Path
+    box: Box, lab: Path, slow: None
 ) -> None:
     push_code(box, lab, Recorder())
     write_big(lab / "model.bin")
@@ -139,7 +152,7 @@ def test_18_a_link_cut_during_a_push_is_noticed_and_the_transfer_goes_on(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["19", "20"])
 @pytest.mark.parametrize("side", ["here", "there"])
 def test_19_20_a_push_whose_program_is_killed_loses_nothing(
-    box: Box, lab: Path, side: str, number: signal.Signals
+    box: Box, lab: Path, slow: None, side: str, number: signal.Signals
 ) -> None:
     push_code(box, lab, Recorder())
     write_big(lab / "model.bin")
@@ -149,7 +162,7 @@ def test_19_20_a_push_whose_program_is_killed_loses_nothing(
             (pid,) = local("ssh")
             os.kill(pid, number)
         else:
-            box.sh(f"pkill -{int(number)} -f '__main__.py receiv[e]'")
+            box.sh(f"pkill -{int(number)} -f 'rsync --serve[r]'")
 
     with pytest.raises((TransferError, LinkLostError)) as caught:
         push_code(box, lab, AtProgress("sending code", kill))
@@ -316,7 +329,7 @@ def test_22_a_full_disk_there_is_told_before_anything_is_sent(box: Box, lab: Pat
     assert box.sh(f"cat {HOME}/code/model.bin") == "the good one"
 
 
-def test_22_a_disk_there_that_fills_up_meanwhile_is_told(box: Box, lab: Path) -> None:
+def test_22_a_disk_there_that_fills_up_meanwhile_is_told(box: Box, lab: Path, slow: None) -> None:
     push_code(box, lab, Recorder())
     write_big(lab / "model.bin")
     with pytest.raises(DiskFullError, match="full"):
