@@ -236,7 +236,7 @@ class _Push:
                 self.root,
                 missing,
                 destination,
-                lambda done: self._progress(min(done, total), total),
+                lambda done: self._progress(done, total) if done < total else None,
             )
         self.sent_bytes += copied.sent_bytes
         self.complaint = copied.complaint.strip()[-300:]

@@ -25,7 +25,6 @@ _NEEDED = frozenset(
         "--files-from",
         "--from0",
         "--times",
-        "--perms",
         "--chmod",
         "--ignore-times",
         "--inplace",
@@ -84,7 +83,7 @@ def parse_program(text: str) -> RsyncProgram:
 def transfer_argv(program: RsyncProgram, transfer: Transfer) -> list[str]:
     """The command line of a transfer, for a `program` that is usable."""
     argv = ["rsync", "--files-from=-", "--from0", "--no-implied-dirs", "--no-links"]
-    argv += ["--times", "--perms", "--chmod=D755,F644"]
+    argv += ["--times", "--chmod=D755,F644"]  # less what the umask there takes away
     # The caller has compared: what is named is sent, whatever its time and size.
     argv += ["--ignore-times", "--inplace", f"--timeout={SILENCE_S}", "--stats"]
     if program.flags & _SECLUDED:

@@ -30,6 +30,7 @@ ANSWERING = {
     "plan": "files.plan",
     "commit": "files.commit",
     "edits": "edits.edits",
+    "hashes": "contents.hashes",
     "manifest": "outputs.manifest",
     "image": "images.present",
     "service": "services.start",
@@ -53,7 +54,7 @@ ANSWERING = {
 STREAMING = {
     "follow": "follow.follow",
     "run": "follow.start_and_follow",
-    "send": "sending.send",
+    "send": "contents.send",
     "build": "images.build",
     "pull-image": "images.pull",
     "service-image": "services.build",

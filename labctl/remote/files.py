@@ -13,24 +13,14 @@ import shutil
 import stat
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Iterator, NamedTuple, Tuple
+from typing import Any, Callable, Iterator, Tuple
 
-from .place import (
-    Below,
-    checked_name,
-    free_bytes,
-    home,
-    inside,
-    lab_dir,
-    read_json,
-    sha256_of,
-    write_json,
-)
+from .place import free_bytes, inside, write_json
+from .push_target import NOT_A_FILE, PushedFile, Target, lstat
 from .reply import Failure
 
 RESERVE_BYTES = 64 * 1024 * 1024
 """What a transfer leaves free: a disk at zero stops Docker and sshd too."""
-NOT_A_FILE = "not a file"
 UNREADABLE = "this user may not read it"
 BYTECODE = "__pycache__"
 
@@ -38,110 +28,8 @@ BYTECODE = "__pycache__"
 Ready = Tuple[str, str, int, os.stat_result]
 
 
-class Entry(NamedTuple):
-    """A file of a push, as the client has it; `sha256` is "" where it has not been read yet."""
-
-    path: str
-    size: int
-    sha256: str
-    mode: int
-    mtime_ns: int
-
-
-class Target:
-    """One tree that is pushed to: the lab's code, a data set, a run to restore, a model, wheels,
-    what is graded.
-
-    `record` holds [sha256, size, mtime_ns] of what a push brought, `due` the hash that each staged
-    file is to have; a file with neither hash was edited here.
-    """
-
-    def __init__(self, request: dict[str, Any]) -> None:
-        kind, _, name = request["target"].partition("/")
-        lab = lab_dir(request["lab"], request["lab_id"])
-        self.key = request["target"].replace("/", "-")
-        if kind == "code":
-            self.root = lab / "code"
-        elif kind == "data":
-            self.root = lab / "data" / checked_name(name)
-        elif kind == "restore":
-            self.root = lab / "restore" / checked_name(name)
-        elif kind == "model":
-            self.root = lab / "models" / checked_name(name)
-        elif kind == "grading":
-            self.root = lab / "grading" / checked_name(name)
-        elif kind == "wheelhouse":
-            self.root = home() / ".wheelhouse"
-        else:
-            raise Failure("usage", f"nothing is pushed to {request['target']!r}")
-        own = home() if kind == "wheelhouse" else lab / ".labctl"
-        self.staging = own / f".staging-{self.key}"
-        self.due_path = own / f".due-{self.key}.json"
-        self.record_path = own / f".pushed-{self.key}.json"
-        self.fetched_path = own / f".fetched-{name}.json"
-        self.record: dict[str, list[Any]] = read_json(self.record_path)
-        self.due: dict[str, str] = read_json(self.due_path)
-        self._saved = dict(self.record)
-        self.at = Below(self.root)
-        self.staged_at = Below(self.staging)
-
-    def look(self, path: str) -> tuple[str, os.stat_result | None]:
-        """(hash of the file here, its stat); "" and None if there is none.
-
-        Unchanged since the record, it is not read. A file that a push left here without its
-        record being written is recorded now.
-        """
-        place = self.at(path)
-        found = _lstat(place)
-        if found is None:
-            return "", None
-        if not stat.S_ISREG(found.st_mode):
-            return NOT_A_FILE, found
-        known = self.record.get(path)
-        if known and known[1] == found.st_size and known[2] == found.st_mtime_ns:
-            return str(known[0]), found
-        sha256 = sha256_of(Path(place))
-        if sha256 == self.due.get(path) or (known and sha256 == known[0]):
-            self.note(path, sha256, found)
-        return sha256, found
-
-    def present(self, path: str) -> str:
-        """The hash of the file here, "" if there is none."""
-        return self.look(path)[0]
-
-    def edited(self, path: str, present: str) -> bool:
-        """Whether what is `present` at this path is somebody's work here."""
-        known = self.record.get(path)
-        return bool(present) and (known is None or present != known[0])
-
-    def staged(self, entry: Entry) -> os.stat_result | None:
-        """The stat of the staged file if it is `entry`, whole; else None.
-
-        rsync gives a file its time only when its checksum was right. Where the time is another
-        one (tar, a file system with coarse times), the content is read, and gets it then.
-        """
-        place = self.staged_at(entry.path)
-        found = _lstat(place)
-        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
-            return None
-        if found.st_mtime_ns == entry.mtime_ns:
-            return found
-        if not entry.sha256 or sha256_of(Path(place)) != entry.sha256:
-            return None
-        os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
-        return os.lstat(place)
-
-    def note(self, path: str, sha256: str, found: os.stat_result) -> None:
-        self.record[path] = [sha256, found.st_size, found.st_mtime_ns]
-
-    def save(self) -> None:
-        if self.record != self._saved:
-            write_json(self.record_path, self.record)
-            self._saved = dict(self.record)
-
-
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-    """Compare "files" (each an `Entry`) with what is here.
+    """Compare "files" (each an `PushedFile`) with what is here.
 
     Replies needed paths, which of them lie whole in the staging directory ("whole") and how many
     bytes of the others ("staged_bytes"), conflicts (files edited here since the last push), and
@@ -157,7 +45,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     force = bool(request.get("force"))
     contents: dict[str, str] = request.get("contents", {})
     _drop_fetched(target)
-    entries = [Entry(*one) for one in request["files"]]
+    entries = [PushedFile(*one) for one in request["files"]]
     doomed, conflicts = _doomed(target, {entry.path for entry in entries}, force)
     needed, unsure = [], []
     for entry in entries:
@@ -207,7 +95,11 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take(
-    target: Target, needed: list[Entry], contents: dict[str, str], doomed: list[str], force: bool
+    target: Target,
+    needed: list[PushedFile],
+    contents: dict[str, str],
+    doomed: list[str],
+    force: bool,
 ) -> dict[str, Any]:
     """Commit what came with the question; else say what a transfer has to know."""
     if {entry.path for entry in needed} <= contents.keys():
@@ -215,10 +107,11 @@ def _take(
             _write(target, entry.path, base64.b64decode(contents[entry.path]))
         return _commit(target, needed, doomed, force)
     basis = str(target.root) if target.root.is_dir() else ""
-    return {"basis": basis, "rsync": _rsync_version()}
+    return {"basis": basis, "rsync": rsync_version()}
 
 
-def _rsync_version() -> str:
+def rsync_version() -> str:
+    """What rsync here says of itself, "" where there is none."""
     try:
         done = subprocess.run(["rsync", "--version"], stdin=subprocess.DEVNULL, capture_output=True)
     except OSError:
@@ -258,13 +151,13 @@ def _mode(mode: int) -> int:
     return 0o755 if mode & 0o100 else 0o644
 
 
-def _look_staged(target: Target, needed: list[Entry]) -> tuple[list[str], int]:
+def _look_staged(target: Target, needed: list[PushedFile]) -> tuple[list[str], int]:
     """(needed paths that an earlier try has staged whole, bytes of them and of beginnings)."""
     whole: list[str] = []
     total = 0
     for entry in needed if target.staging.is_dir() else ():
         same = target.due.get(entry.path) == entry.sha256 and target.staged(entry) is not None
-        found = _lstat(target.staged_at(entry.path))
+        found = lstat(target.staged_at(entry.path))
         if same:
             whole.append(entry.path)
         if found is not None and stat.S_ISREG(found.st_mode):
@@ -272,7 +165,7 @@ def _look_staged(target: Target, needed: list[Entry]) -> tuple[list[str], int]:
     return whole, total
 
 
-def _stage(target: Target, needed: list[Entry]) -> None:
+def _stage(target: Target, needed: list[PushedFile]) -> None:
     """Have a staging directory without anything that could be in the way of `needed`."""
     wanted = {entry.path for entry in needed}
     for folder, folders, names in os.walk(target.staging, topdown=False):
@@ -289,7 +182,7 @@ def _stage(target: Target, needed: list[Entry]) -> None:
     _note_due(target, needed)
 
 
-def _note_due(target: Target, entries: list[Entry]) -> None:
+def _note_due(target: Target, entries: list[PushedFile]) -> None:
     due = {entry.path: entry.sha256 for entry in entries}
     if target.due != due or not target.due_path.exists():
         target.due = due
@@ -301,13 +194,6 @@ def _write(target: Target, path: str, content: bytes) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     place.unlink(missing_ok=True)
     place.write_bytes(content)
-
-
-def _lstat(path: str) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def _remove(target: Target, paths: list[str]) -> None:
@@ -339,7 +225,7 @@ def commit(request: dict[str, Any]) -> dict[str, Any]:
     `plan` stays as it is. Repeated, it finds its work done. A file without a sha256 is bad.
     """
     target = Target(request)
-    entries = [Entry(*one) for one in request["files"]]
+    entries = [PushedFile(*one) for one in request["files"]]
     _note_due(target, entries)
     try:
         return _commit(target, entries, request["removed"], bool(request.get("force")))
@@ -348,7 +234,7 @@ def commit(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _commit(
-    target: Target, entries: list[Entry], removed: list[str], force: bool
+    target: Target, entries: list[PushedFile], removed: list[str], force: bool
 ) -> dict[str, Any]:
     bad: list[str] = []
     ready: list[Ready] = []

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +21,7 @@ KEPT_BYTES = 64 * 1024  # of what rsync prints, its end
 END_S = 3.0  # how long an rsync that is to end may take before it is killed
 
 
-class UnusableError(Exception):
+class RsyncUnusableError(Exception):
     """The two rsyncs cannot talk to each other, or a login shell disturbs them."""
 
 
@@ -38,7 +38,7 @@ class Copied(Value, frozen=True):
 
 @functools.cache
 def find_program() -> rsync.RsyncProgram:
-    """This machine's rsync; one without options where there is none."""
+    """This machine's rsync; without options where it is not installed."""
     try:
         done = subprocess.run(
             ["rsync", "--help"], stdin=subprocess.DEVNULL, capture_output=True, env=_environment()
@@ -57,29 +57,32 @@ def copy(
 ) -> Copied:
     """Run `argv`, which reads `names`; `on_bytes` hears how many bytes of the files are done.
 
-    UnusableError where tar may do better; LinkLostError and TransferError leave what has arrived.
+    RsyncUnusableError where a stream may do better. LinkLostError and TransferError leave what has
+    arrived.
     """
-    with (
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=_environment(),
+        process_group=0,
         # The transfer's lock stays held as long as rsync lives, even where labctl is killed.
-        subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=_environment(),
-            process_group=0,
-            close_fds=False,
-        ) as process,
-        _ended(process),
-    ):
+        close_fds=False,
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        errors = _Tail(process.stderr)
-        threading.Thread(target=_feed, args=(process.stdin, names), daemon=True).start()
-        output = _read_progress(process.stdout, on_bytes)
-        code = process.wait()
-        complaint = errors.text()
+        errors = _ErrorOutput(process.stderr)
+        feeding = threading.Thread(target=_feed, args=(process.stdin, names), daemon=True)
+        feeding.start()
+        try:
+            output = _read_progress(process.stdout, on_bytes)
+            code = process.wait()
+        finally:
+            _end(process)
+            complaint = errors.text()
+            feeding.join()
     if code in (0, *rsync.PARTIAL_CODES, rsync.FILE_ERROR_CODE):
         return Copied(
             sent_bytes=rsync.parse_sent_bytes(output),
@@ -91,10 +94,10 @@ def copy(
 
 def _failure(endpoint: Endpoint, shell: RemoteShell, code: int, said: str) -> Exception:
     if code in rsync.UNUSABLE_CODES:
-        return UnusableError(said)
+        return RsyncUnusableError(said)
     lost = bool(shell.control_path) and not Path(shell.control_path).exists()
     if code == rsync.SSH_FAILED_CODE or lost:
-        return failures.lost(endpoint, said.strip()[-300:])
+        return failures.lost(endpoint, "it ended in the middle of a transfer")
     return _cut(code, said)
 
 
@@ -110,20 +113,19 @@ def _environment() -> dict[str, str]:
     return {**kept, "LC_ALL": "C"}
 
 
-@contextlib.contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """End rsync, and the ssh that it started, if it is not over by then."""
-    try:
-        yield
-    finally:
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End rsync, and whatever it started (ssh, its own second process), if they are not over."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
         if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            _signal_group(process.pid, signal.SIGTERM)
+            process.wait(END_S)
+    # A part of it that went on alone would hold the pipes open.
+    _signal_group(process.pid, signal.SIGKILL)
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
 
 
 def _feed(pipe: IO[bytes], names: bytes) -> None:
@@ -146,7 +148,7 @@ def _read_progress(pipe: IO[bytes], on_bytes: Callable[[int], None]) -> str:
     return kept.decode(errors="replace")
 
 
-class _Tail:
+class _ErrorOutput:
     """The end of a stream, read beside everything else."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -159,5 +161,5 @@ class _Tail:
             self._kept = (self._kept + chunk)[-KEPT_BYTES:]
 
     def text(self) -> str:
-        self._thread.join(END_S)
+        self._thread.join()
         return self._kept.decode(errors="replace")

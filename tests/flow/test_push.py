@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -12,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from directory_server import DirectoryServer, rsyncs, slow_down, wait_until
 from lab_ground import Recorded
-from push_ground import DirectoryServer
 
 from labctl.actions import Event, Progress
 from labctl.actions.push import ALONG_BYTES, PushResult, push
@@ -161,28 +162,9 @@ class AtProgress(Recorded):
             self.action()
 
 
-def children_of(pid: int) -> dict[int, str]:
-    """The processes that `pid` has begun, with what they run, at any depth."""
-    listing = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
-    ).stdout
-    rows = [line.split(None, 2) for line in listing.splitlines()]
-    family = {pid}
-    for _ in rows:
-        family |= {int(row[0]) for row in rows if int(row[1]) in family}
-    return {int(row[0]): row[2] for row in rows if int(row[0]) in family - {pid}}
-
-
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """rsync at 8 MiB/s, so that it can be met in the middle of a file."""
-    argv = rsync.transfer_argv
-
-    def slowed(*given: object) -> list[str]:
-        program, *rest = argv(*given)  # type: ignore[arg-type]
-        return [program, "--bwlimit=8192", *rest]
-
-    monkeypatch.setattr(rsync, "transfer_argv", slowed)
+    slow_down(monkeypatch)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -197,53 +179,46 @@ def test_what_was_cut_goes_on_and_the_good_file_stays(
 ) -> None:
     write_old(lab / "model.bin", b"the good one")
     push_code(with_rsync, lab)
-    write_old(lab / "model.bin", os.urandom(24 * MIB))
+    write_old(lab / "model.bin", os.urandom(64 * MIB))
 
     def kill() -> None:
-        for pid, line in children_of(os.getpid()).items():
-            if line.startswith("rsync") and ("--server" in line) == (side == "there"):
+        for pid in rsyncs(is_server=side == "there"):
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     with pytest.raises(TransferError, match="cut short") as caught:
         push_code(with_rsync, lab, AtProgress(kill))
     assert "labctl push" in caught.value.hint
     assert (code(with_rsync) / "model.bin").read_bytes() == b"the good one"
-    wait_until(lambda: not any("rsync" in line for line in children_of(os.getpid()).values()))
+    wait_until(lambda: not rsyncs())
     monkeypatch.undo()
-    assert 0 < push_code(with_rsync, lab).bytes < 23 * MIB
+    assert 0 < push_code(with_rsync, lab).bytes < 60 * MIB
     assert tree(code(with_rsync)) == tree(lab)
-
-
-def wait_until(is_over: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_over():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_an_interrupted_push_leaves_no_rsync_behind(
     with_rsync: DirectoryServer, lab: Path, slow: None
 ) -> None:
-    write_old(lab / "model.bin", os.urandom(24 * MIB))
+    write_old(lab / "model.bin", os.urandom(64 * MIB))
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         push_code(with_rsync, lab, AtProgress(interrupt))
-    wait_until(lambda: not any("rsync" in line for line in children_of(os.getpid()).values()))
+    wait_until(lambda: not rsyncs())
     assert not code(with_rsync).exists()
 
 
 def test_a_file_that_changes_while_it_travels_is_sent_anew(
     with_rsync: DirectoryServer, lab: Path, slow: None
 ) -> None:
-    write_old(lab / "model.bin", os.urandom(16 * MIB))
+    write_old(lab / "model.bin", os.urandom(40 * MIB))
     seen: list[bool] = []
 
     def change() -> None:
         seen.append(code(with_rsync).exists())
-        (lab / "model.bin").write_bytes(b"new" + bytes(16 * MIB - 3))
+        (lab / "model.bin").write_bytes(b"new" + bytes(40 * MIB - 3))
 
     push_code(with_rsync, lab, AtProgress(change))
     assert seen == [False]
@@ -294,7 +269,7 @@ def test_an_edit_made_while_it_travels_stays(
 ) -> None:
     write_old(lab / "model.bin", b"first")
     push_code(with_rsync, lab)
-    write_old(lab / "model.bin", os.urandom(16 * MIB))
+    write_old(lab / "model.bin", os.urandom(40 * MIB))
     edited = code(with_rsync) / "model.bin"
 
     def edit() -> None:
