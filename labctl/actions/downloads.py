@@ -243,7 +243,8 @@ def _clear(partial: Path, wanted: set[str] | None) -> None:
     """
     if partial.is_symlink():
         partial.unlink()
-    partial.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial.mkdir(parents=True, exist_ok=True)
+    partial.chmod(0o700)
     for folder, folders, names in os.walk(partial, topdown=False):
         for path in (Path(folder) / name for name in (*folders, *names)):
             found = path.lstat()

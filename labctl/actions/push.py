@@ -33,6 +33,24 @@ ALONG_BYTES = 256 * 1024  # so much travels with the question: it costs less tha
 BLOCK_BYTES = 1024**2
 
 
+class PushPlan(Value, frozen=True):
+    """What the server says that it needs (`plan` in remote/files.py). `bad` is None where nothing
+    went along that was committed at once."""
+
+    needed: tuple[str, ...]
+    whole: tuple[str, ...]
+    staged_bytes: int
+    unsure: tuple[str, ...]
+    conflicts: tuple[str, ...]
+    removed: tuple[str, ...]
+    short_bytes: int
+    free_bytes: int
+    staging: str
+    basis: str = ""
+    rsync: str = ""
+    bad: tuple[str, ...] | None = None
+
+
 class PushResult(Value, frozen=True):
     """`sent` and `unchanged` count files, `bytes` what travelled (without what was staged)."""
 
@@ -98,16 +116,16 @@ class _Push:
         for _ in range(TRIES):
             files, plan = self._plan(files)
             self.files = files
-            removed |= set(plan["removed"])
-            missing = set(plan["needed"])
+            removed |= set(plan.removed)
+            missing = set(plan.needed)
             needed = [f for f in files if f.path in missing]
             if not needed:
                 return self._result(files, sent, removed)
             sent |= missing
-            if "bad" in plan:
-                bad = self._went_along(needed, plan)
+            if plan.bad is not None:
+                bad = self._went_along(needed, plan.bad)
             else:
-                agreed = agreed or self._agree(needed, plan["staged_bytes"])
+                agreed = agreed or self._agree(needed, plan.staged_bytes)
                 bad = self._send(needed, plan)
             if not bad:
                 return self._result(files, sent, removed)
@@ -119,17 +137,17 @@ class _Push:
             hint="stop what writes them, or name them in .labignore, then labctl push",
         )
 
-    def _plan(self, files: tuple[FileEntry, ...]) -> tuple[tuple[FileEntry, ...], dict[str, Any]]:
+    def _plan(self, files: tuple[FileEntry, ...]) -> tuple[tuple[FileEntry, ...], PushPlan]:
         """What the server needs, and the files, with those hashes that it had to know."""
         while True:
             plan = self._ask(files)
             self._refuse(plan)
-            if not plan["unsure"]:
+            if not plan.unsure:
                 return files, plan
-            files = self._refresh(files, plan["unsure"])
+            files = self._refresh(files, plan.unsure)
 
-    def _ask(self, files: tuple[FileEntry, ...]) -> dict[str, Any]:
-        """The server's plan; a "bad" in it tells that what went along was all that it needs."""
+    def _ask(self, files: tuple[FileEntry, ...]) -> PushPlan:
+        """The server's plan; `bad` in it tells that what went along was all that it needs."""
         request: dict[str, Any] = {"files": [_wire(f) for f in files]}
         along = [f for f in files if f.path in self.edited and f.sha256]
         self.edited = set()
@@ -139,7 +157,7 @@ class _Push:
                 for f in along
                 if (content := self._content(f)) is not None
             }
-        return self._call("plan", request)
+        return msgspec.convert(self._call("plan", request), PushPlan)
 
     def _content(self, entry: FileEntry) -> bytes | None:
         """The whole of a small file; None where it is no longer what was scanned."""
@@ -150,15 +168,14 @@ class _Push:
             return None
         return content if len(content) == entry.size else None
 
-    def _went_along(self, needed: list[FileEntry], plan: dict[str, Any]) -> list[str]:
+    def _went_along(self, needed: list[FileEntry], bad: tuple[str, ...]) -> list[str]:
         """The paths that arrived different."""
         size = sum(f.size for f in needed)
         self.sent_bytes += size
         self._progress(size, size)
-        bad: list[str] = plan["bad"]
-        return bad
+        return list(bad)
 
-    def _refresh(self, files: tuple[FileEntry, ...], names: list[str]) -> tuple[FileEntry, ...]:
+    def _refresh(self, files: tuple[FileEntry, ...], names: Sequence[str]) -> tuple[FileEntry, ...]:
         return refresh(self.root, files, set(names), self.reporter, self.index)
 
     def _result(
@@ -175,10 +192,10 @@ class _Push:
         with resumable("labctl push"):
             return self.remote.call(verb, {**self.request, **more}, timeout_s=LONG_S)
 
-    def _refuse(self, plan: dict[str, Any]) -> None:
-        if plan["conflicts"]:
-            raise _edited(plan["conflicts"])
-        if plan["short_bytes"]:
+    def _refuse(self, plan: PushPlan) -> None:
+        if plan.conflicts:
+            raise _edited(plan.conflicts)
+        if plan.short_bytes:
             raise DiskFullError(
                 f"the server's disk has no room for {self.request['target']}",
                 why=_shortage(plan),
@@ -201,12 +218,12 @@ class _Push:
             )
         return True
 
-    def _send(self, needed: list[FileEntry], plan: dict[str, Any]) -> list[str]:
+    def _send(self, needed: list[FileEntry], plan: PushPlan) -> list[str]:
         """Send and commit; returns the paths that changed meanwhile, or arrived different."""
         sources = _Sources(self.root, needed)
         if changed := sources.list_changed():
             return changed
-        staged = set(plan["whole"])
+        staged = set(plan.whole)
         missing = [f for f in needed if f.path not in staged]
         with _Hashing(self.root, [f for f in needed if not f.sha256]) as hashing:
             if missing:
@@ -215,7 +232,7 @@ class _Push:
         if changed := sources.list_changed():
             return changed
         whole = [msgspec.structs.replace(f, sha256=f.sha256 or hashes[f.path]) for f in needed]
-        request = {"files": [_wire(f) for f in whole], "removed": plan["removed"]}
+        request = {"files": [_wire(f) for f in whole], "removed": plan.removed}
         reply = self._call("commit", request)
         if reply["conflicts"]:
             raise _edited(reply["conflicts"])
@@ -225,11 +242,9 @@ class _Push:
                 self.index.learn(path, sources.stats[path], hashes[path])
         return bad
 
-    def _transfer(self, missing: list[FileEntry], plan: dict[str, Any]) -> None:
+    def _transfer(self, missing: list[FileEntry], plan: PushPlan) -> None:
         total = sum(f.size for f in missing)
-        destination = Destination(
-            staging=plan["staging"], basis=plan["basis"], rsync_version=plan["rsync"]
-        )
+        destination = Destination(staging=plan.staging, basis=plan.basis, rsync_version=plan.rsync)
         with resumable("labctl push"):
             copied = send_files(
                 self.remote.transport,
@@ -246,9 +261,9 @@ class _Push:
 
     def _disk_error(self) -> TransferError:
         """Why the server could not write: full by now, as its plan says, or broken."""
-        plan = self._call("plan", {"files": [_wire(f) for f in self.files]})
+        plan = self._ask(self.files)
         hint = f"labctl ssh -- df -h, then labctl push  ({KEPT})"
-        if plan["short_bytes"]:
+        if plan.short_bytes:
             return DiskFullError("the server's disk is full", why=_shortage(plan), hint=hint)
         return TransferError(
             "the server could not write what arrived", why=self.complaint, hint=hint
@@ -343,7 +358,7 @@ def _wire(entry: FileEntry) -> list[Any]:
     return [entry.path, entry.size, entry.sha256, entry.mode, entry.mtime_ns]
 
 
-def _edited(names: list[str]) -> PolicyError:
+def _edited(names: Sequence[str]) -> PolicyError:
     shown = "\n".join(f"  {ascii(name)[1:-1]}" for name in names[:NAMED_AT_MOST])
     more = f"\n  and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
     return PolicyError(
@@ -353,9 +368,9 @@ def _edited(names: list[str]) -> PolicyError:
     )
 
 
-def _shortage(plan: dict[str, Any]) -> str:
+def _shortage(plan: PushPlan) -> str:
     return (
-        f"{_mib(plan['short_bytes'])} MiB are missing, {_mib(plan['free_bytes'])} MiB are free, "
+        f"{_mib(plan.short_bytes)} MiB are missing, {_mib(plan.free_bytes)} MiB are free, "
         "and a little is kept free for the server itself"
     )
 
