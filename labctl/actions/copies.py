@@ -17,7 +17,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from labctl.actions import Progress, Silent
-from labctl.actions.arrivals import Due, confirm, contained
+from labctl.actions.containment import contained
+from labctl.actions.downloads import Due, confirm
 from labctl.actions.ground import Ground
 from labctl.actions.local_results import PARTIAL, RECORD, Look, Missing, make_home, settle
 from labctl.actions.pull import PulledRun

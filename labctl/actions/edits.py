@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from labctl.actions import Note, Reporter
-from labctl.actions.arrivals import Arrivals, Due, contained, unwelcome
+from labctl.actions.containment import contained, unwelcome
+from labctl.actions.downloads import Download, Due
 from labctl.actions.durability import sync_directories
+from labctl.actions.file_transfer import RemoteFolder
 from labctl.actions.remote import Remote
 from labctl.actions.scan import hash_file
 from labctl.actions.transfers import hold_transfers
@@ -120,15 +122,17 @@ class _Edits:
             else:
                 due = Due(path=contained(path), size=size, sha256=sha256)
                 edits.append(_Edit(due=due, base=base))
-        arrivals = Arrivals(
+        download = Download(
             self.remote,
             {**self.request, "run": ""},
+            RemoteFolder(directory=reply["root"], rsync_version=reply["rsync"]),
             self.partial,
+            basis=None,  # the server learns nothing of files here that it does not have
             reporter=self.reporter,
             name="pull code",
             hint="labctl pull --code",
         )
-        _, bad = arrivals.fetch([edit.due for edit in edits])
+        _, bad = download.fetch([edit.due for edit in edits])
         if bad:
             raise TransferError(
                 f"{bad[0].path} changed on the server while it was pulled",

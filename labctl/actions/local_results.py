@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 
-from labctl.actions.arrivals import Due, contained, renamed_identity, unwelcome
+from labctl.actions.containment import contained, unwelcome
+from labctl.actions.downloads import Due, renamed_identity
 from labctl.actions.durability import hash_on_disk, sync_directories
+from labctl.actions.file_transfer import RemoteFolder
 from labctl.actions.scan import Index
 from labctl.errors import PolicyError
 from labctl.model import Run, Value
@@ -47,6 +49,9 @@ class Look:
         self.index = run_index(lab_root, run)
         self.ended = bool(found["ended"])
         self.unpulled = int(found.get("unpulled", 0))
+        self.folder = RemoteFolder(
+            directory=found["directory"], rsync_version=found.get("rsync", "")
+        )
         self.files: dict[str, Due] = {}
         self.skipped = [
             Missing(run=run, path=ascii(path)[1:-1], reason=reason)
@@ -73,14 +78,6 @@ class Look:
             path = inside(self.home, due.path)
             if path.is_file() and not path.is_symlink():
                 yield path
-
-    def older(self, due: Due) -> Path | None:
-        """A file that may begin, or be, like one whose content is not known here."""
-        path = inside(self.home, due.path)
-        if (due.sha256 and not due.growing) or not path.is_file() or path.is_symlink():
-            return None
-        size = path.stat().st_size
-        return path if size == due.size or (due.growing and size < due.size) else None
 
     def _here(self, due: Due) -> bool:
         path = inside(self.home, due.path)

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from labctl.actions.arrivals import contained
+from labctl.actions.containment import contained
 from labctl.actions.ledgers import Line
 from labctl.actions.wards import Ward
 from labctl.errors import DiskFullError, TransferError

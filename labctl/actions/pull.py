@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl.actions import Reporter
-from labctl.actions.arrivals import Arrivals, Due
+from labctl.actions.downloads import Download, Due
 from labctl.actions.durability import sync_files
 from labctl.actions.local_results import PARTIAL, Look, Missing, make_home, settle
 from labctl.actions.remote import Remote
@@ -149,17 +149,19 @@ class _Pull:
             due = look.due()
             if not due:
                 break
-            arrivals = Arrivals(
+            download = Download(
                 self.remote,
                 {**self.request, "run": self.name},
+                look.folder,
                 look.home / PARTIAL,
+                basis=look.home,
                 reporter=self.reporter,
                 name=f"pull {self.name}",
                 hint="labctl pull",
             )
-            good, bad = arrivals.fetch(due, look.older)
+            good, bad = download.fetch(due)
             look.files |= {one.path: one for one in good}
-            size += arrivals.total
+            size += download.sent_bytes
             files += settle(look, good, bad)
             if bad and tries_left:
                 found = _manifest(self.remote, self.request, [self.name])[self.name]

@@ -1,36 +1,54 @@
 """Push: bring one tree of the server to what it is here, or change nothing good there.
 
-What is missing there travels as one stream over the control connection. It lands in a staging
-directory, is hashed on its way, and renamed; a push that was cut goes on where it stopped. A large
-file that is new is not read before: its hash is taken while it is sent, and told at the end. What
-little was edited since the last scan goes along with the question, so that one call does.
+The server says what it needs. rsync (or tar) brings that to a staging directory there, and it is
+renamed once this side knows that no file changed meanwhile. A large file that is new is hashed
+while it travels. What little was edited since the last scan goes along with the question, so that
+one call does.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from labctl.actions import Decision, Progress, Reporter
-from labctl.actions.remote import Remote, resumable
+from labctl.actions.file_transfer import LONG_S, Destination, send_files
+from labctl.actions.remote import KEPT, Remote, resumable
 from labctl.actions.scan import Index, identity, refresh
 from labctl.errors import DiskFullError, PolicyError, TransferError
 from labctl.model import GIB, FileEntry, Value
-from labctl.remote.landing import take_in
-from labctl.remote.outgoing import Outgoing, Part
-from labctl.remote.parcel import CutError
 
 TRIES = 3
-LONG_S = 6 * 3600.0
-"""For calls that hash or carry much. A dead link is noticed by the transport, much earlier."""
 NAMED_AT_MOST = 20
-ALONG_BYTES = 256 * 1024
-"""So much travels with the question what is needed: it costs less than a second call."""
+ALONG_BYTES = 256 * 1024  # so much travels with the question: it costs less than a second call
+BLOCK_BYTES = 1024**2
+
+
+class PushPlan(Value, frozen=True):
+    """What the server says that it needs (`plan` in remote/files.py). `bad` is None where nothing
+    went along that was committed at once."""
+
+    needed: tuple[str, ...]
+    whole: tuple[str, ...]
+    staged_bytes: int
+    unsure: tuple[str, ...]
+    conflicts: tuple[str, ...]
+    removed: tuple[str, ...]
+    short_bytes: int
+    free_bytes: int
+    staging: str
+    basis: str = ""
+    rsync: str = ""
+    bad: tuple[str, ...] | None = None
 
 
 class PushResult(Value, frozen=True):
@@ -82,13 +100,12 @@ class _Push:
     ) -> None:
         self.remote = remote
         self.request = request
-        self.said = f"sending {request['target']}"
         self.root = root
         self.reporter = reporter
         self.index = index
         self.sent_bytes = 0
-        self.total = 0
-        self.before = 0
+        self.complaint = ""
+        self.files: tuple[FileEntry, ...] = ()
         self.edited = index.read if index else set()
 
     def run(self, files: tuple[FileEntry, ...]) -> PushResult:
@@ -98,53 +115,67 @@ class _Push:
         removed: set[str] = set()
         for _ in range(TRIES):
             files, plan = self._plan(files)
-            removed |= set(plan["removed"])
-            missing = set(plan["needed"])
+            self.files = files
+            removed |= set(plan.removed)
+            missing = set(plan.needed)
             needed = [f for f in files if f.path in missing]
             if not needed:
                 return self._result(files, sent, removed)
             sent |= missing
-            if "bad" in plan:
-                bad = self._went_along(needed, plan)
+            if plan.bad is not None:
+                bad = self._went_along(needed, plan.bad)
             else:
-                agreed = agreed or self._agree(needed, plan["staged"])
+                agreed = agreed or self._agree(needed, plan.staged_bytes)
                 bad = self._send(needed, plan)
             if not bad:
                 return self._result(files, sent, removed)
             files = self._refresh(files, bad)
+        why = f"{len(bad)} files differ from what was read a moment before"
         raise TransferError(
             f"{bad[0]!a} changed each time while it was sent",
-            why=f"{len(bad)} files differ from what was read a moment before",
+            why=f"{why}; {self.complaint}" if self.complaint else why,
             hint="stop what writes them, or name them in .labignore, then labctl push",
         )
 
-    def _plan(self, files: tuple[FileEntry, ...]) -> tuple[tuple[FileEntry, ...], dict[str, Any]]:
+    def _plan(self, files: tuple[FileEntry, ...]) -> tuple[tuple[FileEntry, ...], PushPlan]:
         """What the server needs, and the files, with those hashes that it had to know."""
         while True:
             plan = self._ask(files)
             self._refuse(plan)
-            if not plan["unsure"]:
+            if not plan.unsure:
                 return files, plan
-            files = self._refresh(files, plan["unsure"])
+            files = self._refresh(files, plan.unsure)
 
-    def _ask(self, files: tuple[FileEntry, ...]) -> dict[str, Any]:
-        """The server's plan; a "bad" in it tells that what went along was all that it needs."""
+    def _ask(self, files: tuple[FileEntry, ...]) -> PushPlan:
+        """The server's plan; `bad` in it tells that what went along was all that it needs."""
         request: dict[str, Any] = {"files": [_wire(f) for f in files]}
-        along = [(f.path, 0, f.size) for f in files if f.path in self.edited and f.sha256]
+        along = [f for f in files if f.path in self.edited and f.sha256]
         self.edited = set()
-        if not along or sum(size for _, _, size in along) > ALONG_BYTES:
-            return self._call("plan", request)
-        request["parts"] = [[path, 0] for path, _, _ in along]
-        return self._call("plan", request, Outgoing(self.root, along, lambda done: None))
+        if sum(f.size for f in along) <= ALONG_BYTES:
+            request["contents"] = {
+                f.path: base64.b64encode(content).decode()
+                for f in along
+                if (content := self._content(f)) is not None
+            }
+        return msgspec.convert(self._call("plan", request), PushPlan)
 
-    def _went_along(self, needed: list[FileEntry], plan: dict[str, Any]) -> list[str]:
+    def _content(self, entry: FileEntry) -> bytes | None:
+        """The whole of a small file; None where it is no longer what was scanned."""
+        try:
+            with (self.root / entry.path).open("rb") as file:
+                content = file.read(entry.size + 1)
+        except OSError:
+            return None
+        return content if len(content) == entry.size else None
+
+    def _went_along(self, needed: list[FileEntry], bad: tuple[str, ...]) -> list[str]:
         """The paths that arrived different."""
-        self.before, self.total = self.sent_bytes, self.sent_bytes + sum(f.size for f in needed)
-        self._progress(self.total - self.before)
-        bad: list[str] = plan["bad"]
-        return bad
+        size = sum(f.size for f in needed)
+        self.sent_bytes += size
+        self._progress(size, size)
+        return list(bad)
 
-    def _refresh(self, files: tuple[FileEntry, ...], names: list[str]) -> tuple[FileEntry, ...]:
+    def _refresh(self, files: tuple[FileEntry, ...], names: Sequence[str]) -> tuple[FileEntry, ...]:
         return refresh(self.root, files, set(names), self.reporter, self.index)
 
     def _result(
@@ -157,30 +188,22 @@ class _Push:
             unchanged=len({f.path for f in files} - sent),
         )
 
-    def _call(
-        self,
-        verb: str,
-        more: dict[str, Any],
-        body: Callable[[], Iterator[bytes]] | None = None,
-    ) -> dict[str, Any]:
-        request = {**self.request, **more}
+    def _call(self, verb: str, more: dict[str, Any]) -> dict[str, Any]:
         with resumable("labctl push"):
-            return self.remote.call(verb, request, body=body, timeout_s=LONG_S)
+            return self.remote.call(verb, {**self.request, **more}, timeout_s=LONG_S)
 
-    def _refuse(self, plan: dict[str, Any]) -> None:
-        if plan["conflicts"]:
-            raise _edited(plan["conflicts"])
-        if plan["short_bytes"]:
-            free = plan["free_bytes"]
+    def _refuse(self, plan: PushPlan) -> None:
+        if plan.conflicts:
+            raise _edited(plan.conflicts)
+        if plan.short_bytes:
             raise DiskFullError(
                 f"the server's disk has no room for {self.request['target']}",
-                why=f"{_mib(plan['short_bytes'])} MiB are missing, {_mib(free)} MiB are free, and "
-                "a little is kept free for the server itself",
+                why=_shortage(plan),
                 hint="labctl ssh -- df -h  (nothing was sent)",
             )
 
-    def _agree(self, needed: list[FileEntry], staged: dict[str, int]) -> bool:
-        size = sum(f.size - min(f.size, staged.get(f.path, 0)) for f in needed)
+    def _agree(self, needed: list[FileEntry], staged_bytes: int) -> bool:
+        size = sum(f.size for f in needed) - staged_bytes
         if size <= GIB:
             return True
         question = Decision(
@@ -195,117 +218,160 @@ class _Push:
             )
         return True
 
-    def _send(self, needed: list[FileEntry], plan: dict[str, Any]) -> list[str]:
-        """Send and commit; returns the paths that arrived different."""
-        parts, unread = self._parts(needed, plan)
-        self.before = self.sent_bytes
-        self.total = self.before + sum(size - offset for _, offset, size in parts)
-        finish = {"files": [_wire(f) for f in needed], "removed": plan["removed"]}
-        if parts:
-            body = unread.outgoing(parts, self._progress)
-            finish["parts"] = [[path, offset] for path, offset, _ in parts]
-            reply = self._call("receive", finish, body)
-        else:
-            reply = self._call("commit", finish)
+    def _send(self, needed: list[FileEntry], plan: PushPlan) -> list[str]:
+        """Send and commit; returns the paths that changed meanwhile, or arrived different."""
+        sources = _Sources(self.root, needed)
+        if changed := sources.list_changed():
+            return changed
+        staged = set(plan.whole)
+        missing = [f for f in needed if f.path not in staged]
+        with _Hashing(self.root, [f for f in needed if not f.sha256]) as hashing:
+            if missing:
+                self._transfer(missing, plan)
+            hashes = hashing.wait()
+        if changed := sources.list_changed():
+            return changed
+        whole = [msgspec.structs.replace(f, sha256=f.sha256 or hashes[f.path]) for f in needed]
+        request = {"files": [_wire(f) for f in whole], "removed": plan.removed}
+        reply = self._call("commit", request)
         if reply["conflicts"]:
             raise _edited(reply["conflicts"])
-        self._progress(self.total - self.before)
         bad: list[str] = reply["bad"]
         if self.index:
-            unread.teach(self.index, but=bad)
+            for path in hashes.keys() - set(bad):
+                self.index.learn(path, sources.stats[path], hashes[path])
         return bad
 
-    def _parts(self, needed: list[FileEntry], plan: dict[str, Any]) -> tuple[list[Part], _Unread]:
-        """What is to be sent of each file, and those among them that are hashed meanwhile."""
-        parts: list[Part] = []
-        unread = _Unread(self.root)
-        for entry in needed:
-            there = plan["staged"].get(entry.path, 0)
-            offset = min(entry.size, there)
-            if not entry.sha256:
-                offset = unread.begin(entry, offset, plan["begun"].get(entry.path, ""))
-            elif entry.size and there == entry.size:
-                continue
-            parts.append((entry.path, offset, entry.size))
-        return parts, unread
+    def _transfer(self, missing: list[FileEntry], plan: PushPlan) -> None:
+        total = sum(f.size for f in missing)
+        destination = Destination(staging=plan.staging, basis=plan.basis, rsync_version=plan.rsync)
+        with resumable("labctl push"):
+            copied = send_files(
+                self.remote.transport,
+                self.root,
+                missing,
+                destination,
+                lambda done: self._progress(done, total) if done < total else None,
+            )
+        self.sent_bytes += copied.sent_bytes
+        self.complaint = copied.complaint.strip()[-300:]
+        if copied.is_disk_error:
+            raise self._disk_error()
+        self._progress(total, total)
 
-    def _progress(self, done: int) -> None:
-        """`done` bytes of this round have gone."""
-        self.sent_bytes = min(self.total, self.before + done)
-        self.reporter.emit(
-            Progress(name=self.said, done=self.sent_bytes, total=self.total, unit="bytes")
+    def _disk_error(self) -> TransferError:
+        """Why the server could not write: full by now, as its plan says, or broken."""
+        plan = self._ask(self.files)
+        hint = f"labctl ssh -- df -h, then labctl push  ({KEPT})"
+        if plan.short_bytes:
+            return DiskFullError("the server's disk is full", why=_shortage(plan), hint=hint)
+        return TransferError(
+            "the server could not write what arrived", why=self.complaint, hint=hint
         )
 
+    def _progress(self, done: int, total: int) -> None:
+        name = f"sending {self.request['target']}"
+        self.reporter.emit(Progress(name=name, done=done, total=total, unit="bytes"))
 
-class _Unread:
-    """Files that are read for the first time while they are sent.
 
-    Both sides would hash the same mixture of a file that changes meanwhile: only of one that stood
-    still from `begin` to the stream's end is a hash told.
-    """
+class _Sources:
+    """The files of one transfer, as they were when it began: who changed meanwhile is sent anew."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, files: Sequence[FileEntry]) -> None:
         self.root = root
-        self.found: dict[str, os.stat_result] = {}
-        self.digests: dict[str, Any] = {}
-        self.sha256: dict[str, str] = {}
+        self.files = files
+        self.stats: dict[str, os.stat_result] = {}
+        for entry in files:
+            found = self._stat(entry.path)
+            if found and (found.st_size, found.st_mtime_ns) == (entry.size, entry.mtime_ns):
+                self.stats[entry.path] = found
 
-    def begin(self, entry: FileEntry, offset: int, begun: str) -> int:
-        """Where to go on: at `offset` where what is before it hashes to `begun`, else at 0.
+    def list_changed(self) -> list[str]:
+        """Paths that are no more what was scanned."""
+        return [entry.path for entry in self.files if not self._is_same(entry.path)]
 
-        OSError for a file that may not be read; one that is gone is found out later.
-        """
-        digest = hashlib.sha256()
-        path = f"{self.root}/{entry.path}"
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, CutError):
-            self.found[entry.path] = os.lstat(path)
-            if offset or not os.access(path, os.R_OK):
-                with Path(path).open("rb", buffering=0) as file:
-                    take_in(file.fileno(), digest, offset)
-        good = digest.hexdigest() == begun
-        self.digests[entry.path] = digest if good else hashlib.sha256()
-        return offset if good else 0
+    def _is_same(self, path: str) -> bool:
+        before, now = self.stats.get(path), self._stat(path)
+        return bool(before and now and identity(before) == identity(now))
 
-    def outgoing(self, parts: list[Part], on_bytes: Callable[[int], None]) -> Outgoing:
-        if not self.digests:
-            return Outgoing(self.root, parts, on_bytes)
-        digests = [self.digests.get(path) for path, _, _ in parts]
-        body = Outgoing(self.root, parts, on_bytes, digests, lambda: self._told(body))
-        return body
-
-    def _told(self, body: Outgoing) -> bytes:
-        self.sha256 = {
-            path: digest.hexdigest()
-            for (path, _, size), digest in zip(body.parts, body.digests, strict=True)
-            if digest is not None and self._stood_still(path, size)
-        }
-        return json.dumps(self.sha256, separators=(",", ":")).encode()
-
-    def _stood_still(self, path: str, size: int) -> bool:
+    def _stat(self, path: str) -> os.stat_result | None:
         try:
-            now = os.lstat(f"{self.root}/{path}")
-        except OSError:
-            return False
-        before = self.found.get(path)
-        return before is not None and identity(now) == identity(before) and now.st_size == size
+            return os.lstat(f"{self.root}/{path}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
-    def teach(self, index: Index, but: list[str]) -> None:
-        for path, sha256 in self.sha256.items():
-            if path not in but:
-                index.learn(path, self.found[path], sha256)
+
+class _Hashing:
+    """Takes the hashes of files beside their transfer. OSError for one that may not be read."""
+
+    def __init__(self, root: Path, files: Sequence[FileEntry]) -> None:
+        self.root = root
+        self.paths = [entry.path for entry in files]
+        self.hashes: dict[str, str] = {}
+        self.error: OSError | None = None
+        self.ending = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        for path in self.paths:
+            if not os.access(root / path, os.R_OK):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    (root / path).open("rb").close()
+
+    def __enter__(self) -> _Hashing:
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.ending.set()
+        self.thread.join()
+
+    def wait(self) -> dict[str, str]:
+        """All hashes by path, "" for a file that is gone."""
+        self.thread.join()
+        if self.error is not None:
+            raise self.error
+        return self.hashes
+
+    def _run(self) -> None:
+        try:
+            for path in self.paths:
+                self.hashes[path] = self._hash(self.root / path)
+        except OSError as error:
+            self.error = error
+
+    def _hash(self, path: Path) -> str:
+        digest = hashlib.sha256()
+        try:
+            with path.open("rb", buffering=0) as file:
+                while not self.ending.is_set() and (block := file.read(BLOCK_BYTES)):
+                    digest.update(block)
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+        return digest.hexdigest()
 
 
 def _wire(entry: FileEntry) -> list[Any]:
-    return [entry.path, entry.size, entry.sha256, entry.mode]
+    return [entry.path, entry.size, entry.sha256, entry.mode, entry.mtime_ns]
 
 
-def _edited(names: list[str]) -> PolicyError:
+def _edited(names: Sequence[str]) -> PolicyError:
     shown = "\n".join(f"  {ascii(name)[1:-1]}" for name in names[:NAMED_AT_MOST])
     more = f"\n  and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
     return PolicyError(
         "files were changed on the server since the last push",
         why=f"a push would overwrite them:\n{shown}{more}",
         hint="labctl pull --code  brings them here; labctl push --force  gives them up",
+    )
+
+
+def _shortage(plan: PushPlan) -> str:
+    return (
+        f"{_mib(plan.short_bytes)} MiB are missing, {_mib(plan.free_bytes)} MiB are free, "
+        "and a little is kept free for the server itself"
     )
 
 

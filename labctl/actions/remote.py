@@ -63,6 +63,10 @@ def resumable(hint: str) -> Iterator[None]:
         yield
     except LinkLostError as error:
         raise LinkLostError(error.what, why=error.why, hint=f"{hint}  ({KEPT})") from error
+    except TransferError as error:
+        if error.hint:
+            raise
+        raise TransferError(error.what, why=error.why, hint=f"{hint}  ({KEPT})") from error
     except CommandError as error:
         if error.code <= SIGNALLED:
             raise

@@ -32,5 +32,6 @@ def hold_transfers(
 
     # In the lab itself: whatever state directory a process uses, it writes to these very files.
     lock = lab_root / ".labctl" / "transfer.lock"
-    with hold_lock(lock, what, wait_s=wait_s, on_wait=announce):
+    # An rsync that outlives a killed labctl by a moment holds it too.
+    with hold_lock(lock, what, wait_s=wait_s, on_wait=announce, inheritable=True):
         yield

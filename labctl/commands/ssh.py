@@ -294,6 +294,11 @@ def command_argv(config: str, server_id: str, line: str, *, control_path: str = 
     return [*_own(config, control_path), "-T", "--", check_id(server_id), line]
 
 
+def shell_words(config: str, *, control_path: str = "") -> list[str]:
+    """What another program puts before the server's id and a line; rsync's `-e`."""
+    return [*_own(config, control_path), "-T"]
+
+
 def master_argv(
     config: str, server_id: str, control_path: str, login: Iterable[str] = ()
 ) -> list[str]:

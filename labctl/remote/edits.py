@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .files import BYTECODE, UNREADABLE, Target, walk
+from .files import BYTECODE, UNREADABLE, rsync_version, walk
+from .push_target import Target
 
 
 def edits(request: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +32,12 @@ def edits(request: dict[str, Any]) -> dict[str, Any]:
             changed.append([name, path.stat().st_size, sha256, base])
     names = (str(path.relative_to(target.root)) for path in closed)
     skipped = [[name, UNREADABLE] for name in names if not _is_by_product(name)]
-    return {"files": changed, "skipped": skipped, "root": str(target.root)}
+    return {
+        "files": changed,
+        "skipped": skipped,
+        "root": str(target.root),
+        "rsync": rsync_version(),
+    }
 
 
 def _is_by_product(name: str) -> bool:

@@ -1,175 +1,122 @@
 """Files in: nothing good is ever replaced by something that did not arrive whole.
 
-`plan` says what is needed and what was edited here, and changes nothing that counts; bytes land in
-a staging directory (arriving.py); `commit` checks every hash and renames. What goes out is in
+`plan` says what is needed and what was edited here, and changes nothing that counts. rsync or tar
+fills the staging directory. `commit` checks what arrived and renames it. What goes out is in
 outputs.py.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any, Callable, Iterator, Tuple
 
-from .place import (
-    Below,
-    checked_name,
-    free_bytes,
-    home,
-    inside,
-    lab_dir,
-    read_json,
-    sha256_of,
-    write_json,
-)
+from .place import free_bytes, inside, write_json
+from .push_target import NOT_A_FILE, PushedFile, Target, lstat
 from .reply import Failure
 
 RESERVE_BYTES = 64 * 1024 * 1024
 """What a transfer leaves free: a disk at zero stops Docker and sshd too."""
-NOT_A_FILE = "not a file"
 UNREADABLE = "this user may not read it"
 BYTECODE = "__pycache__"
-Needed = Tuple[str, int, str]
-"""Path, size, and sha256 or ""."""
+
+# Path, sha256, mode, and the stat of the staged file.
 Ready = Tuple[str, str, int, os.stat_result]
-"""Path, sha256, mode, and what the staged file was found to be."""
 
 
-class Target:
-    """One tree that is pushed to: the lab's code, a data set, a run to restore, a model, wheels,
-    what is graded.
+def plan(request: dict[str, Any]) -> dict[str, Any]:
+    """Compare "files" (each an `PushedFile`) with what is here.
 
-    `record` holds [sha256, size, mtime_ns] of what a push brought, `due` the hash that each staged
-    file is to have; a file with neither hash was edited here.
+    Replies needed paths, which of them lie whole in the staging directory ("whole") and how many
+    bytes of the others ("staged_bytes"), conflicts (files edited here since the last push), and
+    removed: what the last push brought and is gone at home. Only where nothing is needed are those
+    removed at once; else `commit` does it. "unsure" are files without a sha256 whose size is that
+    of the file here: nothing is done before their hash is known. "basis" is the tree here, "" if
+    there is none, and "rsync" what rsync says of itself.
+
+    "contents" (path -> base64) may hold small files: where no others are needed, they are
+    committed at once, and the reply has "bad" too.
     """
-
-    def __init__(self, request: dict[str, Any]) -> None:
-        kind, _, name = request["target"].partition("/")
-        lab = lab_dir(request["lab"], request["lab_id"])
-        self.key = request["target"].replace("/", "-")
-        if kind == "code":
-            self.root = lab / "code"
-        elif kind == "data":
-            self.root = lab / "data" / checked_name(name)
-        elif kind == "restore":
-            self.root = lab / "restore" / checked_name(name)
-        elif kind == "model":
-            self.root = lab / "models" / checked_name(name)
-        elif kind == "grading":
-            self.root = lab / "grading" / checked_name(name)
-        elif kind == "wheelhouse":
-            self.root = home() / ".wheelhouse"
-        else:
-            raise Failure("usage", f"nothing is pushed to {request['target']!r}")
-        own = home() if kind == "wheelhouse" else lab / ".labctl"
-        self.staging = own / f".staging-{self.key}"
-        self.due_path = own / f".due-{self.key}.json"
-        self.record_path = own / f".pushed-{self.key}.json"
-        self.fetched_path = own / f".fetched-{name}.json"
-        self.record: dict[str, list[Any]] = read_json(self.record_path)
-        self.due: dict[str, str] = read_json(self.due_path)
-        self._saved = dict(self.record)
-        self.at = Below(self.root)
-        self.staged_at = Below(self.staging)
-
-    def look(self, path: str) -> tuple[str, os.stat_result | None]:
-        """(hash of the file here, its stat); "" and None if there is none.
-
-        Unchanged since the record, it is not read. A file that a push left here without its
-        record being written is recorded now.
-        """
-        place = self.at(path)
-        found = _lstat(place)
-        if found is None:
-            return "", None
-        if not stat.S_ISREG(found.st_mode):
-            return NOT_A_FILE, found
-        known = self.record.get(path)
-        if known and known[1] == found.st_size and known[2] == found.st_mtime_ns:
-            return str(known[0]), found
-        sha256 = sha256_of(Path(place))
-        if sha256 == self.due.get(path) or (known and sha256 == known[0]):
-            self.note(path, sha256, found)
-        return sha256, found
-
-    def present(self, path: str) -> str:
-        """The hash of the file here, "" if there is none."""
-        return self.look(path)[0]
-
-    def edited(self, path: str, present: str) -> bool:
-        """Whether what is `present` at this path is somebody's work here."""
-        known = self.record.get(path)
-        return bool(present) and (known is None or present != known[0])
-
-    def note(self, path: str, sha256: str, found: os.stat_result) -> None:
-        self.record[path] = [sha256, found.st_size, found.st_mtime_ns]
-
-    def save(self) -> None:
-        if self.record != self._saved:
-            write_json(self.record_path, self.record)
-            self._saved = dict(self.record)
-
-
-def plan(request: dict[str, Any], target: Target | None = None) -> dict[str, Any]:
-    """Compare "files" ([path, size, sha256, mode] each) with what is here.
-
-    Replies needed paths, bytes already staged for each, conflicts (files edited here since the
-    last push), and removed: what the last push brought and is gone at home. Only where nothing is
-    needed are those removed at once; else `commit` (or `receive`) does it.
-
-    A sha256 may be "" where it is only told when the file has come (`receive`): "begun" are the
-    hashes of what is staged of such files, and "unsure" are those with a file of their size here,
-    for which nothing is done before their hash is known.
-    """
-    target = target or Target(request)
+    target = Target(request)
     force = bool(request.get("force"))
+    contents: dict[str, str] = request.get("contents", {})
     _drop_fetched(target)
-    coming = {one[0] for one in request["files"]}
-    doomed, conflicts = _doomed(target, coming, force)
-    needed, size_needed, unsure = [], 0, []
-    for path, size, sha256, mode in request["files"]:
-        present, found = target.look(path)
+    entries = [PushedFile(*one) for one in request["files"]]
+    doomed, conflicts = _doomed(target, {entry.path for entry in entries}, force)
+    needed, unsure = [], []
+    for entry in entries:
+        present, found = target.look(entry.path)
         if present == NOT_A_FILE:
-            conflicts += _in_the_way(Path(target.at(path)), target.root, doomed, force)
+            conflicts += _in_the_way(Path(target.at(entry.path)), target.root, doomed, force)
             present = ""
-        elif not sha256 and found is not None and found.st_size == size:
-            unsure.append(path)
+        elif not entry.sha256 and found is not None and found.st_size == entry.size:
+            unsure.append(entry.path)
             continue
-        elif present == sha256 and found is not None:
-            if target.edited(path, present):
-                target.note(path, sha256, found)
-            if (found.st_mode ^ mode) & 0o100:
-                Path(target.at(path)).chmod(_mode(mode))
+        elif present == entry.sha256 and found is not None:
+            if target.edited(entry.path, present):
+                target.note(entry.path, entry.sha256, found)
+            if (found.st_mode ^ entry.mode) & 0o100:
+                Path(target.at(entry.path)).chmod(_mode(entry.mode))
             continue
-        if target.edited(path, present) and not force:
-            conflicts.append(path)
+        if target.edited(entry.path, present) and not force:
+            conflicts.append(entry.path)
             continue
-        needed.append((path, size, sha256))
-        size_needed += size
-    staged = _staged(target, needed)
+        needed.append(entry)
+    whole, staged_bytes = _look_staged(target, needed)
     free = free_bytes(target.root)
-    short = size_needed - sum(staged.values()) + RESERVE_BYTES - free if needed else 0
-    if not conflicts and not unsure and short <= 0:
-        if needed:
-            _stage(target, needed, staged)
-        else:
-            target.root.mkdir(parents=True, exist_ok=True)
-            _remove(target, doomed)
-    target.save()
-    return {
-        "needed": [one[0] for one in needed],
+    missing_bytes = sum(entry.size for entry in needed) - staged_bytes
+    short = missing_bytes + RESERVE_BYTES - free if needed else 0
+    refused = bool(conflicts or unsure or short > 0)
+    reply = {
+        "needed": [entry.path for entry in needed],
+        "whole": whole,
+        "staged_bytes": staged_bytes,
         "unsure": unsure,
-        "staged": {p: n for p, n in staged.items() if n},
-        "begun": _begun(target, needed, staged) if not unsure else {},
         "conflicts": sorted(set(conflicts)),
         "removed": doomed,
         "short_bytes": max(0, short),
         "free_bytes": free,
         "staging": str(target.staging),
-        "root": str(target.root),
     }
+    try:
+        if needed and not refused:
+            _stage(target, needed)
+            reply.update(_take(target, needed, contents, doomed, force))
+        elif not refused:
+            target.root.mkdir(parents=True, exist_ok=True)
+            _remove(target, doomed)
+    finally:
+        target.save()
+    return reply
+
+
+def _take(
+    target: Target,
+    needed: list[PushedFile],
+    contents: dict[str, str],
+    doomed: list[str],
+    force: bool,
+) -> dict[str, Any]:
+    """Commit what came with the question; else say what a transfer has to know."""
+    if {entry.path for entry in needed} <= contents.keys():
+        for entry in needed:
+            _write(target, entry.path, base64.b64decode(contents[entry.path]))
+        return _commit(target, needed, doomed, force)
+    basis = str(target.root) if target.root.is_dir() else ""
+    return {"basis": basis, "rsync": rsync_version()}
+
+
+def rsync_version() -> str:
+    """What rsync here says of itself, "" where there is none."""
+    try:
+        done = subprocess.run(["rsync", "--version"], stdin=subprocess.DEVNULL, capture_output=True)
+    except OSError:
+        return ""
+    return done.stdout.decode(errors="replace")
 
 
 def _drop_fetched(target: Target) -> None:
@@ -204,40 +151,49 @@ def _mode(mode: int) -> int:
     return 0o755 if mode & 0o100 else 0o644
 
 
-def _staged(target: Target, needed: list[Needed]) -> dict[str, int]:
-    """Bytes that lie here already for each needed path; those meant for another hash do not."""
-    found = {}
-    for path, size, sha256 in needed:
-        if not sha256 or target.due.get(path) == sha256:
-            known = _lstat(target.staged_at(path))
-            there = known.st_size if known and stat.S_ISREG(known.st_mode) else 0
-            found[path] = there if sha256 or there <= size else 0
-    return found
+def _look_staged(target: Target, needed: list[PushedFile]) -> tuple[list[str], int]:
+    """(needed paths that an earlier try has staged whole, bytes of them and of beginnings)."""
+    whole: list[str] = []
+    total = 0
+    for entry in needed if target.staging.is_dir() else ():
+        same = target.due.get(entry.path) == entry.sha256 and target.staged(entry) is not None
+        found = lstat(target.staged_at(entry.path))
+        if same:
+            whole.append(entry.path)
+        if found is not None and stat.S_ISREG(found.st_mode):
+            total += min(found.st_size, entry.size)
+    return whole, total
 
 
-def _begun(target: Target, needed: list[Needed], staged: dict[str, int]) -> dict[str, str]:
-    """Hashes of what is staged, where nothing else says what it is the beginning of."""
-    unknown = (path for path, _, sha256 in needed if not sha256 and staged[path])
-    return {path: sha256_of(Path(target.staged_at(path))) for path in unknown}
-
-
-def _stage(target: Target, needed: list[Needed], staged: dict[str, int]) -> None:
-    fresh = not target.staging.exists()
+def _stage(target: Target, needed: list[PushedFile]) -> None:
+    """Have a staging directory without anything that could be in the way of `needed`."""
+    wanted = {entry.path for entry in needed}
+    for folder, folders, names in os.walk(target.staging, topdown=False):
+        for name in (*folders, *names):
+            place = Path(folder) / name
+            path = str(place.relative_to(target.staging))
+            if place.is_dir() and not place.is_symlink():
+                if path in wanted or not any(place.iterdir()):
+                    shutil.rmtree(place)
+            elif path not in wanted or not place.is_file() or place.is_symlink():
+                place.unlink()
     target.staging.mkdir(parents=True, exist_ok=True)
-    for path, _, _ in () if fresh else needed:
-        place = target.staged_at(path)
-        if not staged.get(path) and _lstat(place) is not None:
-            old = Path(place)
-            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
-    target.due = {path: sha256 for path, _, sha256 in needed}
-    write_json(target.due_path, target.due)
+    target.staging.chmod(0o700)
+    _note_due(target, needed)
 
 
-def _lstat(path: str) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def _note_due(target: Target, entries: list[PushedFile]) -> None:
+    due = {entry.path: entry.sha256 for entry in entries}
+    if target.due != due or not target.due_path.exists():
+        target.due = due
+        write_json(target.due_path, due)
+
+
+def _write(target: Target, path: str, content: bytes) -> None:
+    place = Path(target.staged_at(path))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.write_bytes(content)
 
 
 def _remove(target: Target, paths: list[str]) -> None:
@@ -262,41 +218,41 @@ def _clear_if_empty(directory: Path) -> bool:
     return True
 
 
-def commit(
-    request: dict[str, Any], arrived: dict[str, str] | None = None, target: Target | None = None
-) -> dict[str, Any]:
-    """Remove "removed", check the staged files' hashes and rename each into place.
+def commit(request: dict[str, Any]) -> dict[str, Any]:
+    """Remove "removed", check the staged files and rename each into place.
 
     Replies bad (paths that did not arrive as promised) and conflicts: what was edited here since
-    `plan` stays as it is. Repeated, it finds its work done. `arrived` are hashes taken on the way.
-    A file for which no hash is promised is bad.
+    `plan` stays as it is. Repeated, it finds its work done. A file without a sha256 is bad.
     """
-    target = target or Target(request)
-    force = bool(request.get("force"))
-    known = arrived or {}
-    bad, ready = [], []
-    for path, size, sha256, mode in request["files"]:
-        staged = target.staged_at(path)
-        found = _lstat(staged)
-        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size < size:
-            bad += [path] if not sha256 or target.present(path) != sha256 else []
-        elif found.st_size == size and (known.get(path) or sha256_of(Path(staged))) == sha256:
-            ready.append((path, sha256, mode, found))
-        elif not sha256 or target.present(path) != sha256:
-            bad.append(path)
-            Path(staged).unlink()
+    target = Target(request)
+    entries = [PushedFile(*one) for one in request["files"]]
+    _note_due(target, entries)
+    try:
+        return _commit(target, entries, request["removed"], bool(request.get("force")))
+    finally:
+        target.save()
+
+
+def _commit(
+    target: Target, entries: list[PushedFile], removed: list[str], force: bool
+) -> dict[str, Any]:
+    bad: list[str] = []
+    ready: list[Ready] = []
+    for entry in entries:
+        found = target.staged(entry) if entry.sha256 else None
+        if found is not None:
+            ready.append((entry.path, entry.sha256, entry.mode, found))
+        elif not entry.sha256 or target.present(entry.path) != entry.sha256:
+            bad.append(entry.path)
     doomed: list[str] = []
     conflicts: list[str] = []
-    for path in request.get("removed", []):
+    for path in removed:
         present = target.present(path)
         edited = present != NOT_A_FILE and target.edited(path, present)
         (conflicts if edited and not force else doomed).append(path)
-    try:
-        _remove(target, doomed)
-        if not _whole(target, ready):
-            conflicts += _one_by_one(target, ready, force)
-    finally:
-        target.save()
+    _remove(target, doomed)
+    if not _whole(target, ready):
+        conflicts += _one_by_one(target, ready, force)
     if not bad:
         shutil.rmtree(target.staging, ignore_errors=True)
     return {"committed": len(ready), "bad": bad, "conflicts": conflicts}
@@ -310,6 +266,7 @@ def _whole(target: Target, ready: list[Ready]) -> bool:
     for path, _, mode, found in ready:
         _give_mode(target.staged_at(path), mode, found)
     target.root.parent.mkdir(parents=True, exist_ok=True)
+    target.staging.chmod(0o755)
     target.staging.rename(target.root)
     for path, sha256, _, found in ready:
         target.note(path, sha256, found)

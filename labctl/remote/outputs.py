@@ -1,4 +1,4 @@
-"""What may go out: `manifest` names whole files, with their hashes. Their bytes: sending.py."""
+"""What may go out: `manifest` names whole files, with their hashes. Their bytes: contents.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple
 
-from .files import UNREADABLE, walk
+from .files import UNREADABLE, rsync_version, walk
 from .looks import final
 from .place import HASHES, age_of, inside, lab_dir, read_json, run_dir, sha256_of, write_json
 from .reply import Failure
@@ -39,7 +39,7 @@ def manifest(request: dict[str, Any]) -> dict[str, Any]:
     "outputs" adds to those that the run was started with; with "only" it is these alone.
 
     With "quick", large files are not read: their hash is what a checkpoint's manifest says of them,
-    or "", and then verb `send` tells it. A manifest that says something wrong is not found out.
+    or "", and then verb `hashes` tells it. A manifest that says something wrong is not found out.
     """
     root = lab_dir(request["lab"], request["lab_id"])
     wanted = request.get("runs") or [
@@ -51,9 +51,9 @@ def manifest(request: dict[str, Any]) -> dict[str, Any]:
             raise Failure("missing", f"there is no run {directory.name} here", "", "labctl status")
     ended = {d.name: bool(final(d)) for d in directories}
     writing = _Writing()
-    return {
-        "runs": {d.name: _Look(d, request, ended[d.name], writing).manifest() for d in directories}
-    }
+    looks = {d.name: _Look(d, request, ended[d.name], writing).manifest() for d in directories}
+    rsync = rsync_version() if request.get("quick") else ""
+    return {"runs": {name: {**found, "rsync": rsync} for name, found in looks.items()}}
 
 
 class _Writing:

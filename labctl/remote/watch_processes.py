@@ -23,7 +23,7 @@ TRANSFERS = ("rsync", "scp", "sftp-server", "tar", "sshd", "sshd-session", "pyth
 OUR_PROGRAM = "/.cache/labctl/remote-"
 LASTING = ("build", "pull-image", "service-image", "service", "fetch", "start")
 """Verbs of our own program that end by themselves: they are at work as long as they live."""
-TRANSFERRING = ("receive", "send", "plan", "commit", "manifest", "edits")
+TRANSFERRING = ("send", "hashes", "plan", "commit", "manifest", "edits")
 LEAST_UID = 1000
 TICKS_S = os.sysconf("SC_CLK_TCK")
 

@@ -27,13 +27,15 @@ def hold_lock(
     *,
     wait_s: float,
     on_wait: Callable[[str], None] = lambda holder: None,
+    inheritable: bool = False,
 ) -> Iterator[None]:
     """Hold `file` for the action `what`. BusyError that names the holder after `wait_s` seconds.
 
-    `on_wait` is called once, with who holds it, where there is somebody to wait for.
+    `on_wait` is called once, with who holds it, where there is somebody to wait for. An
+    `inheritable` lock is held by programs too that are started with their files left open.
     Not re-entrant: the same thread that takes it twice waits for itself.
     """
-    lock = _make_lock(file, what)
+    lock = _make_lock(file, what, inheritable=inheritable)
     taken = _take(lock, min(wait_s, ANNOUNCED_S))
     if not taken and wait_s > ANNOUNCED_S:
         on_wait(_describe_holder(file))
@@ -50,7 +52,7 @@ def hold_lock(
         lock.release()
 
 
-def _make_lock(file: Path, what: str) -> FileLock:
+def _make_lock(file: Path, what: str, *, inheritable: bool) -> FileLock:
     """A lock of this call alone, so that threads exclude each other, and any may release it."""
     # Imported late: `labctl status` locks nothing.
     from filelock import FileLock
@@ -59,6 +61,7 @@ def _make_lock(file: Path, what: str) -> FileLock:
         note = json.dumps({"pid": os.getpid(), "what": what, "since": time.time()})
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, note.encode(), 0)
+        os.set_inheritable(descriptor, inheritable)
 
     # Another kind of lock would not keep out who uses this one.
     return FileLock(

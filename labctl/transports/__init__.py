@@ -41,6 +41,17 @@ class Result(Value, frozen=True):
     noise: str = ""
 
 
+class RemoteShell(Value, frozen=True):
+    """How another program reaches the server: `words`, then `host`, then a line to run there.
+
+    `control_path` is the socket of the shared connection; it is gone when that is. "" without one.
+    """
+
+    words: tuple[str, ...]
+    host: str
+    control_path: str = ""
+
+
 class Transport(Protocol):
     """A way to run commands on one server."""
 
@@ -68,5 +79,8 @@ class Transport(Protocol):
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:
         """Run `line`, hand over output as it comes, return the exit code. Same errors as run."""
+
+    def remote_shell(self) -> RemoteShell | None:
+        """For rsync, after connecting; None where only this object reaches the server."""
 
     def close(self) -> None: ...

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from labctl.errors import LabError
 from labctl.model import Endpoint
 from labctl.shell import Command
-from labctl.transports import Body, Result, blocks, failures
+from labctl.transports import Body, RemoteShell, Result, blocks, failures
 
 Reply = Result | LabError | Callable[[str, bytes], Result]
 """What a line leads to: a result, an error to raise, or a function of the line and its stdin."""
@@ -35,6 +35,7 @@ class FakeTransport:
     replies: list[tuple[str, Reply]] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     closed: bool = False
+    shell: RemoteShell | None = None
 
     def reply(self, pattern: str, reply: Reply | str = "", *, code: int = 0) -> FakeTransport:
         """Add a reply behind the others; text stands for a Result with this stdout and code."""
@@ -74,6 +75,9 @@ class FakeTransport:
         if result.stderr and on_stderr is not None:
             on_stderr(result.stderr.encode())
         return result.code
+
+    def remote_shell(self) -> RemoteShell | None:
+        return self.shell
 
     def close(self) -> None:
         self.closed = True

@@ -25,7 +25,7 @@ from labctl.errors import LabError
 from labctl.model import Endpoint
 from labctl.retry import while_turned_away
 from labctl.shell import Command
-from labctl.transports import Body, Result, blocks, failures
+from labctl.transports import Body, RemoteShell, Result, blocks, failures
 from labctl.transports.client import quick_login, runtime_dir
 from labctl.transports.framing import Frame, Unframer, frame
 from labctl.transports.kept import Kept
@@ -90,6 +90,11 @@ class OpenSshTransport:
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:
         return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
+
+    def remote_shell(self) -> RemoteShell | None:
+        while_turned_away()(self._ensure_master)
+        words = ssh.shell_words(self._config, control_path=self.control_path)
+        return RemoteShell(words=tuple(words), host=self._server_id, control_path=self.control_path)
 
     def close(self) -> None:
         """End labctl's master, other processes' commands over it included."""

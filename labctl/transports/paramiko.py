@@ -15,7 +15,7 @@ import paramiko
 from labctl.errors import LabError, TransferError
 from labctl.model import Endpoint
 from labctl.shell import Command
-from labctl.transports import Body, Result, blocks, failures
+from labctl.transports import Body, RemoteShell, Result, blocks, failures
 from labctl.transports.framing import Unframer, frame
 from labctl.transports.kept import Kept
 from labctl.transports.logins import STEP_TIMEOUT_S, Login, fetch_host_key, log_in
@@ -105,6 +105,9 @@ class ParamikoTransport:
             raise self._not_transferred(source, error) from error
         finally:
             Path(staged).unlink(missing_ok=True)
+
+    def remote_shell(self) -> RemoteShell | None:
+        return None
 
     def close(self) -> None:
         login, self._login = self._login, None

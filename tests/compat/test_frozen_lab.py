@@ -14,12 +14,13 @@ from frozen import DIGITS, FACES, VOICES, EngineSocket, Frozen, Student
 from lab_ground import Recorded
 from test_frozen_reports import find_changes
 
-from labctl.actions import disks, homecoming, provision, runs, work
+from labctl.actions import homecoming, lab_files, provision, runs
 from labctl.actions.explain import explain
 from labctl.actions.remote import Remote
 from labctl.actions.status import status
 from labctl.lab import Lab, LabRun
 from labctl.state import State
+from labctl.state.disks import list_kept_disks
 
 KINDS = {
     "account", "adopted", "attempt", "code", "created", "dead", "deadline", "disk-held", "down",
@@ -59,7 +60,7 @@ def test_every_row_of_the_state_is_read(student: Student) -> None:
         assert (forward.service, forward.local_port) == ("tensorboard", 6006)
         (attempt,) = state.open_attempts()
         assert (attempt.lab_id, attempt.account) == (VOICES, "123456789012")
-        assert [one.disk.id for one in disks.on_record(state, FACES)] == ["vol-0one.eu-central-1"]
+        assert [one.disk.id for one in list_kept_disks(state, FACES)] == ["vol-0one.eu-central-1"]
 
 
 def test_what_is_written_today_stands_beside_it(student: Student) -> None:
@@ -181,7 +182,7 @@ def test_a_whole_checkpoint_of_the_run_that_lives_comes(lab: Lab, student: Stude
 
 def test_edits_on_the_server_are_seen_against_what_was_pushed(lab: Lab, student: Student) -> None:
     (student.machine.home / "labctl/digits/code/later.py").write_text("print('since')\n")
-    result = work.save_edits(lab.ground, lab.ground.server())
+    result = lab_files.save_edits(lab.ground, lab.ground.server())
     assert "later.py" in result.saved
     assert "train.py" not in result.saved
 

@@ -18,7 +18,7 @@ from labctl.actions.prepare import playbook_hash, prepare
 from labctl.commands import ansible
 from labctl.model import Endpoint, Facts, Server
 from labctl.shell import Command
-from labctl.transports import Result, Transport
+from labctl.transports import RemoteShell, Result, Transport
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOKS = ROOT / "playbooks"
@@ -70,6 +70,9 @@ class Counted:
     ) -> int:
         self.round_trips += 1
         return self.inner.stream(line, stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr)
+
+    def remote_shell(self) -> RemoteShell | None:
+        return self.inner.remote_shell()
 
     def close(self) -> None:
         self.inner.close()

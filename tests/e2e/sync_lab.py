@@ -25,7 +25,8 @@ DOCKERFILE = f"""
 ARG BASE
 FROM {IMAGE}
 RUN apt-get update \\
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3 openssl \\
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\
+       python3 openssl rsync \\
     && rm -rf /var/lib/apt/lists/*
 """
 

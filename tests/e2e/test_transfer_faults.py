@@ -30,6 +30,7 @@ from labctl.actions.pull import pull, verify
 from labctl.actions.push import PushResult, push
 from labctl.actions.remote import Remote, program_name
 from labctl.actions.scan import Index, scan_code
+from labctl.commands import rsync
 from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError
 
 pytest_plugins = ["sshd_fixtures"]
@@ -116,13 +117,24 @@ def assert_resumed(box: Box, lab: Path) -> None:
     assert box.hashes("code") == local_hashes(lab)
 
 
-RECEIVING = "pgrep -f '__main__.py receiv[e]' || true"
-SENDING = "pgrep -f '__main__.py sen[d]' || true"
+TRANSFERRING = "pgrep -f 'rsync --serve[r]' || true"
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rsync at 40 MiB/s: it tells of its progress once a second."""
+    argv = rsync.transfer_argv
+
+    def slowed(program: rsync.RsyncProgram, transfer: rsync.Transfer) -> list[str]:
+        first, *rest = argv(program, transfer)
+        return [first, "--bwlimit=40960", *rest]
+
+    monkeypatch.setattr(rsync, "transfer_argv", slowed)
 
 
 @pytest.mark.timed
 def test_18_a_link_cut_during_a_push_is_noticed_and_the_transfer_goes_on(
-    box: Box, lab: Path
+    box: Box, lab: Path, slow: None
 ) -> None:
     push_code(box, lab, Recorder())
     write_big(lab / "model.bin")
@@ -134,29 +146,29 @@ def test_18_a_link_cut_during_a_push_is_noticed_and_the_transfer_goes_on(
     assert "labctl push" in caught.value.hint
     box.sshd.mend()
     box.transport.close()
-    wait_for(lambda: not box.sh(RECEIVING))
+    wait_for(lambda: not box.sh(TRANSFERRING))
     assert_resumed(box, lab)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["19", "20"])
 @pytest.mark.parametrize("side", ["here", "there"])
 def test_19_20_a_push_whose_program_is_killed_loses_nothing(
-    box: Box, lab: Path, side: str, number: signal.Signals
+    box: Box, lab: Path, slow: None, side: str, number: signal.Signals
 ) -> None:
     push_code(box, lab, Recorder())
     write_big(lab / "model.bin")
 
     def kill() -> None:
         if side == "here":
-            (pid,) = local("ssh")
-            os.kill(pid, number)
+            for pid in local("ssh"):
+                os.kill(pid, number)
         else:
-            box.sh(f"pkill -{int(number)} -f '__main__.py receiv[e]'")
+            box.sh(f"pkill -{int(number)} -f 'rsync --serve[r]'")
 
     with pytest.raises((TransferError, LinkLostError)) as caught:
         push_code(box, lab, AtProgress("sending code", kill))
     assert "labctl push" in caught.value.hint
-    wait_for(lambda: not box.sh(RECEIVING))
+    wait_for(lambda: not box.sh(TRANSFERRING))
     assert_resumed(box, lab)
 
 
@@ -180,7 +192,7 @@ def assert_pull_resumed(box: Box, lab: Path, model: Path) -> None:
 
 @pytest.mark.timed
 def test_18_a_link_cut_during_a_pull_is_noticed_and_the_transfer_goes_on(
-    box: Box, lab: Path
+    box: Box, lab: Path, slow: None
 ) -> None:
     model = pull_model(box, lab)
     limit_s = dead_link_limit_s()
@@ -191,28 +203,28 @@ def test_18_a_link_cut_during_a_pull_is_noticed_and_the_transfer_goes_on(
     assert "labctl pull" in caught.value.hint
     box.sshd.mend()
     box.transport.close()
-    wait_for(lambda: not box.sh(SENDING))
+    wait_for(lambda: not box.sh(TRANSFERRING))
     assert_pull_resumed(box, lab, model)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["19", "20"])
 @pytest.mark.parametrize("side", ["here", "there"])
 def test_19_20_a_pull_whose_program_is_killed_loses_nothing(
-    box: Box, lab: Path, side: str, number: signal.Signals
+    box: Box, lab: Path, slow: None, side: str, number: signal.Signals
 ) -> None:
     model = pull_model(box, lab)
 
     def kill() -> None:
         if side == "here":
-            (pid,) = local("ssh")
-            os.kill(pid, number)
+            for pid in local("ssh"):
+                os.kill(pid, number)
         else:
-            box.sh(f"pkill -{int(number)} -f '__main__.py sen[d]'")
+            box.sh(f"pkill -{int(number)} -f 'rsync --serve[r]'")
 
     with pytest.raises((TransferError, LinkLostError)) as caught:
         pull(box.remote, LAB, LAB_ID, ["r1"], lab, reporter=AtProgress("pull r1", kill))
     assert "labctl pull" in caught.value.hint
-    wait_for(lambda: not box.sh(SENDING))
+    wait_for(lambda: not box.sh(TRANSFERRING))
     assert_pull_resumed(box, lab, model)
 
 
@@ -318,7 +330,7 @@ def test_22_a_full_disk_there_is_told_before_anything_is_sent(box: Box, lab: Pat
     assert box.sh(f"cat {HOME}/code/model.bin") == "the good one"
 
 
-def test_22_a_disk_there_that_fills_up_meanwhile_is_told(box: Box, lab: Path) -> None:
+def test_22_a_disk_there_that_fills_up_meanwhile_is_told(box: Box, lab: Path, slow: None) -> None:
     push_code(box, lab, Recorder())
     write_big(lab / "model.bin")
     with pytest.raises(DiskFullError, match="full"):
@@ -349,7 +361,9 @@ def test_23_a_full_disk_here_is_told_before_anything_is_brought(box: Box, small_
     assert told.progress("pull r1") == []
 
 
-def test_23_a_disk_here_that_fills_up_meanwhile_is_told(box: Box, small_disk: Path) -> None:
+def test_23_a_disk_here_that_fills_up_meanwhile_is_told(
+    box: Box, small_disk: Path, slow: None
+) -> None:
     box.make_run("r1")
     box.sh(f"head -c {90 * MIB} /dev/urandom > {HOME}/runs/r1/logs/big.bin")
     ballast = small_disk / "ballast"
@@ -378,8 +392,12 @@ import msgspec
 from labctl.actions import Note, Progress
 from labctl.actions.remote import Remote
 from labctl.actions.pull import pull
+from labctl.commands import rsync
 from labctl.model import Endpoint
 from labctl.transports.openssh import OpenSshTransport
+
+build = rsync.transfer_argv
+rsync.transfer_argv = lambda *about: [*build(*about)[:1], "--bwlimit=20480", *build(*about)[1:]]
 
 class Told:
     half = "half" not in sys.argv
@@ -499,11 +517,10 @@ if sys.argv[1] == "manifest":
     run = {{"files": [entry], "skipped": [], "directory": {directory!r}, "ended": True}}
     say({{"runs": {{{run!r}: run}}}}, sys.stdout)
 else:
-    say({{"from": [0]}}, sys.stdout)
-    body = content.encode()
-    sys.stdout.buffer.write(bytes([0]) + len(body).to_bytes(4, "big") + body + bytes(5))
+    say({{}}, sys.stdout)
+    sys.stdout.buffer.write(content.encode())
     sys.stdout.flush()
-    say({{"sha256": [hashlib.sha256(body).hexdigest()]}}, sys.stderr)
+    say({{}}, sys.stderr)
 """
 
 
@@ -563,6 +580,7 @@ def test_34_35_links_do_not_travel(box: Box, lab: Path) -> None:
         "files": [["logs/link", 40 * MIB, digest, False]],
         "skipped": [],
         "directory": f"{HOME}/runs/r1",
+        "rsync": "rsync  version 3",
         "ended": True,
     }
 

@@ -5,7 +5,6 @@ The tests share one server, on which each arms its own limits; some switch it of
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import time
@@ -19,7 +18,6 @@ from watch_lab import CHECKPOINT, FOREVER, PLACE, WatchLab
 
 from labctl.commands import lease
 from labctl.errors import NotFoundError, PolicyError
-from labctl.remote import parcel
 
 pytestmark = pytest.mark.engine
 
@@ -128,17 +126,13 @@ def sftp(lab: WatchLab) -> Iterator[None]:
 
 @contextmanager
 def our_program(lab: WatchLab) -> Iterator[None]:
-    """A push that trickles in."""
-    about = {"lab": "watched", "lab_id": "77aa5500ee11", "target": "code"}
-    files = [["x", 1024**3, "0" * 64, 0o644]]
-    request = json.dumps({**about, "files": files, "parts": [["x", 0]]}).encode() + b"\n"
-    line = 'exec python3 -I -S "$HOME"/.cache/labctl/remote-*/__main__.py receive'
+    """A question of ours that trickles in."""
+    line = 'exec python3 -I -S "$HOME"/.cache/labctl/remote-*/__main__.py plan'
     with subprocess.Popen([*lab.server.ssh_words(), line], stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
-        process.stdin.write(request)
         with ExitStack() as stack:
             stack.callback(process.kill)
-            stack.enter_context(trickling(process, b"".join(parcel.plain(bytes(16384)))))
+            stack.enter_context(trickling(process, bytes(16384)))
             yield
 
 
@@ -190,7 +184,7 @@ SIGNS = [
     (a_program, "perl (process"),
     (rsync, "rsync moves"),
     (sftp, "sftp moves"),
-    (our_program, "labctl receive moves"),
+    (our_program, "labctl plan moves"),
     (a_gpu, "GPU 0 is at 63 %"),
     (a_broken_gpu, "the GPU cannot be read, which counts as work (nvidia-smi: exit 15, lost)"),
 ]

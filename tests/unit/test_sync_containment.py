@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.actions.arrivals import contained, unwelcome
+from labctl.actions.containment import contained, unwelcome
 from labctl.errors import PolicyError
 from labctl.remote.place import inside
 from labctl.remote.reply import Failure

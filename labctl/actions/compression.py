@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Iterable
 
 SAMPLES = 16
 SAMPLE_BYTES = 64 * 1024

@@ -1,0 +1,153 @@
+"""A server that is a directory of this machine: its program, rsync and tar are the real ones."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from labctl.commands import rsync
+from labctl.model import Endpoint
+from labctl.shell import Command
+from labctl.transports import Body, RemoteShell, Result, blocks, failures
+
+# As ssh does: what follows the host's name is a line for a shell there.
+SHELL = """#!/bin/sh
+export HOME={home}
+{prelude}
+shift
+exec sh -c "$*"
+"""
+
+
+class DirectoryServer:
+    """A transport whose server is `home`. Without `has_rsync`, there is none on the server.
+
+    `prelude` is what its login shell does first; `on_line` hears each line before it runs, and
+    `before_transfer` that one begins: they may raise what becomes of the link.
+    """
+
+    def __init__(self, home: Path, *, has_rsync: bool = True, prelude: str = "") -> None:
+        self.endpoint = Endpoint(host="here.example")
+        self.home = home
+        self.prelude = prelude
+        self.lines: list[str] = []
+        self.shells = 0
+        self.on_line: Callable[[str], None] = lambda line: None
+        self.before_transfer: Callable[[], None] = lambda: None
+        home.mkdir(parents=True, exist_ok=True)
+        self.path = os.environ["PATH"] if has_rsync else str(_programs_without_rsync(home))
+
+    def run(
+        self,
+        line: Command | str,
+        *,
+        stdin: Body = b"",
+        timeout_s: float | None = 60.0,
+        check: bool = True,
+    ) -> Result:
+        done = self._do(line, stdin)
+        result = Result(
+            code=done.returncode,
+            stdout=done.stdout.decode(errors="replace"),
+            stderr=done.stderr.decode(errors="replace"),
+        )
+        if check and result.code:
+            raise failures.failed(self.endpoint, str(line), result.code, result.stderr)
+        return result
+
+    def stream(
+        self,
+        line: Command | str,
+        *,
+        stdin: Body = b"",
+        on_stdout: Callable[[bytes], None],
+        on_stderr: Callable[[bytes], None] | None = None,
+    ) -> int:
+        if str(line).endswith(" send"):
+            self.before_transfer()
+        done = self._do(line, stdin)
+        for start in range(0, len(done.stdout), 65_537):
+            on_stdout(done.stdout[start : start + 65_537])
+        if on_stderr is not None:
+            on_stderr(done.stderr)
+        return done.returncode
+
+    def remote_shell(self) -> RemoteShell | None:
+        self.shells += 1
+        self.before_transfer()
+        script = self.home.parent / "remote shell's"
+        script.write_text(SHELL.format(home=shlex.quote(str(self.home)), prelude=self.prelude))
+        script.chmod(0o755)
+        return RemoteShell(words=(str(script),), host="here")
+
+    def close(self) -> None:
+        pass
+
+    def _do(self, line: Command | str, stdin: Body) -> subprocess.CompletedProcess[bytes]:
+        self.lines.append(str(line))
+        self.on_line(str(line))
+        return subprocess.run(
+            ["sh", "-c", str(line)],
+            input=b"".join(blocks(stdin)),
+            capture_output=True,
+            env={"PATH": self.path, "HOME": str(self.home)},
+            check=False,
+        )
+
+    @property
+    def verbs(self) -> list[str]:
+        """What the program on the server was asked, in turn."""
+        return [line.split()[-1] for line in self.lines if "__main__.py" in line]
+
+
+def _programs_without_rsync(home: Path) -> Path:
+    programs = home.parent / "programs"
+    programs.mkdir(exist_ok=True)
+    for name in ("sh", "tar", "cat", "mkdir", "find", "rm", "mv"):
+        found = subprocess.run(["which", name], capture_output=True, text=True, check=True)
+        (programs / name).symlink_to(found.stdout.strip())
+    (programs / "python3").symlink_to(sys.executable)
+    return programs
+
+
+def rsyncs(*, is_server: bool | None = None) -> list[int]:
+    """The rsyncs that this process has begun: those that stand for the server, or the others."""
+    listing = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split(None, 2) for line in listing.splitlines()]
+    family = {os.getpid()}
+    for _ in rows:
+        family |= {int(row[0]) for row in rows if int(row[1]) in family}
+    return [
+        int(pid)
+        for pid, _, line in rows
+        if int(pid) in family
+        and line.startswith("rsync")
+        and is_server in (None, "--server" in line)
+    ]
+
+
+def wait_until(is_over: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_over():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rsync at 8 MiB/s, so that it can be met in the middle of a file."""
+    argv = rsync.transfer_argv
+
+    def slowed(program: rsync.RsyncProgram, transfer: rsync.Transfer) -> list[str]:
+        first, *rest = argv(program, transfer)
+        return [first, "--bwlimit=8192", *rest]
+
+    monkeypatch.setattr(rsync, "transfer_argv", slowed)
