@@ -112,13 +112,15 @@ class Download:
         self.sent_bytes = 0
         if not due:
             return [], []
-        _clear(self.partial, {one.path for one in due})
+        wanted = {one.path for one in due}
+        _clear(self.partial, wanted)
         self._require_room(due)
         missing = [one for one in due if not self._has_arrived(one)]
         hashes = _ServerHashes(self.remote, self.request, [one for one in due if not one.sha256])
         with self._room(), resumable(self.hint):
             if missing:
                 self._transfer(missing)
+                _clear(self.partial, wanted)
             promised = {one.path: one.sha256 for one in due} | hashes.wait()
         came, bad = [], []
         for one in due:
@@ -146,7 +148,6 @@ class Download:
         copied = fetch_files(
             self.remote, self.request, self.folder, self.partial, self.basis, files, tell
         )
-        _clear(self.partial, None)
         self.sent_bytes = copied.sent_bytes
         if copied.is_disk_error:
             raise self._disk_error(copied.complaint)
@@ -235,11 +236,10 @@ class _ServerHashes:
             self.error = error
 
 
-def _clear(partial: Path, wanted: set[str] | None) -> None:
-    """Have a private directory with nothing in it but regular files of one name each.
+def _clear(partial: Path, wanted: set[str]) -> None:
+    """Have a private directory with nothing in it but `wanted`, as regular files of one name each.
 
-    Those that are not `wanted` go too, unless it is None: whatever a server has sent, nothing here
-    is written or read through a link.
+    Whatever a server has sent, nothing here is written or read through a link.
     """
     if partial.is_symlink():
         partial.unlink()
@@ -248,11 +248,11 @@ def _clear(partial: Path, wanted: set[str] | None) -> None:
     for folder, folders, names in os.walk(partial, topdown=False):
         for path in (Path(folder) / name for name in (*folders, *names)):
             found = path.lstat()
-            is_wanted = wanted is None or str(path.relative_to(partial)) in wanted
+            is_wanted = str(path.relative_to(partial)) in wanted
             if not stat.S_ISDIR(found.st_mode):
                 if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or not is_wanted:
                     path.unlink()
-            elif (wanted is not None and is_wanted) or not any(path.iterdir()):
+            elif is_wanted or not any(path.iterdir()):
                 shutil.rmtree(path)
 
 

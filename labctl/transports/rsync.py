@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +19,10 @@ from labctl.transports import RemoteShell, failures
 
 KEPT_BYTES = 64 * 1024  # of what rsync prints, its end
 END_S = 3.0  # how long an rsync that is to end may take before it is killed
+# rsync goes on when whoever reads its progress is gone. Beside it waits what ends the whole process
+# group once the other end of a pipe is closed, as it is when labctl is killed. (By path: some shells
+# redirect no descriptors above 9.)
+GUARDED = '(exec >/dev/null 2>&1; cat "/dev/fd/$0" && kill -TERM 0) & exec "$@"'
 
 
 class RsyncUnusableError(Exception):
@@ -60,16 +64,19 @@ def copy(
     RsyncUnusableError where a stream may do better. LinkLostError and TransferError leave what has
     arrived.
     """
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=_environment(),
-        process_group=0,
-        # The transfer's lock stays held as long as rsync lives, even where labctl is killed.
-        close_fds=False,
-    ) as process:
+    with (
+        _open_pipe() as alive,
+        subprocess.Popen(
+            ["sh", "-c", GUARDED, str(alive), *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(),
+            process_group=0,
+            # The transfer's lock stays held as long as rsync lives, even where labctl is killed.
+            close_fds=False,
+        ) as process,
+    ):
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -90,6 +97,18 @@ def copy(
             is_disk_error=code == rsync.FILE_ERROR_CODE,
         )
     raise _failure(endpoint, shell, code, complaint)
+
+
+@contextlib.contextmanager
+def _open_pipe() -> Iterator[int]:
+    """A pipe's reading end, for a program to inherit; nothing is ever written to the other."""
+    reading, writing = os.pipe()
+    os.set_inheritable(reading, True)
+    try:
+        yield reading
+    finally:
+        os.close(writing)
+        os.close(reading)
 
 
 def _failure(endpoint: Endpoint, shell: RemoteShell, code: int, said: str) -> Exception:

@@ -122,12 +122,12 @@ TRANSFERRING = "pgrep -f 'rsync --serve[r]' || true"
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """rsync at 40 MiB/s: it tells of its progress once a second."""
+    """rsync at 16 MiB/s: it tells of its progress once a second, and goes on meanwhile."""
     argv = rsync.transfer_argv
 
     def slowed(program: rsync.RsyncProgram, transfer: rsync.Transfer) -> list[str]:
         first, *rest = argv(program, transfer)
-        return [first, "--bwlimit=40960", *rest]
+        return [first, "--bwlimit=16384", *rest]
 
     monkeypatch.setattr(rsync, "transfer_argv", slowed)
 
@@ -381,7 +381,7 @@ def test_23_a_disk_here_that_fills_up_meanwhile_is_told(
     run = pull(box.remote, LAB, LAB_ID, ["r1"], small_disk, reporter=Recorder()).runs[0]
     assert run.complete
     assert kept > 0
-    assert run.bytes <= 90 * MIB - kept + 8
+    assert run.bytes <= 90 * MIB - kept + MIB // 8  # whole blocks travel
     assert local_hashes(small_disk / "runs" / "r1" / "logs") == box.hashes("runs/r1/logs")
 
 
@@ -397,7 +397,7 @@ from labctl.model import Endpoint
 from labctl.transports.openssh import OpenSshTransport
 
 build = rsync.transfer_argv
-rsync.transfer_argv = lambda *about: [*build(*about)[:1], "--bwlimit=20480", *build(*about)[1:]]
+rsync.transfer_argv = lambda *about: [*build(*about)[:1], "--bwlimit=6144", *build(*about)[1:]]
 
 class Told:
     half = "half" not in sys.argv

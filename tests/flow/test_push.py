@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -208,6 +209,44 @@ def test_an_interrupted_push_leaves_no_rsync_behind(
         push_code(with_rsync, lab, AtProgress(interrupt))
     wait_until(lambda: not rsyncs())
     assert not code(with_rsync).exists()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from directory_server import DirectoryServer
+from labctl.commands import rsync
+from labctl.transports.rsync import copy, find_program
+
+many = [os.open("/", os.O_RDONLY) for _ in range(20)]
+server = DirectoryServer(Path(sys.argv[1]))
+shell = server.remote_shell()
+transfer = rsync.Transfer(
+    shell_words=shell.words, source=f"{sys.argv[2]}/", target=f"here:{server.home}/"
+)
+argv = rsync.transfer_argv(find_program(), transfer)
+names = rsync.name_list(["model.bin"])
+argv.insert(1, "--bwlimit=1024")
+
+def die(done):
+    if done:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+copy(server.endpoint, shell, argv, names, die)
+"""
+
+
+def test_an_rsync_ends_with_a_labctl_that_is_killed(tmp_path: Path, lab: Path) -> None:
+    write_old(lab / "model.bin", os.urandom(256 * MIB))
+    home = tmp_path / "the server's"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(home), str(lab)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    listing = ["pgrep", "-f", f"rsync .*{tmp_path.name}"]
+    wait_until(lambda: not subprocess.run(listing, capture_output=True).stdout)
 
 
 def test_a_file_that_changes_while_it_travels_is_sent_anew(
