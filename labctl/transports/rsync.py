@@ -19,9 +19,9 @@ from labctl.transports import RemoteShell, failures
 
 KEPT_BYTES = 64 * 1024  # of what rsync prints, its end
 END_S = 3.0  # how long an rsync that is to end may take before it is killed
-# rsync goes on when whoever reads its progress is gone. Beside it waits a process that ends the whole
-# process group once the other end of a pipe is closed, as it is when labctl is killed. (By path: some
-# shells redirect no descriptors above 9.)
+# rsync goes on when whoever reads its progress is gone. So a process beside it waits, and ends the
+# process group once the other end of a pipe is closed, as it is when labctl is killed. (By path:
+# some shells redirect no descriptors above 9.)
 GUARDED = '(exec >/dev/null 2>&1; cat "/dev/fd/$0" && kill -TERM 0) & exec "$@"'
 
 
