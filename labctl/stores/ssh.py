@@ -114,7 +114,11 @@ class SshStore:
         )
         code, _, err = self._stream(line, _blocks(data))
         if code == FULL:
-            raise DiskFullError(f"{self.url} is full", why=f"{data.name} has {size} bytes")
+            raise DiskFullError(
+                f"{self.url} is full",
+                why=f"{data.name} has {size} bytes",
+                hint="make room there, and try again",
+            )
         if code:
             raise self._failed(code, err)
 
@@ -149,7 +153,9 @@ class SshStore:
         if reply["error"] == "missing":
             return NotFoundError(f"{key!a} is not in {self.url}", why=why)
         if reply["error"] == "full":
-            return DiskFullError(f"{self.url} is full", why=why)
+            return DiskFullError(
+                f"{self.url} is full", why=why, hint="make room there, and try again"
+            )
         return TransferError(f"{self.url} refuses {key!a}", why=why)
 
     def _serve(self, stdin: bytes) -> bytes:

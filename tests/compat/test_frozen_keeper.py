@@ -11,7 +11,7 @@ import pytest
 from frozen import DIGITS, Frozen, Student
 from lab_ground import Recorded, Wires
 
-from labctl.actions import ledgers, parcels, provision, take_in, wards
+from labctl.actions import ledgers, parcels, take_in, wards
 from labctl.actions.ground import Ground
 from labctl.config import Paths, paths
 from labctl.errors import UsageError
@@ -64,7 +64,7 @@ def test_a_parcel_of_the_same_version_is_taken_in(
 ) -> None:
     for module in (parcels, take_in):
         monkeypatch.setattr(module, "version", lambda: read_version(parcel))
-    monkeypatch.setattr(provision, "admit", lambda *_: None)
+    monkeypatch.setattr(take_in, "admit", lambda *_: None)
     keeper = Keeper(tmp_path / "new-keeper", student, monkeypatch)
     taken = keeper.take_in(parcel)
     assert (taken.name, taken.runs) == (NAME, ("night",))

@@ -31,6 +31,10 @@ import importlib, os, pathlib, sys
 program, package, place, module, verb = sys.argv[1:6]
 sys.argv = [program, verb]
 sys.path.insert(0, program)
+if package.startswith("labctl."):
+    import types
+    sys.modules["labctl"] = types.ModuleType("labctl")
+    sys.modules["labctl"].__path__ = [program]
 os.geteuid = lambda: 65534
 there = pathlib.Path(place)
 paths = importlib.import_module(package + "." + module)
@@ -146,7 +150,7 @@ def today(frozen: Frozen, place: Path, environ: dict[str, str]) -> Iterator[Prog
     for path, content in remote.files():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
-    found = Program(folder, place, environ)
+    found = Program(folder, place, environ, package="labctl.remote")
     yield found
     found.end()
 

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,9 @@ from labctl.actions import Event, Progress
 from labctl.actions.push import ALONG_BYTES, PushResult, push
 from labctl.actions.remote import Remote
 from labctl.actions.scan import LARGE_BYTES, Index, scan_code
+from labctl.actions.transfers import hold_transfers
 from labctl.commands import rsync
-from labctl.errors import DiskFullError, PolicyError, TransferError
+from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError
 from labctl.transports.rsync import find_program
 
 LAB = ("digits", "0f1e2d3c4b5a")
@@ -370,25 +370,27 @@ def test_a_disk_that_is_full_there_is_told_and_what_arrived_is_kept(
     assert "labctl push" in caught.value.hint
 
 
+KILLED = """
+import os, subprocess, sys
+from pathlib import Path
+from labctl.actions import Silent
+from labctl.actions.transfers import hold_transfers
+with hold_transfers(Path(sys.argv[1]), "push", Silent()):
+    left = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, close_fds=False)
+    print(left.pid, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
 def test_another_process_waits_until_the_rsync_of_a_killed_one_has_ended(tmp_path: Path) -> None:
-    from labctl.actions.transfers import hold_transfers
-
-    reporter = Recorded()
-    with hold_transfers(tmp_path, "push", reporter):
-        left = subprocess.Popen(["sleep", "60"], close_fds=False)
-    got = threading.Event()
-
-    def take() -> None:
-        with hold_transfers(tmp_path, "push", reporter):
-            got.set()
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    assert not got.wait(0.3)
-    left.kill()
-    left.wait()
-    assert got.wait(30)
-    thread.join()
+    words = [sys.executable, "-c", KILLED, str(tmp_path)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=False)
+    assert done.returncode == -signal.SIGKILL
+    with pytest.raises(BusyError), hold_transfers(tmp_path, "push", Recorded(), wait_s=0.2):
+        pass
+    os.kill(int(done.stdout), signal.SIGKILL)
+    with hold_transfers(tmp_path, "push", Recorded(), wait_s=30):
+        pass
 
 
 def test_no_room_is_told_before_anything_is_sent(with_rsync: DirectoryServer, lab: Path) -> None:
