@@ -78,6 +78,7 @@ def tell_removed(ground: Ground, disk: Resource) -> None:
 
 
 def day_text(at: float) -> str:
+    """ "2026-01-31" for Unix seconds, in this machine's own time."""
     return time.strftime("%Y-%m-%d", time.localtime(at))
 
 

@@ -248,9 +248,9 @@ def _disk_kept(ground: Ground, server: Server) -> str:
     """End the server, but not its disk: what was done, in words; "" where disks cannot stay."""
     if not isinstance(ground.provider, Keep):
         return ""
-    kept_disks = ground.provider.keep_disk(server.id, time.time() + KEPT_S)
-    if not kept_disks:
+    disks = ground.provider.keep_disk(server.id, time.time() + KEPT_S)
+    if not disks:
         return ""
     removal.remove(ground, server, keep_disks=True)
-    said = [f"{one.id} at {one.price_usd_per_month:.2f} dollars a month" for one in kept_disks]
+    said = [f"{one.id} at {one.price_usd_per_month:.2f} dollars a month" for one in disks]
     return f"it was ended and its disk kept for {KEPT_S // DAY_S} days: {', '.join(said)}"

@@ -9,14 +9,31 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+
 from labctl.actions import deadlines, held_disks
 from labctl.actions.ground import Ground
-from labctl.model import Server
+from labctl.model import Need, Server, Value
 from labctl.providers import Guarded, Keep, Lease, Provider, Stoppable
 
 DECISIONS = 20
 EVENT = "guarded"
 NO_DEADLINE_S = 30 * 86_400.0  # each `up` begins it anew
+
+
+class GuardLimits(Value, frozen=True):
+    """What the watchdog holds a server to; None where there is no such limit.
+
+    `budget_usd` limits this server's cost, `budget_whole_usd` that of all servers of the lab.
+    """
+
+    ttl_s: int | None
+    ttl_is_default: bool
+    idle_s: int | None
+    budget_usd: float | None
+    budget_whole_usd: float | None
+    price_usd_per_hour: float
+    ceiling_s: int | None
 
 
 def arm(
@@ -44,15 +61,7 @@ def arm(
     if not (limited or price or before or always):
         return {}
     budget = need.budget_usd if budget_left_usd is None else budget_left_usd
-    limits = {
-        "ttl_s": deadlines.ttl_s(need, price),
-        "ttl_is_default": deadlines.is_default(need, price),
-        "idle_s": need.idle_s,
-        "budget_usd": budget,
-        "budget_whole_usd": need.budget_usd,
-        "price_usd_per_hour": price,
-        "ceiling_s": ceiling_s,
-    }
+    limits = msgspec.to_builtins(_derive_limits(need, price, budget, ceiling_s))
     disk = _disk_of(ground, server, deadlines.span_s(need, price, budget))
     reply = ground.remote(server).call(
         "guard",
@@ -78,6 +87,20 @@ def arm(
     if not deadlines.was_denied(ground, server):
         deadlines.follow(ground, server, watch)
     return watch
+
+
+def _derive_limits(
+    need: Need, price_usd_per_hour: float, budget_usd: float | None, ceiling_s: int | None
+) -> GuardLimits:
+    return GuardLimits(
+        ttl_s=deadlines.ttl_s(need, price_usd_per_hour),
+        ttl_is_default=deadlines.is_default(need, price_usd_per_hour),
+        idle_s=need.idle_s,
+        budget_usd=budget_usd,
+        budget_whole_usd=need.budget_usd,
+        price_usd_per_hour=price_usd_per_hour,
+        ceiling_s=ceiling_s,
+    )
 
 
 def watch(ground: Ground, server: Server, *, decisions: int = DECISIONS) -> dict[str, Any]:

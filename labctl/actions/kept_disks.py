@@ -54,6 +54,7 @@ def nearest(ground: Ground, offers: Sequence[Offer]) -> list[Offer]:
 
 
 def list_restored(ground: Ground, server: Server) -> dict[str, Resource]:
+    """The kept disks, by id, whose content the server has."""
     lines = ground.state.events(server_id=server.id, kind=RESTORED)
     restored = [msgspec.convert(line.detail["disk"], Resource) for line in lines]
     return {disk.id: disk for disk in restored}

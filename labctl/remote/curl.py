@@ -39,12 +39,11 @@ class BrokenError(Exception):
 
 
 class StatusError(Exception):
-    """An answer without the file. Names of `headers` are in lower case."""
+    """An answer without the file."""
 
-    def __init__(self, status: int, reason: str, headers: dict[str, str]) -> None:
+    def __init__(self, status: int, reason: str) -> None:
         super().__init__(f"{status} {reason}")
         self.status = status
-        self.headers = headers
 
 
 class Head(NamedTuple):
@@ -112,7 +111,7 @@ def open_address(address: str, headers: dict[str, str], offset: int = 0) -> Iter
         try:
             head = _read_head(address, process)
             if head.status not in (200, 206):
-                raise StatusError(*head)
+                raise StatusError(head.status, head.reason)
             yield Answer(head, process)
         finally:
             process.kill()

@@ -27,6 +27,7 @@ from labctl.stores import Surroundings, staged
 PART_BYTES = 8 * 1024 * 1024
 NOT_INSTALLED, FULL = 97, 98
 FOLDER = ".local/share/labctl"
+FULL_HINT = "labctl config   # store; make room there, then run the same command again"
 Body = bytes | Callable[[], Iterator[bytes]]
 
 
@@ -117,7 +118,7 @@ class SshStore:
             raise DiskFullError(
                 f"{self.url} is full",
                 why=f"{data.name} has {size} bytes",
-                hint="make room there, and try again",
+                hint=FULL_HINT,
             )
         if code:
             raise self._failed(code, err)
@@ -153,9 +154,7 @@ class SshStore:
         if reply["error"] == "missing":
             return NotFoundError(f"{key!a} is not in {self.url}", why=why)
         if reply["error"] == "full":
-            return DiskFullError(
-                f"{self.url} is full", why=why, hint="make room there, and try again"
-            )
+            return DiskFullError(f"{self.url} is full", why=why, hint=FULL_HINT)
         return TransferError(f"{self.url} refuses {key!a}", why=why)
 
     def _serve(self, stdin: bytes) -> bytes:

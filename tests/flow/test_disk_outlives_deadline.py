@@ -164,7 +164,7 @@ def test_a_disk_stays_where_down_could_not_save_what_is_on_it(lab: World) -> Non
     server = up(lab)
     lab.machine.run_with("night", model="weights")
     lab.machine.run_with("day").joinpath("checkpoints", "bad\nname").write_text("weights")
-    with pytest.raises(Exception, match="not everything on it could be saved"):
+    with pytest.raises(PolicyError, match="not everything on it could be saved"):
         down(lab.ground(), discard=False)
     assert cloud_of(lab).machines == {}
     assert server.id in cloud_of(lab).kept_until

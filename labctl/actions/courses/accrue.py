@@ -123,7 +123,7 @@ def _ends_in_progress(
 ) -> frozenset[str]:
     """The servers that are not shown any more, and whose end somebody is about to write down."""
     named = {seat.name: seat for seat in seats}
-    shown = {one.id for one in servers if not _has_ended(one)}
+    shown = {one.id for one in servers if one.state not in accounts.ENDED}
     vanished = {
         server_id: named[one.seat]
         for server_id, one in open_servers(folder.ledger.entries(), course).items()
@@ -185,7 +185,7 @@ def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[D
     shown = set()
     for one in look.servers:
         seat = names.get(one.lab_id)
-        if seat is None or _has_ended(one):
+        if seat is None or one.state in accounts.ENDED:
             continue
         shown.add(one.id)
         before = servers.get(one.id)
@@ -215,10 +215,6 @@ def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[D
         detail = {"server_id": server_id, **({"reason": by} if by else {})}
         drafts.append(Draft(kind="down", seat=before.seat, why=why, detail=detail))
     return drafts
-
-
-def _has_ended(server: Server) -> bool:
-    return server.state in ("ending", "terminated")
 
 
 def _is_unknown(server_id: str, before: Known, look: Look) -> bool:
