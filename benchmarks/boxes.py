@@ -14,12 +14,12 @@ from pathlib import Path
 
 from benchmarks.measure import NotDoneError, environment
 from labctl import Lab
-from labctl.actions.connections import Connections
-from labctl.actions.host_keys import make_key
-from labctl.actions.prepare import probe
 from labctl.commands.ssh import known_hosts_line
 from labctl.config import lab_id, paths
 from labctl.model import Endpoint, Offer, Server
+from labctl.servers.connections import Connections
+from labctl.servers.host_keys import make_key
+from labctl.servers.prepare import probe
 from labctl.state import State
 
 IMAGE = "labctl-bench-sshd"

@@ -174,7 +174,7 @@ def _up(folder: Path) -> dict[str, Any]:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         from labctl.cli import cli
-        from labctl.cli.exits import run_and_exit
+        from labctl.cli.exit_codes import run_and_exit
 
         code = run_and_exit(cli)
     if code != 0:

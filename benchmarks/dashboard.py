@@ -40,9 +40,9 @@ TARGET_PAGE_MS, TARGET_CPU_PERCENT, TARGET_RSS_MB = 100.0, 5.0, 150.0
 SERVE = """
 import sys, threading
 from pathlib import Path
-from labctl.actions.courses import open_course
+from labctl.courses.loading import open_course
 from labctl.config import paths
-from labctl.dashboard import serve
+from labctl.web import http_server as serve
 from labctl.state import State
 root = Path(sys.argv[1])
 places = paths({"HOME": str(root / "home")})
@@ -56,7 +56,7 @@ def course(root: Path, students: int) -> Bed:
     """A whole course as it stands late in a term."""
     names = tuple(f"Student {number:04}" for number in range(students))
     bed = fill(make(root, names))
-    from labctl.courses.ledger import Draft
+    from labctl.courses.records.ledger import Draft
 
     lines = []
     for server in bed.state.servers():

@@ -145,8 +145,8 @@ def _make_and_end(count: int, home: Path) -> dict[str, float]:
     """In the measured process: labs of one group, a login on each, then none left."""
     import msgspec
 
-    from labctl.actions import fleet
     from labctl.lab import Lab
+    from labctl.lifecycle import fleet
 
     begun = time.perf_counter()
     root = home / "fleet"

@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 
 from benchmarks.boxes import Box, Boxes, docker
 from benchmarks.measure import NotDoneError, Row
-from labctl.actions import Silent
-from labctl.actions.forwarding import Forwarding, ForwardSpec, answers, free_port
+from labctl.events import Silent
 from labctl.model import Service
+from labctl.services.forward import Forwarding, ForwardSpec, answers, free_port
 
 PORT = 9000
 BLOCK_BYTES = 1024 * 1024

@@ -20,14 +20,15 @@ from typing import Any
 
 import msgspec
 
-from labctl.actions import Silent, wards
-from labctl.actions.connections import Connections
-from labctl.actions.ground import Ground
-from labctl.actions.keep import Keeper
-from labctl.actions.remote import MARK
 from labctl.config import Paths, paths
 from labctl.errors import LabError
+from labctl.events import Silent
+from labctl.keeper.scheduler import Keeper
+from labctl.lifecycle import kept_labs
 from labctl.model import Endpoint, Offer, Run, Server
+from labctl.servers.agent import MARK
+from labctl.servers.connections import Connections
+from labctl.servers.context import Ground
 from labctl.state import State
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport
@@ -59,7 +60,7 @@ class Wire(Connections):
 def ward(places: Paths, state: State, number: int) -> str:
     """A lab that was handed over, its server and its run on record; its name."""
     name, lab_id = f"lab-{number}", f"{number:012x}"
-    one = wards.Ward(
+    one = kept_labs.Ward(
         lab=name,
         lab_id=lab_id,
         by="alice@laptop",
@@ -67,11 +68,11 @@ def ward(places: Paths, state: State, number: int) -> str:
         runs=("night",),
         files={f"code/file-{i}": (i, "0" * 64) for i in range(100)},
     )
-    root = wards.directory(places, one.name)
+    root = kept_labs.directory(places, one.name)
     (root / ".labctl").mkdir(parents=True)
     (root / "lab.yaml").write_text(LAB_YAML.format(name=name))
     (root / ".labctl" / "lab.json").write_text(json.dumps({"id": lab_id}))
-    (root / wards.RECORD).write_bytes(msgspec.json.encode(one))
+    (root / kept_labs.RECORD).write_bytes(msgspec.json.encode(one))
     server = Server(
         id=f"srv-{number}",
         provider="local",
@@ -101,8 +102,8 @@ def measured(home: Path, rounds: int, labs: int) -> dict[str, Any]:
     wires = {name: Wire(places, name.rpartition("-")[2]) for name in names}
     closer: list[str] = []
 
-    def ground(one: wards.Ward) -> Ground:
-        made = wards.ground(one, places, state, Silent(), environ, record_only=True)
+    def ground(one: kept_labs.Ward) -> Ground:
+        made = kept_labs.ground(one, places, state, Silent(), environ, record_only=True)
         made.__dict__["connections"] = wires[one.name]
         return made
 

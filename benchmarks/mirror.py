@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import NotDoneError, Row, environment
-from labctl.actions.remote import MARK, files
+from labctl.servers.agent import MARK, files
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "image-classifier"
 GROUP = "a thousand steps of the sample project"

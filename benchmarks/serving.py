@@ -57,7 +57,7 @@ import logging
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 app.run(port=int(sys.argv[1]), threaded=True)
 """
-SERVE = "import sys; from labctl.serving.__main__ import main; sys.exit(main())"
+SERVE = "import sys; from labctl.services.model_server.__main__ import main; sys.exit(main())"
 
 
 @dataclass

@@ -16,25 +16,25 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labctl.actions import Reporter, Silent
-from labctl.actions.courses import open_course
 from labctl.config import CourseConfig, Paths, paths
-from labctl.courses.folder import CourseFolder, Seat
-from labctl.courses.student import Student
+from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder, Seat
+from labctl.courses.records.student import Student
+from labctl.events import Reporter, Silent
 from labctl.state import State
 
 if TYPE_CHECKING:
-    from labctl.actions.courses.allowances import Budgeted
-    from labctl.actions.courses.collect import Collection
-    from labctl.actions.courses.ending import SeatEnding
-    from labctl.actions.courses.grade import Grading
-    from labctl.actions.courses.invitation import Invitation
-    from labctl.actions.courses.plan import Plan
-    from labctl.actions.courses.release import Released
-    from labctl.actions.courses.servers import SeatOutcome, Staff
-    from labctl.actions.courses.status import CourseNow
-    from labctl.courses.gradebook import Grade
-    from labctl.courses.money import CourseCosts
+    from labctl.courses.allowances import Budgeted
+    from labctl.courses.collect import Collection
+    from labctl.courses.grading_run import Grading
+    from labctl.courses.invitation import Invitation
+    from labctl.courses.plan import Plan
+    from labctl.courses.records.cost_report import CourseCosts
+    from labctl.courses.records.gradebook import Grade
+    from labctl.courses.release import Released
+    from labctl.courses.servers import SeatOutcome, Staff
+    from labctl.courses.status import CourseNow
+    from labctl.courses.teardown import SeatEnding
 
 
 class Course:
@@ -75,13 +75,13 @@ class Course:
 
     def up(self, seats: Sequence[Seat] | None = None) -> list[SeatOutcome]:
         """A ready server for each seat (for all); what failed is told seat by seat."""
-        from labctl.actions.courses.servers import up
+        from labctl.courses.servers import up
 
         return up(self.staff(), self.seats() if seats is None else seats)
 
     def status(self, *, refresh: bool = False) -> CourseNow:
         """Every seat from the ledger and the record; with `refresh` as all of it is now."""
-        from labctl.actions.courses.status import status
+        from labctl.courses.status import status
 
         return status(self.staff(), self.seats(), refresh=refresh)
 
@@ -92,28 +92,28 @@ class Course:
 
         Of all for None, those too that were left or whose student went into a team.
         """
-        from labctl.actions.courses.ending import down
+        from labctl.courses.teardown import down
 
         every = self.folder.seats(active_only=False, former=True)
         return down(self.staff(), every if seats is None else seats, discard=discard)
 
     def collect(self, assignment: str) -> Collection:
         """What was handed in, held against its receipts: for each seat the one that counts."""
-        from labctl.actions.courses.collect import collect
+        from labctl.courses.collect import collect
 
         return collect(self.folder, assignment)
 
     def grade(self, assignment: str, *, again: bool = False) -> Grading:
         """Grade what was handed in, on the grading server of course.yaml; see docs."""
-        from labctl.actions.courses.grade import grade
-        from labctl.actions.courses.servers import Staff
+        from labctl.courses.grading_run import grade
+        from labctl.courses.servers import Staff
 
         staff = Staff(self.folder, self.paths, self.state, self.reporter)
         return grade(staff, assignment, again=again)
 
     def release(self, assignment: str) -> Released:
         """Let students read the feedback of what is graded; asks where a released score changes."""
-        from labctl.actions.courses.release import release
+        from labctl.courses.release import release
 
         return release(self.folder, assignment, reporter=self.reporter)
 
@@ -127,39 +127,39 @@ class Course:
         authorized_keys: Path = Path("~/.ssh/authorized_keys"),
     ) -> list[Invitation]:
         """A join file for each, on the keeper's machine; each works once, for `valid_s` seconds."""
-        from labctl.actions.courses.keys import Keys
-        from labctl.actions.courses.publish import invite_all
+        from labctl.courses.keys import Keys
+        from labctl.courses.publish import invite_all
 
         keys = Keys(self.folder, authorized_keys)
         return invite_all(self.folder, students, into, keys, host_key=host_key, valid_s=valid_s)
 
     def staff(self) -> Staff:
         """Whoever runs this program, as who works on the course: their name is in the ledger."""
-        from labctl.actions.courses.begin import acting
-        from labctl.actions.courses.servers import Staff
+        from labctl.courses.creation import acting
+        from labctl.courses.servers import Staff
 
         return Staff(self.folder, self.paths, self.state, self.reporter, by=acting())
 
     def plan(self, *, offline: bool = False) -> Plan:
         """What there is to make, what it costs, whether the quota allows it. Makes nothing."""
-        from labctl.actions.courses.plan import plan
+        from labctl.courses.plan import plan
 
         return plan(self.staff(), offline=offline)
 
     def costs(self, *, refresh: bool = False) -> CourseCosts:
         """Dollars so far; with `refresh` the provider is asked what lives."""
-        from labctl.actions.courses.costs import costs
+        from labctl.courses.costs import costs
 
         return costs(self.staff(), refresh=refresh)
 
     def budget(self, student: str, amount: str, why: str = "") -> Budgeted:
         """Change the budget of a student's seat: "+5" on top, "25" in all."""
-        from labctl.actions.courses.allowances import budget
+        from labctl.courses.allowances import budget
 
         return budget(self.staff(), self.folder.seat(student), amount, why)
 
     def grades(self, assignment: str) -> list[Grade]:
         """A grade for everybody who is in the course."""
-        from labctl.actions.courses.grades import grades
+        from labctl.courses.grades import grades
 
         return grades(self.folder, assignment)

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from labctl.actions import Decision, Note, Reporter, Silent
-from labctl.actions.ground import Ground
 from labctl.config import (
     Paths,
     check_files,
@@ -35,21 +33,23 @@ from labctl.config import (
     trusted,
 )
 from labctl.errors import PolicyError
+from labctl.events import Decision, Note, Reporter, Silent
 from labctl.model import Need, Run, Server
 from labctl.providers import provider_class
+from labctl.servers.context import Ground
 from labctl.state import State
 
 if TYPE_CHECKING:
-    from labctl.actions.down import Ending
-    from labctl.actions.explain import Explanation
-    from labctl.actions.forget import Lost
-    from labctl.actions.forwards import Forwarding
-    from labctl.actions.lab_files import Pushed
-    from labctl.actions.probe import Probed
-    from labctl.actions.pull import PulledRun
-    from labctl.actions.report import Report
-    from labctl.actions.submit import Choice, HandedIn
-    from labctl.actions.top import ServerNow
+    from labctl.insight.explanation import Explanation
+    from labctl.insight.run_report import Report
+    from labctl.insight.top import ServerNow
+    from labctl.lifecycle.down import Ending
+    from labctl.lifecycle.forget import Lost
+    from labctl.runs.probe import Probed
+    from labctl.services.forwards import Forwarding
+    from labctl.submissions.submit import Choice, HandedIn
+    from labctl.sync.lab_files import Pushed
+    from labctl.sync.pull import PulledRun
 
 
 NO_LAB = "none"
@@ -103,7 +103,7 @@ class Lab:
 
     def up(self, need: Need | None = None) -> LabServer:
         """A ready server: the lab's own, or a new one. `need` goes over lab.yaml's."""
-        from labctl.actions.provision import up
+        from labctl.lifecycle.up import up
 
         self._settle_trust()
         check_files(self.config)
@@ -115,7 +115,7 @@ class Lab:
 
     def push(self, *, force: bool = False) -> list[Pushed]:
         """Code and data to the server; what was edited there stops it (PolicyError)."""
-        from labctl.actions.lab_files import push
+        from labctl.sync.lab_files import push
 
         check_files(self.config)
         return push(self.ground, self.ground.server(), force=force)
@@ -139,8 +139,9 @@ class Lab:
         seen to while somebody follows it, or by the `keeper` ("host" or "user@host:port") that the
         lab is handed over to.
         """
-        from labctl.actions import runs, saved, unasked
-        from labctl.actions.adoption import renew
+        from labctl.lifecycle import restore, spending_policy
+        from labctl.runs import runs
+        from labctl.servers.adoption import renew
 
         self._settle_trust()
         check_files(self.config)
@@ -151,15 +152,15 @@ class Lab:
             return LabRun(self, runs.latest(self.ground, id))
         server = self.ground.server()
         if keeper:
-            from labctl.actions import hand_over, keepers
+            from labctl.lifecycle import export_lab, keeper_host
 
-            hand_over.check(self.ground, keepers.KeeperHost(self.ground, keeper), server)
+            export_lab.check(self.ground, keeper_host.KeeperHost(self.ground, keeper), server)
         renew(self.ground, server)
         wanted = runs.spec(self.ground, server, tuple(command), id or runs.new_id(), tty)
         if push:
             self.push()
         if recover:
-            saved.keep_code(self.ground, wanted)
+            restore.keep_code(self.ground, wanted)
         found = runs.start(
             self.ground,
             server,
@@ -169,27 +170,27 @@ class Lab:
             on_log=on_log,
         )
         if recover:
-            unasked.agree(self.ground, server, found.id)
+            spending_policy.agree(self.ground, server, found.id)
         self._handed_over(keeper, found.id)
         if recover and follow:
             return self._followed(found.id, on_log)
         return LabRun(self, found)
 
     def _to_go_on(self, run_id: str) -> bool:
-        from labctl.actions.recover import unfinished
+        from labctl.lifecycle.recover import unfinished
 
         return unfinished(self.ground, run_id)
 
     def _handed_over(self, keeper: str, run_id: str) -> None:
         if keeper:
-            from labctl.actions.hand_over import hand_over
-            from labctl.actions.keepers import KeeperHost
+            from labctl.lifecycle.export_lab import hand_over
+            from labctl.lifecycle.keeper_host import KeeperHost
 
             there = KeeperHost(self.ground, keeper)
             hand_over(self.ground, there, self.ground.server(), run_id)
 
     def _followed(self, run_id: str, on_log: Callable[[bytes], None]) -> LabRun:
-        from labctl.actions.recover import follow
+        from labctl.lifecycle.recover import follow
 
         return LabRun(self, follow(self.ground, run_id, on_log=on_log))
 
@@ -200,44 +201,47 @@ class Lab:
 
         Where the server has ended, they come from the lab's store, or from its keeper's copy.
         """
-        from labctl.actions import homecoming, runs
+        from labctl.lifecycle import reconcile
+        from labctl.runs import runs
 
-        if homecoming.has_copies(self.ground):
+        if reconcile.has_copies(self.ground):
             self._settle_trust()
-        homecoming.come_back(self.ground)
+        reconcile.come_back(self.ground)
         wanted = run.id if isinstance(run, LabRun) else (run or "")
         ids = [] if all_runs else [runs.latest(self.ground, wanted).id]
-        return homecoming.pull(self.ground, ids, everything=everything)
+        return reconcile.pull(self.ground, ids, everything=everything)
 
     def forward(self, service: str, *, port: int = 0) -> Forwarding:
         """A local port to a service, started on the server if need be; a context manager."""
-        from labctl.actions.lab_services import forward
+        from labctl.services.lab_services import forward
 
         return forward(self.ground, self.ground.server(), service, port)
 
     def serve(self, run: str = "", *, checkpoint: str = "", port: int = 0) -> Forwarding:
         """The run's model (the latest's) behind POST /predict at a local port; as `forward`."""
-        from labctl.actions import serve
+        from labctl.services import model_serving
 
         server = self.ground.server()
-        choice = serve.Choice(run=run, checkpoint=checkpoint)
-        return serve.forward(self.ground, server, serve.of_model(self.ground, server, choice), port)
+        choice = model_serving.Choice(run=run, checkpoint=checkpoint)
+        return model_serving.forward(
+            self.ground, server, model_serving.of_model(self.ground, server, choice), port
+        )
 
     def down(self, *, discard: bool = False) -> Ending:
         """Bring home what is not here, remove the server, say what is left."""
-        from labctl.actions.down import down
+        from labctl.lifecycle.down import down
 
         return down(self.ground, discard=discard)
 
     def forget(self) -> Lost:
         """Drop the records of what these credentials do not show; nothing is ended."""
-        from labctl.actions.forget import forget
+        from labctl.lifecycle.forget import forget
 
         return forget(self.ground)
 
     def status(self, *, refresh: bool = False, why: bool = False) -> dict[str, Any]:
         """What is recorded of the lab; with `refresh` what the provider and the server say now."""
-        from labctl.actions.status import status
+        from labctl.lifecycle.status import status
 
         return status(self.ground, refresh=refresh, why=why)
 
@@ -250,7 +254,7 @@ class Lab:
         on_start: Callable[[Run], None] = lambda run: None,
     ) -> Probed:
         """A short run of `command` first: what the whole one will take. `amount`: `1%`, `200`."""
-        from labctl.actions import probe
+        from labctl.runs import probe
 
         wanted = probe.amount(amount)
         self._settle_trust()
@@ -259,27 +263,27 @@ class Lab:
 
     def top(self) -> ServerNow:
         """What the server, its GPUs and everybody's runs on it do at this moment."""
-        from labctl.actions.top import look
+        from labctl.insight.top import look
 
         return look(self.ground)
 
     def explain(self, run: str = "") -> Explanation:
         """Why a run (the latest) is slow or wrong: evidence, source, and what to try next."""
-        from labctl.actions.explain import explain
-        from labctl.actions.homecoming import bring_logs
+        from labctl.insight.explanation import explain
+        from labctl.lifecycle.reconcile import bring_logs
 
         return explain(self.ground, bring_logs(self.ground, run))
 
     def report(self, run: str = "", out: Path | None = None) -> Report:
         """Write the results of a run (the latest) as one HTML file; see docs/report.md."""
         from labctl import __version__
-        from labctl.actions.report import report
+        from labctl.insight.run_report import report
 
         return report(self.ground, run, out, version=__version__)
 
     def submit(self, choice: Choice | None = None) -> HandedIn:
         """Hand in a run (the latest) for the lab's assignment; see docs/submit.md."""
-        from labctl.actions import submit
+        from labctl.submissions import submit
 
         return submit.submit(self.ground, choice or submit.Choice())
 
@@ -288,7 +292,7 @@ class Lab:
         """The host whose keeper looks after the lab; "" where none does."""
         if not self.ground.state.events(lab_id=self.id, kind="handed", limit=1):
             return ""
-        from labctl.actions.turn import handed_to
+        from labctl.lifecycle.recovery_lock import handed_to
 
         return handed_to(self.ground)
 
@@ -350,7 +354,7 @@ class LabRun:
 
     def wait(self, on_log: Callable[[bytes], None] = lambda block: None) -> Run:
         """Follow the run to its end, through cut links; returns it with its exit code."""
-        from labctl.actions.runs import watch
+        from labctl.runs.runs import watch
 
         self.seen = watch(self.lab.ground, self.lab.ground.server(), self.id, on_log=on_log)
         return self.seen

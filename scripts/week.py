@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from labctl.actions.courses import open_course
-from labctl.actions.host_keys import make_key
+from labctl.courses.loading import open_course
+from labctl.servers.host_keys import make_key
 from labctl.submissions import bundle, manifest
 from labctl.submissions.bundle import Source
 from labctl.submissions.manifest import BundleFile, Code, Manifest

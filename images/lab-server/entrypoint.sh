@@ -5,7 +5,7 @@ set -u
 
 readonly HOST_KEY=/etc/ssh/ssh_host_ed25519_key
 readonly STATE=/var/lib/labctl
-# labctl/remote/place.py looks for it.
+# labctl/agent/host/paths.py looks for it.
 readonly GOING_DOWN=/run/going-down
 readonly DOCKERD_LOG=/var/log/dockerd.log
 readonly HERE=/usr/local/lib/lab-server
@@ -122,7 +122,7 @@ shut_down() {
   exit 0
 }
 
-# What labctl armed before a restart (labctl/remote/watch_install.py) goes on.
+# What labctl armed before a restart (labctl/agent/watchdog/install.py) goes on.
 start_watchdog() {
   [ ! -x "$STATE/watchdog/start" ] || setsid "$STATE/watchdog/start" &
 }

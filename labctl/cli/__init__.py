@@ -16,41 +16,41 @@ from labctl import __version__
 STUDENT = "What a student needs"
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (module, heading, one line for --help)
-    "init": ("start", STUDENT, "Make a sample project: train an image classifier."),
+    "init": ("setup", STUDENT, "Make a sample project: train an image classifier."),
     "join": ("join", STUDENT, "Join a course with the file or address from its instructor."),
-    "up": ("start", STUDENT, "Get the lab's server ready; again, it is found."),
-    "run": ("work", STUDENT, "Run lab.yaml's command (or yours) in a container on the server."),
-    "status": ("watch", STUDENT, "Server, runs, clocks and dollars."),
-    "forward": ("watch", STUDENT, "TensorBoard, Jupyter or any port on localhost."),
+    "up": ("setup", STUDENT, "Get the lab's server ready; again, it is found."),
+    "run": ("runs", STUDENT, "Run lab.yaml's command (or yours) in a container on the server."),
+    "status": ("status", STUDENT, "Server, runs, clocks and dollars."),
+    "forward": ("status", STUDENT, "TensorBoard, Jupyter or any port on localhost."),
     "pull": ("results", STUDENT, "Bring checkpoints and logs home, verified."),
-    "down": ("pay", STUDENT, "Bring home what is not here yet, then remove the server."),
-    "doctor": ("start", "Start", "Check this machine, the provider and the server."),
-    "push": ("work", "Work", "Send code and data to the server."),
-    "attach": ("work", "Work", "The tmux session beside a run."),
-    "exec": ("work", "Work", "A command inside a run's container."),
-    "ssh": ("work", "Work", "A shell or a command on the server itself."),
-    "cancel": ("work", "Work", "End a run; it may write a checkpoint first."),
+    "down": ("billing", STUDENT, "Bring home what is not here yet, then remove the server."),
+    "doctor": ("setup", "Start", "Check this machine, the provider and the server."),
+    "push": ("runs", "Work", "Send code and data to the server."),
+    "attach": ("runs", "Work", "The tmux session beside a run."),
+    "exec": ("runs", "Work", "A command inside a run's container."),
+    "ssh": ("runs", "Work", "A shell or a command on the server itself."),
+    "cancel": ("runs", "Work", "End a run; it may write a checkpoint first."),
     "eval": ("results", "Work", "Evaluate the pulled model on this machine."),
-    "logs": ("watch", "Watch", "What a run printed; -f follows."),
+    "logs": ("status", "Watch", "What a run printed; -f follows."),
     "top": ("top", "Watch", "The server live: GPUs, processor, memory, disk, runs."),
     "explain": ("explain", "Watch", "Why a run is slow or wrong, and what to try next."),
     "profile": ("explain", "Watch", "A few steps of a run in PyTorch's profiler."),
-    "offers": ("pay", "Decide and pay", "What servers there are for the need, with prices."),
+    "offers": ("billing", "Decide and pay", "What servers there are for the need, with prices."),
     "estimate": ("estimate", "Decide and pay", "What a model needs: memory, hours, dollars."),
-    "cost": ("pay", "Decide and pay", "Hours and dollars of servers and runs."),
-    "extend": ("pay", "Decide and pay", "Let the server live longer, within its limits."),
-    "orphans": ("pay", "Decide and pay", "Everything at the provider that labctl made."),
+    "cost": ("billing", "Decide and pay", "Hours and dollars of servers and runs."),
+    "extend": ("billing", "Decide and pay", "Let the server live longer, within its limits."),
+    "orphans": ("billing", "Decide and pay", "Everything at the provider that labctl made."),
     "report": ("report", "Hand in and show", "The results presentation: one HTML file."),
     "serve": ("serve", "Hand in and show", "The model behind POST /predict on the server."),
     "submit": ("submit", "Hand in and show", "One verified bundle, handed in."),
     "receive": ("receive", "Teach", "Take in what students hand in, and sign for it."),
     "course": ("course", "Teach", "A roster in, servers out, grades and costs back."),
     "rehearse": ("rehearse", "Teach", "A simulated cloud on this machine: no account, no cost."),
-    "config": ("rare", "Rarely", "Every setting, its value and where it came from."),
+    "config": ("settings", "Rarely", "Every setting, its value and where it came from."),
     "keep": ("keep", "Rarely", "Watch over labs that laptops hand to this machine."),
-    "inventory": ("rare", "Rarely", "The server as an Ansible inventory."),
-    "secret": ("rare", "Rarely", "Keep values for the secrets that lab.yaml names."),
-    "trust": ("rare", "Rarely", "Approve what this lab.yaml may do."),
+    "inventory": ("settings", "Rarely", "The server as an Ansible inventory."),
+    "secret": ("settings", "Rarely", "Keep values for the secrets that lab.yaml names."),
+    "trust": ("settings", "Rarely", "Approve what this lab.yaml may do."),
 }
 
 
@@ -106,7 +106,7 @@ def main() -> None:
     # What is imported is no garbage: looking for some in it, and once more at the end, costs a
     # short command 20 ms.
     gc.set_threshold(50_000)
-    from labctl.cli.exits import run_and_exit
+    from labctl.cli.exit_codes import run_and_exit
 
     code = run_and_exit(cli)
     gc.freeze()

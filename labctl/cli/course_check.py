@@ -38,8 +38,8 @@ def check_command(
     labctl course check
     labctl course check --boot
     """
-    from labctl.actions.courses.check import check
     from labctl.cli.screen import as_json, draw_checks
+    from labctl.courses.preflight import check
 
     course = open_course(ctx, yes=yes, quiet=json_)
     seats = chosen(course, only, group)
@@ -67,9 +67,9 @@ def bake_command(ctx: click.Context, drop: bool, yes: bool, json_: bool) -> None
     labctl course bake
     labctl course bake --drop
     """
-    from labctl.actions.courses.bake import bake
-    from labctl.actions.courses.bake import drop as take_away
     from labctl.cli.screen import as_json
+    from labctl.courses.bake import bake
+    from labctl.courses.bake import drop as take_away
 
     course = open_course(ctx, yes=yes, quiet=json_)
     if drop:

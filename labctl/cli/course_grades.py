@@ -12,7 +12,7 @@ from labctl.cli.options import SCREEN, json_option, yes_option
 
 if TYPE_CHECKING:
     from labctl.course import Course
-    from labctl.courses.gradebook import Grade
+    from labctl.courses.records.gradebook import Grade
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
 
@@ -34,10 +34,10 @@ def due_command(
     \b
     labctl course due hw3 alice +3d --why "ill, with a note"
     """
-    from labctl.actions.courses.allowances import due
-    from labctl.actions.courses.begin import acting
     from labctl.cli.screen import as_json
-    from labctl.cli.submitted import moment
+    from labctl.cli.submit_output import moment
+    from labctl.courses.allowances import due
+    from labctl.courses.creation import acting
 
     folder = open_course(ctx, quiet=json_).folder
     found = due(folder, assignment, student, time, by=acting(), why=why)
@@ -91,8 +91,8 @@ def grades_command(
     labctl course grades hw3
     labctl course grades hw3 --format canvas -o hw3.csv --release
     """
-    from labctl.actions.courses.grades import grades, written
     from labctl.cli.screen import as_json
+    from labctl.courses.grades import grades, written
 
     course = open_course(ctx, yes=yes, quiet=json_)
     if release:
@@ -123,8 +123,8 @@ def grades_command(
 
 def draw_unreleased(assignment: str, found: list[Grade]) -> None:
     """Show which released grades a new release would change."""
-    from labctl.cli.exits import clean
-    from labctl.courses.released import change_text
+    from labctl.cli.exit_codes import clean
+    from labctl.courses.records.released_grades import change_text
 
     changed = [one for one in found if one.unreleased is not None]
     if not changed:
@@ -136,9 +136,9 @@ def draw_unreleased(assignment: str, found: list[Grade]) -> None:
 
 
 def _release(ctx: click.Context, course: Course, assignment: str) -> None:
-    from labctl.actions.courses.begin import acting
-    from labctl.actions.courses.release import release
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
+    from labctl.courses.creation import acting
+    from labctl.courses.release import release
 
     found = release(course.folder, assignment, by=acting(), reporter=ctx.meta[SCREEN])
     for change in found.changes:
@@ -167,7 +167,7 @@ def _row_json(one: Grade) -> dict[str, object]:
 
 def _draw(found: list[Grade]) -> None:
     from labctl.cli.screen import span, table
-    from labctl.courses.gradebook import points_text
+    from labctl.courses.records.gradebook import points_text
 
     rows: list[tuple[str, ...]] = [
         (

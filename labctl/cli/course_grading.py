@@ -12,8 +12,8 @@ from labctl.cli.course_options import chosen, only_options, staff_of
 from labctl.cli.options import SCREEN, json_option, yes_option
 
 if TYPE_CHECKING:
-    from labctl.actions.courses.collect import Collection, Handed
-    from labctl.actions.courses.grade import Graded, Grading
+    from labctl.courses.collect import Collection, Handed
+    from labctl.courses.grading_run import Graded, Grading
 
 TEMPORARY = 75
 STATES = {
@@ -46,8 +46,8 @@ def collect_command(
     labctl course collect hw3
     labctl course collect hw3 --only alice,bob
     """
-    from labctl.actions.courses.collect import collect
     from labctl.cli.screen import as_json
+    from labctl.courses.collect import collect
 
     course = open_course(ctx, quiet=json_)
     staff = staff_of(course, ctx.meta[SCREEN])
@@ -61,7 +61,7 @@ def collect_command(
 
 
 def _draw_collection(found: Collection) -> None:
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
     from labctl.cli.screen import size, table
 
     rows = [
@@ -96,7 +96,7 @@ def _state(state: str) -> tuple[str, str]:
 
 
 def _late(one: Handed) -> str:
-    from labctl.grading.results import late_text
+    from labctl.courses.grading.results import late_text
 
     if not one.late_s:
         return ""
@@ -133,12 +133,12 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     labctl course grade hw3 --only alice --again
     labctl course grade hw3 --release
     """
-    from labctl.actions.courses.grade import grade
-    from labctl.actions.courses.grades import grades
-    from labctl.actions.courses.release import release
     from labctl.cli.course_grades import draw_unreleased
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
     from labctl.cli.screen import as_json
+    from labctl.courses.grades import grades
+    from labctl.courses.grading_run import grade
+    from labctl.courses.release import release
 
     name, json_ = options["name"], options["json_"]
     course = open_course(ctx, yes=options["yes"], quiet=json_)
@@ -176,7 +176,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
 
 def _say(one: Graded) -> None:
     """A line as soon as a submission is through; what had its grade already says nothing."""
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
 
     if one.fresh and one.record is not None:
         word, colour = _state(one.state)
@@ -188,7 +188,7 @@ def _say(one: Graded) -> None:
 
 
 def _draw_grading(found: Grading) -> None:
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
     from labctl.cli.screen import table
 
     rows = [_row(one) for one in found.seats]
@@ -219,7 +219,7 @@ def _row(one: Graded) -> tuple[str, ...]:
 
 
 def _draw_ends(found: Grading) -> None:
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
 
     counts = {state: sum(1 for one in found.seats if one.state == state) for state in STATES}
     fresh = sum(1 for one in found.seats if one.fresh)

@@ -15,7 +15,7 @@ from labctl.cli.options import json_option
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from labctl.courses.folder import CourseFolder
+    from labctl.courses.records.folder import CourseFolder
 
 AUTHORIZED_KEYS = click.option(
     "--authorized-keys",
@@ -91,7 +91,7 @@ def invite_command(
 def _chosen(
     folder: CourseFolder, names: tuple[str, ...], everybody: bool, keys_file: Path
 ) -> list[str]:
-    from labctl.actions.courses.keys import Keys
+    from labctl.courses.keys import Keys
     from labctl.errors import UsageError
 
     if bool(names) == everybody:
@@ -115,10 +115,10 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
     import os
     import signal
 
-    from labctl.actions.courses import open_course as opened
     from labctl.config import environment
+    from labctl.courses.loading import open_course as opened
     from labctl.submissions.confinement import limit_memory
-    from labctl.submissions.connections import MAX_MEMORY_BYTES, hold_connection
+    from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
 
     os.umask(0o077)
     os.nice(NICE)
@@ -131,8 +131,8 @@ def door_command(directory: Path, student: str, joining: Path | None) -> None:
 
     alive()
     folder = opened(directory)
-    from labctl.actions.courses.door import say
-    from labctl.actions.courses.keys import CHECKER, keeper_dir
+    from labctl.courses.keys import CHECKER, keeper_dir
+    from labctl.courses.rpc import say
     from labctl.errors import BusyError
 
     # A check is nobody's: its places are apart from those of a student who is called so.
@@ -154,7 +154,7 @@ def _answer(folder: CourseFolder, student: str, asked: str, alive: Callable[[], 
 
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     if asked == DOOR_REQUEST:
-        from labctl.actions.courses.door import relay
+        from labctl.courses.rpc import relay
 
         relay(folder.id, student, source, sink, alive)
     elif asked in ("", SUBMIT_REQUEST):
@@ -175,8 +175,8 @@ def _enrol(folder: CourseFolder, student: str, asked: str, keys_file: Path) -> N
 
     import msgspec
 
-    from labctl.actions.courses.door import enrolment
-    from labctl.actions.courses.keys import JOIN_REQUEST, Keys
+    from labctl.courses.keys import JOIN_REQUEST, Keys
+    from labctl.courses.rpc import enrolment
     from labctl.errors import PolicyError
 
     if asked != JOIN_REQUEST:
@@ -223,11 +223,11 @@ def serve_command(
 def _serve(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
     import signal
 
-    from labctl.actions.courses.desk import Desk
-    from labctl.actions.courses.door import Door, only_keeper
-    from labctl.actions.courses.keys import Keys
-    from labctl.actions.courses.vigil import Vigil, Yes
-    from labctl.actions.courses.work import KeeperStaff, SeatWork
+    from labctl.courses.keys import Keys
+    from labctl.courses.requests import Desk
+    from labctl.courses.rpc import Door, only_keeper
+    from labctl.courses.scheduler import Vigil, Yes
+    from labctl.courses.seat_operations import KeeperStaff, SeatWork
     from labctl.submissions.confinement import UNCONFINED, has_filter
 
     course = open_course(ctx)
@@ -244,7 +244,7 @@ def _serve(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> N
             if not has_filter():
                 _tell("", f"warning: {UNCONFINED}")
             if dashboard:
-                from labctl.dashboard.serve import run
+                from labctl.web.http_server import run
 
                 url = run(folder, course.paths, course.state, port=port, stop=vigil.stop)
                 _tell("", f"dashboard: {url}")
@@ -254,7 +254,7 @@ def _serve(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> N
 
 def _tell(name: str, text: str) -> None:
     """One line of the log."""
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
 
     about = f"{name}: " if name else ""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from labctl.actions import Reporter
-    from labctl.actions.courses.servers import Staff
     from labctl.course import Course
-    from labctl.courses.folder import Seat
+    from labctl.courses.records.folder import Seat
+    from labctl.courses.servers import Staff
+    from labctl.events import Reporter
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,7 +31,7 @@ def chosen(course: Course, only: str, group: str, assignment: str = "") -> list[
 
     With `assignment` those that it has, which stay as they were when it closed.
     """
-    from labctl.actions.courses.assignment_seats import assignment_seats
+    from labctl.courses.assignment_seats import assignment_seats
     from labctl.errors import NotFoundError, UsageError
 
     folder = course.folder
@@ -56,8 +56,8 @@ def chosen(course: Course, only: str, group: str, assignment: str = "") -> list[
 
 def staff_of(course: Course, reporter: Reporter | None = None) -> Staff:
     """The course with who works on it now; what is told goes to `reporter`, else the course's."""
-    from labctl.actions.courses.begin import acting
-    from labctl.actions.courses.servers import Staff
+    from labctl.courses.creation import acting
+    from labctl.courses.servers import Staff
 
     return Staff(
         course.folder, course.paths, course.state, reporter or course.reporter, by=acting()

@@ -11,7 +11,7 @@ from labctl.cli.course_options import staff_of
 from labctl.cli.options import json_option
 
 if TYPE_CHECKING:
-    from labctl.actions.courses.plan import Plan, QuotaNeed
+    from labctl.courses.plan import Plan, QuotaNeed
 
 MOST_NAMED = 12
 
@@ -29,8 +29,8 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
     \b
     labctl course plan
     """
-    from labctl.actions.courses.plan import plan, remember
     from labctl.cli.screen import as_json
+    from labctl.courses.plan import plan, remember
 
     staff = staff_of(open_course(ctx, quiet=json_))
     found = plan(staff, offline=offline)
@@ -44,7 +44,7 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
 
 
 def _line(sign: str, text: str) -> None:
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
     from labctl.cli.screen import folded
 
     colours = {"+": "green", "-": "red", "~": "yellow", "!": "yellow"}
@@ -105,7 +105,7 @@ def _draw_changes(found: Plan) -> None:
 
 
 def _draw_money(found: Plan) -> None:
-    from labctl.cli.course_money import forecast_lines
+    from labctl.cli.course_costs import forecast_lines
     from labctl.cli.screen import folded
 
     offer = found.offer

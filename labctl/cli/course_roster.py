@@ -11,8 +11,8 @@ from labctl.cli.course import open_course
 from labctl.cli.options import SCREEN, json_option, yes_option
 
 if TYPE_CHECKING:
-    from labctl.courses.importing import RosterDiff
-    from labctl.courses.student import Student
+    from labctl.courses.records.roster_import import RosterDiff
+    from labctl.courses.records.student import Student
 
 FORMATS = ("canvas", "moodle", "classroom", "nbgrader", "csv")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -39,10 +39,10 @@ def init_command(
     \b
     labctl course init ml-2026 --roster canvas.csv
     """
-    from labctl.actions.courses.begin import init
     from labctl.cli.screen import Screen, as_json
     from labctl.config import data_dir
-    from labctl.courses.roster import read_roster
+    from labctl.courses.creation import init
+    from labctl.courses.records.roster import read_roster
 
     screen = Screen(yes=yes, quiet=json_)
     ctx.meta[SCREEN] = screen
@@ -88,8 +88,8 @@ def roster_command(
     labctl course roster
     labctl course roster canvas-week-3.csv --dry-run
     """
-    from labctl.actions.courses import begin
     from labctl.cli.screen import as_json
+    from labctl.courses import creation
 
     course = open_course(ctx, yes=yes, quiet=json_)
     folder = course.folder
@@ -101,9 +101,11 @@ def roster_command(
             _draw_students(students)
         return
     if dry_run:
-        _, diff = begin.look(folder, file, format=format_ or "", keep=keep)
+        _, diff = creation.look(folder, file, format=format_ or "", keep=keep)
     else:
-        diff = begin.import_roster(folder, file, course.reporter, format=format_ or "", keep=keep)
+        diff = creation.import_roster(
+            folder, file, course.reporter, format=format_ or "", keep=keep
+        )
     if json_:
         as_json({"changed": not dry_run and not diff.nothing, "diff": _diff_json(diff)})
         return
@@ -143,7 +145,7 @@ def _draw_students(students: tuple[Student, ...]) -> None:
 
 
 def _draw_diff(diff: RosterDiff) -> None:
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
 
     def draw(sign: str, colour: str, lines: list[str]) -> None:
         for line in lines[:MOST_NAMED]:

@@ -9,14 +9,14 @@ import click
 
 from labctl.cli.course import open_course
 from labctl.cli.course_check import bake_command, check_command
-from labctl.cli.course_looks import explain_command, logs_command, ssh_command, status_command
+from labctl.cli.course_inspect import explain_command, logs_command, ssh_command, status_command
 from labctl.cli.course_options import chosen, only_options, staff_of
 from labctl.cli.options import SCREEN, json_option, yes_option
 
 if TYPE_CHECKING:
-    from labctl.actions.courses.ending import Proof, SeatEnding
-    from labctl.actions.courses.remains import Left
-    from labctl.actions.courses.servers import SeatOutcome
+    from labctl.courses.leftovers import Left
+    from labctl.courses.servers import SeatOutcome
+    from labctl.courses.teardown import Proof, SeatEnding
     from labctl.model import Server
 
 SEAT = "\0"
@@ -69,9 +69,9 @@ def up_command(
     labctl course up --only alice,bob
     labctl course up --group lab-1
     """
-    from labctl.actions.courses.servers import up
     from labctl.cli.course_table import ClassScreen
     from labctl.cli.screen import as_json
+    from labctl.courses.servers import up
 
     course = open_course(ctx, yes=yes, quiet=json_)
     seats = chosen(course, only, group)
@@ -112,7 +112,7 @@ def _draw_unready(servers: list[Server]) -> None:
 
 def _draw_failures(found: list[SeatOutcome] | list[SeatEnding]) -> None:
     """What failed, on standard error; seats for which it is the same share one entry."""
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
 
     alike: dict[tuple[str, ...], list[str]] = {}
     for one in found:
@@ -176,9 +176,9 @@ def down_command(
     if end_of_term:
         _end_of_term(ctx, discard, yes, json_)
         return
-    from labctl.actions.courses.ending import down
     from labctl.cli.course_table import ClassScreen
     from labctl.cli.screen import as_json
+    from labctl.courses.teardown import down
 
     course = open_course(ctx, yes=yes, quiet=json_)
     # Without a choice, of those too who have left or went into a team.
@@ -204,8 +204,8 @@ def _draw_down(found: list[SeatEnding]) -> None:
 
 
 def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
-    from labctl.actions.courses.forget import forget_lost
     from labctl.cli.screen import as_json
+    from labctl.courses.forget import forget_lost
 
     course = open_course(ctx, yes=yes, quiet=json_)
     names = forget_lost(course.staff())
@@ -218,10 +218,10 @@ def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
 
 
 def _end_of_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None:
-    from labctl.actions.courses.ending import end_of_term
-    from labctl.actions.courses.last import collector, revoker
     from labctl.cli.course_table import ClassScreen
     from labctl.cli.screen import as_json
+    from labctl.courses.end_of_term import collector, revoker
+    from labctl.courses.teardown import end_of_term
 
     course = open_course(ctx, yes=yes, quiet=json_)
     with ClassScreen(ctx.meta[SCREEN], [], done="saved") as screen:
@@ -235,7 +235,7 @@ def _end_of_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> N
 
 
 def _draw_proof(proof: Proof) -> None:
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
 
     for name, said in proof.collected.items():
         click.echo(f"{clean(name)}: {clean(said)}")
@@ -270,7 +270,7 @@ def _whose(left: Left, lab_id: str) -> str:
 
 def _next_of(proof: Proof) -> list[str]:
     """What takes away what is left: the same again does not for everything."""
-    from labctl.actions.courses.ending import GIVE_UP
+    from labctl.courses.teardown import GIVE_UP
 
     found = []
     for left in proof.left:
@@ -304,10 +304,10 @@ def push_command(
     \b
     labctl course push slides.pdf starter/
     """
-    from labctl.actions.courses.material import take
-    from labctl.actions.courses.together import push
     from labctl.cli.course_table import ClassScreen
     from labctl.cli.screen import as_json
+    from labctl.courses.broadcast import push
+    from labctl.courses.material import take
 
     course = open_course(ctx, yes=yes, quiet=json_)
     seats = chosen(course, only, group)
@@ -335,9 +335,9 @@ def message_command(ctx: click.Context, text: str, only: str, group: str, json_:
     labctl course message "lab starts at 10"
     labctl course message --group lab-1 "room 204 today"
     """
-    from labctl.actions.courses.together import message
-    from labctl.cli.everywhere import exit_code, summary
+    from labctl.cli.fan_out import exit_code, summary
     from labctl.cli.screen import as_json
+    from labctl.courses.broadcast import message
 
     course = open_course(ctx, quiet=json_)
     answers = message(staff_of(course), chosen(course, only, group), text)
@@ -360,10 +360,10 @@ def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bo
     \b
     labctl course extend alice 2h --why "long training"
     """
-    from labctl.actions.courses.together import extend
     from labctl.cli.screen import as_json
     from labctl.cli.screen import span as in_words
     from labctl.config import parse_duration
+    from labctl.courses.broadcast import extend
     from labctl.errors import UsageError
 
     course = open_course(ctx, quiet=json_)

@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 
-from labctl.actions import Decision, Event, Note
-from labctl.actions.courses.seated import Done, News, SeatEvent
-from labctl.cli.exits import clean
+from labctl.cli.exit_codes import clean
 from labctl.cli.screen import Screen, span
+from labctl.courses.seat_reporter import Done, News, SeatEvent
+from labctl.events import Decision, Event, Note
 
 ROWS_KEPT_FREE = 6
 ORDER = {"failed": 0, "going": 1, "waiting": 2, "done": 3}

@@ -10,9 +10,9 @@ import click
 from labctl.cli.options import json_option, need_options, open_lab
 
 if TYPE_CHECKING:
-    from labctl.actions.built import Source
     from labctl.estimate.compute import Amount
     from labctl.estimate.plan import Plan
+    from labctl.insight.model_measurement import Source
     from labctl.lab import Lab
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -179,7 +179,7 @@ def estimate_command(ctx: click.Context, /, json_: bool, **given: Any) -> None:
         --tokens-per-second 3000 --price 15
     labctl estimate --kind trees --rows 100k --columns 50
     """
-    from labctl.actions.estimate import estimate
+    from labctl.insight.estimate import estimate
 
     overrides = {name: given.pop(name) for name in NEED}
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
@@ -191,7 +191,7 @@ def estimate_command(ctx: click.Context, /, json_: bool, **given: Any) -> None:
 
         as_json({name: getattr(found, name) for name in found.__struct_fields__})
     else:
-        from labctl.cli.estimated import draw
+        from labctl.cli.estimate_output import draw
 
         draw(found)
 
@@ -221,7 +221,7 @@ def _plan(given: dict[str, Any], *, from_code: bool) -> Plan:
 def _amount(given: dict[str, Any]) -> Amount:
     from labctl.errors import UsageError
     from labctl.estimate.compute import Amount
-    from labctl.estimate.figures import UTILISATION
+    from labctl.estimate.constants import UTILISATION
 
     share = UTILISATION if given["utilisation"] is None else given["utilisation"]
     if not 0 < share <= 1:
@@ -244,7 +244,7 @@ def _amount(given: dict[str, Any]) -> Amount:
 
 
 def _source(lab: Lab, given: dict[str, Any]) -> Source | None:
-    from labctl.actions.built import Source, parse_target
+    from labctl.insight.model_measurement import Source, parse_target
 
     if not given["target"]:
         return None

@@ -13,9 +13,9 @@ import click
 from labctl.cli.options import json_option, open_lab, rest
 
 if TYPE_CHECKING:
-    from labctl.actions.explain import Explanation
-    from labctl.actions.profile import Profiled
-    from labctl.explain.material import Finding
+    from labctl.insight.explain.evidence import Finding
+    from labctl.insight.explanation import Explanation
+    from labctl.insight.profile import Profiled
     from labctl.lab import Lab
     from labctl.model import Run
 
@@ -89,7 +89,7 @@ def _gaps(found: Explanation, everything: bool) -> None:
 
 
 def _title(found: Explanation) -> None:
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
 
     read = found.read
     click.secho(f"run {found.run.id}: {clean(_ended(found.run))}", bold=True)
@@ -145,7 +145,7 @@ def _label(label: str, text: str, *, bold: bool = False, dim: bool = False) -> N
     start = f"{INDENT}{label:<{LABEL}}"
     if text.startswith("labctl "):
         # Not wrapped: what is copied from a terminal must be one line.
-        from labctl.cli.exits import clean
+        from labctl.cli.exit_codes import clean
 
         click.echo(start + click.style(clean(text), bold=bold))
         return
@@ -161,7 +161,7 @@ def _say(
     bold: bool = False,
     dim: bool = False,
 ) -> None:
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
 
     width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST)
     wrapped = textwrap.fill(
@@ -222,8 +222,8 @@ def profile_command(
     labctl profile night --steps 3 --open
     labctl profile --no-page --json
     """
-    from labctl.actions import profile
     from labctl.cli.screen import as_json
+    from labctl.insight import profile
 
     lab = open_lab(ctx, quiet=json_)
     found = profile.profile(lab.ground, run, steps=steps, warmup=warmup)
@@ -249,7 +249,7 @@ PHASES = {
 
 
 def _draw_profile(found: Profiled) -> None:
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
     from labctl.cli.screen import table
 
     seen = found.profile
@@ -295,7 +295,7 @@ def _time(microseconds: float) -> str:
 
 
 def _page(lab: Lab, found: Profiled, port: int, open_: bool) -> None:
-    from labctl.actions import profile
+    from labctl.insight import profile
 
     with profile.forward(lab.ground, found, port) as opened:
         click.echo(f"profile: {opened.url}")

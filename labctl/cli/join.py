@@ -34,11 +34,11 @@ def join_command(
     labctl join ml-2026-alice.join
     cd ml-2026 && labctl up
     """
-    from labctl.actions.courses.join import encoded, fetch, join
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
     from labctl.cli.options import SCREEN
     from labctl.cli.screen import Screen, as_json
     from labctl.config import paths
+    from labctl.courses.join import encoded, fetch, join
 
     screen = Screen(yes=yes, quiet=json_)
     ctx.meta[SCREEN] = screen

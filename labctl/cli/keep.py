@@ -87,8 +87,8 @@ class Desk:
 
     def answer(self, deed: Callable[[], dict[str, Any]]) -> None:
         """For another labctl: one JSON object on standard output, an error too."""
-        from labctl.actions.replies import as_reply
         from labctl.errors import LabError
+        from labctl.errors.replies import as_reply
 
         try:
             said = deed()
@@ -102,7 +102,7 @@ class Desk:
         """One line of the log."""
         import time
 
-        from labctl.cli.exits import clean
+        from labctl.cli.exit_codes import clean
 
         about = f"{name}: " if name else ""
         for line in clean(text).splitlines():
@@ -114,9 +114,9 @@ class Desk:
 def _watch(desk: Desk) -> None:
     import signal
 
-    from labctl.actions.attendants import Attendants
-    from labctl.actions.keep import Keeper, only_keeper
-    from labctl.actions.wards import wards
+    from labctl.keeper.scheduler import Keeper, only_keeper
+    from labctl.keeper.workers import Attendants
+    from labctl.lifecycle.kept_labs import wards
 
     attendants = Attendants()
     with only_keeper(desk.places):
@@ -133,15 +133,15 @@ def _watch(desk: Desk) -> None:
 
 
 def _hello(desk: Desk, name: str) -> dict[str, Any]:
-    from labctl.actions.keep import is_running
-    from labctl.actions.take_in import know
+    from labctl.keeper.scheduler import is_running
+    from labctl.lifecycle.import_lab import know
 
     return {"known": know(desk.places, name, is_running(desk.places))}
 
 
 def _add(desk: Desk) -> dict[str, Any]:
-    from labctl.actions.keep import Journal, is_running
-    from labctl.actions.take_in import take_in
+    from labctl.keeper.scheduler import Journal, is_running
+    from labctl.lifecycle.import_lab import take_in
 
     journal = Journal(lambda name, text: click.echo(text, err=True), "")
     taken = take_in(
@@ -156,9 +156,9 @@ def _add(desk: Desk) -> dict[str, Any]:
 
 
 def _told(desk: Desk, name: str) -> dict[str, Any]:
-    from labctl.actions.keep import is_running
-    from labctl.actions.ledgers import lines
-    from labctl.actions.wards import known_runs, read_rounds, ward
+    from labctl.keeper.scheduler import is_running
+    from labctl.lifecycle.kept_labs import known_runs, read_rounds, ward
+    from labctl.state.ledgers import lines
 
     one = ward(desk.places, name)
     return {
@@ -173,10 +173,10 @@ def _told(desk: Desk, name: str) -> dict[str, Any]:
 
 def _give(desk: Desk, name: str, run: str) -> None:
     """The index as one line of JSON, then a tar of what the other side does not have."""
-    from labctl.actions.copies import give, index_of
-    from labctl.actions.replies import as_reply
-    from labctl.actions.wards import directory, ward
     from labctl.errors import LabError
+    from labctl.errors.replies import as_reply
+    from labctl.lifecycle.kept_labs import directory, ward
+    from labctl.runs.saved_copies import give, index_of
 
     out = sys.stdout.buffer
     try:
@@ -199,9 +199,9 @@ def _attend(desk: Desk, name: str) -> dict[str, Any]:
     import signal
     import threading
 
-    from labctl.actions.attend import attend
-    from labctl.actions.keep import Journal
-    from labctl.actions.wards import ground, ward
+    from labctl.keeper.recovery_worker import attend
+    from labctl.keeper.scheduler import Journal
+    from labctl.lifecycle.kept_labs import ground, ward
 
     def end_with_the_keeper() -> None:
         # Not through sys.stdin, whose lock must be free when the interpreter ends.
@@ -221,7 +221,7 @@ def _attend(desk: Desk, name: str) -> dict[str, Any]:
 
 
 def _drop(desk: Desk, name: str, json_: bool) -> None:
-    from labctl.actions.wards import drop
+    from labctl.lifecycle.kept_labs import drop
 
     if json_:
         desk.answer(lambda: {"dropped": drop(desk.places, desk.state, name).name})
@@ -258,8 +258,8 @@ def _install(desk: Desk) -> None:
 
 
 def _list(desk: Desk, json_: bool) -> None:
-    from labctl.actions.keep import is_running, listed
     from labctl.cli.screen import ago, as_json, table
+    from labctl.keeper.scheduler import is_running, listed
 
     found, running = listed(desk.places, desk.state), is_running(desk.places)
     if json_:

@@ -96,7 +96,8 @@ def _remove_expired(lab: Lab) -> None:
 
     if not has_expired(lab.ground.state, lab.id, lab.config.server.provider):
         return
-    from labctl.actions import Note, kept_disks
+    from labctl.events import Note
+    from labctl.servers import kept_disks
 
     try:
         kept_disks.remove_expired(lab.ground)

@@ -9,9 +9,9 @@ import click
 from labctl.cli.options import SCREEN, rest
 
 if TYPE_CHECKING:
-    from labctl.actions.probe import Elsewhere, Probed
     from labctl.lab import Lab
     from labctl.model import Run
+    from labctl.runs.probe import Elsewhere, Probed
 
 
 def asked(
@@ -28,8 +28,8 @@ def asked(
     With `json_` what was found is one object, and the whole run is not begun. A run that was over
     before its probe needs no other one.
     """
-    from labctl.actions import Decision
     from labctl.cli.screen import as_json
+    from labctl.events import Decision
 
     def started(run: Run) -> None:
         click.echo(f"probing with run {run.id}", err=True)

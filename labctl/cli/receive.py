@@ -82,7 +82,7 @@ def _assignment(directory: Path, name: str, place: str, **given: object) -> None
         --late 48h --penalty 10 --max-size 200MB \\
         --at ssh://drop@course.example > hw3.yaml
     """
-    from labctl.actions.receive import write_assignment
+    from labctl.submissions.receive import write_assignment
 
     click.echo(write_assignment(_receiver(directory), name, place, given), nl=False)
 
@@ -108,7 +108,7 @@ def _admit(directory: Path, student: str, key: TextIO, file: Path) -> None:
     \b
     labctl receive admit ~/drop alice alice.pub
     """
-    from labctl.actions.receive import admit
+    from labctl.submissions.receive import admit
 
     line = admit(_receiver(directory), student, key.read(), file.expanduser())
     click.echo(line)
@@ -131,7 +131,7 @@ def _expel(student: str, file: Path) -> None:
     \b
     labctl receive expel alice
     """
-    from labctl.actions.receive import expel
+    from labctl.submissions.receive import expel
 
     was = expel(student, file.expanduser())
     click.echo(f"{student} {'can hand in no longer' if was else 'had no key there'}")
@@ -148,8 +148,8 @@ def _extend(directory: Path, name: str, student: str, time: str) -> None:
     \b
     labctl receive extend ~/drop hw3 alice 3d
     """
-    from labctl.actions.receive import extend
-    from labctl.cli.submitted import moment
+    from labctl.cli.submit_output import moment
+    from labctl.submissions.receive import extend
 
     standing, due = extend(_receiver(directory), name, student, time)
     if standing.due_at is None:
@@ -169,7 +169,7 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     labctl receive list ~/drop hw3
     """
     from labctl.cli.screen import as_json, size, table
-    from labctl.cli.submitted import length
+    from labctl.cli.submit_output import length
 
     receiver = _receiver(directory)
     receiver.rules(name)
@@ -210,7 +210,7 @@ def _check(ctx: click.Context, directory: Path, name: str, json_: bool) -> None:
     \b
     labctl receive check ~/drop hw3
     """
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
     from labctl.cli.screen import as_json
     from labctl.submissions.receipt import Receipt
 
@@ -275,7 +275,7 @@ def _ticket(
     \b
     labctl receive ticket ~/drop hw3 alice bob --into ./tickets
     """
-    from labctl.actions.receive import write_tickets
+    from labctl.submissions.receive import write_tickets
 
     for path in write_tickets(_receiver(directory), name, students, valid, into, profile):
         click.echo(f"{path}   # for this student alone, as assignment.yaml")
@@ -292,9 +292,9 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
     \b
     labctl receive collect ~/drop hw3
     """
-    from labctl.actions.receive import collect_posts
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
     from labctl.cli.screen import as_json
+    from labctl.submissions.receive import collect_posts
 
     found = collect_posts(_receiver(directory), name, profile)
     if json_:
@@ -319,7 +319,7 @@ def _serve(directory: Path, student: str) -> None:
     from labctl.config import environment
     from labctl.errors import BusyError
     from labctl.submissions.confinement import limit_memory
-    from labctl.submissions.connections import MAX_MEMORY_BYTES, hold_connection
+    from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
     from labctl.submissions.service import check_request, refuse, serve
 
     os.umask(0o077)

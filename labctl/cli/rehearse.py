@@ -16,7 +16,7 @@ from labctl.cli.options import json_option, open_lab, rest, yes_option
 from labctl.errors import LabError
 
 if TYPE_CHECKING:
-    from labctl.actions.reclaim import Drill
+    from labctl.lifecycle.reclaim import Drill
 
 
 @click.group("rehearse")
@@ -107,11 +107,11 @@ def _reclaim(
     labctl rehearse reclaim --notice 30s
     labctl rehearse reclaim --without-notice --json
     """
-    from labctl.actions.reclaim import drill
-    from labctl.cli.rehearsed import rehearsed_taker
+    from labctl.cli.rehearsal import rehearsed_taker
     from labctl.cli.screen import as_json
     from labctl.config import parse_duration
     from labctl.errors import UsageError
+    from labctl.lifecycle.reclaim import drill
 
     try:
         notice_s = 0 if without_notice else parse_duration(notice)
@@ -193,7 +193,7 @@ def _announce(rehearsal: Any) -> None:
 
 
 def _said(text: str) -> None:
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
 
     click.echo(f"rehearsal: {clean(text)}", err=True)
 

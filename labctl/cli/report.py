@@ -29,7 +29,7 @@ def report_command(
     labctl report --open
     labctl report --out results.html
     """
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
     from labctl.cli.screen import as_json, size
 
     lab = open_lab(ctx, quiet=json_)

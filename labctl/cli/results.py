@@ -9,9 +9,9 @@ import click
 from labctl.cli.options import json_option, open_lab
 
 if TYPE_CHECKING:
-    from labctl.actions.evaluate import Evaluated
-    from labctl.actions.pull import PulledRun
     from labctl.lab import Lab
+    from labctl.runs.evaluate import Evaluated
+    from labctl.sync.pull import PulledRun
 
 
 @click.command("pull")
@@ -38,9 +38,9 @@ def pull_command(
     labctl pull --follow
     labctl pull --code
     """
-    from labctl.actions.lab_files import pull_code
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
     from labctl.cli.screen import as_json
+    from labctl.sync.lab_files import pull_code
 
     lab = open_lab(ctx, quiet=json_)
     if code:
@@ -73,8 +73,8 @@ def _came(one: PulledRun) -> str:
 
 def _followed(lab: Lab, run: str, json_: bool) -> PulledRun:
     """Round after round until the run has ended; a line for each that brought something."""
-    from labctl.actions import runs
-    from labctl.actions.outputs import mirror_here
+    from labctl.runs import runs
+    from labctl.runs.outputs import mirror_here
 
     def told(one: PulledRun) -> None:
         if not json_ and (one.files or one.complete):
@@ -106,8 +106,8 @@ def eval_command(
     labctl eval runs/1121-070314-8f3a/checkpoints/step-00000320
     labctl eval --on-server
     """
-    from labctl.actions.evaluate import evaluate, evaluate_there
     from labctl.cli.screen import as_json
+    from labctl.runs.evaluate import evaluate, evaluate_there
 
     limit_s = _limit_s(time_limit)
     lab = open_lab(ctx, quiet=json_)
@@ -136,8 +136,8 @@ def _limit_s(text: str) -> int:
 
 
 def _show(result: Evaluated) -> None:
-    from labctl.cli.exits import clean
-    from labctl.evaluation import interval
+    from labctl.cli.exit_codes import clean
+    from labctl.runs.evaluation import interval
 
     found = result.evaluation
     for name, accuracy in (

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labctl.actions import Decision, Event, Note, Progress, Step
-from labctl.cli.exits import clean
+from labctl.cli.exit_codes import clean
+from labctl.events import Decision, Event, Note, Progress, Step
 
 if TYPE_CHECKING:
     from labctl.model import Check

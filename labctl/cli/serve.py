@@ -10,9 +10,9 @@ import click
 from labctl.cli.options import json_option, open_lab, yes_option
 
 if TYPE_CHECKING:
-    from labctl.actions.services import ServiceRequest
     from labctl.lab import Lab
     from labctl.model import Server
+    from labctl.services.services import ServiceRequest
 
 
 @click.command("serve")
@@ -52,10 +52,10 @@ def serve_command(ctx: click.Context, /, words: tuple[str, ...], json_: bool, **
 
 
 def _stop(lab: Lab, server: Server, json_: bool) -> None:
-    from labctl.actions import serve
     from labctl.cli.screen import as_json
+    from labctl.services import model_serving
 
-    ended = serve.stop(lab.ground, server)
+    ended = model_serving.stop(lab.ground, server)
     if json_:
         as_json({"stopped": ended})
     else:
@@ -65,15 +65,15 @@ def _stop(lab: Lab, server: Server, json_: bool) -> None:
 def _wanted(
     lab: Lab, server: Server, words: tuple[str, ...], given: dict[str, Any]
 ) -> ServiceRequest:
-    from labctl.actions import serve
     from labctl.errors import UsageError
+    from labctl.services import model_serving
 
     env = dict(_pair(one) for one in given["env"])
     if given["image"]:
         if not 0 < given["port"] < 65536:
             hint = f"labctl serve --image {given['image']} --port 8000"
             raise UsageError("--image needs --port: where it listens", hint=hint)
-        return serve.of_image(
+        return model_serving.of_image(
             lab.ground,
             server,
             given["image"],
@@ -89,14 +89,14 @@ def _wanted(
         raise UsageError("one run at a time", hint=f"labctl serve {words[0]}")
     if given["batch"]:
         env["LABCTL_SERVE_MAX_BATCH"] = str(given["batch"])
-    choice = serve.Choice(
+    choice = model_serving.Choice(
         run=words[0] if words else "",
         checkpoint=given["checkpoint"],
         push=given["push"],
         env=env,
         loading_s=given["load_time"],
     )
-    return serve.of_model(lab.ground, server, choice)
+    return model_serving.of_model(lab.ground, server, choice)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -111,14 +111,14 @@ def _pair(text: str) -> tuple[str, str]:
 def _serve(
     lab: Lab, server: Server, wanted: ServiceRequest, given: dict[str, Any], json_: bool
 ) -> None:
-    from labctl.actions import serve
+    from labctl.services import model_serving
 
     port = given["local_port"]
     if given["detach"]:
-        made = serve.forward_detached(lab.ground, server, wanted, port)
+        made = model_serving.forward_detached(lab.ground, server, wanted, port)
         _show(wanted, made.url, made.local_port, json_)
         return
-    with serve.forward(lab.ground, server, wanted, port) as opened:
+    with model_serving.forward(lab.ground, server, wanted, port) as opened:
         _show(wanted, opened.url, opened.local_port, json_)
         click.echo("Ctrl-C ends the forward; labctl serve --stop ends the server", err=True)
         with contextlib.suppress(KeyboardInterrupt):
@@ -128,9 +128,9 @@ def _serve(
 def _show(wanted: ServiceRequest, url: str, port: int, json_: bool) -> None:
     import msgspec
 
-    from labctl.actions import serve
-    from labctl.cli.exits import clean
+    from labctl.cli.exit_codes import clean
     from labctl.cli.screen import as_json
+    from labctl.services import model_serving
 
     url = url.rstrip("/")
     told: dict[str, Any] = {"service": wanted.name, "url": url}
@@ -138,7 +138,7 @@ def _show(wanted: ServiceRequest, url: str, port: int, json_: bool) -> None:
         told["image"] = wanted.image
         said = [f"{wanted.image}: {url}"]
     else:
-        model = serve.health(port)
+        model = model_serving.health(port)
         told |= msgspec.to_builtins(model)
         said = [
             f"run {model.run}, {model.checkpoint}, {model.classes} classes: {url}",

@@ -10,8 +10,8 @@ import click
 from labctl.cli.options import json_option, open_lab, yes_option
 
 if TYPE_CHECKING:
-    from labctl.actions.submit import Choice
     from labctl.lab import Lab
+    from labctl.submissions.submit import Choice
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -59,7 +59,7 @@ def submit_command(
     labctl submit
     labctl submit --verify
     """
-    from labctl.actions.submit import Choice
+    from labctl.submissions.submit import Choice
 
     if key:
         _key(json_)
@@ -81,9 +81,9 @@ def submit_command(
 
 
 def _key(json_: bool) -> None:
-    from labctl.actions.receiver_host import public_key
     from labctl.cli.screen import as_json
     from labctl.config import paths
+    from labctl.submissions.receiver_host import public_key
 
     line = public_key(paths())
     if json_:
@@ -94,9 +94,9 @@ def _key(json_: bool) -> None:
 
 
 def _hand_in(lab: Lab, choice: Choice, json_: bool) -> None:
-    from labctl.actions.submit import submit
     from labctl.cli.screen import as_json
-    from labctl.cli.submitted import draw_contents, draw_done, draw_terms
+    from labctl.cli.submit_output import draw_contents, draw_done, draw_terms
+    from labctl.submissions.submit import submit
 
     if json_:
         as_json({"handed_in": submit(lab.ground, choice)})
@@ -106,9 +106,9 @@ def _hand_in(lab: Lab, choice: Choice, json_: bool) -> None:
 
 
 def _rehearse(lab: Lab, choice: Choice, json_: bool) -> None:
-    from labctl.actions.submit import rehearse
     from labctl.cli.screen import as_json
-    from labctl.cli.submitted import draw_contents, draw_terms
+    from labctl.cli.submit_output import draw_contents, draw_terms
+    from labctl.submissions.submit import rehearse
 
     terms, whole = rehearse(lab.ground, choice)
     if json_:
@@ -122,9 +122,9 @@ def _rehearse(lab: Lab, choice: Choice, json_: bool) -> None:
 def _verify(
     ctx: click.Context, given: Path | None, path: str, bundle: Path | None, json_: bool
 ) -> None:
-    from labctl.actions import receipts, submit
     from labctl.cli.screen import as_json
-    from labctl.cli.submitted import draw_verified
+    from labctl.cli.submit_output import draw_verified
+    from labctl.submissions import receipts, submit
 
     root = Path(ctx.find_root().obj or ".").resolve()
     rules = submit.find_assignment(root, given)
@@ -138,9 +138,9 @@ def _verify(
 
 
 def _receipts(lab: Lab, choice: Choice, json_: bool) -> None:
-    from labctl.actions import receipts, submit
     from labctl.cli.screen import as_json
-    from labctl.cli.submitted import draw_receipts
+    from labctl.cli.submit_output import draw_receipts
+    from labctl.submissions import receipts, submit
 
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
@@ -154,9 +154,9 @@ def _receipts(lab: Lab, choice: Choice, json_: bool) -> None:
 
 
 def _grade(lab: Lab, choice: Choice, json_: bool) -> None:
-    from labctl.actions import receipts, submit
     from labctl.cli.screen import as_json
-    from labctl.cli.submitted import draw_feedback
+    from labctl.cli.submit_output import draw_feedback
+    from labctl.submissions import receipts, submit
 
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)

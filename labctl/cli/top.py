@@ -11,8 +11,8 @@ import click
 from labctl.cli.options import json_option, open_lab
 
 if TYPE_CHECKING:
-    from labctl.actions.top import ServerNow
     from labctl.errors import LabError
+    from labctl.insight.top import ServerNow
     from labctl.lab import Lab
 
 FOOT = "Ctrl-C ends this view; what runs goes on"
@@ -58,9 +58,9 @@ def _live(lab: Lab) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from labctl.actions.top import follow
     from labctl.cli.top_history import History
     from labctl.cli.top_screen import About, picture
+    from labctl.insight.top import follow
 
     console = Console(highlight=False)
     history = History()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from labctl.actions.top import RunNow, ServerNow
+from labctl.insight.top import RunNow, ServerNow
 
 KEPT = 300
 """Samples: five minutes at one a second."""

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from labctl.actions.top import GpuNow, ProcessNow, RunNow, ServerNow
-from labctl.cli.exits import clean
+from labctl.cli.exit_codes import clean
 from labctl.cli.screen import size, span
 from labctl.cli.top_history import BARS, History
+from labctl.insight.top import GpuNow, ProcessNow, RunNow, ServerNow
 from labctl.model import Server, Value
 
 WIDE = 120

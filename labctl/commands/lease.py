@@ -88,7 +88,7 @@ def _line(action: str, token: str, directory: str, **more: str) -> str:
 
 _SCRIPT = r"""
 umask 022
-# On a shared server (labctl/remote/broker.py) each account is claimed for itself.
+# On a shared server (labctl/agent/broker/broker.py) each account is claimed for itself.
 own=/var/lib/labctl/leases/$(id -un)
 [ "$dir" != /var/tmp/labctl-leases ] || [ ! -S /run/labctl/broker.sock ] || [ ! -d "$own" ] ||
   dir=$own

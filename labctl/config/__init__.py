@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from labctl.config.approval import trust, trust_questions, trusted
     from labctl.config.course import COURSE_FILE, load_course
     from labctl.config.course_schema import AssignmentConfig, CourseConfig
-    from labctl.config.files import check_files
+    from labctl.config.directories import Paths, data_dir, environment, expanded, paths, student_key
+    from labctl.config.file_checks import check_files
     from labctl.config.identity import known_lab_id, lab_id
     from labctl.config.lab import load_lab
     from labctl.config.layers import SWITCHES
-    from labctl.config.places import Paths, data_dir, environment, expanded, paths, student_key
     from labctl.config.reader import LAB_FILE
     from labctl.config.scalars import (
         cleaned_name,
@@ -50,14 +50,14 @@ _MODULES = {
     ),
     "course": ("COURSE_FILE", "load_course"),
     "course_schema": ("AssignmentConfig", "CourseConfig"),
-    "files": ("check_files",),
+    "file_checks": ("check_files",),
     "identity": (
         "known_lab_id",
         "lab_id",
     ),
     "lab": ("load_lab",),
     "layers": ("SWITCHES",),
-    "places": (
+    "directories": (
         "Paths",
         "data_dir",
         "environment",

@@ -9,9 +9,9 @@ import time
 
 import msgspec
 
+from labctl.config.directories import Paths
 from labctl.config.document import plain
 from labctl.config.identity import write_private
-from labctl.config.places import Paths
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import DEFAULT_PROVIDER, LabConfig
 from labctl.config.show import settings

@@ -16,10 +16,10 @@ from labctl.config.course_schema import (
     CourseFile,
     GradingConfig,
 )
+from labctl.config.directories import paths as standard_paths
 from labctl.config.document import Node, plain, read_bytes, shown
 from labctl.config.lab import LabLoading, SettingsType
 from labctl.config.layers import file_layer, leaves, merged, switch_layers, user_layer
-from labctl.config.places import paths as standard_paths
 from labctl.config.reader import LAB_FILE, keys_of, problem, read_known
 from labctl.config.schema import MACHINE_KEYS, LabConfig
 from labctl.errors import ConfigError, Problem
@@ -91,7 +91,7 @@ class _Loading:
         self.settings_type = settings_type
         self.problems = problems
         places = standard_paths(environ)
-        from labctl.config.places import environment
+        from labctl.config.directories import environment
 
         given = environment() if environ is None else environ
         self.home = places.home

@@ -11,14 +11,6 @@ from typing import Annotated, Literal
 import msgspec
 
 from labctl.config.document import shown
-from labctl.config.moments import (
-    DEFAULT_MAX_BYTES,
-    Moment,
-    parse_late,
-    parse_moment,
-    parse_part,
-    parse_penalty,
-)
 from labctl.config.reader import Parsed
 from labctl.config.scalars import (
     parse_duration,
@@ -29,6 +21,14 @@ from labctl.config.scalars import (
     parse_size,
 )
 from labctl.config.schema import LabConfig, parse_inside
+from labctl.config.times import (
+    DEFAULT_MAX_BYTES,
+    Moment,
+    parse_late,
+    parse_moment,
+    parse_part,
+    parse_penalty,
+)
 from labctl.model import Value
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")

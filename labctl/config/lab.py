@@ -10,18 +10,11 @@ from typing import Any
 
 import msgspec
 
+from labctl.config.directories import expanded
+from labctl.config.directories import paths as standard_paths
 from labctl.config.document import Node, plain, read_bytes, shown
 from labctl.config.layers import file_layer, leaves, merged, switch_layers, user_layer
-from labctl.config.places import expanded
-from labctl.config.places import paths as standard_paths
-from labctl.config.reader import (
-    LAB_FILE,
-    keys_of,
-    problem,
-    raw,
-    read,
-    read_known,
-)
+from labctl.config.reader import LAB_FILE, keys_of, problem, raw, read, read_known
 from labctl.config.scalars import cleaned_name, duration_text, parse_name
 from labctl.config.schema import (
     DEFAULT_IMAGE,

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.approval import trusted
+from labctl.config.directories import Paths
 from labctl.config.document import plain
 from labctl.config.identity import write_private
-from labctl.config.places import Paths
 from labctl.config.scalars import parse_secret_name
 from labctl.config.schema import LabConfig
 from labctl.errors import LabError, PolicyError, UsageError

@@ -1,4 +1,8 @@
-"""A course's folder: who is in it, what each seat has spent, what was graded.
+"""Courses: a roster, servers for a class, requests of students, collection and grading, costs.
 
-Reads and writes files of the folder and nothing else: no network, no provider, no clock of its own.
+`records/` is the course's folder, `grading/` are grades as values, every other file is one flow of
+the instructor's side. `context` is what they get, `scheduler` is the process of `labctl course
+serve`, and `tasks` what it does by itself; `requests` answers students.
+
+May import: keeper, lifecycle, submissions and the layers below.
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from labctl.estimate.compute import Amount, cpu_seconds, cpu_token_seconds
-from labctl.estimate.figures import (
+from labctl.estimate.constants import (
     CPU_PATIENCE_S,
     CPU_TOKEN_S,
     SMALL_ITEM_FLOPS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labctl.cards import Card
-from labctl.estimate.figures import (
+from labctl.estimate.cards import Card
+from labctl.estimate.constants import (
     CPU_BYTES_PER_S,
     CPU_FLOPS,
     DAYS_A_MONTH,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from labctl.cards import CARDS, GIB, NOMINAL, Card, card
+from labctl.estimate.cards import CARDS, GIB, NOMINAL, Card, card
 from labctl.estimate.compute import Amount, hours_on, token_seconds
-from labctl.estimate.figures import NO_BF16, OLD_CARDS, SOFT_ECC, SOFT_ECC_SHARE
+from labctl.estimate.constants import NO_BF16, OLD_CARDS, SOFT_ECC, SOFT_ECC_SHARE
 from labctl.estimate.plan import Plan
 from labctl.model import Value
 

@@ -5,7 +5,7 @@ Formulas and their sources are in each docstring; `figures` names the papers in 
 
 from __future__ import annotations
 
-from labctl.estimate.figures import (
+from labctl.estimate.constants import (
     BYTES,
     DEFAULT_VOCABULARY,
     FP8_GRADIENT_BYTES,

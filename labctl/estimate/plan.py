@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from labctl.errors import UsageError
-from labctl.estimate.figures import HEAD_WIDTH, MIXED, QUANTISED, Optimizer, Precision
+from labctl.estimate.constants import HEAD_WIDTH, MIXED, QUANTISED, Optimizer, Precision
 from labctl.model import Value
 
 Kind = Literal["network", "tabular", "trees"]

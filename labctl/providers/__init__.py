@@ -2,7 +2,7 @@
 
 A provider is one module with one entry point in the group `labctl.providers`; its class is made
 with its settings (a msgspec Struct, from lab.yaml's `server.<name>`) and a `Surroundings`.
-Providers never wait, retry or clean up after a half-made server: `actions/attempts.py`,
+Providers never wait, retry or clean up after a half-made server: `servers/attempts.py`,
 `reachability.py` and `removal.py` do.
 """
 

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labctl.config.places import environment, paths
+from labctl.config.directories import environment, paths
 from labctl.errors import BuildError
 from labctl.model import Value
 from labctl.providers.local import image as lab_server

@@ -1,8 +1,8 @@
 """Stores: where results are mirrored, one prefix for each lab, read and written from here.
 
 `s3.py` is a bucket (with the person's own AWS credentials), `ssh.py` a directory on an SSH server
-(through the person's own login). What lies in one is told in labctl/remote/store_index.py. Neither
-can remove anything. Constructing a store never touches the network.
+(through the person's own login). agent/mirror/store_index.py describes their content. Neither can
+remove anything. Constructing a store never touches the network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Surroundings(Value, frozen=True):
     `connect` takes an Endpoint and returns a Transport; `settle_host_key` returns the Endpoint with
     a key to pin, confirmed by the user where nobody knows it; `resolve_alias` tells what the user's
     own ssh_config says of a host. `profile` is one of ~/.aws/config. `gateway` is the program that
-    serves a store on an SSH server (labctl/remote/store_gateway.py), `keys` the one that lets in.
+    serves a store on an SSH server (agent/mirror/ssh_gateway.py), `keys` the one that lets in.
     """
 
     connect: Callable[[Endpoint], Any]

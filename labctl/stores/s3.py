@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from labctl.s3 import open_folder
 from labctl.stores import Surroundings, staged
+from labctl.stores.bucket import open_folder
 
 
 class S3Store:

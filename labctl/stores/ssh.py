@@ -1,4 +1,4 @@
-"""A store in a directory of an SSH server, through the person's own login and store_gateway.py."""
+"""A store in a directory of an SSH server, through the person's own login and ssh_gateway.py."""
 
 from __future__ import annotations
 

@@ -12,7 +12,10 @@ from typing import Annotated
 import msgspec
 
 from labctl.config.document import parse, plain, read_bytes, shown
-from labctl.config.moments import (
+from labctl.config.reader import Parsed, keys_of, problem, read
+from labctl.config.scalars import parse_name, parse_size, size_text
+from labctl.config.schema import parse_bucket
+from labctl.config.times import (
     ANY_S,
     DEFAULT_MAX_BYTES,
     Moment,
@@ -22,9 +25,6 @@ from labctl.config.moments import (
     parse_part,
     parse_penalty,
 )
-from labctl.config.reader import Parsed, keys_of, problem, read
-from labctl.config.scalars import parse_name, parse_size, size_text
-from labctl.config.schema import parse_bucket
 from labctl.errors import ConfigError, Problem
 from labctl.model import Value
 

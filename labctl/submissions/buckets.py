@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from labctl.config.moments import Moment
+from labctl.config.times import Moment
 from labctl.errors import PolicyError
 from labctl.model import Value
-from labctl.s3 import open_folder
+from labctl.stores.bucket import open_folder
 from labctl.submissions.assignment import Assignment, Ticket
 
 PART_BYTES = 64 * 2**20

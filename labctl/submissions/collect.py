@@ -16,9 +16,9 @@ from labctl.model import Value
 from labctl.submissions import receipt
 from labctl.submissions.buckets import MOST_INDEX_BYTES, MOST_PARTS, Bucket, Version, part_key
 from labctl.submissions.manifest import refused
-from labctl.submissions.reading import decoded
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Receiver, checked
+from labctl.submissions.untrusted_json import decoded
 
 MOST_REFUSALS = 20
 

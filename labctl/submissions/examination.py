@@ -29,7 +29,7 @@ from labctl.model import Value
 from labctl.submissions.confinement import confine, end_with_parent
 from labctl.submissions.intake import Examined, Expected, examine
 from labctl.submissions.manifest import refused
-from labctl.submissions.reading import decoded
+from labctl.submissions.untrusted_json import decoded
 from labctl.wire.judge import judge_file
 
 MEMORY_BYTES = 1024**3

@@ -9,7 +9,7 @@ import msgspec
 
 from labctl.errors import LabError
 from labctl.model import Value
-from labctl.submissions.reading import decoded
+from labctl.submissions.untrusted_json import decoded
 
 
 class Feedback(Value, frozen=True, forbid_unknown_fields=True):

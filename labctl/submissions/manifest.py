@@ -9,7 +9,7 @@ import msgspec
 
 from labctl.errors import TransferError
 from labctl.model import Value
-from labctl.submissions.reading import decoded
+from labctl.submissions.untrusted_json import decoded
 
 NAME = "manifest.json"
 KIND = "labctl-submission"

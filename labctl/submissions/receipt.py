@@ -15,7 +15,7 @@ import msgspec
 
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.model import Value
-from labctl.submissions.reading import UPGRADE, decoded, is_newer
+from labctl.submissions.untrusted_json import UPGRADE, decoded, is_newer
 
 KIND = "labctl-receipt"
 VERSION = 1

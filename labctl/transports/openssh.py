@@ -26,9 +26,9 @@ from labctl.model import Endpoint
 from labctl.retry import while_turned_away
 from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, Result, blocks, failures
-from labctl.transports.client import quick_login, runtime_dir
+from labctl.transports.bounded_output import Kept
 from labctl.transports.framing import Frame, Unframer, frame
-from labctl.transports.kept import Kept
+from labctl.transports.ssh_client import quick_login, runtime_dir
 
 LOGIN_TIMEOUT_S = 20.0
 _NO_LOGIN = f"no login within {LOGIN_TIMEOUT_S:g} s"

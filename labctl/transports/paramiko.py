@@ -16,9 +16,9 @@ from labctl.errors import LabError, TransferError
 from labctl.model import Endpoint
 from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, Result, blocks, failures
+from labctl.transports.bounded_output import Kept
 from labctl.transports.framing import Unframer, frame
-from labctl.transports.kept import Kept
-from labctl.transports.logins import STEP_TIMEOUT_S, Login, fetch_host_key, log_in
+from labctl.transports.paramiko_login import STEP_TIMEOUT_S, Login, fetch_host_key, log_in
 
 __all__ = ["ParamikoTransport", "fetch_host_key"]
 

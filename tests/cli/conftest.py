@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labctl.cli import cli
-from labctl.cli.exits import run_and_exit
+from labctl.cli.exit_codes import run_and_exit
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from labctl.actions import Decision
 from labctl.cli import COMMANDS, cli
-from labctl.cli.exits import BUG, clean, run_and_exit, tell
+from labctl.cli.exit_codes import BUG, clean, run_and_exit, tell
 from labctl.cli.screen import Screen, as_json, draw_checks, size, span, table
 from labctl.config import paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
+from labctl.events import Decision
 from labctl.lab import Lab
 from labctl.model import Check, Endpoint, Offer, Run, Server
 
@@ -144,7 +144,7 @@ def test_status_draws_names_that_cannot_steer_a_terminal(labctl: Any, home: Path
 def test_extend_tells_what_may_end_the_server_sooner(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, watch: dict[str, Any], said: str
 ) -> None:
-    from labctl.actions import extend as action
+    from labctl.lifecycle import extend as action
 
     monkeypatch.setattr(action, "extend", lambda *_: {"ttl_left_s": 7200.0, **watch})
     assert labctl("extend", "1h").out == said

@@ -170,7 +170,7 @@ def test_a_due_time_is_moved_from_the_due_time_and_back(labctl: Labctl, course: 
 
 
 def test_costs_are_told_and_exported_without_names(labctl: Labctl, course: Path) -> None:
-    from labctl.courses.ledger import Ledger
+    from labctl.courses.records.ledger import Ledger
 
     ledger = Ledger(course / ".course" / "ledger.jsonl")
     about = {"server_id": "i-1"}

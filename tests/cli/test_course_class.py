@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from labctl.actions import Event, Note, Step
-from labctl.actions.courses import open_course
-from labctl.actions.courses.seated import Done, News
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
+from labctl.courses.loading import open_course
+from labctl.courses.seat_reporter import Done, News
+from labctl.events import Event, Note, Step
 
 COMMANDS = (
     *("up", "down", "status", "ssh", "logs", "explain"),
@@ -27,7 +27,7 @@ COMMANDS = (
 @pytest.fixture
 def course(home: Path) -> Path:
     """A course of three on this machine's containers; nothing was made."""
-    from labctl.courses.folder import make_private
+    from labctl.courses.records.folder import make_private
 
     folder = home / "ml"
     folder.mkdir()
@@ -173,8 +173,8 @@ def test_two_never_draw_on_one_terminal() -> None:
 
 
 def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    from labctl.actions.courses.servers import SeatOutcome
     from labctl.cli.course_servers import _draw_failures
+    from labctl.courses.servers import SeatOutcome
 
     hint = "labctl course up --only {}"
     _draw_failures(
@@ -200,7 +200,7 @@ def test_a_students_log_does_not_steer_staffs_terminal(
     terminal: bool, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Into the clipboard, a title, a cleared screen: what a program printed is text to staff."""
-    from labctl.cli.course_looks import strangers_log
+    from labctl.cli.course_inspect import strangers_log
 
     said = "50%\rdone ä\n\x1b]52;c;cm0=\x07\x1b[2J\u202e".encode()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
@@ -231,8 +231,8 @@ def test_only_one_drawing_is_live_and_none_is_left(monkeypatch: pytest.MonkeyPat
 def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from labctl.actions.courses.servers import SeatOutcome
     from labctl.cli.course_servers import _draw_up
+    from labctl.courses.servers import SeatOutcome
     from labctl.model import Endpoint, Offer, Server
 
     offer = Offer(provider="cloud", type="small", price_usd_per_hour=0.5)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from labctl.actions.courses.collect import Collection, Handed
-from labctl.actions.courses.grade import Graded, Grading
-from labctl.grading.claims import Comparison
-from labctl.grading.flags import Flag
-from labctl.grading.record import Record
-from labctl.grading.results import Results
+from labctl.courses.collect import Collection, Handed
+from labctl.courses.grading.claims import Comparison
+from labctl.courses.grading.flags import Flag
+from labctl.courses.grading.record import Record
+from labctl.courses.grading.results import Results
+from labctl.courses.grading_run import Graded, Grading
 
 Labctl = Callable[..., Any]
 COURSE = """\
@@ -58,7 +58,7 @@ BOB = Graded(seat="bob", state="missing")
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, module: str, found: object) -> None:
-    monkeypatch.setattr(f"labctl.actions.courses.{module}.{module}", lambda *_, **__: found)
+    monkeypatch.setattr(f"labctl.courses.loading.{module}.{module}", lambda *_, **__: found)
 
 
 @pytest.mark.parametrize(

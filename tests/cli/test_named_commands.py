@@ -106,7 +106,7 @@ def test_every_failure_of_what_people_call_first_has_a_next_command() -> None:
     errors = {name for name in vars(labctl.errors) if name.endswith("Error")}
     flows = "init provision pull evaluate report serve reclaim saved copies forwards posting"
     files = [ROOT / "labctl/actions" / f"{name}.py" for name in flows.split()]
-    files += [ROOT / "labctl/actions/courses/join.py", ROOT / "labctl/providers/static/machines.py"]
+    files += [ROOT / "labctl/courses/join.py", ROOT / "labctl/providers/static/machines.py"]
     files += [*(ROOT / "labctl/config").glob("*.py"), *(ROOT / "labctl/stores").glob("*.py")]
     silent = [
         f"{file.name}: {ast.unparse(call)}"

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from labctl.actions.probe import Elsewhere, Probed
 from labctl.cli.probe import details, lasting, money, sentence
 from labctl.estimate.pace import Pace, Whole
 from labctl.lab import Lab, LabRun
 from labctl.model import Endpoint, Offer, Run, Server
+from labctl.runs.probe import Elsewhere, Probed
 
 GIB = 1024**3
 SPOT = Offer(

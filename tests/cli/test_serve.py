@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from labctl.actions import serve
 from labctl.cli.serve import _wanted
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.lab import Lab
 from labctl.model import Endpoint, Offer, Run, Server
+from labctl.services import model_serving
 
 GIVEN = {
     "env": (), "image": "", "port": 0, "batch": 0, "checkpoint": "", "push": False,
@@ -109,7 +109,7 @@ def test_without_a_server_the_next_step_is_up(labctl: Any) -> None:
 
 def test_only_what_serve_started_is_its_own() -> None:
     names = ["serve", "serve-8000", "server", "jupyter"]
-    assert [one for one in names if serve._is_ours(one)] == ["serve", "serve-8000"]
+    assert [one for one in names if model_serving._is_ours(one)] == ["serve", "serve-8000"]
 
 
 @contextmanager
@@ -140,10 +140,12 @@ WELL = (
 
 def test_what_is_served_is_asked_of_the_server_itself() -> None:
     with answering(200, WELL) as port:
-        assert serve.health(port) == serve.Health(run="night", checkpoint="step-1", classes=2)
+        assert model_serving.health(port) == model_serving.Health(
+            run="night", checkpoint="step-1", classes=2
+        )
     with pytest.raises(LabError, match="does not answer"):
-        serve.health(port)
+        model_serving.health(port)
     for status, body in ((200, b"hello"), (200, b"{}"), (503, b""), (503, WELL)):
         with answering(status, body) as port, pytest.raises(LabError) as told:
-            serve.health(port)
-        assert told.value.hint == serve.NEXT
+            model_serving.health(port)
+        assert told.value.hint == model_serving.NEXT

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from labctl.actions.everywhere import Answer
-from labctl.cli.everywhere import draw
+from labctl.cli.fan_out import draw
+from labctl.servers.fan_out import Answer
 
 
 def test_all_needs_a_command_and_a_server(labctl: Any) -> None:

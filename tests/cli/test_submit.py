@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from labctl.actions import Decision, Silent
+from labctl.events import Decision, Silent
 from labctl.model import Run
 from labctl.submissions import receipt
 from labctl.submissions.assignment import Assignment, load_assignment
@@ -208,7 +208,7 @@ def test_ten_gigabytes_are_refused_before_one_of_them_is_read(
     with huge.open("wb") as file:
         file.truncate(10 * 1024**3)
     huge.chmod(0)  # who reads it fails
-    monkeypatch.setattr("labctl.actions.scan.hash_file", unread)
+    monkeypatch.setattr("labctl.sync.scan.hash_file", unread)
     said = labctl("submit", "--dry-run")
     assert said.code == 3
     assert "too large: 10,737,4" in said.err
@@ -298,8 +298,8 @@ def handed(
     assigned: Callable[..., Assignment], home: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, Path]:
     """(receipt, bundle) as a hand-in leaves them, the receiver called without an ssh."""
-    from labctl.actions import submit
     from labctl.lab import Lab
+    from labctl.submissions import submit
 
     assigned()
     receiver = Receiver(home / "drop")

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from labctl.actions.top import GpuNow, OnGpu, ProcessNow, RunNow, ServerNow
 from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, sparkline
 from labctl.cli.top_screen import About, picture
+from labctl.insight.top import GpuNow, OnGpu, ProcessNow, RunNow, ServerNow
 from labctl.model import Endpoint, Offer, Server
 
 GIB = 1024**3

@@ -24,9 +24,9 @@ for folder in ("flow", "unit"):
 from engine_socket import Answer, EngineSocket, engine_socket  # noqa: E402
 from lab_ground import DiskCloud, Machine, Recorded, Wires  # noqa: E402
 
-from labctl.actions.ground import Ground  # noqa: E402
 from labctl.config import Paths, load_lab, paths  # noqa: E402
 from labctl.model import ProviderAccount, Server  # noqa: E402
+from labctl.servers.context import Ground  # noqa: E402
 from labctl.state import State  # noqa: E402
 
 __all__ = ["EngineSocket", "engine_socket"]

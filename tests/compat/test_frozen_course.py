@@ -12,18 +12,18 @@ import pytest
 from click.testing import CliRunner
 from frozen import Frozen, Student
 
-from labctl.actions.courses import open_course
-from labctl.actions.courses.collect import collect
-from labctl.actions.courses.grades import grades
-from labctl.actions.courses.invitation import enrol, enrolment_key, invite, read_join
-from labctl.actions.courses.keys import Keys
 from labctl.cli import cli
-from labctl.courses.folder import CourseFolder
-from labctl.courses.spending import spending, spent_usd
+from labctl.courses.collect import collect
+from labctl.courses.grades import grades
+from labctl.courses.invitation import enrol, enrolment_key, invite, read_join
+from labctl.courses.keys import Keys
+from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.spending import spending, spent_usd
 from labctl.errors import ConfigError, PolicyError
 from labctl.submissions import bundle, receipt
-from labctl.submissions.reading import UPGRADE
 from labctl.submissions.receiver import Receiver
+from labctl.submissions.untrusted_json import UPGRADE
 
 
 @pytest.fixture

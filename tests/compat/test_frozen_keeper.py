@@ -11,11 +11,12 @@ import pytest
 from frozen import DIGITS, Frozen, Student
 from lab_ground import Recorded, Wires
 
-from labctl.actions import ledgers, parcels, take_in, wards
-from labctl.actions.ground import Ground
 from labctl.config import Paths, paths
 from labctl.errors import UsageError
-from labctl.state import State
+from labctl.lifecycle import import_lab as take_in
+from labctl.lifecycle import kept_labs, lab_archive
+from labctl.servers.context import Ground
+from labctl.state import State, ledgers
 
 NAME = f"digits-{DIGITS}"
 
@@ -25,7 +26,7 @@ class Keeper:
 
     def __init__(self, home: Path, student: Student, monkeypatch: pytest.MonkeyPatch) -> None:
         self.environ = {"HOME": str(home)}
-        own = wards.ground
+        own = kept_labs.ground
 
         def ground(*words: Any, **named: Any) -> Ground:
             found = own(*words, **named)
@@ -33,7 +34,7 @@ class Keeper:
             found.__dict__["connections"] = Wires(found.paths, student.machine)
             return found
 
-        monkeypatch.setattr(wards, "ground", ground)
+        monkeypatch.setattr(kept_labs, "ground", ground)
 
     @property
     def places(self) -> Paths:
@@ -46,8 +47,10 @@ class Keeper:
             )
 
     def ground(self) -> Ground:
-        one = wards.ward(self.places, NAME)
-        return wards.ground(one, self.places, State(self.places.database), Recorded(), self.environ)
+        one = kept_labs.ward(self.places, NAME)
+        return kept_labs.ground(
+            one, self.places, State(self.places.database), Recorded(), self.environ
+        )
 
 
 @pytest.fixture
@@ -56,13 +59,13 @@ def parcel(frozen: Frozen) -> bytes:
 
 
 def read_version(parcel: bytes) -> str:
-    return parcels.Unpacking(io.BytesIO(parcel)).parcel.version
+    return lab_archive.Unpacking(io.BytesIO(parcel)).parcel.version
 
 
 def test_a_parcel_of_the_same_version_is_taken_in(
     student: Student, parcel: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (parcels, take_in):
+    for module in (lab_archive, take_in):
         monkeypatch.setattr(module, "version", lambda: read_version(parcel))
     monkeypatch.setattr(take_in, "admit", lambda *_: None)
     keeper = Keeper(tmp_path / "new-keeper", student, monkeypatch)
@@ -93,11 +96,11 @@ def test_a_lab_in_a_keepers_care_stays_there(
 
 def check_kept(keeper: Keeper) -> None:
     """What a recovery needs is there."""
-    (one,) = wards.wards(keeper.places)
+    (one,) = kept_labs.wards(keeper.places)
     assert (one.lab, one.lab_id, one.runs) == ("digits", DIGITS, ("night",))
     assert one.ceiling_usd_per_hour is not None
     ground = keeper.ground()
-    root = wards.directory(keeper.places, NAME)
+    root = kept_labs.directory(keeper.places, NAME)
     assert (root / ".labctl/kept/night/code/train.py").is_file()
     assert (root / ".labctl/kept/night/spec.json").is_file()
     assert ground.identity.is_file()

@@ -14,13 +14,15 @@ from frozen import DIGITS, FACES, VOICES, EngineSocket, Frozen, Student
 from lab_ground import Recorded
 from test_frozen_reports import find_changes
 
-from labctl.actions import homecoming, lab_files, provision, runs
-from labctl.actions.explain import explain
-from labctl.actions.remote import Remote
-from labctl.actions.status import status
+from labctl.insight.explanation import explain
 from labctl.lab import Lab, LabRun
+from labctl.lifecycle import reconcile, up
+from labctl.lifecycle.status import status
+from labctl.runs import runs
+from labctl.servers.agent import Remote
 from labctl.state import State
 from labctl.state.disks import list_kept_disks
+from labctl.sync import lab_files
 
 KINDS = {
     "account", "adopted", "attempt", "code", "created", "dead", "deadline", "disk-held", "down",
@@ -80,8 +82,8 @@ def test_an_interrupted_up_asks_for_the_very_same_server(
     (attempt,) = ground.state.open_attempts(VOICES)
     at = attempt.created_at + 60.0
     monkeypatch.setattr("time.time", lambda: at)
-    monkeypatch.setattr(provision, "make_ready", lambda ground, server: server)
-    provision.up(ground)
+    monkeypatch.setattr(up, "make_ready", lambda ground, server: server)
+    up.up(ground)
     assert student.cloud.tried == [(attempt.offer.type, attempt.token)]
     assert ground.state.open_attempts(VOICES) == []
 
@@ -197,7 +199,7 @@ def test_a_push_sends_only_what_was_changed(lab: Lab, student: Student) -> None:
 def test_a_run_is_explained_from_what_it_left(lab: Lab, frozen: Frozen) -> None:
     before = frozen.value("json/explain.json")
     now = msgspec.json.decode(
-        msgspec.json.encode(explain(lab.ground, homecoming.bring_logs(lab.ground, "first")))
+        msgspec.json.encode(explain(lab.ground, reconcile.bring_logs(lab.ground, "first")))
     )
     for one in (before, now):
         one["run"].pop("seen_at")
@@ -207,7 +209,7 @@ def test_a_run_is_explained_from_what_it_left(lab: Lab, frozen: Frozen) -> None:
 
 def test_the_keeper_of_before_keeps_no_more(lab: Lab) -> None:
     assert lab.keeper == ""
-    assert homecoming.hear(lab.ground) == ""
+    assert reconcile.hear(lab.ground) == ""
 
 
 # The program on the server

@@ -11,8 +11,10 @@ from frozen import DIGITS, Frozen, Student
 from shell_store import shell_store
 from store_bed import DirectStore
 
-from labctl.actions import copies, saved
-from labctl.remote import store, store_mirror, store_restore
+from labctl.agent.mirror import mirror, store
+from labctl.agent.mirror import restore as store_restore
+from labctl.lifecycle import restore
+from labctl.runs import saved_copies
 
 PREFIX = f"digits-{DIGITS}"
 ABOUT = {"lab": "digits", "lab_id": DIGITS}
@@ -40,8 +42,8 @@ def test_a_run_is_pulled_from_it(
     frozen: Frozen, student: Student, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = shell_store(frozen.root, PREFIX)
-    monkeypatch.setattr(copies, "lab_store", lambda ground: opened)
-    pulled = copies.from_store(student.ground(), "failed")
+    monkeypatch.setattr(saved_copies, "lab_store", lambda ground: opened)
+    pulled = saved_copies.from_store(student.ground(), "failed")
     assert pulled.complete
     assert hash_outputs(student.home / "digits" / "runs" / "failed") == hash_outputs(
         student.machine.home / "labctl" / "digits" / "runs" / "failed"
@@ -52,10 +54,10 @@ def test_what_a_run_was_is_read_for_its_recovery(
     frozen: Frozen, student: Student, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = shell_store(frozen.root, PREFIX)
-    monkeypatch.setattr(saved, "lab_store", lambda ground: opened)
+    monkeypatch.setattr(restore, "lab_store", lambda ground: opened)
     lab = student.home / "digits" / "lab.yaml"
     lab.write_text(lab.read_text() + "store: ssh://me@store/~/labs\n")
-    found = saved.record(student.ground(), "night")
+    found = restore.record(student.ground(), "night")
     assert found.spec.command == ("python", "train.py", "0")
     assert found.run["state"] == "running"
 
@@ -73,11 +75,11 @@ def test_another_server_makes_the_run_from_it_and_mirrors_on(
     config.write_text(json.dumps({"url": "ssh://student@store/labs"}))
     monkeypatch.setenv("HOME", str(new))
     monkeypatch.setenv("DOCKER_HOST", student.machine.docker_host)
-    for module in (store, store_mirror, store_restore):
+    for module in (store, mirror, store_restore):
         monkeypatch.setattr(module, "open_store", lambda *_: DirectStore(directory))
     done = store_restore.restore({**ABOUT, "run": "first"})
     run = new / "labctl" / "digits" / "runs" / "first"
     assert done["left_out"] == []
     assert hash_outputs(run) == before
     assert (run / "code" / "train.py").read_bytes() == code
-    assert store_mirror.mirror_now(ABOUT)["failed"] == []
+    assert mirror.mirror_now(ABOUT)["failed"] == []

@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 from frozen import DIGITS, EngineSocket, Frozen
 
-from labctl.actions import remote
 from labctl.errors import LabError, PolicyError
+from labctl.servers import agent
 
 WAIT_S = 60.0
 # As somebody who is not root, so that no unit of systemd is touched, and with its own directory.
 # `place`: the module of the program that says where a watchdog keeps its files.
 HARNESS = """
 import importlib, os, pathlib, sys
-program, package, place, module, verb = sys.argv[1:6]
+program, package, place, module, door, verb = sys.argv[1:7]
 sys.argv = [program, verb]
 sys.path.insert(0, program)
 if package.startswith("labctl."):
@@ -44,7 +44,7 @@ def find(lab_id):
     known = json.loads(limits.read_text()) if limits.exists() else {}
     return there if known.get("lab_id") == lab_id else None
 paths.own_dir, paths.found_dir = lambda: there, find
-code = importlib.import_module(package + ".door").main()
+code = importlib.import_module(package + "." + door).main()
 sys.stdout.flush()
 os._exit(code)
 """
@@ -59,10 +59,11 @@ class Program:
     environ: dict[str, str]
     package: str = "remote"
     module: str = "watch_place"
+    door: str = "door"
     begun: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def ask(self, verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        words = [str(self.path), self.package, str(self.place), self.module, verb]
+        words = [str(self.path), self.package, str(self.place), self.module, self.door, verb]
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", HARNESS, *words],
             input=json.dumps(request).encode() + b"\n",
@@ -70,8 +71,8 @@ class Program:
             env=self.environ,
             check=False,
         )
-        found = remote.find_reply(done.stdout) or remote.find_reply(done.stderr)
-        return remote.checked(verb, found, done.returncode, done.stderr.decode())
+        found = agent.find_reply(done.stdout) or agent.find_reply(done.stderr)
+        return agent.checked(verb, found, done.returncode, done.stderr.decode())
 
     def watch(self) -> dict[str, Any]:
         found: dict[str, Any] = self.ask(
@@ -147,10 +148,10 @@ def earlier(frozen: Frozen, place: Path, environ: dict[str, str]) -> Iterator[Pr
 def today(frozen: Frozen, place: Path, environ: dict[str, str]) -> Iterator[Program]:
     """Today's program, under a name that no earlier one had."""
     folder = frozen.root / "today" / "remote-of-today"
-    for path, content in remote.files():
+    for path, content in agent.files():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
-    found = Program(folder, place, environ, package="labctl.remote")
+    found = Program(folder, place, environ, "labctl.agent", "watchdog.state_files", "entrypoint")
     yield found
     found.end()
 

@@ -14,11 +14,11 @@ from case import Case
 from local_case import ROOT, base_image
 from msgspec.structs import replace
 
-from labctl.actions.host_keys import make_key
 from labctl.model import Boot, CreateRequest, GpuNeed, Need, Resource, Server
 from labctl.providers import Surroundings
 from labctl.providers.aws import AwsProvider, AwsSettings
 from labctl.rehearsal import Building, Rehearsal, Scenario
+from labctl.servers.host_keys import make_key
 
 ADDRESS = "LABCTL_SERVER_AWS_ADDRESS_FROM"
 

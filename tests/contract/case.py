@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labctl.actions.host_keys import make_key
 from labctl.model import CreateRequest, Need, Resource, Server
 from labctl.providers import Provider
+from labctl.servers.host_keys import make_key
 
 DEADLINE_S = 300.0
 

@@ -14,12 +14,12 @@ import pytest
 from case import Case
 from msgspec.structs import replace
 
-from labctl.actions.connections import Connections
-from labctl.actions.courses.work import SeatWork
-from labctl.actions.host_keys import make_key
+from labctl.courses.seat_operations import SeatWork
 from labctl.model import Server
 from labctl.providers import Surroundings
 from labctl.providers.course import CourseProvider, CourseSettings
+from labctl.servers.connections import Connections
+from labctl.servers.host_keys import make_key
 
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 from course_bed import CourseBed, course_bed, keeping

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from case import Case
 
-from labctl.actions import Silent
-from labctl.actions.connections import Connections
+from labctl.events import Silent
 from labctl.providers import Surroundings
 from labctl.providers.static import HostEntry, StaticProvider, StaticSettings
+from labctl.servers.connections import Connections
 
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 from sshd_container import Sshd, build_image, docker, start

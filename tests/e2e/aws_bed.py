@@ -32,8 +32,8 @@ server: {{provider: aws, gpu: auto, spot: prefer, ttl: 2h, max_ttl: 8h,
 run: echo trained
 """
 HOLD_S = 60.0
-SSH_DEADLINE = "labctl.actions.reachability.SSH_DEADLINE_S"
-GONE_DEADLINE = "labctl.actions.removal.GONE_DEADLINE_S"
+SSH_DEADLINE = "labctl.servers.reachability.SSH_DEADLINE_S"
+GONE_DEADLINE = "labctl.servers.end_server.GONE_DEADLINE_S"
 UP = ("up", "--yes")
 DOWN = ("down", "--yes", "--discard")
 ORPHANS = ("orphans", "--terminate", "--yes")

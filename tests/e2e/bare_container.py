@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sshd_container import Sshd, build, docker
 
-from labctl.actions.host_keys import make_key
+from labctl.servers.host_keys import make_key
 
 IMAGE = "labctl-test-prepare"
 CAROLS_PASSWORD = "correct horse"

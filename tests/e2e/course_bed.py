@@ -16,17 +16,17 @@ from typing import IO, Any
 from sshd_container import wait_for
 from submit_bed import COMMAND_S, Machine, receiving_machine
 
-from labctl.actions import Silent
-from labctl.actions.courses import open_course
-from labctl.actions.courses.desk import Desk
-from labctl.actions.courses.door import Door
-from labctl.actions.courses.invitation import invite
-from labctl.actions.courses.keys import Keys
-from labctl.actions.courses.publish import publish
-from labctl.actions.courses.servers import Staff
-from labctl.actions.courses.work import KeeperStaff, SeatWork
 from labctl.config import paths
-from labctl.courses.folder import CourseFolder, make_private
+from labctl.courses.invitation import invite
+from labctl.courses.keys import Keys
+from labctl.courses.loading import open_course
+from labctl.courses.publish import publish
+from labctl.courses.records.folder import CourseFolder, make_private
+from labctl.courses.requests import Desk
+from labctl.courses.rpc import Door
+from labctl.courses.seat_operations import KeeperStaff, SeatWork
+from labctl.courses.servers import Staff
+from labctl.events import Silent
 from labctl.state import State
 
 BEGUN = "the keeper of "

@@ -20,7 +20,7 @@ import pytest
 from sshd_container import greets, wait_for
 from store_lab import agent
 
-from labctl.actions.host_keys import make_key
+from labctl.servers.host_keys import make_key
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 needs_sshd = pytest.mark.skipif(not Path(SSHD).exists(), reason="there is no sshd on this machine")

@@ -19,10 +19,10 @@ from typing import Any
 
 import sshd_container
 
-from labctl.actions.host_keys import make_key
 from labctl.model import CreateRequest, Endpoint, Need, Server
 from labctl.providers import Surroundings
 from labctl.providers.local import LocalProvider, LocalSettings, cache, engine
+from labctl.servers.host_keys import make_key
 
 ROOT = Path(__file__).parents[2]
 GPU_CONTEXT = ROOT / "tests" / "gpu-standin"

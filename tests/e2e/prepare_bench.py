@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from sshd_container import Sshd
 
-from labctl.actions import Decision, Event
-from labctl.actions.connections import Connections
-from labctl.actions.prepare import playbook_hash, prepare
 from labctl.commands import ansible
+from labctl.events import Decision, Event
 from labctl.model import Endpoint, Facts, Server
+from labctl.servers.connections import Connections
+from labctl.servers.prepare import playbook_hash, prepare
 from labctl.shell import Command
 from labctl.transports import RemoteShell, Result, Transport
 

@@ -12,7 +12,7 @@ import pytest
 from service_lab import HOME, Recorder, ServiceLab
 from sshd_container import Sshd, base_image, docker, wait_for
 
-from labctl.actions.host_keys import make_key
+from labctl.servers.host_keys import make_key
 
 
 def _send(image: str, box: str) -> None:

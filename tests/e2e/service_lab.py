@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 from sshd_container import Sshd, docker
 
-from labctl.actions import Decision, Event, Note
-from labctl.actions.connections import Connections
-from labctl.actions.forwards import ForwardSpec
-from labctl.actions.remote import Remote
-from labctl.actions.services import ServiceRequest, ensure_service
+from labctl.events import Decision, Event, Note
 from labctl.model import Server, Service
+from labctl.servers.agent import Remote
+from labctl.servers.connections import Connections
+from labctl.services.forwards import ForwardSpec
+from labctl.services.services import ServiceRequest, ensure_service
 from labctl.transports.openssh import OpenSshTransport
 
 LAB = "digits"

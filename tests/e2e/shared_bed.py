@@ -16,14 +16,14 @@ from typing import Any
 from lab_servers import LabServer
 from prepare_bench import Recorded
 
-from labctl.actions import Decision
-from labctl.actions.connections import Connections
-from labctl.actions.courses import open_course
-from labctl.actions.courses.servers import Staff, up
-from labctl.actions.remote import Remote
 from labctl.config import paths
-from labctl.courses.folder import CourseFolder, make_private
+from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder, make_private
+from labctl.courses.servers import Staff, up
+from labctl.events import Decision
 from labctl.model import Server
+from labctl.servers.agent import Remote
+from labctl.servers.connections import Connections
 from labctl.state import State
 
 BROKER = "/run/labctl/broker.sock"

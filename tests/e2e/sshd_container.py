@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from labctl.actions.host_keys import make_key
 from labctl.model import Endpoint, Offer, Server
+from labctl.servers.host_keys import make_key
 
 IMAGE = "labctl-test-sshd"
 DOCKERFILE = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sshd_container import Sshd, build_image, docker, start
 
-from labctl.actions.connections import Connections
+from labctl.servers.connections import Connections
 
 
 @pytest.fixture(scope="session")

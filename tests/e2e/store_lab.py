@@ -15,8 +15,8 @@ from lab_directory import LabDirectory, make_lab
 from lab_servers import wait_for
 from sshd_container import Sshd, build, build_image, docker, start
 
-from labctl.actions.ground import Ground
 from labctl.lab import Lab
+from labctl.servers.context import Ground
 
 STORE_DOCKERFILE = """
 ARG BASE

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from sshd_container import greets, wait_for
 
-from labctl.actions.host_keys import make_key
-from labctl.actions.receive import admit, expel, write_assignment
+from labctl.servers.host_keys import make_key
+from labctl.submissions.receive import admit, expel, write_assignment
 from labctl.submissions.receiver import Receiver
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"

@@ -12,9 +12,9 @@ from typing import Any
 
 from sshd_container import IMAGE, Sshd, build, docker
 
-from labctl.actions import Decision, Event, Note, Progress
-from labctl.actions.connections import Connections
-from labctl.actions.remote import Remote
+from labctl.events import Decision, Event, Note, Progress
+from labctl.servers.agent import Remote
+from labctl.servers.connections import Connections
 from labctl.transports.openssh import OpenSshTransport
 
 LAB = "digits"

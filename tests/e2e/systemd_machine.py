@@ -11,9 +11,9 @@ from lab_directory import LabDirectory, make_lab
 from lab_servers import ROOT, wait_for
 from sshd_container import Sshd, docker, greets
 
-from labctl.actions.host_keys import make_key
 from labctl.providers.local import engine
 from labctl.providers.local.container import CAPABILITIES
+from labctl.servers.host_keys import make_key
 
 STATIC = """\
 lab: {name}

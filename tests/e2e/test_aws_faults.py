@@ -13,9 +13,9 @@ import pytest
 from aws_bed import DOWN, GONE_DEADLINE, MADE, ORPHANS, REGION, SSH_DEADLINE, TAKEN, UP, Bed
 from lab_servers import wait_for
 
-from labctl.actions.adoption import adopt
 from labctl.lab import Lab
 from labctl.rehearsal.scenario import Capacity, Delays, Loss, Quotas, Throttle
+from labctl.servers.adoption import adopt
 from labctl.state import State
 
 pytest_plugins = ["aws_fixtures"]

@@ -19,9 +19,9 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from service_lab import HOME, LAB, Recorder, ServiceLab
 from sshd_container import docker, wait_for
 
-from labctl.actions import profile
-from labctl.actions.forwards import Forwarding
-from labctl.profiler.trace import summary
+from labctl.insight import profile
+from labctl.insight.profiler.trace import summary
+from labctl.services.forwards import Forwarding
 
 pytest_plugins = ["service_fixtures"]
 pytestmark = [pytest.mark.engine, pytest.mark.browser]

@@ -18,10 +18,10 @@ import pytest
 from calibration import dead_link_limit_s
 from sshd_container import Sshd, docker, greets, wait_for
 
-from labctl.actions.connections import Connections
 from labctl.commands import ssh
 from labctl.errors import ConnectError, HostKeyError, LinkLostError
 from labctl.model import Endpoint, Server
+from labctl.servers.connections import Connections
 from labctl.transports import Transport
 from labctl.transports.openssh import OpenSshTransport
 from labctl.transports.paramiko import ParamikoTransport
@@ -321,9 +321,9 @@ def test_people_get_in_after_a_reboot_has_emptied_tmp(sshd: Sshd, server: Server
 
 
 def test_a_key_settled_once_is_asked_for_once(sshd: Sshd, connections: Connections) -> None:
-    from labctl.actions import Decision, Silent
-    from labctl.actions.host_keys import fingerprint
     from labctl.errors import PolicyError
+    from labctl.events import Decision, Silent
+    from labctl.servers.host_keys import fingerprint
 
     asked: list[Decision] = []
 
@@ -348,7 +348,7 @@ def test_a_key_settled_once_is_asked_for_once(sshd: Sshd, connections: Connectio
 def test_a_key_that_the_user_knows_is_not_asked_for(
     sshd: Sshd, connections: Connections, tmp_path: Path
 ) -> None:
-    from labctl.actions import Silent
+    from labctl.events import Silent
 
     folder = tmp_path / "home" / ".ssh"
     folder.mkdir(parents=True)

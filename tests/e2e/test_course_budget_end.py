@@ -23,7 +23,7 @@ from course_bed import CourseBed, course_bed
 from lab_servers import wait_for
 from submit_bed import COMMAND_S, SSHD
 
-from labctl.actions.courses.door import socket_path
+from labctl.courses.rpc import socket_path
 from labctl.rehearsal.scenario import Spot
 
 pytest_plugins = ["aws_fixtures"]

@@ -13,21 +13,21 @@ from course_bed import CourseBed, course_bed, keeping
 from lab_servers import small_image as build_small
 from submit_bed import COMMAND_S, SSHD
 
-from labctl.actions import Silent
-from labctl.actions.courses.image_check import check_image
-from labctl.actions.courses.keeper_check import check_keeper
-from labctl.actions.courses.keys import CHECKER, Keys
-from labctl.actions.courses.publish import remember_host_key
-from labctl.actions.courses.servers import Staff, up
-from labctl.actions.courses.status import ground_of
-from labctl.actions.courses.work import SeatWork
-from labctl.actions.ground import Ground
-from labctl.actions.host_keys import make_key
 from labctl.config import paths
-from labctl.courses.folder import Seat
+from labctl.courses.image_check import check_image
+from labctl.courses.keeper_check import check_keeper
+from labctl.courses.keys import CHECKER, Keys
+from labctl.courses.publish import remember_host_key
+from labctl.courses.records.folder import Seat
+from labctl.courses.seat_operations import SeatWork
+from labctl.courses.servers import Staff, up
+from labctl.courses.status import ground_of
 from labctl.errors import PolicyError, ProviderError
+from labctl.events import Silent
 from labctl.model import Check, Offer
 from labctl.providers.course import CourseProvider
+from labctl.servers.context import Ground
+from labctl.servers.host_keys import make_key
 from labctl.state import State
 
 pytestmark = pytest.mark.skipif(
@@ -92,7 +92,7 @@ def test_the_throw_away_key_asks_and_does_nothing_else(bed: CourseBed, tmp_path:
 
 
 def student_of(bed: CourseBed, identity: str) -> CourseProvider:
-    from labctl.actions.courses.keeper_check import _provider
+    from labctl.courses.keeper_check import _provider
 
     return _provider(bed.staff(), bed.machine.host_key, identity)
 

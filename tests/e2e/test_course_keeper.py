@@ -16,15 +16,15 @@ import pytest
 from course_bed import CourseBed, course_bed, keeping
 from submit_bed import COMMAND_S, SSHD
 
-from labctl.actions.courses.check import _keys
-from labctl.actions.courses.door import socket_path
-from labctl.actions.courses.invitation import JoinFile, enrolment_key
-from labctl.actions.courses.keys import Keys, keeper_dir
-from labctl.actions.courses.publish import remember_host_key
-from labctl.actions.host_keys import make_key
 from labctl.config import paths, student_key
+from labctl.courses.invitation import JoinFile, enrolment_key
+from labctl.courses.keys import Keys, keeper_dir
+from labctl.courses.preflight import _keys
+from labctl.courses.publish import remember_host_key
+from labctl.courses.rpc import socket_path
 from labctl.model import Server
-from labctl.submissions.connections import MAX_CONNECTIONS, hold_connection
+from labctl.servers.host_keys import make_key
+from labctl.submissions.connection_limits import MAX_CONNECTIONS, hold_connection
 
 pytestmark = pytest.mark.skipif(
     not (Path(SSHD).exists() and shutil.which("ssh")), reason="there is no sshd on this machine"

@@ -18,16 +18,18 @@ import pytest
 from lab_servers import wait_for
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from labctl.actions import Decision, Event, runs
-from labctl.actions.courses import ending, open_course, servers
-from labctl.actions.courses.servers import Staff
-from labctl.actions.courses.status import ground_of
 from labctl.config import paths
-from labctl.courses.folder import make_private
-from labctl.dashboard import made, serve
+from labctl.courses import servers, teardown
+from labctl.courses.loading import open_course
+from labctl.courses.records.folder import make_private
+from labctl.courses.servers import Staff
+from labctl.courses.status import ground_of
+from labctl.events import Decision, Event
 from labctl.model import Server
+from labctl.runs import runs
 from labctl.state import State
 from labctl.submissions.receiver import Receiver
+from labctl.web import factory, http_server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from dashboard_bed import Bed, fill, make
@@ -108,18 +110,18 @@ def live(
     places = paths({"HOME": str(root / "home")})
     with pytest.MonkeyPatch.context() as patch, State(places.database) as state:
         patch.setenv("LABCTL_BASE_IMAGE", base_image)
-        patch.setattr(made, "EVERY_S", 0.5)
+        patch.setattr(factory, "EVERY_S", 0.5)
         staff = Staff(course, places, state, Yes(), by="staff")
         stop = threading.Event()
         try:
             (outcome,) = servers.up(staff, [course.seat("alice")])
             assert outcome.server is not None, (outcome.error, outcome.why)
             begin(staff, outcome.server, RUN)
-            serve.run(course, places, state, port=0, stop=stop)
-            yield Live(staff, outcome.server, course.private / "keeper" / serve.URL_FILE)
+            http_server.run(course, places, state, port=0, stop=stop)
+            yield Live(staff, outcome.server, course.private / "keeper" / http_server.URL_FILE)
         finally:
             stop.set()
-            ending.down(staff, course.seats(), discard=True)
+            teardown.down(staff, course.seats(), discard=True)
 
 
 def begin(staff: Staff, server: Server, run_id: str) -> None:
@@ -224,9 +226,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bed, Path]]
     bed = fill(make(tmp_path_factory.mktemp("full")))
     stop = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(made, "EVERY_S", 0.2)
+        patch.setattr(factory, "EVERY_S", 0.2)
         bed.start(stop)
-    yield bed, bed.folder.private / "keeper" / serve.URL_FILE
+    yield bed, bed.folder.private / "keeper" / http_server.URL_FILE
     stop.set()
     bed.state.close()
 
@@ -411,11 +413,11 @@ def test_a_keeper_that_goes_away_is_told_and_comes_back(browser: Browser, tmp_pa
         expect(page.locator("#live")).to_be_in_viewport()
         keep(page, "lost")
         # The same browser goes on once the keeper is there again, with what happened meanwhile.
-        wait_for(lambda: not (bed.folder.private / "keeper" / serve.URL_FILE).exists())
+        wait_for(lambda: not (bed.folder.private / "keeper" / http_server.URL_FILE).exists())
         bed.folder.ledger.append("refused", seat=bed.seat(4).name, why="while it was away")
         stop = threading.Event()
         port = int(url.partition("/?")[0].rpartition(":")[2])
-        serve.run(bed.folder, bed.paths, bed.state, port=port, stop=stop)
+        http_server.run(bed.folder, bed.paths, bed.state, port=port, stop=stop)
         expect(page.locator("#live")).to_have_text("live", timeout=PAGE_MS)
         row = page.locator(f"#s-{bed.seat(4).pseudonym}")
         expect(row).to_contain_text("while it was away", timeout=PAGE_MS)

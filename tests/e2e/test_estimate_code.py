@@ -15,10 +15,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: labctl[tr
 
 import estimate_models  # noqa: E402  (only where torch is)
 
-from labctl.actions import Silent  # noqa: E402
-from labctl.actions.built import Source, measured  # noqa: E402
 from labctl.estimate.memory import memory  # noqa: E402
 from labctl.estimate.plan import Measured, Plan  # noqa: E402
+from labctl.events import Silent  # noqa: E402
+from labctl.insight.model_measurement import Source, measured  # noqa: E402
 
 HERE = Path(__file__).parent
 TEMPLATE = HERE.parents[1] / "templates" / "image-classifier"

@@ -80,7 +80,7 @@ def test_on_the_server_it_is_shut_in(lab: LabDirectory) -> None:
     assert "evaluate.py ended with 3" in failed.stderr
     assert "broken model" in failed.stderr
     left = lab.student(
-        "docker ps -aq --filter label=labctl.evaluation; ls -A " + lab.place("judged")
+        "docker ps -aq --filter label=labctl.runs.evaluation; ls -A " + lab.place("judged")
     )
     assert left.split() == [".labctl", "checkpoints", "code", "logs"]
     assert "evaluation-" not in lab.student(f"ls {lab.place('judged')}/.labctl")

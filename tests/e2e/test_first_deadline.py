@@ -14,7 +14,7 @@ from aws_bed import DOWN, UP, AwsLab, Bed
 pytest_plugins = ["aws_fixtures"]
 pytestmark = pytest.mark.engine
 
-DEADLINES = "labctl.actions.deadlines"
+DEADLINES = "labctl.servers.deadlines"
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
 

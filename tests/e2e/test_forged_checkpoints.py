@@ -86,7 +86,7 @@ def test_eval_refuses_it(lab: Path, marker: Path) -> None:
 
 def test_serve_refuses_it_before_the_project_loads(lab: Path, marker: Path) -> None:
     checkpoints = lab / "runs" / RUN / "checkpoints"
-    done = run(lab, "-m", "labctl.serving", LABCTL_SERVE_CHECKPOINTS=str(checkpoints))
+    done = run(lab, "-m", "labctl.services.model_server", LABCTL_SERVE_CHECKPOINTS=str(checkpoints))
     assert done.returncode == 3, done.stderr
     assert "refused: 'model.pt' must not be loaded" in done.stderr
     assert not marker.exists()

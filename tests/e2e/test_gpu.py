@@ -8,8 +8,8 @@ import pytest
 from lab_directory import UNTIL_GO, LabDirectory
 from lab_servers import wait_for
 
-from labctl.remote.gpu_access import EVERY_S, FIRST_S, STATE
-from labctl.telemetry import TELEMETRY_FILE, read_samples
+from labctl.agent.host.gpu_access import EVERY_S, FIRST_S, STATE
+from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 
 pytest_plugins = ["lab_fixture"]
 pytestmark = pytest.mark.engine

@@ -13,21 +13,21 @@ from pathlib import Path
 import pytest
 from lab_servers import ROOT, LabServer
 
-from labctl.actions import Decision, Event, Silent
-from labctl.actions.courses import open_course
-from labctl.actions.courses.collect import collect
-from labctl.actions.courses.grade import Grading, grade
-from labctl.actions.courses.grading_server import grading_ground
-from labctl.actions.courses.release import release
-from labctl.actions.courses.servers import Staff
-from labctl.actions.receive import write_assignment
 from labctl.config import Paths
-from labctl.courses.folder import CourseFolder, make_private
+from labctl.courses.collect import collect
+from labctl.courses.grading_run import Grading, grade
+from labctl.courses.grading_server import grading_ground
+from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder, make_private
+from labctl.courses.release import release
+from labctl.courses.servers import Staff
 from labctl.errors import PolicyError
+from labctl.events import Decision, Event, Silent
 from labctl.state import State
 from labctl.submissions import bundle, manifest
 from labctl.submissions.bundle import Source
 from labctl.submissions.manifest import BundleFile, Code, Manifest
+from labctl.submissions.receive import write_assignment
 from labctl.submissions.receiver import Receiver
 
 pytestmark = pytest.mark.engine
@@ -275,7 +275,7 @@ def test_nothing_is_left_on_the_server(
     grading: Grading, staff: Staff, lab_server: LabServer
 ) -> None:
     left = lab_server.ssh(
-        "ls -d ~/labctl/*/grading 2>/dev/null; docker ps -aq --filter label=labctl.grading"
+        "ls -d ~/labctl/*/grading 2>/dev/null; docker ps -aq --filter label=labctl.courses.grading"
     )
     assert left.stdout == ""
     assert grading_ground(staff).provider.servers() == []

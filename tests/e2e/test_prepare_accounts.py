@@ -10,9 +10,9 @@ from bare_container import bare, build_image
 from prepare_bench import PLAYBOOKS, bench
 from sshd_container import Sshd
 
-from labctl.actions import Note, Step
-from labctl.actions.prepare import LOG_NAME, playbook_hash, probe
 from labctl.errors import LabError, PolicyError
+from labctl.events import Note, Step
+from labctl.servers.prepare import LOG_NAME, playbook_hash, probe
 
 pytestmark = pytest.mark.engine
 

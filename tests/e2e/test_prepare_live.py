@@ -11,10 +11,10 @@ from bare_container import CAROLS_PASSWORD, bare, build_image
 from prepare_bench import PLAYBOOKS, Bench, bench, by_hand, inventory_of
 from sshd_container import Sshd
 
-from labctl.actions import Note, Progress, Step
-from labctl.actions.prepare import LOG_NAME, playbook_hash, probe
 from labctl.errors import PolicyError
+from labctl.events import Note, Progress, Step
 from labctl.model import Facts
+from labctl.servers.prepare import LOG_NAME, playbook_hash, probe
 
 pytestmark = pytest.mark.engine
 DAEMON_JSON = {

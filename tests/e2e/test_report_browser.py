@@ -14,8 +14,8 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from labctl.report.page import page
-from labctl.report.render import render
+from labctl.insight.report.page import page
+from labctl.insight.report.render import render
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from report_facts import evaluation, facts

@@ -15,10 +15,10 @@ from PIL import Image
 from service_lab import HOME, LAB, LAB_ID, ServiceLab
 from sshd_container import docker
 
-from labctl.actions.forwards import Forwarding
-from labctl.actions.serve import PACKAGES
-from labctl.actions.services import ServedModel, ServiceRequest, ensure_service, stop_service
 from labctl.errors import PolicyError
+from labctl.services.forwards import Forwarding
+from labctl.services.model_serving import PACKAGES
+from labctl.services.services import ServedModel, ServiceRequest, ensure_service, stop_service
 
 pytest_plugins = ["service_fixtures"]
 pytestmark = pytest.mark.engine

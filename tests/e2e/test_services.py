@@ -9,10 +9,10 @@ import pytest
 from service_lab import HOME, LAB, LAB_ID, ServiceLab
 from sshd_container import wait_for
 
-from labctl.actions import Progress
-from labctl.actions.services import services, stop_service
 from labctl.errors import LabError, NotFoundError, UsageError
+from labctl.events import Progress
 from labctl.model import Service
+from labctl.services.services import services, stop_service
 
 pytest_plugins = ["service_fixtures"]
 pytestmark = pytest.mark.engine

@@ -16,10 +16,10 @@ from shared_bed import IMAGE, Agreeing
 from sshd_container import Sshd
 from submit_bed import SSHD
 
-from labctl.actions.courses.ending import down
-from labctl.actions.courses.servers import SeatOutcome, Staff, up
-from labctl.actions.courses.work import KeeperStaff, SeatWork
 from labctl.config import paths
+from labctl.courses.seat_operations import KeeperStaff, SeatWork
+from labctl.courses.servers import SeatOutcome, Staff, up
+from labctl.courses.teardown import down
 from labctl.errors import PolicyError
 from labctl.model import Server
 from labctl.providers.local import LocalSettings
@@ -90,7 +90,7 @@ def test_a_class_of_four_with_one_who_joins_late(
     bed: CourseBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing that the provider said an hour ago is remembered.
-    monkeypatch.setattr("labctl.actions.courses.work.OFFERS_S", -1.0)
+    monkeypatch.setattr("labctl.courses.seat_operations.OFFERS_S", -1.0)
     assert [one.error for one in made(bed, "alice", "bob")] == ["", ""]
     (carol,) = made(bed, "carol")
     assert (carol.error, carol.why) == ("", "")

@@ -10,9 +10,9 @@ from conftest import StartLabServer
 from lab_servers import GPU_SETTINGS, wait_for
 from shared_bed import IMAGE, SLEEP, Person, SharedServer, shared, small_shares
 
+from labctl.agent.broker.calls import MOST_EXECS
 from labctl.errors import PolicyError
 from labctl.providers.local import LocalSettings
-from labctl.remote.broker_calls import MOST_EXECS
 
 pytestmark = pytest.mark.engine
 REGISTRY = Path(__file__).with_name("registry.py")

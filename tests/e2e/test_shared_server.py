@@ -11,13 +11,13 @@ from conftest import StartLabServer
 from lab_servers import GPU_SETTINGS, wait_for
 from shared_bed import BROKER, IMAGE, SLEEP, Person, SharedServer, quoted, shared, small_shares
 
-from labctl.actions import Silent
-from labctl.actions.forwarding import Forwarding, ForwardSpec
-from labctl.actions.prepare import probe
-from labctl.actions.services import ServiceRequest, ensure_service, services, stop_service
+from labctl.agent.broker.http import IDLE_S
 from labctl.errors import LabError, PolicyError
+from labctl.events import Silent
 from labctl.providers.local import LocalSettings
-from labctl.remote.broker_http import IDLE_S
+from labctl.servers.prepare import probe
+from labctl.services.forward import Forwarding, ForwardSpec
+from labctl.services.services import ServiceRequest, ensure_service, services, stop_service
 
 pytestmark = pytest.mark.engine
 

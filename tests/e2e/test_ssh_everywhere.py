@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from sshd_container import Sshd
 
-from labctl.actions.connections import Connections
 from labctl.config import lab_id, paths
+from labctl.servers.connections import Connections
 from labctl.state import State
 
 pytest_plugins = ["sshd_fixtures"]

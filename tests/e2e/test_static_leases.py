@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from sshd_container import Sshd, wait_for
 
-from labctl.actions import Decision, Silent
-from labctl.actions.connections import Connections
 from labctl.commands import lease
 from labctl.errors import HostKeyError, LabError, PolicyError
+from labctl.events import Decision, Silent
 from labctl.model import CreateRequest, GpuNeed, Need, Server
 from labctl.providers import Surroundings
 from labctl.providers.static import HostEntry, StaticProvider, StaticSettings
+from labctl.servers.connections import Connections
 
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine

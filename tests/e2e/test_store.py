@@ -11,8 +11,8 @@ import pytest
 from lab_servers import wait_for
 from store_lab import StoreLab, store_lab
 
-from labctl.actions.store import lab_store, restore_run
 from labctl.errors import NotFoundError, TransferError
+from labctl.stores.lab_store import lab_store, restore_run
 
 pytestmark = pytest.mark.engine
 RUN = "long"

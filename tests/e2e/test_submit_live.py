@@ -22,8 +22,8 @@ from submit_bed import COMMAND_S, SSHD, Machine, receiving_machine
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from submission_bed import FILES, Tar, bomb, packed, sha256
 
-from labctl.actions.host_keys import make_key
 from labctl.model import Run
+from labctl.servers.host_keys import make_key
 from labctl.submissions.bundle import inspect
 from labctl.submissions.feedback import Feedback
 

@@ -14,23 +14,17 @@ import pytest
 from sshd_container import Sshd, docker, start, wait_for
 from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes, reply_of
 
-from labctl.actions import Event, Progress
-from labctl.actions.connections import Connections
-from labctl.actions.edits import pull_code, pull_edits
-from labctl.actions.fetch import fetch_data
-from labctl.actions.pull import pull, verify
-from labctl.actions.push import PushResult, push
-from labctl.actions.remote import Remote
-from labctl.actions.scan import Index, scan_code, scan_data
-from labctl.errors import (
-    DiskFullError,
-    NotFoundError,
-    PolicyError,
-    TransferError,
-    UsageError,
-)
+from labctl.errors import DiskFullError, NotFoundError, PolicyError, TransferError, UsageError
+from labctl.events import Event, Progress
 from labctl.model import GIB, FileEntry, Run
 from labctl.rehearsal.images import BOTO3
+from labctl.servers.agent import Remote
+from labctl.servers.connections import Connections
+from labctl.sync.edits import pull_code, pull_edits
+from labctl.sync.fetch import fetch_data
+from labctl.sync.pull import pull, verify
+from labctl.sync.push import PushResult, push
+from labctl.sync.scan import Index, scan_code, scan_data
 from labctl.transports.paramiko import ParamikoTransport
 
 pytest_plugins = ["sshd_fixtures"]

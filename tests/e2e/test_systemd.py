@@ -12,9 +12,9 @@ from lab_servers import wait_for
 from sshd_container import Sshd
 from systemd_machine import build_image, lab_on, load_image, machine
 
-from labctl.actions.connections import Connections
-from labctl.actions.courses.bake import CLEAN_SCRIPT
-from labctl.actions.remote import Remote
+from labctl.courses.bake import CLEAN_SCRIPT
+from labctl.servers.agent import Remote
+from labctl.servers.connections import Connections
 from labctl.transports.openssh import OpenSshTransport
 
 pytestmark = pytest.mark.engine

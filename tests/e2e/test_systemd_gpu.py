@@ -16,12 +16,12 @@ from lab_servers import ROOT, wait_for
 from sshd_container import Sshd, docker
 from systemd_machine import build_image, lab_on, load_image, machine
 
-from labctl.actions.remote import program
-from labctl.remote.gpu_access import EVERY_S, FIRST_S, STATE
-from labctl.remote.reply import reply_of
-from labctl.remote.systemd_reload import PUT_OFF
-from labctl.remote.watch_place import ROOT_DIR
-from labctl.remote.watch_unit import UNIT
+from labctl.agent.host.gpu_access import EVERY_S, FIRST_S, STATE
+from labctl.agent.host.systemd_reload import PUT_OFF
+from labctl.agent.reply import reply_of
+from labctl.agent.watchdog.state_files import ROOT_DIR
+from labctl.agent.watchdog.systemd_unit import UNIT
+from labctl.servers.agent import program
 
 pytestmark = pytest.mark.engine
 

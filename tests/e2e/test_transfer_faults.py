@@ -23,15 +23,15 @@ from calibration import dead_link_limit_s
 from sshd_container import Sshd, docker, start, wait_for
 from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes
 
-from labctl.actions import Event, Progress
-from labctl.actions.connections import Connections
-from labctl.actions.edits import pull_edits
-from labctl.actions.pull import pull, verify
-from labctl.actions.push import PushResult, push
-from labctl.actions.remote import Remote, program_name
-from labctl.actions.scan import Index, scan_code
 from labctl.commands import rsync
 from labctl.errors import DiskFullError, LinkLostError, PolicyError, TransferError
+from labctl.events import Event, Progress
+from labctl.servers.agent import Remote, program_name
+from labctl.servers.connections import Connections
+from labctl.sync.edits import pull_edits
+from labctl.sync.pull import pull, verify
+from labctl.sync.push import PushResult, push
+from labctl.sync.scan import Index, scan_code
 
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
@@ -389,9 +389,9 @@ PULLING = """
 import sys
 from pathlib import Path
 import msgspec
-from labctl.actions import Note, Progress
-from labctl.actions.remote import Remote
-from labctl.actions.pull import pull
+from labctl.events import Note, Progress
+from labctl.servers.agent import Remote
+from labctl.sync.pull import pull
 from labctl.commands import rsync
 from labctl.model import Endpoint
 from labctl.transports.openssh import OpenSshTransport

@@ -13,8 +13,6 @@ import msgspec
 import pytest
 from sshd_container import Sshd, wait_for
 
-from labctl.actions.connections import Connections
-from labctl.actions.host_keys import make_key
 from labctl.errors import (
     AuthenticationError,
     BusyError,
@@ -26,6 +24,8 @@ from labctl.errors import (
     LinkLostError,
 )
 from labctl.model import Endpoint
+from labctl.servers.connections import Connections
+from labctl.servers.host_keys import make_key
 from labctl.shell import command
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport
@@ -330,7 +330,7 @@ def test_single_files_over_sftp(sshd: Sshd, tmp_path: Path) -> None:
 def test_paramiko_asks_for_the_fast_ways(sshd: Sshd) -> None:
     import socket
 
-    from labctl.transports.logins import log_in
+    from labctl.transports.paramiko_login import log_in
 
     login = log_in(sshd.endpoint())
     assert login.transport.local_cipher == "aes128-gcm@openssh.com"

@@ -31,7 +31,7 @@ MODULES = (
         f"labctl.cli.{name}"
         for name in ("exits", "screen", "start", "watch", "pay", "work", "rare")
     ),
-    *(f"labctl.actions.{name}" for name in ("down", "orphans", "status", "provision", "guard")),
+    *(f"labctl.events.{name}" for name in ("down", "orphans", "status", "provision", "guard")),
     "labctl.lab",
     "labctl.providers.aws",
     "boto3",

@@ -15,9 +15,9 @@ from typing import Any
 
 from lab_servers import READY_DEADLINE_S, LabServer, wait_for
 
-from labctl.actions.connections import Connections
-from labctl.actions.remote import Remote
 from labctl.model import RunSpec
+from labctl.servers.agent import Remote
+from labctl.servers.connections import Connections
 from labctl.transports.openssh import OpenSshTransport
 
 LAB = "watched"

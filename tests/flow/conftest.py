@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from lab_ground import World, world
 
-from labctl.actions import guard
-from labctl.actions.ground import Ground
 from labctl.model import Server
+from labctl.servers import guard
+from labctl.servers.context import Ground
 
 
 @pytest.fixture(autouse=True)

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 from lab_ground import Cloud, DiskCloud, Machine, Recorded, Wires
 
-from labctl.actions.courses import ground as grounds
-from labctl.actions.courses import open_course, servers
-from labctl.actions.courses.ground import course_ground
-from labctl.actions.courses.servers import Staff
-from labctl.actions.ground import Ground
-from labctl.actions.host_keys import make_key
 from labctl.config import Paths, paths
-from labctl.courses.folder import CourseFolder, Seat, make_private
+from labctl.courses import context as grounds
+from labctl.courses import servers
+from labctl.courses.context import course_ground
+from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder, Seat, make_private
+from labctl.courses.servers import Staff
 from labctl.errors import CapacityError
 from labctl.model import CreateRequest, Endpoint, Offer, Server
 from labctl.providers import Room
+from labctl.servers.context import Ground
+from labctl.servers.host_keys import make_key
 from labctl.state import State
 from labctl.transports import Transport
 

@@ -13,16 +13,17 @@ import msgspec
 import pytest
 from lab_ground import Cloud, Wires, World
 
-from labctl.actions.courses import open_course, servers
-from labctl.actions.courses.claims import Claim
-from labctl.actions.courses.desk import Desk
-from labctl.actions.courses.ground import course_ground
-from labctl.actions.courses.servers import Staff
-from labctl.actions.courses.work import Money
-from labctl.actions.ground import Ground
-from labctl.courses.folder import CourseFolder, Seat, make_private
+from labctl.courses import servers
+from labctl.courses.claims import Claim
+from labctl.courses.context import course_ground
+from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder, Seat, make_private
+from labctl.courses.requests import Desk
+from labctl.courses.seat_operations import Money
+from labctl.courses.servers import Staff
 from labctl.model import Endpoint, Offer, Server
 from labctl.providers import Deadline
+from labctl.servers.context import Ground
 from labctl.state import State
 
 ROSTER = """id,name,email,team,section,active
@@ -186,5 +187,5 @@ def patched_course(
         return found
 
     monkeypatch.setattr(servers, "course_ground", ground)
-    monkeypatch.setattr("labctl.actions.courses.ground.course_ground", ground)
+    monkeypatch.setattr("labctl.courses.context.course_ground", ground)
     return Course(course_folder(root, more), world)

@@ -15,15 +15,15 @@ import pytest
 from click.testing import CliRunner
 from lab_ground import LAB_ID, Cloud, Recorded, Wires, World, unreachable
 
-from labctl.actions import keepers, provision, saved, turn, wards
-from labctl.actions.ground import Ground
-from labctl.actions.hand_over import hand_over
-from labctl.actions.keepers import KeeperHost
-from labctl.actions.take_in import Taken
 from labctl.cli import cli
 from labctl.config import Paths, paths
 from labctl.errors import LabError
+from labctl.lifecycle import keeper_host, kept_labs, recovery_lock, restore, up
+from labctl.lifecycle.export_lab import hand_over
+from labctl.lifecycle.import_lab import Taken
+from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.model import Endpoint, Run, RunSpec, Server
+from labctl.servers.context import Ground
 from labctl.state import State
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
@@ -60,12 +60,12 @@ class Pair:
 
     @property
     def ward(self) -> Path:
-        return wards.directory(self.places, NAME)
+        return kept_labs.directory(self.places, NAME)
 
     def kept(self) -> Ground:
         """The lab as the keeper has it."""
-        one = wards.ward(self.places, NAME)
-        return wards.ground(one, self.places, self.state, Recorded(), self.environ)
+        one = kept_labs.ward(self.places, NAME)
+        return kept_labs.ground(one, self.places, self.state, Recorded(), self.environ)
 
     def server(self) -> Server:
         (server,) = self.cloud.machines.values()
@@ -77,7 +77,7 @@ class Pair:
         server = ground.state.server_of_lab(LAB_ID)
         assert server is not None
         spec = RunSpec(id=run_id, lab="digits", lab_id=LAB_ID, command=("true",), image="img")
-        saved.keep_code(ground, spec)
+        restore.keep_code(ground, spec)
         run = Run(id=run_id, lab_id=LAB_ID, server_id=server.id, state=state, seen_at=1.0)
         ground.state.save_run(run)
         return run
@@ -106,7 +106,7 @@ def pair(lab: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """A lab with a server and a run, and a machine with a keeper that knows nothing of it yet."""
     home.mkdir()
     made = Pair(lab, home, monkeypatch)
-    own = wards.ground
+    own = kept_labs.ground
 
     def ground(*words: Any, **named: Any) -> Ground:
         found = own(*words, **named)
@@ -114,16 +114,16 @@ def pair(lab: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
         found.__dict__["connections"] = Wires(found.paths, lab.machine)
         return found
 
-    monkeypatch.setattr(wards, "ground", ground)
-    monkeypatch.setattr(keepers.KeeperHost, "endpoint", Endpoint(host="127.0.0.1"))
-    monkeypatch.setattr(keepers.KeeperHost, "_transport", property(lambda _: made.transport()))
-    provision.up(lab.ground())
+    monkeypatch.setattr(kept_labs, "ground", ground)
+    monkeypatch.setattr(keeper_host.KeeperHost, "endpoint", Endpoint(host="127.0.0.1"))
+    monkeypatch.setattr(keeper_host.KeeperHost, "_transport", property(lambda _: made.transport()))
+    up.up(lab.ground())
     made.started()
     return made
 
 
 def handed_to(lab: World) -> str:
-    return turn.handed_to(lab.ground())
+    return recovery_lock.handed_to(lab.ground())
 
 
 def cut() -> LabError:

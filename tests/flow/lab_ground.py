@@ -17,12 +17,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from labctl.actions import Decision, Event, Note
-from labctl.actions.connections import Connections
-from labctl.actions.ground import Ground
-from labctl.actions.host_keys import make_key
 from labctl.config import Paths, load_lab, paths
 from labctl.errors import ConnectError, LabError, LinkLostError
+from labctl.events import Decision, Event, Note
 from labctl.model import (
     Check,
     CreateRequest,
@@ -34,6 +31,9 @@ from labctl.model import (
     Server,
     Value,
 )
+from labctl.servers.connections import Connections
+from labctl.servers.context import Ground
+from labctl.servers.host_keys import make_key
 from labctl.state import State
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport

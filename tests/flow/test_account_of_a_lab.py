@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from lab_ground import World, world
 
-from labctl.actions import lost, provision, removal
-from labctl.actions.attend import SWEPT, sweep
-from labctl.actions.lost import GoneError, Silences
 from labctl.errors import PolicyError
+from labctl.keeper.recovery_worker import SWEPT, sweep
+from labctl.lifecycle import server_loss, up
+from labctl.lifecycle.server_loss import GoneError, Silences
 from labctl.model import ProviderAccount, Server
+from labctl.servers import end_server
 
 OURS, OTHER = ProviderAccount(id="111", profile="ours"), ProviderAccount(id="222")
 
@@ -26,19 +27,19 @@ def lab(tmp_path: Path) -> World:
 @pytest.fixture
 def server(lab: World) -> Server:
     """A ready server of one account; the next process has the credentials of another."""
-    found = provision.up(lab.ground())
+    found = up.up(lab.ground())
     lab.cloud.account = OTHER
     return found
 
 
 def test_a_server_of_another_account_is_not_lost_to_its_runs(lab: World, server: Server) -> None:
     with pytest.raises(PolicyError):
-        lost.check_there(lab.ground(), server, Silences())
+        server_loss.check_there(lab.ground(), server, Silences())
     lab.cloud.account = OURS
-    lost.check_there(lab.ground(), server, Silences())
+    server_loss.check_there(lab.ground(), server, Silences())
     del lab.cloud.machines[server.id]
     with pytest.raises(GoneError):
-        lost.check_there(lab.ground(), server, Silences())
+        server_loss.check_there(lab.ground(), server, Silences())
 
 
 def test_a_keeper_sweeps_nothing_in_another_account(lab: World, server: Server) -> None:
@@ -53,7 +54,7 @@ def test_no_order_is_given_in_another_account(lab: World, server: Server) -> Non
     ground = lab.ground()
     lab.cloud.calls.clear()
     with pytest.raises(PolicyError):
-        removal.end(ground, [server])
+        end_server.end(ground, [server])
     assert lab.cloud.calls == []
     assert ground.state.server(server.id) is not None
     assert list(lab.cloud.machines) == [server.id]

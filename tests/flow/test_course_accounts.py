@@ -11,23 +11,23 @@ import pytest
 from course_ground import Class, a_class, roster
 from course_keeper_ground import Pretended
 
-from labctl.actions import Reporter
-from labctl.actions.courses import servers
-from labctl.actions.courses.accrue import known
-from labctl.actions.courses.costs import costs
-from labctl.actions.courses.desk import Desk
-from labctl.actions.courses.ending import down, end_of_term
-from labctl.actions.courses.forget import forget_lost
-from labctl.actions.courses.keys import Keys
-from labctl.actions.courses.remains import asked
-from labctl.actions.courses.rounds import Rounds
-from labctl.actions.courses.servers import Staff, up
-from labctl.actions.courses.shared import Hosts, SharedSeats
-from labctl.actions.courses.status import status
-from labctl.actions.courses.work import SeatWork
 from labctl.config import Paths
-from labctl.courses.folder import CourseFolder
+from labctl.courses import servers
+from labctl.courses.costs import costs
+from labctl.courses.forget import forget_lost
+from labctl.courses.keys import Keys
+from labctl.courses.leftovers import asked
+from labctl.courses.metering import known
+from labctl.courses.records.folder import CourseFolder
+from labctl.courses.requests import Desk
+from labctl.courses.seat_operations import SeatWork
+from labctl.courses.servers import Staff, up
+from labctl.courses.shared_servers import Hosts, SharedSeats
+from labctl.courses.status import status
+from labctl.courses.tasks import Rounds
+from labctl.courses.teardown import down, end_of_term
 from labctl.errors import PolicyError
+from labctl.events import Reporter
 from labctl.model import CreateRequest, Need, ProviderAccount
 from labctl.state import State
 

@@ -10,10 +10,10 @@ import pytest
 from course_ground import Class, ClassCloud, a_class, roster
 from lab_ground import Machine
 
-from labctl.actions.courses import bake as baking
-from labctl.actions.courses import ground as grounds
-from labctl.actions.courses.bake import bake, drop
-from labctl.actions.courses.ground import BAKED, baked, seat_grounds
+from labctl.courses import bake as baking
+from labctl.courses import context as grounds
+from labctl.courses.bake import bake, drop
+from labctl.courses.context import BAKED, baked, seat_grounds
 from labctl.errors import PolicyError, ProviderError
 from labctl.model import Resource, Value
 from labctl.transports import Result

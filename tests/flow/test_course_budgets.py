@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from course_ground import Class, a_class, roster
 
-from labctl.actions.courses.accrue import HOME, accrue, ended, write_ends
-from labctl.actions.courses.allowances import budget, due
-from labctl.actions.courses.costs import as_csv, costs
-from labctl.actions.courses.ending import down
-from labctl.actions.courses.ground import own_seat
-from labctl.actions.courses.plan import plan, remember
-from labctl.actions.courses.servers import up
+from labctl.courses.allowances import budget, due
+from labctl.courses.context import own_seat
+from labctl.courses.costs import as_csv, costs
+from labctl.courses.metering import HOME, accrue, ended, write_ends
+from labctl.courses.plan import plan, remember
+from labctl.courses.servers import up
+from labctl.courses.teardown import down
 from labctl.errors import NoOfferError
 
 NAMES = ("alice", "bob", "carol")
@@ -105,8 +105,8 @@ def test_a_plan_without_an_offer_says_why_and_shows_the_rest(
 
 
 def test_a_due_time_reaches_the_receiver_once_it_knows_the_assignment(ml: Class) -> None:
-    from labctl.actions.courses.allowances import apply_extensions
-    from labctl.actions.receive import write_assignment
+    from labctl.courses.allowances import apply_extensions
+    from labctl.submissions.receive import write_assignment
     from labctl.submissions.receiver import Receiver
 
     due(ml.folder, "hw3", "bob", "+3d", by="ta")
@@ -151,7 +151,7 @@ def test_a_server_of_the_courses_own_costs_too_and_is_nobodys(ml: Class) -> None
 @pytest.fixture
 def shown_at_once(ml: Class, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that the provider does not show is gone, however young."""
-    monkeypatch.setattr("labctl.actions.courses.accrue.YOUNG_S", 0.0)
+    monkeypatch.setattr("labctl.courses.metering.YOUNG_S", 0.0)
     ml.cloud.settle_s = 0.0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from course_keeper_ground import KEY, OFFER, Pretended, asked, course_folder, create
 
-from labctl.actions.courses.desk import ENDED_BY_STAFF, FOUND_GONE, Desk
+from labctl.courses.requests import ENDED_BY_STAFF, FOUND_GONE, Desk
 from labctl.errors import CapacityError, PolicyError, ProviderError
 
 OTHER = "bb" * 8
@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_leaves_no_seat_busy(
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr("labctl.actions.courses.claims.write_private", full)
+        patch.setattr("labctl.courses.claims.write_private", full)
         work.gate.set()
         assert desk.wait(120), "whoever waits for this seat would wait for ever"
     desk.seat(work.folder.seat("alice")).go_on()

@@ -13,14 +13,14 @@ import pytest
 from course_keeper_ground import KEY, Course, Pretended, create, patched_course
 from lab_ground import DiskCloud, World, world
 
-from labctl.actions import guard
-from labctl.actions.courses import rounds as rounds_module
-from labctl.actions.courses.desk import Desk
-from labctl.actions.courses.keys import Keys
-from labctl.actions.courses.rounds import GRACE_S, Rounds
-from labctl.actions.courses.vigil import Vigil, Yes
-from labctl.courses.ledger import Entry
+from labctl.courses import tasks as rounds_module
+from labctl.courses.keys import Keys
+from labctl.courses.records.ledger import Entry
+from labctl.courses.requests import Desk
+from labctl.courses.scheduler import Vigil, Yes
+from labctl.courses.tasks import GRACE_S, Rounds
 from labctl.model import Resource
+from labctl.servers import guard
 
 CLASS = datetime(2026, 11, 23, 10, 0, tzinfo=UTC).timestamp()  # a Monday
 HOURS = (
@@ -59,7 +59,7 @@ class Kept:
             self.shown.append(text)
             return []
 
-        monkeypatch.setattr(rounds_module.together, "message", message)
+        monkeypatch.setattr(rounds_module.broadcast, "message", message)
         monkeypatch.setattr(guard, "watch", lambda *_: self.busy)
 
     def _tell(self, name: str, text: str) -> None:
@@ -107,7 +107,7 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
     kept.round()
     kept.at += GRACE_S + 60
     with monkeypatch.context() as patch:
-        patch.setattr("labctl.actions.courses.rounds.ending.down", broken)
+        patch.setattr("labctl.courses.tasks.ending.down", broken)
         kept.round()
     assert any(name == "alice" and "Traceback" in text for name, text in kept.told)
     kept.round()
@@ -174,7 +174,7 @@ def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
         kept.course.cloud.machines.pop(f"srv-{seats[0].name}", None)
         return []
 
-    monkeypatch.setattr(rounds_module.ending, "down", down)
+    monkeypatch.setattr(rounds_module.teardown, "down", down)
     monkeypatch.setattr(rounds_module, "PATIENCE_S", 0.4 if hangs else 30.0)
     kept.at += GRACE_S + 60
     end = time.monotonic() + 120
@@ -200,7 +200,7 @@ def test_results_that_never_end_outlast_no_budget(
     kept.course.add("alice", price=1.0, age_s=7300)
     kept.round()
     never = threading.Event()
-    monkeypatch.setattr(rounds_module.ending, "down", lambda *_: never.wait(30) and [])
+    monkeypatch.setattr(rounds_module.teardown, "down", lambda *_: never.wait(30) and [])
     monkeypatch.setattr(rounds_module, "PATIENCE_S", 0.2)
     monkeypatch.setattr(rounds_module.rescue, "is_near_end", lambda *_: rescued)
     monkeypatch.setattr(rounds_module.rescue, "await_end", lambda *_: "budget")

@@ -10,24 +10,25 @@ import pytest
 from course_ground import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_ground import Recorded, unreachable
 
-from labctl.actions import Event, guard
-from labctl.actions.courses import open_course
-from labctl.actions.courses.check import check
-from labctl.actions.courses.ending import down, end_of_term
-from labctl.actions.courses.ground import own_ground, seat_grounds
-from labctl.actions.courses.material import NAME, take
-from labctl.actions.courses.plan import plan
-from labctl.actions.courses.remains import asked
-from labctl.actions.courses.seated import Done, News
-from labctl.actions.courses.servers import of_course, up
-from labctl.actions.courses.status import status
-from labctl.actions.courses.together import message, push, run_of
-from labctl.actions.ground import Ground
-from labctl.actions.kept_disks import SAVED
 from labctl.course import Course
-from labctl.courses.spending import spent_usd
+from labctl.courses.broadcast import message, push, run_of
+from labctl.courses.context import own_ground, seat_grounds
+from labctl.courses.leftovers import asked
+from labctl.courses.loading import open_course
+from labctl.courses.material import NAME, take
+from labctl.courses.plan import plan
+from labctl.courses.preflight import check
+from labctl.courses.records.spending import spent_usd
+from labctl.courses.seat_reporter import Done, News
+from labctl.courses.servers import of_course, up
+from labctl.courses.status import status
+from labctl.courses.teardown import down, end_of_term
 from labctl.errors import InterruptError, NotFoundError, PolicyError, ProviderError, UsageError
+from labctl.events import Event
 from labctl.model import Check, Resource, Run
+from labctl.servers import guard
+from labctl.servers.context import Ground
+from labctl.servers.kept_disks import SAVED
 
 NAMES = ("alice", "bob", "carol")
 ARM = guard.arm  # what conftest replaces, lest a watchdog end this machine
@@ -532,7 +533,7 @@ def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone
     ml.cloud = ClassCloud(before.key)
     ml.cloud.name = "another"  # type: ignore[misc]
     monkeypatch.setattr(
-        "labctl.actions.ground.provider_class", lambda name: at_its_name({"cloud": before}, name)
+        "labctl.servers.context.provider_class", lambda name: at_its_name({"cloud": before}, name)
     )
     for deed in (
         lambda: status(ml.staff(), ml.folder.seats(), refresh=True),

@@ -11,15 +11,15 @@ import pytest
 from course_keeper_ground import KEY, OFFER, Course, TimedCloud, create, patched_course
 from lab_ground import DiskCloud, Recorded, unreachable, world
 
-from labctl.actions import extend as more_time
-from labctl.actions.courses import together
-from labctl.actions.courses.check import check
-from labctl.actions.courses.claims import Claim, SeatDesk
-from labctl.actions.courses.desk import Desk
-from labctl.actions.courses.ending import down
-from labctl.actions.courses.work import KeeperStaff, SeatWork
-from labctl.actions.deadlines import MARGIN_S
+from labctl.courses import broadcast
+from labctl.courses.claims import Claim, SeatDesk
+from labctl.courses.preflight import check
+from labctl.courses.requests import Desk
+from labctl.courses.seat_operations import KeeperStaff, SeatWork
+from labctl.courses.teardown import down
 from labctl.errors import DeniedError, LabError, PolicyError, ProviderError
+from labctl.lifecycle import extend as more_time
+from labctl.servers.deadlines import MARGIN_S
 from labctl.state import State
 
 BUDGET = "per_student: {budget: 2.00, ttl: 2h, max_ttl: 4h}\n"
@@ -234,8 +234,8 @@ def test_a_forged_watchdog_moves_no_end_at_the_provider(
         assert deadlines[server.id] <= server.created_at + 2 * 3600 + 6 * 60 + MARGIN_S + 1
     staffs = 1e12
     monkeypatch.setattr(more_time.guard, "extend", lambda *_: {"ttl_left_s": staffs})
-    monkeypatch.setattr(together.guard, "arm", lambda *_, **__: {})
-    together.extend(work.staff, seat, 3600)
+    monkeypatch.setattr(broadcast.guard, "arm", lambda *_, **__: {})
+    broadcast.extend(work.staff, seat, 3600)
     assert deadlines[server.id] <= server.created_at + 4 * 3600 + 3600 + MARGIN_S + 1
 
 

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 from lab_ground import Cloud, DiskCloud, Recorded, World, world
 
-from labctl.actions import deadlines, down, provision
-from labctl.actions.deadlines import DEFAULT_TTL_S, LEAST_S, MARGIN_S
 from labctl.errors import CredentialsError, DeniedError, LabError, PolicyError, ThrottledError
+from labctl.lifecycle import down
+from labctl.lifecycle import up as provision
 from labctl.model import Boot, Need, Server
+from labctl.servers import deadlines
+from labctl.servers.deadlines import DEFAULT_TTL_S, LEAST_S, MARGIN_S
 
 HOUR_S = 3600.0
 

@@ -11,13 +11,6 @@ import pytest
 from lab_ground import LAB_ID, Cloud, DiskCloud, Recorded, World, unreachable, world
 
 from labctl import retry
-from labctl.actions import guard, held_disks, homecoming, lab_files, lost, provision, reclaim
-from labctl.actions.down import down
-from labctl.actions.extend import extend
-from labctl.actions.ground import Ground
-from labctl.actions.orphans import end_them, orphans
-from labctl.actions.remote import Remote
-from labctl.actions.status import status
 from labctl.errors import (
     ConnectError,
     DeniedError,
@@ -26,8 +19,18 @@ from labctl.errors import (
     PolicyError,
     ThrottledError,
 )
+from labctl.lifecycle import reclaim, reconcile, server_loss
+from labctl.lifecycle import up as provision
+from labctl.lifecycle.down import down
+from labctl.lifecycle.extend import extend
+from labctl.lifecycle.status import status
 from labctl.model import Need, Resource, Run, Server
+from labctl.servers import guard, held_disks
+from labctl.servers.agent import Remote
+from labctl.servers.context import Ground
+from labctl.servers.leftovers import end_them, orphans
 from labctl.state.disks import list_kept_disks
+from labctl.sync import lab_files
 
 ARM = guard.arm  # what conftest replaces, lest a watchdog end this machine
 DAY_S = 86_400.0
@@ -207,7 +210,7 @@ def test_a_look_renews_the_expiry_that_a_server_without_deadline_comes_near(
         if look == "status":
             status(lab.ground(), refresh=True)
         else:
-            homecoming.pull(lab.ground(), [], everything=False)
+            reconcile.pull(lab.ground(), [], everything=False)
     expected = time.time() + 14 * DAY_S
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
     assert cloud_of(lab).calls.count("keep_disk") == 2
@@ -306,10 +309,10 @@ def test_a_dead_server_whose_disk_the_provider_does_not_show_goes_on(
     server = up(lab)
     cloud_of(lab).has_disks = False
     reporter = Recorded()
-    monkeypatch.setattr(lost, "answers", lambda *_: False)
-    silences = lost.Silences()
+    monkeypatch.setattr(server_loss, "answers", lambda *_: False)
+    silences = server_loss.Silences()
     monkeypatch.setattr(silences, "dead", lambda *_: True)
-    lost.check_there(lab.ground(reporter), server, silences)
+    server_loss.check_there(lab.ground(reporter), server, silences)
     assert server.id in cloud_of(lab).machines
     assert "its disk cannot be kept" in reporter.said
 
@@ -339,7 +342,7 @@ def test_the_disk_of_a_server_that_is_taken_back_stays_where_not_all_is_here(
     server = up(lab)
     lab.machine.run_with("night").joinpath("checkpoints", file).write_text("weights")
     cloud_of(lab).takes_back = True
-    lost.clear_away(lab.ground(), "night")
+    server_loss.clear_away(lab.ground(), "night")
     assert cloud_of(lab).machines == {}
     assert (server.id in cloud_of(lab).kept_until) == is_kept
 
@@ -352,7 +355,7 @@ def test_what_was_edited_on_a_server_that_is_taken_back_is_here(lab: World) -> N
     (lab.machine.home / "labctl" / "digits" / "code" / "train.py").write_text("print(2)")
     cloud_of(lab).takes_back = True
     lab.machine.run_with("night", model="weights")
-    lost.clear_away(lab.ground(), "night")
+    server_loss.clear_away(lab.ground(), "night")
     [saved] = (lab.home / "lab" / "server-edits").glob("*/train.py")
     assert saved.read_text() == "print(2)"
 

@@ -11,16 +11,20 @@ import msgspec
 import pytest
 from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
 
-from labctl.actions import Event, Progress, lab_services, outputs, provision, removal
-from labctl.actions.down import Ending, down
-from labctl.actions.host_keys import make_key
 from labctl.errors import BusyError, HostKeyError, NotFoundError, PolicyError, ThrottledError
+from labctl.events import Event, Progress
+from labctl.lifecycle import up
+from labctl.lifecycle.down import Ending, down
 from labctl.model import Resource
+from labctl.runs import outputs
+from labctl.servers import end_server
+from labctl.servers.host_keys import make_key
+from labctl.services import lab_services
 
 
 @pytest.fixture
 def ready(lab: World) -> World:
-    provision.up(lab.ground())
+    up.up(lab.ground())
     return lab
 
 
@@ -82,7 +86,7 @@ def test_a_stopped_server_comes_back_with_up_and_its_results_with_down(ready: Wo
 
 def test_where_nothing_can_be_stopped_it_goes_on(tmp_path: Path) -> None:
     lab = world(tmp_path, Cloud)
-    provision.up(lab.ground())
+    up.up(lab.ground())
     lab.machine.error = unreachable()
     with pytest.raises(PolicyError) as caught:
         end(lab)
@@ -115,7 +119,7 @@ def test_discard_leads_out_of_a_foreign_host_key_as_the_hint_says(
 def test_a_removal_never_confirmed_stays_on_record(
     ready: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removal, "GONE_DEADLINE_S", 0.3)
+    monkeypatch.setattr(end_server, "GONE_DEADLINE_S", 0.3)
     ready.cloud.never_gone = True
     with pytest.raises(BusyError, match="has not confirmed") as caught:
         end(ready)
@@ -129,7 +133,7 @@ def test_a_removal_never_confirmed_stays_on_record(
 def test_what_something_else_holds_is_removed_once_that_lets_go(
     ready: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removal, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(end_server, "FIRST_PAUSE_S", 0.01)
     ready.cloud.remove_errors = [BusyError("held"), ThrottledError("too fast"), BusyError("held")]
     disks = [
         Resource(provider="cloud", kind="disk", id=name, lab_id=LAB_ID) for name in ("d1", "d2")
@@ -142,26 +146,26 @@ def test_what_something_else_holds_is_removed_once_that_lets_go(
 def test_who_held_it_may_show_itself_before_the_next_try(
     ready: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removal, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(end_server, "FIRST_PAUSE_S", 0.01)
     disk, late = (Resource(provider="cloud", kind="disk", id=name) for name in ("d1", "d2"))
     ready.cloud.left = [disk, late]
     ready.cloud.remove_errors = [BusyError("held")]
     shown: list[Resource] = [late, disk]
-    removal.take_away(ready.ground(), [disk], lambda: shown)
+    end_server.take_away(ready.ground(), [disk], lambda: shown)
     assert ready.cloud.left == []
 
 
 def test_what_is_held_for_too_long_is_named(ready: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removal, "RELEASE_DEADLINE_S", 0.3)
+    monkeypatch.setattr(end_server, "RELEASE_DEADLINE_S", 0.3)
     disk = Resource(provider="cloud", kind="disk", id="d1")
     ready.cloud.left = [disk]
     ready.cloud.remove_errors = [BusyError("held")] * 99
     with pytest.raises(BusyError, match="disk d1 could not be removed") as caught:
-        removal.take_away(ready.ground(), [disk])
+        end_server.take_away(ready.ground(), [disk])
     assert "held" in caught.value.why
     assert caught.value.hint == "labctl orphans --terminate"
     ready.cloud.remove_errors = []
-    removal.take_away(ready.ground(), [disk])
+    end_server.take_away(ready.ground(), [disk])
     assert ready.cloud.left == []
 
 

@@ -10,17 +10,11 @@ import msgspec
 import pytest
 from lab_ground import World, unreachable
 
-from labctl.actions.connections import Connections
-from labctl.actions.everywhere import (
-    LOGINS_AT_ONCE,
-    Answer,
-    door,
-    run_everywhere,
-    running_servers,
-)
-from labctl.cli.everywhere import exit_code, summary
+from labctl.cli.fan_out import exit_code, summary
 from labctl.errors import NotFoundError
 from labctl.model import Endpoint, Offer, Server
+from labctl.servers.connections import Connections
+from labctl.servers.fan_out import LOGINS_AT_ONCE, Answer, door, run_everywhere, running_servers
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport, Reply
 

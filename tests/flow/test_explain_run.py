@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from lab_ground import LAB_ID, Recorded, World, unreachable, world
 
-from labctl.actions import runs
-from labctl.actions.explain import Explanation, _fitting
-from labctl.actions.explain import explain as explain_run
-from labctl.actions.ground import Ground
-from labctl.actions.homecoming import bring_logs
-from labctl.actions.provision import up
 from labctl.errors import NotFoundError
 from labctl.estimate.plan import Measured, Plan
-from labctl.explain.memory import OutOfMemory
+from labctl.insight.explain.memory import OutOfMemory
+from labctl.insight.explanation import Explanation, _fitting
+from labctl.insight.explanation import explain as explain_run
+from labctl.lifecycle.reconcile import bring_logs
+from labctl.lifecycle.up import up
 from labctl.model import Run
+from labctl.runs import runs
+from labctl.servers.context import Ground
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from event_files import curve
@@ -71,7 +71,7 @@ def test_logs_alone_are_fetched_and_every_part_of_them_is_read(there: World) -> 
 
 
 def test_what_was_fetched_for_it_does_not_count_as_pulled(there: World) -> None:
-    from labctl.actions import outputs
+    from labctl.runs import outputs
 
     ground = there.ground()
     explain(ground)

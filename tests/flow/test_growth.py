@@ -14,12 +14,13 @@ from types import FrameType
 
 from lab_ground import LAB_ID, Cloud, World, world
 
-from labctl.actions import cost, fleet
-from labctl.actions.connections import Connections
-from labctl.actions.everywhere import run_everywhere, running_servers
-from labctl.actions.ground import Ground
-from labctl.actions.status import status
+from labctl.lifecycle import fleet
+from labctl.lifecycle.status import status
 from labctl.model import Endpoint, Offer, Run, Server
+from labctl.servers import cost
+from labctl.servers.connections import Connections
+from labctl.servers.context import Ground
+from labctl.servers.fan_out import run_everywhere, running_servers
 from labctl.state import State
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport

@@ -14,14 +14,16 @@ import pytest
 from keeper_ground import HOST, NAME, Pair, cut, handed_to, pair
 from lab_ground import LAB_ID, Recorded, World, world
 
-from labctl.actions import cost, homecoming, keepers, ledgers, wards
-from labctl.actions.down import down
-from labctl.actions.keepers import KeeperHost
-from labctl.actions.parcels import Parcel, Unpacking, version, write
-from labctl.actions.status import status
 from labctl.config import LAB_FILE, lab_id, set_secret, trust
 from labctl.errors import BusyError, LabError, NotFoundError, PolicyError, TransferError, UsageError
+from labctl.lifecycle import keeper_host, kept_labs, reconcile
+from labctl.lifecycle.down import down
+from labctl.lifecycle.keeper_host import KeeperHost
+from labctl.lifecycle.lab_archive import Parcel, Unpacking, version, write
+from labctl.lifecycle.status import status
 from labctl.model import Endpoint, Offer, Run
+from labctl.servers import cost
+from labctl.state import ledgers
 from labctl.stores import staged
 
 LAB_YAML = """\
@@ -88,7 +90,7 @@ def test_the_keeper_counts_with_what_was_spent_and_with_a_price_like_the_last(tw
     state.record("created", lab_id=LAB_ID, server_id="srv-old", detail=old)
     state.record("terminated", lab_id=LAB_ID, server_id="srv-old")
     two.hand_over()
-    one = wards.ward(two.places, NAME)
+    one = kept_labs.ward(two.places, NAME)
     assert one.spent_usd == pytest.approx(2.0, abs=0.01)
     now = time.time()
     assert cost.spent_usd(two.state, LAB_ID, now) == pytest.approx(2.0, abs=0.01)
@@ -103,14 +105,14 @@ def test_handed_over_again_only_what_is_new_travels_and_earlier_runs_stay(
     (two.ward / "runs" / "night" / "model").write_text("mirrored")
     two.started("day")
     sent: list[list[str]] = []
-    add = keepers.KeeperHost.add
+    add = keeper_host.KeeperHost.add
 
     def counted(self: KeeperHost, parcel: memoryview) -> object:
         with tarfile.open(fileobj=io.BytesIO(bytes(parcel))) as tar:
             sent.append(tar.getnames())
         return add(self, parcel)
 
-    monkeypatch.setattr(keepers.KeeperHost, "add", counted)
+    monkeypatch.setattr(keeper_host.KeeperHost, "add", counted)
     assert two.hand_over("day").runs == ("night", "day")
     (names,) = sent
     assert not [name for name in names if "set/" in name or "/data/" in name]
@@ -153,7 +155,7 @@ def test_a_server_that_the_keeper_cannot_find_is_not_half_handed_over(two: Pair)
 def test_a_server_that_lets_nobody_in_from_there_is_said(
     two: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("labctl.actions.take_in.LOGIN_S", 0.1)
+    monkeypatch.setattr("labctl.lifecycle.import_lab.LOGIN_S", 0.1)
     two.lab.machine.error = cut()
     with pytest.raises(BusyError, match="cannot be reached from here"):
         two.hand_over()
@@ -176,7 +178,7 @@ def test_a_failed_update_leaves_the_earlier_hand_over_as_it_was(two: Pair) -> No
 def test_a_server_of_this_machine_alone_goes_to_no_other(
     two: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keepers.KeeperHost, "endpoint", Endpoint(host="192.0.2.7"))
+    monkeypatch.setattr(keeper_host.KeeperHost, "endpoint", Endpoint(host="192.0.2.7"))
     with pytest.raises(UsageError, match="cannot keep digits") as caught:
         two.hand_over()
     assert "from this machine alone" in caught.value.why
@@ -195,7 +197,7 @@ def test_a_machine_without_labctl_or_with_another_says_how_to_get_it(two: Pair) 
 
 
 def test_what_was_not_announced_or_leaves_the_directory_is_refused(tmp_path: Path) -> None:
-    ward = wards.Ward(
+    ward = kept_labs.Ward(
         lab="digits",
         lab_id=LAB_ID,
         by="a@b",
@@ -274,7 +276,7 @@ def test_a_keeper_that_cannot_be_reached_is_a_note(two: Pair) -> None:
 
 def test_a_lab_dropped_at_the_keeper_is_its_owners_again(two: Pair) -> None:
     two.hand_over()
-    wards.drop(two.places, two.state, "digits")
+    kept_labs.drop(two.places, two.state, "digits")
     assert left_at_the_keeper(two) == []
     assert holders(two.home, "shown-nowhere") == []
     reporter = Recorded()
@@ -288,11 +290,11 @@ def test_down_tells_the_keeper_before_the_server_ends(
 ) -> None:
     two.hand_over()
     two.lab.machine.run_with("night", **{"model.pt": "weights"})
-    at_the_end: list[list[wards.Ward]] = []
+    at_the_end: list[list[kept_labs.Ward]] = []
     end = two.cloud.terminate
 
     def terminate(server_id: str) -> None:
-        at_the_end.append(wards.wards(two.places))
+        at_the_end.append(kept_labs.wards(two.places))
         end(server_id)
 
     monkeypatch.setattr(two.cloud, "terminate", terminate)
@@ -329,15 +331,15 @@ def test_without_a_server_a_pull_brings_the_keepers_copy(two: Pair) -> None:
     two.cloud.machines.clear()
     two.cloud.settle_s = 0.0
     ground = two.lab.ground()
-    homecoming.come_back(ground)
-    (pulled,) = homecoming.pull(ground, ["night"], everything=False)
+    reconcile.come_back(ground)
+    (pulled,) = reconcile.pull(ground, ["night"], everything=False)
     assert pulled.files == 5
     home = two.lab.home / "lab/runs/night"
     assert (home / "checkpoints/step-2/model").read_text() == "more"
     (copy / "logs" / "run.log").write_text("step 1\nstep 2\n")
-    (again,) = homecoming.pull(ground, ["night"], everything=False)
+    (again,) = reconcile.pull(ground, ["night"], everything=False)
     assert again.files == 1
-    assert homecoming.log_elsewhere(ground, "night") == b"step 1\nstep 2\n"
+    assert reconcile.log_elsewhere(ground, "night") == b"step 1\nstep 2\n"
     assert not (home / ".labctl-partial").exists()
 
 
@@ -383,9 +385,9 @@ def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpo
     content = in_store("night", {**files, "logs/run.log": b"step 1\n"}, state="exited", exit_code=0)
     content["runs/night/files/checkpoints/step-2/model"] = b"damaged"
     content["runs/night/files/logs/run.log"] += b"grown since"
-    monkeypatch.setattr("labctl.actions.copies.lab_store", lambda ground: Store(content))
+    monkeypatch.setattr("labctl.runs.saved_copies.lab_store", lambda ground: Store(content))
     ground.state.save_run(Run(id="night", lab_id=LAB_ID, server_id="srv-old", state="running"))
-    (pulled,) = homecoming.pull(ground, ["night"], everything=False)
+    (pulled,) = reconcile.pull(ground, ["night"], everything=False)
     home = lab.home / "lab/runs/night"
     assert (home / "checkpoints/step-1/model").read_bytes() == b"step-1 model"
     assert not (home / "checkpoints/step-2").exists()
@@ -396,14 +398,14 @@ def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpo
     assert known is not None
     assert (known.state, known.exit_code, known.server_id) == ("exited", 0, "srv-old")
     content["runs/night/files/checkpoints/step-2/model"] = b"step-2 model"
-    (again,) = homecoming.pull(ground, ["night"], everything=False)
+    (again,) = reconcile.pull(ground, ["night"], everything=False)
     assert (again.files, again.complete) == (2, True)
     with pytest.raises(NotFoundError, match="nothing of day is saved elsewhere"):
-        homecoming.pull(ground, ["day"], everything=False)
+        reconcile.pull(ground, ["day"], everything=False)
 
 
 def test_a_lab_that_was_never_handed_over_asks_nobody(lab: World) -> None:
     ground = lab.ground()
-    assert homecoming.hear(ground) == ""
-    assert not homecoming.has_copies(ground)
+    assert reconcile.hear(ground) == ""
+    assert not reconcile.has_copies(ground)
     assert (ground.config.root / LAB_FILE).is_file()

@@ -12,14 +12,17 @@ import pytest
 from keeper_ground import NAME, Pair, cut, pair
 from lab_ground import LAB_ID, DiskCloud, Recorded, world
 
-from labctl.actions import Decision, Note, Step, disks, keep, wards
-from labctl.actions.attend import attend, sweep
-from labctl.actions.attendants import Attendants
-from labctl.actions.ground import Ground
-from labctl.actions.keep import ENDED, SWEPT, TROUBLE, WELL, Journal, Keeper, is_running, look
-from labctl.actions.wards import Ward
 from labctl.errors import BusyError, CapacityError, LabError, NotFoundError
+from labctl.events import Decision, Note, Step
+from labctl.keeper import scheduler
+from labctl.keeper.recovery_worker import attend, sweep
+from labctl.keeper.scheduler import ENDED, SWEPT, TROUBLE, WELL, Journal, Keeper, is_running, look
+from labctl.keeper.workers import Attendants
+from labctl.lifecycle import kept_labs
+from labctl.lifecycle.kept_labs import Ward
 from labctl.model import Offer, Resource, Run
+from labctl.servers import disks
+from labctl.servers.context import Ground
 from labctl.state.disks import SEEN
 
 
@@ -43,7 +46,7 @@ class Kept:
 
     def ground(self, one: Ward) -> Ground:
         two = self.two
-        return wards.ground(one, two.places, two.state, Recorded(), two.environ)
+        return kept_labs.ground(one, two.places, two.state, Recorded(), two.environ)
 
     def _attend(self, name: str) -> None:
         self.closer.append(name)
@@ -135,9 +138,9 @@ def test_a_lab_in_trouble_is_asked_more_and_more_rarely_and_said_once(kept: Kept
 def other_ward(two: Pair, lab_id: str = "ffffffffffff") -> str:
     """A second lab in the keeper's care, which it can say nothing of: its lab.yaml is broken."""
     one = Ward(lab="other", lab_id=lab_id, by="bob@elsewhere", at=0.0, runs=("one",))
-    root = wards.directory(two.places, one.name)
+    root = kept_labs.directory(two.places, one.name)
     root.mkdir(parents=True)
-    (root / wards.RECORD).write_bytes(msgspec.json.encode(one))
+    (root / kept_labs.RECORD).write_bytes(msgspec.json.encode(one))
     (root / "lab.yaml").write_text("lab: [")
     return one.name
 
@@ -157,16 +160,16 @@ def test_a_lab_that_comes_or_goes_is_noticed(kept: Kept) -> None:
     other = other_ward(kept.two)
     kept.round()
     assert f"{other}: was handed over" in kept.log
-    wards.drop(kept.two.places, kept.two.state, other)
+    kept_labs.drop(kept.two.places, kept.two.state, other)
     kept.round()
     assert f"{other}: is kept no longer" in kept.log
-    assert set(wards.read_rounds(kept.two.places)) == {NAME}
+    assert set(kept_labs.read_rounds(kept.two.places)) == {NAME}
 
 
 def test_what_it_saw_is_listed_by_others(kept: Kept) -> None:
     kept.two.lab.machine.run_with("night")
     kept.round()
-    (one,) = keep.listed(kept.two.places, kept.two.state)
+    (one,) = scheduler.listed(kept.two.places, kept.two.state)
     assert (one["name"], one["by"].count("@")) == (NAME, 1)
     assert one["server"].id == kept.two.server().id
     assert [run.state for run in one["runs"]] == ["exited"]
@@ -177,7 +180,7 @@ def test_what_it_saw_is_listed_by_others(kept: Kept) -> None:
 def test_a_lab_at_work_is_not_dropped_and_is_afterwards(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wards, "DROP_S", 0.1)
+    monkeypatch.setattr(kept_labs, "DROP_S", 0.1)
     kept.two.lab.machine.error = cut()
     working, go_on = threading.Event(), threading.Event()
 
@@ -189,22 +192,22 @@ def test_a_lab_at_work_is_not_dropped_and_is_afterwards(
     (thread,) = kept.keeper.tick()
     assert working.wait(120)
     with pytest.raises(BusyError, match="is being recovered just now"):
-        wards.drop(kept.two.places, kept.two.state, "digits")
+        kept_labs.drop(kept.two.places, kept.two.state, "digits")
     assert kept.two.ward.is_dir()
     go_on.set()
     thread.join()
-    assert wards.drop(kept.two.places, kept.two.state, "digits").name == NAME
+    assert kept_labs.drop(kept.two.places, kept.two.state, "digits").name == NAME
     with pytest.raises(NotFoundError, match="no lab digits is kept here"):
-        wards.drop(kept.two.places, kept.two.state, "digits")
+        kept_labs.drop(kept.two.places, kept.two.state, "digits")
 
 
 def test_there_is_one_keeper_and_the_second_says_who(two: Pair) -> None:
     assert not is_running(two.places)
-    with keep.only_keeper(two.places):
+    with scheduler.only_keeper(two.places):
         assert is_running(two.places)
         with (
             pytest.raises(BusyError, match="runs here already") as caught,
-            keep.only_keeper(two.places),
+            scheduler.only_keeper(two.places),
         ):
             pass
         assert "pid" in caught.value.why
@@ -223,7 +226,7 @@ def test_only_prices_are_agreed_to() -> None:
 
 def test_looks_tell_what_is_needed(kept: Kept) -> None:
     two = kept.two
-    one = wards.ward(two.places, NAME)
+    one = kept_labs.ward(two.places, NAME)
     ground = kept.ground(one)
     assert look(ground, one) == TROUBLE, "the server does not know the run"
     two.lab.machine.run_with("night")
@@ -287,7 +290,7 @@ def test_a_disk_whose_time_is_over_goes_beside_a_server_that_lives(kept: Kept) -
     old = msgspec.structs.replace(DISK, id="vol-3", expires_at=time.time() - 9999)
     two.cloud.left.append(old)
     disks.looked(two.kept(), two.cloud.left, LAB_ID)
-    kept.attend = lambda name: attend(two.kept(), wards.ward(two.places, name))
+    kept.attend = lambda name: attend(two.kept(), kept_labs.ward(two.places, name))
     kept.keeper._attend(NAME)
     assert two.cloud.left == []
     assert len(two.cloud.machines) == 1
@@ -313,7 +316,7 @@ def test_when_all_is_over_and_swept_nobody_is_asked_any_more(kept: Kept) -> None
     over(two)
     two.cloud.machines.clear()
     two.lab.machine.error = cut()
-    kept.attend = lambda name: attend(two.kept(), wards.ward(two.places, name))
+    kept.attend = lambda name: attend(two.kept(), kept_labs.ward(two.places, name))
     kept.round()
     assert kept.state == SWEPT
     assert kept.closer == [NAME]
@@ -333,7 +336,7 @@ def test_a_run_whose_server_is_silent_is_looked_at_until_it_answers(two: Pair) -
             two.lab.machine.error = None
             two.lab.machine.run_with("night")
 
-    attend(two.kept(), wards.ward(two.places, NAME), pause=pause)
+    attend(two.kept(), kept_labs.ward(two.places, NAME), pause=pause)
     assert len(pauses) == 3
     run = two.state.run(LAB_ID, "night")
     assert run is not None

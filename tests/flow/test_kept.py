@@ -11,11 +11,13 @@ import msgspec
 import pytest
 from lab_ground import LAB_ID, Cloud, Recorded, World, world
 
-from labctl.actions import cost, disks, kept, kept_disks, orphans, provision
-from labctl.actions.down import down
-from labctl.actions.status import status
 from labctl.errors import BusyError, NotFoundError, ProviderError
+from labctl.lifecycle import disk_restore, up
+from labctl.lifecycle.down import down
+from labctl.lifecycle.status import status
 from labctl.model import Need, Offer, Resource
+from labctl.servers import cost, disks, kept_disks
+from labctl.servers import leftovers as orphans
 from labctl.state.disks import RESTORED, has_expired, list_kept_disks
 
 DISK = Resource(
@@ -74,7 +76,7 @@ def refused(lab: World, *errors: Exception) -> Recorded:
     assert isinstance(lab.cloud, KeepCloud)
     lab.cloud.attach_errors = list(errors)
     reporter = Recorded()
-    provision.up(lab.ground(reporter))
+    up.up(lab.ground(reporter))
     return reporter
 
 
@@ -100,7 +102,7 @@ def test_where_no_offer_is_near_it_says_what_stays(lab: World) -> None:
 def test_a_disk_that_is_held_for_a_moment_is_waited_for(
     lab: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "PAUSE_S", 0.01)
+    monkeypatch.setattr(disk_restore, "PAUSE_S", 0.01)
     reporter = refused(lab, BusyError("in use"), BusyError("in use"), ProviderError("gone"))
     assert "did not come back: gone" in reporter.said
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 from lab_ground import LAB_ID, Recorded, World
 
-from labctl.actions import attempts, outputs
-from labctl.actions.ground import Ground
-from labctl.actions.pull import PulledRun
 from labctl.errors import ConnectError, LabError, NotFoundError
 from labctl.model import Run, RunState, Server
+from labctl.runs import outputs
+from labctl.servers import attempts
+from labctl.servers.context import Ground
+from labctl.sync.pull import PulledRun
 
 RUN = "night"
 

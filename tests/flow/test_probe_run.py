@@ -10,13 +10,14 @@ import msgspec
 import pytest
 from lab_ground import LAB_ID, Recorded, World
 
-from labctl.actions import Progress, probe
-from labctl.actions.ground import Ground
-from labctl.actions.probe import Amount, Probed, amount, compared, ends_before
-from labctl.actions.provision import up
+from labctl.agent import reply
 from labctl.errors import LabError, LinkLostError, NoOfferError, UsageError
+from labctl.events import Progress
+from labctl.lifecycle.up import up
 from labctl.model import Need, Offer
-from labctl.remote import reply
+from labctl.runs import probe
+from labctl.runs.probe import Amount, Probed, amount, compared, ends_before
+from labctl.servers.context import Ground
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
 

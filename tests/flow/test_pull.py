@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 from directory_server import DirectoryServer, rsyncs, slow_down, wait_until
 
-from labctl.actions import Event, Note, Progress, Reporter, Silent, downloads, durability
-from labctl.actions.local_results import PARTIAL
-from labctl.actions.pull import PulledRun, pull, verify
-from labctl.actions.remote import Remote
-from labctl.actions.scan import identity
-from labctl.actions.transfers import hold_transfers
+from labctl.agent.files import outputs
 from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError, UsageError
-from labctl.remote import outputs
+from labctl.events import Event, Note, Progress, Reporter, Silent
+from labctl.servers.agent import Remote
+from labctl.sync import downloads, durability
+from labctl.sync.local_results import PARTIAL
+from labctl.sync.pull import PulledRun, pull, verify
+from labctl.sync.scan import identity
+from labctl.sync.transfer_lock import hold_transfers
 
 LAB = ("digits", "0f1e2d3c4b5a")
 MIB = 1024**2
@@ -372,7 +373,7 @@ def test_a_short_disk_is_told_before_anything_comes(
     server: DirectoryServer, there: Path, lab: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(there, "checkpoints/a.bin", os.urandom(LARGE))
-    monkeypatch.setattr("labctl.actions.downloads.RESERVE_BYTES", 2**60)
+    monkeypatch.setattr("labctl.sync.downloads.RESERVE_BYTES", 2**60)
     with pytest.raises(DiskFullError, match="no room here"):
         bring(server, lab)
     assert list((lab / "runs" / "r1").rglob("*.bin")) == []

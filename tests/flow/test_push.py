@@ -16,13 +16,13 @@ import pytest
 from directory_server import DirectoryServer, rsyncs, slow_down, wait_until
 from lab_ground import Recorded
 
-from labctl.actions import Event, Progress
-from labctl.actions.push import ALONG_BYTES, PushResult, push
-from labctl.actions.remote import Remote
-from labctl.actions.scan import LARGE_BYTES, Index, scan_code
-from labctl.actions.transfers import hold_transfers
 from labctl.commands import rsync
 from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError
+from labctl.events import Event, Progress
+from labctl.servers.agent import Remote
+from labctl.sync.push import ALONG_BYTES, PushResult, push
+from labctl.sync.scan import LARGE_BYTES, Index, scan_code
+from labctl.sync.transfer_lock import hold_transfers
 from labctl.transports.rsync import find_program
 
 LAB = ("digits", "0f1e2d3c4b5a")
@@ -373,8 +373,8 @@ def test_a_disk_that_is_full_there_is_told_and_what_arrived_is_kept(
 KILLED = """
 import os, subprocess, sys
 from pathlib import Path
-from labctl.actions import Silent
-from labctl.actions.transfers import hold_transfers
+from labctl.events import Silent
+from labctl.sync.transfer_lock import hold_transfers
 with hold_transfers(Path(sys.argv[1]), "push", Silent()):
     left = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, close_fds=False)
     print(left.pid, flush=True)

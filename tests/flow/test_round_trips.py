@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from lab_ground import LAB_ID, Machine, World, world
 
-from labctl.actions import provision
+from labctl.agent import reply
 from labctl.lab import Lab
-from labctl.remote import reply
+from labctl.lifecycle import up
 from labctl.transports import Result
 
 MOST = 3
@@ -49,7 +49,7 @@ def ready(tmp_path: Path) -> tuple[World, Counted]:
     (made.home / "lab" / "train.py").write_text("print('epoch 1')\n")
     machine = Counted(tmp_path / "machine")
     made = replace(made, machine=machine)
-    provision.up(made.ground())
+    up.up(made.ground())
     _run(made, "first")
     assert machine.trips() > MOST, "so much does the first one take"
     return made, machine

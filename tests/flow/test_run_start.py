@@ -11,12 +11,13 @@ import pytest
 from lab_ground import LAB_ID, Recorded, World, unreachable
 from msgspec.structs import replace
 
-from labctl.actions import images, provision, runs
-from labctl.actions.ground import Ground
+from labctl.agent import reply
 from labctl.config import load_lab, set_secret, trust
 from labctl.errors import ConnectError, LabError, LinkLostError, PolicyError
+from labctl.lifecycle import up
 from labctl.model import Endpoint, Run, RunSpec, Server
-from labctl.remote import reply
+from labctl.runs import images, runs
+from labctl.servers.context import Ground
 from labctl.transports import Result
 
 IMAGE = "labctl-tests/no-such-image:1"
@@ -113,7 +114,7 @@ class Started:
 def started(lab: World) -> Started:
     (lab.home / "lab" / "lab.yaml").write_text(f"lab: digits\nrun: [python]\nimage: {IMAGE}\n")
     ground = lab.ground()
-    server = provision.up(ground)
+    server = up.up(ground)
     return Started(lab, server, runs.spec(ground, server, (), "night", False))
 
 

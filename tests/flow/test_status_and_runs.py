@@ -7,11 +7,13 @@ from typing import NoReturn
 import pytest
 from lab_ground import Recorded, World, unreachable
 
-from labctl.actions import guard, provision, runs
-from labctl.actions.extend import extend
-from labctl.actions.status import status
 from labctl.errors import ConnectError, NotFoundError, UsageError
+from labctl.lifecycle import up
+from labctl.lifecycle.extend import extend
+from labctl.lifecycle.status import status
 from labctl.model import Run
+from labctl.runs import runs
+from labctl.servers import guard
 
 
 class Untouchable:
@@ -21,7 +23,7 @@ class Untouchable:
 
 def test_status_asks_nobody(lab: World) -> None:
     lab.cloud.price = 0.5
-    server = provision.up(lab.ground())
+    server = up.up(lab.ground())
     ground = lab.ground(Recorded())
     ground.__dict__["provider"] = ground.__dict__["connections"] = Untouchable()
     said = status(ground, refresh=False)
@@ -32,7 +34,7 @@ def test_status_asks_nobody(lab: World) -> None:
 
 
 def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
-    provision.up(lab.ground())
+    up.up(lab.ground())
     lab.machine.run_with("night")
     said = status(lab.ground(), refresh=True)
     assert said["reachable"] is True
@@ -46,7 +48,7 @@ def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
 def test_more_time_is_what_status_shows_from_then_on(
     lab: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provision.up(lab.ground())
+    up.up(lab.ground())
     watch = {"alive": True, "ttl_left_s": 30_000.0}
     monkeypatch.setattr(guard, "extend", lambda ground, server, span_s: watch)
     extend(lab.ground(), 1800)
@@ -54,7 +56,7 @@ def test_more_time_is_what_status_shows_from_then_on(
 
 
 def test_refresh_drops_a_server_that_is_gone(lab: World) -> None:
-    server = provision.up(lab.ground())
+    server = up.up(lab.ground())
     lab.cloud.change(server.id, state="terminated")
     assert status(lab.ground(), refresh=True)["server"] is None
 
@@ -68,7 +70,7 @@ def test_a_lab_without_a_server(lab: World) -> None:
 
 
 def test_what_a_run_is(lab: World) -> None:
-    server = provision.up(lab.ground())
+    server = up.up(lab.ground())
     ground = lab.ground()
     wanted = runs.spec(ground, server, (), "night", False)
     assert wanted.command == ("python", "train.py")
@@ -91,7 +93,7 @@ def test_names_made_for_runs_are_good_ones_and_differ() -> None:
 
 
 def test_a_log_is_followed_through_a_cut_link(lab: World) -> None:
-    server = provision.up(lab.ground())
+    server = up.up(lab.ground())
     directory = lab.machine.run_with("night")
     (directory / "logs" / "run.log").write_text("one\ntwo\n")
     reporter = Recorded(on_event=lambda event: setattr(lab.machine, "error", None))

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from lab_ground import World
 
-from labctl.actions.ground import Ground
-from labctl.actions.provision import up
-from labctl.actions.top import ServerNow, follow, look
 from labctl.errors import CommandError, ConnectError, LinkLostError, NotFoundError
+from labctl.insight.top import ServerNow, follow, look
+from labctl.lifecycle.up import up
+from labctl.servers.context import Ground
 from labctl.shell import Command
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport

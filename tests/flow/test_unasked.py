@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from lab_ground import Recorded, World
 
-from labctl.actions import attempts, unasked
 from labctl.errors import NoOfferError, PolicyError
+from labctl.lifecycle import spending_policy
 from labctl.model import Offer, Server
+from labctl.servers import attempts
 
 RUN = "night"
 
@@ -15,14 +16,14 @@ RUN = "night"
 def ready(lab: World, price: float) -> None:
     lab.cloud.price = price
     ground = lab.ground(Recorded())
-    unasked.agree(ground, attempts.make(ground, ground.config.server.need), RUN)
+    spending_policy.agree(ground, attempts.make(ground, ground.config.server.need), RUN)
 
 
 def again(lab: World, price: float) -> tuple[Server, Recorded]:
     """Another server for the run, and what was asked meanwhile."""
     lab.cloud.price = price
     reporter = Recorded(answers=[False])
-    ground = unasked.unasked(lab.ground(reporter), RUN)
+    ground = spending_policy.unasked(lab.ground(reporter), RUN)
     return attempts.make(ground, ground.config.server.need), reporter
 
 

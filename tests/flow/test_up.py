@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from lab_ground import LAB_ID, Cloud, Recorded, World, unreachable, world
 
-from labctl.actions import attempts, provision
-from labctl.actions.host_keys import make_key
 from labctl.errors import (
     BusyError,
     CapacityError,
@@ -22,7 +20,10 @@ from labctl.errors import (
     QuotaError,
     ThrottledError,
 )
+from labctl.lifecycle import up as provision
 from labctl.model import CreateRequest, GpuNeed, Need, Offer, Server
+from labctl.servers import attempts
+from labctl.servers.host_keys import make_key
 
 NEED = Need()
 

@@ -14,9 +14,9 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from labctl.actions.host_keys import make_key
 from labctl.providers.local import engine
 from labctl.rehearsal import Building, Rehearsal
+from labctl.servers.host_keys import make_key
 
 ROOT = Path(__file__).parents[2]
 MADE_HERE = "labctl-base:bookworm"

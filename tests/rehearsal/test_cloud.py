@@ -14,15 +14,7 @@ from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientEr
 from rehearsal_bed import Ground, client, wait_for
 
 from labctl.rehearsal import Rehearsal, Scenario
-from labctl.rehearsal.scenario import (
-    Capacity,
-    Delays,
-    Loss,
-    Quotas,
-    Reclaim,
-    Spot,
-    Throttle,
-)
+from labctl.rehearsal.scenario import Capacity, Delays, Loss, Quotas, Reclaim, Spot, Throttle
 
 SPOT = {"InstanceMarketOptions": {"MarketType": "spot"}}
 

@@ -20,7 +20,7 @@ from labctl.rehearsal.machines import PID_LABEL
 
 PROGRAM = (
     "import sys\n"
-    "from labctl.cli.exits import run_and_exit\n"
+    "from labctl.cli.exit_codes import run_and_exit\n"
     "from labctl.cli.rehearse import rehearse_command\n"
     "sys.exit(run_and_exit(rehearse_command))"
 )

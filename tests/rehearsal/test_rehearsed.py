@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from rehearsal_bed import Ground
 
-from labctl.cli.rehearsed import Rehearsed
+from labctl.cli.rehearsal import Rehearsed
 from labctl.rehearsal import Rehearsal, Scenario
 
 

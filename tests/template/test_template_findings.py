@@ -22,8 +22,8 @@ from model import Classifier, to_json
 from places import write_json
 from prepare_data import DatasetError
 
-from labctl.evaluation import Evaluation, read_evaluation
-from labctl.report.pictures import shown
+from labctl.insight.report.pictures import shown
+from labctl.runs.evaluation import Evaluation, read_evaluation
 
 pytestmark = pytest.mark.train
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from template_project import TEMPLATE
 
-from labctl.actions.profile import NAME, WRAP, packed
-from labctl.explain.profile import read_profile
+from labctl.insight.explain.profile import read_profile
+from labctl.insight.profile import NAME, WRAP, packed
 
 pytestmark = pytest.mark.train
 FEW = """

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from template_project import finish, start
 from train import Training
 
-from labctl.evaluation import read_evaluation
+from labctl.runs.evaluation import read_evaluation
 
 pytestmark = pytest.mark.train
 

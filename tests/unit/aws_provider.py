@@ -9,10 +9,10 @@ from typing import Any
 
 from aws_cloud import REGION, Cloud
 
-from labctl.actions.host_keys import make_key
 from labctl.model import GIB, Boot, CreateRequest, GpuNeed, Need, Offer, Server
 from labctl.providers import Surroundings
 from labctl.providers.aws import AwsProvider, AwsSettings
+from labctl.servers.host_keys import make_key
 
 ROOT = Path(__file__).parents[2]
 ZONE = f"{REGION}a"

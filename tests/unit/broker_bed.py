@@ -16,20 +16,15 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from engine_socket import Answer, EngineSocket
 
-from labctl.remote import (
-    broker,
-    broker_calls,
-    broker_claims,
-    broker_keep,
-    broker_mounts,
-    broker_net,
-)
-from labctl.remote.broker_calls import Calls
-from labctl.remote.broker_claims import Claims
-from labctl.remote.broker_keep import Keeping
-from labctl.remote.broker_queue import GpuQueue
-from labctl.remote.broker_rules import Account
-from labctl.remote.broker_settings import Settings
+from labctl.agent.broker import broker, housekeeping, mounts, networks
+from labctl.agent.broker import calls as broker_calls
+from labctl.agent.broker import claims as broker_claims
+from labctl.agent.broker.calls import Calls
+from labctl.agent.broker.claims import Claims
+from labctl.agent.broker.gpu_queue import GpuQueue
+from labctl.agent.broker.housekeeping import Keeping
+from labctl.agent.broker.rules import Account
+from labctl.agent.broker.settings import Settings
 
 ALICE = Account(1001, 1001, "lab-alice", "/home/lab-alice")
 BOB = Account(1003, 1003, "lab-bob", "/home/lab-bob")
@@ -121,7 +116,7 @@ class Bed:
     driver_answers: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        for module in (broker_calls, broker_claims, broker_keep):
+        for module in (broker_calls, broker_claims, housekeeping):
             self.patch.setattr(module, "boottime_s", lambda: self.now_s)
         self.driver_answers.set()
         self.start_broker()
@@ -189,11 +184,11 @@ def make_bed(served: EngineSocket, folder: Path, patch: pytest.MonkeyPatch) -> B
     patch.setattr(broker_calls, "ENGINE", str(served.path))
     for name in ("mounts", "accounts"):
         (folder / name).mkdir()
-    patch.setattr(broker_mounts, "PLACE", folder / "mounts")
-    patch.setattr(broker_net, "PLACE", folder / "accounts")
-    patch.setattr(broker_keep, "PLACE", folder / "accounts")
-    patch.setattr(broker_keep, "NOTE_S", 0.1)
-    patch.setattr(broker_calls.broker_share, "parent_of", lambda *_: "/labctl/x")
+    patch.setattr(mounts, "PLACE", folder / "mounts")
+    patch.setattr(networks, "PLACE", folder / "accounts")
+    patch.setattr(housekeeping, "PLACE", folder / "accounts")
+    patch.setattr(housekeeping, "NOTE_S", 0.1)
+    patch.setattr(broker_calls.cgroup, "parent_of", lambda *_: "/labctl/x")
     engine = Engine(served)
     served.answers = engine.answer
     return Bed(engine, folder, patch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labctl.courses.tables import Table, read_table
+from labctl.courses.records.tables import Table, read_table
 from labctl.errors import Problem
 
 CANVAS = """Student,ID,SIS User ID,SIS Login ID,Section,hw1 (101),hw3 (103),Current Score

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.actions.courses import open_course
 from labctl.config import Paths
 from labctl.config import paths as all_paths
-from labctl.courses.folder import CourseFolder, Seat, make_private
-from labctl.courses.ledger import Draft
-from labctl.dashboard import serve
-from labctl.grading import record as records
-from labctl.grading.flags import Flag
+from labctl.courses.grading import record as records
+from labctl.courses.grading.flags import Flag
+from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder, Seat, make_private
+from labctl.courses.records.ledger import Draft
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.state import State
 from labctl.submissions.receipt import Receipt, Signed, utc_text
 from labctl.submissions.receiver import Receiver
+from labctl.web import http_server
 
 HOUR_S = 3600.0
 COURSE = """\
@@ -56,7 +56,7 @@ class Bed:
 
     def start(self, stop: threading.Event) -> str:
         """The dashboard on a free port; its first URL."""
-        return serve.run(self.folder, self.paths, self.state, port=0, stop=stop)
+        return http_server.run(self.folder, self.paths, self.state, port=0, stop=stop)
 
     def serve_up(self, number: int, *, price: float = 0.53, hours: float = 2.0) -> Server:
         """A seat's server on record, with the ledger's lines."""

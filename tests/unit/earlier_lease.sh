@@ -1,5 +1,5 @@
 umask 022
-# On a shared server (labctl/remote/broker.py) each account is claimed for itself.
+# On a shared server (labctl/agent/broker/broker.py) each account is claimed for itself.
 own=/var/lib/labctl/leases/$(id -un)
 [ "$dir" != /var/tmp/labctl-leases ] || [ ! -S /run/labctl/broker.sock ] || [ ! -d "$own" ] ||
   dir=$own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from labctl.scalars import masked_crc
+from labctl.insight.scalars import masked_crc
 
 
 def record(data: bytes) -> bytes:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labctl.cli import COMMANDS
-from labctl.explain.material import Finding, Material, Unknown
-from labctl.explain.verdict import verdict
+from labctl.insight.explain.diagnosis import verdict
+from labctl.insight.explain.evidence import Finding, Material, Unknown
+from labctl.insight.scalars import Scalars, Series
+from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Run
-from labctl.scalars import Scalars, Series
-from labctl.telemetry import GpuSample, Sample
 
 GIB = 1024**3
 COMMAND = ("python", "train.py", "--lr", "0.01", "--batch-size", "64")

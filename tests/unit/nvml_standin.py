@@ -15,7 +15,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from labctl.remote.nvml import Nvml
+from labctl.agent.host.nvml import Nvml
 
 NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 3, 6, 7
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from labctl.evaluation import Evaluation, Mistake
+from labctl.insight.report.facts import Bill, Checkpoint, Code, Facts, Machine, MachineGpu, Reclaim
+from labctl.insight.scalars import Scalars, Series
+from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Run
-from labctl.report.facts import Bill, Checkpoint, Code, Facts, Machine, MachineGpu, Reclaim
-from labctl.scalars import Scalars, Series
-from labctl.telemetry import GpuSample, Sample
+from labctl.runs.evaluation import Evaluation, Mistake
 
 BEGAN = 1_763_700_000.0
 GIB = 1024**3

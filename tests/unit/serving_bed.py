@@ -18,9 +18,9 @@ from typing import Any
 import uvicorn
 from PIL import Image, ImageStat
 
-from labctl.serving.app import Server
-from labctl.serving.project import Model
-from labctl.serving.settings import Settings
+from labctl.services.model_server.app import Server
+from labctl.services.model_server.project import Model
+from labctl.services.model_server.settings import Settings
 
 CLASSES = ("dark", "light")
 

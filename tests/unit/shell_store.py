@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from labctl.agent.mirror import authorized_keys, ssh_gateway
 from labctl.model import Endpoint
-from labctl.remote import store_gateway, store_keys
 from labctl.shell import Command
 from labctl.stores import Surroundings
 from labctl.stores.ssh import SshStore
@@ -49,7 +49,7 @@ def shell_store(folder: Path, prefix: str) -> SshStore:
         connect=lambda endpoint: Shell(home),
         settle_host_key=lambda endpoint: msgspec.structs.replace(endpoint, host_key="ssh-x AAAA"),
         resolve_alias=lambda host: Endpoint(host=host),
-        gateway=Path(store_gateway.__file__).read_bytes(),
-        keys=Path(store_keys.__file__).read_bytes(),
+        gateway=Path(ssh_gateway.__file__).read_bytes(),
+        keys=Path(authorized_keys.__file__).read_bytes(),
     )
     return SshStore("ssh://me@store/~/labs", prefix, around)

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from labctl.remote import store, store_gateway, store_ssh
+from labctl.agent.mirror import ssh_gateway, ssh_store, store
 
 LAB, LAB_ID = "digits", "0f1e2d3c4b5a"
 ABOUT = {"lab": LAB, "lab_id": LAB_ID}
@@ -127,7 +127,7 @@ def tree(directory: Path) -> dict[str, bytes]:
     return {name: content for name, content in names.items() if not name.startswith(".labctl")}
 
 
-class DirectStore(store_ssh.SshStore):
+class DirectStore(ssh_store.SshStore):
     """The gateway as sshd would start it, without an ssh in between."""
 
     def __init__(self, directory: Path) -> None:
@@ -139,7 +139,7 @@ class DirectStore(store_ssh.SshStore):
         )
         directory.parent.mkdir(parents=True, exist_ok=True)
         script = directory.parent / "forced-command"
-        serve = shlex.join([sys.executable, "-I", "-S", store_gateway.__file__, "serve"])
+        serve = shlex.join([sys.executable, "-I", "-S", ssh_gateway.__file__, "serve"])
         script.write_text(
             "#!/bin/sh\n"
             '[ "$1" != -- ] || shift; shift\n'

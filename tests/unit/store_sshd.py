@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from labctl.remote import store_gateway, store_keys
-from labctl.remote.store_ssh import SshStore
+from labctl.agent.mirror import authorized_keys, ssh_gateway
+from labctl.agent.mirror.ssh_store import SshStore
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 CONFIG = """\
@@ -45,7 +45,7 @@ class StoreSshd:
         public = make_key(folder / "store-key")
         host = make_key(folder / "host")
         (folder / "hosts").write_text(f"labctl-store {host}\n")
-        line = store_keys.key_line(str(gateway), str(self.directory), "digits-1", public)
+        line = authorized_keys.key_line(str(gateway), str(self.directory), "digits-1", public)
         (folder / "authorized_keys").write_text(line + "\n")
 
     def open_store(self) -> SshStore:
@@ -68,7 +68,7 @@ class StoreSshd:
 def store_sshd(folder: Path, gateway: Path | None = None) -> Iterator[StoreSshd]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    found = StoreSshd(folder, port, gateway or Path(store_gateway.__file__))
+    found = StoreSshd(folder, port, gateway or Path(ssh_gateway.__file__))
     (folder / "sshd_config").write_text(CONFIG.format(port=port, folder=folder))
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)

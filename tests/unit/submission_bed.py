@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from labctl.actions.receive import write_assignment
-from labctl.config.moments import parse_moment
+from labctl.config.times import parse_moment
 from labctl.submissions import bundle, manifest
 from labctl.submissions.bundle import Source
 from labctl.submissions.manifest import BundleFile, Code, Manifest
+from labctl.submissions.receive import write_assignment
 from labctl.submissions.receiver import Receiver
 
 DUE = "2026-11-28T23:59:00+01:00"

@@ -17,12 +17,13 @@ from aws_provider import with_market
 from moto.backends import get_backend
 
 from labctl import Lab
-from labctl.actions import Decision, Silent, accounts, attempts
-from labctl.actions.adoption import adopt
 from labctl.cli import cli
-from labctl.cli.exits import run_and_exit
+from labctl.cli.exit_codes import run_and_exit
 from labctl.errors import PolicyError
+from labctl.events import Decision, Silent
 from labctl.model import CreateRequest, Resource, Server
+from labctl.servers import accounts, attempts
+from labctl.servers.adoption import adopt
 
 WORK, OTHER = "123456789012", "222222222222"
 SWITCH = "LABCTL_SERVER_AWS_PROFILE=work labctl down"
@@ -239,7 +240,7 @@ def test_forgetting_asks_and_then_lets_the_lab_go_on(two: TwoAccounts) -> None:
 
 
 def test_a_kept_disk_of_another_account_stays_on_record(two: TwoAccounts) -> None:
-    from labctl.actions.disks import looked
+    from labctl.servers.disks import looked
     from labctl.state.disks import list_kept_disks
 
     server = two.server()
@@ -311,7 +312,7 @@ def test_an_interrupted_up_is_looked_for_in_its_own_region(two: TwoAccounts, age
 
 
 def test_an_expired_disk_goes_though_its_region_is_not_asked_any_more(two: TwoAccounts) -> None:
-    from labctl.actions.disks import looked
+    from labctl.servers.disks import looked
     from labctl.state.disks import list_kept_disks
 
     server = two.server()

@@ -12,7 +12,7 @@ from aws_cloud import REGION, Cloud
 from aws_provider import a_request, an_offer, provider, with_market
 
 from labctl.errors import LabError, ThrottledError
-from labctl.providers.aws.together import Together
+from labctl.providers.aws.request_batcher import Together
 
 
 class Slow:

@@ -12,22 +12,16 @@ from typing import Any
 
 import pytest
 
-from labctl.remote import (
-    broker,
-    broker_net,
-    broker_query,
-    broker_settings,
-)
-from labctl.remote import broker_rules as rules
-from labctl.remote.broker_calls import Calls
-from labctl.remote.broker_containers import Container
-from labctl.remote.broker_gpus import Busy, Lease, leases, lend
-from labctl.remote.broker_http import Refusal
-from labctl.remote.broker_images import candidates, given, own_reference, tag_of, visible
-from labctl.remote.broker_mounts import opened
-from labctl.remote.broker_query import parse_filters, pick_parameters
-from labctl.remote.broker_rules import ENDS, GPUS, OWNER, Account, Share, body, exec_body, wish
-from labctl.remote.reply import Failure
+from labctl.agent.broker import broker, networks, query_filter, rules, settings
+from labctl.agent.broker.account_containers import Container
+from labctl.agent.broker.account_images import candidates, given, own_reference, tag_of, visible
+from labctl.agent.broker.calls import Calls
+from labctl.agent.broker.gpu_leases import Busy, Lease, leases, lend
+from labctl.agent.broker.http import Refusal
+from labctl.agent.broker.mounts import opened
+from labctl.agent.broker.query_filter import parse_filters, pick_parameters
+from labctl.agent.broker.rules import ENDS, GPUS, OWNER, Account, Share, body, exec_body, wish
+from labctl.agent.reply import Failure
 
 ALICE = Account(1001, 1002, "lab-alice", "/home/lab-alice")
 BOB = Account(1003, 1003, "lab-bob", "/home/lab-bob")
@@ -212,12 +206,12 @@ def test_one_accounts_connections_are_not_the_brokers_end(
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    monkeypatch.setattr(broker_net, "PLACE", run)
+    monkeypatch.setattr(networks, "PLACE", run)
     near, far = socket.socketpair()
-    monkeypatch.setattr(broker_net, "connected", lambda container, port: near.dup())
+    monkeypatch.setattr(networks, "connected", lambda container, port: near.dup())
     place = run / str(os.getuid()) / "a.sock"
     slots = threading.BoundedSemaphore(2)
-    relay = broker_net.Relay(os.getuid(), place, "c", 1, slots)
+    relay = networks.Relay(os.getuid(), place, "c", 1, slots)
     links = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     for link in links:
         link.connect(str(place))
@@ -240,7 +234,7 @@ def test_only_known_parameters_go_on() -> None:
     assert pick_parameters("logs", {"tail": "5", "x": "1"}) == {"tail": "5"}
     paths = [path for methods, path, deed in broker.ROUTES if deed in (Calls.own, Calls.of_exec)]
     actions = {word for path in paths for word in re.findall(r"[a-z]+", path.rpartition("/")[2])}
-    assert actions <= broker_query.PARAMETERS.keys()
+    assert actions <= query_filter.PARAMETERS.keys()
 
 
 def _lend(account: Account, wanted: list[str], *held: Lease, most: int = 1) -> Any:
@@ -308,18 +302,18 @@ def test_only_plain_paths_below_ones_own_are_opened(tmp_path: Path) -> None:
 
 def test_settings_are_roots_alone(tmp_path: Path) -> None:
     path = tmp_path / "broker.json"
-    assert broker_settings.load(path).share.memory_bytes > 0
+    assert settings.load(path).share.memory_bytes > 0
     path.write_text('{"accounts": 4, "cpus": 1.5}')
     path.chmod(0o644)
-    assert broker_settings.load(path).share.cpus <= 1.5
+    assert settings.load(path).share.cpus <= 1.5
     assert (
-        broker_settings.load(path).share.memory_bytes * 4
-        < broker_settings.load(tmp_path / "none").share.memory_bytes * 8.1
+        settings.load(path).share.memory_bytes * 4
+        < settings.load(tmp_path / "none").share.memory_bytes * 8.1
     )
     path.write_text('{"gpu": 1}')
     with pytest.raises(Failure, match="not known: gpu"):
-        broker_settings.load(path)
+        settings.load(path)
     path.write_text("{}")
     path.chmod(0o666)
     with pytest.raises(Failure, match="could be changed by others"):
-        broker_settings.load(path)
+        settings.load(path)

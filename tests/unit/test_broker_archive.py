@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from labctl.remote import broker_archive
-from labctl.remote.broker_archive import retagged
-from labctl.remote.broker_http import Refusal
-from labctl.remote.broker_json import encode_json, parse_json, parse_query
-from labctl.remote.broker_rules import Account
+from labctl.agent.broker import image_archive
+from labctl.agent.broker.http import Refusal
+from labctl.agent.broker.image_archive import retagged
+from labctl.agent.broker.rules import Account
+from labctl.agent.broker.strict_json import encode_json, parse_json, parse_query
 
 ALICE = Account(1001, 1002, "lab-alice", "/home/lab-alice")
 MOST = 1 << 30
@@ -281,7 +281,7 @@ def test_documents_that_no_manifest_names_go_nowhere(monkeypatch: pytest.MonkeyP
     passed = _passed(_archive(_plain_file("manifest.json", manifest), *files))
     assert list(passed) == ["c", "l", "manifest.json"]
     assert passed["l"] == layer
-    monkeypatch.setattr(broker_archive, "MOST_DOCUMENTS", 900)
+    monkeypatch.setattr(image_archive, "MOST_DOCUMENTS", 900)
     with pytest.raises(Refusal, match="documents are more than"):
         _passed(_archive(_plain_file("manifest.json", manifest), *files))
 
@@ -325,7 +325,7 @@ def test_a_bomb_is_counted_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> N
             list(retagged(ALICE, iter([other]), most))
         with pytest.raises(Refusal, match="cannot be looked into"):
             list(retagged(ALICE, _pieces(_archive(_plain_file("l", other)), 1), most))
-    monkeypatch.setattr(broker_archive, "MOST_MEMBERS", 3)
+    monkeypatch.setattr(image_archive, "MOST_MEMBERS", 3)
     with pytest.raises(Refusal, match="more than 3 files"):
         list(retagged(ALICE, iter([_archive(*[_plain_file(name, b"") for name in "abcde"])]), most))
 

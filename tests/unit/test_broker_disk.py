@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from engine_socket import engine_socket
 
-from labctl.remote.broker_disk import CHECK_BYTES, ImageDisk
-from labctl.remote.broker_http import Refusal
-from labctl.remote.place import disk
+from labctl.agent.broker.http import Refusal
+from labctl.agent.broker.image_disk import CHECK_BYTES, ImageDisk
+from labctl.agent.host.paths import disk
 
 GIB = 1 << 30
 

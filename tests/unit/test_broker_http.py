@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from engine_socket import engine_socket
 
-from labctl.remote import broker_http
-from labctl.remote import engine as remote_engine
-from labctl.remote.broker_http import Refusal, read_request, refuse
-from labctl.remote.broker_relay import parse_head, pass_on, send_on
-from labctl.remote.engine import Refused
+from labctl.agent.broker import http as broker_http
+from labctl.agent.broker.http import Refusal, read_request, refuse
+from labctl.agent.broker.relay import parse_head, pass_on, send_on
+from labctl.agent.host import engine as remote_engine
+from labctl.agent.host.engine import Refused
 
 WAIT_S = 120.0
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Engine: yes\r\n\r\nok"

@@ -17,11 +17,10 @@ import pytest
 from broker_bed import ALICE, BOB, CAROL, SETTINGS, Bed, make_bed
 from engine_socket import engine_socket
 
-from labctl.remote import broker_calls, broker_claims, broker_disk, broker_keep, broker_pulls
-from labctl.remote import broker_rules as rules
-from labctl.remote.broker_calls import MOST_UPLOADS
-from labctl.remote.broker_queue import GpuQueue
-from labctl.remote.broker_rules import ENDS, GPUS, OWNER
+from labctl.agent.broker import calls, claims, housekeeping, image_disk, image_pulls, rules
+from labctl.agent.broker.calls import MOST_UPLOADS
+from labctl.agent.broker.gpu_queue import GpuQueue
+from labctl.agent.broker.rules import ENDS, GPUS, OWNER
 
 
 @pytest.fixture
@@ -185,7 +184,7 @@ def test_what_one_spoils_for_itself_is_spoilt_for_nobody_else(bed: Bed) -> None:
 def test_containers_that_have_ended_are_not_kept_for_ever(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_keep, "ENDED_KEPT", 2)
+    monkeypatch.setattr(housekeeping, "ENDED_KEPT", 2)
     for number in range(4):
         name = f"c{number}"
         bed.engine.containers[name] = row(name, State="exited", Created=float(number))
@@ -199,12 +198,12 @@ def test_containers_that_have_ended_are_not_kept_for_ever(
 
 def test_commands_in_a_container_are_bounded(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine keeps what was never started in its memory for as long as the container lives."""
-    monkeypatch.setattr(broker_calls, "MOST_EXECS", 3)
+    monkeypatch.setattr(calls, "MOST_EXECS", 3)
     bed.create(ALICE, "here")
     path = "/containers/here/exec"
     statuses = [bed.ask(ALICE, "POST", path, {"Cmd": ["id"]})[0] for _ in range(4)]
     assert statuses == [201, 201, 201, 409]
-    long = {"Cmd": ["id"], "Env": ["A=" + "x" * broker_calls.MOST_EXEC_BYTES]}
+    long = {"Cmd": ["id"], "Env": ["A=" + "x" * calls.MOST_EXEC_BYTES]}
     assert bed.ask(ALICE, "POST", path, long)[0] == 413
 
 
@@ -240,12 +239,12 @@ def test_logs_of_containers_are_bounded() -> None:
     assert logs["Type"] == "json-file"
     size, unit = int(logs["Config"]["max-size"][:-1]), logs["Config"]["max-size"][-1]
     assert unit == "m"
-    most = SETTINGS.containers + 2 * broker_claims.ENDED_KEPT
+    most = SETTINGS.containers + 2 * claims.ENDED_KEPT
     assert size * int(logs["Config"]["max-file"]) * most < 2048, "MiB of one account, at the worst"
 
 
 def test_ended_containers_are_bounded_though_none_can_be_removed(bed: Bed) -> None:
-    most = 2 * broker_claims.ENDED_KEPT
+    most = 2 * claims.ENDED_KEPT
     for number in range(most):
         bed.engine.containers[f"c{number}"] = row(f"c{number}", State="exited")
     assert bed.create(ALICE, "more")[0] == 409
@@ -277,7 +276,7 @@ def pull(bed: Bed, account: rules.Account = ALICE) -> tuple[int, list[dict[str, 
 @pytest.fixture
 def pulls(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Bed:
     """With room on the disk, and no such image yet."""
-    monkeypatch.setattr(broker_disk, "disk", lambda path: (1 << 50, 1 << 51))
+    monkeypatch.setattr(image_disk, "disk", lambda path: (1 << 50, 1 << 51))
     bed.engine.said["big:1/json"] = (404, {"message": "No such image"})
     return bed
 
@@ -303,7 +302,7 @@ def test_a_pull_ends_when_the_disk_fills_while_it_goes_on(
     pulls: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([1 << 50, 0])
-    monkeypatch.setattr(broker_disk, "disk", lambda path: (next(free), 0))
+    monkeypatch.setattr(image_disk, "disk", lambda path: (next(free), 0))
     pulls.engine.said["/images/create"] = (200, progress(("a", 5)))
     _, lines = pull(pulls)
     assert "no room" in lines[-1]["error"]
@@ -312,7 +311,7 @@ def test_a_pull_ends_when_the_disk_fills_while_it_goes_on(
 def test_one_account_pulls_few_images_at_once(pulls: Bed) -> None:
     pulls.engine.said["/images/create"] = (200, progress(("a", 5)))
     pulls.engine.hold["/images/create"] = threading.Event()
-    most = broker_pulls.MOST_AT_ONCE
+    most = image_pulls.MOST_AT_ONCE
     with ThreadPoolExecutor(most + 1) as threads:
         running = [threads.submit(pull, pulls) for _ in range(most)]
         wait_for(lambda: len(pulls.engine.asked("POST", "/images/create")) == most)

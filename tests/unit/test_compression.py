@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from labctl.actions.compression import LEAST_BYTES, SAMPLE_BYTES, SAMPLES, _spread, worth_packing
+from labctl.sync.compression import LEAST_BYTES, SAMPLE_BYTES, SAMPLES, _spread, worth_packing
 
 MIB = 1024**2
 ROWS = b"".join(f"{number},{number * number % 97},0.125\n".encode() for number in range(60_000))

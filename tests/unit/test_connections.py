@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from labctl.actions.connections import Connections
-from labctl.actions.host_keys import fingerprint, make_key, replace_file
 from labctl.errors import HostKeyError, LabError, PolicyError, UsageError
 from labctl.model import Endpoint, Offer, Server
-from labctl.transports.client import runtime_dir
+from labctl.servers.connections import Connections
+from labctl.servers.host_keys import fingerprint, make_key, replace_file
 from labctl.transports.openssh import OpenSshTransport
+from labctl.transports.ssh_client import runtime_dir
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJv3rUsymaY5pzRXGMkdoTCoyrTVNNhqeNPGdNuedeMT"
 ENDPOINT = Endpoint(host="127.0.0.1", port=2222, user="student", identity="/k", host_key=KEY)
@@ -189,7 +189,7 @@ def test_a_broken_users_config_is_told(connections: Connections, user_config: Pa
 def test_a_revoked_key_is_refused(connections: Connections, user_config: Path) -> None:
     user_config.parent.mkdir(parents=True)
     (user_config.parent / "known_hosts").write_text(f"@revoked 127.0.0.1 {KEY}\n")
-    from labctl.actions import Silent
+    from labctl.events import Silent
 
     unpinned = msgspec.structs.replace(ENDPOINT, port=22, host_key="")
     with pytest.raises(HostKeyError, match="revoked"):

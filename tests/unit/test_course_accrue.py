@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.actions.courses.accrue import Look, known, lines
-from labctl.actions.courses.ground import granted_s
-from labctl.courses.entries import Draft, Entry, joined
-from labctl.courses.folder import Seat
-from labctl.courses.spending import spent_usd
+from labctl.courses.context import granted_s
+from labctl.courses.metering import Look, known, lines
+from labctl.courses.records.folder import Seat
+from labctl.courses.records.ledger_entries import Draft, Entry, joined
+from labctl.courses.records.spending import spent_usd
 from labctl.model import Endpoint, Offer, Server, ServerState
 
 SEAT = Seat(name="alice", lab="ml-0a1b2c3d", lab_id="0123456789ab", students=("alice",))

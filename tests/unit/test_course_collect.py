@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 from submission_bed import DUE, DUE_AT, FILES, make_receiver, packed
 
-from labctl.actions import Silent
-from labctl.actions import receive as receiving
-from labctl.actions.courses import open_course
-from labctl.actions.courses.collect import Handed, collect, told
-from labctl.actions.courses.grades import grades
-from labctl.actions.courses.grading_server import GradingServer, grading_ground
-from labctl.actions.courses.release import release
-from labctl.actions.courses.servers import Staff
-from labctl.actions.courses.shelf import Shelf
-from labctl.actions.receive import write_assignment
 from labctl.config import paths
-from labctl.courses.folder import CourseFolder, make_private
+from labctl.courses.collect import Handed, collect, told
+from labctl.courses.grade_store import Shelf
+from labctl.courses.grades import grades
+from labctl.courses.grading.record import Record
+from labctl.courses.grading.results import Results
+from labctl.courses.grading_server import GradingServer, grading_ground
+from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder, make_private
+from labctl.courses.release import release
+from labctl.courses.servers import Staff
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError
-from labctl.grading.record import Record
-from labctl.grading.results import Results
+from labctl.events import Silent
 from labctl.state import State
+from labctl.submissions import receive as receiving
 from labctl.submissions.collect import Collected
+from labctl.submissions.receive import write_assignment
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.service import serve
-from labctl.wire.machine import boot_token
+from labctl.wire.boot_id import boot_token
 
 COURSE = """\
 course: ml

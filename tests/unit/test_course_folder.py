@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from labctl.courses.folder import CourseFolder, make_private
-from labctl.courses.roster import write_roster
-from labctl.courses.student import Student
+from labctl.courses.records.folder import CourseFolder, make_private
+from labctl.courses.records.roster import write_roster
+from labctl.courses.records.student import Student
 from labctl.errors import ConfigError, LabError, NotFoundError
 from labctl.model import NAME_PATTERN, Endpoint, Offer, Server, ServerState
 

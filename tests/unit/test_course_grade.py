@@ -16,14 +16,14 @@ import pytest
 from forged_bed import FORGED
 from submission_bed import DUE_AT, FILES, make_receiver, packed
 
-from labctl.actions import Silent
-from labctl.actions.courses import grade as grading
-from labctl.actions.courses import open_course
-from labctl.actions.courses.grade import Grading, grade
-from labctl.actions.courses.servers import Staff
 from labctl.config import paths
-from labctl.courses.folder import make_private
+from labctl.courses import grading_run as grading
+from labctl.courses.grading_run import Grading, grade
+from labctl.courses.loading import open_course
+from labctl.courses.records.folder import make_private
+from labctl.courses.servers import Staff
 from labctl.errors import BusyError, ConfigError, ConnectError, InterruptError, TransferError
+from labctl.events import Silent
 from labctl.state import State
 from labctl.submissions import receipt
 from labctl.submissions.receiver import Receiver

@@ -19,12 +19,12 @@ import pytest
 from msgspec import structs
 from submission_bed import FILES, make_receiver, packed
 
-from labctl.actions.courses import grade as grading
-from labctl.actions.courses import open_course
 from labctl.cli import cli
-from labctl.cli.exits import run_and_exit
-from labctl.courses.folder import CourseFolder
-from labctl.courses.roster import read_roster, write_roster
+from labctl.cli.exit_codes import run_and_exit
+from labctl.courses import grading_run as grading
+from labctl.courses.loading import open_course
+from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.roster import read_roster, write_roster
 from labctl.submissions.receiver import Receiver
 
 DUE_AT = 1_606_604_340.0

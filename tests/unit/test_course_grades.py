@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from course_rosters import CANVAS, CLASSROOM, MOODLE, NBGRADER, PLAIN, WORKSHEET, table_of
 
-from labctl.courses.formats import sniff
-from labctl.courses.gradebook import Grade, Stamp, points_text, read_grades
-from labctl.courses.importing import compare
-from labctl.courses.student import Student
-from labctl.courses.writeback import Written, write_back
+from labctl.courses.records.gradebook import Grade, Stamp, points_text, read_grades
+from labctl.courses.records.roster_formats import sniff
+from labctl.courses.records.roster_import import compare
+from labctl.courses.records.student import Student
+from labctl.courses.records.writeback import Written, write_back
 from labctl.errors import UsageError
 
 LATE = Stamp(number=2, received="2026-11-29T10:00:00Z", late_s=36_060, penalty=10)

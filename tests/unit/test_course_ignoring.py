@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions import Silent
-from labctl.actions.courses.begin import init
-from labctl.actions.courses.invitation import invite
-from labctl.actions.courses.keys import Keys
-from labctl.courses.folder import CourseFolder
-from labctl.courses.ignoring import ignore_in_git
+from labctl.courses.creation import init
+from labctl.courses.invitation import invite
+from labctl.courses.keys import Keys
+from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.gitignore import ignore_in_git
 from labctl.errors import LabError
+from labctl.events import Silent
 
 sys.path.append(str(Path(__file__).parents[1] / "flow"))
 from course_keeper_ground import course_folder

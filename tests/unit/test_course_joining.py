@@ -11,19 +11,13 @@ from typing import Any
 
 import pytest
 
-from labctl.actions.courses.invitation import (
-    enrol,
-    enrolment_key,
-    invite,
-    read_join,
-    withdraw_expired,
-)
-from labctl.actions.courses.join import fetch
-from labctl.actions.courses.keys import CHECKER, Keys
-from labctl.actions.courses.publish import publish
-from labctl.actions.host_keys import make_key
-from labctl.courses.folder import CourseFolder
+from labctl.courses.invitation import enrol, enrolment_key, invite, read_join, withdraw_expired
+from labctl.courses.join import fetch
+from labctl.courses.keys import CHECKER, Keys
+from labctl.courses.publish import publish
+from labctl.courses.records.folder import CourseFolder
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError, UsageError
+from labctl.servers.host_keys import make_key
 from labctl.submissions.assignment import load_assignment
 from labctl.submissions.receipt import make_signing_key
 from labctl.submissions.receiver import checked

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.courses.ledger import (
+from labctl.courses.records.ledger import (
     TAIL_BYTES,
     Draft,
     Entry,
@@ -23,14 +23,14 @@ from labctl.courses.ledger import (
     spending,
     spent_usd,
 )
-from labctl.courses.spending import spans
+from labctl.courses.records.spending import spans
 from labctl.errors import LabError
 
 HOUR = 3600.0
 MANY = """
 import sys
 from pathlib import Path
-from labctl.courses.ledger import Ledger
+from labctl.courses.records.ledger import Ledger
 ledger = Ledger(Path(sys.argv[1]))
 for number in range(25):
     ledger.append("cost", seat=sys.argv[2], number=number)

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from labctl.actions.courses.plan import request_text
 from labctl.config import CourseConfig, load_course
 from labctl.config.course_schema import GradingConfig
-from labctl.courses import term
-from labctl.courses.ledger import Entry, Living
-from labctl.courses.money import CourseCosts, course_costs
-from labctl.courses.planning import cautions, changes, keys_of, limits_text
-from labctl.courses.student import Student
+from labctl.courses.plan import request_text
+from labctl.courses.records import term
+from labctl.courses.records.cost_report import CourseCosts, course_costs
+from labctl.courses.records.ledger import Entry, Living
+from labctl.courses.records.plan_changes import cautions, changes, keys_of, limits_text
+from labctl.courses.records.student import Student
 from labctl.model import Offer
 from labctl.providers import Room
 

@@ -21,12 +21,18 @@ from course_rosters import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labctl.courses.checks import derived, id_problem
-from labctl.courses.formats import read_people, sniff
-from labctl.courses.importing import Keys, compare, load_keys, read_table_file, save_keys
-from labctl.courses.roster import parse_roster, read_roster, roster_bytes, write_roster
-from labctl.courses.student import Student
-from labctl.courses.tables import MAX_TABLE_BYTES, Shape, read_table
+from labctl.courses.records.roster import parse_roster, read_roster, roster_bytes, write_roster
+from labctl.courses.records.roster_checks import derived, id_problem
+from labctl.courses.records.roster_formats import read_people, sniff
+from labctl.courses.records.roster_import import (
+    Keys,
+    compare,
+    load_keys,
+    read_table_file,
+    save_keys,
+)
+from labctl.courses.records.student import Student
+from labctl.courses.records.tables import MAX_TABLE_BYTES, Shape, read_table
 from labctl.errors import ConfigError, LabError, NotFoundError, Problem, UsageError
 from labctl.model import NAME_PATTERN
 

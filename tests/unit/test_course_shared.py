@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions.courses.seating import FILE, Seating
-from labctl.actions.shared_server import MOST_NAME, account_name
+from labctl.courses.seat_accounts import FILE, Seating
 from labctl.errors import LabError
 from labctl.model import CreateRequest, Need
+from labctl.servers.shared_server import MOST_NAME, account_name
 
 
 def _request(number: int, token: str = "") -> CreateRequest:

@@ -11,11 +11,11 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from labctl.actions.courses.backup import Backup, missing
 from labctl.config.course_schema import ClassHours, Term
-from labctl.courses.folder import CourseFolder
-from labctl.courses.ledger import Entry
-from labctl.courses.timetable import following, just_ended, lessons, phase
+from labctl.courses.backup import Backup, missing
+from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.ledger import Entry
+from labctl.courses.records.timetable import following, just_ended, lessons, phase
 from labctl.errors import ConnectError, PolicyError, ProviderError
 from labctl.model import Need, Offer
 from labctl.providers import Surroundings

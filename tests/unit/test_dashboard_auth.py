@@ -14,11 +14,11 @@ import pytest
 from dashboard_bed import Bed, Visitor, fill, make, wait_until
 from itsdangerous import TimestampSigner
 
-from labctl.dashboard.auth import SESSION_S, read_or_create_key
-from labctl.dashboard.made import KEY_FILE
-from labctl.dashboard.requests import own_path
-from labctl.dashboard.serve import URL_FILE, run
 from labctl.errors import BusyError
+from labctl.web.auth import SESSION_S, read_or_create_key
+from labctl.web.factory import KEY_FILE
+from labctl.web.http_server import URL_FILE, run
+from labctl.web.request_state import own_path
 
 
 @pytest.fixture(scope="module")

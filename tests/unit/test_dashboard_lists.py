@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, stream_of
 
-from labctl.dashboard import made
-from labctl.dashboard.listing import (
+from labctl.web import factory
+from labctl.web.listing import (
     PERSON_COLUMNS,
     SEAT_COLUMNS,
     ListView,
@@ -21,7 +21,7 @@ from labctl.dashboard.listing import (
     person_columns,
     seat_columns,
 )
-from labctl.dashboard.pages import HTMX_CONFIG, STATIC
+from labctl.web.pages import HTMX_CONFIG, STATIC
 
 DASHBOARD = Path(__file__).parents[2] / "templates" / "dashboard"
 VENDORED = DASHBOARD / "vendored"
@@ -38,7 +38,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 def visitor(bed: Bed) -> Iterator[Visitor]:
     stop = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(made, "EVERY_S", 0.1)
+        patch.setattr(factory, "EVERY_S", 0.1)
         found = Visitor(bed.start(stop))
     found.enter()
     yield found

@@ -12,15 +12,15 @@ import pytest
 from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, stream_of, wait_until
 from submission_bed import packed
 
-from labctl.courses.ledger import spent_usd
-from labctl.dashboard import made
-from labctl.dashboard.app import Dashboard
-from labctl.dashboard.feed import Channel
-from labctl.dashboard.serve import URL_FILE
-from labctl.dashboard.survey import Survey
-from labctl.grading.record import FEEDBACK
+from labctl.courses.grading.record import FEEDBACK
+from labctl.courses.records.ledger import spent_usd
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import BUNDLE
+from labctl.web import factory
+from labctl.web.app import Dashboard
+from labctl.web.http_server import URL_FILE
+from labctl.web.live_updates import Channel
+from labctl.web.snapshot import Survey
 
 EVIL = "<script>alert(1)</script>"
 HOSTILE = f'Eve {EVIL}" onmouseover="alert(2)'
@@ -29,7 +29,7 @@ HOSTILE = f'Eve {EVIL}" onmouseover="alert(2)'
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks come at once, as far as their own cost allows."""
-    monkeypatch.setattr(made, "EVERY_S", 0.1)
+    monkeypatch.setattr(factory, "EVERY_S", 0.1)
 
 
 @pytest.fixture
@@ -221,13 +221,13 @@ def test_an_end_ends_every_stream(bed: Bed) -> None:
 
 def test_a_browser_that_leaves_is_forgotten(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Dashboard] = []
-    make_one = made.dashboard
+    make_one = factory.dashboard
 
     def kept(*words: Any, **names: Any) -> Dashboard:
         found.append(make_one(*words, **names))
         return found[0]
 
-    monkeypatch.setattr(made, "dashboard", kept)
+    monkeypatch.setattr(factory, "dashboard", kept)
     stop = threading.Event()
     visitor = Visitor(bed.start(stop))
     visitor.enter()

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from labctl.actions import Silent
-from labctl.actions.connections import Connections
-from labctl.actions.ground import Ground
-from labctl.actions.remote import MARK
 from labctl.config import load_lab, paths
-from labctl.dashboard import tails
-from labctl.dashboard.deeds import Reading
-from labctl.dashboard.tails import Tails
 from labctl.errors import ConnectError
+from labctl.events import Silent
 from labctl.model import Endpoint, Offer, Run, Server
+from labctl.servers.agent import MARK
+from labctl.servers.connections import Connections
+from labctl.servers.context import Ground
 from labctl.state import State
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport
+from labctl.web import log_streams
+from labctl.web.log_streams import Tails
+from labctl.web.mutations import Reading
 
 RUN = Run(id="r1", lab_id="000000000001", server_id="srv", state="running")
 
@@ -145,8 +145,8 @@ async def events(stream: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, str]]
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tails, "SOON_S", 0.01)
-    monkeypatch.setattr(tails, "LATE_S", 0.02)
+    monkeypatch.setattr(log_streams, "SOON_S", 0.01)
+    monkeypatch.setattr(log_streams, "LATE_S", 0.02)
 
 
 def test_two_watchers_share_one_reader_and_see_the_same_end(
@@ -237,7 +237,7 @@ def test_nobody_watching_means_nobody_reads(there: There, read: Callable[[], Rea
 def test_there_are_not_endlessly_many_readers(there: There, read: Callable[[], Reading]) -> None:
     async def watched() -> list[tuple[str, str]]:
         shown = Tails()
-        open_ = [shown.watch("s", f"r{number}", read) for number in range(tails.MOST_TAILS)]
+        open_ = [shown.watch("s", f"r{number}", read) for number in range(log_streams.MOST_TAILS)]
         for one in open_:
             await anext(one)
         return [event async for event in events(shown.watch("s", "one-more", read))]
@@ -259,14 +259,14 @@ def test_there_are_not_endlessly_many_readers(there: There, read: Callable[[], R
     ],
 )
 def test_a_line_is_what_a_terminal_would_leave(line: str, shown: str) -> None:
-    assert tails.clean_line(line) == shown
+    assert log_streams.clean_line(line) == shown
 
 
 EVIL = "<img src=x onerror=alert(1)></span><script>"
 
 
 def test_a_log_is_text_whatever_is_in_it() -> None:
-    block = tails.log_event("lines", f"a\n  {EVIL}\n").decode()
+    block = log_streams.log_event("lines", f"a\n  {EVIL}\n").decode()
     assert block == (
         "event: lines\ndata: <span>a\ndata:   &lt;img src=x onerror=alert(1)&gt;&lt;/span&gt;"
         "&lt;script&gt;\ndata: </span>\n\n"
@@ -301,8 +301,8 @@ def test_a_page_never_holds_more_than_is_kept(
     there: There, read: Callable[[], Reading], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a browser holds is replaced by the end of it, which says so."""
-    monkeypatch.setattr(tails, "KEPT", 400)
-    monkeypatch.setattr(tails, "MOST_SHOWN", 500)
+    monkeypatch.setattr(log_streams, "KEPT", 400)
+    monkeypatch.setattr(log_streams, "MOST_SHOWN", 500)
 
     async def watched() -> list[tuple[str, str]]:
         found = []
@@ -319,6 +319,6 @@ def test_a_page_never_holds_more_than_is_kept(
     for name, text in asyncio.run(asyncio.wait_for(watched(), 60)):
         held = text if name == "begin" else held + text if name == "lines" else held
         most = max(most, len(held))
-    assert held.startswith(tails.LEFT_OUT)
+    assert held.startswith(log_streams.LEFT_OUT)
     assert held.endswith(there.log.decode()[-100:])
     assert most < 500 + 400

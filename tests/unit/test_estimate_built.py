@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions import Silent, Step
-from labctl.actions.built import MARK, Source, lab_python, measured, parse_target
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.estimate import measure
 from labctl.estimate.plan import Plan
+from labctl.events import Silent, Step
+from labctl.insight.model_measurement import MARK, Source, lab_python, measured, parse_target
 
 PLAN = Plan(precision="fp32", optimizer="adamw", batch=8)
 needs_torch = pytest.mark.skipif(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from labctl.cards import Card, card
 from labctl.estimate.advice import verdict, ways, why_simple_differs
+from labctl.estimate.cards import Card, card
 from labctl.estimate.compute import (
     Amount,
     dollars,

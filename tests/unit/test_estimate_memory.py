@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from labctl.errors import UsageError
-from labctl.estimate.figures import OPTIMIZERS, OVERHEAD_BYTES, PRECISIONS
+from labctl.estimate.constants import OPTIMIZERS, OVERHEAD_BYTES, PRECISIONS
 from labctl.estimate.memory import (
     TERMS,
     checkpoint_bytes,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from labctl.actions.estimate import estimate
-from labctl.cards import card
 from labctl.errors import UsageError
+from labctl.estimate.cards import card
 from labctl.estimate.compute import Amount
 from labctl.estimate.plan import Measured, Plan
+from labctl.insight.estimate import estimate
 from labctl.lab import Lab
 
 if TYPE_CHECKING:

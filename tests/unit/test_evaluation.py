@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labctl.errors import LabError, NotFoundError
-from labctl.evaluation import (
+from labctl.runs.evaluation import (
     LARGEST_BYTES,
     Evaluation,
     class_figures,

@@ -10,10 +10,10 @@ from explain_cases import COMMAND, findings, material, run, samples, series, unk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labctl.explain.verdict import verdict
+from labctl.insight.explain.diagnosis import verdict
+from labctl.insight.scalars import Scalars, Series
+from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Run
-from labctl.scalars import Scalars, Series
-from labctl.telemetry import GpuSample, Sample
 
 FALLS = [2.3 * math.exp(-n / 10) + 0.05 for n in range(100)]
 NAN = math.nan

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from explain_cases import GIB, findings, gpu, material, run, samples, series, unknown
 
-from labctl.explain.material import Fit, Material
-from labctl.telemetry import Sample
+from labctl.insight.explain.evidence import Fit, Material
+from labctl.insight.telemetry import Sample
 
 WAITS = series("speed/data_wait_share", [0.6] * 10)
 IN_TIME = series("speed/data_wait_share", [0.02] * 10)

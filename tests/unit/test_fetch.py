@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from own_certificate import make_certificate
 
-from labctl.remote import curl, fetch, fetch_https
-from labctl.remote.curl import BrokenError, StatusError, check_address, open_address
-from labctl.remote.fetch import Place
-from labctl.remote.reply import Failure
+from labctl.agent.files import curl, fetch, fetch_https
+from labctl.agent.files.curl import BrokenError, StatusError, check_address, open_address
+from labctl.agent.files.fetch import Place
+from labctl.agent.reply import Failure
 
 BODY = bytes(range(256)) * 4096
 OTHER = BODY[::-1]

@@ -14,11 +14,12 @@ import boto3
 import pytest
 from post_guard import ACCESS, REGION, SECRET, Guard, guarded_s3
 
-from labctl.actions.remote import program
-from labctl.remote import boto3_python, fetch_s3
-from labctl.remote import fetch as fetch_verb
-from labctl.remote.fetch import Place
-from labctl.remote.reply import Failure
+from labctl.agent.files import fetch as fetch_verb
+from labctl.agent.files import fetch_s3
+from labctl.agent.files.fetch import Place
+from labctl.agent.mirror import boto3_python
+from labctl.agent.reply import Failure
+from labctl.servers.agent import program
 
 OBJECTS = {
     "sets/digits/a.png": b"first",

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions.forwarding import answers, free_port
-from labctl.actions.forwards import (
+from labctl.errors import NotFoundError
+from labctl.model import Endpoint, Forward, Service
+from labctl.services.forward import answers, free_port
+from labctl.services.forwards import (
     Forwarding,
     ForwardSpec,
     is_ours,
@@ -21,9 +23,7 @@ from labctl.actions.forwards import (
     stop_forward,
     url_of,
 )
-from labctl.actions.services import usual_port
-from labctl.errors import NotFoundError
-from labctl.model import Endpoint, Forward, Service
+from labctl.services.services import usual_port
 from labctl.state import State
 
 JUPYTER = Service(name="jupyter", port=40001, token="s3cret", path="/lab")

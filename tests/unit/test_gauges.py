@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from labctl.remote.gauges import Group1, Group2, disk1, disk2, group_of, network, number, rows
+from labctl.agent.host.container_usage import (
+    Group1,
+    Group2,
+    disk1,
+    disk2,
+    group_of,
+    network,
+    number,
+    rows,
+)
 
 MEMINFO = rows(Path("/proc/meminfo"))["MemTotal:"] * 1024
 WIRES = """\

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from labctl.remote.gpu_access import NO_NODES, OPENED, REFUSED, STATE, Access, judge, lost_at
-from labctl.remote.place import write_json
-from labctl.remote.systemd_reload import has_gpu
+from labctl.agent.host.gpu_access import NO_NODES, OPENED, REFUSED, STATE, Access, judge, lost_at
+from labctl.agent.host.paths import write_json
+from labctl.agent.host.systemd_reload import has_gpu
 
 
 @pytest.mark.parametrize(

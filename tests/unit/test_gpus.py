@@ -12,9 +12,9 @@ import pytest
 from nvml_standin import Card, StandIn, open_standin
 from pynvml import NVMLError
 
-from labctl.remote import gpus as gpus_module
-from labctl.remote.gpus import FIELDS, Gpus, Pace, describe_throttling, given, open_nvml, row_of
-from labctl.remote.nvml import Nvml
+from labctl.agent.host import gpus as gpus_module
+from labctl.agent.host.gpus import FIELDS, Gpus, Pace, describe_throttling, given, open_nvml, row_of
+from labctl.agent.host.nvml import Nvml
 
 __all__ = ["open_standin"]
 Opener = Callable[[StandIn], Nvml]
@@ -151,7 +151,7 @@ def test_a_library_is_used_where_its_driver_is_loaded(
 
 def test_bindings_are_not_loaded_where_there_is_no_library() -> None:
     """A server without a GPU does not hold them in memory."""
-    code = "import sys; from labctl.remote import gpus; gpus.LIBRARY = 'libnone.so.1'"
+    code = "import sys; from labctl.agent.host import gpus; gpus.LIBRARY = 'libnone.so.1'"
     code += "; print(gpus.open_nvml(), 'pynvml' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["None", "False"]

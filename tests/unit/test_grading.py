@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from labctl.evaluation import Evaluation
-from labctl.grading import record as records
-from labctl.grading.claims import Comparison, compared
-from labctl.grading.feedback import page
-from labctl.grading.flags import Facts, flags, mentions_in
-from labctl.grading.record import Record, results_of, told_of
-from labctl.grading.results import Results, Test, after_penalty, parse_results, stamped
+from labctl.agent.sandbox import grading_accuracy, grading_images
+from labctl.courses.grading import record as records
+from labctl.courses.grading.claims import Comparison, compared
+from labctl.courses.grading.feedback import page
+from labctl.courses.grading.flags import Facts, flags, mentions_in
+from labctl.courses.grading.record import Record, results_of, told_of
+from labctl.courses.grading.results import Results, Test, after_penalty, parse_results, stamped
 from labctl.model import FileEntry
-from labctl.remote import grading_accuracy, grading_images
+from labctl.runs.evaluation import Evaluation
 
 SHA = "ab" * 32
 

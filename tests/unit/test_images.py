@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions.build_lines import STEP
-from labctl.actions.images import content_hash, copied_files
+from labctl.runs.build_output import STEP
+from labctl.runs.images import content_hash, copied_files
 
 
 @pytest.fixture

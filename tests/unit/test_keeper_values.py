@@ -10,12 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from labctl.actions import Silent, wards
-from labctl.actions.keepers import _parsed, _shown
-from labctl.actions.replies import as_reply, raised, reply_in
 from labctl.commands.systemd import keep_unit
 from labctl.config import load_lab, paths
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError, Problem, UsageError
+from labctl.errors.replies import as_reply, raised, reply_in
+from labctl.events import Silent
+from labctl.lifecycle import kept_labs
+from labctl.lifecycle.keeper_host import _parsed, _shown
 from labctl.model import NAME_PATTERN
 from labctl.state import State
 
@@ -104,10 +105,10 @@ def test_a_host_is_shown_as_ssh_takes_it() -> None:
 
 
 def test_a_ward_is_named_by_lab_and_id_and_by_nothing_else() -> None:
-    assert wards.ward_name("digits", "0f1e2d3c4b5a") == "digits-0f1e2d3c4b5a"
+    assert kept_labs.ward_name("digits", "0f1e2d3c4b5a") == "digits-0f1e2d3c4b5a"
     for lab, lab_id in (("../x", "0f1e2d3c4b5a"), ("digits", "../../x"), ("", "x"), ("A", "b")):
         with pytest.raises(ValueError, match="no lab"):
-            wards.ward_name(lab, lab_id)
+            kept_labs.ward_name(lab, lab_id)
     assert NAME_PATTERN.fullmatch("keep")
 
 
@@ -131,7 +132,7 @@ def test_what_the_laptop_has_set_counts_but_for_what_the_keepers_machine_has(
         "server.budget": "4.5",
         "server.ttl": "90m",
     }
-    one = wards.Ward(
+    one = kept_labs.Ward(
         lab="digits",
         lab_id="0f1e2d3c4b5a",
         by="alice@laptop",
@@ -143,7 +144,7 @@ def test_what_the_laptop_has_set_counts_but_for_what_the_keepers_machine_has(
     environ = {"HOME": str(tmp_path), "LABCTL_SERVER_AWS_PROFILE": "keeper"}
     places = paths(environ)
     with State(places.database) as state:
-        ground = wards.ground(one, places, state, Silent(), environ, root=root)
+        ground = kept_labs.ground(one, places, state, Silent(), environ, root=root)
     settings = ground.config.server.provider_settings["aws"]
     assert (settings.profile, settings.settle_s) == ("keeper", 7)
     need = ground.config.server.need
@@ -151,4 +152,4 @@ def test_what_the_laptop_has_set_counts_but_for_what_the_keepers_machine_has(
     assert ground.owner == "alice"
     assert ground.place
     assert ground.config.name == "digits"
-    assert msgspec.json.decode(msgspec.json.encode(one), type=wards.Ward) == one
+    assert msgspec.json.decode(msgspec.json.encode(one), type=kept_labs.Ward) == one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labctl.actions.lost import DEAD_LOOKS, DEAD_S, PAUSE_S, Silences
+from labctl.lifecycle.server_loss import DEAD_LOOKS, DEAD_S, PAUSE_S, Silences
 
 
 def looks(silences: Silences, start_s: float, count: int, apart_s: float) -> bool:

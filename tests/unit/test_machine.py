@@ -13,12 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from labctl.remote import proc
-from labctl.remote.machine import BUSY_CORES, Machine, Processes, is_whole_disk, load_psutil
+from labctl.agent.host import proc
+from labctl.agent.host.host_usage import BUSY_CORES, Machine, Processes, is_whole_disk, load_psutil
 
 SOURCES = [psutil, proc]
 NAMES = ["psutil", "proc"]
-AGENT = Path(proc.__file__).parents[1]
+AGENT = Path(proc.__file__).parents[2]
 LONGEST_WAIT_S = 60.0
 
 
@@ -131,13 +131,13 @@ def test_the_stand_in_knows_a_process_as_psutil_does() -> None:
 
 @pytest.mark.parametrize(
     ("packages", "name"),
-    [(str(Path(psutil.__file__).parents[1]), "psutil"), ("/nonexistent", "remote.proc")],
+    [(str(Path(psutil.__file__).parents[1]), "psutil"), ("/nonexistent", "agent.host.proc")],
 )
 def test_psutil_is_used_where_the_distribution_has_it(packages: str, name: str) -> None:
     """As the agent starts: without the packages of the interpreter and of the account."""
     code = (
         f"import sys; sys.path.insert(0, {str(AGENT)!r}); before = list(sys.path)\n"
-        "from remote.machine import load_psutil\n"
+        "from agent.host.host_usage import load_psutil\n"
         f"print(load_psutil({packages!r}).__name__, sys.path == before)"
     )
     words = [sys.executable, "-I", "-S", "-W", "error", "-c", code]

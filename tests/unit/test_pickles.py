@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions.pickles import describe_pickle, refuse_pickles
 from labctl.errors import PolicyError
+from labctl.runs.pickle_check import describe_pickle, refuse_pickles
 
 
 class Evil:

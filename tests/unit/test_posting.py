@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from own_certificate import make_certificate
 
-from labctl.actions import posting
+from labctl.submissions import posting
 
 FIELDS = {"key": "drop/hw3/alice/part-01", "policy": "p"}
 PART = b"0123456789" * 100_000

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 import yaml
 
-from labctl.actions import Decision, Event, Note, Silent
-from labctl.actions.prepare import gpu_for, gpu_named, play, playbook_hash, prepare, read_event
 from labctl.commands import ansible
 from labctl.commands.probe import NOT_INSTALLED, SCRIPT
 from labctl.errors import LabError, PolicyError
+from labctl.events import Decision, Event, Note, Silent
 from labctl.model import Endpoint, Facts, Gpu, GpuNeed, Need, Offer, Server
+from labctl.servers.prepare import gpu_for, gpu_named, play, playbook_hash, prepare, read_event
 from labctl.transports import Result
 
 PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.profiler.shelf import Shelf
+from labctl.insight.profiler.trace_server import Shelf
 
 
 @pytest.fixture

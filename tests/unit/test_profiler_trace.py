@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labctl.errors import LabError, NotFoundError
-from labctl.explain.profile import Profile, Row, advise, read_profile
-from labctl.profiler.trace import _minus, _union, summary
+from labctl.insight.explain.profile import Profile, Row, advise, read_profile
+from labctl.insight.profiler.trace import _minus, _union, summary
 
 MAIN, ENGINE = 10, 11
 

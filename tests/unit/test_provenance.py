@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions.provenance import Code, Looking, machine, parse_status
 from labctl.model import Facts, Gpu
+from labctl.runs.provenance import Code, Looking, machine, parse_status
 
 needs_git = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 

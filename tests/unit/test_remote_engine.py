@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from engine_socket import EngineSocket, engine_socket
 
-from labctl.remote import engine
-from labctl.remote.reply import Failure
+from labctl.agent.host import engine
+from labctl.agent.reply import Failure
 
 
 @pytest.fixture

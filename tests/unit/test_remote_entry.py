@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from labctl.remote.runs import entry_script
+from labctl.agent.runs.runs import entry_script
 
 SHELLS = [shell for shell in ("sh", "dash", "bash") if shutil.which(shell)]
 SLOW_TO_STOP = """

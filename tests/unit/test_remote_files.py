@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from labctl.remote import edits, files, outputs, push_target, unpack
-from labctl.remote.reply import Failure
+from labctl.agent.files import edits, files, outputs, push_target, unpack
+from labctl.agent.reply import Failure
 
 LAB = {"lab": "digits", "lab_id": "0f1e2d3c4b5a"}
 

@@ -15,18 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.actions import remote as calling
-from labctl.actions.remote import (
-    MARK,
-    NOT_INSTALLED,
-    Remote,
-    _Splitter,
-    checked,
-    files,
-    find_reply,
-    program,
-    program_name,
-)
+from labctl.agent import reply
+from labctl.agent.runs import follow, images
 from labctl.errors import (
     CommandError,
     DiskFullError,
@@ -37,11 +27,22 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.model import Endpoint
-from labctl.remote import follow, images, reply
+from labctl.servers import agent as calling
+from labctl.servers.agent import (
+    MARK,
+    NOT_INSTALLED,
+    Remote,
+    _Splitter,
+    checked,
+    files,
+    find_reply,
+    program,
+    program_name,
+)
 from labctl.transports import Result
-from labctl.transports import kept as kept_output
+from labctl.transports import bounded_output as kept_output
+from labctl.transports.bounded_output import Kept
 from labctl.transports.fake import FakeTransport
-from labctl.transports.kept import Kept
 
 JSON = st.dictionaries(st.text(max_size=5), st.text() | st.integers() | st.none(), max_size=4)
 QUIET = st.binary(max_size=40).filter(lambda noise: b"\x1e" not in noise)
@@ -51,7 +52,7 @@ def test_it_is_built_the_same_each_time() -> None:
     assert (program_name.__wrapped__(), program()) == (program_name(), program())
     with zipfile.ZipFile(io.BytesIO(program())) as archive:
         assert tuple((one, archive.read(one)) for one in archive.namelist()) == files()
-    assert {"__main__.py", "remote/door.py", "remote/entry.sh", "wire/machine.py"} <= {
+    assert {"__main__.py", "agent/entrypoint.py", "agent/runs/entry.sh", "wire/boot_id.py"} <= {
         path for path, _ in files()
     }
 
@@ -128,7 +129,7 @@ def test_it_is_installed_at_the_first_call_alone(tmp_path: Path) -> None:
     (folder,) = (tmp_path / ".cache" / "labctl").iterdir()
     assert folder.name == program_name()
     assert folder.stat().st_mode & 0o077 == 0
-    assert list(folder.glob("remote/__pycache__/*.pyc")), "compiled once, not at every call"
+    assert list(folder.glob("agent/__pycache__/*.pyc")), "compiled once, not at every call"
 
 
 def test_an_answer_may_say_nothing() -> None:

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from engine_socket import Answer, EngineSocket, engine_socket
 
-from labctl.remote import containers, looks, runs, secrets_tmpfs
-from labctl.remote.place import checked_name, home, inside, lab_dir, read_json, write_json
-from labctl.remote.reply import Failure
-from labctl.wire.machine import boot_token
+from labctl.agent.host.paths import checked_name, home, inside, lab_dir, read_json, write_json
+from labctl.agent.reply import Failure
+from labctl.agent.runs import containers, run_state, runs, secrets_tmpfs
+from labctl.wire.boot_id import boot_token
 
 LAB_ID = "0f1e2d3c4b5a"
 GIB = 1024**3
@@ -245,7 +245,7 @@ def test_the_same_claim_is_found_and_another_is_refused(root: Path) -> None:
 CLAIM = """
 import json, sys
 from pathlib import Path
-from labctl.remote.runs import _claim
+from labctl.agent.runs.runs import _claim
 print("ready", flush=True)
 sys.stdin.readline()
 root = Path(sys.argv[1])
@@ -298,11 +298,13 @@ def test_an_image_that_is_not_there_claims_nothing(root: Path) -> None:
     ],
 )
 def test_every_ending_is_told(code: int, written: Any, cancelled: bool, told: str) -> None:
-    assert looks.told_of(code, written, {"memory_bytes": 2 * GIB}, cancelled) == told
+    assert run_state.told_of(code, written, {"memory_bytes": 2 * GIB}, cancelled) == told
 
 
 def test_out_of_memory_without_a_limit_is_the_servers() -> None:
-    assert looks.told_of(137, {"oom_kills": 1}, {}, False).endswith("killed at the server's memory")
+    assert run_state.told_of(137, {"oom_kills": 1}, {}, False).endswith(
+        "killed at the server's memory"
+    )
 
 
 @pytest.fixture
@@ -326,23 +328,23 @@ def state(status: str, code: int = 0, **more: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_a_claim_without_a_container_is_only_that(run_dir: Path) -> None:
-    assert looks.look(run_dir, {})["state"] == "claimed"
+    assert run_state.look(run_dir, {})["state"] == "claimed"
     launched(run_dir)
-    assert looks.look(run_dir, state("created"))["state"] == "claimed"
-    assert not looks.final(run_dir)
+    assert run_state.look(run_dir, state("created"))["state"] == "claimed"
+    assert not run_state.final(run_dir)
 
 
 def test_a_running_run_has_progress_and_no_record(run_dir: Path) -> None:
     launched(run_dir)
     (run_dir / "logs" / "progress.json").write_text('{"step": 3, "note": "x"}')
-    seen = looks.look(run_dir, state("running"))
+    seen = run_state.look(run_dir, state("running"))
     assert (seen["state"], seen["progress"]) == ("running", {"step": 3.0})
-    assert not looks.final(run_dir)
+    assert not run_state.final(run_dir)
 
 
 def test_docker_run_may_still_be_at_work(run_dir: Path) -> None:
     launched(run_dir, started_at=time.time())
-    assert looks.look(run_dir, {})["state"] == "starting"
+    assert run_state.look(run_dir, {})["state"] == "starting"
 
 
 @pytest.mark.parametrize(
@@ -362,17 +364,19 @@ def test_endings_that_the_container_could_not_write(
     launched(run_dir)
     if cancel:
         (run_dir / ".labctl" / "cancel").touch()
-    found = looks.look(run_dir, seen)
+    found = run_state.look(run_dir, seen)
     assert (found["state"], found.get("exit_code")) == expected[:2]
     assert expected[2] in found["told"]
-    assert looks.look(run_dir, state("running")) == found == looks.final(run_dir), "once for all"
+    assert run_state.look(run_dir, state("running")) == found == run_state.final(run_dir), (
+        "once for all"
+    )
     if seen:
         assert found["ended_at"] == 1767323045.0
 
 
 def test_a_reboot_is_told_by_the_boot_token(run_dir: Path) -> None:
     launched(run_dir, boot="another boot")
-    found = looks.look(run_dir, state("exited", 137))
+    found = run_state.look(run_dir, state("exited", 137))
     assert (found["state"], found.get("exit_code")) == ("lost", None)
     assert "restarted" in found["told"]
 
@@ -382,20 +386,20 @@ def test_what_the_command_wrote_goes_before_a_reboot_and_a_removed_container(
 ) -> None:
     launched(run_dir, boot="another boot")
     write_json(run_dir / ".labctl" / "exit.json", {"code": 5, "ended_at": 7, "oom_kills": 0})
-    found = looks.look(run_dir, {})
+    found = run_state.look(run_dir, {})
     assert (found["state"], found["exit_code"], found["ended_at"]) == ("exited", 5, 7.0)
 
 
 def test_the_last_attempt_counts_by_number(run_dir: Path) -> None:
     for number in (1, 2, 10):
         launched(run_dir, number, container=f"c-{number}")
-    assert looks.last_attempt(run_dir)["container"] == "c-10"
+    assert run_state.last_attempt(run_dir)["container"] == "c-10"
 
 
 def test_an_empty_log_gets_what_the_container_said(run_dir: Path) -> None:
     (run_dir / "logs" / "run.log").write_text("")
     launched(run_dir)
-    looks.look(run_dir, state("exited", 1))
+    run_state.look(run_dir, state("exited", 1))
     assert (run_dir / "logs" / "run.log").read_text() == "from the container\n"
 
 
@@ -407,7 +411,7 @@ def test_new_files_are_those_outside_the_outputs(run_dir: Path) -> None:
     (run_dir / "code" / "__pycache__" / "x.pyc").touch()
     (run_dir / "link").symlink_to("/etc/passwd")
     write_json(run_dir / ".labctl" / "code.json", ["train.py"])
-    assert looks.new_files(run_dir, ["checkpoints"]) == ["code/made.csv", "stray.txt"]
+    assert run_state.new_files(run_dir, ["checkpoints"]) == ["code/made.csv", "stray.txt"]
 
 
 def test_cancelling_a_claim_ends_it_and_again_says_so(run_dir: Path, root: Path) -> None:
@@ -421,10 +425,10 @@ def test_cancelling_a_claim_ends_it_and_again_says_so(run_dir: Path, root: Path)
 
 def test_status_lists_every_run_of_the_lab(run_dir: Path) -> None:
     launched(run_dir)
-    said = looks.status({"lab": "digits", "lab_id": LAB_ID})
+    said = run_state.status({"lab": "digits", "lab_id": LAB_ID})
     assert [one["id"] for one in said["runs"]] == [run_dir.name]
     assert 0 < said["disk"]["free_bytes"] <= said["disk"]["total_bytes"]
-    assert looks.status({"lab": "digits", "lab_id": LAB_ID, "runs": ["no"]})["runs"] == []
+    assert run_state.status({"lab": "digits", "lab_id": LAB_ID, "runs": ["no"]})["runs"] == []
 
 
 def test_two_labs_of_one_name_have_two_directories(root: Path) -> None:

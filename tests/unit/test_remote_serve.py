@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from engine_socket import engine_socket
 
-from labctl.actions.services import serving_files
-from labctl.remote import serve, services
-from labctl.remote.place import lab_dir
-from labctl.remote.reply import Failure
+from labctl.agent.host.paths import lab_dir
+from labctl.agent.reply import Failure
+from labctl.agent.runs import serve, services
+from labctl.services.services import serving_files
 
 LAB_ID = "0f1e2d3c4b5a"
 IMAGE: dict[str, Any] = {"Id": "sha256:" + "ab" * 32, "Config": {"WorkingDir": "/srv"}}

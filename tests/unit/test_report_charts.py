@@ -11,9 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_facts import facts, sample, series
 
-from labctl.report.charts import LABEL_GAP, MOST_POINTS, Chart, Curve, axis, chart, stretches, thin
-from labctl.report.curves import MOST_CHARTS, logged, measured
-from labctl.scalars import Scalars
+from labctl.insight.report.charts import (
+    LABEL_GAP,
+    MOST_POINTS,
+    Chart,
+    Curve,
+    axis,
+    chart,
+    stretches,
+    thin,
+)
+from labctl.insight.report.curves import MOST_CHARTS, logged, measured
+from labctl.insight.scalars import Scalars
 
 NAN, INFINITY = math.nan, math.inf
 

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from report_facts import BEGAN, data_uri, evaluation, facts, png, sample, series
 
+from labctl.insight.report.facts import Code, Facts, Machine
+from labctl.insight.report.page import MOST_MATRIX, MOST_PAIRS, page
+from labctl.insight.report.render import render
+from labctl.insight.scalars import Scalars
 from labctl.model import Run
-from labctl.report.facts import Code, Facts, Machine
-from labctl.report.page import MOST_MATRIX, MOST_PAIRS, page
-from labctl.report.render import render
-from labctl.scalars import Scalars
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "report"
 EVIL = "<script>alert('x')</script>\" onload=\"alert(1)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from report_facts import BEGAN, data_uri, png, sample
 
-from labctl.report import pictures, words
-from labctl.report.use import use
+from labctl.insight.report import formatting, pictures
+from labctl.insight.report.utilization import use
 
 JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000ffc0000b08") + bytes(
     [0, 9, 0, 7, 1, 1, 17, 0]
@@ -26,7 +26,7 @@ JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000ffc0000b08") + byt
     ],
 )
 def test_shares(share: float | None, said: str) -> None:
-    assert words.percent(share).replace("\u00a0", " ") == said
+    assert formatting.percent(share).replace("\u00a0", " ") == said
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_shares(share: float | None, said: str) -> None:
     ],
 )
 def test_numbers(value: float, said: str) -> None:
-    assert words.number(value) == said
+    assert formatting.number(value) == said
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ def test_numbers(value: float, said: str) -> None:
     [(3.84, "3.8 s"), (45, "45 s"), (600, "10 min"), (3600, "1 h"), (9000, "2 h 30 min")],
 )
 def test_spans(seconds: float, said: str) -> None:
-    assert words.span(seconds).replace("\u00a0", " ") == said
+    assert formatting.span(seconds).replace("\u00a0", " ") == said
 
 
 def test_money_sizes_dates() -> None:
-    assert [words.dollars(usd).replace("\u00a0", " ") for usd in (None, 0, 0.001, 1234.5)] == [
+    assert [formatting.dollars(usd).replace("\u00a0", " ") for usd in (None, 0, 0.001, 1234.5)] == [
         "not measured",
         "0 dollars",
         "less than 0.01 dollars",
         "1,234.50 dollars",
     ]
-    assert words.size(1536) == "1.5\u00a0KiB"
-    assert words.date(BEGAN).replace("\u00a0", " ") == "21 November 2025, 04:40 UTC"
-    assert words.date(1e30) == ""
+    assert formatting.size(1536) == "1.5\u00a0KiB"
+    assert formatting.date(BEGAN).replace("\u00a0", " ") == "21 November 2025, 04:40 UTC"
+    assert formatting.date(1e30) == ""
 
 
 def test_small_pictures_are_shown_as_they_are() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from labctl.remote import restored
-from labctl.remote.looks import look
-from labctl.remote.reply import Failure
-from labctl.remote.restored import Taking
-from labctl.wire.machine import boot_token
+from labctl.agent.files import disk_import
+from labctl.agent.files.disk_import import Taking
+from labctl.agent.reply import Failure
+from labctl.agent.runs.run_state import look
+from labctl.wire.boot_id import boot_token
 
 Take = Callable[[], dict[str, Any]]
 DISK = "nvme-Amazon_Elastic_Block_Store_vol0abc"
@@ -61,7 +61,7 @@ def push(lab: Path, **files: str) -> None:
 def test_a_run_that_was_never_seen_to_end_is_told_as_ended_with_its_server(
     take: Take, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("labctl.remote.looks.inspect", lambda names: {})
+    monkeypatch.setattr("labctl.agent.runs.run_state.inspect", lambda names: {})
     assert take()["runs"] == ["night"]
     found = look(tmp_path / "here" / "runs" / "night", {})
     assert found["state"] == "lost"
@@ -115,7 +115,7 @@ def test_links_lead_nowhere_and_only_plain_files_come(
 def test_without_room_nothing_comes(
     take: Take, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restored, "free_bytes", lambda path: restored.RESERVE_BYTES)
+    monkeypatch.setattr(disk_import, "free_bytes", lambda path: disk_import.RESERVE_BYTES)
     with pytest.raises(Failure) as refused:
         take()
     assert refused.value.body["kind"] == "disk"

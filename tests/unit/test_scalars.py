@@ -11,8 +11,8 @@ from event_files import curve, event, field, record, restart, scalar, tensor, va
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl import scalars
-from labctl.scalars import Flaw, masked_crc, read_scalars
+from labctl.insight import scalars
+from labctl.insight.scalars import Flaw, masked_crc, read_scalars
 
 NAME = "events.out.tfevents.1700000000.host.1.0"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from labctl.remote import grading, sealed
-from labctl.remote.reply import Failure
+from labctl.agent.reply import Failure
+from labctl.agent.sandbox import grading, sandbox
 
 LIMITS = {
     "memory_bytes": 64 << 20,
@@ -24,7 +24,7 @@ def made() -> dict[str, Any]:
     mounts = [{"Type": "bind", "Source": "/x", "Target": "/lab/code", "ReadOnly": True}]
     volumes = {"/data": {}, "/lab/code": {}, "/tmp": {}}
     image = {"Id": "sha256:1", "Config": {"Entrypoint": ["/banner"], "Volumes": volumes}}
-    return sealed.body(image, ["sh", "p.sh"], "predictions", mounts, {"A": "b"}, {}, LIMITS)
+    return sandbox.body(image, ["sh", "p.sh"], "predictions", mounts, {"A": "b"}, {}, LIMITS)
 
 
 def test_nothing_is_open_and_everything_is_bounded() -> None:
@@ -56,17 +56,17 @@ class Engine:
         self.state: dict[str, Any] = {"ExitCode": 0, "StartedAt": "2026", "Running": False}
         self.removed: list[str] = []
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-        monkeypatch.setattr(sealed.engine, "remove", self.removed.append)
-        monkeypatch.setattr(sealed.engine, "create", lambda name, body: True)
+        monkeypatch.setattr(sandbox.engine, "remove", self.removed.append)
+        monkeypatch.setattr(sandbox.engine, "create", lambda name, body: True)
         monkeypatch.setattr(
-            sealed.engine, "inspect", lambda names: {names[0]: {"State": self.state}}
+            sandbox.engine, "inspect", lambda names: {names[0]: {"State": self.state}}
         )
 
-    def run(self, script: str, deadline_s: float = 60.0, most: int = 1000) -> sealed.Ended:
+    def run(self, script: str, deadline_s: float = 60.0, most: int = 1000) -> sandbox.Ended:
         docker = self.folder / "docker"
         docker.write_text(f"#!/bin/sh\n{script}\n")
         docker.chmod(0o755)
-        return sealed.run("x", {}, deadline_s, most)
+        return sandbox.run("x", {}, deadline_s, most)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from serving_bed import Brightness, Client, bomb, model, picture, serving
 
-from labctl.serving.settings import Settings
+from labctl.services.model_server.settings import Settings
 
 
 def text(content: bytes) -> str:

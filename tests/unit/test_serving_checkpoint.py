@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 from serving_bed import picture, safetensors
 
-from labctl.serving.checkpoint import check
-from labctl.serving.project import load
-from labctl.serving.refusals import ModelError
+from labctl.services.model_server.checkpoint import check
+from labctl.services.model_server.project import load
+from labctl.services.model_server.refusals import ModelError
 
 DEADLINE_S = 60.0
 PROJECT = """
@@ -175,7 +175,7 @@ def free_port() -> int:
 def started(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     environ = {**os.environ, "LABCTL_SERVE_PORT": str(port), "PYTHONWARNINGS": "error"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "labctl.serving"],
+        [sys.executable, "-m", "labctl.services.model_server"],
         cwd=folder,
         env=environ,
         stdout=subprocess.PIPE,

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from labctl.serving.batching import Batcher
-from labctl.serving.drift import AT_LEAST, WINDOW, Watch, stability_index
-from labctl.serving.refusals import RefusedError
-from labctl.serving.settings import SettingError, Settings, from_environment
+from labctl.services.model_server.batching import Batcher
+from labctl.services.model_server.drift import AT_LEAST, WINDOW, Watch, stability_index
+from labctl.services.model_server.refusals import RefusedError
+from labctl.services.model_server.settings import SettingError, Settings, from_environment
 
 COUNTS = st.lists(st.integers(0, 1000), min_size=2, max_size=20).filter(any)
 

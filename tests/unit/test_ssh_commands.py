@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from labctl.commands import ssh
 from labctl.errors import UsageError
 from labctl.model import Endpoint
-from labctl.transports.client import quick_login
+from labctl.transports.ssh_client import quick_login
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJv3rUsymaY5pzRXGMkdoTCoyrTVNNhqeNPGdNuedeMT"
 ENDPOINT = Endpoint(host="203.0.113.7", port=2222, user="student", identity="/keys/a key")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-HELP_MODULES = {"labctl", "labctl.cli", "labctl.cli.exits", "labctl.errors"}
+HELP_MODULES = {"labctl", "labctl.cli", "labctl.cli.exit_codes", "labctl.errors"}
 """All of labctl that `labctl --help` may import; beyond it click and the standard library."""
 
 STATUS_PACKAGES = {"click", "labctl", "msgspec", "yaml", "cython_runtime", "typing_extensions"}
@@ -24,12 +24,14 @@ STATUS_PACKAGES = {"click", "labctl", "msgspec", "yaml", "cython_runtime", "typi
 with yaml's C part and with msgspec."""
 
 STATUS_MODULES = {
-    "labctl.actions",
-    "labctl.actions.accounts",
-    "labctl.actions.cost",
-    "labctl.actions.disks",
-    "labctl.actions.ground",
-    "labctl.actions.status",
+    "labctl.events",
+    "labctl.servers",
+    "labctl.servers.accounts",
+    "labctl.servers.cost",
+    "labctl.servers.disks",
+    "labctl.servers.context",
+    "labctl.lifecycle",
+    "labctl.lifecycle.status",
     "labctl.lab",
     "labctl.model",
     "labctl.providers",
@@ -75,7 +77,7 @@ reached = []
 sys.addaudithook(lambda event, _: reached.append(event) if event in REACHING_OUT else None)
 before = set(sys.modules)  # what the interpreter itself starts with
 from labctl.cli import cli
-from labctl.cli.exits import run_and_exit
+from labctl.cli.exit_codes import run_and_exit
 sys.argv = ["labctl", *sys.argv[1:]]
 code = run_and_exit(cli)
 print()
@@ -205,7 +207,7 @@ def test_no_command_pays_for_another_one_to_be_described(tmp_path: Path) -> None
 
 def test_every_verb_of_the_program_on_the_server_leads_to_a_function() -> None:
     script = """
-from labctl.remote import door
+from labctl.agent import entrypoint as door
 names = [*door.ANSWERING.values(), *door.STREAMING.values()]
 assert all(callable(door._deed(name)) for name in names)
 """
@@ -217,7 +219,7 @@ def test_the_program_on_the_server_imports_one_verb_alone() -> None:
     script = """
 import sys
 before = set(sys.modules)
-from labctl.remote import door
+from labctl.agent import entrypoint as door
 door._deed(door.ANSWERING["start"])
 print(*(set(sys.modules) - before))
 """
@@ -225,10 +227,10 @@ print(*(set(sys.modules) - before))
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     imported = set(done.stdout.split())
-    assert "labctl.remote.runs" in imported
+    assert "labctl.agent.runs.runs" in imported
     assert not imported & {
-        "labctl.remote.fetch",
-        "labctl.remote.services",
+        "labctl.agent.files.fetch",
+        "labctl.agent.runs.services",
         "http.client",
         "ssl",
         "subprocess",

@@ -20,11 +20,11 @@ import pytest
 from store_bed import sha256
 from store_sshd import StoreSshd, find_lacks, store_sshd
 
-from labctl.remote import store_gateway, store_keys
-from labctl.remote.store import ChangedError, StoreError
-from labctl.remote.store_ssh import PART_BYTES
+from labctl.agent.mirror import authorized_keys, ssh_gateway
+from labctl.agent.mirror.ssh_store import PART_BYTES
+from labctl.agent.mirror.store import ChangedError, StoreError
 
-GATEWAY = Path(store_gateway.__file__)
+GATEWAY = Path(ssh_gateway.__file__)
 
 
 class Session:
@@ -184,7 +184,7 @@ def test_of_many_that_swap_one_wins(tmp_path: Path) -> None:
 def test_drafts_that_nobody_finished_go_in_time(tmp_path: Path) -> None:
     folder = tmp_path / ".incoming"
     folder.mkdir()
-    for name, age in (("old", store_gateway.STALE_S + 60), ("new", 60)):
+    for name, age in (("old", ssh_gateway.STALE_S + 60), ("new", 60)):
         (folder / name).write_bytes(b"x")
         os.utime(folder / name, (time.time() - age,) * 2)
     with Session(tmp_path) as session:
@@ -329,12 +329,12 @@ LINE = 'restrict,command="/usr/bin/python3 -I -S /h/gateway.py serve /h/labs/x" 
 def test_a_lab_has_one_line_of_authorized_keys() -> None:
     other = f"{LINE} labctl-store:y-1\n"
     before = f"# mine\nssh-rsa AAAA me@home\n\n{other}"
-    once = store_keys.changed(before, "x-1", f"{LINE} labctl-store:x-1")
+    once = authorized_keys.changed(before, "x-1", f"{LINE} labctl-store:x-1")
     assert once == f"{before}{LINE} labctl-store:x-1\n"
-    twice = store_keys.changed(once, "x-1", f"{LINE}B labctl-store:x-1")
+    twice = authorized_keys.changed(once, "x-1", f"{LINE}B labctl-store:x-1")
     assert twice == f"{before}{LINE}B labctl-store:x-1\n"
-    assert store_keys.changed(twice, "x-1", "") == before
-    assert store_keys.changed("ssh-rsa AAAA me", "z", "") == "ssh-rsa AAAA me\n"
+    assert authorized_keys.changed(twice, "x-1", "") == before
+    assert authorized_keys.changed("ssh-rsa AAAA me", "z", "") == "ssh-rsa AAAA me\n"
 
 
 @pytest.mark.parametrize(
@@ -352,4 +352,4 @@ def test_a_lab_has_one_line_of_authorized_keys() -> None:
 )
 def test_nothing_odd_gets_into_authorized_keys(place: str, key: str) -> None:
     with pytest.raises(ValueError):
-        store_keys.key_line("/h/gateway.py", place, "x", key)
+        authorized_keys.key_line("/h/gateway.py", place, "x", key)

@@ -18,14 +18,16 @@ from engine_socket import Answer, engine_socket
 from shell_store import shell_store
 from store_bed import ABOUT, LAB_ID, PREFIX, DirectStore, Lab, metadata_service, sha256, tree
 
-from labctl.actions.remote import files
+from labctl.agent.mirror import boto3_python, restore, store
+from labctl.agent.mirror import mirror as store_mirror
+from labctl.agent.reply import Failure
+from labctl.agent.watchdog import mirroring
+from labctl.agent.watchdog.activity import Account
 from labctl.errors import DeniedError, NotFoundError, TransferError
 from labctl.model import Endpoint
-from labctl.remote import boto3_python, store, store_mirror, store_restore, watch_store
-from labctl.remote import s3 as s3_client
-from labctl.remote.reply import Failure
-from labctl.remote.watch_signs import Account
+from labctl.servers.agent import files
 from labctl.stores import Store, Surroundings, open_store
+from labctl.wire import s3 as s3_client
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
@@ -90,7 +92,7 @@ def door(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def opened(*_: Any) -> DirectStore:
         return DirectStore(directory)
 
-    for module in (store, store_mirror, store_restore):
+    for module in (store, store_mirror, restore):
         monkeypatch.setattr(module, "open_store", opened)
     lab.config("ssh://student@store/labs")
     return directory
@@ -101,7 +103,7 @@ def mirrored(**words: Any) -> dict[str, Any]:
 
 
 def restored(run: str = "first") -> dict[str, Any]:
-    return store_restore.restore({**ABOUT, "run": run})
+    return restore.restore({**ABOUT, "run": run})
 
 
 def held(s3: Any) -> dict[str, bytes]:
@@ -312,7 +314,7 @@ def test_another_labs_run_is_not_taken_for_this_one(s3: Any, lab: Lab) -> None:
     with pytest.raises(Failure, match="there is nothing of run second"):
         restored("second")
     with pytest.raises(Failure, match="this server's store is"):
-        store_restore.restore({**ABOUT, "run": "first", "store": "s3://elsewhere"})
+        restore.restore({**ABOUT, "run": "first", "store": "s3://elsewhere"})
 
 
 def test_a_store_that_refuses_is_said_and_tried_again(s3: Any, lab: Lab, cloud: Rehearsal) -> None:
@@ -456,12 +458,12 @@ def test_the_door_keeps_the_same(door: Path, lab: Lab) -> None:
 def test_the_mirror_beside_the_runs_says_what_it_cannot_do(
     s3: Any, lab: Lab, cloud: Rehearsal, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_store, "PROGRAM", program)
+    monkeypatch.setattr(mirroring, "PROGRAM", program)
     run = lab.run("first", "running")
     said: list[str] = []
-    mirror = watch_store.Mirror(lambda what, why: said.append(what))
+    mirror = mirroring.Mirror(lambda what, why: said.append(what))
     account = Account(os.geteuid(), os.getegid())
-    told = watch_store.Told(account, LAB_ID, False, 0.05, frozenset({"run first"}))
+    told = mirroring.Told(account, LAB_ID, False, 0.05, frozenset({"run first"}))
 
     def until(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         deadline = time.monotonic() + 120

@@ -19,12 +19,11 @@ from post_guard import ACCESS, REGION, SECRET, Guard, guarded_s3
 from requests_toolbelt import MultipartEncoder
 from submission_bed import DUE, DUE_AT, FILES, Clock, packed, sha256
 
-from labctl.actions import posting
-from labctl.actions.receive import collect_posts, write_assignment, write_tickets
 from labctl.errors import DeniedError, LabError, PolicyError, UsageError
-from labctl.submissions import receipt
+from labctl.submissions import posting, receipt
 from labctl.submissions.assignment import Assignment, Ticket, load_assignment
 from labctl.submissions.buckets import LONGEST_S, Bucket
+from labctl.submissions.receive import collect_posts, write_assignment, write_tickets
 from labctl.submissions.receiver import Receiver
 
 boto3 = pytest.importorskip("boto3")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from submission_bed import make_receiver
 
-from labctl.courses.folder import make_private
+from labctl.courses.records.folder import make_private
 from labctl.errors import BusyError
-from labctl.submissions.connections import MAX_CONNECTIONS, MAX_MEMORY_BYTES, hold_connection
+from labctl.submissions.connection_limits import MAX_CONNECTIONS, MAX_MEMORY_BYTES, hold_connection
 
 HELLO = b'{"do": "hello", "assignment": "hw3"}\n'
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from submission_bed import DUE, DUE_AT, HOST_KEY
 
-from labctl.config.moments import ANY_S, parse_late, parse_moment
+from labctl.config.times import ANY_S, parse_late, parse_moment
 from labctl.errors import ConfigError, Problem
 from labctl.submissions.assignment import (
     Assignment,

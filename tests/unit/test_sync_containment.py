@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.actions.containment import contained, unwelcome
+from labctl.agent.host.paths import inside
+from labctl.agent.reply import Failure
 from labctl.errors import PolicyError
-from labctl.remote.place import inside
-from labctl.remote.reply import Failure
+from labctl.sync.containment import contained, unwelcome
 
 HOSTILE = ["../../x", "/etc/abs", "a/../../x", "a//b", "./a", "a/.", "", "a/", "..", "a\0b"]
 ANY_PATH = st.lists(

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labctl.actions import Event, Note, Silent
-from labctl.actions.scan import (
+from labctl.errors import NotFoundError, UsageError
+from labctl.events import Event, Note, Silent
+from labctl.sync.scan import (
     LARGE_BYTES,
     MANY_FILES,
     Index,
@@ -23,7 +24,6 @@ from labctl.actions.scan import (
     scan_code,
     scan_data,
 )
-from labctl.errors import NotFoundError, UsageError
 
 
 class Notes(Silent):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from labctl.agent.watchdog.systemd_unit import unit_text
 from labctl.commands.systemd import course_unit, keep_unit
-from labctl.remote.watch_unit import unit_text
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("/bin/true",)
-WRITERS = {"labctl/commands/systemd.py", "labctl/remote/watch_unit.py"}
+WRITERS = {"labctl/commands/systemd.py", "labctl/agent/watchdog/systemd_unit.py"}
 
 
 def service_files(folder: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.telemetry import TELEMETRY_FILE, GpuSample, Sample, read_samples
+from labctl.insight.telemetry import TELEMETRY_FILE, GpuSample, Sample, read_samples
 
 WHOLE = (
     b'{"at": 1763700000.5, "attempt": 2, "cpu_cores": 3.1, "cores": 8, "memory_bytes": 10,'

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from labctl.remote import telemetry
-from labctl.remote.gpus import Gpus
-from labctl.remote.telemetry import NAME, Recorded, append, claimed, told, write_due
-from labctl.telemetry import TELEMETRY_FILE, read_samples
+from labctl.agent.host import telemetry
+from labctl.agent.host.gpus import Gpus
+from labctl.agent.host.telemetry import NAME, Recorded, append, claimed, told, write_due
+from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 
 BODY = {"at": 1.0, "attempt": 1}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions import turn
-from labctl.actions.turn import NotOursError, Turn
 from labctl.errors import ConnectError
+from labctl.lifecycle import recovery_lock
+from labctl.lifecycle.recovery_lock import NotOursError, Turn
 
 KEY = "runs/night/watch.json"
 
@@ -56,9 +56,9 @@ class Memory:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn, "BEAT_S", 0.02)
-    monkeypatch.setattr(turn, "LOOK_S", 0.02)
-    monkeypatch.setattr(turn, "STALE_S", 0.3)
+    monkeypatch.setattr(recovery_lock, "BEAT_S", 0.02)
+    monkeypatch.setattr(recovery_lock, "LOOK_S", 0.02)
+    monkeypatch.setattr(recovery_lock, "STALE_S", 0.3)
 
 
 def test_of_two_one_has_the_turn_and_hands_it_on() -> None:
@@ -94,7 +94,7 @@ def test_who_falls_silent_is_replaced_and_notices() -> None:
     store = Memory()
     asleep, awake = Turn(store, KEY), Turn(store, KEY)
     assert asleep.take() == ""
-    turn._wait(awake)
+    recovery_lock._wait(awake)
     awake.check()
     with pytest.raises(NotOursError, match="taken over"):
         asleep.check()
@@ -105,7 +105,7 @@ def test_who_goes_on_speaking_is_not_replaced() -> None:
     store = Memory()
     busy, waiting = Turn(store, KEY), Turn(store, KEY)
     assert busy.take() == ""
-    waiter = threading.Thread(target=turn._wait, args=(waiting,))
+    waiter = threading.Thread(target=recovery_lock._wait, args=(waiting,))
     with busy.kept():
         waiter.start()
         waiter.join(1.0)  # three times as long as one may be silent

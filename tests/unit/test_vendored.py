@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions.remote import program
-from labctl.actions.vendored import HASHES, read_vendored_files
 from labctl.errors import LabError
+from labctl.servers.agent import program
+from labctl.servers.vendored import HASHES, read_vendored_files
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 IMPORTS = """
@@ -22,7 +22,7 @@ import sys, types
 sys.path.insert(0, sys.argv[1])
 sys.modules["labctl"] = types.ModuleType("labctl")
 sys.modules["labctl"].__path__ = [sys.argv[1]]
-import labctl.remote.broker, labctl.remote.broker_relay, labctl.remote.nvml, h11, pynvml
+import labctl.agent.broker.broker, labctl.agent.broker.relay, labctl.agent.host.nvml, h11, pynvml
 print(h11.__file__, pynvml.__file__)
 """
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.remote.watch_clocks import (
+from labctl.agent.watchdog.decisions import (
     MOST_EARLY,
     WARN_AT_S,
     Limits,

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from labctl.remote import watch_imds
-from labctl.remote.watch_imds import Imds, found
-from labctl.remote.watch_notice import (
+from labctl.agent.watchdog import imds as watch_imds
+from labctl.agent.watchdog.imds import Imds, found
+from labctl.agent.watchdog.provider_notice import (
     MARGIN_S,
     PASSED_S,
     REBALANCE,
@@ -32,7 +32,7 @@ from labctl.remote.watch_notice import (
     rebalance,
     stop_within_s,
 )
-from labctl.remote.watch_taken import newest_whole
+from labctl.agent.watchdog.reclaim_record import newest_whole
 
 NOW = 1_700_000_000.0
 LEAVES = Notice("interruption", "a", 120.0, "terminate")

@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from labctl.actions.remote import files
-from labctl.remote import boto3_python, watch_disk, watch_end, watch_ending, watch_saved
-from labctl.remote.reply import Failure
-from labctl.remote.watch_end import Plan, fate
-from labctl.remote.watch_install import _merged, start_script
-from labctl.remote.watch_processes import transfer_name
-from labctl.remote.watch_saved import Unsaved
-from labctl.remote.watch_signs import Account, _kernel
-from labctl.remote.watch_unit import unit_text
+from labctl.agent.mirror import boto3_python
+from labctl.agent.reply import Failure
+from labctl.agent.watchdog import disk as watch_disk
+from labctl.agent.watchdog import poweroff, saved_results, shutdown
+from labctl.agent.watchdog.activity import Account, _kernel
+from labctl.agent.watchdog.install import _merged, start_script
+from labctl.agent.watchdog.processes import transfer_name
+from labctl.agent.watchdog.saved_results import Unsaved
+from labctl.agent.watchdog.shutdown import Plan, fate
+from labctl.agent.watchdog.systemd_unit import unit_text
+from labctl.servers.agent import files
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
@@ -125,7 +127,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = tmp_path / "program" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    monkeypatch.setattr(watch_saved, "PROGRAM", tmp_path / "program")
+    monkeypatch.setattr(saved_results, "PROGRAM", tmp_path / "program")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     own = tmp_path / "labctl" / "digits" / "runs" / "first" / ".labctl"
@@ -150,34 +152,34 @@ def test_what_is_pulled_is_saved_until_it_changes(home: Path) -> None:
     account = Account(os.geteuid(), os.getegid())
     (home / "labctl" / "digits" / "code").mkdir()
     (home / "labctl" / "digits" / "code" / "edited.py").write_text("edit")
-    left = watch_saved.unsaved(account, LAB["lab_id"], False)
+    left = saved_results.unsaved(account, LAB["lab_id"], False)
     assert names(left) == {"logs/run.log", "checkpoints/a", "code/model", "edited.py"}
     assert {f.key for f in left.files} >= {
         "digits-0f1e2d3c4b5a/runs/first/files/checkpoints/a",
         "digits-0f1e2d3c4b5a/server-edits/edited.py",
     }
-    assert watch_saved.estimate(LAB["lab_id"], False) == (2, 5)
+    assert saved_results.estimate(LAB["lab_id"], False) == (2, 5)
     held = [[f.name, f.size, f.sha256] for f in left.files if f.name != "edited.py"]
     edits = [[f.name, f.sha256] for f in left.files if f.name == "edited.py"]
-    watch_saved.pulled({**LAB, "runs": {"first": held}, "edits": edits})
-    assert watch_saved.unsaved(account, LAB["lab_id"], True) == Unsaved([], [])
-    assert watch_saved.estimate(LAB["lab_id"], True) == (0, 0)
+    saved_results.pulled({**LAB, "runs": {"first": held}, "edits": edits})
+    assert saved_results.unsaved(account, LAB["lab_id"], True) == Unsaved([], [])
+    assert saved_results.estimate(LAB["lab_id"], True) == (0, 0)
     (home / "labctl/digits/runs/first/checkpoints/a").write_text("bb")
-    assert names(watch_saved.unsaved(account, LAB["lab_id"], False)) == {"checkpoints/a"}
+    assert names(saved_results.unsaved(account, LAB["lab_id"], False)) == {"checkpoints/a"}
     (home / "labctl/digits/runs/first/checkpoints/manifest.json").write_text(
         json.dumps({"files": {"b": {"size": 1}}})
     )
-    left = watch_saved.unsaved(account, LAB["lab_id"], False)
+    left = saved_results.unsaved(account, LAB["lab_id"], False)
     assert any("its manifest does not match b" in each for each in left.broken)
     with pytest.raises(Failure, match="no run other"):
-        watch_saved.pulled({**LAB, "runs": {"other": []}})
+        saved_results.pulled({**LAB, "runs": {"other": []}})
 
 
 @pytest.mark.parametrize("comes", [True, False])
 def test_at_a_limit_it_waits_for_the_keeper_and_not_beyond_it(
     home: Path, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
-    monkeypatch.setattr(watch_end, "SAVED_POLL_S", 0.1)
+    monkeypatch.setattr(shutdown, "SAVED_POLL_S", 0.1)
     account = Account(os.geteuid(), os.getegid())
     plan = Plan(account, "", "poweroff", "goes", "", "", 1.0, saver_s=60.0)
     said: list[str] = []
@@ -185,16 +187,16 @@ def test_at_a_limit_it_waits_for_the_keeper_and_not_beyond_it(
     def say(what: str, why: str) -> None:
         said.append(what)
         if what == "waiting for the keeper" and comes:
-            left = watch_saved.unsaved(account, LAB["lab_id"], False)
+            left = saved_results.unsaved(account, LAB["lab_id"], False)
             held = [[one.name, one.size, one.sha256] for one in left.files]
-            watch_saved.pulled({**LAB, "runs": {"first": held}})
+            saved_results.pulled({**LAB, "runs": {"first": held}})
 
-    assert watch_end.wind_down(plan, "budget", say, left_s=60.0 if comes else 0.5).end
+    assert shutdown.wind_down(plan, "budget", say, left_s=60.0 if comes else 0.5).end
     assert said[-1] == ("results saved" if comes else "results lost")
     assert "waiting for the keeper" in said or not comes
     # An idle server has time: it stays on, and nobody is waited for.
     if not comes:
-        assert not watch_end.wind_down(plan, "idle", say, left_s=60.0).end
+        assert not shutdown.wind_down(plan, "idle", say, left_s=60.0).end
         assert said[-1] == "staying on"
 
 
@@ -219,14 +221,14 @@ def test_without_boto3_it_says_so_beforehand(home: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(boto3_python, "PYTHONS", ("no-such-python",))
     account = Account(os.geteuid(), os.getegid())
     plan = Plan(account, LAB["lab_id"], "poweroff", "keepable", "s3://b/p", "", 1.0)
-    said = watch_end.unable(plan)
+    said = shutdown.unable(plan)
     assert [each.partition(":")[0] for each in said] == [
         "results cannot go to s3",
         "the disk cannot outlive this server",
     ]
     assert "it was not prepared on this server" in said[0]
     assert "no Python on the server has boto3" in said[1]
-    assert watch_end.unable(plan._replace(store="", disk="stays")) == []
+    assert shutdown.unable(plan._replace(store="", disk="stays")) == []
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,7 @@ def test_only_our_own_lease_is_given_back(
         json.dumps({"token": "aa11", "lab_id": "mine"})
     )
     (tmp_path / "lease-2" / "owner.json").write_text(json.dumps(owner))
-    assert watch_ending.release("static-gpu1-aa11", "mine", tmp_path) is given
+    assert poweroff.release("static-gpu1-aa11", "mine", tmp_path) is given
     assert (tmp_path / "lease-2" / "released").exists() is given
     assert not (tmp_path / "lease-1" / "released").exists()
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from labctl.actions import deadlines
-from labctl.remote.watch_clocks import Limits
-from labctl.remote.watch_place import boottime_s
-from labctl.remote.watch_timer import CLOSE_S, LATER_S, tell_timer
+from labctl.agent.watchdog.boot_timer import CLOSE_S, LATER_S, tell_timer
+from labctl.agent.watchdog.decisions import Limits
+from labctl.agent.watchdog.state_files import boottime_s
+from labctl.servers import deadlines
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the timer is root's")
 BOOT = "0c0ffee0-1111"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import ClassVar
 
-from labctl.config.places import environment
+from labctl.config.directories import environment
 from labctl.model import (
     Boot,
     Check,
@@ -24,7 +24,7 @@ from labctl.model import (
     Value,
 )
 from labctl.providers import Room, Surroundings
-from labctl.providers.aws import account, baking, deadline, disks, gate, instances, remains, tags
+from labctl.providers.aws import account, baking, deadline, disks, gate, instances, leftovers, tags
 from labctl.providers.aws.checks import checks, room
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.launch import Launcher
@@ -84,11 +84,11 @@ class AwsProvider:
         instances.terminate(self.clients, server_id)
 
     def leftovers(self) -> list[Resource]:
-        return remains.leftovers(self.clients, self._regions(), lambda: self.get_account().id)
+        return leftovers.leftovers(self.clients, self._regions(), lambda: self.get_account().id)
 
     def remove(self, resource: Resource) -> None:
         """BusyError while something still uses it, such as a machine that is just ending."""
-        remains.remove(self.clients, resource)
+        leftovers.remove(self.clients, resource)
 
     def first_boot(self, boot: Boot) -> str:
         templates = self.surroundings.data_dir / "templates" / "cloud-init"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labctl.providers.aws.together import Answer, Together
+from labctl.providers.aws.request_batcher import Answer, Together
 
 if TYPE_CHECKING:
     import boto3

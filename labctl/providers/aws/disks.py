@@ -11,7 +11,7 @@ from labctl.model import Resource
 from labctl.providers.aws import instances, tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import told
-from labctl.providers.aws.remains import LIVING, volume_resource
+from labctl.providers.aws.leftovers import LIVING, volume_resource
 
 SLOTS = tuple(f"/dev/sd{letter}" for letter in "fghijklmnop")
 XEN = ("p2.", "p3.", "g3.", "g3s.")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
-from labctl.cards import NOMINAL, plain_name, speed
 from labctl.errors import NoOfferError
+from labctl.estimate.cards import NOMINAL, plain_name, speed
 from labctl.model import Need, Offer, Value
 from labctl.providers.aws.catalog import Hardware, Market
 

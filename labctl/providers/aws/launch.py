@@ -7,27 +7,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from labctl.errors import (
-    BusyError,
-    CapacityError,
-    LabError,
-    ProviderError,
-    QuotaError,
-    UsageError,
-)
+from labctl.errors import BusyError, CapacityError, LabError, ProviderError, QuotaError, UsageError
 from labctl.model import GIB, CreateRequest, Offer, Server
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import code_of, message_of, refusal, told
 from labctl.providers.aws.images import Image, image
 from labctl.providers.aws.keys import ensure_key
-from labctl.providers.aws.network import (
-    Place,
-    caller_network,
-    ensure_group,
-    open_to,
-    place,
-)
+from labctl.providers.aws.network import Place, caller_network, ensure_group, open_to, place
 from labctl.providers.aws.quotas import quota_for
 
 if TYPE_CHECKING:

@@ -18,16 +18,7 @@ import msgspec
 from labctl.commands import lease, ssh
 from labctl.commands.lease import Holder, Lease
 from labctl.errors import ConnectError, LabError, PolicyError, ProviderError
-from labctl.model import (
-    Check,
-    CreateRequest,
-    Need,
-    Offer,
-    ProviderAccount,
-    Resource,
-    Server,
-    Value,
-)
+from labctl.model import Check, CreateRequest, Need, Offer, ProviderAccount, Resource, Server, Value
 from labctl.providers import Surroundings
 from labctl.providers.static.machines import PROVIDER, HostEntry, Machine, StaticSettings, machines
 

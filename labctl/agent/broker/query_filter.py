@@ -1,0 +1,42 @@
+"""Which parameters of a query go on to the engine. What is not named here is left out."""
+
+from __future__ import annotations
+
+from .http import Refusal
+from .strict_json import parse_json
+
+FILTERS = ("label", "status", "name", "id")
+PARAMETERS = {
+    "logs": ("follow", "stdout", "stderr", "since", "until", "timestamps", "tail", "details"),
+    "stats": ("stream", "one-shot"),
+    # The engine runs ps on the machine itself, with whatever words are asked for.
+    "top": (),
+    "stop": ("t", "signal"),
+    "kill": ("signal",),
+    "wait": ("condition",),
+    "attach": ("detachKeys", "logs", "stream", "stdin", "stdout", "stderr"),
+    "resize": ("h", "w"),
+    "start": (),
+    "json": (),
+}
+
+
+def pick_parameters(action: str, query: dict[str, str]) -> dict[str, str]:
+    """Pick what the engine knows of this action on a container or a command in one."""
+    return {key: query[key] for key in PARAMETERS[action] if key in query}
+
+
+def parse_filters(text: str) -> dict[str, list[str]]:
+    """Parse a listing's filters: each a list of words, or an object with the words as its keys."""
+    try:
+        given = parse_json(text.encode())
+        if not isinstance(given, dict):
+            raise ValueError("expected an object")
+        filters = {
+            key: list(given[key]) for key in FILTERS if isinstance(given.get(key), (dict, list))
+        }
+        if not all(isinstance(word, str) for words in filters.values() for word in words):
+            raise ValueError("expected words")
+    except ValueError as error:
+        raise Refusal(400, f"the filters cannot be read: {error}") from None
+    return filters

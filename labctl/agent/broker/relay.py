@@ -1,0 +1,189 @@
+"""An account's request on its way to the Docker Engine, and the engine's answer on its way back.
+
+Both are made anew by h11, of what h11 understood. Nothing that a client sends reaches the engine's
+parser but the bytes of a body, framed here, and what follows once both sides have left HTTP.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from itertools import chain
+from typing import Any, Iterator
+from urllib.parse import urlencode
+
+import h11
+
+from ..host.engine import Refused
+from .http import CHUNK, MOST_JSON, Query, Refusal, Request, is_readable, linger
+
+MOST_ANSWER_HEAD = 256 * 1024
+ENDED = "the Docker Engine ended while it was asked"
+OWN_HOP = (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"trailer")
+"""Headers about one connection, which the next has its own of."""
+UPGRADE = [("Connection", "Upgrade"), ("Upgrade", "tcp")]
+
+
+class EngineLinkError(Exception):
+    """The engine hung up, or did not answer in HTTP."""
+
+
+class EngineCall:
+    """One request to the Docker Engine, and its answer."""
+
+    def __init__(self, place: str) -> None:
+        self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_ANSWER_HEAD)
+        self.link = socket.socket(socket.AF_UNIX)
+        try:
+            self.link.connect(place)
+        except OSError as error:
+            self.link.close()
+            raise Refusal(503, f"the Docker Engine does not answer: {error.strerror}") from None
+
+    def __enter__(self) -> EngineCall:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.link.close()
+
+    def send_all(self, head: h11.Request, body: Iterator[bytes]) -> None:
+        """Send it all, or what the engine will hear: one that has heard enough hangs up, and has
+        said why by then."""
+        data = (h11.Data(data=block) for block in body if block)
+        for event in chain((head,), data, (h11.EndOfMessage(),)):
+            text = self._connection.send(event)
+            try:
+                self.link.sendall(text or b"")
+            except OSError:
+                return
+
+    def receive(self, client: socket.socket | None = None) -> Any:
+        """Wait for the engine's next event, for as long as it takes and `client` is there."""
+        while True:
+            try:
+                event = self._connection.next_event()
+            except h11.RemoteProtocolError as error:
+                raise EngineLinkError(f"{ENDED}: {error}"[:300]) from None
+            if event is not h11.NEED_DATA:
+                return event
+            is_readable(self.link, client=client)
+            try:
+                self._connection.receive_data(self.link.recv(CHUNK))
+            except OSError:
+                raise EngineLinkError(ENDED) from None
+
+    def take_rest(self) -> bytes:
+        """Take what came behind the answer, once both sides have left HTTP."""
+        return self._connection.trailing_data[0]
+
+
+def parse_head(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Parse what the engine answered the broker itself: (status, headers, what follows)."""
+    connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_ANSWER_HEAD)
+    connection.send(h11.Request(method="GET", target="/", headers=[("Host", "docker")]))
+    connection.send(h11.EndOfMessage())
+    connection.receive_data(answer)
+    try:
+        head = connection.next_event()
+    except h11.RemoteProtocolError as error:
+        raise Refused(0, f"{ENDED}: {error}"[:300]) from None
+    if not isinstance(head, h11.Response):
+        raise Refused(0, ENDED)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+    return head.status_code, headers, connection.trailing_data[0]
+
+
+def pass_on(request: Request, engine: str, path: str, query: Query, body: bytes = b"") -> int:
+    """Ask the engine at the socket `engine`, and hand its answer on as it comes; its status.
+
+    Once the engine has switched to a raw stream, and only then, the client's bytes go there too.
+    """
+    for _ in request.blocks(MOST_JSON):
+        continue  # what the client sent as a body has been judged, or is not wanted
+    framing = [("Content-Length", str(len(body)))]
+    head = _make_head(request, path, query, "application/json", framing, upgrade=request.upgrade)
+    with EngineCall(engine) as call:
+        call.send_all(head, iter((body,)))
+        return _deliver(request, call)
+
+
+def send_on(request: Request, engine: str, path: str, query: Query, body: Iterator[bytes]) -> None:
+    """The same with a body of unknown length, for a tar that is checked while it passes."""
+    blocks = (block for block in body if block)
+    first = next(blocks, b"")  # a client that sends nothing costs the engine nothing
+    head = _make_head(request, path, query, "application/x-tar", [("Transfer-Encoding", "chunked")])
+    with EngineCall(engine) as call:
+        call.send_all(head, chain((first,), blocks))
+        _deliver(request, call)
+    if not request.is_complete:
+        linger(request.link)
+
+
+def _make_head(
+    request: Request,
+    path: str,
+    query: Query,
+    kind: str,
+    framing: list[tuple[str, str]],
+    *,
+    upgrade: bool = False,
+) -> h11.Request:
+    """Of the client's own words, only those that were looked at one by one."""
+    target = f"{request.version}{path}" + (f"?{urlencode(query)}" if query else "")
+    headers = [("Host", "docker"), ("Content-Type", kind), *framing]
+    headers += UPGRADE if upgrade else [("Connection", "close")]
+    try:
+        return h11.Request(method=request.method, target=target, headers=headers)
+    except h11.LocalProtocolError:
+        raise Refusal(400, "the engine has nothing of that name") from None
+
+
+def _deliver(request: Request, call: EngineCall) -> int:
+    """Hand the engine's answer on as it comes."""
+    try:
+        head = call.receive(request.link)
+        while isinstance(head, h11.InformationalResponse) and head.status_code != 101:
+            head = call.receive(request.link)
+    except EngineLinkError as error:
+        raise Refusal(502, str(error)) from None
+    headers = [pair for pair in head.headers.raw_items() if pair[0].lower() not in OWN_HOP]
+    own = [(name.encode(), value.encode()) for name, value in UPGRADE]
+    if isinstance(head, h11.InformationalResponse):
+        request.send(
+            h11.InformationalResponse(status_code=101, headers=[*headers, *own], reason=head.reason)
+        )
+        _join(request, call)
+        return 101
+    headers.append((b"Connection", b"close"))
+    status = int(head.status_code)
+    request.send(h11.Response(status_code=status, headers=headers, reason=head.reason))
+    try:
+        while isinstance(event := call.receive(request.link), h11.Data):
+            request.send(h11.Data(data=event.data))
+    except EngineLinkError as error:
+        raise ConnectionAbortedError(str(error)) from None  # half an answer is known by its end
+    request.send(h11.EndOfMessage())
+    return status
+
+
+def _join(request: Request, call: EngineCall) -> None:
+    """Carry bytes both ways until the engine, or the client, has hung up."""
+
+    def carry_inward() -> None:
+        with suppress(OSError):
+            call.link.sendall(request.take_rest())
+            while block := request.link.recv(CHUNK):
+                call.link.sendall(block)
+            call.link.shutdown(socket.SHUT_WR)
+
+    sender = threading.Thread(target=carry_inward, daemon=True)
+    sender.start()
+    with suppress(OSError):
+        request.link.sendall(call.take_rest())
+        while is_readable(call.link, client=request.link) and (block := call.link.recv(CHUNK)):
+            request.link.sendall(block)
+    for link in (request.link, call.link):
+        with suppress(OSError):
+            link.shutdown(socket.SHUT_RDWR)
+    sender.join()

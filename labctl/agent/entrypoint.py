@@ -1,0 +1,137 @@
+"""The door: `python3 __main__.py VERB`, one JSON line in, one marked JSON line out."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from .broker.detection import BROKER, brokered
+from .host.paths import home
+from .reply import Failure, answer, finish
+
+ANSWERING = {
+    "start": "runs.runs.start",
+    "status": "runs.run_state.status",
+    "cancel": "runs.runs.cancel",
+    "resume": "runs.resume.resume",
+    "restore-pushed": "runs.resume.from_push",
+    "clear": "runs.runs.clear",
+    "session": "runs.runs.session",
+    "evaluate": "sandbox.evaluation.evaluate",
+    "grade": "sandbox.grading.grade",
+    "grade-check": "sandbox.grading.check",
+    "grade-clear": "sandbox.grading.clear",
+    "plan": "files.files.plan",
+    "commit": "files.files.commit",
+    "edits": "files.edits.edits",
+    "hashes": "files.content_hashes.hashes",
+    "manifest": "files.outputs.manifest",
+    "image": "runs.images.present",
+    "service": "runs.services.start",
+    "services": "runs.services.status",
+    "service-stop": "runs.services.stop",
+    "pulled": "watchdog.saved_results.pulled",
+    "restore": "files.disk_import.restore",
+    "guard": "watchdog.install.guard",
+    "watch": "watchdog.state_files.watch",
+    "reload-units": "host.systemd_reload.reload_units",
+    "extend": "watchdog.install.extend",
+    "reclaim-notice": "watchdog.reclaim.notice",
+    "reclaimed": "watchdog.reclaim_record.reclaimed",
+    "keep-disk": "watchdog.disk.keep_disk",
+    "store": "mirror.store.prepare",
+    "store-boto3": "mirror.boto3_python.install_boto3",
+    "store-probe": "mirror.store.probe",
+    "mirror-now": "mirror.mirror.mirror_now",
+    "restore-run": "mirror.restore.restore",
+}
+STREAMING = {
+    "follow": "runs.follow.follow",
+    "run": "runs.follow.start_and_follow",
+    "send": "files.content_hashes.send",
+    "build": "runs.images.build",
+    "pull-image": "runs.images.pull",
+    "service-image": "runs.services.build",
+    "fetch": "files.fetch.fetch",
+    "watchdog": "watchdog.watchdog.run",
+    "telemetry": "host.telemetry.record",
+    "top": "host.top.top",
+    "mirror-serve": "mirror.mirror.serve",
+    "broker": "broker.broker.run",
+}
+"""Verb -> module and function. Imports are waited for, so only the verb's own module is one."""
+LOOKING = (
+    "status",
+    "manifest",
+    "edits",
+    "image",
+    "services",
+    "watch",
+    "pulled",
+    "follow",
+    "watchdog",
+    "telemetry",
+    "reload-units",
+    "top",
+    "keep-disk",
+    "reclaim-notice",
+    "reclaimed",
+    "store-probe",
+    "mirror-now",
+    "mirror-serve",
+    "broker",
+)
+"""Verbs that need nobody at work; the others show that a server is in use."""
+
+
+def _deed(name: str) -> Callable[[dict[str, Any]], Any]:
+    module, _, function = name.rpartition(".")
+    found: Callable[[dict[str, Any]], Any] = getattr(
+        import_module(f".{module}", __package__), function
+    )
+    return found
+
+
+def _used() -> None:
+    """For watch_signs.used; not worth a failure."""
+    with suppress(OSError):
+        (home() / ".used").touch()
+
+
+def main() -> int:
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    if brokered():
+        # For the docker command and the terminals that this starts, too.
+        os.environ["DOCKER_HOST"] = f"unix://{BROKER}"
+    if verb not in LOOKING:
+        _used()
+    request = json.loads(sys.stdin.buffer.readline() or b"{}")
+    try:
+        if verb in STREAMING:
+            _deed(STREAMING[verb])(request)
+        elif verb in ANSWERING:
+            answer(_deed(ANSWERING[verb])(request))
+        else:
+            raise Failure("usage", f"the server's program knows no verb {verb!r}")
+    except Failure as failure:
+        finish({"error": failure.body})
+        return 1
+    except BrokenPipeError:
+        # The reader is gone; a run does not notice.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        kind = "disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "rights"
+        said = "the server's disk is full" if kind == "disk" else "the server's disk refused a file"
+        body = {"kind": kind, "what": said, "why": str(error), "hint": "labctl ssh -- df -h"}
+        finish({"error": body})
+        return 1
+    return 0

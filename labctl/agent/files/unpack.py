@@ -1,0 +1,107 @@
+"""Unpacking what a stranger packed: regular files below one directory, and nothing else."""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO
+
+from ..host.paths import CHUNK, free_bytes, inside
+from ..reply import Failure
+from .files import RESERVE_BYTES
+
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2")
+
+
+def is_archive(name: str) -> bool:
+    return name.lower().endswith((".zip", *TARS))
+
+
+def unpack(archive: Path, name: str, into: Path) -> tuple[int, int]:
+    """Unpack by the kind that `name` tells; (files, links and devices left out).
+
+    A Failure for names that leave `into`, for more bytes than the disk has room for, and for an
+    archive that is damaged.
+    """
+    room = free_bytes(into) - RESERVE_BYTES
+    try:
+        if name.lower().endswith(".zip"):
+            return _unzip(archive, into, room)
+        return _untar(archive, into, room)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise Failure("link", f"{name} is no whole archive", str(error)) from None
+
+
+def _untar(archive: Path, into: Path, room: int) -> tuple[int, int]:
+    files = left_out = 0
+    with tarfile.open(str(archive), "r:*") as tar:
+        for member in tar:
+            name = _clean(member.name)
+            if member.isdir():
+                if name:
+                    inside(into, name).mkdir(parents=True, exist_ok=True)
+            elif member.isreg():
+                content = tar.extractfile(member)
+                if content is None:
+                    raise tarfile.TarError(f"no content for {name!r}")
+                room = _write(content, into, name, member.size, room)
+                files += 1
+            else:
+                left_out += 1
+    return files, left_out
+
+
+def _unzip(archive: Path, into: Path, room: int) -> tuple[int, int]:
+    files = left_out = 0
+    with zipfile.ZipFile(str(archive)) as zipped:
+        for info in zipped.infolist():
+            name = _clean(info.filename)
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            if info.is_dir():
+                if name:
+                    inside(into, name).mkdir(parents=True, exist_ok=True)
+            elif kind not in (0, stat.S_IFREG):
+                left_out += 1
+            else:
+                with zipped.open(info) as content:
+                    room = _write(content, into, name, info.file_size, room)
+                files += 1
+    return files, left_out
+
+
+def _clean(name: str) -> str:
+    """Without the harmless `./` in front and `/` behind; what leaves the directory is refused."""
+    while name.startswith("./"):
+        name = name[2:]
+    name = name.rstrip("/")
+    bad = name.startswith("/") or any(p in ("", "..") for p in name.split("/")) if name else False
+    if bad or any(ord(c) < 32 or ord(c) == 127 for c in name) or "\\" in name:
+        raise Failure("policy", f"the archive holds {name!r}, which leaves its directory")
+    return "" if name == "." else name
+
+
+def _write(content: IO[bytes], into: Path, name: str, size: int, room: int) -> int:
+    """Write at most `size` bytes, as the archive declared; returns the room that is left."""
+    if size > room:
+        raise Failure(
+            "disk",
+            "the server's disk has no room for the unpacked archive",
+            f"{name!r} alone has {size} bytes, and {max(0, room)} are left to use",
+            "labctl ssh -- df -h",
+        )
+    place = inside(into, name)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("wb") as file:
+        left = size
+        while left > 0:
+            block = content.read(min(CHUNK, left))
+            if not block:
+                break
+            file.write(block)
+            left -= len(block)
+    if left or content.read(1):
+        raise Failure("link", f"{name!r} in the archive has not the size that it declares")
+    return room - size

@@ -1,0 +1,67 @@
+"""The docker and tmux commands on the server; what a start asks of Docker is in engine.py."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ..reply import Failure
+from .background import scope_words
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
+
+ATTEMPTS_S = 20.0
+"""How long a daemon that is being restarted is waited for."""
+
+
+def docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProcess[str]:
+    """One docker command. A daemon that does not answer is asked again for ATTEMPTS_S."""
+    import subprocess  # a start needs none, and need not pay for it
+
+    deadline = time.monotonic() + ATTEMPTS_S
+    while True:
+        try:
+            done = subprocess.run(
+                ["docker", *args], input=stdin, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:
+            said = "Docker is not installed on the server"
+            raise Failure("engine", said, hint="labctl doctor") from None
+        gone = done.returncode != 0 and "Cannot connect to the Docker daemon" in done.stderr
+        if gone and time.monotonic() < deadline:
+            time.sleep(0.5)
+            continue
+        break
+    if gone:
+        raise Failure(
+            "engine",
+            "the Docker Engine on the server does not answer",
+            done.stderr.strip(),
+            "labctl ssh -- systemctl status docker",
+        )
+    if check and done.returncode != 0:
+        raise Failure("docker", f"docker {args[0]} failed", done.stderr.strip()[-2000:])
+    return done
+
+
+def tmux(*args: str) -> CompletedProcess[str]:
+    import subprocess
+
+    words = _tmux_words(args)
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def tmux_begun(*args: str) -> None:
+    """The same, not waited for: a session is for people, who come later than the reply."""
+    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+    words = _tmux_words(args)
+    with suppress(FileNotFoundError):
+        os.posix_spawnp(words[0], words, os.environ, file_actions=null)
+
+
+def _tmux_words(args: tuple[str, ...]) -> list[str]:
+    """argv. What makes a session may start tmux's server, which is to outlive this login."""
+    return [*(scope_words() if args[0] == "new-session" else []), "tmux", *args]

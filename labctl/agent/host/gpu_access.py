@@ -1,0 +1,123 @@
+"""Whether the container of a run can still open its GPUs.
+
+A reload of systemd on the server applies the device rules of containers anew, and drops those that
+NVIDIA's hook has set without systemd's knowledge. Whatever opens a GPU after that fails ("Failed to
+initialize NVML: Unknown Error"), while programs that have it open go on. Only a process in the
+container sees this, so one is started there through the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import engine
+from .paths import read_json, write_json
+
+STATE = "gpu-access.json"
+"""Below a run's .labctl: container, opened_at, and lost_at (null as long as it has access)."""
+FIRST_S, EVERY_S = 10.0, 60.0
+CONFIRM_S = 5.0
+"""A loss counts once a second probe finds the same."""
+GIVE_UP_S = 60.0
+"""A probe that has not ended by then hangs in the driver, and says nothing about device rules."""
+OPENED, REFUSED = 0, 20
+NO_NODES = 21
+# Built-in commands alone: whatever the image lacks, a container without a shell has no run.
+PROBE = f"""\
+found=
+for node in /dev/nvidiactl /dev/nvidia[0-9]*; do
+  [ -c "$node" ] || continue
+  found=yes
+  true 2>/dev/null <"$node" || exit {REFUSED}
+done
+[ "$found" ] || exit {NO_NODES}
+"""
+
+
+class Access(NamedTuple):
+    """What is known of a container. Times are Unix seconds; None where it never was so.
+
+    Only a container that has opened its GPUs before can lose them: one that never could has
+    another problem, which its own program reports.
+    """
+
+    opened_at: float | None = None
+    refused_at: float | None = None
+    lost_at: float | None = None
+
+
+def judge(before: Access, code: int | None, now: float) -> Access:
+    """What is known after a probe that ended with `code`; None is one without an answer."""
+    if code == OPENED:
+        return Access(opened_at=now)
+    if code != REFUSED or before.opened_at is None:
+        return before
+    if before.refused_at is None:
+        return before._replace(refused_at=now)
+    return before._replace(lost_at=before.lost_at or before.refused_at)
+
+
+class Probe:
+    """Probes one container again and again. No call waits for a probe to end."""
+
+    def __init__(self, container: dict[str, Any], directory: Path) -> None:
+        self.container_id = str(container["Id"])
+        self.name = str(container["Name"]).lstrip("/")
+        self.path = directory / ".labctl" / STATE
+        self.access = _read(self.path, self.name)
+        self._exec_id = ""
+        self._due_s = time.monotonic() + FIRST_S
+        self._began_s = 0.0
+
+    def advance(self) -> bool:
+        """Start the probe that is due, or read the result of the last; True for a new loss."""
+        now_s = time.monotonic()
+        if not self._exec_id:
+            if now_s >= self._due_s:
+                self._begin(now_s)
+            return False
+        try:
+            inspected = json.loads(engine.ask("GET", f"/exec/{self._exec_id}/json"))
+        except engine.Refused:
+            self._exec_id = ""  # the engine has restarted since
+            return False
+        if inspected["Running"]:
+            if now_s - self._began_s > GIVE_UP_S:
+                self._exec_id = ""
+            return False
+        self._exec_id = ""
+        return self._conclude(inspected.get("ExitCode"), now_s)
+
+    def _begin(self, now_s: float) -> None:
+        self._began_s, self._due_s = now_s, now_s + EVERY_S
+        body = {"Cmd": ["/bin/sh", "-c", PROBE], "User": f"{os.getuid()}:{os.getgid()}"}
+        path = f"/containers/{self.container_id}/exec"
+        exec_id = str(json.loads(engine.ask("POST", path, body))["Id"])
+        engine.ask("POST", f"/exec/{exec_id}/start", {"Detach": True})
+        self._exec_id = exec_id
+
+    def _conclude(self, code: int | None, now_s: float) -> bool:
+        before, self.access = self.access, judge(self.access, code, time.time())
+        if self.access.refused_at and not self.access.lost_at:
+            self._due_s = now_s + CONFIRM_S
+        with suppress(OSError):  # a full disk: the next probe writes it
+            write_json(self.path, {"container": self.name, **self.access._asdict()})
+        return self.access.lost_at is not None and before.lost_at is None
+
+
+def _read(path: Path, container: str) -> Access:
+    body = read_json(path)
+    if body.get("container") != container:
+        return Access()
+    known = {key: body.get(key) for key in Access._fields}
+    return Access(**{k: float(v) for k, v in known.items() if isinstance(v, (int, float))})
+
+
+def lost_at(directory: Path, container: str) -> float | None:
+    """When the container of a run was first seen without its GPUs; None where it has them."""
+    return _read(directory / ".labctl" / STATE, container).lost_at

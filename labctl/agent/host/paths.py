@@ -1,0 +1,176 @@
+"""Where things lie on a server, and the few file deeds that all verbs share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from ..reply import Failure
+
+NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
+CHUNK = 1024 * 1024
+HASHES = ".labctl/hashes.json"
+"""Below a run: [size, mtime_ns, sha256] of its files, with "" for what was not read yet."""
+LIMIT = "limit.json"
+"""Beside a run that a limit ended: {"by": "ttl" or "budget", "at"}."""
+DOWN_MARKS = (Path("/run/nologin"), Path("/run/going-down"))
+"""What a shutdown leaves: systemd's and sysvinit's mark, and that of images/lab-server."""
+
+
+def home() -> Path:
+    return Path.home() / "labctl"
+
+
+def checked_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise Failure("usage", f"bad name {name!r}", "names look like ^[a-z0-9][a-z0-9-]{0,38}$")
+    return name
+
+
+def lab_dir(lab: str, lab_id: str) -> Path:
+    """`~/labctl/<lab>`, or `~/labctl/<lab>-<id>` where another lab has taken the plain name."""
+    plain = home() / checked_name(lab)
+    named = home() / f"{lab}-{lab_id[:6]}"
+    if named.exists():
+        return named
+    owner = read_text(plain / ".labctl" / "id")
+    if owner and owner != lab_id:
+        plain = named
+    if not owner or plain == named:
+        (plain / ".labctl").mkdir(parents=True, exist_ok=True)
+        write_text(plain / ".labctl" / "id", lab_id)
+    return plain
+
+
+def run_dir(root: Path, run_id: str) -> Path:
+    return root / "runs" / checked_name(run_id)
+
+
+def inside(root: Path, relative: str) -> Path:
+    """`root/relative`, refused when it is absolute, climbs out, or passes through a link."""
+    parts = relative.split("/")
+    if relative.startswith("/") or any(p in ("", ".", "..") for p in parts) or "\0" in relative:
+        raise Failure("usage", f"the path {relative!r} leaves its directory")
+    here = root
+    for part in parts[:-1]:
+        here = here / part
+        if here.is_symlink():
+            raise Failure("policy", f"{here} is a link; files are not written through links")
+    return here / parts[-1]
+
+
+class Below:
+    """Paths below one directory, as text: quick where there are thousands of them.
+
+    What `inside` checks is checked for each; a directory on the way is looked at once.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+        self._proved = {""}
+
+    def __call__(self, relative: str) -> str:
+        parent, _, name = relative.rpartition("/")
+        odd = name in ("", ".", "..") or "\0" in name or relative[0] == "/"
+        if odd or parent not in self._proved:
+            inside(Path(self.root), relative)
+            self._proved.add(parent)
+        return f"{self.root}/{relative}"
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write by rename, so that a reader sees the old file or the new one."""
+    staging = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+        staging.replace(path)
+    except OSError:
+        if staging.exists():
+            staging.unlink()
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`; {} where there is none or it is not whole."""
+    try:
+        body = json.loads(read_text(path) or "{}")
+    except (ValueError, UnicodeDecodeError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def write_json(path: Path, body: Any, mode: int = 0o644) -> None:
+    write_text(path, json.dumps(body, separators=(",", ":")), mode)
+
+
+def sha256_of(path: Path, length: int | None = None) -> str:
+    """Hash of the first `length` bytes of a file, or of all of it."""
+    digest = hashlib.sha256()
+    left = length
+    with path.open("rb") as file:
+        while left is None or left > 0:
+            block = file.read(CHUNK if left is None else min(CHUNK, left))
+            if not block:
+                break
+            digest.update(block)
+            left = None if left is None else left - len(block)
+    return digest.hexdigest()
+
+
+def age_of(moment_s: float) -> float:
+    """Seconds since a recorded time of day, in Unix seconds.
+
+    A time in the future was recorded before the clock was set back, so it is not recent either.
+    """
+    return abs(time.time() - moment_s)
+
+
+def going_down() -> bool:
+    """Whether this machine is on its way to a shutdown or a restart: systemd's word, or a mark."""
+    import shutil  # asked only of a run that somebody ended
+    import subprocess
+
+    if any(mark.exists() for mark in DOWN_MARKS):
+        return True
+    if not shutil.which("systemctl"):
+        return False
+    said = subprocess.run(
+        ["systemctl", "is-system-running"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return said.stdout.strip() == "stopping"
+
+
+def free_bytes(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    return disk(path)[0]
+
+
+def disk(path: Path) -> tuple[int, int]:
+    """(free for us, total) bytes of the filesystem that holds `path`."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def drop_tree(path: Path) -> None:
+    """Remove a directory with all that is in it; an absent one is fine."""
+    import shutil  # a start that goes well need not pay for it
+
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,92 @@
+"""Builds on a shared server: BuildKit as the account itself, without rights and without the engine.
+
+It runs for one build, inside a user namespace that rootlesskit makes. What it built goes to the
+broker as a `docker save`, which keeps it under the account's own names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+from ..reply import Failure
+from .docker import docker
+from .paths import home
+
+PROGRAMS = ("rootlesskit", "buildkitd", "buildctl", "newuidmap")
+PLACES = "/opt/labctl/buildkit/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+READY_S = 60.0
+Streamed = Callable[[List[str], Optional[Path]], Tuple[int, List[str]]]
+
+
+def checked() -> None:
+    """Failure (policy) where this server cannot build for an account."""
+    lacking = [name for name in PROGRAMS if not shutil.which(name, path=PLACES)]
+    if lacking:
+        why = f"images are built by rootless BuildKit here, and {', '.join(lacking)} is missing"
+        hint = "put a finished image into lab.yaml (image: NAME), or ask the course's staff for one"
+        raise Failure("policy", "this shared server builds no images", why, hint)
+
+
+def build(
+    request: dict[str, Any], context: Path, log: Path, streamed: Streamed
+) -> tuple[int, list[str]]:
+    """Build "tag" from the Dockerfile in `context`; the exit code and the last lines."""
+    folder = home() / ".cache" / "buildkit"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=str(folder)) as made:
+        archive = Path(made) / "image.tar"
+        with _daemon(folder, Path(made)) as address:
+            words = ["buildctl", "--addr", address, "build", "--progress", "plain"]
+            words += ["--frontend", "dockerfile.v0"]
+            words += ["--local", f"context={context}", "--local", f"dockerfile={context}"]
+            for key, value in request.get("args", {}).items():
+                words += ["--opt", f"build-arg:{key}={value}"]
+            words += ["--opt", "label:labctl.lab-id=" + request["lab_id"]]
+            words += ["--output", f"type=docker,name={request['tag']},dest={archive}"]
+            code, lines = streamed(["env", f"PATH={PLACES}", *words], log)
+        if code == 0:
+            docker("load", "--quiet", "--input", str(archive))
+    return code, lines
+
+
+@contextmanager
+def _daemon(folder: Path, made: Path) -> Iterator[str]:
+    """A BuildKit of the account's own, for as long as the build goes on; its address."""
+    address = f"unix://{made}/socket"
+    environ = {**os.environ, "PATH": PLACES, "XDG_RUNTIME_DIR": str(made)}
+    words = ["rootlesskit", "--net=host", "--copy-up=/etc", "--copy-up=/run", "buildkitd"]
+    words += ["--rootless", "--addr", address, "--root", str(folder / "root")]
+    words += ["--oci-worker-no-process-sandbox"]
+    with (folder / "buildkitd.log").open("wb") as log:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ
+        )
+        try:
+            _wait(process, address, environ, folder / "buildkitd.log")
+            yield address
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(
+    process: subprocess.Popen[bytes], address: str, environ: dict[str, str], log: Path
+) -> None:
+    deadline = time.monotonic() + READY_S
+    asked = [str(shutil.which("buildctl", path=PLACES)), "--addr", address, "debug", "workers"]
+    while subprocess.run(asked, env=environ, capture_output=True, check=False).returncode:
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = log.read_text(errors="replace")[-1000:]
+            raise Failure("docker", "rootless BuildKit did not start on the server", said)
+        time.sleep(0.1)

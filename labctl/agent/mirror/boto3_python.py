@@ -1,0 +1,123 @@
+"""A Python on this server that has boto3: the playbook's, the distribution's, or one in a venv that
+labctl makes in the account's home where it may not become root.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Sequence
+
+from ..host.sudo import as_root, may_sudo
+from ..program import PROGRAM
+
+PYTHONS = ("/opt/labctl/venv/bin/python3", sys.executable, "python3")
+# Older ones than 1.24 know no checksums of S3's, and have no such module.
+CHECK = "import boto3, botocore.httpchecksum"
+REQUIREMENT = "boto3>=1.24"
+INSTALL_S = 300
+LACKING = "no Python on the server has boto3, and none could be installed"
+
+
+def has_boto3() -> bool:
+    """Whether this very process can speak to S3."""
+    try:
+        import boto3  # noqa: F401 (whether it is there is the question)
+        import botocore.httpchecksum  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def find_python(uid: int | None = None, words: Sequence[str] = ()) -> str:
+    """A Python here that can import boto3; "" where none can.
+
+    `words` run a command as the account `uid`; without them it is this process's own.
+    """
+    venv, owner = find_venv(), os.geteuid() if uid is None else uid
+    for python in (*PYTHONS, *([str(venv / "bin/python3")] if is_owned(venv, owner) else [])):
+        if shutil.which(python) and run_quietly([*words, python, "-c", CHECK], 60):
+            return python
+    return ""
+
+
+def provide_python() -> str:
+    """`find_python`, with boto3 installed first where none has it; "" where that cannot be."""
+    python = find_python()
+    if not python and may_sudo():
+        as_root("store-boto3", {})
+        python = find_python()
+    if not python and make_venv():
+        python = find_python()
+    return python
+
+
+def install_boto3(request: dict[str, Any]) -> dict[str, Any]:
+    """As root, the distribution's. What fails shows in that there is none afterwards."""
+    ways = {
+        "apt-get": [["update", "-q"], ["install", "-q", "-y", "python3-boto3"]],
+        "dnf": [["install", "-q", "-y", "python3-boto3"]],
+    }
+    for program, calls in ways.items():
+        if shutil.which(program):
+            for words in calls:
+                run_quietly(["env", "DEBIAN_FRONTEND=noninteractive", program, *words], INSTALL_S)
+            break
+    return {}
+
+
+def become_boto3_python(verb: str, request: bytes) -> None:
+    """Go on in a Python that has boto3, as this same process, with `request` on standard input.
+
+    Returns only where there is none.
+    """
+    python = provide_python()
+    if not python:
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(request)
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
+        os.execv(python, [python, str(PROGRAM), verb])
+
+
+def find_venv() -> Path:
+    return Path.home() / ".local/share/labctl/boto3"
+
+
+def is_owned(directory: Path, uid: int) -> bool:
+    """Nobody runs what another account may change, least of all root."""
+    return directory.is_dir() and directory.stat().st_uid == uid
+
+
+def make_venv() -> bool:
+    """Whether there is one now. Of several who make it at once, one puts it in place."""
+    venv = find_venv()
+    draft = venv.with_name(f"{venv.name}.{os.getpid()}")
+    pip = [str(draft / "bin/python3"), "-m", "pip", "install", "-q", REQUIREMENT]
+    try:
+        venv.parent.mkdir(parents=True, exist_ok=True)
+        made = run_quietly([sys.executable, "-m", "venv", str(draft)], INSTALL_S)
+        if made and run_quietly(pip, INSTALL_S):
+            shutil.rmtree(venv, ignore_errors=True)
+            draft.rename(venv)
+    except OSError:
+        return is_owned(venv, os.geteuid())
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return is_owned(venv, os.geteuid())
+
+
+def run_quietly(words: list[str], limit_s: float) -> bool:
+    """Whether it ended well, in time."""
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0

@@ -1,0 +1,35 @@
+"""A store in S3, from its server: with the credentials of the instance profile alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...wire.s3 import S3, Credentials, Problem, S3Error
+from .store import ChangedError, Progress, StoreError
+
+
+class S3Store(S3):
+    def __init__(self, url: str, prefix: str, progress: Progress) -> None:
+        super().__init__(
+            url,
+            prefix,
+            credentials=Credentials.ROLE,
+            convert_error=convert_error,
+            report_progress=progress,
+        )
+
+    def fetch(self, key: str, path: Path, size: int) -> None:
+        with path.open("wb") as file:
+            for block in self.read_blocks(key, size=size):
+                file.write(block)
+
+    def close(self) -> None:
+        """The connection stays for the next pass."""
+
+
+def convert_error(error: S3Error) -> StoreError:
+    if error.problem is Problem.CHANGED_HERE:
+        return ChangedError(error.why)
+    if error.problem is Problem.MISSING:
+        return StoreError("it is not in the store", False)
+    return StoreError(error.why[:300], error.problem is not Problem.UNCONFIRMED)

@@ -1,0 +1,1 @@
+"""Runs, services and images on the server, as containers of its Docker Engine."""

@@ -1,0 +1,131 @@
+"""A run's log as it grows, by byte offset, so that a cut link resumes where it stopped."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..host.engine import inspect
+from ..host.paths import read_json
+from ..reply import answer, finish
+from .run_state import UNENDED, existing, last_attempt, look
+from .runs import start
+
+BLOCK = 256 * 1024
+POLL_S = 0.05
+
+
+def follow(request: dict[str, Any]) -> None:
+    """Streams bytes from "offset" on; ends when the run has ended and all is sent.
+
+    With "tail" above 0 it begins that many lines before the end. The first reply says at which
+    offset the bytes begin; the closing one holds the run. "attempt" is the container that the
+    caller's offset was counted with: where another goes on, the log of a restored run may be
+    shorter, and begins where the gap is marked.
+    """
+    directory = existing(request)
+    log = directory / "logs" / "run.log"
+    offset = int(request.get("offset") or 0)
+    attempt = request.get("attempt")
+    if attempt and attempt != last_attempt(directory).get("container"):
+        offset = min(
+            offset, int(read_json(directory / ".labctl" / "resumed.json").get("offset", 0))
+        )
+    if request.get("tail"):
+        offset = tail_offset(log, int(request["tail"]))
+    answer({"run": look(directory, {}), "offset": offset})
+    _stream(directory, offset, bool(request.get("wait")))
+
+
+def _stream(directory: Path, offset: int, wait: bool) -> None:
+    log = directory / "logs" / "run.log"
+    name = last_attempt(directory).get("container", "")
+    if wait and look(directory, {})["state"] in UNENDED:
+        _pump(log, offset, name)
+    else:
+        _send(log, offset)
+    finish({"run": look(directory, {})})
+
+
+def start_and_follow(request: dict[str, Any]) -> None:
+    """`start`, then `follow` from the beginning in the same connection: one round trip."""
+    started = start(request)
+    answer(started)
+    if "missing" in started:
+        finish(started)
+        return
+    directory = existing({**request["spec"], "run": request["spec"]["id"]})
+    _stream(directory, 0, wait=True)
+
+
+def _pump(log: Path, offset: int, name: str) -> None:
+    """Send what comes until the container has stopped or nobody reads any more."""
+    reader = select.poll()
+    reader.register(1, 0)
+    waiter = _wait(name)
+    try:
+        while True:
+            ended = waiter.poll() is not None
+            offset = _send(log, offset)
+            if ended and not _alive(name):
+                _send(log, offset)
+                return
+            if ended:
+                # The daemon was restarted: `docker wait` ended with it, the container did not.
+                time.sleep(0.5)
+                waiter = _wait(name)
+            if any(event & (select.POLLERR | select.POLLHUP) for _, event in reader.poll(0)):
+                return
+            time.sleep(POLL_S)
+    finally:
+        waiter.kill()
+        waiter.wait()
+
+
+def _wait(name: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["docker", "wait", name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def _alive(name: str) -> bool:
+    found = inspect([name]).get(name)
+    return bool(found and found["State"].get("Running"))
+
+
+def _send(log: Path, offset: int) -> int:
+    out = sys.stdout.fileno()
+    with log.open("rb") as file:
+        file.seek(offset)
+        while block := file.read(BLOCK):
+            view = memoryview(block)
+            while view:
+                view = view[os.write(out, view) :]
+            offset += len(block)
+    return offset
+
+
+def tail_offset(log: Path, lines: int) -> int:
+    """Where the last `lines` lines begin, reading backwards."""
+    size = log.stat().st_size
+    position, count, block = size, 0, b""
+    while position > 0 and count <= lines:
+        step = min(BLOCK, position)
+        position -= step
+        with log.open("rb") as file:
+            file.seek(position)
+            block = file.read(step) + block
+        count = block.count(b"\n", 0, max(0, len(block) - 1))
+    if count < lines:
+        return 0
+    cut = len(block)
+    for _ in range(lines + (1 if block.endswith(b"\n") else 0)):
+        cut = block.rfind(b"\n", 0, cut)
+        if cut < 0:
+            return position
+    return position + cut + 1

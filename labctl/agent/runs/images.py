@@ -1,0 +1,123 @@
+"""Images on the server: is it here, pull it, build it. Builds are logged whole."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..broker.detection import brokered
+from ..host import rootless
+from ..host.engine import image
+from ..host.paths import home, inside, lab_dir, run_dir
+from ..reply import Failure, answer, finish
+
+WHEELHOUSE_PORT = 8437
+"""Fixed, since the address is a build argument and so part of Docker's layer cache key."""
+FAILED_STEP = re.compile(r"^(Step \d+/\d+ : |#\d+ \[)")
+
+
+def present(request: dict[str, Any]) -> dict[str, Any]:
+    """{"ids": {reference: image id or ""}} for "references"."""
+    found = {r: image(r) for r in request["references"]}
+    return {"ids": {r: (one or {}).get("Id", "") for r, one in found.items()}}
+
+
+def pull(request: dict[str, Any]) -> None:
+    answer({})
+    code, lines = streamed(["docker", "pull", request["reference"]], None)
+    finish({"code": code, "tail": lines[-8:]})
+
+
+def build(request: dict[str, Any]) -> None:
+    """`docker build` of "directory" below the lab's code, or below that of the run "run", as "tag".
+
+    Output is streamed and logged. Closes with code, log (path) and tail: the failing step and its
+    last lines.
+    """
+    lab = lab_dir(request["lab"], request["lab_id"])
+    context = run_dir(lab, request["run"]) / "code" if request.get("run") else lab / "code"
+    if request["directory"] not in ("", "."):
+        context = inside(context, request["directory"])
+    if not (context / "Dockerfile").is_file():
+        raise Failure("missing", f"there is no Dockerfile in {context}", "", "labctl push")
+    log = lab / "builds" / (request["tag"].replace("/", "-").replace(":", "-") + ".log")
+    log.parent.mkdir(exist_ok=True)
+    if brokered():
+        rootless.checked()
+    answer({"log": str(log)})
+    if brokered():
+        code, lines = rootless.build(request, context, log, streamed)
+        finish({"code": code, "log": str(log), "tail": failing_lines(lines)})
+        return
+    with wheelhouse(bool(request.get("wheelhouse"))) as wheel_args:
+        words = ["docker", "build", "--progress", "plain", "--tag", request["tag"]]
+        words += ["--label", "labctl.lab-id=" + request["lab_id"]]
+        for key, value in {**request.get("args", {}), **wheel_args}.items():
+            words += ["--build-arg", f"{key}={value}"]
+        if wheel_args:
+            words += ["--network", "host"]
+        code, lines = streamed([*words, str(context)], log)
+    finish({"code": code, "log": str(log), "tail": failing_lines(lines)})
+
+
+def failing_lines(lines: list[str]) -> list[str]:
+    """The last step that began, and the last twelve lines that it said."""
+    starts = [i for i, text in enumerate(lines) if FAILED_STEP.match(text)]
+    if not starts:
+        return lines[-12:]
+    return [lines[starts[-1]], *lines[max(starts[-1] + 1, len(lines) - 12) :]]
+
+
+def streamed(words: list[str], log: Path | None) -> tuple[int, list[str]]:
+    """Run a command, its output to us and to `log`; (exit code, the last lines)."""
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    lines: list[str] = []
+    file = log.open("wb") if log else None
+    try:
+        for raw in process.stdout or ():
+            if file:
+                file.write(raw)
+            lines = [*lines[-400:], raw.decode(errors="replace").rstrip()]
+            sys.stdout.buffer.write(raw)
+            sys.stdout.buffer.flush()
+        return process.wait(), lines
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        if file:
+            file.close()
+
+
+@contextmanager
+def wheelhouse(wanted: bool) -> Iterator[dict[str, str]]:
+    """Serve ~/labctl/.wheelhouse on the loopback while a build runs, for pip in the build."""
+    root = home() / ".wheelhouse"
+    if not wanted or not root.is_dir():
+        yield {}
+        return
+    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": _say_nothing})
+    serve = functools.partial(quiet, directory=str(root))
+    try:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", WHEELHOUSE_PORT), serve)
+    except OSError:
+        # Another build on this server has it; any other port works, only without cached layers.
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        yield {"PIP_FIND_LINKS": address, "PIP_NO_INDEX": "1"}
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _say_nothing(*_args: object) -> None:
+    pass

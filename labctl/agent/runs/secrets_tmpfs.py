@@ -1,0 +1,30 @@
+"""Secrets of runs live on a tmpfs, 0600, as long as the run: never on disk, never in argv."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..host.paths import drop_tree, write_text
+from ..reply import Failure
+
+
+def directory_of(run_id: str) -> Path:
+    return Path("/dev/shm") / f"labctl-{os.getuid()}" / run_id
+
+
+def put(run_id: str, values: dict[str, str]) -> None:
+    if not values:
+        return
+    directory = directory_of(run_id)
+    directory.parent.mkdir(mode=0o700, exist_ok=True)
+    if directory.parent.is_symlink() or directory.parent.stat().st_uid != os.getuid():
+        raise Failure("policy", f"{directory.parent} belongs to somebody else", "", "labctl doctor")
+    directory.parent.chmod(0o700)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    for name, value in values.items():
+        write_text(directory / name, value, 0o600)
+
+
+def drop(run_id: str) -> None:
+    drop_tree(directory_of(run_id))

@@ -1,0 +1,1 @@
+"""Programs of strangers in containers without a network: evaluations and grading."""

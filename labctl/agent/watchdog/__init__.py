@@ -1,0 +1,1 @@
+"""The watchdog: saves results and ends the server at its deadline or budget, or when it is idle."""

@@ -1,0 +1,60 @@
+"""What the watchdog was told: limits.json, read again when it has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..host.paths import read_json
+from .activity import Account
+from .decisions import Limits
+from .shutdown import GRACE_S, Plan
+from .state_files import alone, keep
+
+
+class Told:
+    """`body` is the file, `limits` and `plan` what it means."""
+
+    def __init__(self, place: Path) -> None:
+        self.path = place / "limits.json"
+        self.body: dict[str, Any] = {}
+        self.limits = Limits()
+        self._seen = 0
+
+    def changed(self) -> bool:
+        """Read it where it is new. An unreadable one leaves what was known."""
+        try:
+            stamp = self.path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return False
+        body = read_json(self.path) if stamp != self._seen else {}
+        if not body:
+            return False
+        self._seen, self.body = stamp, body
+        self.limits = Limits(**{k: v for k, v in body["limits"].items() if k in Limits._fields})
+        return True
+
+    @contextmanager
+    def changing(self) -> Iterator[dict[str, Any]]:
+        """Change the limits where nobody else does meanwhile."""
+        with alone(self.path.parent):
+            self.changed()
+            yield self.body["limits"]
+            keep(self.path.parent, self.path.name, self.body)
+        self.changed()
+
+    @property
+    def plan(self) -> Plan:
+        ending = self.body["ending"]
+        return Plan(
+            account=Account(self.body["uid"], self.body["gid"]),
+            lab_id=self.body["lab_id"],
+            kind=ending["kind"],
+            disk=ending["disk"],
+            store=self.body["store"],
+            lease=ending.get("lease") or "",
+            grace_s=float(ending.get("grace_s") or GRACE_S),
+            saver_s=float(ending.get("saver_s") or 0.0),
+        )

@@ -1,0 +1,48 @@
+"""What the watchdog says to people: in every terminal, in tmux, and in the log of each live run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from ..host.paths import home
+from .activity import Account
+
+
+def tell(account: Account, text: str, runs: list[Path]) -> None:
+    """Say `text` once, everywhere. Nothing that hangs or is gone keeps the others from it."""
+    message = f"\r\n*** labctl: {text} ***\r\n".encode()
+    for terminal in Path("/dev/pts").glob("[0-9]*"):
+        with suppress(OSError):
+            _write(terminal, message, os.O_NOCTTY | os.O_NONBLOCK)
+    for log in runs:
+        with suppress(OSError):
+            _write(log, f"labctl: {text}\n".encode(), os.O_APPEND | os.O_NOFOLLOW)
+    for socket in Path(f"/tmp/tmux-{account.uid}").glob("*"):
+        with suppress(OSError, subprocess.SubprocessError):
+            _tell_tmux([*account.words, "tmux", "-S", str(socket)], text)
+
+
+def _tell_tmux(tmux: list[str], text: str) -> None:
+    escaped = text.replace("#", "##").replace("%", "%%")
+    words = [*tmux, "list-clients", "-F", "#{client_name}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
+    for client in done.stdout.split():
+        words = [*tmux, "display-message", "-c", client, f"labctl: {escaped}"]
+        subprocess.run(words, capture_output=True, timeout=5, check=False)
+
+
+def _write(path: Path, content: bytes, flags: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+
+
+def run_logs(run_ids: list[str]) -> list[Path]:
+    """The logs of these runs, in whatever lab they are."""
+    logs = (home().glob(f"*/runs/{run}/logs/run.log") for run in run_ids)
+    return [log for found in logs for log in found]

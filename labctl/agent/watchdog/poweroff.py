@@ -1,0 +1,115 @@
+"""The end under way, and the very end: the machine is powered off, or given back to others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+from ..host.paths import read_json
+from ..reply import Failure
+from .decisions import SETTLE_S, spoken
+from .shutdown import Outcome, Plan, Say, fate, wind_down
+from .state_files import boottime_s
+
+POWER_OFF_AGAIN_S = 30.0
+LEASES = Path("/var/tmp/labctl-leases")
+
+
+class Ending:
+    """A wind-down that is under way in a thread, and what follows it.
+
+    `limit_s` is the elapsed time of the limit that it is for, `began_s` when it began.
+    """
+
+    def __init__(self, plan: Plan, by: str, began_s: float, limit_s: float, say: Say) -> None:
+        self.plan = plan
+        self.by = by
+        self.began_s = began_s
+        self.limit_s = limit_s
+        self.say = say
+        self.outcome: Outcome | None = None
+        self.released = False
+        self.attempts = 0
+        self.next_s = 0.0
+        threading.Thread(target=self._go, daemon=True).start()
+
+    def _go(self) -> None:
+        try:
+            left_s = self.limit_s - self.began_s - SETTLE_S
+            self.outcome = wind_down(self.plan, self.by, self.say, left_s)
+        except (Failure, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+            self.say("wind-down failed", f"{type(error).__name__}: {error}")
+            # Results may be unsaved then.
+            self.outcome = Outcome(fate(self.by, True, self.plan.disk == "stays"))
+
+    def overrun_s(self, elapsed_s: float) -> float:
+        """By how much the end is late; said once."""
+        if self.by == "idle":
+            return 0.0
+        over = elapsed_s - self.limit_s
+        told = f"{spoken(over)} after" if over > 0 else f"{spoken(-over)} before"
+        self.say("wound down", f"{told} the {self.by}, {spoken(elapsed_s - self.began_s)} long")
+        return round(max(0.0, over), 1)
+
+    def finish(self) -> None:
+        """Release, or power off: again and again, every POWER_OFF_AGAIN_S, until it is off."""
+        if boottime_s() < self.next_s:
+            return
+        if self.plan.kind == "release":
+            given = release(self.plan.lease, self.plan.lab_id)
+            self.say("released", "the lease was given back" if given else "the lease was not ours")
+            self.released = True
+            return
+        self.say("powering off", f"attempt {self.attempts + 1}")
+        os.sync()
+        power_off(self.say, self.attempts)
+        self.attempts += 1
+        self.next_s = boottime_s() + POWER_OFF_AGAIN_S
+
+
+def power_off(say: Say, attempt: int) -> None:
+    """Have the machine go. Called again while it is still there, with more force each time."""
+    ways = [
+        ["systemctl", "poweroff"],
+        ["shutdown", "-P", "now"],
+        ["poweroff"],
+        ["systemctl", "poweroff", "--force", "--force"],
+        ["poweroff", "-f"],
+    ]
+    usable = [way for way in ways if shutil.which(way[0]) and _fits(way)]
+    if not usable:
+        say("not powered off", "the server has none of systemctl, shutdown, poweroff")
+        return
+    way = usable[min(attempt, len(usable) - 1)]
+    words = way if os.geteuid() == 0 else ["sudo", "-n", *way]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        why = done.stderr.strip()[:300] if done.returncode else ""
+    except (OSError, subprocess.SubprocessError) as error:
+        why = str(error)
+    if why:
+        say("not powered off", f"{' '.join(way)}: {why}")
+
+
+def _fits(way: list[str]) -> bool:
+    return way[0] != "systemctl" or Path("/run/systemd/system").is_dir()
+
+
+def release(server_id: str, lab_id: str, directory: Path = LEASES) -> bool:
+    """Give a shared machine back: this lab's lease, if it is the current one still.
+
+    A server's id there ends with its lease's token (see labctl/commands/lease.py for the files).
+    """
+    numbers = [int(p.name[6:]) for p in directory.glob("lease-[0-9]*") if p.name[6:].isdigit()]
+    if not numbers:
+        return False
+    current = directory / f"lease-{max(numbers)}"
+    owner = read_json(current / "owner.json")
+    token = owner.get("token")
+    if not token or owner.get("lab_id") != lab_id or not server_id.endswith(f"-{token}"):
+        return False
+    (current / "released").touch()
+    return True

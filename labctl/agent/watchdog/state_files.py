@@ -1,0 +1,172 @@
+"""Where the watchdog keeps what it knows, on the server's own disk and never in a lab.
+
+    limits.json      what it was told (written by the verbs `guard` and `extend`)
+    state.json       elapsed and idle time, what was warned of (written by the watchdog)
+    status.json      what `watch` shows (written by the watchdog)
+    decisions.jsonl  every decision with its reason, the last ones
+    lock             held as long as a watchdog lives; holds its process id
+    bell             a datagram here has the watchdog look at its limits at once
+
+As root it is /var/lib/labctl/watchdog, else a directory of this user alone below /var/tmp, which
+survives reboots and, unlike a home, is never on a network.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ..host.paths import read_json, write_json, write_text
+from ..reply import Failure
+
+ROOT_DIR = Path("/var/lib/labctl/watchdog")
+MOST_DECISIONS_BYTES = 256 * 1024
+FRESH_S = 60.0
+"""A watchdog that has written nothing for so long hangs."""
+
+
+def own_dir() -> Path:
+    """Where a watchdog of this account keeps its files."""
+    return ROOT_DIR if os.geteuid() == 0 else Path(f"/var/tmp/labctl-watchdog-{os.getuid()}")
+
+
+def found_dir(lab_id: str) -> Path | None:
+    """Where the watchdog of this lab keeps its files, None where there is none."""
+    for place in (ROOT_DIR, Path(f"/var/tmp/labctl-watchdog-{os.getuid()}")):
+        with suppress(PermissionError):
+            if read_json(place / "limits.json").get("lab_id") == lab_id and _trusted(place):
+                return place
+    return None
+
+
+def made(place: Path) -> Path:
+    """The directory, made; Failure where somebody else has it."""
+    root = os.geteuid() == 0
+    place.mkdir(mode=0o755 if root else 0o700, parents=root, exist_ok=True)
+    if not _trusted(place):
+        raise Failure("policy", f"{place} belongs to somebody else", "", "labctl doctor")
+    return place
+
+
+def _trusted(place: Path) -> bool:
+    return not place.is_symlink() and place.stat().st_uid in (0, os.getuid())
+
+
+def boottime_s() -> float:
+    """Seconds since boot, time asleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class Lock:
+    """One watchdog per place. Held until the process ends, however it does."""
+
+    def __init__(self, place: Path) -> None:
+        self.path = place / "lock"
+        self.descriptor = -1
+
+    def take(self) -> bool:
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self.descriptor)
+            return False
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, str(os.getpid()).encode(), 0)
+        return True
+
+    def holder(self) -> int:
+        """The process id of the watchdog that lives, 0 where none does."""
+        try:
+            looking = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        try:
+            fcntl.flock(looking, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return 0
+        except BlockingIOError:
+            return int(os.pread(looking, 20, 0) or b"0")
+        finally:
+            os.close(looking)
+
+
+@contextmanager
+def alone(place: Path) -> Iterator[None]:
+    """Who changes limits.json does it alone."""
+    with (place / "limits.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def decided(place: Path, elapsed_s: float, what: str, why: str) -> None:
+    """Write a decision down. A full disk does not keep the watchdog from its work."""
+    row = {"at": round(time.time(), 1), "elapsed_s": round(elapsed_s, 1), "what": what, "why": why}
+    path = place / "decisions.jsonl"
+    try:
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(json.dumps(row) + "\n")
+            if file.tell() > MOST_DECISIONS_BYTES:
+                _shorten(path)
+    except OSError as error:
+        print(f"{what}: {why} (not written down: {error})", file=sys.stderr, flush=True)
+
+
+def _shorten(path: Path) -> None:
+    rows = path.read_text().splitlines(keepends=True)
+    write_text(path, "".join(rows[len(rows) // 2 :]))
+
+
+def decisions(place: Path, count: int) -> list[dict[str, Any]]:
+    """The last ones, the latest last."""
+    path = place / "decisions.jsonl"
+    rows = path.read_text(errors="replace").splitlines() if path.exists() and count else []
+    found = []
+    for row in rows[-count:]:
+        with suppress(ValueError):
+            found.append(json.loads(row))
+    return found
+
+
+def keep(place: Path, name: str, body: dict[str, Any]) -> bool:
+    """Write a file by rename; False where the disk is full."""
+    try:
+        write_json(place / name, body)
+    except OSError as error:
+        print(f"{name} was not written: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def shown(place: Path, alive: bool, count: int) -> dict[str, Any]:
+    """W: what the last tick said, carried to now, with the last `count` decisions."""
+    body = read_json(place / "status.json")
+    if not body:
+        return {"alive": False, "decisions": decisions(place, count)}
+    since = boottime_s() - body["boottime_s"] if body["boot"] == boot_id() else FRESH_S
+    for key in ("ttl_left_s", "budget_left_s"):
+        if body.get(key) is not None:
+            body[key] = round(body[key] - since, 1)
+    body["elapsed_s"] = round(body["elapsed_s"] + since, 1)
+    body["alive"] = alive and since < FRESH_S
+    body["decisions"] = decisions(place, count)
+    return body
+
+
+def watch(request: dict[str, Any]) -> dict[str, Any]:
+    """{"watch": W}, or None where the lab has no watchdog here. The last "decisions" come along."""
+    place = found_dir(request["lab_id"])
+    if place is None:
+        return {"watch": None}
+    return {"watch": shown(place, bool(Lock(place).holder()), int(request.get("decisions") or 0))}

@@ -1,0 +1,89 @@
+"""The watchdog as a unit of systemd.
+
+Its text names no version of the program, so that a newer one needs a restart of this unit alone.
+A unit whose text changes needs a reload of systemd, which waits until no container has a GPU
+(systemd_reload.py): until then the earlier watchdog goes on, and takes new limits as before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ..host.paths import read_json, read_text, write_text
+from ..host.systemd_reload import enable_at_boot, list_gpu_containers, systemctl
+from .state_files import Lock, decided, shown
+from .wakeup import ring
+
+UNIT = Path("/etc/systemd/system/labctl-watchdog.service")
+CURRENT = "current"
+"""Below the watchdog's directory: a link to the version of the program that runs."""
+
+
+def unit_text(place: Path) -> str:
+    # The link is resolved at the start: a later update changes nothing under a running watchdog.
+    program = f'"$$(readlink -f {place / CURRENT})"'
+    return f"""[Unit]
+Description=labctl's watchdog: ends this server at its deadline, its budget, or when idle
+After=docker.service
+# Tried again for ever: systemd would give up after five quick crashes, and nothing would end this.
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart=/bin/sh -c 'exec {sys.executable} {program} watchdog {place}'
+StandardInput=null
+Restart=always
+RestartSec=1
+KillMode=process
+OOMScoreAdjust=-1000
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def ensure_unit(place: Path, program: Path) -> bool:
+    """Have the unit run `program`; False where that is put off, and an earlier version runs."""
+    text = unit_text(place)
+    known = read_text(UNIT)
+    is_changed = known != text.strip()
+    gpu_containers = list_gpu_containers() if is_changed else []
+    if known and gpu_containers:
+        _put_off(place, gpu_containers)
+        return False
+    if not is_changed and _running_version(place) == program.name:
+        ring(place)
+        return True
+    _point_to(place, program)
+    if is_changed:
+        write_text(UNIT, text)
+        # A unit that systemd has never read needs no reload.
+        if not gpu_containers:
+            systemctl("daemon-reload")
+    enable_at_boot(UNIT.name)
+    systemctl("restart", UNIT.name)
+    return True
+
+
+def _running_version(place: Path) -> str:
+    """The version of the watchdog that runs; "" where none does."""
+    if not Lock(place).holder():
+        return ""
+    return str(read_json(place / "status.json").get("version") or "")
+
+
+def _put_off(place: Path, gpu_containers: list[str]) -> None:
+    why = "systemd would have to reload its units, and a container could lose its GPU by that: "
+    elapsed_s = float(shown(place, True, 0).get("elapsed_s") or 0.0)
+    decided(place, elapsed_s, "update put off", why + ", ".join(gpu_containers))
+    if Lock(place).holder():
+        ring(place)
+    else:
+        systemctl("restart", UNIT.name)
+
+
+def _point_to(place: Path, program: Path) -> None:
+    staging = place / f".{CURRENT}-{os.getpid()}"
+    staging.symlink_to(program.name)
+    staging.replace(place / CURRENT)

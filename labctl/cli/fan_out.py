@@ -1,0 +1,70 @@
+"""What `labctl ssh --all` shows: each server's lines under its name, then who failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from labctl.servers.fan_out import Answer
+
+OWN_FAILURE = 255
+
+
+def everywhere(line: str, at_once: int, json_: bool) -> int:
+    """Run `line` on every lab's server; the exit code of it all. It needs no lab to stand in."""
+    from labctl.cli.screen import as_json
+    from labctl.config import paths
+    from labctl.servers.connections import Connections
+    from labctl.servers.fan_out import run_everywhere, running_servers
+    from labctl.state import State
+
+    places = paths()
+    with State(places.database) as state:
+        servers = running_servers(state)
+    width = max(len(one.alias) for one in servers)
+    answers = run_everywhere(
+        Connections(places.ssh_dir, places.user_ssh_config),
+        servers,
+        line,
+        at_once=at_once,
+        tell=(lambda answer: None) if json_ else (lambda answer: draw(answer, width)),
+    )
+    if json_:
+        as_json({"servers": answers})
+    else:
+        click.echo(summary(answers), err=True)
+    return exit_code(answers)
+
+
+def draw(answer: Answer, width: int) -> None:
+    """The server's lines, its name before each; what went wrong goes to standard error."""
+    from labctl.cli.exit_codes import clean
+
+    name = answer.alias.ljust(width)
+    for text, err in ((answer.stdout, False), (answer.stderr, True), (answer.error, True)):
+        for line in text.splitlines():
+            click.echo(f"{name}  {clean(line)}", err=err)
+    for line in answer.why.splitlines():
+        click.echo(f"{name}    {clean(line)}", err=True)
+
+
+def summary(answers: Sequence[Answer]) -> str:
+    """One line of how many did it, and one for each that did not."""
+    done = sum(answer.code == 0 for answer in answers)
+    lines = [f"{done} of {len(answers)} servers: done"]
+    for answer in answers:
+        if answer.code is None:
+            lines.append(f"  {answer.alias}: not reached; next: {answer.hint or 'labctl doctor'}")
+        elif answer.code:
+            lines.append(f"  {answer.alias}: ended with {answer.code}")
+    return "\n".join(lines)
+
+
+def exit_code(answers: Sequence[Answer]) -> int:
+    """0 where every server ended with 0; 255 where one was not reached; else the largest code."""
+    if any(answer.code is None for answer in answers):
+        return OWN_FAILURE
+    return max(answer.code or 0 for answer in answers)

@@ -1,0 +1,113 @@
+"""config, inventory, secret, trust."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from labctl.cli.options import json_option, open_lab
+
+
+@click.command("config")
+@json_option
+@click.pass_context
+def config_command(ctx: click.Context, json_: bool) -> None:
+    """Every setting, its value and where it came from.
+
+    \b
+    labctl config
+    """
+    from labctl.cli.screen import as_json, table
+    from labctl.config import settings
+
+    rows = settings(open_lab(ctx, quiet=json_).config)
+    if json_:
+        as_json({"settings": [{"key": k, "value": v, "origin": o} for k, v, o in rows]})
+    else:
+        table([(k, o, v) for k, v, o in rows], ("KEY", "FROM", "VALUE"))
+
+
+@click.command("inventory")
+@click.pass_context
+def inventory_command(ctx: click.Context) -> None:
+    """The lab's server as an Ansible inventory, for playbooks of your own.
+
+    \b
+    labctl inventory > hosts.yml && ansible-playbook -i hosts.yml site.yml
+    """
+    from labctl.commands.ansible import Host, inventory
+
+    lab = open_lab(ctx)
+    server = lab.ground.server()
+    config = lab.ground.connections.write(server)
+    host = Host(alias=server.alias, ssh_config=config, user=server.endpoint.user)
+    click.echo(inventory([host]), nl=False)
+
+
+@click.group("secret")
+def secret_command() -> None:
+    """Values for the secrets that lab.yaml names: kept 0600, never in argv or logs.
+
+    \b
+    labctl secret set WANDB_API_KEY
+    """
+
+
+@secret_command.command("set")
+@click.argument("name")
+@click.pass_context
+def _set(ctx: click.Context, name: str) -> None:
+    """Keep a value for NAME; it is asked for, or read from standard input.
+
+    \b
+    labctl secret set WANDB_API_KEY
+    pass wandb | labctl secret set WANDB_API_KEY
+    """
+    from labctl.config import set_secret
+
+    lab = open_lab(ctx)
+    if sys.stdin.isatty():
+        value = click.prompt(f"value of {name}", hide_input=True, err=True)
+    else:
+        value = sys.stdin.read().rstrip("\n")
+    set_secret(lab.ground.paths, lab.id, name, value)
+    click.echo(f"{name} is kept for {lab.config.name}", err=True)
+
+
+@secret_command.command("list")
+@json_option
+@click.pass_context
+def _list(ctx: click.Context, json_: bool) -> None:
+    """The names that have values; never the values.
+
+    \b
+    labctl secret list
+    """
+    from labctl.cli.screen import as_json
+    from labctl.config import secret_names
+
+    lab = open_lab(ctx, quiet=json_)
+    names = secret_names(lab.ground.paths, lab.id)
+    if json_:
+        as_json({"secrets": names})
+    for name in [] if json_ else names:
+        click.echo(name)
+
+
+@click.command("trust")
+@click.pass_context
+def trust_command(ctx: click.Context) -> None:
+    """Approve what this lab.yaml may do; a changed file is asked about again.
+
+    \b
+    labctl trust
+    """
+    from labctl.cli.exit_codes import clean
+    from labctl.config import trust, trust_questions
+
+    lab = open_lab(ctx)
+    for question in trust_questions(lab.config):
+        click.echo(f"- {clean(question)}")
+    trust(lab.ground.paths, lab.config)
+    click.echo("approved")

@@ -1,0 +1,117 @@
+"""init, up, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from labctl.cli.options import json_option, need_options, open_lab, yes_option
+
+PROVIDERS = {
+    "local": "a container on this machine (needs Docker; no GPU)",
+    "static": "lab servers that you reach with ssh",
+    "aws": "the cheapest that fits at AWS; costs money",
+    "course": "what your course gives you: labctl join FILE instead",
+}
+
+
+@click.command("init")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--provider", help="Where servers come from: local, static, ...")
+@click.pass_context
+def init_command(ctx: click.Context, directory: Path, provider: str | None) -> None:
+    """Make a sample project in DIRECTORY: train an image classifier.
+
+    \b
+    labctl init digits && cd digits && labctl up
+    """
+    import sys
+
+    from labctl.cli.screen import Screen
+    from labctl.config import data_dir
+    from labctl.errors import UsageError
+    from labctl.lifecycle.sample_project import init
+    from labctl.providers import provider_names
+
+    names = provider_names()
+    if provider is None and sys.stdin.isatty():
+        click.echo("Where do servers come from?", err=True)
+        for name in names:
+            click.echo(f"  {name:<8}{PROVIDERS.get(name, 'installed beside labctl')}", err=True)
+        provider = click.prompt("provider", default="local", type=click.Choice(names), err=True)
+    provider = provider or "local"
+    if provider not in names:
+        raise UsageError(
+            f"there is no provider {provider!r}",
+            why=f"there are {', '.join(names)}",
+            hint="labctl init digits --provider local",
+        )
+    target = Path(ctx.find_root().obj or ".") / directory
+    init(data_dir() / "templates", target, provider, Screen())
+    click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")
+
+
+@click.command("up")
+@need_options
+@click.option("--budget", help="USD.")
+@click.option("--ttl", help="End the server after this long, for example 8h.")
+@click.option("--idle", help="End the server after this long without work, for example 30m.")
+@click.option(
+    "--no-deadline",
+    is_flag=True,
+    help="Let a server that costs money live on without --ttl and --budget.",
+)
+@yes_option
+@json_option
+@click.pass_context
+def up_command(
+    ctx: click.Context, /, yes: bool, json_: bool, no_deadline: bool, **overrides: str
+) -> None:
+    """Get the lab's server ready. Repeated, it finds the same server.
+
+    A server that costs money ends after 12 hours where neither --ttl nor --budget says otherwise.
+
+    \b
+    labctl up
+    labctl up --gpu T4 --max-price 0.60
+    """
+    import msgspec
+
+    from labctl.cli.screen import as_json
+
+    lab = open_lab(ctx, yes=yes, quiet=json_, overrides=overrides)
+    need = lab.config.server.need
+    declined = msgspec.structs.replace(need, deadline=False) if no_deadline else None
+    server = lab.up(declined).server
+    if json_:
+        as_json({"server": server})
+        return
+    price = server.offer.price_usd_per_hour
+    costs = f"{price:.2f} dollars an hour" if price else "costs nothing"
+    click.echo(f"{server.alias} is ready ({server.provider}, {costs}).")
+    click.echo("  labctl run        train")
+    click.echo(f"  ssh {server.alias:<14}a shell there")
+    click.echo("  labctl down       when you are done")
+
+
+@click.command("doctor")
+@click.option("--provider", help="Check this provider instead of lab.yaml's.")
+@json_option
+@click.pass_context
+def doctor_command(ctx: click.Context, provider: str | None, json_: bool) -> None:
+    """Check this machine, the provider and the server; exit 1 if something is amiss.
+
+    \b
+    labctl doctor
+    """
+    from labctl.cli.screen import as_json, draw_checks
+    from labctl.lifecycle.doctor import doctor
+
+    overrides = {"provider": provider} if provider else {}
+    checks = doctor(open_lab(ctx, quiet=json_, overrides=overrides).ground)
+    if json_:
+        as_json({"checks": checks})
+    else:
+        draw_checks(checks)
+    ctx.exit(0 if all(check.ok for check in checks) else 1)

@@ -1,0 +1,196 @@
+"""A machine image for the course: its Docker image and data inside, nobody's keys.
+
+One server is made as a seat's is, filled, cleaned, baked and ended. A kill at any point leaves a
+server that `course down --end-of-term` and the next `course bake` find.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from labctl.config.identity import write_private
+from labctl.courses.context import BAKED, Baked, baked, own_ground
+from labctl.courses.material import SHARED, bring, material
+from labctl.courses.seat_reporter import SeatReporter
+from labctl.courses.servers import Staff, agreed
+from labctl.errors import BusyError, PolicyError, ProviderError
+from labctl.events import Note, Step
+from labctl.lifecycle import up
+from labctl.model import Resource, Server
+from labctl.providers import Bake
+from labctl.runs import images
+from labctl.servers import adoption, attempts, end_server
+from labctl.servers.context import Ground
+from labctl.shell import command
+
+READY_S = 3600.0
+POLL_S = 5.0
+DAY_S = 86_400
+LONGEST_DAYS = 180
+"""How long it is kept where course.yaml names no term."""
+KINDS = ("image", "snapshot")
+"""In this order: a snapshot goes once its image has."""
+CLEAN_SCRIPT = """set -e
+home=$1 lab=$2 data=$3
+mkdir -p "$data"
+if [ -d "$home/labctl/$lab/data" ]; then
+  cp -R "$home/labctl/$lab/data/." "$data/" && chown -R root:root "$data" && chmod -R a+rX "$data"
+fi
+# From here on nothing else ends this server, should labctl die before it does.
+shutdown -P +120 >/dev/null 2>&1
+systemctl disable --now labctl-watchdog.service >/dev/null 2>&1 || true
+rm -f /etc/systemd/system/labctl-watchdog.service
+for place in /var/lib/labctl/watchdog /var/tmp/labctl-watchdog-*; do
+  pid=$(cat "$place/lock" 2>/dev/null || true)
+  rm -rf "$place"
+  [ -z "$pid" ] || kill "$pid" 2>/dev/null || true
+done
+# A server that boots from this has a first boot, and a deadline, of its own.
+pkill -f '/var/lib/labctl/[t]tl.sh' || true
+# Not by its whole name, which pkill would find in this very script.
+rm -f /var/lib/labctl/ttl*
+rm -rf "$home/labctl" "$home/.ssh/authorized_keys" /root/.ssh/authorized_keys
+rm -f "$home/.bash_history" /root/.bash_history "$home/.docker/config.json"
+rm -f /etc/ssh/ssh_host_* /etc/ssh/labctl_next_key*
+if command -v cloud-init >/dev/null; then cloud-init clean --logs; fi
+[ ! -e /etc/machine-id ] || : > /etc/machine-id
+sync
+"""
+
+
+def bake(staff: Staff) -> Baked:
+    """The course's image, ready to boot from. PolicyError where the provider makes none.
+
+    An image from before is removed once the new one is ready.
+    """
+    # What it boots from must not be the image of last time.
+    (staff.folder.private / BAKED).unlink(missing_ok=True)
+    course = staff.course(plain=True)
+    provider = _baker(course)
+    ground = own_ground(staff.folder, course, "bake")
+    server = _filled(staff, ground)
+    staff.reporter.emit(Step(name="baking"))
+    name = f"{staff.folder.config.name}-{_stamp()}"
+    try:
+        _clean(ground, server)
+        image_id = provider.bake(server.id, name, _tags(staff, name))
+        _wait(provider, image_id)
+    finally:
+        # Half cleaned, nobody can log in to it any more, and no watchdog ends it.
+        end_server.end(ground, [server])
+    staff.reporter.emit(Step(name="baking", done=True, detail=image_id))
+    made = _made(staff, course)
+    found = Baked(
+        provider=course.provider.name,
+        image_id=image_id,
+        at=time.time(),
+        image=ground.config.image.reference,
+        data=tuple(ground.config.data),
+        usd_per_month=sum(one.price_usd_per_month for one in made if one.lab == name),
+    )
+    write_private(staff.folder.private / BAKED, msgspec.json.encode(found) + b"\n")
+    _remove(course, [one for one in made if one.lab != name])
+    return found
+
+
+def _stamp() -> str:
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def drop(staff: Staff) -> list[Resource]:
+    """Remove the course's images and what they cost; servers boot as the provider's own do."""
+    known = baked(staff.folder)
+    (staff.folder.private / BAKED).unlink(missing_ok=True)
+    course = staff.course(everywhere=True, plain=True)
+    found = _made(staff, course)
+    if known is not None and not found:
+        text = f"{known.image_id} is not at {course.provider.name} any more"
+        staff.reporter.emit(Note(text=text))
+    _remove(course, found)
+    return found
+
+
+def _baker(course: Ground) -> Bake:
+    if not isinstance(course.provider, Bake):
+        raise PolicyError(
+            f"{course.provider.name} makes no machine images",
+            why="its machines keep their disks, so the image is pulled there only once",
+            hint="labctl course up   # some days before the class",
+        )
+    return course.provider
+
+
+def _filled(staff: Staff, ground: Ground) -> Server:
+    """A ready server with the course's Docker image and data on it."""
+    with ground.state.exclusive(ground.lab_id, "course bake"):
+        server = adoption.adopt(ground)
+        if server is None:
+            need = agreed(ground, [ground]) or ground.config.server.need
+            server = attempts.make(_agreed(ground), need)
+        server = up.make_ready(ground, server)
+        wanted = ground.config.image.reference
+        if wanted:
+            images.ensure(ground, server, ground.remote(server), wanted)
+        bring(ground, server, material(staff.folder, staff.reporter))
+    return server
+
+
+def _agreed(ground: Ground) -> Ground:
+    """The ground on which nobody is asked about the price again."""
+    reporter = SeatReporter(ground.config.name, ground.reporter, agreed=True)
+    return ground.beside(ground.config, ground.lab_id, reporter=reporter)
+
+
+def _clean(ground: Ground, server: Server) -> None:
+    """Take everything off the server that must not be on sixty others: keys first of all."""
+    transport = ground.connections.reopen(server)
+    home = transport.run('printf %s "$HOME"', timeout_s=30.0).stdout.strip()
+    line = command("sudo", "-n", "sh", "-c", CLEAN_SCRIPT, "sh", home, ground.config.name, SHARED)
+    done = transport.run(line.render(), timeout_s=1800.0, check=False)
+    if done.code != 0:
+        raise ProviderError(
+            "the server could not be cleaned, so no image was made of it",
+            why=done.stderr.strip()[-500:],
+            hint="labctl course bake   # again",
+        )
+    ground.connections.close(server)
+
+
+def _tags(staff: Staff, name: str) -> dict[str, str]:
+    """So that it is found as the course's, and not taken for something forgotten before its day."""
+    term = staff.folder.config.term
+    days = LONGEST_DAYS
+    if term is not None:
+        days = max(1, (term.last - datetime.now(UTC).date() + timedelta(days=1)).days)
+    return {
+        "labctl:lab": name,
+        "labctl:lab-id": staff.folder.id,
+        "labctl:expires": str(int(time.time()) + days * DAY_S),
+    }
+
+
+def _wait(provider: Bake, image_id: str) -> None:
+    deadline = time.monotonic() + READY_S
+    while (state := provider.baked(image_id)) == "pending":
+        if time.monotonic() > deadline:
+            raise BusyError(
+                f"the image {image_id} is not ready after {READY_S / 60:.0f} minutes",
+                hint="labctl course bake   # again; labctl course bake --drop removes it",
+            )
+        time.sleep(POLL_S)
+    if state != "ready":
+        raise ProviderError(
+            f"the image {image_id} cannot be used", why=state, hint="labctl course bake   # again"
+        )
+
+
+def _made(staff: Staff, course: Ground) -> list[Resource]:
+    found = course.provider.leftovers()
+    return [one for one in found if one.lab_id == staff.folder.id and one.kind in KINDS]
+
+
+def _remove(course: Ground, found: list[Resource]) -> None:
+    end_server.take_away(course, sorted(found, key=lambda one: KINDS.index(one.kind)))

@@ -1,0 +1,155 @@
+"""One thing said to, or given to, all servers of a course at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from labctl.courses import server_contents
+from labctl.courses.context import seat_grounds
+from labctl.courses.material import bring, material
+from labctl.courses.records.folder import Seat
+from labctl.courses.seat_reporter import Done, SeatReporter
+from labctl.courses.servers import SeatOutcome, Staff, of_course
+from labctl.courses.status import ground_of, server_of, servers_of
+from labctl.errors import LabError, NotFoundError, UsageError
+from labctl.lifecycle import extend as more_time
+from labctl.lifecycle import fleet
+from labctl.model import Run, Server
+from labctl.servers import attempts, guard
+from labctl.servers.context import Ground
+from labctl.servers.fan_out import Answer, Doors, run_everywhere
+from labctl.shell import command
+
+MOST_MESSAGE = 500
+MESSAGE_S = 60.0
+_TELL = """m=$1; u=$(id -u)
+for t in /dev/pts/[0-9]*; do
+  [ -O "$t" ] && [ -w "$t" ] && printf '\\r\\n*** course: %s ***\\r\\n' "$m" > "$t" 2>/dev/null
+done
+e=$(printf %s "$m" | sed 's/#/##/g; s/%/%%/g')
+for s in /tmp/tmux-"$u"/*; do
+  [ -S "$s" ] || continue
+  tmux -S "$s" list-clients -F '#{client_name}' 2>/dev/null | while read -r c; do
+    tmux -S "$s" display-message -c "$c" "course: $e" 2>/dev/null
+  done
+done
+mkdir -p "$HOME/labctl" && printf '%s %s\\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$m" \\
+  >> "$HOME/labctl/messages.txt"
+"""
+
+
+def message(staff: Staff, seats: Sequence[Seat], text: str) -> list[Answer]:
+    """Show a line in every terminal and tmux on the seats' servers; it is kept there as well.
+
+    `~/labctl/messages.txt` has all of them. UsageError for control characters.
+    """
+    if not text.strip() or len(text) > MOST_MESSAGE or not text.isprintable():
+        raise UsageError(
+            "a message is one line of text",
+            why=f"without control characters, at most {MOST_MESSAGE} of them",
+            hint='labctl course message "lab starts at 10"',
+        )
+    line = command("sh", "-c", _TELL, "sh", text).render()
+    return ask_all(staff, servers_of(staff, seats), line, timeout_s=MESSAGE_S)
+
+
+def ask_all(
+    staff: Staff,
+    found: Sequence[tuple[Seat, Server]],
+    line: str,
+    *,
+    at_once: int = 32,
+    timeout_s: float | None = None,
+) -> list[Answer]:
+    """Run a line of shell on all of these; answers bear seats' names."""
+    servers = [server for _, server in found]
+    answers = run_everywhere(
+        staff.course().connections, servers, line, at_once=at_once, timeout_s=timeout_s
+    )
+    return [
+        msgspec.structs.replace(answer, alias=seat.name)
+        for (seat, _), answer in zip(found, answers, strict=True)
+    ]
+
+
+def push(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
+    """Bring the course's handouts, as they lie in its folder, to these seats' servers."""
+    found = servers_of(staff, seats)
+    given = material(staff.folder, staff.reporter, data=False)
+    servers = {seat.lab_id: server for seat, server in found}
+    by_lab = {seat.lab_id: seat for seat, _ in found}
+    grounds = seat_grounds(
+        staff.folder, staff.paths, staff.state, staff.reporter, [seat for seat, _ in found]
+    )
+    told = [
+        one.beside(
+            one.config,
+            one.lab_id,
+            SeatReporter(by_lab[one.lab_id].name, staff.reporter, agreed=False),
+        )
+        for one in grounds
+    ]
+    doors = Doors(list(servers.values()))
+
+    def one(ground: Ground) -> Server:
+        server = servers[ground.lab_id]
+        with doors.through(server.endpoint):
+            bring(ground, server, given)
+        return server
+
+    def tell(one: fleet.Outcome[Server]) -> None:
+        error = one.error.what if one.error else ""
+        staff.reporter.emit(Done(seat=by_lab[one.ground.lab_id].name, error=error))
+
+    return [
+        SeatOutcome(
+            seat=by_lab[done.ground.lab_id].name,
+            students=by_lab[done.ground.lab_id].students,
+            server=servers[done.ground.lab_id],
+            error=done.error.what if done.error else "",
+            why=done.error.why if done.error else "",
+            hint=done.error.hint if done.error else "",
+        )
+        for done in fleet.each(told, one, tell=tell)
+    ]
+
+
+def extend(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, Any]:
+    """Give a seat's server more time, beyond `max_ttl` too; W of its watchdog afterwards.
+
+    Recorded with who and why. PolicyError where the seat's budget would not last.
+    """
+    server = server_of(staff, seat)
+    staff.folder.ledger.append("extend", seat=seat.name, by=staff.by, why=why, seconds=span_s)
+    ground = ground_of(staff, seat)
+    try:
+        need = ground.config.server.need
+        left = attempts.budget_left_usd(ground, need, but=server.id)
+        guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s, always=True)
+        latest_at = server.created_at + need.max_ttl_s if need.max_ttl_s else None
+        return more_time.extend(ground, span_s, latest_at=latest_at)
+    except LabError:
+        # Not given after all: the ledger says so too.
+        staff.folder.ledger.append(
+            "extend", seat=seat.name, by=staff.by, why="refused", seconds=-span_s
+        )
+        raise
+
+
+def run_of(staff: Staff, seat: Seat, run_id: str = "") -> tuple[Ground, Server, Run]:
+    """The run named, or the youngest of the seat, with the lab and the server that it is on."""
+    server = server_of(staff, seat)
+    ground = ground_of(staff, seat)
+    try:
+        lab, run = server_contents.latest_run(
+            server_contents.labs_on(ground, server), server, run_id
+        )
+    except NotFoundError as error:
+        # What the lab's own command would be is the student's to type.
+        error.what = of_course(error.what, seat)
+        error.hint = f"labctl course ssh {seat.name} -- ls labctl   # the labs that are there"
+        raise
+    return lab, server, run

@@ -1,0 +1,69 @@
+"""What a course has cost, for people and for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Sequence
+
+from labctl.courses.metering import accrue
+from labctl.courses.records.cost_report import CourseCosts, course_costs
+from labctl.courses.records.spending import Living
+from labctl.courses.servers import Staff
+
+COLUMNS = (
+    *("student", "team", "section", "active", "usd", "hours", "idle_hours"),
+    *("seat_usd", "seat_budget_usd", "seat_left_usd"),
+)
+
+
+def costs(staff: Staff, *, refresh: bool = False, now: float | None = None) -> CourseCosts:
+    """From the ledger; with `refresh` the provider is asked first, and what it shows written down.
+
+    Without it what is on record as up counts as going on until now.
+    """
+    folder = staff.folder
+    living: list[Living] | None = None
+    if refresh:
+        course = staff.course()
+        servers = course.provider.servers()
+        accrue(folder, course, servers)
+        living = folder.living(servers)
+    return course_costs(
+        folder.config,
+        folder.students(active_only=False),
+        folder.ledger.entries(),
+        time.time() if now is None else now,
+        living,
+    )
+
+
+def as_csv(found: CourseCosts) -> str:
+    """One line for each student; dollars of a team are parted equally. No names."""
+    seats = {student: seat for seat in found.seats for student in seat.students}
+    rows: list[Sequence[object]] = [COLUMNS]
+    for one in found.students:
+        seat = seats[one.student]
+        rows.append(
+            (
+                one.student,
+                one.team,
+                harmless(one.section),
+                "yes" if one.active else "no",
+                f"{one.usd:.4f}",
+                f"{one.hours:.3f}",
+                f"{one.idle_hours:.3f}",
+                f"{seat.usd:.4f}",
+                "" if seat.budget_usd is None else f"{seat.budget_usd:.2f}",
+                "" if seat.left_usd is None else f"{seat.left_usd:.4f}",
+            )
+        )
+    stream = io.StringIO(newline="")
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue()
+
+
+def harmless(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

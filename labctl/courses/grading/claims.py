@@ -1,0 +1,65 @@
+"""What a submission claims of its model, against what was measured on the hidden set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labctl.model import Value
+from labctl.runs.evaluation import Evaluation, interval
+
+METRIC = "accuracy"
+"""The key of results.json's `extra_data` that a claim is held against: a share from 0 to 1."""
+
+
+class Comparison(Value, frozen=True):
+    """Shares from 0 to 1; None where nobody said. `agrees` None: there is nothing to compare.
+
+    `low` and `high` are the 95 percent interval of the measurement, where the items were counted.
+    """
+
+    claimed: float | None = None
+    measured: float | None = None
+    tolerance: float = 0.0
+    agrees: bool | None = None
+    low: float | None = None
+    high: float | None = None
+    where: str = ""
+
+    def told(self) -> str:
+        """In words; "" where nothing was claimed or measured."""
+        if self.claimed is None or self.measured is None:
+            return ""
+        span = "" if self.low is None else f" (95%: {self.low:.3f} to {self.high:.3f})"
+        return (
+            f"claims {self.claimed:.4f}, measured {self.measured:.4f}{span}, "
+            f"tolerance {self.tolerance:g}"
+        )
+
+
+def measured_in(extra_data: dict[str, Any]) -> tuple[float | None, int]:
+    """(the share that a grader measured, over how many items); None where it told none."""
+    value, items = extra_data.get(METRIC), extra_data.get("items")
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    counted = items if isinstance(items, int) and not isinstance(items, bool) and items > 0 else 0
+    return (float(value), counted) if good and value is not None else (None, 0)
+
+
+def compared(
+    evaluation: Evaluation | None, extra_data: dict[str, Any], tolerance: float
+) -> Comparison:
+    """The claim is the bundle's own evaluation."""
+    measured, items = measured_in(extra_data)
+    claimed = None if evaluation is None else evaluation.accuracy
+    span = interval(round(measured * items), items) if measured is not None and items else None
+    agrees = None
+    if claimed is not None and measured is not None:
+        agrees = abs(claimed - measured) <= tolerance + 1e-9
+    return Comparison(
+        claimed=claimed,
+        measured=measured,
+        tolerance=tolerance,
+        agrees=agrees,
+        low=span[0] if span else None,
+        high=span[1] if span else None,
+        where=evaluation.where if evaluation else "",
+    )

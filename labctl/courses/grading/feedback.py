@@ -1,0 +1,49 @@
+"""What a student reads of a grade: one page, everything in it escaped, nothing in it active."""
+
+from __future__ import annotations
+
+from html import escape
+
+from labctl.courses.grading.record import Record
+from labctl.courses.grading.results import Results, cleaned
+
+CSP = "default-src 'none'; style-src 'unsafe-inline'"
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}"
+    "pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#8882;padding:.75rem;"
+    "border-radius:4px}table{border-collapse:collapse;width:100%}td,th{text-align:left;"
+    "padding:.25rem .75rem .25rem 0;vertical-align:top}@media(prefers-color-scheme:dark)"
+    "{body{background:#181a1b;color:#e8e6e3}}"
+)
+
+
+def page(record: Record, results: Results, output: str) -> str:
+    """`output` is what the submission's own program printed: the student's, and still a stranger's
+    to whoever else opens the page."""
+    rows = "".join(
+        f"<tr><td>{_text(one.name)}</td><td>{_points(one.score)}</td>"
+        f"<td>{_points(one.max_score)}</td><td>{_text(one.output)}</td></tr>"
+        for one in results.tests
+        if one.visibility != "hidden"
+    )
+    table = f"<table><tr><th>part</th><th>points</th><th>of</th><th></th></tr>{rows}</table>"
+    printed = f"<h2>What your program printed</h2><pre>{_text(output)}</pre>" if output else ""
+    number = f"{record.assignment}, submission {record.number}"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{CSP}">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{_text(number)}</title><style>{STYLE}</style></head><body>"
+        f"<h1>{_text(number)}</h1>"
+        f"<p><strong>{record.score or 0.0:g}</strong> of {record.points:g} points. "
+        f"Received {_text(record.received)}, bundle {_text(record.bundle_sha256[:16])}.</p>"
+        f"<pre>{_text(results.output)}</pre>{table if rows else ''}{printed}</body></html>\n"
+    )
+
+
+def _text(text: str) -> str:
+    return escape(cleaned(text, 40_000), quote=True)
+
+
+def _points(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"

@@ -1,0 +1,262 @@
+"""Join files: what a student needs to reach the keeper once, signed by the course.
+
+A file holds the keeper's address and pinned host key, the key that signs receipts, and a one-time
+code. The code is a password in the form that any sshd can check: both sides make the same key pair
+of it, which the keeper lets in for one thing alone, to enrol the key that the student's machine has
+made for itself. Once that is done, or time is over, the code opens nothing any more.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from labctl.config.identity import write_private
+from labctl.courses.keys import Keys, checked_key, keeper_dir, used
+from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.gitignore import JOIN_FILES, ignore_in_git
+from labctl.errors import ConfigError, PolicyError, UsageError
+from labctl.model import NAME_PATTERN, Value
+from labctl.submissions.assignment import SSH_PLACE
+from labctl.submissions.receipt import is_signed, signature_of, utc_text
+from labctl.submissions.receiver import Receiver
+from labctl.submissions.untrusted_json import UPGRADE, decoded, is_newer
+
+KIND = "labctl-join"
+VERSION = 1
+MOST_BYTES = 16 * 1024
+CODE_BYTES = 20
+VALID_S = 14 * 86_400
+_DOMAIN = b"labctl join 1\n"
+
+
+class Join(Value, frozen=True, forbid_unknown_fields=True):
+    """What a join file says. `seat` is the id under which the student's servers are watched.
+
+    `keeper` is ssh://user@host[:port], `receiver` the course's signing key, `expires` in Unix
+    seconds.
+    """
+
+    kind: str
+    version: int
+    course: str
+    course_id: str
+    student: str
+    seat: str
+    keeper: str
+    host_key: str
+    receiver: str
+    code: str
+    expires: int
+
+
+class JoinFile(Value, frozen=True, forbid_unknown_fields=True):
+    join: Join
+    signature: str
+
+
+class Invitation(Value, frozen=True):
+    """One that was written: for whom, where it lies, until when it can be used."""
+
+    student: str
+    email: str
+    path: Path
+    expires: int
+
+
+class _Open(Value, frozen=True):
+    """The keeper's own record of an invitation; never the code."""
+
+    public: str
+    expires: int
+
+
+def invite(
+    folder: CourseFolder,
+    student: str,
+    into: Path,
+    keys: Keys,
+    host_key: str,
+    valid_s: int = VALID_S,
+) -> Invitation:
+    """Write a student's join file (0600) and let its code in; an earlier one opens nothing more.
+
+    PolicyError for somebody who has left, UsageError where course.yaml names no keeper.
+    """
+    who = folder.student(student)
+    if not who.active:
+        raise PolicyError(f"{student} has left the course", hint="labctl course roster")
+    place = keeper_place(folder)
+    into.mkdir(parents=True, exist_ok=True)
+    _keep_out_of_git(folder, into)
+    receiver = Receiver(folder.drop).init()
+    expires = int(time.time()) + valid_s
+    join = Join(
+        kind=KIND,
+        version=VERSION,
+        course=folder.config.name,
+        course_id=folder.id,
+        student=who.id,
+        seat=folder.seat_of(who).lab_id,
+        keeper=place,
+        host_key=" ".join(host_key.split()[:2]),
+        receiver=receiver,
+        code=base64.b32encode(os.urandom(CODE_BYTES)).decode().lower(),
+        expires=expires,
+    )
+    public = enrolment_key(join)[1]
+    write_private(
+        _record(folder, who.id), msgspec.json.encode(_Open(public=public, expires=expires))
+    )
+    keys.invite(who.id, public)
+    signature = signature_of(_signed_bytes(join), Receiver(folder.drop).key)
+    path = into / f"{folder.config.name}-{who.id}.join"
+    text = msgspec.json.format(msgspec.json.encode(JoinFile(join=join, signature=signature)))
+    write_private(path, text + b"\n")
+    return Invitation(student=who.id, email=who.email, path=path, expires=expires)
+
+
+def enrol(folder: CourseFolder, student: str, public: str, keys: Keys, now: float) -> None:
+    """Let the student's own key in, in place of the invitation, which is used up then.
+
+    PolicyError where it was used before, or is too old.
+    """
+    record = _record(folder, student)
+    try:
+        known = msgspec.json.decode(record.read_bytes(), type=_Open)
+    except FileNotFoundError:
+        raise used() from None
+    if known.expires < now:
+        keys.withdraw([student])
+        raise used()
+    if not folder.student(student).active:
+        raise PolicyError(f"{student} has left the course", hint="ask your instructor")
+    seat = folder.seat_of(student).name
+    keys.admit(student, public, instead_of=known.public)
+    record.unlink(missing_ok=True)
+    folder.ledger.append("joined", seat=seat, student=student, by=student)
+
+
+def withdraw_expired(folder: CourseFolder, keys: Keys, now: float) -> list[str]:
+    """Take back invitations that nobody used in time; whose they were."""
+    late = []
+    for path in (keeper_dir(folder) / "invitations").glob("[!.]*.json"):
+        try:
+            known = msgspec.json.decode(path.read_bytes(), type=_Open)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            continue
+        if known.expires < now:
+            late.append(path.stem)
+            path.unlink(missing_ok=True)
+    if late:
+        keys.withdraw(late)
+    return sorted(late)
+
+
+def read_join(data: bytes, *, key: str = "", now: float | None = None) -> Join:
+    """What a join file says, where its signature fits; ConfigError where it is none.
+
+    PolicyError where it was changed, is signed by another key than `key`, or has expired.
+    """
+    try:
+        if len(data) > MOST_BYTES:
+            raise ValueError("it is too large")
+        if is_newer(data, "join", KIND, VERSION):
+            raise ConfigError(
+                "this join file was made by a newer labctl",
+                why=f"this labctl reads version {VERSION} of join files",
+                hint=UPGRADE,
+            )
+        found = decoded(data, JoinFile)
+        _check(found.join)
+    except ValueError as error:
+        raise ConfigError(
+            "this is no join file", why=str(error), hint="ask your instructor for yours"
+        ) from None
+    if not is_signed(_signed_bytes(found.join), found.signature, found.join.receiver):
+        raise PolicyError(
+            "this join file was changed after it was signed",
+            why="it could lead your work to somebody else's machine",
+            hint="ask your instructor for another, and use it as it comes",
+        )
+    if key and key != found.join.receiver:
+        raise PolicyError(
+            f"this join file is not of the course whose key is {key}",
+            why=f"it is signed by {found.join.receiver}",
+            hint="ask your instructor",
+        )
+    if found.join.expires < (time.time() if now is None else now):
+        raise PolicyError(
+            f"this join file could be used until {utc_text(found.join.expires)}",
+            hint="ask your instructor for another: labctl course invite",
+        )
+    return found.join
+
+
+def enrolment_key(join: Join) -> tuple[bytes, str]:
+    """(private key in OpenSSH's format, public line) that both sides make of the code."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    about = f"labctl join 1 {join.course_id} {join.student}".encode()
+    seed = hmac.new(join.code.encode(), about, hashlib.sha256).digest()
+    private = Ed25519PrivateKey.from_private_bytes(seed)
+    text = private.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = private.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return text, public.decode()
+
+
+def keeper_place(folder: CourseFolder) -> str:
+    """ssh://user@host:port of course.yaml's keeper; UsageError where it names none."""
+    keeper = folder.config.keeper
+    if keeper is None:
+        raise UsageError(
+            "course.yaml names no keeper",
+            why="students would not know where to go",
+            hint="keeper: {host: keeper.example.edu, user: labctl}   # in course.yaml",
+        )
+    return f"ssh://{keeper.user}@{keeper.host}:{keeper.port}"
+
+
+def _check(join: Join) -> None:
+    """ValueError for what a join file cannot say, before any of it is used."""
+    if join.kind != KIND or join.version != VERSION:
+        raise ValueError("it is of another kind or version")
+    for name in (join.course, join.student, join.seat):
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"{name[:60]!a} is no name")
+    if not SSH_PLACE.fullmatch(join.keeper):
+        raise ValueError(f"{join.keeper[:60]!a} is no keeper")
+    try:
+        checked_key(join.host_key)
+    except UsageError:
+        raise ValueError("its host key is none") from None
+    if not 16 <= len(join.code) <= 64 or not join.code.isalnum():
+        raise ValueError("its code is none")
+
+
+def _keep_out_of_git(folder: CourseFolder, into: Path) -> None:
+    """Have git ignore join files, in folders that an earlier labctl made too."""
+    ignore_in_git(folder.path)
+    if not into.resolve().is_relative_to(folder.path.resolve()):
+        ignore_in_git(into, JOIN_FILES)
+
+
+def _record(folder: CourseFolder, student: str) -> Path:
+    return keeper_dir(folder) / "invitations" / f"{student}.json"
+
+
+def _signed_bytes(join: Join) -> bytes:
+    return _DOMAIN + msgspec.json.encode(join, order="deterministic")

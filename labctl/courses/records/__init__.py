@@ -1,0 +1,4 @@
+"""The records of a course: roster, seats, ledger, grades and costs, as files of its folder.
+
+Reads and writes files of the folder and nothing else: no network, no provider, no clock of its own.
+"""

@@ -1,4 +1,0 @@
-"""The instructor's dashboard of a course: server-rendered pages on this machine's loopback.
-
-`labctl.dashboard.serve.run` starts it. It needs the extra `labctl[web]`.
-"""

@@ -1,0 +1,103 @@
+"""What the rules look at, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from labctl.insight.explain.sources import Source
+from labctl.insight.scalars import Scalars
+from labctl.insight.telemetry import Sample
+from labctl.model import Run, Value
+
+Level = Literal["problem", "advice", "good"]
+TELEMETRY = "logs/telemetry.jsonl"
+LOG = "logs/run.log"
+RECORD = "the run's record"
+EVENTS = "TensorBoard"
+
+
+class Evidence(Value, frozen=True):
+    """A figure or a line, and the file it comes from."""
+
+    said: str
+    of: str
+
+
+class Finding(Value, frozen=True):
+    """One thing that is known. `rule` names it for programs and never changes.
+
+    `why` says what it means, `next` the thing to try: a command where there is one.
+    """
+
+    rule: str
+    level: Level
+    what: str
+    why: str
+    evidence: tuple[Evidence, ...]
+    next: str
+    source: Source
+
+
+class Unknown(Value, frozen=True):
+    """Something that cannot be told from what is here, and how it could be."""
+
+    rule: str
+    what: str
+    why: str
+    next: str
+
+
+Answer = Finding | Unknown
+
+
+class Fit(Value, frozen=True):
+    """A plan of the model's memory, for the batch that ran out and for the one that fits.
+
+    Bytes as `labctl estimate` counts them: `fixed_bytes` without activations, `item_bytes` for
+    each item of the batch, which is an `item` ("1x16x16"). `batch` is the largest power of two
+    that fits, 0 where not even one item does.
+    """
+
+    target: str
+    item: str
+    fixed_bytes: int
+    item_bytes: int
+    limit_bytes: int
+    batch: int
+
+
+class Material(Value, frozen=True):
+    """All that is known of a run. What is missing is empty.
+
+    `log` is the end of what it printed. `options` are those that the lab's scripts take ("--lr").
+    `now` is Unix time, for a run that goes on. `fit` is there where memory ran out and the model
+    could be built.
+    """
+
+    run: Run
+    samples: tuple[Sample, ...] = ()
+    scalars: Scalars = Scalars()
+    log: str = ""
+    options: frozenset[str] = frozenset()
+    now: float = 0.0
+    fit: Fit | None = None
+
+
+Rule = Callable[[Material], Iterator[Answer]]
+
+
+def measured(said: str) -> Evidence:
+    return Evidence(said=said, of=TELEMETRY)
+
+
+def printed(said: str) -> Evidence:
+    return Evidence(said=said, of=LOG)
+
+
+def recorded(said: str) -> Evidence:
+    return Evidence(said=said, of=RECORD)
+
+
+def logged(said: str) -> Evidence:
+    return Evidence(said=said, of=EVENTS)

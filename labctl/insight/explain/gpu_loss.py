@@ -1,0 +1,48 @@
+"""A container that lost access to its GPU while the run went on."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+from labctl.insight.explain.evidence import Answer, Evidence, Finding, Material, printed, recorded
+from labctl.insight.explain.sources import GPU_LOSS
+
+IN_LOG = re.compile(r"^.*Failed to initialize NVML: Unknown Error.*$", re.MULTILINE)
+
+
+def has_lost_gpu(material: Material) -> bool:
+    """Whether the server saw it, or the log has NVML's message."""
+    return material.run.gpu_lost_at is not None or IN_LOG.search(material.log) is not None
+
+
+def lost(material: Material) -> Iterator[Answer]:
+    """The GPU went away from the container; the card itself may be fine."""
+    if not has_lost_gpu(material):
+        return
+    run = material.run
+    ending = "" if run.ended else f"labctl cancel {run.id} && "
+    yield Finding(
+        rule="gpu-lost",
+        level="problem",
+        what="its container lost access to its GPU",
+        why="usually after systemd was reloaded on the server, for example by a package update. "
+        "Programs that have the GPU open go on; the next program that opens it fails. This "
+        "container does not get it back, a new one has it",
+        evidence=tuple(_evidence(material)),
+        next=f"{ending}labctl run   # in a new container; if the GPU is missing there, too: "
+        "labctl ssh -- nvidia-smi -L",
+        source=GPU_LOSS,
+    )
+
+
+def _evidence(material: Material) -> Iterator[Evidence]:
+    if material.run.gpu_lost_at is not None:
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(material.run.gpu_lost_at))
+        yield recorded(f"opening its GPU from inside the container fails since {at}")
+    if match := IN_LOG.search(material.log):
+        yield printed(match[0].strip()[:240])
+
+
+RULES = (lost,)

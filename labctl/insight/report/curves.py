@@ -1,0 +1,160 @@
+"""What a run logged, as charts: training beside validation, and what the server measured."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from labctl.insight.report.charts import Chart, Curve, chart
+from labctl.insight.report.facts import Facts
+from labctl.insight.report.formatting import SPACE, count, number
+from labctl.insight.scalars import HELD_OUT, TRAINING, Series, words
+from labctl.insight.telemetry import GpuSample, Sample
+
+MOST_CHARTS = 12
+MOST_SETTINGS = 12
+FIRST = ("accuracy", "acc", "top1", "f1", "iou", "auc", "loss")
+"""What people ask for first."""
+SHARES = re.compile(r"(^|_)(accuracy|acc|precision|recall|f1|auc|iou|dice|share|top\d)($|_)")
+UNITS = {"seconds": "s", "_ms": "ms", "bytes": "bytes", "percent": "%"}
+GAP = 3.0
+"""A pause of more than so many usual ones interrupts the line of what was measured."""
+LEAST_SAMPLES = 3
+GIB = 1024**3
+
+
+def logged(facts: Facts) -> tuple[tuple[Chart, ...], str]:
+    """A chart per figure that the run logged, and in words what is not drawn: settings, which were
+    logged once (a batch size), and what is too much."""
+    groups: dict[str, list[Series]] = {}
+    for series in facts.scalars.series:
+        groups.setdefault(_figure(series.tag), []).append(series)
+    names = sorted(groups, key=lambda name: (_place(name), name))
+    once = [name for name in names if _setting(name, groups[name])]
+    drawn = [name for name in names if name not in once]
+    shown = drawn[:MOST_CHARTS]
+    charts = tuple(_logged(name, groups[name], facts.chosen_step) for name in shown)
+    settings = [
+        f"{_title(name).lower()}{SPACE}{number(groups[name][0].values[0])}" for name in once
+    ]
+    notes = [f"Logged once: {', '.join(settings[:MOST_SETTINGS])}."] if once else []
+    left = len(drawn) - len(shown) + max(0, len(settings) - MOST_SETTINGS)
+    notes += [f"{count(left, 'more figure')} of the logs are not drawn."] if left else []
+    return charts, " ".join(notes)
+
+
+def _setting(name: str, group: Sequence[Series]) -> bool:
+    """Whether it was logged once and is none of what people ask for first."""
+    return _place(name) == len(FIRST) and len(group) == 1 and len(group[0].values) == 1
+
+
+def _figure(tag: str) -> str:
+    """What a tag measures, whatever it was measured on: train/loss and val_loss are both loss."""
+    last = tag.rpartition("/")[2]
+    bare = re.sub(r"^(train|training|val|valid|validation|eval|test|epoch)_", "", last)
+    return bare or last
+
+
+def _place(name: str) -> int:
+    words = name.lower().split("_")
+    return next((place for place, word in enumerate(FIRST) if word in words), len(FIRST))
+
+
+def _logged(name: str, group: Sequence[Series], chosen: int | None) -> Chart:
+    share = bool(SHARES.search(name.lower())) and all(
+        -1e-9 <= value <= 1 + 1e-9 for one in group for value in one.values if value == value
+    )
+    curves = [
+        Curve(
+            label=_label(one.tag, len(group)),
+            xs=tuple(map(float, one.steps)),
+            ys=one.values,
+            main=bool(words(one.tag) & HELD_OUT) or len(group) == 1,
+        )
+        for one in sorted(group, key=lambda one: one.tag)
+    ]
+    unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+    mark = (float(chosen), f"chosen, step{SPACE}{chosen:,}") if chosen is not None else None
+    return chart(
+        name, _title(name), curves, unit=unit, share=share, mark=mark, high=1.0 if share else None
+    )
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").strip().capitalize()[:80]
+
+
+def _label(tag: str, members: int) -> str:
+    said = words(tag)
+    if said & HELD_OUT:
+        return "test" if "test" in said else "validation"
+    if said & TRAINING:
+        return "training"
+    return "" if members == 1 else tag[:40]
+
+
+def measured(samples: Sequence[Sample]) -> tuple[Chart, ...]:
+    """What the server measured over the run's time; nothing where that is too little to draw."""
+    if len(samples) < LEAST_SAMPLES:
+        return ()
+    scale, unit = _time_scale(samples[-1].at - samples[0].at)
+    pauses = [b.at - a.at for a, b in itertools.pairwise(samples)]
+    longest = GAP * max(median(pauses), 1.0)
+
+    def over_time(
+        name: str, title: str, unit_: str, read: Callable[[Sample], float | None]
+    ) -> Chart:
+        xs: list[float] = []
+        ys: list[float | None] = []
+        for before, one in zip((None, *samples), samples, strict=False):
+            at = (one.at - samples[0].at) / scale
+            if before and (one.at - before.at > longest or one.attempt != before.attempt):
+                xs.append(at)
+                ys.append(None)
+            xs.append(at)
+            ys.append(read(one))
+        curve = Curve(label="", xs=tuple(xs), ys=tuple(ys))
+        return chart(name, title, [curve], unit=unit_, x_title=unit, low=0.0)
+
+    drawn = [
+        over_time("gpu-use", "GPU busy", "%", gpu_use),
+        over_time("gpu-memory", "GPU memory", "GiB", lambda s: _gib(_gpus(s, _memory, sum))),
+        over_time("gpu-power", "GPU power", "W", lambda s: _gpus(s, _power, sum)),
+        over_time("cpu", "Processor", "cores busy", lambda s: s.cpu_cores),
+        over_time("memory", "Memory", "GiB", lambda s: _gib(s.memory_bytes)),
+    ]
+    return tuple(one for one in drawn if one.lines)
+
+
+def gpu_use(sample: Sample) -> float | None:
+    """Percent, the mean of the run's GPUs."""
+    return _gpus(sample, lambda gpu: gpu.use_percent, lambda known: sum(known) / len(known))
+
+
+def _gpus(
+    sample: Sample,
+    read: Callable[[GpuSample], float | None],
+    together: Callable[[list[float]], float],
+) -> float | None:
+    known = [value for gpu in sample.gpus if (value := read(gpu)) is not None]
+    return together(known) if known else None
+
+
+def _memory(gpu: GpuSample) -> float | None:
+    return gpu.memory_bytes
+
+
+def _power(gpu: GpuSample) -> float | None:
+    return gpu.power_w
+
+
+def _gib(value: float | None) -> float | None:
+    return None if value is None else value / GIB
+
+
+def _time_scale(length_s: float) -> tuple[float, str]:
+    if length_s < 180:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if length_s < 3 * 3600 else (3600.0, "hours")

@@ -1,0 +1,106 @@
+"""What a report is made of. Whatever is None, "" or empty was not measured, and is said to be."""
+
+from __future__ import annotations
+
+import msgspec
+
+from labctl.insight.scalars import Scalars
+from labctl.insight.telemetry import Sample
+from labctl.model import Run, Value
+from labctl.runs.evaluation import Evaluation
+
+
+class Checkpoint(Value, frozen=True):
+    """One that is here, as its manifest describes it."""
+
+    name: str
+    step: int
+    epoch: int = 0
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class Code(Value, frozen=True):
+    """How the run was started, from the ledger: see labctl/runs/provenance.py."""
+
+    commit: str = ""
+    branch: str = ""
+    dirty: bool | None = None
+    changed: tuple[str, ...] = ()
+    why: str = ""
+    command: tuple[str, ...] = ()
+    image: str = ""
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class MachineGpu(Value, frozen=True):
+    name: str = ""
+    memory_bytes: int = 0
+    driver: str = ""
+
+
+class Machine(Value, frozen=True):
+    """What the server was made of, from the ledger."""
+
+    os: str = ""
+    arch: str = ""
+    kernel: str = ""
+    docker: str = ""
+    cpus: int = 0
+    memory_bytes: int = 0
+    gpus: tuple[MachineGpu, ...] = ()
+
+
+class Bill(Value, frozen=True):
+    """Dollars of the run and of the lab. `lab_complete` is whether all of its servers have a price.
+
+    `idle_share` (0 to 1) is the server's, as its watchdog last said.
+    """
+
+    provider: str = ""
+    type: str = ""
+    spot: bool = False
+    price_usd_per_hour: float | None = None
+    run_hours: float | None = None
+    run_usd: float | None = None
+    lab_usd: float | None = None
+    lab_complete: bool = False
+    idle_share: float | None = None
+
+
+class Reclaim(Value, frozen=True):
+    """A server that was lost under the run. Steps and seconds are None where nobody measured."""
+
+    at: float
+    told: str = ""
+    last_step: float | None = None
+    from_step: float | None = None
+    took_s: float | None = None
+
+
+class Facts(Value, frozen=True):
+    """All that is known of one run.
+
+    `reclaims` is None where there is no ledger of the run: nobody knows whether there were any.
+    `here` and `server` are evaluations by place; `server_accuracy` where only that is known.
+    `pictures` are data URIs by the path that the evaluation names. `notes` tell what of the sources
+    could not be read.
+    """
+
+    lab: str
+    run: Run
+    evaluation: Evaluation | None = None
+    here: Evaluation | None = None
+    server: Evaluation | None = None
+    server_accuracy: float | None = None
+    scalars: Scalars = Scalars()
+    samples: tuple[Sample, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    chosen_step: int | None = None
+    code: Code | None = None
+    machine: Machine | None = None
+    bill: Bill = Bill()
+    reclaims: tuple[Reclaim, ...] | None = None
+    pictures: dict[str, str] = msgspec.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    made_at: float = 0.0
+    labctl: str = ""

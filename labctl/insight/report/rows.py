@@ -1,0 +1,224 @@
+"""What a run ran on, what it cost, and where its result comes from: rows of two words each."""
+
+from __future__ import annotations
+
+from labctl.insight.report.facts import Facts, Machine, Reclaim
+from labctl.insight.report.formatting import (
+    NOT_MEASURED,
+    SPACE,
+    count,
+    date,
+    dollars,
+    percent,
+    size,
+    span,
+)
+from labctl.insight.report.utilization import Use
+from labctl.model import Value
+from labctl.runs.evaluation import Evaluation
+
+SAME = 1e-9
+HELD_BY = {"thermal": "heat", "power": "its power limit", "hardware": "the board's protection"}
+
+
+class Row(Value, frozen=True):
+    """One line. `exact` is shown letter for letter: a hash, a command."""
+
+    name: str
+    value: str
+    exact: bool = False
+
+
+def server_rows(facts: Facts, used: Use) -> tuple[Row, ...]:
+    """Hardware, driver, what was used of it, energy, cost, and how often it was taken away."""
+    bill, machine = facts.bill, facts.machine or Machine()
+    kind = " ".join(filter(None, [bill.provider, bill.type, "(spot)" if bill.spot else ""]))
+    drivers = sorted({gpu.driver for gpu in machine.gpus if gpu.driver})
+    return (
+        Row(name="Server", value=kind or NOT_MEASURED),
+        Row(name="GPU", value=_gpus(facts, used)),
+        Row(name="GPU driver", value=", ".join(drivers) or _absent(facts)),
+        Row(name="Processor", value=_cores(machine)),
+        Row(name="Memory", value=size(machine.memory_bytes or None)),
+        Row(name="System", value=_system(machine)),
+        Row(name="GPU use", value=_gpu_use(facts, used)),
+        Row(name="Processor use", value=_cpu_use(used)),
+        Row(name="Most memory at once", value=_of(used.memory_bytes, used.memory_limit_bytes)),
+        Row(name="Energy of the GPU", value=_energy(facts, used)),
+        Row(name="Price", value=_price(facts)),
+        Row(name="Cost of this run", value=dollars(bill.run_usd)),
+        Row(name="Cost of the lab so far", value=_lab_cost(facts)),
+        Row(name="Idle share of the server", value=percent(bill.idle_share)),
+        Row(name="Servers lost under the run", value=_reclaims(facts)),
+    )
+
+
+def _gpus(facts: Facts, used: Use) -> str:
+    if facts.machine is None:
+        return " + ".join(used.gpus) or NOT_MEASURED
+    known = [
+        gpu.name + (f" ({size(gpu.memory_bytes)})" if gpu.memory_bytes else "")
+        for gpu in facts.machine.gpus
+    ]
+    return ", ".join(known) or "none"
+
+
+def _absent(facts: Facts) -> str:
+    return "none" if facts.machine and not facts.machine.gpus else NOT_MEASURED
+
+
+def _cores(machine: Machine) -> str:
+    arch = f" ({machine.arch})" if machine.arch else ""
+    return count(machine.cpus, "core") + arch if machine.cpus else NOT_MEASURED
+
+
+def _system(machine: Machine) -> str:
+    kernel = f"Linux {machine.kernel}" if machine.kernel else ""
+    docker = f"Docker {machine.docker}" if machine.docker else ""
+    return ", ".join(filter(None, [machine.os, kernel, docker])) or NOT_MEASURED
+
+
+def _gpu_use(facts: Facts, used: Use) -> str:
+    if used.gpu_use_percent is None:
+        return _absent(facts)
+    parts = [f"{used.gpu_use_percent:.0f}{SPACE}% busy"]
+    if used.gpu_power_w is not None:
+        parts.append(f"{used.gpu_power_w:.0f}{SPACE}W")
+    if used.gpu_memory_bytes is not None:
+        parts.append(f"memory up to {_of(used.gpu_memory_bytes, used.gpu_memory_total_bytes)}")
+    if used.throttled:
+        causes = " and ".join(HELD_BY.get(one, one) for one in used.throttled)
+        parts.append(f"held back at times by {causes}")
+    return ", ".join(parts) + f" ({_over(used)})"
+
+
+def _cpu_use(used: Use) -> str:
+    if used.cpu_cores is None:
+        return NOT_MEASURED
+    of = f" of {used.cores:g}" if used.cores else ""
+    return f"{used.cpu_cores:.1f}{of} cores busy ({_over(used)})"
+
+
+def _over(used: Use) -> str:
+    if used.measured_s <= 0:
+        return count(used.samples, "sample")
+    return f"mean over {span(used.measured_s)}, {count(used.samples, 'sample')}"
+
+
+def _of(value: float | None, limit: float | None) -> str:
+    return size(value) + (f" of {size(limit)}" if value is not None and limit else "")
+
+
+def _energy(facts: Facts, used: Use) -> str:
+    if used.energy_wh is not None:
+        return f"{used.energy_wh:.1f}{SPACE}Wh, by the card's own counter"
+    if used.energy_estimate_wh is not None:
+        said = f"about {used.energy_estimate_wh:.1f}{SPACE}Wh, from its power"
+        return f"{said}; the card has no counter"
+    return _absent(facts)
+
+
+def _price(facts: Facts) -> str:
+    price = facts.bill.price_usd_per_hour
+    return NOT_MEASURED if price is None else f"{dollars(price)} an hour"
+
+
+def _lab_cost(facts: Facts) -> str:
+    bill = facts.bill
+    if bill.lab_usd is None:
+        return NOT_MEASURED
+    return dollars(bill.lab_usd) + ("" if bill.lab_complete else ", and servers without a price")
+
+
+def _reclaims(facts: Facts) -> str:
+    if facts.reclaims is None:
+        return NOT_MEASURED
+    if not facts.reclaims:
+        return "none"
+    return "; ".join(_reclaim(one) for one in facts.reclaims)
+
+
+def _reclaim(one: Reclaim) -> str:
+    said = date(one.at)
+    said += f": {one.told}" if one.told else ""
+    if one.from_step is not None:
+        said += f"; it went on from step {one.from_step:,.0f}"
+        if one.last_step is not None and one.last_step > one.from_step:
+            said += f" ({one.last_step - one.from_step:,.0f} steps were done twice)"
+    return said + (f", {span(one.took_s)} later" if one.took_s is not None else "")
+
+
+def versus_rows(facts: Facts) -> tuple[str, tuple[Row, ...]]:
+    """(whether server and this machine agree, each one's figure)."""
+    here, server = facts.here, facts.server
+    there = server.accuracy if server else facts.server_accuracy
+    rows = (
+        Row(name="On the server", value=_figure(server, there)),
+        Row(name="On this machine", value=_figure(here, here.accuracy if here else None)),
+    )
+    if here is None or there is None:
+        return "Only one of the two was measured.", rows
+    if server and here.data_sha256 and server.data_sha256 not in ("", here.data_sha256):
+        return "The two were asked about different data, so they do not compare.", rows
+    if abs(here.accuracy - there) < SAME:
+        return "Both come to the same figure, so the model came home whole.", rows
+    return "The two differ: something is not the same there and here.", rows
+
+
+def _figure(one: Evaluation | None, accuracy: float | None) -> str:
+    if accuracy is None:
+        return NOT_MEASURED
+    said = f"{percent(accuracy, 2)}"
+    if one is None:
+        return said
+    device = f" on {one.device}" if one.device else ""
+    at = f", {date(one.at)}" if one.at else ""
+    return f"{said} ({one.correct:,} of {one.items:,}){device}{at}"
+
+
+def provenance_rows(facts: Facts) -> tuple[Row, ...]:
+    """Run, image, code, hashes."""
+    run, code, found = facts.run, facts.code, facts.evaluation
+    rows = [
+        Row(name="Run", value=run.id, exact=True),
+        Row(name="Began", value=date(run.started_at) if run.started_at else NOT_MEASURED),
+        Row(name="Image", value=run.image or NOT_MEASURED, exact=bool(run.image)),
+        Row(name="Image digest", value=_digest(facts), exact=bool(run.image_digest)),
+        Row(name="Image id", value=run.image_id or NOT_MEASURED, exact=bool(run.image_id)),
+        Row(name="Git commit", value=_commit(facts), exact=bool(code and code.commit)),
+        Row(name="Uncommitted changes", value=_dirty(facts)),
+        Row(name="Checkpoint", value=(found and found.checkpoint) or NOT_MEASURED, exact=True),
+        _hash("Weights, SHA-256", found.checkpoint_sha256 if found else ""),
+        _hash(
+            f"Data ({found.split if found else 'test'}), SHA-256",
+            found.data_sha256 if found else "",
+        ),
+    ]
+    for name, value in sorted((code.env if code else {}).items()):
+        rows.append(Row(name=f"Variable {name}", value=value, exact=value != "hidden"))
+    return tuple(rows)
+
+
+def _hash(name: str, value: str) -> Row:
+    return Row(name=name, value=value or NOT_MEASURED, exact=bool(value))
+
+
+def _digest(facts: Facts) -> str:
+    run = facts.run
+    if run.image_digest:
+        return run.image_digest
+    return "none: it was built on the server" if run.image_id else NOT_MEASURED
+
+
+def _commit(facts: Facts) -> str:
+    code = facts.code
+    if code is None:
+        return NOT_MEASURED
+    return code.commit or (f"none: {code.why}" if code.why else NOT_MEASURED)
+
+
+def _dirty(facts: Facts) -> str:
+    code = facts.code
+    if code is None or code.dirty is None:
+        return NOT_MEASURED
+    return "yes: " + ", ".join(code.changed) if code.dirty else "none"

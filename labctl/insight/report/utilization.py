@@ -1,0 +1,119 @@
+"""What a run used of its server, from the samples that the server took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from labctl.insight.report.curves import gpu_use
+from labctl.insight.telemetry import GpuSample, Sample
+from labctl.model import Value
+
+LONGEST_GAP_S = 130.0
+"""A sample speaks for the time until the next one, and for no longer than this: the server takes
+one every 10 s, after six hours one a minute."""
+JOULES_PER_WH = 3600.0
+
+
+class Use(Value, frozen=True):
+    """Means over the measured time, None where not measured. Percent, watts, bytes, cores.
+
+    `energy_wh` is the cards' own counters' growth; `energy_estimate_wh` is power times time, where
+    the cards have no counter.
+    """
+
+    samples: int = 0
+    measured_s: float = 0.0
+    gpus: tuple[str, ...] = ()
+    gpu_use_percent: float | None = None
+    gpu_memory_bytes: float | None = None
+    gpu_memory_total_bytes: float | None = None
+    gpu_power_w: float | None = None
+    energy_wh: float | None = None
+    energy_estimate_wh: float | None = None
+    cpu_cores: float | None = None
+    cores: float | None = None
+    memory_bytes: float | None = None
+    memory_limit_bytes: float | None = None
+    throttled: tuple[str, ...] = ()
+
+
+def use(samples: Sequence[Sample]) -> Use:
+    """What these samples say, each weighted with the time that it stands for."""
+    weights = _weights(samples)
+    joules, estimate = _counted_j(samples), _estimated_j(samples, weights)
+    cards = [gpu for sample in samples for gpu in sample.gpus]
+    return Use(
+        samples=len(samples),
+        measured_s=sum(weights),
+        gpus=tuple(sorted({gpu.name for gpu in cards if gpu.name})),
+        gpu_use_percent=_mean(samples, weights, gpu_use),
+        gpu_memory_bytes=_peak(samples, lambda s: _sum(s, lambda g: g.memory_bytes)),
+        gpu_memory_total_bytes=_peak(samples, lambda s: _sum(s, lambda g: g.memory_total_bytes)),
+        gpu_power_w=_mean(samples, weights, lambda s: _sum(s, lambda g: g.power_w)),
+        energy_wh=None if joules is None else joules / JOULES_PER_WH,
+        energy_estimate_wh=None if estimate is None else estimate / JOULES_PER_WH,
+        cpu_cores=_mean(samples, weights, lambda s: s.cpu_cores),
+        cores=_peak(samples, lambda s: s.cores),
+        memory_bytes=_peak(samples, lambda s: s.memory_bytes),
+        memory_limit_bytes=_peak(samples, lambda s: s.memory_limit_bytes),
+        throttled=tuple(sorted({why for gpu in cards for why in gpu.throttle})),
+    )
+
+
+def _weights(samples: Sequence[Sample]) -> list[float]:
+    """Seconds from the sample before, which is the time that most figures are about."""
+    found = []
+    for before, one in zip((None, *samples), samples, strict=False):
+        same = before is not None and before.attempt == one.attempt
+        gap_s = one.at - before.at if before and same else 0.0
+        found.append(gap_s if 0 < gap_s <= LONGEST_GAP_S else 0.0)
+    return found
+
+
+def _mean(
+    samples: Sequence[Sample], weights: Sequence[float], read: Callable[[Sample], float | None]
+) -> float | None:
+    known = [
+        (value, weight)
+        for sample, weight in zip(samples, weights, strict=True)
+        if (value := read(sample)) is not None
+    ]
+    total = sum(weight for _, weight in known)
+    if not known:
+        return None
+    if total <= 0:
+        return sum(value for value, _ in known) / len(known)
+    return sum(value * weight for value, weight in known) / total
+
+
+def _peak(samples: Sequence[Sample], read: Callable[[Sample], float | None]) -> float | None:
+    return max((value for one in samples if (value := read(one)) is not None), default=None)
+
+
+def _sum(sample: Sample, read: Callable[[GpuSample], float | None]) -> float | None:
+    known = [value for gpu in sample.gpus if (value := read(gpu)) is not None]
+    return sum(known) if known else None
+
+
+def _counted_j(samples: Sequence[Sample]) -> float | None:
+    """By how much the cards' counters grew. One that fell began anew: its server restarted."""
+    last: dict[tuple[int, str], float] = {}
+    total, grown = 0.0, False
+    for sample in samples:
+        for gpu in sample.gpus:
+            if gpu.energy_j is None:
+                continue
+            key = (sample.attempt, gpu.uuid)
+            if key in last:
+                total, grown = total + max(0.0, gpu.energy_j - last[key]), True
+            last[key] = gpu.energy_j
+    return total if grown else None
+
+
+def _estimated_j(samples: Sequence[Sample], weights: Sequence[float]) -> float | None:
+    known = [
+        power * weight
+        for sample, weight in zip(samples, weights, strict=True)
+        if weight and (power := _sum(sample, lambda gpu: gpu.power_w)) is not None
+    ]
+    return sum(known) if known else None

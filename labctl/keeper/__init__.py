@@ -1,0 +1,7 @@
+"""The keeper: an always-on process that checks labs and recovers their runs.
+
+`scheduler` is its loop, `workers` are its processes for labs that need more than a check,
+`recovery_worker` is what one of them does.
+
+May import: lifecycle and the layers below.
+"""

@@ -1,0 +1,27 @@
+"""More time for a server: its watchdog first, then the provider's own timer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from labctl.lifecycle.status import keep_watch
+from labctl.servers import deadlines, guard
+from labctl.servers.context import Ground
+
+
+def extend(ground: Ground, span_s: int, *, latest_at: float | None = None) -> dict[str, Any]:
+    """The watchdog's clocks after the server was given `span_s` seconds more.
+
+    PolicyError beyond `max_ttl` or the budget. The provider's timer is never set later than
+    `latest_at` (Unix time): where somebody else is root, the watchdog says what they want.
+    """
+    server = ground.server()
+    watch = guard.extend(ground, server, span_s)
+    keep_watch(ground, server, watch)
+    said = watch.get("ttl_left_s")
+    left_s = said if isinstance(said, int | float) and math.isfinite(said) else None
+    detail = {"span_s": span_s, "ttl_left_s": left_s}
+    ground.state.record("extended", lab_id=ground.lab_id, server_id=server.id, detail=detail)
+    deadlines.follow(ground, server, watch, latest_at=latest_at)
+    return watch

@@ -1,0 +1,9 @@
+"""Runs: started exactly once, followed through cut links, canceled, probed, evaluated.
+
+`runs` talks to the agent about runs, `images` gets a run's image onto the server, `outputs` and
+`saved_copies` get its results from the server or from where they were saved, `probe` predicts a
+whole run from a short one, `evaluate` measures a checkpoint, `provenance` records where a run came
+from.
+
+May import: sync, stores, servers and the layers below.
+"""

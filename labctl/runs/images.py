@@ -1,0 +1,215 @@
+"""The image of a run: which one, is it on the server, and how it gets there."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from labctl.commands.ssh import command_argv
+from labctl.config import ImageConfig
+from labctl.errors import BuildError, LabError
+from labctl.events import Progress, Step
+from labctl.model import Server
+from labctl.runs.build_output import BuildLines
+from labctl.servers.agent import Remote
+from labctl.servers.context import Ground
+from labctl.shell import portable
+from labctl.sync.scan import NEVER_AT_TOP, Index, scan_data
+from labctl.sync.transfer_lock import hold_transfers
+
+BUILD_S = 3600.0
+"""So long waits a second process for the first to make the lab's image."""
+COPY = re.compile(r"^\s*(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
+
+
+def build_args(ground: Ground, image: ImageConfig) -> dict[str, str]:
+    """lab.yaml's args, with this machine's switches on top."""
+    args = dict(image.args)
+    if ground.config.base_image:
+        args["BASE"] = ground.config.base_image
+    if ground.config.package_index:
+        args["PIP_INDEX_URL"] = ground.config.package_index
+    return args
+
+
+def reference(ground: Ground) -> str:
+    """The image that a run uses; for a build a tag that holds the hash of all that goes in."""
+    image = ground.config.image
+    if image.reference:
+        return image.reference
+    directory = ground.config.root / image.build
+    # What never reaches the server cannot be in the image: a pull must not change the tag.
+    absent = NEVER_AT_TOP if directory == ground.config.root else frozenset[str]()
+    digest = content_hash(directory, build_args(ground, image), absent)
+    return f"labctl/{ground.config.name}:{digest[:16]}"
+
+
+def content_hash(
+    directory: Path, args: dict[str, str], absent: frozenset[str] = frozenset()
+) -> str:
+    """Hash of the Dockerfile, the build arguments and every file that COPY or ADD names.
+
+    `absent` are names at the top of the directory that do not count.
+    """
+    digest = hashlib.sha256(repr(sorted(args.items())).encode())
+    text = (directory / "Dockerfile").read_text(encoding="utf-8", errors="replace")
+    digest.update(text.encode())
+    for path in sorted(copied_files(directory, text)):
+        name = path.relative_to(directory)
+        if name.parts[0] in absent:
+            continue
+        digest.update(f"\0{name}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def copied_files(directory: Path, dockerfile: str) -> set[Path]:
+    """Files of the context that the Dockerfile takes in; links and .git never count."""
+    found: set[Path] = set()
+    for line in dockerfile.replace("\\\n", " ").splitlines():
+        match = COPY.match(line)
+        if not match or "--from=" in line:
+            continue
+        words = [w for w in re.split(r"[\s,\[\]\"]+", match[1]) if w and not w.startswith("--")]
+        for word in words[:-1]:
+            pattern = "**" if "$" in word else word.strip("/").removeprefix("./")
+            for path in [directory] if pattern in ("", ".") else directory.glob(pattern):
+                found.update(p for p in (path.rglob("*") if path.is_dir() else [path]))
+    return {
+        p
+        for p in found
+        if p.is_file()
+        and not p.is_symlink()
+        and not {".git", ".labctl"} & {*p.relative_to(directory).parts}
+    }
+
+
+def ensure(ground: Ground, server: Server, remote: Remote, wanted: str, of_run: str = "") -> None:
+    """Get `wanted` onto the server: built there, or pulled, or sent from this machine.
+
+    It is built from the code that was pushed, or from the snapshot of the run `of_run`.
+    """
+    image = ground.config.image
+    with ground.state.exclusive(f"{ground.lab_id}-image", "make the image", wait_s=BUILD_S):
+        if image.build:
+            _build(ground, server, remote, image, wanted, of_run)
+        else:
+            fetch(ground, server, remote, wanted)
+
+
+def fetch(ground: Ground, server: Server, remote: Remote, wanted: str) -> None:
+    """A finished image onto the server: sent where this machine has it, else pulled there."""
+    if not _send_if_here(ground, server, wanted):
+        _pull(ground, remote, wanted)
+
+
+def _build(
+    ground: Ground, server: Server, remote: Remote, image: ImageConfig, wanted: str, of_run: str
+) -> None:
+    args = build_args(ground, image)
+    base = ground.config.base_image
+    if base and not remote.call("image", {"references": [base]})["ids"][base]:
+        fetch(ground, server, remote, base)
+    push_wheelhouse(ground, server, remote)
+    name = f"building {wanted}"
+    ground.reporter.emit(Step(name=name))
+    lines = BuildLines(ground.reporter, name)
+    closing = remote.stream(
+        "build",
+        {
+            "lab": ground.config.name,
+            "lab_id": ground.lab_id,
+            "directory": image.build,
+            "run": of_run,
+            "tag": wanted,
+            "args": args,
+            "wheelhouse": bool(ground.config.wheelhouse),
+        },
+        on_reply=lambda _: None,
+        on_bytes=lines.feed,
+    )
+    if closing["code"] != 0:
+        raise BuildError(
+            "the image did not build",
+            log_path=closing["log"],
+            why="\n".join(closing["tail"]),
+            hint=f"the whole log: labctl ssh -- cat {closing['log']}",
+        )
+    ground.reporter.emit(Step(name=name, done=True))
+
+
+def push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
+    """This machine's wheels, for pip in a build; without any, nothing happens."""
+    from labctl.sync.push import push
+
+    if not ground.config.wheelhouse:
+        return
+    root, wheels = ground.config.root, Path(ground.config.wheelhouse)
+    index = Index(root, "data/wheelhouse")
+    files = scan_data(root, "wheelhouse", wheels, ground.reporter, later=index)
+    about = (remote, ground.config.name, ground.lab_id, "wheelhouse")
+    with hold_transfers(ground.config.root, "push", ground.reporter):
+        push(*about, wheels, files, ground.reporter, index=index)
+
+
+def _pull(ground: Ground, remote: Remote, wanted: str) -> None:
+    name = f"pulling {wanted} on the server"
+    ground.reporter.emit(Step(name=name))
+    lines = BuildLines(ground.reporter, name)
+    closing = remote.stream(
+        "pull-image", {"reference": wanted}, on_reply=lambda _: None, on_bytes=lines.feed
+    )
+    if closing["code"] != 0:
+        raise LabError(
+            f"the server cannot pull {wanted}",
+            why="\n".join(closing["tail"][-3:]),
+            hint="check `image:` in lab.yaml, or name a base image with LABCTL_BASE_IMAGE",
+        )
+    ground.reporter.emit(Step(name=name, done=True))
+
+
+def _send_if_here(ground: Ground, server: Server, wanted: str) -> bool:
+    """`docker save` here into `docker load` there, where this machine's engine has the image.
+
+    For machines without a container registry, and for images that were only built here.
+    """
+    if not shutil.which("docker") or not shutil.which("ssh"):
+        return False
+    shown = ["docker", "image", "inspect", "--format", "{{.Size}}", wanted]
+    here = subprocess.run(shown, capture_output=True, text=True, check=False)
+    if here.returncode != 0:
+        return False
+    name = f"sending {wanted}"
+    ground.reporter.emit(Step(name=name))
+    config = str(ground.connections.config_path(server.id))
+    load = command_argv(config, server.id, portable("docker load -q"))
+    with (
+        subprocess.Popen(["docker", "save", wanted], stdout=subprocess.PIPE) as save,
+        subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as loading,
+    ):
+        _pump(ground, name, save, loading, int(here.stdout.strip() or 0))
+    if save.returncode != 0 or loading.returncode != 0:
+        raise LabError(
+            f"{wanted} did not arrive on the server",
+            why=f"docker save ended with {save.returncode}, docker load with {loading.returncode}",
+            hint="labctl doctor",
+        )
+    ground.reporter.emit(Step(name=name, done=True))
+    return True
+
+
+def _pump(ground: Ground, name: str, save: Any, loading: Any, total: int) -> None:
+    done = 0
+    try:
+        while block := save.stdout.read(1 << 20):
+            loading.stdin.write(block)
+            done += len(block)
+            progress = Progress(name=name, done=done, total=max(total, done), unit="bytes")
+            ground.reporter.emit(progress)
+        loading.stdin.close()
+    except BrokenPipeError:
+        save.terminate()

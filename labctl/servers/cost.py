@@ -1,0 +1,210 @@
+"""What servers cost, from the ledger: prices and the moments they were in force.
+
+Terminated machines leave a provider's lists within the hour, so tags cannot tell the past: what
+the ledger does not hold is unknown, and said to be.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from labctl.model import Server, Value
+from labctl.servers.context import Ground
+from labctl.state import LedgerEntry, State
+from labctl.state.disks import KeptDisk, list_kept_disks
+
+HOUR_S = 3600.0
+ENDS = ("terminated", "gone", "stopped")
+BEGINS = ("created", "adopted")
+"""The first was written when we made it; the second when it was found by its tags."""
+
+
+class ServerCost(Value, frozen=True):
+    """One server's life. Dollars are None where no price is on record.
+
+    `until` is when it ended, or now. `spot_saved_usd` compares with the on-demand price that was
+    known when it was made. `idle_share` (0 to 1) is what its watchdog last said, None if never.
+    """
+
+    server_id: str
+    lab: str
+    lab_id: str
+    provider: str = ""
+    type: str = ""
+    spot: bool = False
+    since: float = 0.0
+    until: float = 0.0
+    running: bool = False
+    hours: float = 0.0
+    price_usd_per_hour: float | None = None
+    cost_usd: float | None = None
+    spot_saved_usd: float | None = None
+    idle_share: float | None = None
+    note: str = ""
+
+
+class RunCost(Value, frozen=True):
+    """A run's share: the hours it ran times the price of its server."""
+
+    run_id: str
+    server_id: str
+    hours: float
+    cost_usd: float | None
+
+
+class Costs(Value, frozen=True):
+    """All that is known. `total_usd` sums what has a price; `complete` says whether all has.
+
+    `kept` are the disks that go on costing per month; they are in no total.
+    """
+
+    servers: tuple[ServerCost, ...]
+    runs: tuple[RunCost, ...]
+    kept: tuple[KeptDisk, ...]
+    total_usd: float
+    spot_saved_usd: float
+    complete: bool
+
+
+def costs(ground: Ground, *, every_lab: bool = False) -> Costs:
+    """The lab's costs so far, or those of every lab that this machine has a record of."""
+    now = time.time()
+    lab_id = None if every_lab else ground.lab_id
+    servers = server_costs(ground.state, lab_id, now)
+    by_id = {one.server_id: one for one in servers}
+    runs = tuple(
+        _run_cost(by_id.get(run.server_id), run.id, run.server_id, run.started_at, run.ended_at)
+        for run in ground.state.runs(lab_id)
+    )
+    return Costs(
+        servers=tuple(servers),
+        runs=runs,
+        kept=tuple(list_kept_disks(ground.state, lab_id)),
+        total_usd=sum(one.cost_usd or 0.0 for one in servers),
+        spot_saved_usd=sum(one.spot_saved_usd or 0.0 for one in servers),
+        complete=all(one.cost_usd is not None for one in servers),
+    )
+
+
+def spent_usd(state: State, lab_id: str, now: float, but: str = "") -> float:
+    """Dollars of one lab's servers up to `now`, as far as prices are known; `but` aside."""
+    found = server_costs(state, lab_id, now)
+    return sum(one.cost_usd or 0.0 for one in found if one.server_id != but)
+
+
+def server_costs(state: State, lab_id: str | None, now: float) -> list[ServerCost]:
+    """One entry per server that the ledger or the record knows, the oldest first."""
+    lines: dict[str, list[LedgerEntry]] = {}
+    for line in state.events(lab_id=lab_id):
+        if line.server_id:
+            lines.setdefault(line.server_id, []).append(line)
+    known = {server.id: server for server in state.servers(lab_id)}
+    ids = dict.fromkeys([*lines, *known])
+    found = [_life(lines.get(one, []), known.get(one), one, now) for one in ids]
+    return sorted(found, key=lambda one: one.since)
+
+
+def _life(
+    lines: list[LedgerEntry], server: Server | None, server_id: str, now: float
+) -> ServerCost:
+    made = next((line for line in lines if line.kind in BEGINS), None)
+    detail: dict[str, Any] = made.detail if made else {}
+    first = lines[0].at if lines else now
+    since = detail.get("created_at") or (server.created_at if server else first)
+    price = detail.get("price_usd_per_hour")
+    if price is None and server is not None:
+        price = server.offer.price_usd_per_hour
+    on_demand = detail.get("on_demand_usd_per_hour")
+    up_s, until, running = _running_s(lines, since, now, alive=server is not None)
+    hours = up_s / HOUR_S
+    spot = bool(detail.get("spot", server.offer.spot if server else False))
+    told = [line.detail for line in lines if line.kind == "watch"]
+    return ServerCost(
+        server_id=server_id,
+        lab=detail.get("lab") or (server.lab if server else ""),
+        lab_id=lines[0].lab_id if lines else (server.lab_id if server else ""),
+        provider=detail.get("provider") or (server.provider if server else ""),
+        type=detail.get("type") or (server.offer.type if server else ""),
+        spot=spot,
+        since=since,
+        until=until,
+        running=running,
+        hours=hours,
+        price_usd_per_hour=price,
+        cost_usd=None if price is None else hours * price,
+        spot_saved_usd=hours * (on_demand - price)
+        if spot and on_demand is not None and price is not None
+        else None,
+        idle_share=told[-1].get("idle_share") if told else None,
+        note=_note(lines, made),
+    )
+
+
+def _note(lines: list[LedgerEntry], made: LedgerEntry | None) -> str:
+    if made is None:
+        return "its price and beginning are not on record"
+    if any(line.kind == "gone" for line in lines):
+        return "it ended unseen: the hours count until that was noticed"
+    return "" if made.kind == "created" else "known from its tags: earlier stops are not counted"
+
+
+def note_life(state: State, server: Server, kind: str = "adopted") -> None:
+    """Write a server's price and beginning into the ledger, once."""
+    if any(line.kind in BEGINS for line in state.events(server_id=server.id)):
+        return
+    offer = server.offer
+    state.record(
+        kind,
+        lab_id=server.lab_id,
+        server_id=server.id,
+        detail={
+            "provider": server.provider,
+            "lab": server.lab,
+            "type": offer.type,
+            "spot": offer.spot,
+            "price_usd_per_hour": offer.price_usd_per_hour,
+            "on_demand_usd_per_hour": offer.on_demand_usd_per_hour,
+            "created_at": server.created_at,
+        },
+    )
+
+
+def _running_s(
+    lines: list[LedgerEntry], since: float, now: float, *, alive: bool
+) -> tuple[float, float, bool]:
+    """(seconds that were paid for, when that ended, whether it still goes on)."""
+    total_s, begun, ended = 0.0, since, now
+    going = True
+    for line in lines:
+        if line.kind in ENDS and going:
+            ended = line.detail.get("at", line.at)
+            total_s += max(0.0, ended - begun)
+            going = False
+        elif line.kind == "started" and not going:
+            begun, going = line.at, True
+    if going and alive:
+        return total_s + max(0.0, now - begun), now, True
+    if going:
+        # Neither on record as ended nor among the servers: the last that was heard of it counts.
+        ended = lines[-1].at if lines else since
+        total_s += max(0.0, ended - begun)
+    return total_s, ended, False
+
+
+def _run_cost(
+    server: ServerCost | None,
+    run_id: str,
+    server_id: str,
+    started_at: float | None,
+    ended_at: float | None,
+) -> RunCost:
+    until = ended_at or (server.until if server else started_at) or 0.0
+    hours = max(0.0, until - started_at) / HOUR_S if started_at else 0.0
+    price = server.price_usd_per_hour if server else None
+    return RunCost(
+        run_id=run_id,
+        server_id=server_id,
+        hours=hours,
+        cost_usd=None if price is None else hours * price,
+    )

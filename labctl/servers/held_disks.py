@@ -1,0 +1,95 @@
+"""Disks that are to outlive their servers, however these end: arranged with the provider."""
+
+from __future__ import annotations
+
+import time
+
+from labctl.errors import LabError
+from labctl.events import Note
+from labctl.model import Server
+from labctl.providers import Keep
+from labctl.retry import while_throttled
+from labctl.servers.context import Ground
+from labctl.servers.disks import day_text
+
+HELD = "disk-held"
+KEPT_S = 14 * 86_400.0  # after the server's deadline; the watchdog has the same (KEPT_DAYS)
+LATER_S = 86_400.0  # an expiry that would move by less is left as it is
+
+
+def keep_until(ground: Ground, server: Server, ends_at: float) -> bool:
+    """Have the provider keep the server's disk for KEPT_S after `ends_at` (Unix seconds).
+
+    Whether it will. An expiry is moved later, and never earlier.
+    """
+    provider, known = ground.provider, _held_until(ground, server) or 0.0
+    until = ends_at + KEPT_S
+    if not isinstance(provider, Keep):
+        return False
+    if known and until < known + LATER_S:
+        return True
+    try:
+        kept = while_throttled()(provider.keep_disk, server.id, until)
+    except LabError as error:
+        text = f"the disk of {server.alias} cannot be kept at its end: {error.what}"
+        if known:
+            text = f"the disk of {server.alias} is still kept until {day_text(known)}: {error.what}"
+        ground.reporter.emit(Note(text=text, level="warning"))
+        return bool(known)
+    if not kept:
+        return False
+    _record_held(ground, server, until)
+    if not known:
+        price = sum(disk.price_usd_per_month for disk in kept)
+        text = (
+            f"if {server.alias} ends by itself, its disk stays until {day_text(until)} with what "
+            f"you have not pulled, at {price:.2f} dollars a month; "
+            "labctl down removes the server and the disk"
+        )
+        ground.reporter.emit(Note(text=text))
+    return True
+
+
+def renew(ground: Ground, server: Server) -> None:
+    """Have a held disk last for KEPT_S from now: a server without a deadline outlives any date."""
+    until = _held_until(ground, server)
+    if until and until < time.time() + KEPT_S - LATER_S:
+        keep_until(ground, server, time.time())
+
+
+def release(ground: Ground, server: Server) -> None:
+    """Have the server's disk end with it, where it may have been kept: by this machine or another.
+
+    Where the provider refuses, the disk may stay until its expiry, and the reporter says so.
+    """
+    provider = ground.provider
+    if not isinstance(provider, Keep) or _held_until(ground, server) == 0.0:
+        return
+    try:
+        while_throttled()(provider.release_disk, server.id)
+    except LabError as error:
+        text = f"the disk of {server.alias} may outlive it: {error.what}; next: labctl orphans"
+        ground.reporter.emit(Note(text=text, level="warning"))
+        _record_held(ground, server, None)  # half of it may be done
+        return
+    _record_held(ground, server, 0.0)
+
+
+def is_held(ground: Ground, server: Server) -> bool:
+    """Whether the server's disk is to outlive it, as far as this machine knows."""
+    return bool(_held_until(ground, server))
+
+
+def _held_until(ground: Ground, server: Server) -> float | None:
+    """When the disk that is to outlive the server expires (Unix seconds): 0.0 where none is to,
+    None where this machine cannot know: another one made the server, or a release failed."""
+    if lines := ground.state.events(server_id=server.id, kind=HELD, limit=1):
+        until = lines[0].detail["expires_at"]
+        return None if until is None else float(until)
+    made_here = ground.state.events(server_id=server.id, kind="created", limit=1)
+    return 0.0 if made_here else None
+
+
+def _record_held(ground: Ground, server: Server, expires_at: float | None) -> None:
+    detail = {"expires_at": expires_at}
+    ground.state.record(HELD, lab_id=server.lab_id, server_id=server.id, detail=detail)

@@ -1,0 +1,151 @@
+"""Keys: whose host key to believe, and the key pair that labctl logs in with."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from labctl.commands.ssh import known_hosts_name
+from labctl.errors import HostKeyError, LabError, PolicyError
+from labctl.events import Decision, Reporter
+from labctl.model import Endpoint
+
+_KEY_TYPES = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "ssh-rsa",
+)
+
+
+def fingerprint(host_key: str) -> str:
+    """ "SHA256:..." of a public key line, as ssh-keygen -l shows it."""
+    digest = hashlib.sha256(base64.b64decode(host_key.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def known_key(name: str, files: tuple[Path, ...]) -> str:
+    """The host key that the user's known_hosts files hold for `name` ("host", "[host]:port").
+
+    "" where they hold none. HostKeyError where the only one is revoked.
+    """
+    found: list[str] = []
+    for path in files:
+        if not path.is_file():
+            continue
+        for line in _looked_up(name, path):
+            words = line.split()
+            if words[0] == "@revoked":
+                raise HostKeyError(
+                    f"the host key of {name} is revoked",
+                    why=f"{path} says so",
+                    hint="labctl doctor",
+                )
+            if not words[0].startswith("@") and len(words) >= 3 and words[1] in _KEY_TYPES:
+                found.append(f"{words[1]} {words[2]}")
+    return min(found, key=lambda key: _KEY_TYPES.index(key.split()[0]), default="")
+
+
+def _looked_up(name: str, path: Path) -> list[str]:
+    """What ssh-keygen finds (it can read hashed names); nothing where there is no ssh-keygen."""
+    try:
+        done = subprocess.run(
+            ["ssh-keygen", "-F", name, "-f", str(path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except FileNotFoundError:
+        return []
+    return [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
+
+
+def confirm(endpoint: Endpoint, host_key: str, reporter: Reporter) -> None:
+    """Have the person compare the fingerprint; PolicyError where they do not say yes."""
+    name = known_hosts_name(endpoint.host, endpoint.port)
+    kind = host_key.split()[0]
+    asked = Decision(
+        question=f"labctl has never seen {name}. Is this its host key?",
+        detail=f"{kind} {fingerprint(host_key)}",
+    )
+    if not reporter.ask(asked):
+        raise PolicyError(
+            f"the host key of {name} is not confirmed",
+            why=f"it presents {kind} {fingerprint(host_key)}",
+            hint="compare this with what the server's owner says, then run the command again; "
+            f"or connect once with: ssh -p {endpoint.port} {endpoint.user}@{endpoint.host}",
+        )
+
+
+def make_key(path: Path) -> str:
+    """Have an ed25519 key pair at `path` (0600, OpenSSH format) and `path`.pub.
+
+    Returns the public line. A key that is there stays; two processes that come at once agree.
+    """
+    public = path.with_name(path.name + ".pub")
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_text = _new_private_key()
+        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(private_text)
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            Path(draft).unlink()
+    line = _public_line(path)
+    if not public.exists() or public.read_text() != line + "\n":
+        replace_file(public, (line + "\n").encode(), mode=0o644)
+    return line
+
+
+def _new_private_key() -> bytes:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+
+
+def _public_line(path: Path) -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        private = serialization.load_ssh_private_key(path.read_bytes(), password=None)
+    except ValueError as error:
+        raise LabError(
+            f"{path} is not a private key that labctl can use",
+            why=str(error),
+            hint=f"move it away (mv {path} {path}.old) and run the command again",
+        ) from error
+    public = private.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return f"{public.decode()} labctl"
+
+
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Write a file whole or not at all."""
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,83 @@
+"""A lab server made one that several people share: accounts, and the broker between them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from labctl.commands import ansible
+from labctl.events import Reporter
+from labctl.model import Server, Value
+from labctl.servers.agent import program
+from labctl.servers.prepare import play
+
+PLAYBOOK = "shared.yml"
+MOST_NAME = 32
+"""Longer names of accounts are refused by useradd."""
+KIB = 1024
+
+
+class Account(Value, frozen=True):
+    """An account that there is to be. Without `keys` (public key lines) it is ended: nobody logs
+    in, what it runs stops, its files stay."""
+
+    name: str
+    keys: tuple[str, ...] = ()
+
+
+class Sharing(Value, frozen=True, kw_only=True):
+    """How a server is shared. Memory is shared out evenly among `places` accounts.
+
+    Each may lease `gpus` GPUs at once, for `gpu_lease_s`. `disk_bytes` limits a home where the
+    file system has quotas; 0 sets no limit.
+    """
+
+    places: int = 8
+    gpus: int = 1
+    gpu_lease_s: int = 4 * 3600
+    disk_bytes: int = 0
+
+
+def account_name(name: str) -> str:
+    """The account of a student or team: theirs alone, and never one of the system's."""
+    made = "lab-" + re.sub(r"[^a-z0-9-]", "-", name.lower())
+    if len(made) <= MOST_NAME:
+        return made
+    digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+    return f"{made[: MOST_NAME - 7]}-{digest}"
+
+
+def share(
+    server: Server,
+    accounts: Sequence[Account],
+    sharing: Sharing,
+    *,
+    playbooks_dir: Path,
+    ssh_config: Path,
+    reporter: Reporter,
+    only_accounts: bool = False,
+) -> None:
+    """Have these accounts on the server, and the broker; accounts not named stay as they are.
+
+    `only_accounts`, which is quicker, is for a server that was shared a while ago. The login needs
+    root, or sudo without a password. LabError names the task that failed.
+    """
+    host = ansible.Host(alias=server.alias, ssh_config=ssh_config, user=server.endpoint.user)
+    with tempfile.NamedTemporaryFile(prefix="labctl-broker-", suffix=".zip") as file:
+        file.write(program())
+        file.flush()
+        variables = {
+            "shared_server_program": file.name,
+            "shared_server_only_accounts": only_accounts,
+            "shared_server_accounts": [{"name": a.name, "keys": list(a.keys)} for a in accounts],
+            "shared_server_settings": {
+                "accounts": sharing.places,
+                "gpus_per_account": sharing.gpus,
+                "gpu_lease_s": sharing.gpu_lease_s,
+            },
+            "shared_server_quota_kib": sharing.disk_bytes // KIB,
+        }
+        play(host, playbooks_dir, reporter, name=PLAYBOOK, variables=variables)

@@ -1,0 +1,292 @@
+"""One forward: a local port that leads to a service, through the user's OpenSSH, kept alive.
+
+It has a connection of its own. A supervising thread notices when it is dead (ssh itself, within
+6 s; a service that is gone, by knocking) and connects anew until it is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from labctl.commands.ssh import forward_argv
+from labctl.errors import AuthenticationError, ConnectError, HostKeyError, LabError, NotFoundError
+from labctl.events import Note, Reporter, Silent
+from labctl.model import Endpoint, Service, Value
+from labctl.retry import retry_on
+from labctl.services.services import usual_port
+
+READY_S = 20.0
+KNOCK_EVERY_S = 10.0
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+FATAL = (HostKeyError, AuthenticationError)
+"""Errors that trying again does not mend."""
+
+Refresh = Callable[[], Service]
+"""Brings the server's ssh_config up to date and the service up; called before trying again."""
+
+
+class ForwardSpec(Value, frozen=True, kw_only=True):
+    """What leads where: the server's ssh_config, its name in there, and the service.
+
+    `local_port` 0 means the usual port of the service, or a free one where that is taken.
+    """
+
+    config: str
+    server_id: str
+    endpoint: Endpoint
+    service: Service
+    local_port: int = 0
+
+
+def url_of(service: Service, local_port: int, *, token: bool = True) -> str:
+    """Where a browser finds the service."""
+    ending = f"?token={service.token}" if service.token and token else ""
+    return f"http://127.0.0.1:{local_port}{service.path}{ending}"
+
+
+class Forwarding:
+    """One forward of this process. `open` (or `with`) returns once the service answers through it.
+
+    It tells of lost and regained links through `reporter`, from a thread of its own.
+    """
+
+    def __init__(
+        self, spec: ForwardSpec, reporter: Reporter | None = None, refresh: Refresh | None = None
+    ) -> None:
+        self.service = spec.service
+        self.local_port = 0
+        self.failure: LabError | None = None
+        self._spec = spec
+        self._reporter = reporter or Silent()
+        self._refresh = refresh
+        self._closing = threading.Event()
+        self._guard = threading.Lock()
+        self._ssh: _Ssh | None = None
+        self._thread = threading.Thread(target=self._watch, name="forward", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return url_of(self.service, self.local_port)
+
+    @property
+    def connected(self) -> bool:
+        """Whether ssh holds the port just now; the link may have died within the last 6 s."""
+        return self._ssh is not None and self._ssh.process.poll() is None
+
+    def open(self) -> Forwarding:
+        """Connect; NotFoundError without ssh, ConnectError and so on as for any command."""
+        if self._thread.is_alive():
+            return self
+        if not shutil.which("ssh"):
+            raise NotFoundError(
+                "a forward needs OpenSSH, and there is no ssh on this machine",
+                hint="sudo apt install openssh-client",
+            )
+        wanted = self._spec.local_port or usual_port(self.service.name, self.service)
+        self.local_port = free_port(wanted)
+        if self.local_port != wanted:
+            self._tell(f"port {wanted} is taken here, so {self.service.name} is at {self.url}")
+        try:
+            self._connect()
+        except _PortTakenError:
+            self.local_port = free_port(0)
+            self._connect()
+        self._thread.start()
+        return self
+
+    def wait(self) -> None:
+        """Block until `close`, or until it is of no use to go on: then that error is raised."""
+        while self._thread.is_alive():
+            self._thread.join(1.0)
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        """End it; repeated, it does nothing."""
+        self._closing.set()
+        self._drop()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> Forwarding:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _tell(self, text: str, level: str = "info") -> None:
+        self._reporter.emit(Note(text=text, level=level))
+
+    def _drop(self) -> None:
+        with self._guard:
+            ssh, self._ssh = self._ssh, None
+        if ssh is not None:
+            ssh.end()
+
+    def _connect(self) -> None:
+        """Start ssh and return once the service answers through it."""
+        far = self.service.socket or self.service.port
+        argv = forward_argv(self._spec.config, self._spec.server_id, [(self.local_port, far)])
+        with self._guard:
+            if self._closing.is_set():
+                return
+            self._ssh = ssh = _Ssh(argv)
+        deadline = time.monotonic() + READY_S
+        while not answers(self.local_port, self.service.path):
+            if ssh.process.poll() is not None:
+                raise self._ended(ssh)
+            if time.monotonic() > deadline:
+                self._drop()
+                raise ConnectError(
+                    f"{self.service.name} does not answer through the forward",
+                    why=f"the server has nothing at its port {self.service.port}",
+                    hint=f"labctl forward {self.service.name}",
+                )
+            if self._closing.wait(0.1):
+                return
+        if ssh.process.poll() is not None:
+            # Whoever answered is not ours: the port was taken in between.
+            raise self._ended(ssh)
+
+    def _ended(self, ssh: _Ssh) -> LabError:
+        from labctl.transports import failures
+
+        said = ssh.said()
+        self._drop()
+        if "cannot listen to port" in said or "Address already in use" in said:
+            return _PortTakenError(
+                f"port {self.local_port} is taken on this machine",
+                hint=f"labctl forward {self.service.name}",
+            )
+        return failures.of_ssh(self._spec.endpoint, said)
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            refused = self._stay()
+            # Ctrl-C reaches ssh before it reaches us: nothing is lost then.
+            if self._closing.wait(0.2):
+                return
+            self._tell(f"{self.service.name}: link lost, reconnecting", "warning")
+            if not self._reconnect(ask=refused):
+                return
+            at = url_of(self.service, self.local_port, token=False)
+            self._tell(f"{self.service.name}: connected again, {at}")
+
+    def _stay(self) -> bool:
+        """Until ssh has ended (False), or the service has refused twice (True)."""
+        refused = 0
+        while self._ssh is not None and refused < 2:
+            ssh = self._ssh
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                ssh.process.wait(1.0 if refused else KNOCK_EVERY_S)
+                return False
+            refused = refused + 1 if _refuses(self.local_port) else 0
+        return refused > 0
+
+    def _reconnect(self, *, ask: bool) -> bool:
+        """Try until it works; False when closed meanwhile, or when it never can.
+
+        Most often only the link was lost, so the server is asked for the service (`ask`) when
+        that alone did not do.
+        """
+        from tenacity import sleep_using_event
+
+        def connect() -> bool:
+            nonlocal ask
+            if self._closing.is_set():
+                return False
+            self._drop()
+            try:
+                if ask and self._refresh is not None:
+                    self.service = self._refresh()
+                ask = True
+                self._connect()
+            except FATAL as error:
+                self.failure = error
+                self._tell(f"{self.service.name}: {error.what}", "warning")
+                return False
+            return not self._closing.is_set()
+
+        policy = retry_on(LabError, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S)
+        return policy.copy(sleep=sleep_using_event(self._closing))(connect)
+
+
+class _PortTakenError(LabError):
+    """Somebody else has the local port."""
+
+
+class _Ssh:
+    """One ssh process and what it said."""
+
+    def __init__(self, argv: list[str]) -> None:
+        # A file without a name: a pipe that nobody empties would stop ssh one day.
+        self._errors, name = tempfile.mkstemp()
+        Path(name).unlink()
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors
+        )
+
+    def said(self) -> str:
+        return os.pread(self._errors, 16_384, 0).decode(errors="replace")
+
+    def end(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(3.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._errors)
+
+
+def free_port(wanted: int) -> int:
+    """`wanted` if nobody listens there on the loopback, else (and for 0) any free port."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return int(probe.getsockname()[1])
+    raise LabError("this machine has no free port", hint="labctl forward --list")
+
+
+def answers(port: int, path: str, *, patience_s: float = 5.0) -> bool:
+    """Whether a request to a local port reaches somebody. A service that listens in silence does.
+
+    ssh takes every connection and drops it at once when the other end refuses.
+    """
+    request = f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n"
+    return _knock(port, request.encode(), patience_s)
+
+
+def _refuses(port: int) -> bool:
+    return not _knock(port, b"", 0.5)
+
+
+def _knock(port: int, request: bytes, patience_s: float) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=2.0) as connection:
+            connection.sendall(request)
+            connection.settimeout(patience_s)
+            try:
+                return bool(connection.recv(1))
+            except TimeoutError:
+                return True
+    except OSError:
+        return False

@@ -1,0 +1,55 @@
+"""Run in the project's directory: load its model, then answer requests."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from .app import Server
+from .checkpoint import refuse_pickles
+from .project import load
+from .refusals import ModelError
+from .settings import SettingError, from_environment
+
+REFUSED = 3
+OLDEST = (3, 10)
+MOST_CONNECTIONS = 512
+
+
+def main() -> int:
+    if sys.version_info < OLDEST:
+        print(f"refused: the image has Python {platform.python_version()}, 3.10 is needed")
+        return REFUSED
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        settings = from_environment(os.environ)
+        refuse_pickles()
+        model = load(settings.checkpoints)
+    except (ModelError, SettingError) as error:
+        print(f"refused: {error}", file=sys.stderr, flush=True)
+        return REFUSED
+    server = Server(model, settings, os.environ.get("LABCTL_RUN_ID", ""))
+    print(f"serving {model.checkpoint}, {len(model.classes)} classes", flush=True)
+    # uvicorn has a handler of its own while it serves; when it has stopped in good order it sends
+    # itself the signal once more, which must not make a failure of it.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    uvicorn.run(
+        server.app,
+        host=settings.host,
+        port=settings.port,
+        access_log=False,
+        log_level="warning",
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=round(settings.stop_s),
+    )
+    print("stopped", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

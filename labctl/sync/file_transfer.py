@@ -1,0 +1,281 @@
+"""Files to and from a directory of the server: by rsync where both sides have it, else as a stream.
+
+Either way they land in a private staging directory, and whoever asked for them checks what arrived.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from labctl.commands import rsync
+from labctl.errors import CommandError, PolicyError, TransferError
+from labctl.model import FileEntry, Value
+from labctl.servers.agent import Remote
+from labctl.sync.compression import worth_packing
+from labctl.transports import Transport
+from labctl.transports.rsync import Copied, RsyncUnusableError, copy, find_program
+
+LONG_S = 6 * 3600.0  # for calls that carry much; a dead link is noticed much earlier
+TIMED_FROM_BYTES = 16 * 1024**2  # for less, timing the link is not worth a round trip
+TIMED_BYTES = 1024**2
+SLOW_BYTES_PER_S = 20e6  # zstd compresses at least so much, beside everything else
+BLOCK_BYTES = 512 * 1024
+NO_PROGRAM = 127
+
+
+class Destination(Value, frozen=True):
+    """Where files go: `staging` on the server, whose live tree is `basis` ("" if it has none).
+
+    `rsync_version` is what the server's rsync says of itself, "" if it has none.
+    """
+
+    staging: str
+    basis: str = ""
+    rsync_version: str = ""
+
+
+def send_files(
+    transport: Transport,
+    root: Path,
+    files: Sequence[FileEntry],
+    destination: Destination,
+    on_bytes: Callable[[int], None],
+) -> Copied:
+    """Have `files` (below `root`) sent to the staging directory, which exists.
+
+    `on_bytes` hears how many of their bytes are done. A file that cannot be read is left out.
+    LinkLostError and TransferError leave what has arrived.
+    """
+    shell = transport.remote_shell() if destination.rsync_version else None
+    program = find_program()
+    paths = (destination.staging, destination.basis or "/")
+    if shell is not None and program.is_usable and all(map(program.can_name, paths)):
+        transfer = rsync.Transfer(
+            shell_words=shell.words,
+            source=f"{root.absolute()}/",
+            target=f"{shell.host}:{destination.staging}/",
+            basis=destination.basis,
+            compression=_choose_compression(transport, program, root, files, destination),
+        )
+        argv = rsync.transfer_argv(program, transfer)
+        names = rsync.name_list(entry.path for entry in files)
+        try:
+            return copy(transport.endpoint, shell, argv, names, on_bytes)
+        except RsyncUnusableError:
+            pass  # tar asks nothing of the other side's rsync, and a banner does it no harm
+    return _send_tar(transport, root, files, destination.staging, on_bytes)
+
+
+class RemoteFolder(Value, frozen=True):
+    """A directory of the server that files are fetched from, as the server names it."""
+
+    directory: str
+    rsync_version: str = ""
+
+
+class FetchedFile(Value, frozen=True):
+    """A file that is fetched: its path below the directory, and the size that was promised."""
+
+    path: str
+    size: int
+
+
+def fetch_files(
+    remote: Remote,
+    request: dict[str, Any],
+    folder: RemoteFolder,
+    partial: Path,
+    basis: Path | None,
+    files: Sequence[FetchedFile],
+    on_bytes: Callable[[int], None],
+) -> Copied:
+    """Have `files` of `folder` in `partial`, a private directory; their names were checked.
+
+    A server may send what it likes: whoever calls looks at what has come. `request` names the
+    folder to the server's program. Errors as of `send_files`.
+    """
+    directory = folder.directory
+    if not directory.startswith("/") or not directory.isprintable():
+        raise PolicyError(f"the server named {directory!a}, which is no directory")
+    transport = remote.transport
+    shell = transport.remote_shell() if folder.rsync_version else None
+    program = find_program()
+    if shell is not None and program.is_usable and program.can_name(directory):
+        other = rsync.parse_program(folder.rsync_version)
+        transfer = rsync.Transfer(
+            shell_words=shell.words,
+            source=f"{shell.host}:{directory}/",
+            target=f"{partial.absolute()}/",
+            basis=str(basis.absolute()) if basis is not None else "",
+            compression=_choose_fetch_compression(transport, program, other, files),
+        )
+        argv = rsync.transfer_argv(program, transfer)
+        names = rsync.name_list(one.path for one in files)
+        with contextlib.suppress(RsyncUnusableError):
+            return copy(transport.endpoint, shell, argv, names, on_bytes)
+    return _fetch_stream(remote, request, partial, files, on_bytes)
+
+
+def _choose_fetch_compression(
+    transport: Transport,
+    program: rsync.RsyncProgram,
+    other: rsync.RsyncProgram,
+    files: Sequence[FetchedFile],
+) -> str:
+    """As for what is sent, without a sample: on a slow link zstd costs nothing."""
+    if "zstd" not in program.compressions & other.compressions:
+        return ""
+    if sum(one.size for one in files) < TIMED_FROM_BYTES:
+        return "zstd"
+    begun = time.monotonic()
+    line = f"exec head -c {TIMED_BYTES} /dev/zero"
+    transport.stream(line, on_stdout=lambda block: None)
+    return "zstd" if TIMED_BYTES / (time.monotonic() - begun) < SLOW_BYTES_PER_S else ""
+
+
+def _fetch_stream(
+    remote: Remote,
+    request: dict[str, Any],
+    partial: Path,
+    files: Sequence[FetchedFile],
+    on_bytes: Callable[[int], None],
+) -> Copied:
+    """Not tar: as each file's size is known, there is nothing that a server could make us read."""
+    parts = [[one.path, one.size] for one in files]
+    with contextlib.closing(_StreamWriter(partial, files, on_bytes)) as writer:
+        remote.stream(
+            "send", {**request, "parts": parts}, on_reply=lambda reply: None, on_bytes=writer.feed
+        )
+    return Copied(sent_bytes=writer.done)
+
+
+class _StreamWriter:
+    """Writes a stream to files of known sizes, in their order; `close` it in any case."""
+
+    def __init__(
+        self, partial: Path, files: Sequence[FetchedFile], on_bytes: Callable[[int], None]
+    ) -> None:
+        self.done = 0
+        self._partial = partial
+        self._files = iter(files)
+        self._on_bytes = on_bytes
+        self._left = 0
+        self._file: BinaryIO | None = None
+        self._open_next()
+
+    def feed(self, chunk: bytes) -> None:
+        piece = memoryview(chunk)
+        while piece:
+            if self._file is None:
+                raise TransferError("the server sends more than it promised")
+            part, piece = piece[: self._left], piece[self._left :]
+            self._file.write(part)
+            self._left -= len(part)
+            self.done += len(part)
+            if not self._left:
+                self._open_next()
+        self._on_bytes(self.done)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open_next(self) -> None:
+        """Open the next file that has bytes; empty ones are made on the way."""
+        self.close()
+        for one in self._files:
+            path = self._partial / one.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("wb")
+            self._left = one.size
+            if one.size:
+                return
+            self.close()
+
+
+def _choose_compression(
+    transport: Transport,
+    program: rsync.RsyncProgram,
+    root: Path,
+    files: Sequence[FileEntry],
+    destination: Destination,
+) -> str:
+    """zstd where both sides have it, a sample shrinks, and the link is slower than that."""
+    other = rsync.parse_program(destination.rsync_version)
+    if "zstd" not in program.compressions & other.compressions:
+        return ""
+    if not worth_packing((root / entry.path, entry.size) for entry in files):
+        return ""
+    if sum(entry.size for entry in files) < TIMED_FROM_BYTES:
+        return "zstd"
+    return "zstd" if _time_link(transport) < SLOW_BYTES_PER_S else ""
+
+
+def _time_link(transport: Transport) -> float:
+    """Bytes per second that the link takes."""
+    noise = os.urandom(TIMED_BYTES)
+    begun = time.monotonic()
+    transport.run("exec cat > /dev/null", stdin=noise, timeout_s=LONG_S)
+    return TIMED_BYTES / (time.monotonic() - begun)
+
+
+def _send_tar(
+    transport: Transport,
+    root: Path,
+    files: Sequence[FileEntry],
+    staging: str,
+    on_bytes: Callable[[int], None],
+) -> Copied:
+    # Without its time (-m) a file is not taken for whole before its content was read.
+    line = f"umask 022; cd {shlex.quote(staging)} && exec tar -xmf -"
+    result = transport.run(
+        line, stdin=lambda: tar_stream(root, files, on_bytes), timeout_s=LONG_S, check=False
+    )
+    if result.code >= NO_PROGRAM:
+        raise CommandError("the server's tar ended early", code=result.code, stderr=result.stderr)
+    return Copied(
+        sent_bytes=sum(entry.size for entry in files),
+        complaint=result.stderr,
+        is_disk_error=result.code != 0,
+    )
+
+
+def tar_stream(
+    root: Path, files: Sequence[FileEntry], on_bytes: Callable[[int], None]
+) -> Iterator[bytes]:
+    """`files` as one archive. It never fails: what cannot be read by now is sent as zeros."""
+    done = 0
+    for entry in files:
+        member = tarfile.TarInfo(f"./{entry.path}")
+        member.size = entry.size
+        yield member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+        for block in _contents(root / entry.path, entry.size):
+            yield block
+            done += len(block)
+            on_bytes(done)
+        yield bytes(-entry.size % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _contents(path: Path, size: int) -> Iterator[bytes]:
+    """Exactly `size` bytes."""
+    left = size
+    try:
+        with path.open("rb", buffering=0) as file:
+            while left and (block := file.read(min(BLOCK_BYTES, left))):
+                left -= len(block)
+                yield block
+    except OSError:
+        pass  # gone, or not to be read any more: the receiver sees that it arrived different
+    while left:
+        zeros = bytes(min(BLOCK_BYTES, left))
+        left -= len(zeros)
+        yield zeros

@@ -1,0 +1,108 @@
+"""A lab's code and data, to its server; and code that was edited there, back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from labctl.model import FileEntry, Server, Value
+from labctl.servers.agent import Remote
+from labctl.servers.context import Ground
+from labctl.sync import edits
+from labctl.sync import push as transfer
+from labctl.sync.edits import EditsResult
+from labctl.sync.fetch import fetch_data
+from labctl.sync.scan import Index, scan_code, scan_data
+from labctl.sync.transfer_lock import hold_transfers
+
+Tree = tuple[str, Path, Sequence[FileEntry], Index]
+"""Where it goes on the server, where it lies here, its files, and the index that they are in."""
+
+
+class Pushed(Value, frozen=True):
+    """What one tree took. `sent` and `unchanged` count files."""
+
+    target: str
+    sent: int
+    sent_bytes: int
+    removed: int
+    unchanged: int
+
+
+def push(ground: Ground, server: Server, *, force: bool) -> list[Pushed]:
+    """The lab's code and its data directories; what has an address is fetched by the server."""
+    config = ground.config
+    inside = [one.path for one in config.data.values() if one.path and one.inside_lab]
+    index = Index(config.root, "code")
+    code = scan_code(config.root, ground.reporter, data=inside, later=index)
+    return [
+        *_push_trees(ground, server, [("code", config.root, code, index)], force=force),
+        *push_data(ground, server, force=force),
+    ]
+
+
+def push_data(ground: Ground, server: Server, *, force: bool = False) -> list[Pushed]:
+    """The data alone: directories from here, addresses fetched by the server."""
+    config, reporter = ground.config, ground.reporter
+    trees = []
+    for name, source in config.data.items():
+        if source.path is not None:
+            index = Index(config.root, f"data/{name}")
+            files = scan_data(config.root, name, source.path, reporter, later=index)
+            trees.append((f"data/{name}", source.path, files, index))
+    done = _push_trees(ground, server, trees, force=force) if trees else []
+    urls = {name: source.url for name, source in config.data.items() if source.url}
+    if urls:
+        fetch_data(ground.remote(server), config.name, ground.lab_id, urls, reporter)
+    return done
+
+
+def _push_trees(
+    ground: Ground, server: Server, trees: Sequence[Tree], *, force: bool
+) -> list[Pushed]:
+    with hold_transfers(ground.config.root, "push", ground.reporter):
+        remote = ground.remote(server)
+        return [_push_tree(ground, remote, tree, force=force) for tree in trees]
+
+
+def _push_tree(ground: Ground, remote: Remote, tree: Tree, *, force: bool) -> Pushed:
+    target, root, files, index = tree
+    result = transfer.push(
+        remote,
+        ground.config.name,
+        ground.lab_id,
+        target,
+        root,
+        files,
+        ground.reporter,
+        force=force,
+        index=index,
+    )
+    return Pushed(
+        target=target,
+        sent=result.sent,
+        sent_bytes=result.bytes,
+        removed=result.removed,
+        unchanged=result.unchanged,
+    )
+
+
+def save_edits(ground: Ground, server: Server) -> EditsResult:
+    """Keep what was edited on the server below `<lab>/server-edits/`."""
+    return _bring_edits(ground, server, edits.pull_edits)
+
+
+def pull_code(ground: Ground, server: Server) -> list[str]:
+    """Bring what was edited on the server into the lab; the paths of all that came."""
+    result = _bring_edits(ground, server, edits.pull_code)
+    return [*result.brought, *(f"{result.directory}/{name}" for name in result.saved)]
+
+
+def _bring_edits(ground: Ground, server: Server, flow: Callable[..., EditsResult]) -> EditsResult:
+    return flow(
+        ground.remote(server),
+        ground.config.name,
+        ground.lab_id,
+        ground.config.root,
+        reporter=ground.reporter,
+    )

@@ -1,0 +1,204 @@
+"""The pages: each is drawn as parts, pieces of HTML by the id that they have in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from labctl.web import formatting
+from labctl.web.listing import (
+    PERSON_MARKS,
+    SEAT_MARKS,
+    ListView,
+    arrange,
+    person_columns,
+    person_marks,
+    seat_columns,
+)
+from labctl.web.live_updates import Draw, Parts
+from labctl.web.pseudonyms import Lens
+from labctl.web.submission_list import received_at
+from labctl.web.view import Due, Person, Seat, Snapshot
+
+STATIC = {
+    "dashboard.css": "text/css",
+    "vendored/htmx.min.js": "text/javascript",
+    "vendored/sse.min.js": "text/javascript",
+    "dashboard.js": "text/javascript",
+}
+
+
+# htmx makes no script out of text, no style of its own, and keeps no page in the browser's storage.
+# A page that is gone says so in place of its content.
+HTMX_CONFIG = {
+    "allowEval": False,
+    "allowNestedOobSwaps": False,
+    "allowScriptTags": False,
+    "historyCacheSize": 0,
+    "includeIndicatorStyles": False,
+    "scrollIntoViewOnBoost": False,
+    "responseHandling": [
+        {"code": "204", "swap": False},
+        {"code": "[23]..", "swap": True},
+        {
+            "code": "404",
+            "swap": True,
+            "select": "#main",
+            "target": "#main",
+            "swapOverride": "outerHTML",
+        },
+        {"code": "[45]..", "swap": False, "error": True},
+    ],
+}
+
+
+class Pages:
+    """Templates below `folder`, read once; every text is escaped, and shown without controls."""
+
+    def __init__(self, folder: Path) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(folder),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=formatting.shown,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._environment.filters.update(
+            usd=formatting.usd,
+            percent=formatting.percent,
+            span=formatting.span,
+            clock=formatting.clock,
+            moment=formatting.moment,
+            size=formatting.size,
+            received=received_at,
+        )
+        self.static = {
+            f"/static/{hashlib.sha256(data).hexdigest()[:12]}/{Path(name).name}": (data, kind)
+            for name, kind in STATIC.items()
+            for data in ((folder / name).read_bytes(),)
+        }
+        """Path -> content and type. The path holds the content's hash: it may be kept for ever."""
+        self._paths = {path.rpartition("/")[2]: path for path in self.static}
+        self._environment.globals.update(
+            static=self._paths, htmx_config=json.dumps(HTMX_CONFIG, separators=(",", ":"))
+        )
+        self._parts: dict[str, Any] = {
+            name: self._environment.get_template(f"{name}.html.j2").module
+            for name in ("board_parts", "seat_parts", "assignment_parts", "costs_parts")
+        }
+        # By what they are rows of and whether names are hidden: every view of a list shares them.
+        self._rows: dict[tuple[str, bool], _RowCache] = {}
+
+    def render(self, template: str, **values: Any) -> str:
+        return self._environment.get_template(f"{template}.html.j2").render(**values)
+
+    def board(self, lens: Lens, view: ListView) -> Draw:
+        """Everybody: a tile for each sum, a row for each seat."""
+        part = self._parts["board_parts"]
+        rows = self._rows_of("", part.row, lens)
+
+        def draw(snapshot: Snapshot) -> Parts:
+            due = next_due(snapshot)
+            parts = {
+                "notes": str(part.notes(snapshot, lens)),
+                "tiles": str(part.tiles(snapshot, SEAT_MARKS, view)),
+            }
+            columns = seat_columns(lambda seat: lens.seat(snapshot, seat))
+            for seat in arrange(snapshot.seats, view, lambda seat: seat.marks, columns):
+                people = tuple(_members(snapshot, seat))
+                name, about = lens.seat(snapshot, seat), lens.about(seat)
+                html = rows.render(seat.key, seat, people, name, about, due, lens)
+                parts[f"s-{seat.key}"] = html
+            rows.forget_all_but(snapshot.seat_by_key)
+            return parts
+
+        return draw
+
+    def seat(self, key: str, lens: Lens) -> Draw:
+        """One seat: its server, runs, money, hand-ins and history. Gone, it has one part less."""
+        part = self._parts["seat_parts"]
+
+        def draw(snapshot: Snapshot) -> Parts:
+            seat = snapshot.seat_by_key.get(key)
+            if seat is None:
+                return {"gone": str(part.gone())}
+            people = list(_members(snapshot, seat))
+            history = [one for one in snapshot.happenings if one.seat == key][:40]
+            return {
+                "facts": str(part.facts(seat, people, lens)),
+                "runs": str(part.runs(seat, lens)),
+                "handed": str(part.handed(seat, people, snapshot.assignments, lens)),
+                "history": str(part.history(history, lens)),
+            }
+
+        return draw
+
+    def assignment(self, name: str, lens: Lens, view: ListView) -> Draw:
+        """Who has handed it in, when, and what grading found."""
+        part = self._parts["assignment_parts"]
+        rows = self._rows_of(name, part.row, lens)
+
+        def draw(snapshot: Snapshot) -> Parts:
+            due = next((one for one in snapshot.assignments if one.name == name), None)
+            if due is None:
+                return {"gone": str(part.gone())}
+            people = [one for one in snapshot.people if one.active or one.handed(name)]
+            parts = {"sums": str(part.sums(due, people, PERSON_MARKS, view))}
+            columns = person_columns(name, lens.person)
+            for one in arrange(people, view, lambda one: person_marks(one, name), columns):
+                parts[f"p-{one.key}"] = rows.render(one.key, one, due, lens)
+            rows.forget_all_but(snapshot.person_by_key)
+            return parts
+
+        return draw
+
+    def costs(self, lens: Lens) -> Draw:
+        """What everybody has cost, and what it comes to."""
+        part = self._parts["costs_parts"]
+
+        def draw(snapshot: Snapshot) -> Parts:
+            return {"costs": str(part.costs(snapshot, lens))}
+
+        return draw
+
+    def _rows_of(self, name: str, macro: Callable[..., Markup], lens: Lens) -> _RowCache:
+        return self._rows.setdefault((name, lens.hidden), _RowCache(macro))
+
+
+class _RowCache:
+    """Rows that were drawn before: one is drawn again only where what it is drawn from differs."""
+
+    def __init__(self, macro: Callable[..., Markup]) -> None:
+        self._macro = macro
+        self._known: dict[str, tuple[tuple[object, ...], str]] = {}
+
+    def render(self, key: str, *values: object) -> str:
+        known = self._known.get(key)
+        if known is None or known[0] != values:
+            known = self._known[key] = (values, str(self._macro(*values)))
+        return known[1]
+
+    def forget_all_but(self, keys: Collection[str]) -> None:
+        for key in self._known.keys() - keys:
+            del self._known[key]
+
+
+def next_due(snapshot: Snapshot) -> Due | None:
+    """The assignment that is due next, else the last one that was."""
+    dated = sorted((one for one in snapshot.assignments if one.due_at), key=lambda d: d.due_at or 0)
+    coming = [one for one in dated if (one.due_at or 0) > snapshot.at]
+    rest = dated[-1] if dated else next(iter(snapshot.assignments), None)
+    return coming[0] if coming else rest
+
+
+def _members(snapshot: Snapshot, seat: Seat) -> list[Person]:
+    found = [snapshot.person_by_id.get(one) for one in seat.students]
+    return [one for one in found if one is not None]
