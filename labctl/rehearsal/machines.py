@@ -19,7 +19,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from labctl.errors import EngineError
-from labctl.providers.local.container import CAPABILITIES
+from labctl.providers.local.container import CAPABILITIES, all_labelled
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -227,7 +227,7 @@ def sweep(docker: DockerClient) -> int:
     """Remove what rehearsals left that were killed; how many there were."""
     left = {
         owned.labels[LABEL]
-        for owned in docker.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True)
+        for owned in all_labelled(docker, LABEL)
         if not _alive(owned.labels)
     }
     left |= {
@@ -281,9 +281,7 @@ def _network(docker: DockerClient, name: str) -> tuple[Network, Iterator[Any]]:
 def _remove_all(docker: DockerClient, label: str) -> None:
     from docker.errors import APIError, NotFound
 
-    for container in docker.containers.list(
-        all=True, filters={"label": label}, ignore_removed=True
-    ):
+    for container in all_labelled(docker, label):
         with suppress(NotFound, APIError):
             container.remove(force=True, v=True)
     for network in docker.networks.list(filters={"label": label}):

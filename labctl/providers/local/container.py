@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from labctl.model import CreateRequest, Endpoint, Offer, Server, ServerState
 from labctl.providers.local import cache
+from labctl.retry import retry_on
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -83,7 +84,15 @@ def options(*, volume: str, cgroup_v1: bool, capabilities: tuple[str, ...]) -> d
 
 
 def all_labelled(docker: DockerClient, label: str) -> list[Container]:
-    return docker.containers.list(all=True, ignore_removed=True, filters={"label": label})
+    """Every container with that label, whatever its state.
+
+    The list inspects each container, and the engine fails to inspect one whose removal has begun
+    (moby/moby#49227: status 500). A moment later the list is without it.
+    """
+    from docker.errors import APIError
+
+    patient = retry_on(APIError, pause_s=0.2, longest_pause_s=1.0, tries=6)
+    return patient(docker.containers.list, all=True, ignore_removed=True, filters={"label": label})
 
 
 def labelled(docker: DockerClient, label: str, value: str) -> Container | None:
