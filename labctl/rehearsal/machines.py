@@ -226,9 +226,7 @@ class Machines:
 def sweep(docker: DockerClient) -> int:
     """Remove what rehearsals left that were killed; how many there were."""
     left = {
-        owned.labels[LABEL]
-        for owned in all_labelled(docker, LABEL)
-        if not _alive(owned.labels)
+        owned.labels[LABEL] for owned in all_labelled(docker, LABEL) if not _alive(owned.labels)
     }
     left |= {
         str(found.attrs["Labels"][LABEL])

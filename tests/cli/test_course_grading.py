@@ -57,8 +57,8 @@ ALICE = Graded(
 BOB = Graded(seat="bob", state="missing")
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, module: str, found: object) -> None:
-    monkeypatch.setattr(f"labctl.courses.loading.{module}.{module}", lambda *_, **__: found)
+def answer(monkeypatch: pytest.MonkeyPatch, flow: str, found: object) -> None:
+    monkeypatch.setattr(f"labctl.courses.{flow}", lambda *_, **__: found)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_code_says_whether_all_is_graded(
     code: int,
     says: str,
 ) -> None:
-    answer(monkeypatch, "grade", found)
+    answer(monkeypatch, "grading_run.grade", found)
     said = labctl("-C", "ml", "course", "grade", "hw3")
     assert said.code == code
     assert says in said.out + said.err
@@ -88,7 +88,7 @@ def test_evidence_is_shown_plain_and_as_no_verdict(
     course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    answer(monkeypatch, "grade", graded(ALICE, BOB))
+    answer(monkeypatch, "grading_run.grade", graded(ALICE, BOB))
     said = labctl("-C", "ml", "course", "grade", "hw3")
     row = next(line for line in said.out.splitlines() if line.startswith("alice"))
     assert row.split() == ["alice", "graded", "40/100", "-10%", "0.9000", "0.5000", "claim"]
@@ -98,7 +98,7 @@ def test_evidence_is_shown_plain_and_as_no_verdict(
 
 
 def test_json_is_one_object(course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, "grade", graded(ALICE, BOB))
+    answer(monkeypatch, "grading_run.grade", graded(ALICE, BOB))
     said = labctl("-C", "ml", "course", "grade", "hw3", "--json")
     body = json.loads(said.out)
     assert (body["version"], body["released"], said.err) == (1, None, "")
@@ -119,7 +119,7 @@ def test_a_changed_bundle_makes_collect_fail(
     found = Collection(
         assignment="hw3", handed=(late, bob), damaged=(why,) if damaged else (), strangers=("zoe",)
     )
-    answer(monkeypatch, "collect", found)
+    answer(monkeypatch, "collect.collect", found)
     said = labctl("-C", "ml", "course", "collect", "hw3")
     assert said.code == (1 if damaged else 0)
     assert "1 d 1 h, 20% off" in said.out

@@ -29,9 +29,10 @@ COMMAND_S = 300.0
 MODULES = (
     *(
         f"labctl.cli.{name}"
-        for name in ("exits", "screen", "start", "watch", "pay", "work", "rare")
+        for name in ("exit_codes", "screen", "setup", "status", "billing", "runs", "settings")
     ),
-    *(f"labctl.events.{name}" for name in ("down", "orphans", "status", "provision", "guard")),
+    *(f"labctl.lifecycle.{name}" for name in ("down", "status", "up")),
+    *(f"labctl.servers.{name}" for name in ("guard", "leftovers")),
     "labctl.lab",
     "labctl.providers.aws",
     "boto3",

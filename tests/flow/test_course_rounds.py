@@ -107,7 +107,7 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
     kept.round()
     kept.at += GRACE_S + 60
     with monkeypatch.context() as patch:
-        patch.setattr("labctl.courses.tasks.ending.down", broken)
+        patch.setattr("labctl.courses.tasks.teardown.down", broken)
         kept.round()
     assert any(name == "alice" and "Traceback" in text for name, text in kept.told)
     kept.round()
