@@ -48,8 +48,8 @@ GROUPS = (
     "soak",
 )
 
+# They need a simulated AWS, and take long.
 ON_DEMAND = ("aws", "course")
-"""They need a simulated AWS, and take long."""
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,12 @@ RUN apt-get update \\
 RUN mkdir -p /run/sshd && useradd -m -s /bin/bash student
 CMD ["sh", "-c", "ssh-keygen -q -A && exec /usr/sbin/sshd -D -e"]
 """
+# ssh as it comes, with exactly what labctl's ssh_config asks for, and with the quickest login.
 ALGORITHMS = {
     "default": "",
     "labctl's ciphers": "    Ciphers ^aes128-gcm@openssh.com\n",
     "curve25519": ("    Ciphers ^aes128-gcm@openssh.com\n    KexAlgorithms curve25519-sha256\n"),
 }
-"""ssh as it comes, with exactly what labctl's ssh_config asks for, and with the quickest login."""
 READY_S = 30.0
 
 

@@ -44,8 +44,8 @@ class Figures:
     cpu_s: float
     children_cpu_s: float
     wall_s: float
+    # Until `course down` has ended them.
     life_calls: int = 0
-    """Until `course down` has ended them."""
 
     @property
     def call_count(self) -> int:

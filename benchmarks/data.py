@@ -28,8 +28,8 @@ from labctl.model import Run
 FILE_BYTES = 4096
 CHANGED = 10
 AGE_S = 7200.0
+# For a pull no target was set: the push's of one large file is taken.
 FIRST_TARGET, AGAIN_TARGET, BIG_TARGET = 0.8, 0.75, 0.7
-"""For a pull no target was set: the push's of one large file is taken."""
 BLOCK_BYTES = 1024 * 1024
 LAB_CODE = "labctl/{lab}/code/files"
 LAB_DATA = "labctl/{lab}/data/big"

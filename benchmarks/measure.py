@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# One piece of work; it takes the round's number and raises when the work was not done.
+#
+# What it returns is its figure, in seconds; where that is None, its wall time is.
 Work = Callable[[int], float | None]
-"""One piece of work; it takes the round's number and raises when the work was not done.
-
-What it returns is its figure, in seconds; where that is None, its wall time is.
-"""
 
 
 def nothing(number: int) -> None:
@@ -32,16 +31,16 @@ class Row:
     group: str
     name: str
     work: Work
+    # At most so many times the baseline; None where none was set.
     target: float | None = None
-    """At most so many times the baseline; None where none was set."""
+    # At most so long, whatever the baseline takes.
     target_s: float | None = None
-    """At most so long, whatever the baseline takes."""
+    # The row that is its baseline, by name; the group's first row if "".
     against: str = ""
-    """The row that is its baseline, by name; the group's first row if ""."""
+    # What each round begins from; not timed.
     before: Work = nothing
-    """What each round begins from; not timed."""
+    # The proof that the work was done; not timed.
     after: Work = nothing
-    """The proof that the work was done; not timed."""
     seconds: list[float] = field(default_factory=list)
 
     @property

@@ -68,8 +68,8 @@ class Side:
     run: Path
     mirror: subprocess.Popen[bytes]
     passes: int = 0
+    # Processor time that the mirror took in its windows: a figure that no neighbour changes.
     busy_s: float = 0.0
-    """Processor time that the mirror took in its windows: a figure that no neighbour changes."""
 
     def processor_s(self) -> float:
         fields = Path(f"/proc/{self.mirror.pid}/stat").read_text().rpartition(")")[2].split()

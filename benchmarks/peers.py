@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+# The versions that the targets were measured against.
 WANTED = {
     "fabric": "3.2.3",
     "parallel-ssh": "2.16.*",
@@ -17,10 +18,9 @@ WANTED = {
     "skypilot": "0.14.1",
     "dstack": "0.22.5",
 }
-"""The versions that the targets were measured against."""
 FOLDERS = {"fabric": "fab", "skypilot": "sky"}
+# Hundreds of megabytes each: installed when asked for.
 ON_DEMAND = ("skypilot", "dstack")
-"""Hundreds of megabytes each: installed when asked for."""
 
 
 @dataclass(frozen=True)

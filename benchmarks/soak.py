@@ -20,12 +20,12 @@ from benchmarks.measure import NotDoneError, environment
 from benchmarks.startup import LABCTL
 
 RUN = "soak"
+# Of the server's loopback: what greets there is its own sshd.
 SSH_PORT = "22"
-"""Of the server's loopback: what greets there is its own sshd."""
 WARM_UP_SHARE = 0.25
 EVERY_S = 0.5
+# More than this, from warm-up to end, is called growing.
 GROWTH_MB = 8.0
-"""More than this, from warm-up to end, is called growing."""
 COMMAND = (
     "i=0; while :; do i=$((i+1)); seq 2000; "
     "head -c 100000 /dev/urandom > $LABCTL_CHECKPOINT_DIR/part-$((i % 20)); sleep 0.2; done"

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from labctl.sync.pull import PulledRun
 
 
+# The id that stands for no lab: nothing bears it.
 NO_LAB = "none"
-"""The id that stands for no lab: nothing bears it."""
 
 
 class Lab:

@@ -10,16 +10,16 @@ from typing import Literal
 
 import msgspec
 
+# What a lab, a run, a data set or a service may be called.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
-"""What a lab, a run, a data set or a service may be called."""
 
 GIB = 1024**3
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "afs", "9p", "lustre")
 
 Spot = Literal["never", "prefer", "only"]
 Work = Literal["", "fp32", "fp16", "bandwidth"]
+# An "ending" server was told to end, and its provider has not confirmed that it has.
 ServerState = Literal["starting", "running", "stopped", "ending", "terminated"]
-"""An "ending" server was told to end, and its provider has not confirmed that it has."""
 RunState = Literal["starting", "running", "exited", "lost", "cancelled"]
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # threads sums are rounded otherwise; and of small pictures they make more work than they share.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# For workers side by side: files that share what takes long to make, and what is begun first.
+#
+# A file that is not named stands alone, after these.
 TOGETHER_LONGEST_FIRST = (
     "e2e/test_twenty_reclaims",
     # One lab with services, and what a browser shows of them.
@@ -51,10 +54,6 @@ TOGETHER_LONGEST_FIRST = (
     "contract/test_local",
     "template/test_template_checkpoints",
 )
-"""For workers side by side: files that share what takes long to make, and what is begun first.
-
-A file that is not named stands alone, after these.
-"""
 
 
 def pytest_configure() -> None:

@@ -51,6 +51,7 @@ ANSWERING = {
     "mirror-now": "mirror.mirror.mirror_now",
     "restore-run": "mirror.restore.restore",
 }
+# Verb -> module and function. Imports are waited for, so only the verb's own module is one.
 STREAMING = {
     "follow": "runs.follow.follow",
     "run": "runs.follow.start_and_follow",
@@ -65,7 +66,7 @@ STREAMING = {
     "mirror-serve": "mirror.mirror.serve",
     "broker": "broker.broker.run",
 }
-"""Verb -> module and function. Imports are waited for, so only the verb's own module is one."""
+# Verbs that need nobody at work; the others show that a server is in use.
 LOOKING = (
     "status",
     "manifest",
@@ -87,7 +88,6 @@ LOOKING = (
     "mirror-serve",
     "broker",
 )
-"""Verbs that need nobody at work; the others show that a server is in use."""
 
 
 def _deed(name: str) -> Callable[[dict[str, Any]], Any]:

@@ -19,6 +19,7 @@ BEGIN, SERVERS, HAND_IN, MONEY, KEEPER = (
     "Costs",
     "The keeper",
 )
+# A command without a heading is not shown; one whose module is not there does not exist.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (module, heading, one line for --help); the function is called NAME_command
     "init": ("course_roster", BEGIN, "Make a course's folder from a roster."),
@@ -45,7 +46,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "invite": ("course_keeper", KEEPER, "A join file for each student."),
     "door": ("course_keeper", "", "What a student's key may ask of the keeper."),
 }
-"""A command without a heading is not shown; one whose module is not there does not exist."""
 
 
 class Commands(click.Group):

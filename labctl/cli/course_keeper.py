@@ -26,8 +26,8 @@ AUTHORIZED_KEYS = click.option(
     help="Of the account that students log in to.",
 )
 IDLE_S = 600
+# Of a student's process here: looking into a bundle keeps nobody else waiting.
 NICE = 10
-"""Of a student's process here: looking into a bundle keeps nobody else waiting."""
 
 
 @click.command("invite", short_help="A join file for each student.")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from labctl.courses.teardown import Proof, SeatEnding
     from labctl.model import Server
 
+# Stands for a seat's name in what is said of several.
 SEAT = "\0"
-"""Stands for a seat's name in what is said of several."""
 MOST_NAMED = 8
 
 __all__ = [

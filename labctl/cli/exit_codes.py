@@ -13,8 +13,8 @@ from labctl.errors import ConfigError, InterruptError, LabError
 
 INTERRUPTED = 130
 BUG = 70
+# These exit with the command's own code; labctl's own failure there is always 255, as ssh's.
 PASSES_CODES = {"run", "exec", "ssh", "attach", "course ssh"}
-"""These exit with the command's own code; labctl's own failure there is always 255, as ssh's."""
 OWN_FAILURE = 255
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 WIDEST = 110
 INDENT = "  "
+# Columns of `because`, `seen`, `next`, `source`.
 LABEL = 8
-"""Columns of `because`, `seen`, `next`, `source`."""
 MARKS = {"problem": ("✗", "red"), "advice": ("!", "yellow"), "good": ("✓", "green")}
 
 

@@ -6,11 +6,11 @@ from collections import deque
 
 from labctl.insight.top import RunNow, ServerNow
 
+# Samples: five minutes at one a second.
 KEPT = 300
-"""Samples: five minutes at one a second."""
 LEAST_SPAN_S = 5.0
+# Without the full block, which would touch the row above.
 BARS = "▁▂▃▄▅▆▇"
-"""Without the full block, which would touch the row above."""
 PLAIN_BARS = "_.-=+*#"
 
 

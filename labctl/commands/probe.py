@@ -23,6 +23,7 @@ NOT_ANSWERING = "the daemon does not answer"
 
 OLDEST_PYTHON = (3, 8)
 
+# What `sh -s` reads. It changes nothing on the server and always ends with code 0.
 SCRIPT = (
     f"""\
 echo {shlex.quote(BEGIN)}
@@ -120,7 +121,6 @@ esac
 echo "$end"
 """
 )
-"""What `sh -s` reads. It changes nothing on the server and always ends with code 0."""
 
 
 class Missing(Value, frozen=True):

@@ -25,8 +25,8 @@ from labctl.config.schema import MACHINE_KEYS, LabConfig
 from labctl.errors import ConfigError, Problem
 
 COURSE_FILE = "course.yaml"
+# Keys of course.yaml that mean what they mean in lab.yaml, for every seat's lab.
 LAB_KEYS = ("server", "image", "env", "secrets", "data", "outputs", "services", "store", "limits")
-"""Keys of course.yaml that mean what they mean in lab.yaml, for every seat's lab."""
 
 
 def load_course(

@@ -31,11 +31,11 @@ from labctl.config.times import (
 )
 from labctl.model import Value
 
+# Days of the week, Monday first, as `date.weekday` counts them.
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-"""Days of the week, Monday first, as `date.weekday` counts them."""
 DEFAULT_PREWARM_S = 20 * 60
+# What a student's lab.yaml says, and never the course itself: it would ask itself for servers.
 PROVIDERS_WITH_STUDENTS = ("course",)
-"""What a student's lab.yaml says, and never the course itself: it would ask itself for servers."""
 _EMAIL = re.compile(r"[^\s@,;<>()\"'\\]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}")

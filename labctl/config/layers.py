@@ -11,6 +11,7 @@ from labctl.config.reader import problem, unknown_key
 from labctl.config.schema import MACHINE_KEYS, USER_KEYS
 from labctl.errors import Problem
 
+# Short name -> dotted key. `--short-name` and LABCTL_SHORT_NAME set it for one call.
 SWITCHES = {
     "name": "lab",
     "provider": "server.provider",
@@ -34,10 +35,9 @@ SWITCHES = {
     "wheelhouse": "wheelhouse",
     "package_index": "package_index",
 }
-"""Short name -> dotted key. `--short-name` and LABCTL_SHORT_NAME set it for one call."""
 
+# LABCTL_SERVER_AWS_PROFILE sets server.aws.profile.
 PROVIDER_VARIABLE = r"LABCTL_SERVER_([A-Z0-9]+)_([A-Z0-9_]+)"
-"""LABCTL_SERVER_AWS_PROFILE sets server.aws.profile."""
 
 _NOT_FROM_ENVIRONMENT = frozenset({"name"})
 

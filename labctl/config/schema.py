@@ -208,10 +208,10 @@ class LabFile(Value, frozen=True):
     package_index: Annotated[str, Parsed(parse_index)] = ""
 
 
+# Keys of this machine: from config.yaml or the environment, never from a lab.
 MACHINE_KEYS = ("base_image", "wheelhouse", "package_index")
-"""Keys of this machine: from config.yaml or the environment, never from a lab."""
+# Keys that the user's config.yaml may have.
 USER_KEYS = ("server", "image", "store", "mirror", "limits", *MACHINE_KEYS)
-"""Keys that the user's config.yaml may have."""
 
 
 class DataSource(Value, frozen=True):

@@ -10,10 +10,10 @@ from labctl.config.scalars import duration_text, parse_duration
 from labctl.model import Value
 
 DEFAULT_MAX_BYTES = 500 * 10**6
+# As a late rule: however late.
 ANY_S = -1
-"""As a late rule: however late."""
+# What an assignment may require of a bundle.
 PARTS = ("model", "logs", "report", "code", "evaluation")
-"""What an assignment may require of a bundle."""
 _LOCAL = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?) ?(\S+)")
 _OFFSET = re.compile(r"Z|UTC|[+-]\d\d:\d\d")
 _PERCENT = re.compile(r"(\d{1,3})%?")

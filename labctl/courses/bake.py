@@ -29,10 +29,10 @@ from labctl.shell import command
 READY_S = 3600.0
 POLL_S = 5.0
 DAY_S = 86_400
+# How long it is kept where course.yaml names no term.
 LONGEST_DAYS = 180
-"""How long it is kept where course.yaml names no term."""
+# In this order: a snapshot goes once its image has.
 KINDS = ("image", "snapshot")
-"""In this order: a snapshot goes once its image has."""
 CLEAN_SCRIPT = """set -e
 home=$1 lab=$2 data=$3
 mkdir -p "$data"

@@ -21,11 +21,11 @@ from labctl.errors.unexpected import as_lab_error
 from labctl.model import Endpoint, Offer, Server, ServerState, Value
 from labctl.providers.course import PROVIDER
 
+# So long one answer of the provider's holds.
 LOOK_S = 5.0
-"""So long one answer of the provider's holds."""
 OVER = ("stopped", "ending", "terminated")
+# Of one seat.
 MOST_CLAIMS = 16
-"""Of one seat."""
 UNKNOWN = Endpoint(host="", port=0)
 
 

@@ -26,8 +26,8 @@ from labctl.servers.cost import server_costs
 from labctl.state import State
 
 BAKED = "baked.json"
+# Below it each seat has a directory of its own, as a lab has one: results come home there.
 SEATS = Path(PRIVATE) / "seats"
-"""Below it each seat has a directory of its own, as a lab has one: results come home there."""
 # Seconds for the keeper to notice that a server's runs were stopped, and to bring results home.
 SAVER_S = 240.0
 
@@ -188,8 +188,8 @@ def own_seat(folder: CourseFolder, purpose: str) -> Seat:
     return Seat(name=f".{purpose}", lab=lab, lab_id=digest[:12], students=())
 
 
+# What the course itself has servers for, and not for long.
 OWN = ("check", "bake", "grading")
-"""What the course itself has servers for, and not for long."""
 
 
 def own_ground(folder: CourseFolder, course: Ground, purpose: str) -> Ground:

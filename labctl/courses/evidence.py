@@ -13,8 +13,8 @@ from labctl.errors import TransferError
 from labctl.model import FileEntry
 from labctl.submissions import bundle, manifest
 
+# Larger files are data, whatever they are called.
 MOST_CODE_BYTES = 1024 * 1024
-"""Larger files are data, whatever they are called."""
 
 
 def flagged(

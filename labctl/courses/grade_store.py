@@ -16,8 +16,8 @@ from labctl.courses.grading.results import encode as encode_results
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.ledger import Draft
 
+# The hashes of every results.json that grading wrote, each before the file itself.
 WRITTEN = "results.sha256"
-"""The hashes of every results.json that grading wrote, each before the file itself."""
 
 
 class Shelf:

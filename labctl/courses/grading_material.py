@@ -15,8 +15,8 @@ from labctl.runs.evaluation import FILE as EVALUATION
 from labctl.runs.evaluation import Evaluation, read_evaluation
 from labctl.sync.scan import hash_file
 
+# Bounds of a container where course.yaml names none.
 MEMORY_BYTES, CPUS, PIDS, DISK_BYTES = 4 * 10**9, 1.0, 256, 256 * 1024**2
-"""Bounds of a container where course.yaml names none."""
 
 
 class Material(Value, frozen=True):

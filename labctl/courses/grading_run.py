@@ -45,8 +45,8 @@ from labctl.submissions import bundle
 PYTHON = ("sh", "-c", 'command -v python >/dev/null && exec python "$@"; exec python3 "$@"', "run")
 PREDICT = (*PYTHON, "/lab/labctl/images.py")
 ACCURACY = (*PYTHON, "/lab/labctl/accuracy.py")
+# What the way there and starting two containers may take beside the two time limits.
 LINK_S = 90.0
-"""What the way there and starting two containers may take beside the two time limits."""
 
 
 class Graded(Value, frozen=True):

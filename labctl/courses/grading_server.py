@@ -29,10 +29,10 @@ from labctl.sync.push import push
 from labctl.sync.scan import scan_code, scan_data
 from labctl.wire.boot_id import boot_token
 
+# Without a `ttl` of its own, so that a server that nobody ends does not live on.
 LONGEST_S = 12 * 3600
-"""Without a `ttl` of its own, so that a server that nobody ends does not live on."""
+# So long a server that cannot be reached is waited for before the batch is broken off.
 AGAIN_S = 120.0
-"""So long a server that cannot be reached is waited for before the batch is broken off."""
 PURPOSE = "grading"
 NO_BOUNDARY = ("local",)
 NO_ASSIGNMENT = ("course",)

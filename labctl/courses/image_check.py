@@ -15,8 +15,8 @@ from labctl.runs import images
 from labctl.servers.context import Ground
 
 NAME = "image"
+# So many servers are tried that cannot be reached.
 TRIED = 3
-"""So many servers are tried that cannot be reached."""
 
 
 def judge_name(staff: Staff) -> Check | None:

@@ -48,8 +48,8 @@ class Joined(Value, frozen=True):
     directory: Path
     assignments: tuple[str, ...] = ()
     again: bool = False
+    # What to write into a lab.yaml that was there already; "" where it was written.
     section: str = ""
-    """What to write into a lab.yaml that was there already; "" where it was written."""
 
 
 def fetch(place: str) -> bytes:

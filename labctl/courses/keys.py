@@ -23,13 +23,13 @@ from labctl.submissions.receive import KEY_LINE, program_words
 from labctl.submissions.receive import MARK as SUBMIT_MARK
 from labctl.submissions.receiver import checked
 
+# What the ssh of an invitation asks for, and may ask for alone.
 JOIN_REQUEST = "labctl-join"
-"""What the ssh of an invitation asks for, and may ask for alone."""
 REQUESTS = (SUBMIT_REQUEST, DOOR_REQUEST)
 DEFAULT_FILE = "~/.ssh/authorized_keys"
 MARK, JOIN_MARK, CHECK_MARK = "labctl-course:", "labctl-join:", "labctl-check:"
+# Whose key a check's is: no student's, since no name begins with a dot.
 CHECKER = ".check"
-"""Whose key a check's is: no student's, since no name begins with a dot."""
 WAIT_S = 30.0
 CHECK_WAIT_S = 120.0
 

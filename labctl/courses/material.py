@@ -24,8 +24,8 @@ from labctl.sync.push import push
 from labctl.sync.scan import scan_data
 
 NAME = "handouts"
+# Where a baked machine image has the course's data sets.
 SHARED = "/opt/labctl/course/data"
-"""Where a baked machine image has the course's data sets."""
 SEED_S = 1800.0
 _SEED = """cd "$1" 2>/dev/null || exit 0
 for d in */; do

@@ -21,9 +21,9 @@ from labctl.servers.context import Ground
 from labctl.state import State
 
 HOUR_S = 3600.0
+# A shorter time is left for a later look: a class of 300 writes 100,000 lines in a term so, and ten
+# times as many if each minute is one. Sums count what is not written down yet all the same.
 LEAST_S = 600.0
-"""A shorter time is left for a later look: a class of 300 writes 100,000 lines in a term so, and
-ten times as many if each minute is one. Sums count what is not written down yet all the same."""
 UNSEEN = "ended unseen"
 LOOK_S = 0.2  # longer than `_is_ending` holds a lock
 LOOKS_S = 2.0  # for all seats together: where somebody else ends a class, each is held by them
@@ -33,8 +33,8 @@ WATCHDOG_WORDS = {
     "ttl": "its time was over",
     "idle": "nothing ran there",
 }
+# So long after it was written down, a server that is not shown may just not be shown yet.
 YOUNG_S = 60.0
-"""So long after it was written down, a server that is not shown may just not be shown yet."""
 
 
 @dataclass
@@ -48,10 +48,10 @@ class Known:
     idle_s: float = 0.0
     ended: bool = False
     up_at: float = 0.0
+    # "" where it was written down before providers were.
     provider: str = ""
-    """"" where it was written down before providers were."""
+    # "" where its provider has none, or where it was written down before accounts were.
     account: str = ""
-    """"" where its provider has none, or where it was written down before accounts were."""
 
 
 @dataclass(frozen=True)

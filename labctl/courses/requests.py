@@ -41,8 +41,8 @@ from labctl.submissions.receiver import Receiver
 
 MOST_LINE_BYTES = 32 * 1024
 LONGEST_WAIT_S = 10.0
+# Seats that are being made or ended at the same time.
 AT_ONCE = 16
-"""Seats that are being made or ended at the same time."""
 REFUSED_EVERY_S = 60.0
 FIELDS: dict[str, dict[str, type]] = {
     "hello": {},
@@ -54,8 +54,8 @@ FIELDS: dict[str, dict[str, type]] = {
     "ended": {"id": str},
     "extend": {"id": str, "seconds": int},
 }
+# What `labctl course check` asks, as any student does before `up`.
 CHECKED = ("hello", "offers")
-"""What `labctl course check` asks, as any student does before `up`."""
 LIFE = ("up", "down")
 FOUND_GONE = "the keeper found it gone: its own limits, the provider or staff ended it"
 ENDED_BY_STAFF = "the course's staff ended it"

@@ -32,8 +32,8 @@ class _Enrol(Value, frozen=True, forbid_unknown_fields=True):
     public_key: str
 
 
+# Students that are connected at the same time.
 AT_ONCE = 256
-"""Students that are connected at the same time."""
 IDLE_S = 600.0
 ACCEPT_PAUSE_S = 0.5
 

@@ -38,8 +38,8 @@ EVERY_S = {
     "invitations": 300.0,
     "assignments": 60.0,
 }
+# Takes a seat's name ("" for none) and what happened.
 Tell = Callable[[str, str], None]
-"""Takes a seat's name ("" for none) and what happened."""
 
 
 class Yes:

@@ -30,12 +30,12 @@ from labctl.servers.context import Ground
 
 SCRIPT_S = 60.0
 COMMENT = "labctl-student"
+# Replaces every student's line by those on standard input; the keeper's own stays.
 LET_IN = f"""umask 077; mkdir -p "$HOME/.ssh"; f="$HOME/.ssh/authorized_keys"; n="$f.labctl-$$"
 [ -e "$f" ] || : > "$f"
 grep -v ' {COMMENT}$' "$f" > "$n"
 cat >> "$n" && mv -f "$n" "$f"
 """
-"""Replaces every student's line by those on standard input; the keeper's own stays."""
 OFFERS_S = 60.0
 NOT_HANDED_OUT = "it could not be handed out"
 

@@ -16,8 +16,8 @@ from labctl.runs import runs
 from labctl.servers import adoption
 from labctl.servers.context import Ground
 
+# Below a seat's directory: what came home of labs that are the student's own.
 LABS = Path("labs")
-"""Below a seat's directory: what came home of labs that are the student's own."""
 _LIST = (
     'cd "$HOME/labctl" 2>/dev/null || exit 0; for i in */.labctl/id; do '
     '[ -f "$i" ] && [ ! -L "$i" ] && printf "%s %s\\n" "${i%%/*}" "$(head -c 64 "$i")"; done; true'

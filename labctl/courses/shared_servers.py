@@ -43,13 +43,13 @@ from labctl.servers import accounts, adoption, deadlines, end_server, guard
 from labctl.servers.context import Ground
 from labctl.servers.shared_server import Account, Sharing, share
 
+# So long one answer of the provider about the servers that carry accounts holds.
 LOOK_S = 5.0
-"""So long one answer of the provider about the servers that carry accounts holds."""
+# So long is waited for more of those who ask at once: a playbook takes seconds for one, too.
 GATHER_S = 0.25
-"""So long is waited for more of those who ask at once: a playbook takes seconds for one, too."""
 OVER = ("ending", "terminated")
+# What a provider answers that has no further server for the course.
 NO_OTHER = (CapacityError, NoOfferError, PolicyError, QuotaError)
-"""What a provider answers that has no further server for the course."""
 
 
 def through(folder: CourseFolder, course: Ground) -> Ground:

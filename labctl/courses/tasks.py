@@ -33,18 +33,18 @@ from labctl.lifecycle import down
 from labctl.model import Server
 from labctl.servers import guard
 
+# Percent of a seat's budget.
 WARN_AT = (100, 80, 50)
-"""Percent of a seat's budget."""
+# To finish a checkpoint once the budget is used up, or the time is over: then the sweep acts. The
+# server's own watchdog has acted before, unless somebody has stopped it.
 GRACE_S = 600.0
-"""To finish a checkpoint once the budget is used up, or the time is over: then the sweep acts. The
-server's own watchdog has acted before, unless somebody has stopped it."""
+# So long a provider may not show what it has just made.
 YOUNG_S = 60.0
-"""So long a provider may not show what it has just made."""
 AT_ONCE = 64
+# So long what is on a server may take to come home once its budget or its time is over.
 SAVE_S = 3600.0
-"""So long what is on a server may take to come home once its budget or its time is over."""
+# So long a round waits for the ends that it has begun; they go on beside the next one.
 PATIENCE_S = 120.0
-"""So long a round waits for the ends that it has begun; they go on beside the next one."""
 AFTER_CLASS_S = 2 * 3600.0
 IDLE_AFTER_CLASS_S = 1800.0
 Reason = Literal["budget", "time", "left", "class"]

@@ -40,8 +40,8 @@ from labctl.servers.context import Ground
 from labctl.servers.fan_out import Doors
 
 GIVE_UP = "labctl orphans --terminate --kept-too gives them up"
+# Servers whose results come home at the same time: this machine's line is what limits them.
 AT_ONCE = 16
-"""Servers whose results come home at the same time: this machine's line is what limits them."""
 
 
 class SeatEnding(Value, frozen=True):
@@ -261,10 +261,10 @@ class Proof(Value, frozen=True):
         return all(one.ended for one in self.endings) and not any(one.bills for one in self.left)
 
 
+# Fetch and verify what was handed in for an assignment; what came of it, in words.
 Collect = Callable[[str], str]
-"""Fetch and verify what was handed in for an assignment; what came of it, in words."""
+# Take back every key that opens the course's keeper; how many there were.
 Revoke = Callable[[], int]
-"""Take back every key that opens the course's keeper; how many there were."""
 
 
 def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool = False) -> Proof:

@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 GIB = 1024**3
+# Drivers and clouds report up to so much less memory than is printed on the box.
 NOMINAL = 0.02
-"""Drivers and clouds report up to so much less memory than is printed on the box."""
 
 
 class Card(NamedTuple):

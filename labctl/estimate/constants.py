@@ -23,6 +23,9 @@ Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adam8bit"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 
+# Per parameter. TF32 is how tensor cores read fp32, which stays as it is in memory (NVIDIA A100
+# white paper, 2020). The scales that int8 and int4 keep per group are left out: 16 bits for each
+# 128 weights, as AWQ (arXiv:2306.00978) has them, add 3 % to int4.
 BYTES: dict[str, float] = {
     "fp32": 4,
     "tf32": 4,
@@ -32,64 +35,61 @@ BYTES: dict[str, float] = {
     "int8": 1,
     "int4": 0.5,
 }
-"""Per parameter. TF32 is how tensor cores read fp32, which stays as it is in memory (NVIDIA A100
-white paper, 2020). The scales that int8 and int4 keep per group are left out: 16 bits for each 128
-weights, as AWQ (arXiv:2306.00978) has them, add 3 % to int4."""
 
+# Trained with an fp32 copy of the weights (Micikevicius et al., 2017, arXiv:1710.03740).
 MIXED = frozenset({"fp16", "bf16", "fp8"})
-"""Trained with an fp32 copy of the weights (Micikevicius et al., 2017, arXiv:1710.03740)."""
+# Of weights alone, for use: nothing is trained in them.
 QUANTISED = frozenset({"int8", "int4"})
-"""Of weights alone, for use: nothing is trained in them."""
 
 MASTER_BYTES = 4
+# How many numbers an optimizer keeps for each parameter.
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adam8bit": 2}
-"""How many numbers an optimizer keeps for each parameter."""
+# Of each such number. ZeRO: fp32 ones; 8-bit: one byte.
 STATE_BYTES = {"sgd": 4, "momentum": 4, "adam": 4, "adamw": 4, "adam8bit": 1}
-"""Of each such number. ZeRO: fp32 ones; 8-bit: one byte."""
 
+# Assumption: fp8 is for products, gradients stay in bf16 (Micikevicius et al., 2022,
+# arXiv:2209.05433, use fp8 for the inputs of matrix products alone).
 FP8_GRADIENT_BYTES = 2
-"""Assumption: fp8 is for products, gradients stay in bf16 (Micikevicius et al., 2022,
-arXiv:2209.05433, use fp8 for the inputs of matrix products alone)."""
 
+# Assumption where none is given: Llama 2's (arXiv:2307.09288); BERT has 30,522.
 DEFAULT_VOCABULARY = 32_000
-"""Assumption where none is given: Llama 2's (arXiv:2307.09288); BERT has 30,522."""
+# Assumption where no number of heads is given: GPT-3's and Llama's; BERT and GPT-2 have 64.
 HEAD_WIDTH = 128
-"""Assumption where no number of heads is given: GPT-3's and Llama's; BERT and GPT-2 have 64."""
 
+# Assumption, per process and GPU: CUDA's context, loaded kernels, workspaces of cuBLAS and cuDNN.
+# Seen in practice are 0.3 to 2 GiB (vram.asmirnov.xyz); Hugging Face's "Model training anatomy"
+# shows 1.3 GB.
 OVERHEAD_BYTES = 1024**3
-"""Assumption, per process and GPU: CUDA's context, loaded kernels, workspaces of cuBLAS and cuDNN.
-Seen in practice are 0.3 to 2 GiB (vram.asmirnov.xyz); Hugging Face's "Model training anatomy" shows
-1.3 GB."""
 
+# Assumption: the share of a GPU's peak that training reaches. Published: GPT-3 21 %, Gopher 33 %,
+# PaLM 46 % (PaLM, table 3), Megatron 44 to 52 %, Llama 3 38 to 43 % (arXiv:2407.21783, table 4).
+# Small networks and slow data loading reach far less.
 UTILISATION = 0.40
-"""Assumption: the share of a GPU's peak that training reaches. Published: GPT-3 21 %, Gopher 33 %,
-PaLM 46 % (PaLM, table 3), Megatron 44 to 52 %, Llama 3 38 to 43 % (arXiv:2407.21783, table 4).
-Small networks and slow data loading reach far less."""
 
+# Assumption: what a laptop's cores really do per second in fp32.
 CPU_FLOPS = 100e9
-"""Assumption: what a laptop's cores really do per second in fp32."""
+# Assumption: what a laptop's memory gives: more than half of two channels of DDR4-3200.
 CPU_BYTES_PER_S = 30e9
-"""Assumption: what a laptop's memory gives: more than half of two channels of DDR4-3200."""
+# Assumption: a training that a laptop ends within this needs no GPU.
 CPU_PATIENCE_S = 1800.0
-"""Assumption: a training that a laptop ends within this needs no GPU."""
+# Assumption: a reply at ten tokens a second is about as fast as people read.
 CPU_TOKEN_S = 0.1
-"""Assumption: a reply at ten tokens a second is about as fast as people read."""
+# Assumption: networks up to here train on a CPU, where nothing is known of the data's amount.
 SMALL_PARAMETERS = 1_000_000
-"""Assumption: networks up to here train on a CPU, where nothing is known of the data's amount."""
+# Assumption: as long as one item costs no more than this, forward and backward.
 SMALL_ITEM_FLOPS = 1e9
-"""Assumption: as long as one item costs no more than this, forward and backward."""
+# Assumption: up to so many values, trees and linear models are a CPU's work.
 TABLE_VALUES = 1e9
-"""Assumption: up to so many values, trees and linear models are a CPU's work."""
 
 DAYS_A_MONTH = 30
 
+# Cards with GDDR memory: a sixteenth of it goes to error correction (nvidia-smi shows 15,360 MiB on
+# a T4, 23,034 MiB on an L4). HBM has memory of its own for that.
 SOFT_ECC = frozenset({"K80", "M60", "T4", "T4G", "A10G", "L4", "L40S"})
-"""Cards with GDDR memory: a sixteenth of it goes to error correction (nvidia-smi shows 15,360 MiB
-on a T4, 23,034 MiB on an L4). HBM has memory of its own for that."""
 SOFT_ECC_SHARE = 15 / 16
+# Before Ampere. bf16 and TF32 run there at the speed of fp32 at best.
 NO_BF16 = frozenset({"K80", "M60", "V100", "T4", "T4G"})
-"""Before Ampere. bf16 and TF32 run there at the speed of fp32 at best."""
+# Kepler and Maxwell: current builds of PyTorch leave them out, so they are never recommended.
 OLD_CARDS = frozenset({"K80", "M60"})
-"""Kepler and Maxwell: current builds of PyTorch leave them out, so they are never recommended."""
+# From Ada and Hopper on: twice the rate of fp16, by NVIDIA's data sheets.
 FP8_CARDS = frozenset({"L4", "L40S", "H100", "H200", "B200"})
-"""From Ada and Hopper on: twice the rate of fp16, by NVIDIA's data sheets."""

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from labctl.model import Value
 
+# A leading stretch so much slower than the rest's median belongs to the warm-up.
 WARM = 1.25
-"""A leading stretch so much slower than the rest's median belongs to the warm-up."""
 LEAST_STRETCHES = 6
 LEAST_SPAN_S = 5.0
+# Nobody knows a run's time better than to so much, however even its first steps are.
 LEAST_MARGIN = 0.05
-"""Nobody knows a run's time better than to so much, however even its first steps are."""
 
 
 class Point(NamedTuple):

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from labctl.estimate.plan import Plan
 
 LOG_TAIL_BYTES = 256 * 1024
+# Of event files: reading as much of scalars takes about a second, which is shown.
 SLOW_BYTES = 4 * 1024**2
-"""Of event files: reading as much of scalars takes about a second, which is shown."""
+# What Python with PyTorch takes of a container's memory before there is a model: an assumption.
 PROCESS_BYTES = 256 * 1024**2
-"""What Python with PyTorch takes of a container's memory before there is a model: an assumption."""
 MOST_SCRIPTS = 50
 LARGEST_SCRIPT_BYTES = 256 * 1024
 OPTION = re.compile(r"""["'](--[a-z][a-z0-9_-]{0,40})["']""")

@@ -32,11 +32,11 @@ STEPS, WARMUP = 5, 10
 LEAST_WARMUP = 3
 MOST_STEPS = 50
 ZIP = "/tmp/labctl-profiler.zip"
+# Stands before the run's own command: `sh -c WRAP labctl-profile COMMAND...`.
 WRAP = (
     f'printf %s "$LABCTL_PROFILER" | base64 -d >{ZIP} || exit 70; unset LABCTL_PROFILER; '
     f'export PYTHONPATH="{ZIP}${{PYTHONPATH:+:$PYTHONPATH}}"; exec "$@"'
 )
-"""Stands before the run's own command: `sh -c WRAP labctl-profile COMMAND...`."""
 NAME = "labctl-profile"
 SERVICE = "profile"
 PORT = 8765

@@ -22,20 +22,20 @@ from labctl.model import Value
 MOST_FILES = 500
 MOST_TAGS = 2_000
 MOST_POINTS = 500_000
+# A scalar takes some 50 bytes; what is larger (pictures, graphs) is passed over unread.
 LARGEST_RECORD_BYTES = 64 * 1024
-"""A scalar takes some 50 bytes; what is larger (pictures, graphs) is passed over unread."""
 LONGEST_TAG = 300
 TRAINING = {"train", "training"}
+# Words of a tag that tell what its curve was measured on.
 HELD_OUT = {"val", "valid", "validation", "eval", "test", "dev", "heldout"}
-"""Words of a tag that tell what its curve was measured on."""
 
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 _MASK = 0xA282EAD8
+# DataType of tensor.proto: float, double, int32, int64, half.
 _TENSOR_FORMATS = {1: "<f", 2: "<d", 3: "<i", 9: "<q", 19: "<e"}
-"""DataType of tensor.proto: float, double, int32, int64, half."""
+# Its fields float_val and double_val; int_val (7) and int64_val (10) are varints.
 _TENSOR_LISTS = {5: "<f", 6: "<d"}
-"""Its fields float_val and double_val; int_val (7) and int64_val (10) are varints."""
 
 
 def words(tag: str) -> set[str]:

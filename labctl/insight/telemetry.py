@@ -16,11 +16,11 @@ import msgspec
 
 from labctl.model import Value
 
+# Its name below a run's `logs`.
 TELEMETRY_FILE = "telemetry.jsonl"
-"""Its name below a run's `logs`."""
 
+# What is read of one file: twice of what the watchdog writes.
 MOST_BYTES = 16 * 1024**2
-"""What is read of one file: twice of what the watchdog writes."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]

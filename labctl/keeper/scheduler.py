@@ -35,10 +35,10 @@ LONGEST_PAUSE_S = 300.0
 TICK_S = 1.0
 AT_ONCE = 12
 WELL, ENDED, SWEPT, TROUBLE = "well", "ended", "swept", "trouble"
+# Takes a ward's name ("" for none) and what happened.
 Tell = Callable[[str, str], None]
-"""Takes a ward's name ("" for none) and what happened."""
+# Helps a ward; LabError where it could not be helped now.
 Attend = Callable[[str], None]
-"""Helps a ward; LabError where it could not be helped now."""
 
 
 class Journal:

@@ -22,8 +22,8 @@ from labctl.sync.local_results import Missing
 
 GRACE_S = 60
 DAY_S = 86_400
+# As the watchdog has it.
 KEPT_S = 30 * DAY_S
-"""As the watchdog has it."""
 NAMED_AT_MOST = 20
 PULL_AGAIN = "labctl up && labctl pull, or labctl down --discard to lose what is there"
 LOOK_THERE = (

@@ -29,10 +29,10 @@ from labctl.sync.scan import hash_file, scan_data
 
 MIB = 1024**2
 LAB_RECORD = ".labctl/lab.json"
+# Settings that lead to a directory here.
 OF_THIS_MACHINE = ("wheelhouse",)
-"""Settings that lead to a directory here."""
+# Path in the ward -> where it lies here, its size, its sha256.
 Files = dict[str, tuple[Path, int, str]]
-"""Path in the ward -> where it lies here, its size, its sha256."""
 
 
 def check(ground: Ground, keeper: KeeperHost, server: Server) -> Known:

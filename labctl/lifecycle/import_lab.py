@@ -30,8 +30,8 @@ from labctl.stores.lab_store import lab_store
 
 LOGIN_S = 30.0
 PAUSE_S = 1.0
+# What an earlier hand-over of the same lab left stays: its own mirror, and other runs' code.
 CARRIED = ("runs", ".labctl/kept")
-"""What an earlier hand-over of the same lab left stays: its own mirror, and other runs' code."""
 
 
 class Known(Value, frozen=True):

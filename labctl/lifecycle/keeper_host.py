@@ -27,11 +27,11 @@ from labctl.transports import Transport
 
 ANSWER_S = 60.0
 ABSENT = 97
+# Where pipx puts programs is on few machines' PATH for commands that come by ssh.
 WAY = (
     'PATH="$PATH:$HOME/.local/bin:/usr/local/bin"; export PATH; '
     f"command -v labctl >/dev/null 2>&1 || exit {ABSENT}; exec "
 )
-"""Where pipx puts programs is on few machines' PATH for commands that come by ssh."""
 
 
 class Told(Value, frozen=True):

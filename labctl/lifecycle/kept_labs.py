@@ -27,8 +27,8 @@ from labctl.state.locks import hold_lock
 
 RECORD = "keep.json"
 ROUNDS = ".rounds.json"
+# Where data lies that is outside the lab at its owner's.
 OUTSIDE = Path(".labctl") / "data"
-"""Where data lies that is outside the lab at its owner's."""
 DROP_S = 20.0
 
 

@@ -27,8 +27,8 @@ from labctl.servers.context import Ground
 
 LOOK_S = 0.2
 SAMPLE_S = 0.5
+# So long is a run watched at most for how fast it goes.
 SPEED_WITHIN_S = 5.0
-"""So long is a run watched at most for how fast it goes."""
 GONE_WITHIN_S = 180.0
 STEP_WITHIN_S = 900.0
 BEFORE_END_S = 0.5

@@ -37,17 +37,17 @@ from labctl.servers import adoption
 from labctl.servers.context import Ground
 from labctl.sync import lab_files
 
+# Recoveries of one run, one after the other, from the same checkpoint.
 MOST_IN_VAIN = 5
-"""Recoveries of one run, one after the other, from the same checkpoint."""
+# Between two rounds of bringing outputs here.
 MIRROR_S = 20.0
-"""Between two rounds of bringing outputs here."""
+# What passes: no machine left just now, or none at the agreed price; somebody else's turn; a
+# network that is down.
 LATER = (BusyError, CapacityError, NoOfferError, ThrottledError)
-"""What passes: no machine left just now, or none at the agreed price; somebody else's turn; a
-network that is down."""
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 120.0
+# States in which a run can be in need of recovery.
 LOST = ("claimed", "starting", "running", "lost")
-"""States in which a run can be in need of recovery."""
 
 
 class EndedError(PolicyError):

@@ -17,13 +17,13 @@ from labctl.servers.context import Ground
 from labctl.servers.held_disks import KEPT_S
 from labctl.sync import lab_files
 
+# Kind of the ledger's line that `labctl down` writes before it ends a server.
 PUT_DOWN = "down"
-"""Kind of the ledger's line that `labctl down` writes before it ends a server."""
 DEAD_S = 600.0
+# So often, over DEAD_S at least, must a server fail to answer while its provider says it runs.
 DEAD_LOOKS = 12
-"""So often, over DEAD_S at least, must a server fail to answer while its provider says it runs."""
+# Looks further apart are two silences: this machine may have slept in between.
 PAUSE_S = 240.0
-"""Looks further apart are two silences: this machine may have slept in between."""
 ANSWER_S = 5.0
 LOOK_S = 1.0
 

@@ -280,13 +280,13 @@ class Console(Protocol):
     def console(self, server_id: str) -> str: ...
 
 
+# Entry points of labctl's own, known here as well: asking what is installed costs 15 ms.
 BUILT_IN = {
     "aws": "labctl.providers.aws:AwsProvider",
     "course": "labctl.providers.course:CourseProvider",
     "local": "labctl.providers.local:LocalProvider",
     "static": "labctl.providers.static:StaticProvider",
 }
-"""Entry points of labctl's own, known here as well: asking what is installed costs 15 ms."""
 
 
 def provider_names() -> list[str]:

@@ -45,8 +45,8 @@ from labctl.providers import Surroundings
 
 PROVIDER = "course"
 REQUEST = "labctl-course"
+# So long the keeper may hold an answer back while a server is being made.
 WAIT_S = 8
-"""So long the keeper may hold an answer back while a server is being made."""
 _PLACE = re.compile(
     r"ssh://(?P<user>[A-Za-z0-9_][A-Za-z0-9._+-]{0,63})@(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,252})"
     r"(?::(?P<port>[0-9]{1,5}))?"

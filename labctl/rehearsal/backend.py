@@ -20,8 +20,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from labctl.rehearsal.calls import Call, Reply
 from labctl.rehearsal.scenario import Scenario
 
+# Large answers that never change: kept, as moto takes seconds over them.
 STATIC = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings")
-"""Large answers that never change: kept, as moto takes seconds over them."""
 
 settings.ENABLE_AMI_VALIDATION = True
 settings.ENABLE_KEYPAIR_VALIDATION = True

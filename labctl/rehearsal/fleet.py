@@ -29,8 +29,8 @@ State = tuple[int, str]
 USER_SHUTDOWN = "Client.UserInitiatedShutdown"
 OWN_SHUTDOWN = "Client.InstanceInitiatedShutdown"
 RECLAIMED = "Server.SpotInstanceTermination"
+# The addresses of instances without machines: connections are refused at once.
 NOWHERE = "127.64.0.0/16"
-"""The addresses of instances without machines: connections are refused at once."""
 FAILED = "Server.InternalError"
 REASONS = {
     USER_SHUTDOWN: "User initiated shutdown",
@@ -60,8 +60,8 @@ class Record:
     rebalance_at: float | None = None
     metadata: BaseWSGIServer | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
+    # Held by whoever makes, starts, stops or removes its machine.
     machine: threading.Lock = field(default_factory=threading.Lock)
-    """Held by whoever makes, starts, stops or removes its machine."""
 
 
 class Fleet:
@@ -85,8 +85,8 @@ class Fleet:
         self._said = said
         self._closed = False
         self._nowhere = ipaddress.IPv4Network(NOWHERE).hosts()
+        # Told of each instance that runs.
         self.running: Callable[[Record], None] = lambda record: None
-        """Told of each instance that runs."""
         if machines is not None:
             machines.watch(self._machine_ended)
 

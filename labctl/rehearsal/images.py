@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 REPOSITORY = "labctl-rehearsal"
 BUILD_TIMEOUT_S = 1800
+# What a machine image at AWS brings or can install: here it is this Python's own, all of it pure
+# Python. A distribution's may be too old to be told where this cloud is.
 BOTO3 = ("boto3", "botocore", "s3transfer", "jmespath", "python-dateutil", "six", "urllib3")
-"""What a machine image at AWS brings or can install: here it is this Python's own, all of it pure
-Python. A distribution's may be too old to be told where this cloud is."""
+# What of AWS a machine calls; botocore knows 400 services.
 SERVICES = ("ec2", "s3", "sts")
-"""What of AWS a machine calls; botocore knows 400 services."""
 
 
 class Building(Value, frozen=True):

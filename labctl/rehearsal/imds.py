@@ -20,8 +20,8 @@ from labctl.rehearsal.calls import Environ
 TOKEN_PATH = "/latest/api/token"
 MAX_TTL_S = 21_600
 
+# The text below /latest/ at this path, or None.
 Look = Callable[[str], str | None]
-"""The text below /latest/ at this path, or None."""
 
 
 class QuietHandler(WSGIRequestHandler):

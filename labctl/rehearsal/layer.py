@@ -23,12 +23,12 @@ from labctl.rehearsal.instances import Instances
 from labctl.rehearsal.scenario import Scenario
 from labctl.rehearsal.schedules import Schedules
 
+# A web page cannot send it to another origin unasked.
 CONTROL_HEADER = "HTTP_X_LABCTL_REHEARSAL"
-"""A web page cannot send it to another origin unasked."""
+# The names of this machine that a page cannot have taken for its own.
 LOCAL = ("127.0.0.1", "localhost")
-"""The names of this machine that a page cannot have taken for its own."""
+# In the environment of calls that come from a machine.
 INSIDE = "rehearsal.inside"
-"""In the environment of calls that come from a machine."""
 PRESIGNED = re.compile(r"(?:X-Amz-Credential|AWSAccessKeyId)=")
 INGRESS_ACTIONS = (
     "AuthorizeSecurityGroupIngress",

@@ -30,15 +30,15 @@ LABEL = "labctl.rehearsal"
 PID_LABEL = "labctl.rehearsal-pid"
 INSTANCE_LABEL = "labctl.rehearsal-instance"
 SHUTDOWN_S = 30
+# entrypoint.sh's exit code when `reboot` was typed inside.
 REBOOT_CODE = 75
-"""entrypoint.sh's exit code when `reboot` was typed inside."""
+# Reserved for measuring networks: nothing real is there, and it does not look private.
 ADDRESSES = "198.18.0.0/15"
-"""Reserved for measuring networks: nothing real is there, and it does not look private."""
 HTTP_CONFLICT = 409
 DISKS = "/var/lib/rehearsal/disks"
 BY_ID = "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_"
+# What of a disk is shown where it is attached again.
 KEPT = ("/home", "/root", "/srv", "/opt", "/var/lib/labctl", "/var/log")
-"""What of a disk is shown where it is attached again."""
 
 
 class Machines:

@@ -16,13 +16,13 @@ from labctl.rehearsal.calls import Call, Reply, ec2_reply, element
 from labctl.rehearsal.prices import ON_DEMAND, on_demand
 from labctl.rehearsal.scenario import Scenario
 
+# How long a price holds.
 STEP_S = 6 * 3600
-"""How long a price holds."""
 LONGEST_S = 90 * 86_400
 PAGE = 1000
 PRODUCT = "Linux/UNIX"
+# A spot price is never below this part of the on-demand price.
 FLOOR = 0.08
-"""A spot price is never below this part of the on-demand price."""
 
 
 def spot_price(scenario: Scenario, instance_type: str, zone: str, at: float) -> float | None:

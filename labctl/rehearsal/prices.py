@@ -98,6 +98,7 @@ ON_DEMAND = {
     "t4g.xlarge": 0.1344,
 }
 
+# About how much dearer machines are elsewhere.
 REGION_FACTORS = {
     "us-east-1": 1.0,
     "us-east-2": 1.0,
@@ -114,7 +115,6 @@ REGION_FACTORS = {
     "ap-southeast-2": 1.3,
     "sa-east-1": 1.7,
 }
-"""About how much dearer machines are elsewhere."""
 
 
 def on_demand(instance_type: str, region: str, own: dict[str, float]) -> float | None:

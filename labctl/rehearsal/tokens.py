@@ -14,8 +14,8 @@ class Tokens:
     """What each token was used for: the parameters' hash, and the instances that came of it."""
 
     def __init__(self) -> None:
+        # Held over a whole RunInstances: two with one token make one.
         self.lock = threading.Lock()
-        """Held over a whole RunInstances: two with one token make one."""
         self._used: dict[tuple[str, str], tuple[str, list[str]]] = {}
 
     def replayed(self, call: Call) -> list[str] | Reply | None:

@@ -28,8 +28,8 @@ from labctl.servers.context import Ground
 from labctl.servers.prepare import gpu_for
 
 ON_SERVER = "evaluation-on-server.json"
+# What the way there and back may take beside the evaluation itself.
 LINK_S = 60.0
-"""What the way there and back may take beside the evaluation itself."""
 SAME = 1e-9
 THERE_LIMIT_S = 3600
 

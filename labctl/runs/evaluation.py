@@ -20,8 +20,8 @@ FILE = "evaluation.json"
 LARGEST_BYTES = 32 * 1024**2
 MOST_CLASSES = 1000
 LONGEST_NAME = 200
+# The 97.5th percentile of the normal distribution: 95 of 100 intervals hold the true share.
 Z_95 = 1.959963984540054
-"""The 97.5th percentile of the normal distribution: 95 of 100 intervals hold the true share."""
 _PICTURE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/]+={0,2}")
 
 

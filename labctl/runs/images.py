@@ -21,8 +21,8 @@ from labctl.shell import portable
 from labctl.sync.scan import NEVER_AT_TOP, Index, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
+# So long waits a second process for the first to make the lab's image.
 BUILD_S = 3600.0
-"""So long waits a second process for the first to make the lab's image."""
 COPY = re.compile(r"^\s*(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
 
 

@@ -18,8 +18,8 @@ from labctl.sync.transfer_lock import WAIT_S
 
 EVERY_S = 15.0
 LONGEST_PAUSE_S = 60.0
+# So long is a lost run waited for: `run --recover`, or a keeper, may have it go on elsewhere.
 RECOVERED_WITHIN_S = 600.0
-"""So long is a lost run waited for: `run --recover`, or a keeper, may have it go on elsewhere."""
 
 
 def pull(

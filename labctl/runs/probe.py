@@ -22,8 +22,8 @@ from labctl.sync import lab_files
 HOUR_S = 3600.0
 POLL_S = 1.0
 GRACE_S = 5
+# How long a run may be silent about its steps: data may have to be read first.
 PATIENCE_S = 900.0
-"""How long a run may be silent about its steps: data may have to be read first."""
 SHOWN_OFFERS = 6
 FILE = "logs/progress.json"
 STEP = "probing"

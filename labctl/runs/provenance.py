@@ -14,14 +14,14 @@ from typing import Any
 from labctl.model import Facts, Run, RunSpec, Value
 from labctl.servers.context import Ground
 
+# The ledger's kind of line: a Code, and how the run was started.
 CODE = "code"
-"""The ledger's kind of line: a Code, and how the run was started."""
 GIT_S = 5.0
 MOST_CHANGED = 20
 NOT_CODE = ("runs/", ".labctl/", "server-edits/")
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
+# What in a repository's own settings has `git status` start programs, or may.
 PROGRAMS = re.compile(rb"^\s*\[\s*(filter|include|includeif)\b|fsmonitor", re.IGNORECASE | re.M)
-"""What in a repository's own settings has `git status` start programs, or may."""
 
 
 class Code(Value, frozen=True):

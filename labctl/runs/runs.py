@@ -22,8 +22,8 @@ from labctl.servers.prepare import gpu_for
 LONGEST_PAUSE_S = 10.0
 KNOWN_RUN_FIELDS = set(Run.__struct_fields__)
 PROFILES = "profile-"
+# How the names of runs begin that answer a question beside the work: none is the latest run.
 ASIDE = (PROFILES, "probe-")
-"""How the names of runs begin that answer a question beside the work: none is the latest run."""
 
 
 def new_id() -> str:

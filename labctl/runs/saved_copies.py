@@ -29,8 +29,8 @@ from labctl.sync.pull import PulledRun
 from labctl.sync.scan import hash_file, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
+# Puts a file as it was promised at a path, by rename; TransferError or NotFoundError.
 Fetch = Callable[[Due, Path], None]
-"""Puts a file as it was promised at a path, by rename; TransferError or NotFoundError."""
 
 
 def from_store(ground: Ground, run_id: str) -> PulledRun:

@@ -15,8 +15,8 @@ from labctl.servers import accounts, cost
 from labctl.servers.context import Ground
 
 POLL_S = 0.25
+# How long a machine that others share is held without `ttl`, counted from the last run.
 LEASE_S = 24 * 3600
-"""How long a machine that others share is held without `ttl`, counted from the last run."""
 
 
 def adopt(ground: Ground, listed: Sequence[Server] | None = None) -> Server | None:

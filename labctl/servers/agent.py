@@ -27,8 +27,9 @@ from labctl.servers.vendored import read_vendored_files
 from labctl.transports import Body, Transport
 
 MARK = b"\x1elabctl "
+# Of a streaming verb's first reply, and of what is kept of its standard error.
 MOST_REPLY_BYTES = 16 * 1024**2
-"""Of a streaming verb's first reply, and of what is kept of its standard error."""
+# What `python3 PATH VERB` runs. Nothing is left to be tidied up at the end, which takes 5 ms.
 DOOR = b"""import os, sys, types
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, here)
@@ -41,11 +42,10 @@ sys.stdout.flush()
 sys.stderr.flush()
 os._exit(code)
 """
-"""What `python3 PATH VERB` runs. Nothing is left to be tidied up at the end, which takes 5 ms."""
 NOT_INSTALLED = 97
 KEPT = "what has arrived is kept and used"
+# A shell's exit codes above this stand for a signal.
 SIGNALLED = 128
-"""A shell's exit codes above this stand for a signal."""
 KINDS: dict[str, type[LabError]] = {
     "usage": UsageError,
     "policy": PolicyError,

@@ -39,17 +39,18 @@ from labctl.servers.host_keys import make_key
 from labctl.servers.plan import describe_plan, market_name, offer_name
 from labctl.state import Attempt
 
+# An attempt this young is repeated as it is; an older one's price was agreed to too long ago.
 REPLAY_S = 600.0
-"""An attempt this young is repeated as it is; an older one's price was agreed to too long ago."""
 PATIENCE_S = 120.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
 MOST_OFFERS = 24
+# An offer that costs so much more than the agreed one is asked about again.
 DEARER = 1.25
-"""An offer that costs so much more than the agreed one is asked about again."""
+# Kind of the ledger's line about a zone that took a server back.
 LEFT = "zone-left"
-"""Kind of the ledger's line about a zone that took a server back."""
 AVOID_S = 3600.0
+# Answers after which no server can have been made.
 NO = (
     CapacityError,
     CredentialsError,
@@ -59,14 +60,13 @@ NO = (
     QuotaError,
     UsageError,
 )
-"""Answers after which no server can have been made."""
 KEEPS_DISK = (
     f"if it ends by itself, its disk stays for {KEPT_S / 86_400:.0f} days with results that you "
     "have not pulled; the next labctl up brings them back"
 )
 LOSS = "at its time or budget its disk is deleted too: results that you have not pulled are lost"
+# Of these, those that say nothing about an earlier call of the same attempt.
 UNHEARD = (CredentialsError, DeniedError)
-"""Of these, those that say nothing about an earlier call of the same attempt."""
 
 
 def make(ground: Ground, need: Need) -> Server:

@@ -16,8 +16,8 @@ from labctl.state.disks import KeptDisk, list_kept_disks
 
 HOUR_S = 3600.0
 ENDS = ("terminated", "gone", "stopped")
+# The first was written when we made it; the second when it was found by its tags.
 BEGINS = ("created", "adopted")
-"""The first was written when we made it; the second when it was found by its tags."""
 
 
 class ServerCost(Value, frozen=True):

@@ -20,8 +20,8 @@ from labctl.providers import Deadline, EndsBilling, FirstBoot, Guarded, Provider
 from labctl.servers.context import Ground
 from labctl.servers.cost import HOUR_S, spent_usd
 
+# How long a server with a price lives where nothing in its need says so.
 DEFAULT_TTL_S = 12 * 3600
-"""How long a server with a price lives where nothing in its need says so."""
 MARGIN_S = 120.0  # the same as LATER_S in labctl/agent/watchdog/boot_timer.py
 LEAST_S = 600.0  # a server whose limit is over may be saving its results
 CLOSE_S = 60.0  # a timer at the provider that is off by less is left as it is

@@ -19,8 +19,8 @@ from labctl.servers.context import Ground
 from labctl.state.disks import is_expired
 
 T = TypeVar("T")
+# AWS takes up to some minutes to end a machine with GPUs.
 GONE_DEADLINE_S = 300.0
-"""AWS takes up to some minutes to end a machine with GPUs."""
 RELEASE_DEADLINE_S = 120.0
 AT_ONCE = 32
 FIRST_PAUSE_S = 0.25

@@ -19,8 +19,8 @@ from labctl.state import State
 from labctl.transports import Result
 
 AT_ONCE = 32
+# Through one door.
 LOGINS_AT_ONCE = 8
-"""Through one door."""
 
 
 class Answer(Value, frozen=True):

@@ -19,8 +19,8 @@ from labctl.servers.connections import Connections
 from labctl.servers.context import Ground
 from labctl.transports import Transport
 
+# sshd reads its keys anew within a moment of being told.
 SWITCH_S = 15.0
-"""sshd reads its keys anew within a moment of being told."""
 PAUSE_S = 0.1
 
 _LOOK = """set -e; umask 077; here=/etc/ssh/ssh_host_ed25519_key; next=/etc/ssh/labctl_next_key

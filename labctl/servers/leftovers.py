@@ -11,8 +11,8 @@ from labctl.servers import accounts, attempts, cost, disks, end_server
 from labctl.servers.context import Ground
 from labctl.servers.open_costs import told_what_bills
 
+# Kind of a resource that costs nothing and makes the next server quicker: it is left alone.
 CACHE = "cache"
-"""Kind of a resource that costs nothing and makes the next server quicker: it is left alone."""
 
 
 class Orphans(Value, frozen=True):

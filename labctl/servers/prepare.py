@@ -30,8 +30,8 @@ PROBE_TIMEOUT_S = 90.0
 LOG_NAME = "prepare.log"
 STEP = "prepare"
 
+# A card sold as 24 GB shows 22.5 GiB: drivers and ECC keep the rest for themselves.
 _SOLD_SIZE_SLACK = 0.07
-"""A card sold as 24 GB shows 22.5 GiB: drivers and ECC keep the rest for themselves."""
 
 
 def probe(transport: Transport) -> Facts:

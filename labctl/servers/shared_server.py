@@ -15,8 +15,8 @@ from labctl.servers.agent import program
 from labctl.servers.prepare import play
 
 PLAYBOOK = "shared.yml"
+# Longer names of accounts are refused by useradd.
 MOST_NAME = 32
-"""Longer names of accounts are refused by useradd."""
 KIB = 1024
 
 

@@ -29,11 +29,11 @@ READY_S = 20.0
 KNOCK_EVERY_S = 10.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
+# Errors that trying again does not mend.
 FATAL = (HostKeyError, AuthenticationError)
-"""Errors that trying again does not mend."""
 
+# Brings the server's ssh_config up to date and the service up; called before trying again.
 Refresh = Callable[[], Service]
-"""Brings the server's ssh_config up to date and the service up; called before trying again."""
 
 
 class ForwardSpec(Value, frozen=True, kw_only=True):

@@ -27,10 +27,10 @@ from labctl.sync.transfer_lock import hold_transfers
 
 NAME = "serve"
 PORT = 8000
+# What the server program imports; added to the run's own image where it lacks one of them.
 PACKAGES = "fastapi uvicorn python-multipart prometheus-client pillow"
-"""What the server program imports; added to the run's own image where it lacks one of them."""
+# How long a model may take to load, if the caller says nothing else.
 LOADING_S = 600.0
-"""How long a model may take to load, if the caller says nothing else."""
 NEXT = "labctl serve --stop, then labctl serve"
 LARGEST_REPLY_BYTES = 1 << 20
 

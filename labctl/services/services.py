@@ -15,8 +15,8 @@ from labctl.model import Service, Value
 from labctl.runs.build_output import BuildLines
 from labctl.servers.agent import Remote
 
+# Above the time that the server gives a service to answer.
 START_TIMEOUT_S = 180.0
-"""Above the time that the server gives a service to answer."""
 
 
 class ServedModel(Value, frozen=True, kw_only=True):

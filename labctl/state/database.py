@@ -17,8 +17,8 @@ from labctl.state.locks import hold_lock
 
 SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 10.0
+# A larger database is checked whole only where its size looks wrong: that would take long.
 MAX_CHECKED_BYTES = 8 * 2**20
-"""A larger database is checked whole only where its size looks wrong: that would take long."""
 
 _SCHEMA = """
 CREATE TABLE servers (

@@ -16,8 +16,8 @@ from labctl.state import LedgerEntry, State
 
 HANDED = "handed"
 BACK = "taken-back"
+# Kinds that concern the machine alone that wrote them.
 OWN = (HANDED, BACK, "attempt", "watch")
-"""Kinds that concern the machine alone that wrote them."""
 SOURCE, NUMBER, AT = "from", "number", "at"
 
 

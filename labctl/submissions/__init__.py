@@ -9,8 +9,8 @@ finds), `receipt` (signed by the receiver). `receiver` is the directory that a r
 
 from __future__ import annotations
 
+# What a student has of an assignment, beside lab.yaml.
 ASSIGNMENT_FILE = "assignment.yaml"
-"""What a student has of an assignment, beside lab.yaml."""
 
+# All that a student's ssh may ask for; the forced command reads the rest on standard input.
 REQUEST = "labctl-submit"
-"""All that a student's ssh may ask for; the forced command reads the rest on standard input."""

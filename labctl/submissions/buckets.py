@@ -24,8 +24,8 @@ from labctl.submissions.assignment import Assignment, Ticket
 PART_BYTES = 64 * 2**20
 MOST_PARTS = 12
 MOST_INDEX_BYTES = 64 * 1024
+# S3 believes a signature for so long.
 LONGEST_S = 7 * 86_400
-"""S3 believes a signature for so long."""
 CHUNK_BYTES = 8 * 2**20
 
 

@@ -22,10 +22,10 @@ from labctl.sync.local_results import RECORD
 from labctl.sync.scan import scan_code
 
 LARGEST_NAMED = 5
+# What the run itself found out; `labctl eval` writes its own beside it.
 SERVERS_EVALUATION = "logs/evaluation.json"
-"""What the run itself found out; `labctl eval` writes its own beside it."""
+# A file's path in the bundle, and its size.
 Sized = tuple[str, int]
-"""A file's path in the bundle, and its size."""
 
 
 class Contents(Value, frozen=True):

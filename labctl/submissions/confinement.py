@@ -31,6 +31,7 @@ _REFUSE = 0x00050000 | 1  # EPERM
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _NUMBER_AT, _ARCH_AT = 0, 4
 
+# The architecture's number in the kernel, and the calls that stay allowed, by their numbers.
 _CALLS: dict[str, tuple[int, dict[str, int]]] = {
     "x86_64": (0xC000003E, {
         "read": 0, "write": 1, "close": 3, "fstat": 5, "lseek": 8, "mmap": 9, "mprotect": 10,
@@ -48,7 +49,6 @@ _CALLS: dict[str, tuple[int, dict[str, int]]] = {
         "getrandom": 278, "rseq": 293,
     }),
 }  # fmt: skip
-"""The architecture's number in the kernel, and the calls that stay allowed, by their numbers."""
 
 
 class _Program(ctypes.Structure):

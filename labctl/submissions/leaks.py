@@ -15,8 +15,8 @@ from labctl.shell import Secret
 
 BLOCK_BYTES = 1024 * 1024
 OVERLAP_BYTES = 8 * 1024
+# Characters of a known value that is looked for; a shorter one is in every other file.
 SHORTEST = 8
-"""Characters of a known value that is looked for; a shorter one is in every other file."""
 MOST_NAMED = 20
 FILES = {
     ".env": "a file of secrets", ".netrc": "passwords", ".pypirc": "passwords",

@@ -15,10 +15,10 @@ NAME = "manifest.json"
 KIND = "labctl-submission"
 MOST_BYTES = 8 * 1024 * 1024
 MOST_FILES = 20_000
+# The folders of a bundle.
 TOPS = ("model", "logs", "code")
-"""The folders of a bundle."""
+# The files beside them.
 SINGLE = ("report.html", "evaluation.json", "run.json")
-"""The files beside them."""
 _ODD = re.compile("[\x00-\x1f\x7f-\x9f\\\\\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 

@@ -31,8 +31,8 @@ KEY_LINE = re.compile(
     r"(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa|sk-ssh-ed25519@openssh\.com) "
     r"([A-Za-z0-9+/]{60,2000}={0,2})(?: .*)?"
 )
+# The comment of a student's line in authorized_keys.
 MARK = "labctl-submit:"
-"""The comment of a student's line in authorized_keys."""
 
 
 def write_assignment(receiver: Receiver, name: str, place: str, given: Mapping[str, object]) -> str:

@@ -47,11 +47,11 @@ from labctl.submissions.receipt import Receipt, Signed
 KEY = "signing-key"
 LOG = "receipts.jsonl"
 BUNDLE, RECEIPT = "bundle.tar", "receipt.json"
+# Of one student for one assignment.
 MOST_SUBMISSIONS = 100
-"""Of one student for one assignment."""
 AGAIN = "labctl submit"
+# What is left free on the receiver's disk.
 RESERVE_BYTES = 256 * 1024 * 1024
-"""What is left free on the receiver's disk."""
 
 
 class Hello(Value, frozen=True):
@@ -65,8 +65,8 @@ class Hello(Value, frozen=True):
     penalty: int
     max_bytes: int
     receiver: str
+    # How many submissions of this assignment there are from this student.
     number: int
-    """How many submissions of this assignment there are from this student."""
 
 
 class Receiver:

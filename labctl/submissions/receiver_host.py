@@ -37,8 +37,8 @@ from labctl.submissions.receiver import Hello
 from labctl.submissions.service import PART_BYTES
 from labctl.transports import failures
 
+# Connections that may break one after another without anything having arrived.
 TRIES = 5
-"""Connections that may break one after another without anything having arrived."""
 FIRST_PAUSE_S = 1.0
 END_S = 10.0
 SSH_FAILED = 255

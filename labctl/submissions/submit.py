@@ -20,8 +20,8 @@ from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
 from labctl.submissions.receiver_host import ReceiverHost
 
+# By so much this machine's clock may differ from the receiver's before it is told.
 CLOCK_S = 60
-"""By so much this machine's clock may differ from the receiver's before it is told."""
 
 
 class Choice(Value, frozen=True):

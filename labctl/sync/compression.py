@@ -8,10 +8,10 @@ from pathlib import Path
 
 SAMPLES = 16
 SAMPLE_BYTES = 64 * 1024
+# Less travels in a moment anyway.
 LEAST_BYTES = 128 * 1024
-"""Less travels in a moment anyway."""
+# Compressed to this share or less: the quickest levels then save more time than they take.
 WORTH = 0.8
-"""Compressed to this share or less: the quickest levels then save more time than they take."""
 LEVEL = 1
 
 

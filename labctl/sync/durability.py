@@ -11,8 +11,8 @@ from pathlib import Path
 
 from labctl.errors import DiskFullError, TransferError
 
+# How a kernel, a sandbox or a file system says that it has no such call.
 NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
-"""How a kernel, a sandbox or a file system says that it has no such call."""
 
 
 def sync_files(folder: Path, files: Iterable[Path]) -> None:

@@ -15,8 +15,8 @@ from labctl.sync.fetch import fetch_data
 from labctl.sync.scan import Index, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
+# Where it goes on the server, where it lies here, its files, and the index that they are in.
 Tree = tuple[str, Path, Sequence[FileEntry], Index]
-"""Where it goes on the server, where it lies here, its files, and the index that they are in."""
 
 
 class Pushed(Value, frozen=True):

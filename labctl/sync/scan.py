@@ -25,20 +25,20 @@ from labctl.model import FileEntry
 IGNORE_FILES = (".gitignore", ".labignore")
 NEVER_ANYWHERE = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints"})
 NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits", "assignment.yaml"})
+# A file written this recently may be written again without its time changing: not cached.
 RACY_S = 2.0
-"""A file written this recently may be written again without its time changing: not cached."""
 NAMED_AT_MOST = 5
 SMALL_BYTES = 256 * 1024
+# From here on a file that is to travel had better be hashed on its way.
 LARGE_BYTES = 32 * 1024**2
-"""From here on a file that is to travel had better be hashed on its way."""
 MANY_FILES = 1000
+# How often reading is told of.
 TOLD_BYTES = 4 * 1024**2
-"""How often reading is told of."""
 Rules = tuple[tuple[bool, re.Pattern[str]], ...]
 Ignore = tuple[tuple[str, Rules], ...]
 Found = tuple[str, os.stat_result]
+# Size, mtime_ns, inode, ctime_ns and the hash of the file that had them.
 Entry = tuple[int, int, int, int, str]
-"""Size, mtime_ns, inode, ctime_ns and the hash of the file that had them."""
 
 
 class Index:
@@ -49,8 +49,8 @@ class Index:
         self._section = section
         self._known = _read_index(self._path).get(section, {})
         self._fresh: dict[str, Entry] = {}
+        # Names of what `hash` did not know.
         self.read: set[str] = set()
-        """Names of what `hash` did not know."""
 
     def known(self, name: str, found: os.stat_result) -> str:
         """The hash of the file that stat describes, "" if it must be read."""

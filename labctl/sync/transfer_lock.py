@@ -13,8 +13,8 @@ from pathlib import Path
 from labctl.events import Note, Reporter
 from labctl.state.locks import hold_lock
 
+# As long as one transfer may take. The kernel frees the lock of a process that has died.
 WAIT_S = 6 * 3600.0
-"""As long as one transfer may take. The kernel frees the lock of a process that has died."""
 
 
 @contextmanager

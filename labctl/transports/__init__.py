@@ -13,12 +13,11 @@ from typing import Protocol
 from labctl.model import Endpoint, Value
 from labctl.shell import Command
 
+# What a command reads from its standard input: bytes, or what begins a stream of them anew.
+#
+# It is begun again where sshd turned the command away before it began, and may be read in another
+# thread: a stream must not fail.
 Body = bytes | memoryview | Callable[[], Iterator[bytes]]
-"""What a command reads from its standard input: bytes, or what begins a stream of them anew.
-
-It is begun again where sshd turned the command away before it began, and may be read in another
-thread: a stream must not fail.
-"""
 
 
 def blocks(body: Body) -> Iterator[memoryview]:

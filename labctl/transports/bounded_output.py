@@ -6,8 +6,8 @@ from labctl.errors import LabError
 from labctl.model import Endpoint
 from labctl.transports import failures
 
+# Of both streams of one command. The list of a million files has less.
 MOST_BYTES = 128 * 1024**2
-"""Of both streams of one command. The list of a million files has less."""
 
 
 class Kept:

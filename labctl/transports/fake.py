@@ -11,8 +11,8 @@ from labctl.model import Endpoint
 from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, Result, blocks, failures
 
+# What a line leads to: a result, an error to raise, or a function of the line and its stdin.
 Reply = Result | LabError | Callable[[str, bytes], Result]
-"""What a line leads to: a result, an error to raise, or a function of the line and its stdin."""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ MOST_CHUNKS = 64
 _CHUNK_BYTES = 64 * 1024
 _PART_BYTES = 1024 * 1024
 _NETWORK_ERRORS = (paramiko.SSHException, OSError, EOFError)
+# sshd's answer above MaxSessions: SSH_OPEN_CONNECT_FAILED (RFC 4254, section 5.1).
 NO_SESSION_FREE = 2
-"""sshd's answer above MaxSessions: SSH_OPEN_CONNECT_FAILED (RFC 4254, section 5.1)."""
 PAUSE_S = 0.05
 
 

@@ -11,11 +11,11 @@ from labctl.web.view import HandIn
 
 REPORT = "report.html"
 MOST_REPORT_BYTES = 16 * 1024**2
+# A stranger's page: no script, nothing from anywhere, an origin of its own.
 SANDBOX = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
     "frame-ancestors 'none'; form-action 'none'; base-uri 'none'"
 )
-"""A stranger's page: no script, nothing from anywhere, an origin of its own."""
 
 
 def bundle_of(drop: Path, one: HandIn) -> Path:

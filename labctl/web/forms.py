@@ -17,8 +17,8 @@ from labctl.web.view import Machine, Seat
 if TYPE_CHECKING:
     from labctl.web.app import Dashboard
 
+# More than a day at once is not a click.
 LONGEST_S = 24 * 3600
-"""More than a day at once is not a click."""
 MOST_WHY = 200
 
 

@@ -14,8 +14,8 @@ from labctl.state import State
 
 HOST = "127.0.0.1"
 PORT = 8600
+# Below the course's `.course/keeper`: always the URL that lets the next browser in (0600).
 URL_FILE = "dashboard-url"
-"""Below the course's `.course/keeper`: always the URL that lets the next browser in (0600)."""
 START_S = 60.0
 END_S = 5.0
 NEEDED = ("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart")

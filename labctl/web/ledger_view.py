@@ -14,11 +14,11 @@ from labctl.courses.records.cost_report import CourseCosts, course_costs
 from labctl.courses.records.ledger import Entry, Living
 from labctl.courses.records.student import Student
 
+# Kinds of lines that are sums and no news.
 SUMS = ("cost",)
-"""Kinds of lines that are sums and no news."""
 SUMS_EVERY_S = 60.0
+# Of a core, at most, goes into making sums.
 SHARE = 0.005
-"""Of a core, at most, goes into making sums."""
 HOUR_S = 3600.0
 
 
@@ -37,8 +37,8 @@ class Books:
         self.news: list[Entry] = []
         self.by_seat: dict[str, list[Entry]] = {}
         self.by_student: dict[str, list[Entry]] = {}
+        # Server's id -> the seat that it was made for.
         self.owners: dict[str, str] = {}
-        """Server's id -> the seat that it was made for."""
         self.given_usd: dict[str, float] = {}
 
     def read(self, entries: Sequence[Entry]) -> None:

@@ -20,12 +20,12 @@ from fastapi.sse import format_sse_event
 from labctl.errors import LabError
 from labctl.web.view import Snapshot
 
+# Between two looks while somebody watches; longer where a look itself takes long.
 EVERY_S = 3.0
-"""Between two looks while somebody watches; longer where a look itself takes long."""
+# Of a core, at most, goes into looking and drawing.
 SHARE = 0.02
-"""Of a core, at most, goes into looking and drawing."""
+# After so long without news a watcher is told so: a dead link shows.
 BEAT_S = 15.0
-"""After so long without news a watcher is told so: a dead link shows."""
 FORGET_S = 60.0
 
 RELOAD = format_sse_event(event="reload", data_str="1")
@@ -83,8 +83,8 @@ class Feed:
     """Takes snapshots with `take`, in a thread of its own. Used from one event loop."""
 
     def __init__(self, take: Callable[[], Snapshot], every_s: float) -> None:
+        # Tells this process's versions from those of one before.
         self.boot = secrets.token_hex(4)
-        """Tells this process's versions from those of one before."""
         self._take = take
         self._every_s = every_s
         self._snapshot: Snapshot | None = None

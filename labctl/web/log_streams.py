@@ -17,20 +17,20 @@ from markupsafe import Markup
 from labctl.errors import ConnectError, LabError
 from labctl.web.mutations import Reading
 
+# Before the end, where a log begins to be shown.
 LINES = 400
-"""Before the end, where a log begins to be shown."""
+# Characters of a log that are held for whoever opens it next.
 KEPT = 256 * 1024
-"""Characters of a log that are held for whoever opens it next."""
+# Of what came since the last look; more is a flood, of which the end is shown.
 MOST_BYTES = 8 * 1024**2
-"""Of what came since the last look; more is a flood, of which the end is shown."""
 SOON_S, LATE_S = 0.7, 5.0
 MOST_TAILS = 12
 BEAT_S = 15.0
 # Characters of it that a page may hold; above it begins anew with those that are kept.
 MOST_SHOWN = 400_000
 MOST_LINE = 20_000
+# Until the server has answered once; the page says so by itself from the beginning.
 READING = "reading"
-"""Until the server has answered once; the page says so by itself from the beginning."""
 LEFT_OUT = "[what came before is left out]\n"
 STEERING = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -71,10 +71,10 @@ class _Tail:
         # What is whole of the log, as it is shown; then the line that is still being written.
         self.text = ""
         self.rest = ""
+        # Characters that are gone from the beginning of `text`.
         self.dropped = 0
-        """Characters that are gone from the beginning of `text`."""
+        # Grows where what follows does not go on from what was before.
         self.era = 0
-        """Grows where what follows does not go on from what was before."""
         self.cut = False
         self.told = READING
         self.ended = False

@@ -27,8 +27,8 @@ from labctl.servers.context import Ground
 from labctl.state import State
 from labctl.web.view import Gauge
 
+# What a cancelled run has to write a checkpoint, as with `labctl cancel`.
 GRACE_S = 60
-"""What a cancelled run has to write a checkpoint, as with `labctl cancel`."""
 BY = "dashboard"
 
 

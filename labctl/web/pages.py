@@ -80,12 +80,12 @@ class Pages:
             size=formatting.size,
             received=received_at,
         )
+        # Path -> content and type. The path holds the content's hash: it may be kept for ever.
         self.static = {
             f"/static/{hashlib.sha256(data).hexdigest()[:12]}/{Path(name).name}": (data, kind)
             for name, kind in STATIC.items()
             for data in ((folder / name).read_bytes(),)
         }
-        """Path -> content and type. The path holds the content's hash: it may be kept for ever."""
         self._paths = {path.rpartition("/")[2]: path for path in self.static}
         self._environment.globals.update(
             static=self._paths, htmx_config=json.dumps(HTMX_CONFIG, separators=(",", ":"))

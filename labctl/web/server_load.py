@@ -14,8 +14,8 @@ from labctl.web.view import Gauge
 
 EVERY_S = 6.0
 LONGEST_S = 60.0
+# What a server said of itself counts for so long; then its watchdog's word does again.
 FRESH_S = 90.0
-"""What a server said of itself counts for so long; then its watchdog's word does again."""
 _AT = re.compile(r"GPU \S+ is at ([0-9.]+) %")
 _SOME = re.compile(r"process \d+ uses a GPU")
 

@@ -22,11 +22,11 @@ from labctl.web.server_load import told_by_watchdog
 from labctl.web.submission_list import HandIns
 from labctl.web.view import Due, Gauge, Happening, Machine, Person, Seat, Snapshot
 
+# Of each seat; its own page says how many more there are.
 RUNS_KEPT = 12
-"""Of each seat; its own page says how many more there are."""
 HAPPENINGS_KEPT = 400
+# For so long it is trouble that something was refused.
 TROUBLE_S = 12 * 3600.0
-"""For so long it is trouble that something was refused."""
 
 
 class _Roster:
@@ -37,8 +37,8 @@ class _Roster:
         self.seats = folder.seats(active_only=False)
         self.active = {one.seat for one in self.people if one.active}
         self.keys = {one.id: folder.pseudonym(one.id) for one in self.people}
+        # Seat -> its own name, where it is a team's, and its students.
         self.mates: dict[str, list[str]] = {}
-        """Seat -> its own name, where it is a team's, and its students."""
         for one in self.people:
             self.mates.setdefault(one.seat, [one.team] if one.team else []).append(one.id)
 

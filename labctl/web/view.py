@@ -16,8 +16,8 @@ from labctl.model import Run, Value
 
 SeatState = Literal["none", "starting", "running", "stopped", "ending"]
 WARN_SHARE, FULL_SHARE = 0.8, 1.0
+# A server that does nothing for so long is shown as idle.
 IDLE_S = 600.0
-"""A server that does nothing for so long is shown as idle."""
 
 
 class Gauge(Value, frozen=True):
@@ -172,8 +172,8 @@ class Due(Value, frozen=True):
     name: str
     due_at: int | None = None
     points: float | None = None
+    # Student's id -> seconds more.
     extensions: dict[str, int] = msgspec.field(default_factory=dict)
-    """Student's id -> seconds more."""
 
 
 class Happening(Value, frozen=True):

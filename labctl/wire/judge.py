@@ -21,10 +21,10 @@ from . import archives, pickles
 from .archives import ArchiveError
 
 MAX_UNPACKED_BYTES = 1024**3
+# An archive may unpack to MAX_UNPACKED_BYTES, or to this many times its own size.
 BOMB_FACTOR = 20
-"""An archive may unpack to MAX_UNPACKED_BYTES, or to this many times its own size."""
+# The bound of the safetensors library itself.
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
-"""The bound of the safetensors library itself."""
 _HEAD_BYTES = 512
 _MAX_ARRAY_HEADER_BYTES = 64 * 1024
 _ARRAY_MARK, _GZIP_MARK = b"\x93NUMPY", b"\x1f\x8b"

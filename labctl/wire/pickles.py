@@ -12,20 +12,20 @@ import pickletools
 from collections.abc import Iterator
 from typing import BinaryIO
 
+# Of one pickle; PyTorch keeps tensors outside of it.
 MAX_BYTES = 64 * 1024 * 1024
-"""Of one pickle; PyTorch keeps tensors outside of it."""
 MAX_STREAMS = 16
+# Things that one pickle keeps for later; each takes memory here for one byte there.
 MAX_KEPT = 500_000
-"""Things that one pickle keeps for later; each takes memory here for one byte there."""
 FRAME_HEAD_BYTES = 9
 UNSEEN = "and cannot be looked into"
 NO_STEP = "unknown"
+# Where pickletools stops because every unpickler does: there is no such step, or no more bytes.
 CUT = ("exhausted", "not enough data", "remain", "no newline found")
-"""Where pickletools stops because every unpickler does: there is no such step, or no more bytes."""
+# What such a name promises must be read to be believed.
 SUFFIXES = frozenset(
     (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".dill", ".sav", ".ckpt", ".pck", ".npy")
 )
-"""What such a name promises must be read to be believed."""
 ALLOWED = frozenset(
     f"{module} {name}"
     for module, names in {

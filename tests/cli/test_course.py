@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+# What was said: `code`, `out`, `err`.
 Said = Any
-"""What was said: `code`, `out`, `err`."""
 Labctl = Callable[..., Said]
 
 CANVAS = """Student,ID,SIS User ID,SIS Login ID,Section,hw3 (103)

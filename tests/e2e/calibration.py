@@ -13,11 +13,11 @@ import time
 DEAD_LINK_NOTICED_S = 10.0
 WAITS = 10
 WAIT_S = 0.1
+# A generous time for a shell that starts, does nothing and ends.
 SPAWN_S = 0.01
-"""A generous time for a shell that starts, does nothing and ends."""
 STEPS = 1_000_000
+# Processor time of `STEPS` additions, on a 2.5 GHz server core of 2020 or a faster one.
 STEPS_CPU_S = 0.1
-"""Processor time of `STEPS` additions, on a 2.5 GHz server core of 2020 or a faster one."""
 
 
 def waiting_factor() -> float:

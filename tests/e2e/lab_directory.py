@@ -18,8 +18,8 @@ from typing import Any
 from lab_servers import inside, wait_for
 
 COMMAND_S = 400.0
+# A secret's value with what is hard to hand on: a new line and both quotes.
 TOKEN = "to\nken-'3f9b\"e1"
-"""A secret's value with what is hard to hand on: a new line and both quotes."""
 LAB_YAML = """\
 lab: {name}
 server:
@@ -38,11 +38,11 @@ FROM ${BASE}
 RUN echo made > /made-by-dockerfile
 ENTRYPOINT ["env", "FROM_ENTRYPOINT=yes"]
 """
+# Shell: wait until the test lets the run go on (`lab.let_go`).
 UNTIL_GO = "until [ -e /lab/run/go ]; do sleep 0.02; done"
-"""Shell: wait until the test lets the run go on (`lab.let_go`)."""
+# Shell: numbered lines until `lab.let_go`.
 COUNTING = """\
 i=0; until [ -e /lab/run/go ]; do echo "line $i"; i=$((i+1)); sleep 0.03; done; echo last"""
-"""Shell: numbered lines until `lab.let_go`."""
 
 
 @dataclass

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+# Twice as long as ssh's keep-alives of 2 s go unanswered before a link counts as dead.
 ASLEEP_S = 14.0
-"""Twice as long as ssh's keep-alives of 2 s go unanswered before a link counts as dead."""
 
 
 def list_processes(belongs: Callable[[int], bool]) -> list[int]:

@@ -27,6 +27,7 @@ RUN apt-get update \\
 """
 DISK = "/home/student/labs:size={size},uid=1000,gid=1000,mode=700"
 MIRROR = "mirror: 2s\n"
+# Shell: a checkpoint every 0.3 s, by rename, of which three are kept, until the test says go.
 TRAIN = """\
 mkdir -p /lab/run/checkpoints; cd /lab/run/checkpoints; n=0
 until [ -e /lab/run/go ]; do
@@ -40,7 +41,6 @@ until [ -e /lab/run/go ]; do
   sleep 0.3
 done
 echo over"""
-"""Shell: a checkpoint every 0.3 s, by rename, of which three are kept, until the test says go."""
 
 
 class StoreBox:

@@ -103,6 +103,7 @@ def test_jupyterlab_refuses_who_has_no_token(
         keep(browser_page, "jupyter-refused")
 
 
+# How Perfetto's page answers one that hands it a trace.
 PERFETTO = """<script>addEventListener("message", (said) => {
   if (said.data === "PING") said.source.postMessage("PONG", "*");
   else {
@@ -110,7 +111,6 @@ PERFETTO = """<script>addEventListener("message", (said) => {
     document.title = `${buffer.byteLength} bytes of ${title}`;
   }
 });</script>"""
-"""How Perfetto's page answers one that hands it a trace."""
 
 
 def profiled(lab: ServiceLab, run: str) -> int:

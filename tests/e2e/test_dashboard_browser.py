@@ -51,8 +51,8 @@ per_student: {budget: 5.00, ttl: 1h, max_ttl: 2h}
 """
 
 
+# Dialogs, errors and words in any page's console: there are to be none.
 TROUBLE: list[str] = []
-"""Dialogs, errors and words in any page's console: there are to be none."""
 
 
 @pytest.fixture(autouse=True)

@@ -21,10 +21,10 @@ pytest_plugins = ["aws_fixtures"]
 pytestmark = pytest.mark.engine
 
 IMAGE = "shell:1"
+# The server's own shell as an image: sending one there takes longer than all the rest.
 IMPORT = """\
 programs="/bin/bash /bin/sh /bin/sleep /bin/mkdir /bin/head /bin/cat /usr/bin/env /usr/bin/id"
 tar -chP $programs $(ldd $programs | grep -o '/lib[^ ]*' | sort -u) | docker import - shell:1"""
-"""The server's own shell as an image: sending one there takes longer than all the rest."""
 TRAIN = """\
 cd /lab/run/checkpoints; mkdir first; head -c 300000 /dev/urandom > first/model
 trap 'mkdir last; echo weights > last/model; echo {} > last/manifest.json; exit 3' TERM

@@ -32,6 +32,7 @@ mirror: 1h
 LOCAL_YAML = (
     "lab: {name}\nserver: {{provider: local, gpu: none}}\nimage: {{build: .}}\nrun: sh train.sh\n"
 )
+# Shell: twenty steps a second, a checkpoint every EVERY, and one a step on when asked to end.
 TRAIN = f"""\
 cd /lab/run
 step=$(ls checkpoints | tail -n 1 | tr -dc 0-9 | sed 's/^0*//')
@@ -57,7 +58,6 @@ while :; do
   sleep 0.05
 done
 """
-"""Shell: twenty steps a second, a checkpoint every EVERY, and one a step on when asked to end."""
 
 
 def write_lab(root: Path, lab_yaml: str) -> None:

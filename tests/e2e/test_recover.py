@@ -12,6 +12,7 @@ from labctl.providers.local import engine
 
 pytestmark = pytest.mark.engine
 
+# Shell: a checkpoint a step, until the data set says go on and forty are made.
 TRAIN = """\
 cd /lab/run
 step=$(ls checkpoints | tail -n 1 | tr -dc 0-9 | sed 's/^0*//')
@@ -32,7 +33,6 @@ while [ "$step" -lt 40 ] || [ ! -e /lab/data/go/on ]; do
 done
 echo "{version} ends"
 """
-"""Shell: a checkpoint a step, until the data set says go on and forty are made."""
 
 
 @pytest.fixture(scope="module")

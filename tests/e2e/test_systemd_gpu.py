@@ -35,8 +35,8 @@ path.write_text(json.dumps({**settings, "exec-opts": ["native.cgroupdriver=syste
 END
 python3 /tmp/driver.py
 systemctl restart docker && docker info --format '{{.CgroupDriver}}' | grep -qx systemd"""
+# A device that no container may open of itself: the GPU, where one is to be lost for real.
 FUSE = "10:229"
-"""A device that no container may open of itself: the GPU, where one is to be lost for real."""
 GENERATOR = """\
 mkdir -p /etc/systemd/system-generators && cd /etc/systemd/system-generators
 printf '#!/bin/sh\\necho reload >> /run/reloads\\n' > count && chmod 755 count

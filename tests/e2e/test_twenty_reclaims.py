@@ -37,10 +37,10 @@ RUN = (
     "env OMP_NUM_THREADS=1 "  # on a busy machine two threads mostly wait for each other
     f"python train.py --epochs {EPOCHS} --checkpoint-every {EVERY} --log-every 1"
 )
+# Where packages come from the network: a fraction of the download.
 CPU = (
     "    TORCH: torch==2.13.0+cpu\n    PIP_EXTRA_INDEX_URL: https://download.pytorch.org/whl/cpu\n"
 )
-"""Where packages come from the network: a fraction of the download."""
 JUPYTER = ' jupyterlab "jupyter-server>=2.20"'
 BEGUN = re.compile(r"run \S+: \d+ images")
 GAP = re.compile(r"\(attempt \d+\) ---\n(?:.*\n)*?resuming from \S+/step-(\d+)")

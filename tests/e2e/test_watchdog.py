@@ -24,8 +24,8 @@ pytestmark = pytest.mark.engine
 LONG_S = 3600.0
 TTL_MET_WITHIN_S = 5
 SHARE_OF_A_CORE = 0.03
+# An idle limit with a look every other second.
 LOOKING_S = 40.0
-"""An idle limit with a look every other second."""
 
 
 @pytest.fixture(scope="module")
@@ -207,8 +207,8 @@ def test_what_merely_waits_is_no_work(looking: WatchLab) -> None:
     looking.server.ssh("tmux kill-server; docker kill rests")
 
 
+# Not the shell that waits a second before it becomes one.
 RECORDER = "pgrep -u student -f '^[^ ]*python3 .* telemetry$'"
-"""Not the shell that waits a second before it becomes one."""
 
 
 def test_a_recorder_of_telemetry_that_died_is_begun_again(looking: WatchLab) -> None:

@@ -16,6 +16,7 @@ pytest_plugins = ["service_fixtures"]
 pytestmark = pytest.mark.engine
 
 ABOUT = {"lab": LAB, "lab_id": LAB_ID}
+# What a browser does that runs a cell and is closed then: a websocket, one masked frame.
 EXECUTE = """
 import base64, json, os, socket, struct, sys
 port, token, kernel, code = sys.argv[1:]
@@ -34,7 +35,6 @@ body = json.dumps(message).encode()
 link.sendall(struct.pack("!BBH4x", 0x81, 0x80 | 126, len(body)) + body)
 while b"busy" not in link.recv(65536): pass
 """
-"""What a browser does that runs a cell and is closed then: a websocket, one masked frame."""
 
 
 def request(lab: ServiceLab, service: Service, method: str, path: str) -> str:

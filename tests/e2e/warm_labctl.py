@@ -39,8 +39,8 @@ MODULES = (
     "botocore.httpsession",
     "jinja2",
 )
+# By these audit events a file appears at its place.
 EFFECTS = ("os.rename", "os.link")
-"""By these audit events a file appears at its place."""
 RANDOM = re.compile(r"[0-9a-f]{8,}")
 
 

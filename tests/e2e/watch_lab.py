@@ -24,11 +24,11 @@ LAB = "watched"
 LAB_ID = "77aa5500ee11"
 PLACE = "/var/lib/labctl/watchdog"
 FOREVER = "while :; do sleep 0.1; done"
+# Shell: a run that takes two seconds over its checkpoint when it is asked to end.
 CHECKPOINT = """\
 trap 'sleep 1; cd /lab/run/checkpoints; mkdir last; echo weights > last/model; sleep 1
 echo {} > last/manifest.json; echo saved; exit 0' TERM
 echo begun; while :; do sleep 0.1; done"""
-"""Shell: a run that takes two seconds over its checkpoint when it is asked to end."""
 
 
 @dataclass

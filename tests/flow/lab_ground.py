@@ -39,11 +39,11 @@ from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport
 
 LAB_ID = "0f1e2d3c4b5a"
+# Nothing is missing, and a banner comes first.
 PROBE = (
     "Welcome!\n=== labctl probe ===\npython=3.11.2\ntmux=tmux 3.3a\n"
     "docker_said=labctl-engine 27.3.1\n=== labctl probe end ===\n"
 )
-"""Nothing is missing, and a banner comes first."""
 
 
 class Settings(Value, frozen=True):

@@ -26,8 +26,8 @@ from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport
 
 SIZES = (1, 10, 100, 1000)
+# More than linear by no more than this: what SQLite's trees and sorting take.
 SLACK = 1.15
-"""More than linear by no more than this: what SQLite's trees and sorting take."""
 STEPS = 100
 
 

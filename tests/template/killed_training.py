@@ -28,8 +28,8 @@ from places import from_environment
 EVERY = 5
 ARGUMENTS = ("--batch-size", "16", "--log-every", "1", "--seed", "1")
 NOTICE_S = 30.0
+# A step takes a few milliseconds, its checkpoint some more.
 WITHIN_S = 0.02
-"""A step takes a few milliseconds, its checkpoint some more."""
 
 
 def epochs(kills: int) -> int:

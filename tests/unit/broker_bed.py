@@ -40,10 +40,10 @@ class Engine:
 
     served: EngineSocket
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Part of a path -> until when an answer to it is held back.
     hold: dict[str, threading.Event] = field(default_factory=dict)
-    """Part of a path -> until when an answer to it is held back."""
+    # Part of a path -> what is answered instead.
     said: dict[str, Answer] = field(default_factory=dict)
-    """Part of a path -> what is answered instead."""
 
     def answer(self, method: str, path: str, body: Any) -> Answer | None:
         parts = urlsplit(path)

@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+# HTTP status and body; bytes are sent as they are, status 0 hangs up instead.
 Answer = tuple[int, Any]
-"""HTTP status and body; bytes are sent as they are, status 0 hangs up instead."""
 
 
 @dataclass

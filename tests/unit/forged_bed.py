@@ -123,6 +123,7 @@ def tar_named(name: Callable[[int], bytes], marker: Path) -> bytes:
     return bytes(data)
 
 
+# What a tar archive may look like to those who do not try that first, as PyTorch does.
 TAR_NAMES: dict[str, Callable[[int], bytes]] = {
     "a pickle": lambda size: b"\x80\x02}.",
     "an empty archive": lambda size: end(0, 0, 0)[:-2] + struct.pack("<H", size - 22),
@@ -130,7 +131,6 @@ TAR_NAMES: dict[str, Callable[[int], bytes]] = {
         b"\x93NUMPY\x01\0\x50\0{'descr':'<f4','fortran_order':False,'shape':(1,)}".ljust(90)
     ),
 }
-"""What a tar archive may look like to those who do not try that first, as PyTorch does."""
 
 
 def framed(marker: Path) -> bytes:

@@ -8,10 +8,10 @@ from report_facts import BEGAN, data_uri, png, sample
 from labctl.insight.report import formatting, pictures
 from labctl.insight.report.utilization import use
 
+# A JPEG's first bytes: 7 by 9 pixels.
 JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000ffc0000b08") + bytes(
     [0, 9, 0, 7, 1, 1, 17, 0]
 )
-"""A JPEG's first bytes: 7 by 9 pixels."""
 
 
 @pytest.mark.parametrize(

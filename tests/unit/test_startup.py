@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
+# All of labctl that `labctl --help` may import; beyond it click and the standard library.
 HELP_MODULES = {"labctl", "labctl.cli", "labctl.cli.exit_codes", "labctl.errors"}
-"""All of labctl that `labctl --help` may import; beyond it click and the standard library."""
 
+# Every package beyond the standard library that `labctl status` may import; the last two come with
+# yaml's C part and with msgspec.
 STATUS_PACKAGES = {"click", "labctl", "msgspec", "yaml", "cython_runtime", "typing_extensions"}
-"""Every package beyond the standard library that `labctl status` may import; the last two come
-with yaml's C part and with msgspec."""
 
+# What `labctl status` may import beside the command line, the config and the state.
 STATUS_MODULES = {
     "labctl.events",
     "labctl.servers",
@@ -37,7 +38,6 @@ STATUS_MODULES = {
     "labctl.providers",
     "labctl.shell",
 }
-"""What `labctl status` may import beside the command line, the config and the state."""
 
 HEAVY = {
     "ansible",
@@ -54,10 +54,11 @@ HEAVY = {
     "tenacity",
     "torch",
 }
+# Of the standard library; each costs more than all of labctl's own modules for `status`.
 SLOW_STANDARD = {"asyncio", "http.client", "urllib.request", "ssl", "email.parser"}
-"""Of the standard library; each costs more than all of labctl's own modules for `status`."""
 
 ROOT = Path(__file__).parents[2]
+# What Python's audit hooks call it when a process starts another one or asks the network.
 REACHING_OUT = {
     "os.exec",
     "os.fork",
@@ -69,7 +70,6 @@ REACHING_OUT = {
     "socket.gethostbyname",
     "subprocess.Popen",
 }
-"""What Python's audit hooks call it when a process starts another one or asks the network."""
 
 SCRIPT = """
 import json, sys

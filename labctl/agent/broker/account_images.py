@@ -14,14 +14,14 @@ from .rules import OWNER, Account
 
 PRIVATE = re.compile(r"^labctl-u(\d+)/")
 MOST_CHARACTERS = 384
+# Wherever it stands: the engine knows docker.io/x/y and x/y for the same.
 RESERVED = re.compile(r"(^|/)labctl-u\d+/")
-"""Wherever it stands: the engine knows docker.io/x/y and x/y for the same."""
+# Nothing that the engine corrects: it takes `x:1:` for x:1, and `x:` for all tags of x.
 REFERENCE = re.compile(
     r"[a-z0-9][a-z0-9._-]*(:[0-9]{1,5}(?=/))?(/[a-z0-9][a-z0-9._-]*)*"
     r"(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
     re.ASCII,
 )
-"""Nothing that the engine corrects: it takes `x:1:` for x:1, and `x:` for all tags of x."""
 TAG = re.compile(r"\w[\w.-]{0,127}|sha256:[0-9a-f]{64}", re.ASCII)
 IMAGE_ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
 

@@ -35,8 +35,8 @@ from .relay import parse_head
 from .rules import Account
 from .settings import Settings, load
 
+# Connections of one account. Followers and terminals hold theirs for long.
 MOST_AT_ONCE = 64
-"""Connections of one account. Followers and terminals hold theirs for long."""
 MOST_FILES = 65536
 PAUSE_S = 0.1
 KEEP_EVERY_S = 2.0

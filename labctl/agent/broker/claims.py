@@ -21,9 +21,9 @@ from .http import Refusal
 from .rules import Account
 from .settings import Settings
 
+# Of one account's containers that have ended: each has its log on the server's disk. How a run
+# ended is in its own files.
 ENDED_KEPT = 64
-"""Of one account's containers that have ended: each has its log on the server's disk. How a run
-ended is in its own files."""
 UNSURE_S = 2 * engine.ANSWER_S  # an engine that gave no answer may make the container even so
 
 

@@ -6,10 +6,10 @@ import os
 
 BROKER = "/run/labctl/broker.sock"
 ENGINE = "/var/run/docker.sock"
+# The limit (place.LIMIT) that ended a run whose GPU was lent for no longer.
 LEASE = "GPU lease"
-"""The limit (place.LIMIT) that ended a run whose GPU was lent for no longer."""
+# How the broker's words begin where others have what is asked, or the account's share is used.
 TAKEN = "shared server: "
-"""How the broker's words begin where others have what is asked, or the account's share is used."""
 
 
 def brokered() -> bool:

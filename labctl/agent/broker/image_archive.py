@@ -28,10 +28,10 @@ MOST_HEADER = 64 * 1024
 MOST_MEMBERS = 20_000
 MOST_NAME = 255  # characters; the names of all members are kept, and `docker save` needs 80
 GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ"
+# Frames of zstd (RFC 8878, 3.1.2) that hold nothing, and may stand before one that does.
 SKIPPED = tuple(bytes([0x50 + number]) + b"*M\x18" for number in range(16))
-"""Frames of zstd (RFC 8878, 3.1.2) that hold nothing, and may stand before one that does."""
+# Layers packed so are refused: what they come to cannot be counted as they pass.
 CLOSED = (BZIP2, XZ, b"(\xb5/\xfd", *SKIPPED)
-"""Layers packed so are refused: what they come to cannot be counted as they pass."""
 PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 EXTENDED = (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 Claim = Callable[[int], None]

@@ -10,8 +10,8 @@ from typing import Any, Callable, Mapping, NamedTuple
 
 from .strict_json import encode_json, parse_json
 
+# Returns the value as it goes on; ValueError where it has the wrong type.
 Check = Callable[[Any], Any]
-"""Returns the value as it goes on; ValueError where it has the wrong type."""
 
 
 class Entry(NamedTuple):

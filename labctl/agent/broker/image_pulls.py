@@ -16,8 +16,8 @@ from .concurrency import AccountLimit
 from .http import Refusal
 from .rules import Account
 
+# Of one account. The engine itself loads few layers at a time, whoever asks.
 MOST_AT_ONCE = 2
-"""Of one account. The engine itself loads few layers at a time, whoever asks."""
 SILENCE_S = 300.0  # checking or unpacking a large layer is told of more often
 TICK_S = 1.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"

@@ -22,8 +22,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 1, 2, 4, 32, 4096
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 PLACE = Path("/run/labctl/mounts")
+# Data sets that staff shares with every account: seen at SHARED_TARGET, read-only.
 SHARED = Path("/srv/labctl")
-"""Data sets that staff shares with every account: seen at SHARED_TARGET, read-only."""
 SHARED_TARGET = "/lab/shared"
 
 _libc = ctypes.CDLL(None, use_errno=True)

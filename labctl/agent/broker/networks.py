@@ -25,14 +25,14 @@ from .http import CHUNK, Refusal
 from .rules import OWNER, Account
 
 BRIDGE = "lc"
+# Where clouds hand out credentials: no account's.
 METADATA = "169.254.169.254"
-"""Where clouds hand out credentials: no account's."""
 PLACE = Path("/run/labctl/accounts")
 CLONE_NEWNET = 0x40000000
 PEER = struct.Struct("3i")
 ANSWER_S = 10.0
+# Connections to all services of one account together.
 MOST_CARRIED = 128
-"""Connections to all services of one account together."""
 PAUSE_S = 0.1
 
 _libc = ctypes.CDLL(None, use_errno=True)

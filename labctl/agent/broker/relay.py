@@ -20,8 +20,8 @@ from .http import CHUNK, MOST_JSON, Query, Refusal, Request, is_readable, linger
 
 MOST_ANSWER_HEAD = 256 * 1024
 ENDED = "the Docker Engine ended while it was asked"
+# Headers about one connection, which the next has its own of.
 OWN_HOP = (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"trailer")
-"""Headers about one connection, which the next has its own of."""
 UPGRADE = [("Connection", "Upgrade"), ("Upgrade", "tcp")]
 
 

@@ -17,8 +17,8 @@ GPUS = "labctl.gpus"
 ENDS = "labctl.lease-ends"
 SOCKET = "labctl.service-socket"
 SOURCES = "labctl.sources"
+# Labels that only the broker sets: all of them each time, or an image's own would stand there.
 OWN_LABELS = (OWNER, GPUS, ENDS, SOCKET, SOURCES)
-"""Labels that only the broker sets: all of them each time, or an image's own would stand there."""
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,120}")
 ID = re.compile(r"[0-9a-f]{12,64}")
 TARGET = re.compile(r"/(lab(/[\w.-]+)+|etc/passwd|run/labctl-[a-z]+(/[\w.-]+)*)")
@@ -31,8 +31,8 @@ MOST_TARGET = 255  # characters of a path in a container
 # Labels and command of a container, which each list of containers repeats: the broker reads one of
 # all accounts' every few seconds.
 MOST_LISTED_BYTES = 16 * 1024
+# Of each container, on the server's disk outside of quotas. A run's whole log is its own file.
 LOG = {"max-size": "5m", "max-file": "2"}
-"""Of each container, on the server's disk outside of quotas. A run's whole log is its own file."""
 
 BOOLS = ("Tty", "OpenStdin", "StdinOnce", "AttachStdin", "AttachStdout", "AttachStderr")
 KNOWN = ("Image", "Cmd", "Entrypoint", "Hostname", "WorkingDir", "Env", "Labels", "StopTimeout")
@@ -41,8 +41,8 @@ _LIMITS = ("Memory", "NanoCpus", "ShmSize", "PidsLimit")
 HOST_KNOWN = ("Mounts", "DeviceRequests", "Init", "NetworkMode", "AutoRemove", "PortBindings")
 _SETTLED = ("SecurityOpt", "LogConfig", "ReadonlyRootfs", "CapDrop", "MemorySwap", "Tmpfs")
 _USUAL = ("MemorySwappiness", "ConsoleSize", "RestartPolicy", "IpcMode")
+# What every container on a shared server gets the same, whatever is asked.
 HOST_WITHOUT_EFFECT = (*_SETTLED, *_USUAL, "MaskedPaths", "ReadonlyPaths")
-"""What every container on a shared server gets the same, whatever is asked."""
 
 
 class Account(NamedTuple):
@@ -74,10 +74,10 @@ class Wish(NamedTuple):
     """What is left to decide for a container: what it mounts, and its GPUs."""
 
     binds: list[Bind]
+    # UUIDs; ["*"] for as many as the account may have, [] for none.
     gpus: list[str]
-    """UUIDs; ["*"] for as many as the account may have, [] for none."""
+    # Of the service in it, 0 for none.
     port: int
-    """Of the service in it, 0 for none."""
 
 
 def own_name(account: Account, name: str) -> str:

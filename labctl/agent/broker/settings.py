@@ -11,8 +11,8 @@ from ..reply import Failure
 from . import cgroup
 from .rules import GIB, Share
 
+# Of the machine's memory, shared out evenly; the rest is for the machine itself.
 MEMORY_SHARE = 0.9
-"""Of the machine's memory, shared out evenly; the rest is for the machine itself."""
 
 
 class Settings(NamedTuple):

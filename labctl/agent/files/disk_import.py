@@ -36,8 +36,8 @@ from ..runs.run_state import last_attempt
 from .files import BYTECODE, RESERVE_BYTES, walk
 
 MOUNTS = Path("/run/labctl-kept")
+# XFS refuses a second disk of one UUID, which disks of one image have.
 WAYS = ("ro,nosuid,nodev,noexec", "ro,nosuid,nodev,noexec,nouuid")
-"""XFS refuses a second disk of one UUID, which disks of one image have."""
 DEVICE_S = 60.0
 POLL_S = 0.1
 STAGING = ".restoring-"

@@ -19,8 +19,8 @@ from ..host.paths import free_bytes, inside, write_json
 from ..reply import Failure
 from .push_target import NOT_A_FILE, PushedFile, Target, lstat
 
+# What a transfer leaves free: a disk at zero stops Docker and sshd too.
 RESERVE_BYTES = 64 * 1024 * 1024
-"""What a transfer leaves free: a disk at zero stops Docker and sshd too."""
 UNREADABLE = "this user may not read it"
 BYTECODE = "__pycache__"
 

@@ -14,14 +14,14 @@ from ..reply import Failure
 from ..runs.run_state import final
 from .files import UNREADABLE, rsync_version, walk
 
+# A file written within this time may still be growing.
 SETTLED_S = 2.0
-"""A file written within this time may still be growing."""
 UNFINISHED = ("*.tmp", "*.partial", "*.part", ".*.partial-*")
 NEVER = (".nfs*", "__pycache__")
+# Append-only by convention: their first N bytes are worth having while they grow.
 GROWING = ("logs/*", "*.log", "*tfevents*")
-"""Append-only by convention: their first N bytes are worth having while they grow."""
+# With "quick", so much is hashed at once, and more only on its way.
 QUICK_BYTES = 1024 * 1024
-"""With "quick", so much is hashed at once, and more only on its way."""
 MANIFEST = "manifest.json"
 OUTWARD = "a link to what is outside of the lab"
 Files = Dict[str, List[Any]]

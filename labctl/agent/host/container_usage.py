@@ -13,8 +13,8 @@ from typing import Any
 
 GROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "cpuacct", "blkio")
+# Control groups v1 write a number about so large where there is no limit.
 NO_LIMIT = 2**60
-"""Control groups v1 write a number about so large where there is no limit."""
 
 
 class Gauges:

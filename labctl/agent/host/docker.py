@@ -13,8 +13,8 @@ from .background import scope_words
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
+# How long a daemon that is being restarted is waited for.
 ATTEMPTS_S = 20.0
-"""How long a daemon that is being restarted is waited for."""
 
 
 def docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProcess[str]:

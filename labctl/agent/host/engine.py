@@ -20,8 +20,8 @@ from ..reply import Failure
 from .docker import ATTEMPTS_S, docker
 
 SOCKET = "unix:///var/run/docker.sock"
+# The newest interface that is spoken; an older engine is asked in its own.
 NEWEST = (1, 44)
-"""The newest interface that is spoken; an older engine is asked in its own."""
 PAUSE_S = 0.5
 ANSWER_S = 120.0  # an engine that has not answered by then counts as hung: a slow disk needs less
 _CHUNK = 256 * 1024

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from . import engine
 from .paths import read_json, write_json
 
+# Below a run's .labctl: container, opened_at, and lost_at (null as long as it has access).
 STATE = "gpu-access.json"
-"""Below a run's .labctl: container, opened_at, and lost_at (null as long as it has access)."""
 FIRST_S, EVERY_S = 10.0, 60.0
+# A loss counts once a second probe finds the same.
 CONFIRM_S = 5.0
-"""A loss counts once a second probe finds the same."""
+# A probe that has not ended by then hangs in the driver, and says nothing about device rules.
 GIVE_UP_S = 60.0
-"""A probe that has not ended by then hangs in the driver, and says nothing about device rules."""
 OPENED, REFUSED = 0, 20
 NO_NODES = 21
 # Built-in commands alone: whatever the image lacks, a container without a shell has no run.

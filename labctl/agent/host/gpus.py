@@ -34,6 +34,7 @@ def describe_throttling(reasons: int) -> list[str]:
     return [word for bits, word in THROTTLES if reasons & bits]
 
 
+# nvidia-smi's field, our key, and how its text is read (units left out).
 FIELDS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("index", "index", str),
     ("uuid", "uuid", str),
@@ -48,7 +49,6 @@ FIELDS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("clocks.max.sm", "sm_clock_max_mhz", float),
     ("clocks_throttle_reasons.active", "throttle", lambda text: describe_throttling(int(text, 16))),
 )
-"""nvidia-smi's field, our key, and how its text is read (units left out)."""
 CSV = "--format=csv,noheader,nounits"
 ANSWER_S = 20.0
 SHARE, LONGEST_REST_S = 0.005, 30.0

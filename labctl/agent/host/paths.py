@@ -14,12 +14,12 @@ from ..reply import Failure
 
 NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
 CHUNK = 1024 * 1024
+# Below a run: [size, mtime_ns, sha256] of its files, with "" for what was not read yet.
 HASHES = ".labctl/hashes.json"
-"""Below a run: [size, mtime_ns, sha256] of its files, with "" for what was not read yet."""
+# Beside a run that a limit ended: {"by": "ttl" or "budget", "at"}.
 LIMIT = "limit.json"
-"""Beside a run that a limit ended: {"by": "ttl" or "budget", "at"}."""
+# What a shutdown leaves: systemd's and sysvinit's mark, and that of images/lab-server.
 DOWN_MARKS = (Path("/run/nologin"), Path("/run/going-down"))
-"""What a shutdown leaves: systemd's and sysvinit's mark, and that of images/lab-server."""
 
 
 def home() -> Path:

@@ -16,8 +16,8 @@ from typing import Any
 from ..reply import Failure
 from . import engine
 
+# There while a reload is put off. Not kept over a reboot, which reads all files anew.
 PUT_OFF = Path("/run/labctl/reload-put-off")
-"""There while a reload is put off. Not kept over a reboot, which reads all files anew."""
 NODE = Path("/dev/nvidiactl")
 
 

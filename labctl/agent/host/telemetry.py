@@ -34,10 +34,10 @@ LOCKS = Path("/var/tmp")
 EVERY_S, LATER_S = 10.0, 60.0
 LATER_AFTER_S = 6 * 3600.0
 MOST_BYTES = 8 * 1024**2
+# How often the engine is asked which runs there are.
 LOOK_S = 5.0
-"""How often the engine is asked which runs there are."""
+# Looks without a run before this process ends.
 PATIENCE = 3
-"""Looks without a run before this process ends."""
 OF_A_GPU = (
     "uuid",
     "name",

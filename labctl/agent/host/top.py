@@ -22,8 +22,8 @@ from .host_usage import Machine, Processes, load_psutil
 from .paths import home, read_json
 
 LOOK_S = 5.0
+# Between the two readings that make the first sample.
 FIRST_S = 0.5
-"""Between the two readings that make the first sample."""
 PROGRESS = "logs/progress.json"
 
 

@@ -35,8 +35,8 @@ STUCK_S = 60.0
 POLL_S = 0.05
 SENT = "sent.json"
 SMALL_BYTES = 1024 * 1024
+# What a pass that is killed has sent for nothing.
 INDEX_S = 2.0
-"""What a pass that is killed has sent for nothing."""
 
 
 def mirror_now(request: dict[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from ..host.engine import image
 from ..host.paths import home, inside, lab_dir, run_dir
 from ..reply import Failure, answer, finish
 
+# Fixed, since the address is a build argument and so part of Docker's layer cache key.
 WHEELHOUSE_PORT = 8437
-"""Fixed, since the address is a build argument and so part of Docker's layer cache key."""
 FAILED_STEP = re.compile(r"^(Step \d+/\d+ : |#\d+ \[)")
 
 

@@ -10,6 +10,7 @@ from . import serve
 LINK_EVERY_S = 2
 TOKEN_FILE = "/run/labctl-service/token"
 
+# Shows each run under its id, and reads no other directory of a run than its logs.
 TENSORBOARD = f"""
 link() {{
   for logs in /lab/runs/*/logs; do
@@ -22,14 +23,13 @@ mkdir -p /tmp/runs; link
 (while sleep {LINK_EVERY_S}; do link; done) &
 exec tensorboard --logdir /tmp/runs --host 0.0.0.0 --port "$1" --reload_interval 5
 """
-"""Shows each run under its id, and reads no other directory of a run than its logs."""
+# Only 127.0.0.1 and localhost are answered, which is how a forward calls it: a page of somebody
+# else's cannot reach it by a name that it points at the loopback. The token is in a file.
 JUPYTER = """
 exec jupyter lab --no-browser --ip 0.0.0.0 --port "$1" --ServerApp.port_retries=0 \\
   --ServerApp.root_dir=/lab --ServerApp.preferred_dir=/lab/code \\
   --ServerApp.allow_remote_access=False
 """
-"""Only 127.0.0.1 and localhost are answered, which is how a forward calls it: a page of somebody
-else's cannot reach it by a name that it points at the loopback. The token is in a file."""
 
 KNOWN: dict[str, dict[str, Any]] = {
     "tensorboard": {

@@ -15,23 +15,23 @@ from .containers import limits, mount
 NAME = "serve"
 PORT = 8000
 PACKAGE = "labctl_model_server"
+# As known_services.KNOWN has it.
 KNOWN = {
     "script": f"exec python3 -m {PACKAGE}.services.model_server",
     "port": PORT,
     "path": "/",
     "test": "python3 -c 'import fastapi, uvicorn, multipart, prometheus_client, PIL'",
 }
-"""As known_services.KNOWN has it."""
+# How the server program ends where a checkpoint or a setting is refused; its words say why.
 REFUSED = 3
-"""How the server program ends where a checkpoint or a setting is refused; its words say why."""
 APP, RUN = "/lab/app", "/lab/run"
+# The model's container writes nothing but its cache: a stranger's bytes end up in it.
 LOCKED: dict[str, Any] = {
     "ReadonlyRootfs": True,
     "CapDrop": ["ALL"],
     "PidsLimit": 1024,
     "Tmpfs": {"/tmp": "size=1g"},
 }
-"""The model's container writes nothing but its cache: a stranger's bytes end up in it."""
 
 
 def wish(request: dict[str, Any]) -> list[Any]:

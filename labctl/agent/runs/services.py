@@ -28,8 +28,8 @@ from .healthcheck import listens, speaks_http
 from .images import failing_lines, streamed, wheelhouse
 from .known_services import KNOWN, TOKEN_FILE
 
+# How long a service may take until its port answers, unless the request says "deadline_s".
 READY_S = 90.0
-"""How long a service may take until its port answers, unless the request says "deadline_s"."""
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:

@@ -29,12 +29,12 @@ LARGEST_PREDICTIONS = 64 * 1024 * 1024
 LARGEST_RESULTS = 1024 * 1024
 PREDICTIONS, RESULTS = "predictions", "results.json"
 SCRIPTS = ("accuracy.py", "images.py")
+# What must not lie at home where strangers' code runs.
 KEYS = (
     ".aws/credentials", ".aws/sso/cache", ".config/gcloud", ".azure", ".kube/config", ".netrc",
     ".git-credentials", ".config/labctl/secrets", ".local/share/labctl/keys", ".docker/config.json",
     ".config/huggingface/token", ".cache/huggingface/token",
 )  # fmt: skip
-"""What must not lie at home where strangers' code runs."""
 VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS")
 METADATA = "169.254.169.254"
 METADATA_S = 1.0

@@ -18,17 +18,17 @@ from urllib.parse import quote
 from ..host import engine
 from ..reply import Failure
 
+# The account inside, "nobody": owner of nothing on the server.
 OWNER = 65534
-"""The account inside, "nobody": owner of nothing on the server."""
 OUT, SCRATCH = "/lab/out", "/lab/tmp"
+# What the program prints goes to standard error; standard output is its one file, and only that. A
+# program that writes there itself forges nothing but its own answer.
 WRAPPER = (
     'out=$1; shift; "$@" </dev/null >&2; code=$?; '
     '[ "$code" -eq 0 ] && [ -f "$out" ] && cat -- "$out"; exit "$code"'
 )
-"""What the program prints goes to standard error; standard output is its one file, and only that.
-A program that writes there itself forges nothing but its own answer."""
+# Of what it prints, its beginning and its end are kept.
 HEAD_BYTES, TAIL_BYTES = 4 * 1024, 28 * 1024
-"""Of what it prints, its beginning and its end are kept."""
 MOST_FILES = 65536
 KILLED = 137
 END_S = 20.0

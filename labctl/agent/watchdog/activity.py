@@ -25,13 +25,13 @@ from .processes import Processes, Sign, terminals, tmux_clients
 from .state_files import boottime_s
 
 CONTAINER_CORES = 0.05
+# A service computes a little while nobody looks at it; more than this is somebody's work.
 SERVICE_CORES = 0.5
-"""A service computes a little while nobody looks at it; more than this is somebody's work."""
 GPU_PERCENT = 5.0
 LONGEST_S, SHORTEST_S = 15.0, 1.0
 LOOKS_PER_IDLE_LIMIT = 20
+# Touched by each verb that somebody works with (see entrypoint.py).
 USED = ".used"
-"""Touched by each verb that somebody works with (see entrypoint.py)."""
 
 
 class Look(NamedTuple):

@@ -16,8 +16,8 @@ from .decisions import Limits
 from .state_files import boottime_s
 
 FILE = Path("/var/lib/labctl/ttl")
+# The watchdog goes first: it saves results and stops runs, the timer only ends the machine.
 LATER_S = 120.0  # the same as labctl/servers/deadlines.py adds before a watchdog is armed
-"""The watchdog goes first: it saves results and stops runs, the timer only ends the machine."""
 NEVER_S = 10 * 365 * 86400.0
 CLOSE_S = 5.0
 

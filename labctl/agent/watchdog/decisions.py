@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 WARN_AT_S = (900.0, 300.0, 60.0)
+# The first warning of a limit that is at least twice as long.
 HOUR_AHEAD_S = 3600.0
-"""The first warning of a limit that is at least twice as long."""
+# A warning is due again once there is this much more time than its own again.
 SLACK = 0.1
-"""A warning is due again once there is this much more time than its own again."""
+# A wind-down begins at most this part of a limit before it, whatever its length.
 MOST_EARLY = 0.5
-"""A wind-down begins at most this part of a limit before it, whatever its length."""
+# How fast a mirror is taken to be until one was measured.
 RATE_BYTES_S = 10e6
-"""How fast a mirror is taken to be until one was measured."""
 SETTLE_S = 3.0
 TOLERANCE_S = 0.5
 

@@ -15,13 +15,13 @@ from .provider_notice import Notice, interruption, rebalance
 ADDRESS = "169.254.169.254"
 TIMEOUT_S = 1.0
 TOKEN_S = 6 * 3600
+# At boot it may answer a little late. Who has none is asked three times and then left alone.
 LOOK_AGAIN_S = (0.0, 2.0, 10.0)
-"""At boot it may answer a little late. Who has none is asked three times and then left alone."""
 ACTION = "meta-data/spot/instance-action"
 REBALANCE = "meta-data/events/recommendations/rebalance"
 LIFE = "meta-data/instance-life-cycle"
+# The lives that come with notices. Whatever else answers there (a portal, say) is not believed.
 MAY_BE_TAKEN = ("spot", "scheduled", "capacity-block")
-"""The lives that come with notices. Whatever else answers there (a portal, say) is not believed."""
 MOST_BYTES = 65536
 
 

@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from ..host.paths import age_of
 
+# A person's program outside containers that uses more than this of a core is at work. Editors'
+# servers at rest use a tenth of it.
 PROGRAM_CORES = 0.2
-"""A person's program outside containers that uses more than this of a core is at work. Editors'
-servers at rest use a tenth of it."""
 TRANSFER_BYTES_S = 1024.0
 TRANSFERS = ("rsync", "scp", "sftp-server", "tar", "sshd", "sshd-session", "python3", "python")
 OUR_PROGRAM = "/.cache/labctl/remote-"
+# Verbs of our own program that end by themselves: they are at work as long as they live.
 LASTING = ("build", "pull-image", "service-image", "service", "fetch", "start")
-"""Verbs of our own program that end by themselves: they are at work as long as they live."""
 TRANSFERRING = ("send", "hashes", "plan", "commit", "manifest", "edits")
 LEAST_UID = 1000
 TICKS_S = os.sysconf("SC_CLK_TCK")

@@ -11,13 +11,13 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple, Sequence
 
 INTERRUPTION, REBALANCE = "interruption", "rebalance"
+# AWS gives two minutes, and is asked every few seconds: for a notice whose date is unreadable.
 USUAL_S = 110.0
-"""AWS gives two minutes, and is asked every few seconds: for a notice whose date is unreadable."""
 MARGIN_S = 2.0
+# A mirror takes so long before its first byte.
 SEND_S = 3.0
-"""A mirror takes so long before its first byte."""
+# A server that is still there so long after the end of its notice was not taken back.
 PASSED_S = 60.0
-"""A server that is still there so long after the end of its notice was not taken back."""
 
 
 class Notice(NamedTuple):

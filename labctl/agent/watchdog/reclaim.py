@@ -31,10 +31,10 @@ from .wakeup import ring
 POLL_S = 5.0
 LOOK_S = 0.1
 PAUSE_S = 1.0
+# Who has written a checkpoint is about to end: its last lines are worth this wait.
 LINGER_S = 2.0
-"""Who has written a checkpoint is about to end: its last lines are worth this wait."""
+# A store that failed is tried again so soon, and a run that goes on is sent anew.
 AGAIN_S = 3.0
-"""A store that failed is tried again so soon, and a run that goes on is sent anew."""
 FILE = "notice.json"
 Send = Callable[[Plan, Say], "list[str]"]
 

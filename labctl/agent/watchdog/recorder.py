@@ -19,8 +19,8 @@ from .activity import Account
 from .shutdown import running
 
 LOOK_S = 5.0
+# A recorder that failed is started again after so long.
 AGAIN_S = 60.0
-"""A recorder that failed is started again after so long."""
 
 
 class Recorder:

@@ -39,8 +39,8 @@ from .mirroring import why_of as _why
 from .saved_results import Unsaved, ask, unsaved
 from .state_files import keep
 
+# What a run has after SIGTERM, and again where it is still writing a checkpoint then.
 GRACE_S = 60.0
-"""What a run has after SIGTERM, and again where it is still writing a checkpoint then."""
 WRITING_S = 10.0
 POLL_S = 0.2
 # Seconds between two looks at what a keeper has brought home.

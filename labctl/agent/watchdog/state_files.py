@@ -28,8 +28,8 @@ from ..reply import Failure
 
 ROOT_DIR = Path("/var/lib/labctl/watchdog")
 MOST_DECISIONS_BYTES = 256 * 1024
+# A watchdog that has written nothing for so long hangs.
 FRESH_S = 60.0
-"""A watchdog that has written nothing for so long hangs."""
 
 
 def own_dir() -> Path:

@@ -17,8 +17,8 @@ from .state_files import Lock, decided, shown
 from .wakeup import ring
 
 UNIT = Path("/etc/systemd/system/labctl-watchdog.service")
+# Below the watchdog's directory: a link to the version of the program that runs.
 CURRENT = "current"
-"""Below the watchdog's directory: a link to the version of the program that runs."""
 
 
 def unit_text(place: Path) -> str:

@@ -46,10 +46,10 @@ from .wakeup import Bell, ring
 TICK_S, LAST_TICK_S = 5.0, 1.0
 LAST_S = 90.0
 ESTIMATE_EVERY_S = 60.0
+# How long an idle server that keeps unsaved results is left alone before the next look.
 STAY_S = 600.0
-"""How long an idle server that keeps unsaved results is left alone before the next look."""
+# Who starts a server again whose budget is spent has so long to raise it, or to pull.
 AFTER_BOOT_S = 60.0
-"""Who starts a server again whose budget is spent has so long to raise it, or to pull."""
 MOST_WIND_DOWN_S = 2 * 3600.0
 SHOWN_S = PAUSE_S = 60.0
 

@@ -7,8 +7,8 @@ from typing import Any
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation, interval
 
+# The key of results.json's `extra_data` that a claim is held against: a share from 0 to 1.
 METRIC = "accuracy"
-"""The key of results.json's `extra_data` that a claim is held against: a share from 0 to 1."""
 
 
 class Comparison(Value, frozen=True):

@@ -19,8 +19,8 @@ from labctl.model import FileEntry, Value
 
 LEAST_MODEL_BYTES = 1024
 LEAST_CODE_BYTES = 200
+# A file that more than this share of the class (and more than two) has was handed out.
 HANDED_OUT = 0.25
-"""A file that more than this share of the class (and more than two) has was handed out."""
 MOST_NAMED = 5
 LABELS = re.compile(rb"/lab/labels|labels\.csv|LABCTL_LABELS|LABCTL_RESULTS|results\.json")
 SERVER = re.compile(r"course-([0-9a-f]{8})-[0-9a-f]{6,32}")

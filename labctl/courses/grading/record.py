@@ -14,8 +14,8 @@ from labctl.model import Value
 VERSION = 1
 FILE, RESULTS, OUTPUT = "grade.json", "results.json", "output.txt"
 FEEDBACK = "feedback.html"
+# `failed`: the submission's own program came to no answer. `error`: grading it did not work.
 Outcome = Literal["graded", "failed", "error"]
-"""`failed`: the submission's own program came to no answer. `error`: grading it did not work."""
 WORDS = {
     "exit": "its program ended with {code}",
     "time": "its program did not end in time",

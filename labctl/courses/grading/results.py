@@ -13,8 +13,8 @@ from labctl.model import Value
 MOST_BYTES = 1024 * 1024
 MOST_TESTS = 500
 MOST_OUTPUT = 20_000
+# A grader may give more than all of the points, up to so many times as much.
 MOST_BONUS = 2.0
-"""A grader may give more than all of the points, up to so many times as much."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

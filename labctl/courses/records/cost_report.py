@@ -16,12 +16,12 @@ from labctl.model import Value
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 PACE_DAYS = 14.0
+# From less than so many days no pace is told.
 LEAST_DAYS = 3.0
-"""From less than so many days no pace is told."""
 IDLE_SHARE = 0.5
 GAP_S = 120.0
+# As an assignment: after the last due time, or where none has one.
 AFTERWARDS = ""
-"""As an assignment: after the last due time, or where none has one."""
 
 
 class SeatCost(Value, frozen=True):

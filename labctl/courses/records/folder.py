@@ -31,9 +31,9 @@ from labctl.model import NAME_PATTERN, Server, Value
 
 PRIVATE = ".course"
 MOST_NAME = 39
+# Before the name of a seat that nobody stands in any more. Without it a student's name means the
+# seat that they have now, which may be their team's.
 FORMER = "former:"
-"""Before the name of a seat that nobody stands in any more. Without it a student's name means the
-seat that they have now, which may be their team's."""
 
 
 class Seat(Value, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from labctl.model import Value
 
+# What a line may be. `torn` says that the end of the file was damaged and put aside.
 KINDS = (
     "up",
     "cost",
@@ -27,7 +28,6 @@ KINDS = (
     "plan",
     "torn",
 )
-"""What a line may be. `torn` says that the end of the file was damaged and put aside."""
 
 
 class Entry(Value, frozen=True):

@@ -13,8 +13,8 @@ from labctl.config.times import ANY_S
 from labctl.courses.records.ledger_entries import Draft, Entry
 
 KIND = "closed"
+# Seat name -> its students' ids.
 Members = Mapping[str, tuple[str, ...]]
-"""Seat name -> its students' ids."""
 
 
 def closing_time(rules: AssignmentConfig) -> float | None:

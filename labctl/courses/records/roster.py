@@ -13,8 +13,8 @@ from labctl.courses.records.tables import Shape, Table, read_some, read_table, w
 from labctl.errors import NotFoundError, Problem
 
 ROSTER_FILE = "roster.csv"
+# Of roster.csv; only `id` must be there.
 COLUMNS = ("id", "name", "email", "team", "section", "active")
-"""Of roster.csv; only `id` must be there."""
 YES, NO = ("", "yes", "true", "1"), ("no", "false", "0")
 
 

@@ -13,8 +13,8 @@ from labctl.errors import Problem
 from labctl.model import NAME_PATTERN
 
 MAX_NAME = 200
+# Invisible, and part of how some names are written.
 JOINERS = "\u200c\u200d"
-"""Invisible, and part of how some names are written."""
 _LOGIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
 

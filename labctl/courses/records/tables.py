@@ -18,6 +18,8 @@ from labctl.model import Value
 MAX_TABLE_BYTES = 8 * 1024 * 1024
 MAX_ROWS = 20_000
 DELIMITERS = (",", ";", "\t")
+# Columns that mean something here. What else stands twice, as two quizzes of one name do in Moodle,
+# is nobody's matter.
 READ = frozenset(
     (
         *("id", "name", "email", "team", "group", "section", "active", "student"),
@@ -28,8 +30,6 @@ READ = frozenset(
         *("assignment_name", "grade"),
     )
 )
-"""Columns that mean something here. What else stands twice, as two quizzes of one name do in
-Moodle, is nobody's matter."""
 _SPACES = dict.fromkeys(map(ord, "\u00a0\u2007\u202f\u3000"), " ")
 _BOMS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 

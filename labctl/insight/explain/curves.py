@@ -11,10 +11,10 @@ from labctl.insight.explain.samples import LEAST
 from labctl.insight.scalars import HELD_OUT, TRAINING, Scalars, Series, words
 from labctl.model import Value
 
+# A curve is looked at in tenths.
 PARTS = 10
-"""A curve is looked at in tenths."""
+# Fewer points than this tell nothing about a curve's course.
 LEAST_POINTS = 20
-"""Fewer points than this tell nothing about a curve's course."""
 
 
 def _is_loss(names: set[str]) -> bool:

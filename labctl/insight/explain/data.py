@@ -44,11 +44,11 @@ from labctl.insight.explain.wording import (
 MUCH_WAITING = 0.5
 SOME_WAITING = 0.2
 BUSY = 0.85
+# Bytes a second read from disk.
 WORTH_TELLING = 1024**2
-"""Bytes a second read from disk."""
 FULL_SHM = 0.9
+# What Docker gives where nobody asks for more.
 SMALL_SHM_BYTES = 64 * 1024**2
-"""What Docker gives where nobody asks for more."""
 TOO_MANY_WORKERS = re.compile(
     r"This DataLoader will create (\d+) worker processes in total\. Our suggested max number of "
     r"worker in current system is (\d+)"

@@ -16,8 +16,8 @@ RULES: tuple[Rule, ...] = (
     *learning.RULES,
 )
 ORDER = ("problem", "advice", "good")
+# Rules whose finding is part of another's, where that was found.
 SAID_BY = {"data-wait": {"gpu-idle", "gpu-half-used", "gpu-fair"}, "disk-full": {"shm-full"}}
-"""Rules whose finding is part of another's, where that was found."""
 
 
 class Verdict(Value, frozen=True):

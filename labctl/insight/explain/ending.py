@@ -25,8 +25,8 @@ from labctl.insight.explain.samples import middle
 from labctl.insight.explain.sources import CUDA_NOTES, DATA_LOADER, LAB_FILE, LABCTL, TUNING, Source
 from labctl.insight.explain.wording import minutes
 
+# So long without progress, and idle, is standing still. A rule of thumb.
 STILL_S = 300.0
-"""So long without progress, and idle, is standing still. A rule of thumb."""
 
 
 class Saying(NamedTuple):

@@ -35,11 +35,11 @@ IDLE_PERCENT = 10.0
 HALF_PERCENT = 50.0
 GOOD_PERCENT = 80.0
 LOW_POWER_SHARE = 0.5
+# From this share of time waiting for data on, data is what holds the GPU up.
 WAITS = 0.2
-"""From this share of time waiting for data on, data is what holds the GPU up."""
 BUSY_PROCESSOR = 0.85
+# Below this share of its memory a card has room for a batch twice as large.
 ROOM = 0.5
-"""Below this share of its memory a card has room for a batch twice as large."""
 OFTEN_THROTTLED = 0.1
 ASK_TORCH = (
     "labctl run -- python -c 'import torch; print(torch.__version__, torch.cuda.is_available())'"

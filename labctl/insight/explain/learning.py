@@ -39,8 +39,8 @@ VANISHED = 1e-6
 LEAST_EPOCHS = 4
 RISEN = 0.1
 GAP = 0.1
+# A rise above the lowest held-out loss that is worth a word, but is no fault.
 LITTLE = 0.2
-"""A rise above the lowest held-out loss that is worth a word, but is no fault."""
 IDLE_END = 0.2
 
 

@@ -48,11 +48,11 @@ IN_LOG = re.compile(r"\b(loss)\b[^\n]{0,40}?\b(nan|inf|-inf)\b", re.IGNORECASE)
 FLAT_SHARE = 0.02
 RISE_OF_FALL = 0.5
 SPIKE_TIMES = 3.0
+# How high a spike is at least, as a share of all that the loss has fallen.
 SPIKE_OF_FALL = 0.2
-"""How high a spike is at least, as a share of all that the loss has fallen."""
 MANY_SPIKES = 0.02
+# Share of the whole fall that came in the last fifth.
 STILL_FALLING = 0.1
-"""Share of the whole fall that came in the last fifth."""
 
 
 def no_number(material: Material) -> Iterator[Answer]:

@@ -33,10 +33,10 @@ from labctl.insight.telemetry import Sample
 from labctl.model import Value
 
 LEAST_SAMPLES = 12
+# Share of the variance that a steady rise explains...
 STRAIGHT = 0.9
-"""Share of the variance that a steady rise explains..."""
+# ...and how much it must have risen, as a share of where it began. Both are rules of thumb.
 RISE_SHARE = 0.1
-"""...and how much it must have risen, as a share of where it began. Both are rules of thumb."""
 NEARLY_FULL = 0.95
 OUT = re.compile(r"(CUDA|HIP) out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 TRIED = re.compile(r"Tried to allocate ([\d.]+) (MiB|GiB)")

@@ -11,8 +11,8 @@ from labctl.insight.explain.sources import RECIPE
 from labctl.insight.explain.wording import number, percent
 from labctl.insight.scalars import Scalars, Series
 
+# For so many classes the loss of guessing is known: ln(classes).
 CLASSES: tuple[int, ...] = (*range(2, 21), 100, 1000)
-"""For so many classes the loss of guessing is known: ln(classes)."""
 NEAR, VERY_NEAR = 0.03, 0.01
 ACCURACY_NEAR = 0.25
 

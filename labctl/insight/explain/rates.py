@@ -6,10 +6,10 @@ from labctl.insight.explain.curves import at, finite, gradient_norm, learning_ra
 from labctl.insight.explain.evidence import Evidence, Material, logged
 from labctl.insight.explain.wording import LEARNING_RATE, again, given_number, number
 
+# What is larger is no next thing to try, however large the rate was.
 LARGEST_RATE = 0.1
-"""What is larger is no next thing to try, however large the rate was."""
+# From here on a rate that teaches nothing is more often too large than too small.
 HIGH_RATE = 0.03
-"""From here on a rate that teaches nothing is more often too large than too small."""
 
 
 def rate_now(material: Material) -> float:

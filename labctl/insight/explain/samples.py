@@ -9,14 +9,14 @@ from statistics import median
 from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Value
 
+# Imports, downloads and the first batches are no measure of a training...
 START_S = 60.0
-"""Imports, downloads and the first batches are no measure of a training..."""
+# ...but of a short run they must not be all that is left.
 START_SHARE = 0.2
-"""...but of a short run they must not be all that is left."""
+# Fewer samples than this prove nothing.
 LEAST = 3
-"""Fewer samples than this prove nothing."""
+# Between two samples: beyond it nobody measured, and no rate is taken.
 LONGEST_GAP_S = 180.0
-"""Between two samples: beyond it nobody measured, and no rate is taken."""
 
 
 class Card(Value, frozen=True):

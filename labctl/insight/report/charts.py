@@ -15,11 +15,11 @@ from labctl.model import Value
 
 MOST_POINTS = 500
 MOST_LINES = 4
+# Two labels at the end of lines keep so much of the plot's height between them.
 LABEL_GAP = 12.0
-"""Two labels at the end of lines keep so much of the plot's height between them."""
 UNIT = 1000.0
+# A line of so few points shows each of them.
 FEW = 24
-"""A line of so few points shows each of them."""
 
 
 class Curve(Value, frozen=True):

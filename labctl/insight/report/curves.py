@@ -15,12 +15,12 @@ from labctl.insight.telemetry import GpuSample, Sample
 
 MOST_CHARTS = 12
 MOST_SETTINGS = 12
+# What people ask for first.
 FIRST = ("accuracy", "acc", "top1", "f1", "iou", "auc", "loss")
-"""What people ask for first."""
 SHARES = re.compile(r"(^|_)(accuracy|acc|precision|recall|f1|auc|iou|dice|share|top\d)($|_)")
 UNITS = {"seconds": "s", "_ms": "ms", "bytes": "bytes", "percent": "%"}
+# A pause of more than so many usual ones interrupts the line of what was measured.
 GAP = 3.0
-"""A pause of more than so many usual ones interrupts the line of what was measured."""
 LEAST_SAMPLES = 3
 GIB = 1024**3
 

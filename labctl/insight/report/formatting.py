@@ -9,10 +9,10 @@ import unicodedata
 NOT_MEASURED = "not measured"
 SPACE = "\u00a0"
 MINUS = "\u2212"
+# Unicode's categories of controls, such as that which turns the direction of writing around.
 STEERING = ("Cc", "Cf", "Cs", "Co", "Cn")
-"""Unicode's categories of controls, such as that which turns the direction of writing around."""
+# Line ends, and what some scripts join letters with.
 HARMLESS = "\n\t\u200c\u200d"
-"""Line ends, and what some scripts join letters with."""
 
 
 def percent(share: float | None, digits: int = 1) -> str:

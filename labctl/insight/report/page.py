@@ -23,8 +23,8 @@ from labctl.insight.report.utilization import Use, use
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation, class_figures, interval
 
+# Classes of which a matrix can still be read; of more, the most frequent confusions are named.
 MOST_MATRIX = 20
-"""Classes of which a matrix can still be read; of more, the most frequent confusions are named."""
 MOST_PAIRS = 20
 MOST_PICTURES = 24
 

@@ -8,9 +8,9 @@ from labctl.insight.report.curves import gpu_use
 from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Value
 
+# A sample speaks for the time until the next one, and for no longer than this: the server takes one
+# every 10 s, after six hours one a minute.
 LONGEST_GAP_S = 130.0
-"""A sample speaks for the time until the next one, and for no longer than this: the server takes
-one every 10 s, after six hours one a minute."""
 JOULES_PER_WH = 3600.0
 
 

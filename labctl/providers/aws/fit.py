@@ -19,8 +19,8 @@ from labctl.providers.aws.catalog import Hardware, Market
 
 PROVIDER = "aws"
 DEFAULT_ARCH = "x86_64"
+# Older than the open NVIDIA driver of the default image, which begins with Turing.
 OLD_GPUS = frozenset({"K80", "M60", "V100"})
-"""Older than the open NVIDIA driver of the default image, which begins with Turing."""
 
 
 class Surplus(Value, frozen=True):

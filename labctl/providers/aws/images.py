@@ -12,10 +12,10 @@ from labctl.providers.aws.errors import is_absent, message_of, told
 if TYPE_CHECKING:
     from labctl.providers.aws.settings import AwsSettings
 
+# AWS's Deep Learning Base OSS Nvidia Driver GPU AMI: driver, Docker, the container toolkit.
 GPU_PARAMETER = (
     "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 )
-"""AWS's Deep Learning Base OSS Nvidia Driver GPU AMI: driver, Docker, the container toolkit."""
 PLAIN_PARAMETER = (
     "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
 )

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     from labctl.providers.aws.settings import AwsSettings
 
+# AWS's limit, counted before base64.
 USER_DATA_BYTES = 16 * 1024
-"""AWS's limit, counted before base64."""
 GONE = ("shutting-down", "terminated")
+# Just made and not known everywhere yet, or removed by a `down` beside us.
 VANISHED = frozenset(
     {
         "InvalidGroup.NotFound",
@@ -34,7 +35,6 @@ VANISHED = frozenset(
         "InvalidSubnetID.NotFound",
     }
 )
-"""Just made and not known everywhere yet, or removed by a `down` beside us."""
 
 
 class Launcher:

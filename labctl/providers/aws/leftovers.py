@@ -16,6 +16,7 @@ from labctl.providers.aws.deadline import PREFIX
 from labctl.providers.aws.errors import code_of, is_absent, message_of, told
 from labctl.providers.aws.fit import PROVIDER
 
+# EBS list prices of us-east-1 (aws.amazon.com/ebs/pricing); others cost up to twice that.
 USD_PER_GB_MONTH = {
     "gp3": 0.08,
     "gp2": 0.10,
@@ -25,15 +26,14 @@ USD_PER_GB_MONTH = {
     "sc1": 0.015,
     "standard": 0.05,
 }
-"""EBS list prices of us-east-1 (aws.amazon.com/ebs/pricing); others cost up to twice that."""
 SNAPSHOT_USD_PER_GB_MONTH = 0.05
+# A public IPv4 address costs half a cent an hour, used or not (aws.amazon.com/vpc/pricing).
 ADDRESS_USD_PER_MONTH = 0.005 * 730
-"""A public IPv4 address costs half a cent an hour, used or not (aws.amazon.com/vpc/pricing)."""
 LIVING = frozenset({"pending", "running", "stopping", "stopped"})
+# AWS's answer to the removal of an interface that a machine has.
 IN_USE = "InvalidParameterValue"
-"""AWS's answer to the removal of an interface that a machine has."""
+# Its image is still there.
 SNAPSHOT_IN_USE = "InvalidSnapshot.InUse"
-"""Its image is still there."""
 ACTIVE_VOLUMES = ("creating", "available", "in-use")
 
 Reader = Callable[[Clients, str, "Living"], list[Resource]]

@@ -31,12 +31,12 @@ MOST_FILTERED = 200
 THREADS = 12
 
 Group = Literal["gpu", "cpu"]
+# Without GPUs: small, current, at least 8 GiB, and none that bills bursts extra (as t3 does).
 CPU_TYPES = (
     *("m7i-flex.large", "m7i-flex.xlarge", "m7i-flex.2xlarge"),
     *("c7i-flex.xlarge", "c7i-flex.2xlarge", "c7i-flex.4xlarge"),
     *("m7g.large", "m7g.xlarge", "c7g.xlarge", "c7g.2xlarge"),
 )
-"""Without GPUs: small, current, at least 8 GiB, and none that bills bursts extra (as t3 does)."""
 PATTERNS: dict[Group, tuple[str, ...]] = {"gpu": ("g*", "p*"), "cpu": CPU_TYPES}
 
 

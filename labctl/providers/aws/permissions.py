@@ -15,6 +15,8 @@ GROUP = "sg-00000000000000000"
 IMAGE = "ami-00000000000000000"
 SOME_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFRaSd4ggqnoCXfoeoYLdFMIOKfuu+umL/Zr5GkuWNP4 doctor"
 
+# Each changes something or is needed on the way; an id that is nobody's is answered with "not
+# found", which is no denial.
 _DRY: dict[str, dict[str, Any]] = {
     "CreateSecurityGroup": {"GroupName": "labctl-doctor", "Description": "never made"},
     "AuthorizeSecurityGroupIngress": {
@@ -38,8 +40,6 @@ _DRY: dict[str, dict[str, Any]] = {
     "DescribeNetworkInterfaces": {},
     "DescribeKeyPairs": {},
 }
-"""Each changes something or is needed on the way; an id that is nobody's is answered with "not
-found", which is no denial."""
 
 
 def denied_actions(ec2: Any) -> list[str]:

@@ -18,8 +18,8 @@ from labctl.errors import BusyError, LabError
 Answer = TypeVar("Answer")
 LONGEST_WAIT_S = 300.0
 LATELY_S = 10.0
+# Waited for company, for each other server that was asked about lately.
 PACE_S = 0.1
-"""Waited for company, for each other server that was asked about lately."""
 LONGEST_PACE_S = 6.0
 
 

@@ -13,8 +13,8 @@ from labctl.providers.aws.catalog import SCORES_FRESH_S, VERSION, Scores, Shelf
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import told
 
+# AWS answers only so many different questions a day.
 TYPES_SCORED = 3
-"""AWS answers only so many different questions a day."""
 
 
 def with_scores(clients: Clients, shelf: Shelf, account: str, offers: list[Offer]) -> list[Offer]:

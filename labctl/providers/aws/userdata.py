@@ -12,8 +12,8 @@ from labctl.model import Boot
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+# AWS's limit on user data, counted before base64.
 LIMIT_BYTES = 16 * 1024
-"""AWS's limit on user data, counted before base64."""
 BOUNDARY = "labctl-first-boot"
 LONGEST_HOSTNAME = 63
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
 
+# A claim is settled within a second; one this old is nobody's any more.
 CLAIM_S = 60
-"""A claim is settled within a second; one this old is nobody's any more."""
 
 
 class LocalSettings(Value, frozen=True):

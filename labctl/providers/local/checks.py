@@ -10,8 +10,8 @@ from labctl.errors import EngineError
 from labctl.model import GIB, Check
 
 LOW_DISK_BYTES = 10 * GIB
+# Removes the layers of ended servers, none that is in use. The next `up` builds them anew.
 FREE_LAYERS = "docker volume rm $(docker volume ls -q --filter label=labctl.cache)"
-"""Removes the layers of ended servers, none that is in use. The next `up` builds them anew."""
 
 
 def of_engine(info: dict[str, Any], *, built: bool) -> list[Check]:

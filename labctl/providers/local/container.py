@@ -26,11 +26,11 @@ IDENTITY_LABEL = "labctl.identity"
 CREATED_AT_LABEL = "labctl.created-at"
 
 OFFER = Offer(provider="local", type="container")
+# Three for an engine inside a container; SYS_PTRACE for its `docker exec` into containers that do
+# not run as root, since joining another user's namespaces is a ptrace right.
 CAPABILITIES = ("SYS_ADMIN", "NET_ADMIN", "MKNOD", "SYS_PTRACE")
-"""Three for an engine inside a container; SYS_PTRACE for its `docker exec` into containers that do
-not run as root, since joining another user's namespaces is a ptrace right."""
+# A server that shuts down gives its containers ten seconds, then ends its engine.
 STOP_TIMEOUT_S = 30
-"""A server that shuts down gives its containers ten seconds, then ends its engine."""
 CLEAR_TIMEOUT_S = 60
 
 _STATES: dict[str, ServerState] = {

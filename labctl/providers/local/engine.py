@@ -14,10 +14,10 @@ from labctl.errors import EngineError, ProviderError
 if TYPE_CHECKING:
     from docker import DockerClient
 
+# The engine's status where somebody else has done or is doing it (its HTTP API).
 CONFLICT = 409
-"""The engine's status where somebody else has done or is doing it (its HTTP API)."""
+# How long one answer of the engine may take; clearing a server's containers is the longest.
 TIMEOUT_S = 120
-"""How long one answer of the engine may take; clearing a server's containers is the longest."""
 
 
 @contextmanager

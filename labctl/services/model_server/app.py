@@ -25,11 +25,11 @@ from .project import Model
 from .refusals import RefusedError
 from .settings import Settings
 
+# So many classes are told of each image, the most probable first.
 TOP = 5
-"""So many classes are told of each image, the most probable first."""
+# How a forward calls it; a page of somebody else's, which points a name of its own at the loopback,
+# is not answered.
 OUR_HOSTS = ["127.0.0.1", "localhost"]
-"""How a forward calls it; a page of somebody else's, which points a name of its own at the
-loopback, is not answered."""
 
 
 class Server:

@@ -21,14 +21,14 @@ from typing import Any
 from ...wire.judge import judge_file
 from .refusals import ModelError
 
+# The bound of the safetensors library itself.
 LARGEST_HEADER_BYTES = 100_000_000
-"""The bound of the safetensors library itself."""
 LARGEST_TEXT_BYTES = 64 * 1024**2
 TEXTS = (".md", ".txt", ".yaml", ".yml")
 ADVICE = "save the weights with safetensors (safetensors.torch.save_file) and serve those"
 MOST_FILES = 10_000
+# Directories that become a checkpoint when they are renamed.
 HALF_WRITTEN = re.compile(r"\..*\.partial-")
-"""Directories that become a checkpoint when they are renamed."""
 
 
 def check(path: Path) -> tuple[str, ...]:

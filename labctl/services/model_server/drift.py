@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOW = 1000
+# Predictions before anything is said.
 AT_LEAST = 100
-"""Predictions before anything is said."""
+# Added to each count, so that a class that was never predicted is not infinitely far.
 HALF = 0.5
-"""Added to each count, so that a class that was never predicted is not infinitely far."""
 
 
 @dataclass(frozen=True)

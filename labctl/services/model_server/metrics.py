@@ -14,8 +14,8 @@ from .drift import Watch
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# A series for each class is kept up to here; Prometheus suffers from many.
 MOST_CLASSES = 1000
-"""A series for each class is kept up to here; Prometheus suffers from many."""
 
 
 class Metrics:

@@ -13,13 +13,13 @@ from PIL import Image, UnidentifiedImageError
 
 from .refusals import RefusedError
 
+# No others: each decoder is code that a stranger's bytes reach.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""No others: each decoder is code that a stranger's bytes reach."""
+# What Pillow's decoders raise for damaged files.
 BROKEN = (
     *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError),
     *(struct.error, zlib.error, MemoryError),
 )
-"""What Pillow's decoders raise for damaged files."""
 BYTES_PER_PIXEL = 4
 
 

@@ -18,28 +18,28 @@ class SettingError(Exception):
 class Settings:
     """`LABCTL_SERVE_<NAME>` in the environment sets any of these; sizes are bytes."""
 
+    # What `load` of the project's predict.py is given.
     checkpoints: Path = Path("checkpoints")
-    """What `load` of the project's predict.py is given."""
     host: str = "127.0.0.1"
     port: int = 8000
+    # Images that the model is given at once; 1: no batching.
     max_batch: int = 32
-    """Images that the model is given at once; 1: no batching."""
+    # How long a batch that is not full waits for more before the model is given it.
     wait_ms: float = 0.0
-    """How long a batch that is not full waits for more before the model is given it."""
+    # Images that wait for the model; a request beyond them is told to come again.
     max_waiting: int = 256
-    """Images that wait for the model; a request beyond them is told to come again."""
+    # Images in one request.
     max_images: int = 32
-    """Images in one request."""
+    # One request's body: base64 takes a third more than the file itself.
     max_body_bytes: int = 16 * MIB
-    """One request's body: base64 takes a third more than the file itself."""
+    # Width by height of one image, read from its header before anything is unpacked.
     max_pixels: int = 25_000_000
-    """Width by height of one image, read from its header before anything is unpacked."""
+    # What all bodies and unpacked images may take together.
     max_held_bytes: int = 512 * MIB
-    """What all bodies and unpacked images may take together."""
+    # How long a body may take to arrive.
     body_s: float = 30.0
-    """How long a body may take to arrive."""
+    # How long requests that were begun may take after the order to stop.
     stop_s: float = 8.0
-    """How long requests that were begun may take after the order to stop."""
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
