@@ -13,14 +13,14 @@ from benchmarks.measure import Call, NotDoneError, Row
 from benchmarks.peers import Peer
 from benchmarks.startup import LABCTL
 from labctl.transports import Transport
-from labctl.transports.paramiko import ParamikoTransport
+from labctl.transports.fabric import FabricTransport
 
 LINE = "echo done"
 COLD_TARGET, WARM_TARGET, IN_PROCESS_S = 1.0, 0.4, 0.008
 MANY_COLD_TARGET, MANY_WARM_TARGET = 0.4, 0.15
 SESSION_TARGET = 0.1
 PEER_WORK = str(Path(__file__).with_name("peer_work.py"))
-OWN_WORK = str(Path(__file__).with_name("paramiko_work.py"))
+OWN_WORK = str(Path(__file__).with_name("fabric_work.py"))
 
 
 class Asked:
@@ -120,18 +120,18 @@ def one_server(made: Boxes, found: dict[str, Peer]) -> list[Row]:
     shared += ("-o", f"ControlPath={made.home}/cm-%C")
     inner = _InProcess(made.connections.open(made.server(box, "control")))
     in_process = Row(asked.group, "labctl in process, warm", inner, target_s=IN_PROCESS_S)
-    other = _InProcess(ParamikoTransport(box.endpoint))
-    other_way = Row(asked.group, "the same through paramiko, warm", other)
+    other = _InProcess(FabricTransport(box.endpoint))
+    other_way = Row(asked.group, "the same through fabric, warm", other)
     for row, work in ((in_process, inner), (other_way, other)):
         row.before = work
-    paramiko = (sys.executable, OWN_WORK, asked.hosts, LINE)
+    fabric = (sys.executable, OWN_WORK, asked.hosts, LINE)
     return [
         *(asked.row(f"ssh, {name}", *made.ssh(name), box.name, LINE) for name in ALGORITHMS),
         asked.row("ssh over a master", *shared, box.name, LINE),
         asked.cold("labctl ssh -- CMD, cold", *labctl, target=COLD_TARGET),
         asked.warm("labctl ssh -- CMD, warm", *labctl, target=WARM_TARGET),
         in_process,
-        asked.row("labctl's paramiko transport, cold", *paramiko),
+        asked.row("labctl's fabric transport, cold", *fabric),
         other_way,
         *asked.peers(found),
     ]
@@ -198,6 +198,6 @@ def many_servers(made: Boxes, found: dict[str, Peer]) -> list[Row]:
         *(asked.ssh(f"ssh, {name}", made.ssh(name)) for name in ALGORITHMS),
         asked.cold("labctl ssh --all, cold", *labctl, target=MANY_COLD_TARGET),
         asked.warm("labctl ssh --all, warm", *labctl, target=MANY_WARM_TARGET),
-        asked.row("labctl's paramiko transport, cold", sys.executable, OWN_WORK, asked.hosts, LINE),
+        asked.row("labctl's fabric transport, cold", sys.executable, OWN_WORK, asked.hosts, LINE),
         *asked.peers(found),
     ]

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "attach": ("runs", "Work", "The tmux session beside a run."),
     "exec": ("runs", "Work", "A command inside a run's container."),
     "ssh": ("runs", "Work", "A shell or a command on the server itself."),
+    "cp": ("copy", "Work", "Copy one file to or from the server."),
     "cancel": ("runs", "Work", "End a run; it may write a checkpoint first."),
     "eval": ("results", "Work", "Evaluate the pulled model on this machine."),
     "logs": ("status", "Watch", "What a run printed; -f follows."),

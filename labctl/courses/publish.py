@@ -72,7 +72,7 @@ def _shown_host_key(folder: CourseFolder) -> str:
     except NotFoundError:
         place = SSH_PLACE.fullmatch(keeper_place(folder))
     assert place is not None
-    from labctl.transports.paramiko_login import fetch_host_key
+    from labctl.transports.fabric_login import fetch_host_key
 
     way = Endpoint(host=place["host"], port=int(place["port"] or 22), user=place["user"])
     try:

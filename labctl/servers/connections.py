@@ -211,7 +211,7 @@ class Connections:
         key = confirmed.read_text().strip() if confirmed.exists() else ""
         key = key or self._known_to_user(endpoint)
         if not key:
-            from labctl.transports.paramiko_login import fetch_host_key
+            from labctl.transports.fabric_login import fetch_host_key
 
             key = fetch_host_key(self._direct(endpoint))
             confirm(endpoint, key, reporter)
@@ -224,9 +224,9 @@ class Connections:
             from labctl.transports.openssh import OpenSshTransport
 
             return OpenSshTransport(config, server_id, endpoint)
-        from labctl.transports.paramiko import ParamikoTransport
+        from labctl.transports.fabric import FabricTransport
 
-        return ParamikoTransport(endpoint, known_hosts=self._user_known_hosts())
+        return FabricTransport(endpoint, known_hosts=self._user_known_hosts())
 
     def _describe(self, folder: Path, server_id: str, alias: str, endpoint: Endpoint) -> Path:
         from labctl.transports.ssh_client import runtime_dir

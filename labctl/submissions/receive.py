@@ -183,7 +183,7 @@ def _in_bucket(rules: Assignment) -> str:
 
 def _host_key(place: str) -> str:
     """The key that the SSH server shows from here."""
-    from labctl.transports.paramiko_login import fetch_host_key
+    from labctl.transports.fabric_login import fetch_host_key
 
     way = SSH_PLACE.fullmatch(place)
     if way is None:

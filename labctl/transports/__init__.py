@@ -1,4 +1,4 @@
-"""How bytes reach a server. One small protocol; `paramiko.py`, `openssh.py` and `fake.py` keep it.
+"""How bytes reach a server. One small protocol; `openssh.py`, `fabric.py` and `fake.py` keep it.
 
 Constructing a transport never touches the network; the first command connects. Everything that
 cannot be reached raises a ConnectError subclass, a wrong host key HostKeyError, a refused key
@@ -8,10 +8,14 @@ AuthenticationError.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
 
 from labctl.model import Endpoint, Value
 from labctl.shell import Command
+
+if TYPE_CHECKING:
+    from paramiko import SFTPClient
 
 # What a command reads from its standard input: bytes, or what begins a stream of them anew.
 #
@@ -81,5 +85,8 @@ class Transport(Protocol):
 
     def remote_shell(self) -> RemoteShell | None:
         """For rsync, after connecting; None where only this object reaches the server."""
+
+    def open_sftp(self) -> AbstractContextManager[SFTPClient]:
+        """A client for single files. OSError says what the server refuses; data goes by rsync."""
 
     def close(self) -> None: ...

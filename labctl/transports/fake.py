@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from labctl.errors import LabError
 from labctl.model import Endpoint
 from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, Result, blocks, failures
+
+if TYPE_CHECKING:
+    from paramiko import SFTPClient
 
 # What a line leads to: a result, an error to raise, or a function of the line and its stdin.
 Reply = Result | LabError | Callable[[str, bytes], Result]
@@ -78,6 +83,11 @@ class FakeTransport:
 
     def remote_shell(self) -> RemoteShell | None:
         return self.shell
+
+    @contextmanager
+    def open_sftp(self) -> Iterator[SFTPClient]:
+        raise AssertionError("the script has no files")
+        yield
 
     def close(self) -> None:
         self.closed = True

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from labctl.commands import ssh
 from labctl.errors import LabError
@@ -29,6 +29,9 @@ from labctl.transports import Body, RemoteShell, Result, blocks, failures
 from labctl.transports.bounded_output import Kept
 from labctl.transports.framing import Frame, Unframer, frame
 from labctl.transports.ssh_client import quick_login, runtime_dir
+
+if TYPE_CHECKING:
+    from paramiko import SFTPClient
 
 LOGIN_TIMEOUT_S = 20.0
 _NO_LOGIN = f"no login within {LOGIN_TIMEOUT_S:g} s"
@@ -91,10 +94,31 @@ class OpenSshTransport:
     ) -> int:
         return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
 
-    def remote_shell(self) -> RemoteShell | None:
+    def remote_shell(self) -> RemoteShell:
         while_turned_away()(self._ensure_master)
         words = ssh.shell_words(self._config, control_path=self.control_path)
         return RemoteShell(words=tuple(words), host=self._server_id, control_path=self.control_path)
+
+    @contextlib.contextmanager
+    def open_sftp(self) -> Iterator[SFTPClient]:
+        """SFTP over the shared connection: paramiko's client speaks through an `ssh -s` process."""
+        import paramiko
+
+        shell = self.remote_shell()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            words = [*shell.words, "-s", shell.host, "sftp"]
+            process = subprocess.Popen(
+                words, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL
+            )
+        try:
+            with ours, contextlib.closing(paramiko.SFTPClient(ours)) as sftp:
+                yield sftp
+        except (paramiko.SSHException, EOFError) as error:
+            raise failures.lost(self.endpoint, str(error)) from error
+        finally:
+            process.terminate()
+            process.wait()
 
     def close(self) -> None:
         """End labctl's master, other processes' commands over it included."""

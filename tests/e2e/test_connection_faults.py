@@ -23,8 +23,8 @@ from labctl.errors import ConnectError, HostKeyError, LinkLostError
 from labctl.model import Endpoint, Server
 from labctl.servers.connections import Connections
 from labctl.transports import Transport
+from labctl.transports.fabric import FabricTransport
 from labctl.transports.openssh import OpenSshTransport
-from labctl.transports.paramiko import ParamikoTransport
 
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
@@ -32,14 +32,14 @@ pytestmark = pytest.mark.engine
 Make = Callable[[Endpoint], Transport]
 
 
-@pytest.fixture(params=["openssh", "openssh without a master", "paramiko"])
+@pytest.fixture(params=["openssh", "openssh without a master", "fabric"])
 def transport(
     request: pytest.FixtureRequest, sshd: Sshd, connections: Connections
 ) -> Iterator[Transport]:
     made: Transport = connections.connect(sshd.endpoint())
     assert isinstance(made, OpenSshTransport)
-    if request.param == "paramiko":
-        made = ParamikoTransport(sshd.endpoint())
+    if request.param == "fabric":
+        made = FabricTransport(sshd.endpoint())
     elif request.param == "openssh without a master":
         config = made.config_path
         made = OpenSshTransport(config, config.parent.name, sshd.endpoint(), master=False)

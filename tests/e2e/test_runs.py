@@ -314,3 +314,15 @@ def test_a_probe_tells_what_the_whole_run_takes_and_ends(lab: LabDirectory) -> N
     assert time["low_s"] < time["seconds"] < time["high_s"]
     assert time["seconds"] > 10_000  # a tenth of a second each, at the least
     assert lab.seen(found["run"]["id"])["state"] == "cancelled"
+
+
+def test_single_files_are_copied_both_ways(lab: LabDirectory, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("from here\n")
+    sent = lab.labctl("cp", str(tmp_path / "notes.txt"), f"{lab.name}:")
+    assert "copied" in sent.stdout
+    there = lab.labctl("ssh", "--", "cat notes.txt; echo from there > back.txt")
+    assert there.stdout == "from here\n"
+    lab.labctl("cp", f"{lab.name}:back.txt", str(tmp_path))
+    assert (tmp_path / "back.txt").read_text() == "from there\n"
+    missing = lab.labctl("cp", f"{lab.name}:none.txt", str(tmp_path), code=4)
+    assert "there is no none.txt" in missing.stderr

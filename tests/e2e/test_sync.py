@@ -25,7 +25,7 @@ from labctl.sync.fetch import fetch_data
 from labctl.sync.pull import pull, verify
 from labctl.sync.push import PushResult, push
 from labctl.sync.scan import Index, scan_code, scan_data
-from labctl.transports.paramiko import ParamikoTransport
+from labctl.transports.fabric import FabricTransport
 
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
@@ -112,7 +112,7 @@ def test_changes_and_removals_arrive(box: Box, lab: Path) -> None:
     assert box.hashes("code") == local_hashes(lab)
 
 
-@pytest.mark.parametrize("way", ["ssh", "noisy shell", "paramiko"])
+@pytest.mark.parametrize("way", ["ssh", "noisy shell", "fabric"])
 def test_much_arrives_whichever_way_it_goes(
     box: Box, lab: Path, connections: Connections, way: str
 ) -> None:
@@ -125,10 +125,10 @@ def test_much_arrives_whichever_way_it_goes(
     if way == "noisy shell":
         box = Box(box.sshd, connections, "noisy")
         remote = box.remote
-    if way == "paramiko":
-        remote = Remote(ParamikoTransport(box.transport.endpoint))
+    if way == "fabric":
+        remote = Remote(FabricTransport(box.transport.endpoint))
     result = push_code(box, lab, told, remote=remote)
-    if way == "paramiko":
+    if way == "fabric":
         remote.transport.close()
     size = sum(p.stat().st_size for p in lab.rglob("*") if p.is_file() and ".labctl" not in p.parts)
     assert result == PushResult(sent=44, bytes=size)
@@ -323,17 +323,17 @@ def test_a_pull_brings_outputs_once(box: Box, lab: Path) -> None:
     assert not (lab / "runs" / "r1" / ".labctl-partial").exists()
 
 
-@pytest.mark.parametrize("way", ["ssh", "paramiko"])
+@pytest.mark.parametrize("way", ["ssh", "fabric"])
 def test_much_is_pulled_whichever_way_it_goes(box: Box, lab: Path, way: str) -> None:
     box.make_run("r1")
     box.sh(f"head -c {40 * MIB} /dev/urandom > {HOME}/runs/r1/logs/big.bin")
     box.put("runs/r1/logs/sub dir/ü.bin", b"x")
     told = Recorder()
     remote = box.remote
-    if way == "paramiko":
-        remote = Remote(ParamikoTransport(box.transport.endpoint))
+    if way == "fabric":
+        remote = Remote(FabricTransport(box.transport.endpoint))
     result = pull(remote, LAB, LAB_ID, ["r1"], lab, reporter=told).runs[0]
-    if way == "paramiko":
+    if way == "fabric":
         remote.transport.close()
     assert result.complete
     assert local_hashes(lab / "runs" / "r1" / "logs") == box.hashes("runs/r1/logs")

@@ -22,21 +22,26 @@ from labctl.errors import (
     DnsError,
     HostKeyError,
     LinkLostError,
+    NotFoundError,
+    UsageError,
 )
+from labctl.events import Silent
 from labctl.model import Endpoint
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import make_key
 from labctl.shell import command
+from labctl.sync.single_file import download_file, upload_file
 from labctl.transports import Result, Transport
+from labctl.transports.fabric import FabricTransport
+from labctl.transports.fabric_login import fetch_host_key
 from labctl.transports.fake import FakeTransport
 from labctl.transports.openssh import OpenSshTransport
-from labctl.transports.paramiko import ParamikoTransport, fetch_host_key
 
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
 
 Make = Callable[[Endpoint], Transport]
-REAL = ("openssh", "openssh without a master", "paramiko")
+REAL = ("openssh", "openssh without a master", "fabric")
 AWKWARD = command("printf", "%s", "it's $HOME `id` \\ \" !! \n é")
 
 
@@ -57,8 +62,8 @@ def make(request: pytest.FixtureRequest, connections: Connections) -> Iterator[M
     def one(endpoint: Endpoint) -> Transport:
         if request.param == "fake":
             made.append(scripted())
-        elif request.param == "paramiko":
-            made.append(ParamikoTransport(endpoint))
+        elif request.param == "fabric":
+            made.append(FabricTransport(endpoint))
         elif request.param == "openssh":
             made.append(connections.connect(endpoint))
             assert isinstance(made[-1], OpenSshTransport)
@@ -280,15 +285,15 @@ def test_a_jump_host_with_an_unknown_key_stops(
         make(behind(sshd, bastion)).run("true")
 
 
-def test_paramiko_jumps(sshd: Sshd, bastion: str, tmp_path: Path) -> None:
+def test_fabric_jumps(sshd: Sshd, bastion: str, tmp_path: Path) -> None:
     endpoint = behind(sshd, f"student@127.0.0.1:{sshd.port}")
     known_hosts = tmp_path / "home" / ".ssh" / "known_hosts"
-    transport = ParamikoTransport(endpoint, known_hosts=known_hosts)
+    transport = FabricTransport(endpoint, known_hosts=known_hosts)
     assert transport.run("echo there").stdout == "there\n"
     transport.close()
     assert fetch_host_key(endpoint, known_hosts) == sshd.host_key
     with pytest.raises(HostKeyError, match="jump host"):
-        ParamikoTransport(endpoint).run("true")
+        FabricTransport(endpoint).run("true")
 
 
 @real_transports
@@ -316,21 +321,36 @@ def test_fetch_host_key_needs_no_login(sshd: Sshd) -> None:
     assert fetch_host_key(stranger) == sshd.host_key
 
 
-def test_single_files_over_sftp(sshd: Sshd, tmp_path: Path) -> None:
-    transport = ParamikoTransport(sshd.endpoint())
+@real_transports
+def test_single_files_over_sftp(transport: Transport, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\0\1" * 500_000)
-    transport.put(tmp_path / "a", "/tmp/a b")
-    transport.get("/tmp/a b", tmp_path / "b")
+    (tmp_path / "a").chmod(0o640)
+    target = f"/tmp/{tmp_path.name} b"
+    assert upload_file(transport, tmp_path / "a", target, Silent()) == 1_000_000
+    assert transport.run(command("stat", "-c", "%s %a", target)).stdout == "1000000 640\n"
+    assert download_file(transport, target, tmp_path / "b", Silent()) == 1_000_000
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
     assert transport.run("ls /tmp | grep labctl-part", check=False).code == 1
-    transport.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["a", "b"]
 
 
-def test_paramiko_asks_for_the_fast_ways(sshd: Sshd) -> None:
+@real_transports
+def test_a_single_file_that_is_not_there(transport: Transport, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="there is no none"):
+        download_file(transport, "none", tmp_path / "b", Silent())
+    with pytest.raises(UsageError, match="is a directory"):
+        download_file(transport, "/tmp", tmp_path / "b", Silent())
+    (tmp_path / "a").write_bytes(b"a")
+    with pytest.raises(NotFoundError, match="/none/a"):
+        upload_file(transport, tmp_path / "a", "/none/a", Silent())
+    assert not (tmp_path / "b").exists()
+    assert transport.run("echo in").stdout == "in\n"
+
+
+def test_fabric_asks_for_the_fast_ways(sshd: Sshd) -> None:
     import socket
 
-    from labctl.transports.paramiko_login import log_in
+    from labctl.transports.fabric_login import log_in
 
     login = log_in(sshd.endpoint())
     assert login.transport.local_cipher == "aes128-gcm@openssh.com"

@@ -278,4 +278,4 @@ def test_a_machine_without_ssh_says_so(
     with pytest.raises(LabError, match="no ssh on this machine") as caught:
         transport.run("true")
     assert caught.value.hint
-    assert type(connections.open(server())).__name__ == "ParamikoTransport"
+    assert type(connections.open(server())).__name__ == "FabricTransport"

@@ -1,27 +1,24 @@
-"""paramiko as a transport: for machines without OpenSSH, and for single files over SFTP."""
+"""fabric as a transport, inside this process: for machines without OpenSSH."""
 
 from __future__ import annotations
 
-import os
 import queue
-import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import paramiko
 
-from labctl.errors import LabError, TransferError
 from labctl.model import Endpoint
 from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, Result, blocks, failures
 from labctl.transports.bounded_output import Kept
+from labctl.transports.fabric_login import STEP_TIMEOUT_S, Login, log_in
 from labctl.transports.framing import Unframer, frame
-from labctl.transports.paramiko_login import STEP_TIMEOUT_S, Login, fetch_host_key, log_in
 
-__all__ = ["ParamikoTransport", "fetch_host_key"]
-
+# sshd allows ten sessions on a connection; SFTP has one of them.
 MOST_CHANNELS = 8
 MOST_CHUNKS = 64
 _CHUNK_BYTES = 64 * 1024
@@ -32,11 +29,11 @@ NO_SESSION_FREE = 2
 PAUSE_S = 0.05
 
 
-class ParamikoTransport:
-    """One connection, made on the first command and again after it was lost.
+class FabricTransport:
+    """One connection, made by the first command and again after it was lost.
 
-    Threads may share it: at most 8 commands run at once (sshd allows ten), others wait.
-    `known_hosts` is the user's file, for the keys of jump hosts.
+    Threads may share it: at most 8 commands run at once, others wait. `known_hosts` is the user's
+    file, for the keys of jump hosts.
     """
 
     def __init__(self, endpoint: Endpoint, *, known_hosts: Path | None = None) -> None:
@@ -54,12 +51,12 @@ class ParamikoTransport:
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
-        kept = Kept(self.endpoint)
-        code, noise = self._execute(line, stdin, timeout_s, kept.out, kept.err)
+        output = Kept(self.endpoint)
+        code, noise = self._execute(line, stdin, timeout_s, output.out, output.err)
         result = Result(
             code=code,
-            stdout=kept.stdout,
-            stderr=kept.stderr,
+            stdout=output.stdout,
+            stderr=output.stderr,
             noise=noise.decode(errors="replace"),
         )
         if check and code:
@@ -76,35 +73,13 @@ class ParamikoTransport:
     ) -> int:
         return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
 
-    def put(self, source: Path, target: str) -> None:
-        """Send one file over SFTP; `target` changes only when all of it is there."""
-        staged = f"{target}.labctl-part"
-        with self._slots:
-            try:
-                with _session(self._connected()) as channel:
-                    channel.invoke_subsystem("sftp")
-                    sftp = paramiko.SFTPClient(channel)
-                    sftp.put(str(source), staged)
-                    sftp.posix_rename(staged, target)
-            except _NETWORK_ERRORS as error:
-                raise self._not_transferred(target, error) from error
-
-    def get(self, source: str, target: Path) -> None:
-        """Fetch one file over SFTP; `target` changes only when all of it is here."""
-        descriptor, staged = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-        os.close(descriptor)
+    @contextmanager
+    def open_sftp(self) -> Iterator[paramiko.SFTPClient]:
+        login = self._connect()
         try:
-            with (
-                self._slots,
-                _session(self._connected()) as channel,
-            ):
-                channel.invoke_subsystem("sftp")
-                paramiko.SFTPClient(channel).get(source, staged)
-            Path(staged).replace(target)
-        except _NETWORK_ERRORS as error:
-            raise self._not_transferred(source, error) from error
-        finally:
-            Path(staged).unlink(missing_ok=True)
+            yield login.connection.sftp()
+        except (paramiko.SSHException, EOFError) as error:
+            raise failures.lost(self.endpoint, str(error)) from error
 
     def remote_shell(self) -> RemoteShell | None:
         return None
@@ -114,29 +89,24 @@ class ParamikoTransport:
         if login is not None:
             login.close()
 
-    def _not_transferred(self, name: str, error: BaseException) -> LabError:
-        if self._login is None or not self._login.alive:
-            return failures.lost(self.endpoint, str(error))
-        return TransferError(f"{name} was not transferred", why=str(error), hint="labctl doctor")
-
-    def _connected(self) -> Login:
+    def _connect(self) -> Login:
         with self._connecting:
-            if self._login is None or not self._login.alive:
+            if self._login is None or not self._login.is_alive:
                 self.close()
                 self._login = log_in(self.endpoint, self._known_hosts)
             return self._login
 
     def _open_channel(self) -> paramiko.Channel:
         """A channel; a connection that died while idle is replaced, since nothing has begun."""
-        login = self._connected()
+        login = self._connect()
         try:
-            return _session(login)
+            return _open_session(login)
         except paramiko.ChannelException as error:
             raise failures.unreachable(self.endpoint, str(error)) from error
         except _NETWORK_ERRORS:
             login.close()
         try:
-            return _session(self._connected())
+            return _open_session(self._connect())
         except _NETWORK_ERRORS as error:
             raise failures.lost(self.endpoint, str(error)) from error
 
@@ -161,7 +131,7 @@ class ParamikoTransport:
             _send(channel, stdin)
             in_time = _drain(channel, out, err, deadline)
             # The status comes after the output; -1 means that nobody knows it.
-            in_time = in_time and channel.status_event.wait(_left_s(deadline))
+            in_time = in_time and channel.status_event.wait(_seconds_left(deadline))
             code = channel.exit_status
         if not in_time:
             raise failures.too_slow(self.endpoint)
@@ -176,13 +146,15 @@ def _ignore(_: bytes) -> None:
     pass
 
 
-def _left_s(deadline: float | None) -> float | None:
+def _seconds_left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _session(login: Login) -> paramiko.Channel:
-    """A session of this connection. sshd may still be at the end of one that we have closed, and
-    refuse another until then."""
+def _open_session(login: Login) -> paramiko.Channel:
+    """A session of this connection.
+
+    sshd may still be ending one that we have closed, and refuse another until then.
+    """
     end = time.monotonic() + STEP_TIMEOUT_S
     while True:
         try:
@@ -194,7 +166,7 @@ def _session(login: Login) -> paramiko.Channel:
 
 
 def _send(channel: paramiko.Channel, stdin: Body) -> None:
-    """Hand `stdin` over beside the reading, so that neither waits for the other."""
+    """Send `stdin` beside the reading, so that neither waits for the other."""
 
     def feed() -> None:
         try:
@@ -212,24 +184,24 @@ def _send(channel: paramiko.Channel, stdin: Body) -> None:
 
 
 def _drain(channel: paramiko.Channel, out: Unframer, err: Unframer, deadline: float | None) -> bool:
-    """Move output until it ends; False where the deadline (monotonic) came first.
+    """Pass output on until it ends; False where the deadline (monotonic) came first.
 
     A thread reads each stream, since the file descriptor that paramiko offers for waiting on
-    both loses wake-ups when they race; this thread alone hands output over.
+    both loses wake-ups when they race; this thread alone passes output on.
     """
     chunks: queue.Queue[tuple[Unframer, bytes]] = queue.Queue(MOST_CHUNKS)
 
-    def read(take: Callable[[int], bytes], stream: Unframer) -> None:
-        while chunk := take(_CHUNK_BYTES):
+    def read(receive: Callable[[int], bytes], stream: Unframer) -> None:
+        while chunk := receive(_CHUNK_BYTES):
             chunks.put((stream, chunk))
         chunks.put((stream, b""))
 
-    for take, stream in ((channel.recv, out), (channel.recv_stderr, err)):
-        threading.Thread(target=read, args=(take, stream), daemon=True).start()
+    for receive, stream in ((channel.recv, out), (channel.recv_stderr, err)):
+        threading.Thread(target=read, args=(receive, stream), daemon=True).start()
     reading = 2
     try:
         while reading:
-            stream, chunk = chunks.get(timeout=_left_s(deadline))
+            stream, chunk = chunks.get(timeout=_seconds_left(deadline))
             stream.feed(chunk)
             reading -= not chunk
     except queue.Empty:

@@ -1,6 +1,6 @@
 """One command on some servers through labctl's other transport, a thread for each.
 
-    python paramiko_work.py HOSTS.json COMMAND
+    python fabric_work.py HOSTS.json COMMAND
 
 What labctl would do if it did not go through OpenSSH's shared connection: its choice rests on this.
 """
@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from labctl.model import Endpoint
-from labctl.transports.paramiko import ParamikoTransport
+from labctl.transports.fabric import FabricTransport
 
 
 def ask(endpoint: Endpoint, line: str) -> str:
-    transport = ParamikoTransport(endpoint)
+    transport = FabricTransport(endpoint)
     try:
         return transport.run(line).stdout
     finally:

@@ -1,0 +1,49 @@
+"""cp: one file to or from the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from labctl.cli.options import json_option, open_lab
+
+
+@click.command("cp")
+@json_option
+@click.argument("source")
+@click.argument("target")
+@click.pass_context
+def cp_command(ctx: click.Context, source: str, target: str, json_: bool) -> None:
+    """Copy one file to or from the lab's server.
+
+    Write the path on the server as LAB:PATH. A relative PATH is below the home directory there.
+    Use `labctl push` for code and data, `labctl pull` for the outputs of runs.
+
+    \b
+    labctl cp notes.txt digits:notes/
+    labctl cp digits:labctl/digits/code/result.csv .
+    """
+    from labctl.cli.screen import as_json, size
+    from labctl.errors import UsageError
+    from labctl.sync.single_file import download_file, upload_file
+
+    lab = open_lab(ctx, quiet=json_)
+    prefix = f"{lab.config.name}:"
+    if source.startswith(prefix) == target.startswith(prefix):
+        raise UsageError(
+            f"either the source or the target has to begin with {prefix}",
+            why=f"got {source} and {target}",
+            hint=f"labctl cp FILE {prefix}PATH",
+        )
+    transport = lab.ground.remote(lab.ground.server()).transport
+    if target.startswith(prefix):
+        path = target.removeprefix(prefix) or "."
+        size_bytes = upload_file(transport, Path(source), path, lab.ground.reporter)
+    else:
+        path = source.removeprefix(prefix)
+        size_bytes = download_file(transport, path, Path(target), lab.ground.reporter)
+    if json_:
+        as_json({"source": source, "target": target, "size_bytes": size_bytes})
+        return
+    click.echo(f"copied {source} to {target} ({size(size_bytes)})")

@@ -1,0 +1,102 @@
+"""One file to or from any path on the server, over SFTP. Trees go by push and pull."""
+
+from __future__ import annotations
+
+import posixpath
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labctl.errors import NotFoundError, TransferError, UsageError
+from labctl.events import Progress, Reporter
+from labctl.transports import Transport
+from labctl.transports.failures import place
+
+if TYPE_CHECKING:
+    from paramiko import SFTPClient
+
+
+def upload_file(transport: Transport, source: Path, target: str, reporter: Reporter) -> int:
+    """Copy a file to `target` on the server, and return its size in bytes.
+
+    A relative target is below the account's home; a directory receives the file under its name.
+    `target` changes only when the whole file is there, and gets the mode of `source`.
+    """
+    if not source.is_file():
+        raise NotFoundError(
+            f"there is no file {source}",
+            why="it is a directory" if source.is_dir() else "",
+            hint="labctl push   # for the lab's code and data",
+        )
+    with _open_sftp(transport, target) as sftp:
+        if target.endswith("/") or _is_directory(sftp, target):
+            target = posixpath.join(target, source.name)
+        staged = f"{target}.labctl-part"
+        sent = sftp.put(str(source), staged, callback=_Report(reporter, source.name))
+        sftp.chmod(staged, stat.S_IMODE(source.stat().st_mode))
+        sftp.posix_rename(staged, target)
+    return sent.st_size or 0
+
+
+def download_file(transport: Transport, source: str, target: Path, reporter: Reporter) -> int:
+    """Copy a file of the server here, and return its size in bytes.
+
+    A relative source is below the account's home; a directory receives the file under its name.
+    `target` changes only when the whole file is here.
+    """
+    name = posixpath.basename(source)
+    if not name:
+        raise UsageError(f"{source} names no file", why="it ends in a slash", hint="labctl pull")
+    if target.is_dir():
+        target = target / name
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no directory {target.parent}", hint=f"mkdir -p {target.parent}")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".labctl-") as directory:
+        staged = Path(directory) / "file"
+        with _open_sftp(transport, source) as sftp:
+            if _is_directory(sftp, source):
+                raise UsageError(
+                    f"{source} is a directory on the server",
+                    why="`labctl cp` copies one file",
+                    hint="labctl pull   # for the outputs of runs",
+                )
+            sftp.get(source, str(staged), callback=_Report(reporter, name))
+        staged.replace(target)
+    return target.stat().st_size
+
+
+@contextmanager
+def _open_sftp(transport: Transport, path: str) -> Iterator[SFTPClient]:
+    where = place(transport.endpoint)
+    try:
+        with transport.open_sftp() as sftp:
+            yield sftp
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"there is no {path} on {where}", hint="labctl ssh -- ls   # lists your home there"
+        ) from error
+    except OSError as error:
+        raise TransferError(
+            f"{path} could not be copied", why=str(error), hint="labctl ssh -- df -h ."
+        ) from error
+
+
+def _is_directory(sftp: SFTPClient, path: str) -> bool:
+    try:
+        return stat.S_ISDIR(sftp.stat(path).st_mode or 0)
+    except FileNotFoundError:
+        return False
+
+
+class _Report:
+    """Reports the bytes that are done, as SFTP's callback."""
+
+    def __init__(self, reporter: Reporter, name: str) -> None:
+        self._reporter = reporter
+        self._name = f"copying {name}"
+
+    def __call__(self, done: int, total: int) -> None:
+        self._reporter.emit(Progress(name=self._name, done=done, total=total, unit="bytes"))
