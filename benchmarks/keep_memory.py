@@ -23,7 +23,7 @@ import msgspec
 from labctl.config import Paths, paths
 from labctl.errors import LabError
 from labctl.events import Silent
-from labctl.keeper.scheduler import Keeper
+from labctl.keeper.labs import Keeper
 from labctl.lifecycle import kept_labs
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.servers.agent import MARK
@@ -117,7 +117,7 @@ def measured(home: Path, rounds: int, labs: int) -> dict[str, Any]:
     early = 0.0
     looks = 0
     for number in range(rounds):
-        keeper.due_now()
+        keeper.make_all_due()
         while begun := keeper.tick():
             looks += len(begun)
             for thread in begun:

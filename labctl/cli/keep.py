@@ -114,7 +114,7 @@ class Desk:
 def _watch(desk: Desk) -> None:
     import signal
 
-    from labctl.keeper.scheduler import Keeper, only_keeper
+    from labctl.keeper.labs import Keeper, only_keeper
     from labctl.keeper.workers import Attendants
     from labctl.lifecycle.kept_labs import wards
 
@@ -133,14 +133,14 @@ def _watch(desk: Desk) -> None:
 
 
 def _hello(desk: Desk, name: str) -> dict[str, Any]:
-    from labctl.keeper.scheduler import is_running
+    from labctl.keeper.labs import is_running
     from labctl.lifecycle.import_lab import know
 
     return {"known": know(desk.places, name, is_running(desk.places))}
 
 
 def _add(desk: Desk) -> dict[str, Any]:
-    from labctl.keeper.scheduler import Journal, is_running
+    from labctl.keeper.labs import Journal, is_running
     from labctl.lifecycle.import_lab import take_in
 
     journal = Journal(lambda name, text: click.echo(text, err=True), "")
@@ -156,7 +156,7 @@ def _add(desk: Desk) -> dict[str, Any]:
 
 
 def _told(desk: Desk, name: str) -> dict[str, Any]:
-    from labctl.keeper.scheduler import is_running
+    from labctl.keeper.labs import is_running
     from labctl.lifecycle.kept_labs import known_runs, read_rounds, ward
     from labctl.state.ledgers import lines
 
@@ -199,8 +199,8 @@ def _attend(desk: Desk, name: str) -> dict[str, Any]:
     import signal
     import threading
 
+    from labctl.keeper.labs import Journal
     from labctl.keeper.recovery_worker import attend
-    from labctl.keeper.scheduler import Journal
     from labctl.lifecycle.kept_labs import ground, ward
 
     def end_with_the_keeper() -> None:
@@ -259,7 +259,7 @@ def _install(desk: Desk) -> None:
 
 def _list(desk: Desk, json_: bool) -> None:
     from labctl.cli.screen import ago, as_json, table
-    from labctl.keeper.scheduler import is_running, listed
+    from labctl.keeper.labs import is_running, listed
 
     found, running = listed(desk.places, desk.state), is_running(desk.places)
     if json_:

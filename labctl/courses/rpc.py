@@ -22,8 +22,8 @@ from labctl.courses.records.folder import CourseFolder
 from labctl.courses.requests import MOST_LINE_BYTES, Desk, welcome
 from labctl.errors import BusyError, LabError, UsageError
 from labctl.errors.replies import as_reply
+from labctl.keeper.scheduler import hold_alone
 from labctl.model import Value
-from labctl.state.locks import hold_lock
 from labctl.transports.ssh_client import runtime_dir
 
 
@@ -44,19 +44,11 @@ def socket_path(course_id: str) -> Path:
 
 @contextlib.contextmanager
 def only_keeper(folder: CourseFolder, places: Paths) -> Iterator[None]:
-    """Be this course's keeper here; BusyError says who is it already."""
+    """Be this course's keeper here; BusyError names the process that is it already."""
     lock = places.state_dir / "courses" / folder.id
-    try:
-        with hold_lock(lock, "labctl course serve", wait_s=2.0):
-            yield
-    except BusyError as error:
-        if not error.what.startswith("cannot begin"):
-            raise
-        raise BusyError(
-            f"a keeper of {folder.config.name} runs here already",
-            why=error.what.partition(": ")[2],
-            hint="labctl course status",
-        ) from None
+    already = f"a keeper of {folder.config.name} runs here already"
+    with hold_alone(lock, "labctl course serve", already=already, hint="labctl course status"):
+        yield
 
 
 def relay(

@@ -6,12 +6,7 @@ watchdogs go on without it.
 
 from __future__ import annotations
 
-import random
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 
 from labctl.courses.assignment_seats import freeze_closed
 from labctl.courses.backup import Backup, course_store
@@ -22,12 +17,10 @@ from labctl.courses.requests import Desk
 from labctl.courses.seat_reporter import News
 from labctl.courses.servers import Staff
 from labctl.courses.tasks import Rounds
-from labctl.errors import LabError, NotFoundError
-from labctl.errors.replies import as_reply
-from labctl.errors.unexpected import as_lab_error
+from labctl.errors import NotFoundError
 from labctl.events import Decision, Event, Note
+from labctl.keeper.scheduler import Report, Scheduler, Task
 
-TICK_S = 1.0
 LONGEST_PAUSE_S = 600.0
 EVERY_S = {
     "look": 60.0,
@@ -38,8 +31,6 @@ EVERY_S = {
     "invitations": 300.0,
     "assignments": 60.0,
 }
-# Takes a seat's name ("" for none) and what happened.
-Tell = Callable[[str, str], None]
 
 
 class Yes:
@@ -48,7 +39,7 @@ class Yes:
     Where no guard ends billing the keeper does: it is the one that would have been asked for.
     """
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Report) -> None:
         self._tell = tell
 
     def emit(self, event: Event) -> None:
@@ -61,28 +52,14 @@ class Yes:
         return True
 
 
-@dataclass
-class Task:
-    """A deed, how often it comes, and how it went: after a failure it comes ever more rarely."""
-
-    name: str
-    deed: Callable[[], None]
-    every_s: float
-    due: float = 0.0
-    pause_s: float = 0.0
-    error: str = ""
-    guard: threading.Lock = field(default_factory=threading.Lock)
-
-
 class Vigil:
     """Made once per process; `run` goes on until `stop` is set."""
 
-    def __init__(self, staff: Staff, desk: Desk, keys: Keys, *, tell: Tell) -> None:
-        self.stop = threading.Event()
+    def __init__(self, staff: Staff, desk: Desk, keys: Keys, *, tell: Report) -> None:
         self.rounds = Rounds(staff, desk, keys, tell)
         self._staff, self._desk, self._keys, self._tell = staff, desk, keys, tell
         self._backup: Backup | None = None
-        deeds = {
+        work = {
             "look": self._look,
             "watch": self.rounds.watch,
             "disks": self.rounds.disks,
@@ -91,7 +68,10 @@ class Vigil:
             "invitations": self._invitations,
             "assignments": self._assignments,
         }
-        self.tasks = [Task(name, deed, EVERY_S[name]) for name, deed in deeds.items()]
+        self.scheduler = Scheduler(self._report, at_once=len(work))
+        self.stop = self.scheduler.stop
+        for name, run in work.items():
+            self.scheduler.add(Task(name, run, EVERY_S[name], LONGEST_PAUSE_S))
 
     def begin(self) -> None:
         """What must be so before a student is answered: the ledger is whole, seats go on."""
@@ -104,41 +84,10 @@ class Vigil:
             desk.go_on()
 
     def run(self) -> None:
-        while not self.stop.is_set():
-            self.tick()
-            self.stop.wait(TICK_S)
+        self.scheduler.run()
 
-    def tick(self) -> list[threading.Thread]:
-        """Begin each deed that is due and not going on; the threads that do."""
-        begun = []
-        for task in self.tasks:
-            if time.monotonic() >= task.due and task.guard.acquire(blocking=False):
-                thread = threading.Thread(target=self._do, args=(task,), daemon=True)
-                thread.start()
-                begun.append(thread)
-        return begun
-
-    def _do(self, task: Task) -> None:
-        try:
-            task.deed()
-        except Exception as error:
-            self._note(task, as_lab_error(error, partial(self._tell, "")))
-        else:
-            if task.error:
-                self._tell("", f"{task.name}: all is well again")
-            task.error, task.pause_s = "", task.every_s
-        finally:
-            task.due = time.monotonic() + (task.pause_s or task.every_s) * random.uniform(0.9, 1.1)
-            task.guard.release()
-
-    def _note(self, task: Task, error: LabError) -> None:
-        task.pause_s = min(LONGEST_PAUSE_S, 2 * (task.pause_s or task.every_s))
-        why = as_reply(error)["error"]["why"].replace("\n", "; ")
-        said = ": ".join(filter(None, [error.what, why]))
-        if said != task.error:
-            hint = f"; next: {error.hint}" if error.hint else ""
-            self._tell("", f"{task.name}: {said}{hint}")
-        task.error = said
+    def _report(self, task: str, text: str) -> None:
+        self._tell("", f"{task}: {text}")
 
     def _look(self) -> None:
         look = self.rounds.look()

@@ -7,6 +7,7 @@
     │   └── HostKeyError         3    the server is not the one we knew
     ├── NotFoundError            4    nothing there by that name
     ├── BusyError               75    try again later
+    │   ├── LockHeldError   75    another process of labctl is at work
     │   └── ConnectError        75    the server cannot be reached now
     │       ├── DnsError        75    its name does not resolve
     │       ├── ConnectionRefusedByServerError 75  the machine answers, sshd does not
@@ -87,6 +88,14 @@ class NotFoundError(LabError):
 
 class BusyError(LabError):
     exit_code = 75
+
+
+class LockHeldError(BusyError):
+    """Another process is at work. `holder` says which one, and since when."""
+
+    def __init__(self, what: str, *, holder: str, why: str = "", hint: str = "") -> None:
+        super().__init__(what, why=why, hint=hint)
+        self.holder = holder
 
 
 class ConnectError(BusyError):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labctl.errors import BusyError, LabError
+from labctl.errors import LabError, LockHeldError
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -29,7 +29,7 @@ def hold_lock(
     on_wait: Callable[[str], None] = lambda holder: None,
     inheritable: bool = False,
 ) -> Iterator[None]:
-    """Hold `file` for the action `what`. BusyError that names the holder after `wait_s` seconds.
+    """Hold `file` for the action `what`; LockHeldError after `wait_s` seconds names the holder.
 
     `on_wait` is called once, with who holds it, where there is somebody to wait for. An
     `inheritable` lock is held by programs too that are started with their files left open.
@@ -41,8 +41,10 @@ def hold_lock(
         on_wait(_describe_holder(file))
         taken = _take(lock, wait_s - ANNOUNCED_S)
     if not taken:
-        raise BusyError(
-            f"cannot begin `{what}`: {_describe_holder(file)}",
+        holder = _describe_holder(file)
+        raise LockHeldError(
+            f"cannot begin `{what}`: {holder}",
+            holder=holder,
             why=f"two at a time would undo each other; waited {wait_s:g} s",
             hint="try again when it is done",
         )

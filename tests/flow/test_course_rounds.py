@@ -84,18 +84,18 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
 ) -> None:
     """And what a round does apart for one seat is told as well."""
     vigil = Vigil(kept.rounds.staff, kept.desk, kept.keys, tell=kept._tell)
-    (task,) = [one for one in vigil.tasks if one.name == "roster"]
-    vigil.tasks = [task]
+    task = vigil.scheduler.tasks["roster"]
+    vigil.scheduler.tasks = {"roster": task}
     roster = kept.course.folder.path / "roster.csv"
     roster.rename(roster.with_name("away"))
     roster.mkdir()  # reading it is an error of the system's
-    for thread in vigil.tick():
+    for thread in vigil.scheduler.tick():
         thread.join(120)
     assert task.error
     roster.rmdir()
     roster.with_name("away").rename(roster)
-    task.due = 0.0
-    for thread in vigil.tick():
+    task.due_at = 0.0
+    for thread in vigil.scheduler.tick():
         thread.join(120)
     assert task.error == ""
     assert any(text.startswith("roster: all is well") for _, text in kept.told)

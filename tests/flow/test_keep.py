@@ -14,9 +14,9 @@ from lab_ground import LAB_ID, DiskCloud, Recorded, world
 
 from labctl.errors import BusyError, CapacityError, LabError, NotFoundError
 from labctl.events import Decision, Note, Step
-from labctl.keeper import scheduler
+from labctl.keeper import labs
+from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, WELL, Journal, Keeper, is_running, look
 from labctl.keeper.recovery_worker import attend, sweep
-from labctl.keeper.scheduler import ENDED, SWEPT, TROUBLE, WELL, Journal, Keeper, is_running, look
 from labctl.keeper.workers import Attendants
 from labctl.lifecycle import kept_labs
 from labctl.lifecycle.kept_labs import Ward
@@ -55,7 +55,7 @@ class Kept:
     def round(self, count: int = 1) -> None:
         """So many rounds, each to its end."""
         for _ in range(count):
-            self.keeper.due_now()
+            self.keeper.make_all_due()
             for thread in self.keeper.tick():
                 thread.join()
 
@@ -169,7 +169,7 @@ def test_a_lab_that_comes_or_goes_is_noticed(kept: Kept) -> None:
 def test_what_it_saw_is_listed_by_others(kept: Kept) -> None:
     kept.two.lab.machine.run_with("night")
     kept.round()
-    (one,) = scheduler.listed(kept.two.places, kept.two.state)
+    (one,) = labs.listed(kept.two.places, kept.two.state)
     assert (one["name"], one["by"].count("@")) == (NAME, 1)
     assert one["server"].id == kept.two.server().id
     assert [run.state for run in one["runs"]] == ["exited"]
@@ -203,11 +203,11 @@ def test_a_lab_at_work_is_not_dropped_and_is_afterwards(
 
 def test_there_is_one_keeper_and_the_second_says_who(two: Pair) -> None:
     assert not is_running(two.places)
-    with scheduler.only_keeper(two.places):
+    with labs.only_keeper(two.places):
         assert is_running(two.places)
         with (
             pytest.raises(BusyError, match="runs here already") as caught,
-            scheduler.only_keeper(two.places),
+            labs.only_keeper(two.places),
         ):
             pass
         assert "pid" in caught.value.why
