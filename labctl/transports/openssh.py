@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from labctl.commands import ssh
 from labctl.errors import LabError
@@ -109,10 +109,12 @@ class OpenSshTransport:
         with theirs:
             words = [*shell.words, "-s", shell.host, "sftp"]
             process = subprocess.Popen(
-                words, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL
+                words, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL
             )
+        # The client needs no more of a channel than a socket has; its type says otherwise.
+        channel: Any = ours
         try:
-            with ours, contextlib.closing(paramiko.SFTPClient(ours)) as sftp:
+            with ours, contextlib.closing(paramiko.SFTPClient(channel)) as sftp:
                 yield sftp
         except (paramiko.SSHException, EOFError) as error:
             raise failures.lost(self.endpoint, str(error)) from error
