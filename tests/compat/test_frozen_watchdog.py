@@ -221,5 +221,5 @@ def test_a_limit_that_only_a_newer_labctl_knows_is_left_alone(
 
 
 def test_a_verb_that_it_does_not_know_is_an_error_that_names_it(today: Program) -> None:
-    with pytest.raises(LabError, match="knows no verb 'of-tomorrow'"):
+    with pytest.raises(LabError, match="has no verb 'of-tomorrow'"):
         today.ask("of-tomorrow", {})
