@@ -87,7 +87,7 @@ def test_a_lease_that_could_not_be_ended_is_ended_later(bed: Bed) -> None:
     wait_for(lambda: (bed.keeping.look(), bed.reported)[1])
     assert bed.reported == [
         "ending the lease of u1001.over failed: Refused: "
-        "the Docker Engine on the server refused: busy"
+        "the Docker Engine on the server refused the request: busy"
     ]
     asked = len(bed.engine.asked("POST", "/containers/over/stop"))
     bed.engine.said["/containers/over/stop"] = (204, b"")
