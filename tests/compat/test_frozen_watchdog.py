@@ -187,7 +187,7 @@ def test_one_of_before_is_replaced_while_it_lives_and_forgets_nothing(
     assert now["elapsed_s"] >= before["elapsed_s"]
     assert now["ttl_left_s"] == pytest.approx(before["ttl_left_s"], abs=WAIT_S)
     decisions = [one["what"] for one in now["decisions"]]
-    assert "watching again" in decisions
+    assert "watchdog restarted" in decisions
     assert not earlier.path.exists(), "nobody runs it any more"
 
 

@@ -1,4 +1,4 @@
-"""The bell of a watchdog: whoever changes its limits rings, and it reads them at once."""
+"""Waking a watchdog: a datagram to its socket makes it read its limits at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ NAME = "bell"
 
 
 class Bell:
+    """The socket on which a watchdog waits."""
+
     def __init__(self, place: Path) -> None:
         path = place / NAME
         with suppress(FileNotFoundError):
@@ -21,7 +23,7 @@ class Bell:
         self._socket.setblocking(False)
 
     def wait(self, span_s: float) -> None:
-        """Until it rings, at most `span_s` seconds."""
+        """Wait for a datagram, at most `span_s` seconds."""
         if select.select([self._socket], [], [], span_s)[0]:
             with suppress(BlockingIOError):
                 while True:
@@ -29,6 +31,6 @@ class Bell:
 
 
 def ring(place: Path) -> None:
-    """Nobody there to hear it is fine."""
+    """Wake the watchdog of this directory, if one runs."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell, suppress(OSError):
         bell.sendto(b"!", str(place / NAME))
