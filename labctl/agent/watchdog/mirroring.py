@@ -160,7 +160,7 @@ class Mirror:
         if url.startswith("s3://"):
             python = find_python(account.uid, account.words)
         if not python:
-            raise Failure("store", "results cannot go to S3", LACKING)
+            raise Failure("store", "results cannot be sent to S3", LACKING)
         self._child = subprocess.Popen(
             [*account.words, *words(), python, str(PROGRAM), "mirror-serve"],
             stdin=subprocess.PIPE,
