@@ -105,28 +105,26 @@ def lend(
     if not uuids:
         raise Refusal(409, f"{TAKEN}it has no GPU; set `gpu: none` in lab.yaml")
     by_index = {str(gpu.get("index")): str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")}
-    requested = [by_index.get(entry, entry) for entry in wanted if entry != "*"]
-    unknown = [entry for entry in requested if entry not in uuids]
+    requested = [by_index.get(name, name) for name in wanted if name != "*"]
+    unknown = [name for name in requested if name not in uuids]
     if unknown:
         raise Refusal(409, f"{TAKEN}it has no GPU {', '.join(unknown)[:200]}")
-    own_leases = [entry for entry in held if entry.uid == account.uid and entry.ends_s > now_s]
-    own = {entry.uuid: entry.ends_s for entry in own_leases}
+    own_leases = [lease for lease in held if lease.uid == account.uid and lease.ends_s > now_s]
+    own = {lease.uuid: lease.ends_s for lease in own_leases}
     if own and (set(requested) <= own.keys() if requested else len(own) >= most):
         shared = requested or list(own)
         return shared, min(own[uuid] for uuid in shared)
     if len(own.keys() | set(requested)) > most:
-        holders = "; ".join(told_of(entry, gpus, now_s) for entry in own_leases)
+        holders = "; ".join(told_of(lease, gpus, now_s) for lease in own_leases)
         message = f"{TAKEN}an account may use at most {most} GPU at once. {holders}"
         raise Refusal(409, message.strip())
     free = [
-        entry
-        for entry in find_free(gpus, held)
-        if entry not in kept and entry in (requested or uuids)
+        uuid for uuid in find_free(gpus, held) if uuid not in kept and uuid in (requested or uuids)
     ]
-    missing = [entry for entry in requested if entry not in own]
+    missing = [uuid for uuid in requested if uuid not in own]
     if not free or len(free) < len(missing):
-        others = [told_of(entry, gpus, now_s) for entry in held if entry.uuid not in own]
-        others += [describe_kept(uuid, entry, gpus) for uuid, entry in kept.items()]
+        others = [told_of(lease, gpus, now_s) for lease in held if lease.uuid not in own]
+        others += [describe_kept(uuid, waiter, gpus) for uuid, waiter in kept.items()]
         raise Busy(f"{TAKEN}no GPU is free: {'; '.join(others)}", missing)
     granted = requested or free[: most - len(own)]
     return granted, min([until_s, *(own[uuid] for uuid in granted if uuid in own)])

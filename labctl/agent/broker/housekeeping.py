@@ -101,7 +101,7 @@ class Keeping:
         running = [container for container in containers if container.state == "running"]
         with self._relay_lock:
             ended_ids = set(self._relays) - {container.id for container in running}
-            closing = [self._relays.pop(container) for container in ended_ids]
+            closing = [self._relays.pop(ended_id) for ended_id in ended_ids]
         for relay in closing:
             with problems.guard(f"closing {relay.place}"):
                 relay.close()
@@ -144,9 +144,7 @@ class Keeping:
 
     def _end_leases(self, problems: Problems, containers: list[Container]) -> None:
         now_s = boottime_s()
-        ended_ids = {
-            container.container for container in leases(containers) if container.ends_s <= now_s
-        }
+        ended_ids = {lease.container for lease in leases(containers) if lease.ends_s <= now_s}
         self._ending &= ended_ids
         for container in containers:
             if container.id in ended_ids - self._ending:
