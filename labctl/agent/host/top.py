@@ -114,7 +114,7 @@ class View:
             if not row:
                 continue
             container = self.runs.get(row.pop("container"))
-            owner = container.whose if container else {}
+            owner = container.owner_fields if container else {}
             rows.append({**row, **owner, "gpus": on_gpus.get(pid, [])})
         return rows
 
@@ -128,7 +128,7 @@ class Watched:
         self.gauges = Gauges(container)
         mounts = {mount["Destination"]: mount.get("Source", "") for mount in container["Mounts"]}
         self.progress = Path(mounts["/lab/run"]) / PROGRESS if "/lab/run" in mounts else None
-        self.whose = {
+        self.owner_fields = {
             key: value
             for key, value in (
                 ("run", labels.get("labctl.run", "")),
@@ -148,7 +148,7 @@ class Watched:
         if not usage:
             return []
         own_gpus = given(gpus, self.gauges.container)
-        row = {**self.whose, "started_at": self.started_at, **usage}
+        row = {**self.owner_fields, "started_at": self.started_at, **usage}
         if own_gpus:
             row["gpus"] = [gpu.get("uuid", "") for gpu in own_gpus]
         steps = read_json_or_none(self.progress)

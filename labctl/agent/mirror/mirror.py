@@ -51,7 +51,7 @@ def mirror_now(request: dict[str, Any]) -> dict[str, Any]:
     with _hold_lock(root / ".labctl" / LOCK) as progress:
         store = open_store(root, request["lab"], request["lab_id"], progress)
         try:
-            return _Pass(root, request, store).execute()
+            return _LabPass(root, request, store).execute()
         finally:
             store.close()
 
@@ -119,7 +119,7 @@ def _kill_stuck_holder(descriptor: int) -> None:
                 os.kill(holder, signal.SIGKILL)
 
 
-class _Pass:
+class _LabPass:
     """One pass over the runs of a lab."""
 
     def __init__(self, root: Path, request: dict[str, Any], store: Store) -> None:
@@ -143,7 +143,7 @@ class _Pass:
             runs = [existing({**self.about, "run": self.only})]
         inspected = self._inspect_live(runs)
         for directory in runs:
-            self._try(directory.name, _Run(self, directory, inspected).mirror)
+            self._try(directory.name, _RunPass(self, directory, inspected).mirror)
         if self.everything and not self.only:
             self._try("the edited code", self._send_edits)
         duration_s = max(time.monotonic() - started_s, 0.001)
@@ -212,10 +212,10 @@ class _Pass:
                 note(record_path, {name: sha256})
 
 
-class _Run:
+class _RunPass:
     """One run's part of a pass. `sent` is what the store has, as recorded in SENT."""
 
-    def __init__(self, parent: _Pass, directory: Path, inspected: dict[str, Any]) -> None:
+    def __init__(self, parent: _LabPass, directory: Path, inspected: dict[str, Any]) -> None:
         self.parent = parent
         self.directory = directory
         self.name = directory.name

@@ -43,7 +43,7 @@ def run_body(
 def lab_body(
     root: Path,
     spec: dict[str, Any],
-    found: dict[str, Any],
+    image: dict[str, Any],
     mounts: list[dict[str, Any]],
     env: dict[str, str],
     labels: dict[str, str],
@@ -55,7 +55,7 @@ def lab_body(
     """
     (home() / ".cache" / "home").mkdir(parents=True, exist_ok=True)
     (root / "data").mkdir(exist_ok=True)
-    passwd = passwd_file(found["Id"], home() / ".passwd")
+    passwd = passwd_file(image["Id"], home() / ".passwd")
     lab_mounts = [
         mount(root / "data", "/lab/data", read_only=True),
         mount(home() / ".cache", "/lab/cache"),
@@ -63,7 +63,7 @@ def lab_body(
     ]
     variables = {**proxies(), **HOME_ENV, **env}
     return {
-        "Image": found["Id"],
+        "Image": image["Id"],
         "Hostname": spec["lab"],
         "User": f"{os.getuid()}:{os.getgid()}",
         "WorkingDir": "/lab/code",

@@ -184,16 +184,18 @@ def carried(state: dict[str, Any], boot: str, boottime_s: float, wall_s: float) 
     return float(state["elapsed_s"]) + max(0.0, since)
 
 
-def budget_left(known: dict[str, Any], asked: dict[str, Any]) -> float | None:
+def budget_left(recorded: dict[str, Any], request: dict[str, Any]) -> float | None:
     """Return the dollars that this server may still cost if it was armed before.
 
     A caller that has lost its ledger believes that nothing was spent elsewhere: the same total
     budget never allows more than it did before. A different total budget is intended.
     """
-    previous, requested = known.get("budget_usd"), asked.get("budget_usd")
+    previous, requested = recorded.get("budget_usd"), request.get("budget_usd")
     if previous is None or requested is None:
         return requested if requested is None else float(requested)
-    increase = float(asked.get("budget_whole_usd") or 0) - float(known.get("budget_whole_usd") or 0)
+    increase = float(request.get("budget_whole_usd") or 0) - float(
+        recorded.get("budget_whole_usd") or 0
+    )
     return max(0.0, min(float(previous) + increase, float(requested)))
 
 
