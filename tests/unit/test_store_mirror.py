@@ -266,9 +266,9 @@ def test_a_file_that_was_being_replaced_is_either_of_the_two(s3: Any, lab: Lab) 
         raise DiedError
 
     with pytest.MonkeyPatch.context() as patch:
-        real = store_mirror._Run._put_index
+        real = store_mirror._RunPass._put_index
         patch.setattr(
-            store_mirror._Run,
+            store_mirror._RunPass,
             "_put_index",
             lambda run, pending: real(run, pending) if pending else die(),
         )
