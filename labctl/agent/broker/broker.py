@@ -107,17 +107,17 @@ class Broker:
             (re.compile(methods), re.compile(path), handler) for methods, path, handler in ROUTES
         ]
 
-    def serve(self, place: Path) -> None:
+    def serve(self, socket_path: Path) -> None:
         # An account that could write there could impersonate the broker.
-        place.parent.chmod(0o755)
+        socket_path.parent.chmod(0o755)
         with suppress(FileNotFoundError):
-            place.unlink()
+            socket_path.unlink()
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(place))
-            os.chown(place, 0, grp.getgrnam(self.settings.group).gr_gid)
-            place.chmod(0o660)
+            listener.bind(str(socket_path))
+            os.chown(socket_path, 0, grp.getgrnam(self.settings.group).gr_gid)
+            socket_path.chmod(0o660)
             listener.listen(128)
-            _log(f"ready at {place}")
+            _log(f"ready at {socket_path}")
             while True:
                 try:
                     link, _ = listener.accept()

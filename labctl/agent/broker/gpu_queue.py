@@ -57,9 +57,9 @@ def assign(
 class GpuQueue:
     """The queue of this server, in a file that root owns. The caller serializes calls."""
 
-    def __init__(self, place: Path = PLACE) -> None:
-        self._place = place
-        self._waiters = _load(place)
+    def __init__(self, path: Path = PLACE) -> None:
+        self._path = path
+        self._waiters = _load(path)
 
     def keep(self, free: list[str], now_s: float) -> dict[str, Waiter]:
         """Start and end turns; return the reserved GPUs, and for whom."""
@@ -88,13 +88,13 @@ class GpuQueue:
             return
         self._waiters = waiting
         with suppress(OSError):  # without the file, only a restart of the broker forgets the queue
-            write_text(self._place, json.dumps(waiting))
+            write_text(self._path, json.dumps(waiting))
 
 
-def _load(place: Path) -> list[Waiter]:
+def _load(path: Path) -> list[Waiter]:
     """Read the queue of an earlier broker process; a damaged file is an empty queue."""
     try:
-        rows = json.loads(place.read_text(encoding="utf-8"))
+        rows = json.loads(path.read_text(encoding="utf-8"))
         return [
             Waiter(int(uid), tuple(map(str, wanted)), float(ends_s)) for uid, wanted, ends_s in rows
         ]

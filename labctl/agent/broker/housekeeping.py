@@ -103,7 +103,7 @@ class Keeping:
             ended_ids = set(self._relays) - {container.id for container in running}
             closing = [self._relays.pop(ended_id) for ended_id in ended_ids]
         for relay in closing:
-            with problems.guard(f"closing {relay.place}"):
+            with problems.guard(f"closing {relay.socket_path}"):
                 relay.close()
         for container in running:
             with problems.guard(f"the socket of {container.name or container.id}"):

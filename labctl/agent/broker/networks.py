@@ -109,7 +109,7 @@ class Relay:
     def __init__(
         self,
         owner: int,
-        place: Path,
+        socket_path: Path,
         container: str,
         port: int,
         slots: threading.BoundedSemaphore,
@@ -120,9 +120,9 @@ class Relay:
         self.owner = owner
         self.container = container
         self.port = port
-        self.place = place
+        self.socket_path = socket_path
         PLACE.mkdir(mode=0o711, parents=True, exist_ok=True)
-        folder = place.parent
+        folder = socket_path.parent
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             os.chown(folder, owner, -1, follow_symlinks=False)
@@ -133,7 +133,7 @@ class Relay:
             self._listener.bind(str(staging))
             staging.chmod(0o666)
             self._listener.listen(64)
-            staging.replace(place)
+            staging.replace(socket_path)
         except OSError:
             self._listener.close()
             with suppress(OSError):
@@ -147,7 +147,7 @@ class Relay:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with suppress(OSError):
-            self.place.unlink()
+            self.socket_path.unlink()
 
     def _accept(self) -> None:
         while not self._closed:

@@ -32,11 +32,11 @@ class EngineLinkError(Exception):
 class EngineCall:
     """One request to the Docker Engine, and its response."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, socket_path: str) -> None:
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_ANSWER_HEAD)
         self.link = socket.socket(socket.AF_UNIX)
         try:
-            self.link.connect(place)
+            self.link.connect(socket_path)
         except OSError as error:
             self.link.close()
             raise Refusal(503, f"the Docker Engine does not answer: {error.strerror}") from None

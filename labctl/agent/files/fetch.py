@@ -35,16 +35,16 @@ def fetch(request: dict[str, Any]) -> None:
     answer({})
     sets = {}
     for name, address in sorted(request["sources"].items()):
-        place = Place(lab, checked_name(name), address)
+        dataset = Place(lab, checked_name(name), address)
         # Imported here, to spare every other verb the HTTP libraries.
         if address.startswith("s3://"):
             from .fetch_s3 import fetch_bucket
 
-            sets[name] = fetch_bucket(place, request.get("s3_endpoint", ""))
+            sets[name] = fetch_bucket(dataset, request.get("s3_endpoint", ""))
         else:
             from .fetch_https import fetch_address
 
-            sets[name] = fetch_address(place)
+            sets[name] = fetch_address(dataset)
     finish({"sets": sets})
 
 

@@ -33,18 +33,18 @@ def describe_refusal(address: str, error: StatusError) -> Failure:
     return Failure("link", f"{address} returned {error}", "", "labctl push")
 
 
-def fetch_address(place: Place) -> dict[str, Any]:
+def fetch_address(dataset: Place) -> dict[str, Any]:
     """Fetch one file over HTTPS and unpack it if it is an archive.
 
     Skipped if the server says that it has not changed.
     """
-    record = place.record()
-    state = _download(place, record)
+    record = dataset.record()
+    state = _download(dataset, record)
     if state is None:
         return {"files": record["files"], "bytes": record["size"], "unchanged": True}
-    name = _file_name(place.address)
-    body = place.staging / "body"
-    tree = place.staging / "tree"
+    name = _file_name(dataset.address)
+    body = dataset.staging / "body"
+    tree = dataset.staging / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     files = 1
@@ -52,10 +52,10 @@ def fetch_address(place: Place) -> dict[str, Any]:
         files, left_out = unpack(body, name, tree)
         body.unlink()
         if left_out:
-            place.note(f"skipped {left_out} links and devices in {name}")
+            dataset.note(f"skipped {left_out} links and devices in {name}")
     else:
         body.rename(tree / name)
-    place.put(tree, {**state, "files": files})
+    dataset.put(tree, {**state, "files": files})
     return {"files": files, "bytes": state["size"], "unchanged": False}
 
 
@@ -66,62 +66,62 @@ def _file_name(address: str) -> str:
     return NO_NAME if is_bad else name
 
 
-def _download(place: Place, record: dict[str, Any]) -> dict[str, Any] | None:
+def _download(dataset: Place, record: dict[str, Any]) -> dict[str, Any] | None:
     """Download the body to staging and return its state; None if the data here is up to date."""
-    place.staging.mkdir(parents=True, exist_ok=True)
+    dataset.staging.mkdir(parents=True, exist_ok=True)
     message = "the response ended early"
     for attempt in range(TRIES):
         if attempt:
             time.sleep(2.0 ** (attempt - 1))
         try:
-            state = _try_download(place, record)
+            state = _try_download(dataset, record)
         except StatusError as error:
             if error.status == 304:
                 return None
             if error.status == 416:
-                _reset_staging(place)
+                _reset_staging(dataset)
                 continue
             if error.status < 500 or attempt == TRIES - 1:
-                raise describe_refusal(place.address, error) from None
+                raise describe_refusal(dataset.address, error) from None
             message = str(error)
             continue
         except BrokenError as error:
             message = str(error)
             continue
-        if state is None or state["size"] == (place.staging / "body").stat().st_size:
+        if state is None or state["size"] == (dataset.staging / "body").stat().st_size:
             return state
     raise Failure(
         "link",
-        f"the download of {place.address} broke off {TRIES} times",
+        f"the download of {dataset.address} broke off {TRIES} times",
         message,
         "labctl push  (resumes where it stopped)",
     )
 
 
-def _try_download(place: Place, record: dict[str, Any]) -> dict[str, Any] | None:
-    body = place.staging / "body"
-    partial = read_json(place.staging / "state.json")
-    offset = body.stat().st_size if body.exists() and _can_resume(place, partial) else 0
+def _try_download(dataset: Place, record: dict[str, Any]) -> dict[str, Any] | None:
+    body = dataset.staging / "body"
+    partial = read_json(dataset.staging / "state.json")
+    offset = body.stat().st_size if body.exists() and _can_resume(dataset, partial) else 0
     with open_address(
-        place.address, _conditional_headers(partial, record, offset), offset
+        dataset.address, _conditional_headers(partial, record, offset), offset
     ) as response:
-        state = _response_state(place, response, offset)
+        state = _response_state(dataset, response, offset)
         if not offset and _is_unchanged(state, record):
             return None
         # Nothing is written before this check, so a resumed file has one version only.
         is_rest = response.status == 206 and state["validator"] == partial["validator"]
         if not offset or is_rest:
             if state["size"] is not None:
-                check_room(state["size"] - offset, place.staging, place.address)
-            write_json(place.staging / "state.json", state)
-            _write_body(place, response, offset, state)
+                check_room(state["size"] - offset, dataset.staging, dataset.address)
+            write_json(dataset.staging / "state.json", state)
+            _write_body(dataset, response, offset, state)
             return state
-    _reset_staging(place)
-    return _try_download(place, record)
+    _reset_staging(dataset)
+    return _try_download(dataset, record)
 
 
-def _can_resume(place: Place, partial: dict[str, Any]) -> bool:
-    return partial.get("address") == place.address and bool(partial.get("validator"))
+def _can_resume(dataset: Place, partial: dict[str, Any]) -> bool:
+    return partial.get("address") == dataset.address and bool(partial.get("validator"))
 
 
 def _conditional_headers(
@@ -136,13 +136,13 @@ def _conditional_headers(
     return {}
 
 
-def _response_state(place: Place, response: Answer, offset: int) -> dict[str, Any]:
+def _response_state(dataset: Place, response: Answer, offset: int) -> dict[str, Any]:
     """Return the state that the response headers describe; `size` is None if they lack it."""
     etag = response.headers.get("etag", "")
     modified = response.headers.get("last-modified", "")
     length = response.headers.get("content-length")
     return {
-        "address": place.address,
+        "address": dataset.address,
         "etag": etag,
         "modified": modified,
         # A weak ETag does not guarantee equal bytes, so it cannot validate a resumed transfer.
@@ -159,21 +159,21 @@ def _is_unchanged(state: dict[str, Any], record: dict[str, Any]) -> bool:
     return bool(state["modified"]) and state["modified"] == record.get("modified")
 
 
-def _write_body(place: Place, response: Answer, offset: int, state: dict[str, Any]) -> None:
+def _write_body(dataset: Place, response: Answer, offset: int, state: dict[str, Any]) -> None:
     total_bytes = state["size"] or 0
     done_bytes = offset
-    with (place.staging / "body").open("r+b" if offset else "wb") as file:
+    with (dataset.staging / "body").open("r+b" if offset else "wb") as file:
         file.seek(offset)
         for block in iter(response.read, b""):
             if not total_bytes:
-                check_room(len(block), place.staging, place.address)
+                check_room(len(block), dataset.staging, dataset.address)
             file.write(block)
             done_bytes += len(block)
-            place.tell(done_bytes, total_bytes)
+            dataset.tell(done_bytes, total_bytes)
     if state["size"] is None:
         state["size"] = done_bytes
 
 
-def _reset_staging(place: Place) -> None:
-    shutil.rmtree(place.staging, ignore_errors=True)
-    place.staging.mkdir(parents=True)
+def _reset_staging(dataset: Place) -> None:
+    shutil.rmtree(dataset.staging, ignore_errors=True)
+    dataset.staging.mkdir(parents=True)

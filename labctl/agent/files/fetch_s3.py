@@ -17,21 +17,21 @@ from .fetch import Place, check_room
 THREADS = 8
 
 
-def fetch_bucket(place: Place, endpoint: str) -> dict[str, Any]:
+def fetch_bucket(dataset: Place, endpoint: str) -> dict[str, Any]:
     """Fetch all objects below s3://bucket/prefix, except those that are here unchanged."""
     if endpoint:
         check_address(endpoint)
-    bucket = S3(place.address, credentials=Credentials.NONE, endpoint=endpoint)
+    bucket = S3(dataset.address, credentials=Credentials.NONE, endpoint=endpoint)
     try:
         try:
-            return _fetch_objects(place, bucket, _list_objects(bucket))
+            return _fetch_objects(dataset, bucket, _list_objects(bucket))
         except S3Error as error:
             if error.problem is not Problem.DENIED:
                 raise
-            bucket = S3(place.address, endpoint=endpoint)
-            return _fetch_objects(place, bucket, _list_objects(bucket))
+            bucket = S3(dataset.address, endpoint=endpoint)
+            return _fetch_objects(dataset, bucket, _list_objects(bucket))
     except S3Error as error:
-        raise _describe(place.address, error) from None
+        raise _describe(dataset.address, error) from None
 
 
 def _describe(address: str, error: S3Error) -> Failure:
@@ -72,63 +72,63 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _fetch_objects(place: Place, bucket: S3, keys: dict[str, Listed]) -> dict[str, Any]:
-    recorded = place.record().get("objects", {})
+def _fetch_objects(dataset: Place, bucket: S3, keys: dict[str, Listed]) -> dict[str, Any]:
+    recorded = dataset.record().get("objects", {})
     total_bytes = sum(key.size for key in keys.values())
     result = {"files": len(keys), "bytes": total_bytes, "unchanged": True}
-    due = {n: k for n, k in keys.items() if not _is_here(place, n, k, recorded)}
+    due = {n: k for n, k in keys.items() if not _is_here(dataset, n, k, recorded)}
     removed = sorted(set(recorded) - set(keys))
     if not due and not removed:
         return result
-    missing_bytes = sum(k.size - _staged_bytes(_staged(place, n, k), k) for n, k in due.items())
-    check_room(missing_bytes, place.staging, place.address)
+    missing_bytes = sum(k.size - _staged_bytes(_staged(dataset, n, k), k) for n, k in due.items())
+    check_room(missing_bytes, dataset.staging, dataset.address)
     done_bytes = total_bytes - missing_bytes
     with ThreadPoolExecutor(THREADS) as pool:
         jobs = [
-            pool.submit(_download, bucket, key, _staged(place, n, key)) for n, key in due.items()
+            pool.submit(_download, bucket, key, _staged(dataset, n, key)) for n, key in due.items()
         ]
         for job, key in zip(jobs, due.values()):
             job.result()
             done_bytes = min(total_bytes, done_bytes + key.size)
-            place.tell(done_bytes, total_bytes)
+            dataset.tell(done_bytes, total_bytes)
     if recorded:
-        _exchange(place, due, removed)
+        _exchange(dataset, due, removed)
     else:
         # The directory may hold other data, for example the files of an earlier address.
-        tree = place.staging / "tree"
+        tree = dataset.staging / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         for name, key in due.items():
             target = inside(tree, name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            _staged(place, name, key).rename(target)
-        place.put(tree, {})
+            _staged(dataset, name, key).rename(target)
+        dataset.put(tree, {})
     objects = {name: [key.etag, key.size] for name, key in keys.items()}
-    write_json(place.record_path, {"address": place.address, "objects": objects})
-    shutil.rmtree(place.staging, ignore_errors=True)
+    write_json(dataset.record_path, {"address": dataset.address, "objects": objects})
+    shutil.rmtree(dataset.staging, ignore_errors=True)
     return {**result, "unchanged": False}
 
 
-def _exchange(place: Place, due: dict[str, Listed], removed: list[str]) -> None:
+def _exchange(dataset: Place, due: dict[str, Listed], removed: list[str]) -> None:
     for name in removed:
-        old = inside(place.root, name)
+        old = inside(dataset.root, name)
         if old.is_file():
             old.unlink()
     for name, key in due.items():
-        target = inside(place.root, name)
+        target = inside(dataset.root, name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        _staged(place, name, key).replace(target)
+        _staged(dataset, name, key).replace(target)
 
 
-def _is_here(place: Place, name: str, key: Listed, recorded: dict[str, Any]) -> bool:
-    target = inside(place.root, name)
+def _is_here(dataset: Place, name: str, key: Listed, recorded: dict[str, Any]) -> bool:
+    target = inside(dataset.root, name)
     same = recorded.get(name) == [key.etag, key.size]
     return same and target.is_file() and target.stat().st_size == key.size
 
 
-def _staged(place: Place, name: str, key: Listed) -> Path:
+def _staged(dataset: Place, name: str, key: Listed) -> Path:
     """Return where an object is staged: a path for each ETag, so that a changed one starts anew."""
     version = "".join(c for c in key.etag if c.isalnum() or c == "-")[:64] or "none"
-    return inside(place.staging, f"objects/{version}/{name}")
+    return inside(dataset.staging, f"objects/{version}/{name}")
 
 
 def _staged_bytes(staged: Path, key: Listed) -> int:

@@ -121,12 +121,12 @@ def _record_until_idle() -> None:
 
 
 @contextmanager
-def claimed(uid: int, place: Path) -> Iterator[bool]:
-    """Yield whether this process now holds the only right to record the runs below `place`.
+def claimed(uid: int, lab_home: Path) -> Iterator[bool]:
+    """Yield whether this process now holds the only right to record the runs below `lab_home`.
 
     The lock is on this machine's own disk: a home may be on a network and shared with others.
     """
-    name = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+    name = hashlib.sha256(str(lab_home).encode()).hexdigest()[:16]
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     path = LOCKS / f"labctl-telemetry-{uid}-{name}"
     try:

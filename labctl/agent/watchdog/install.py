@@ -54,16 +54,16 @@ def guard(request: dict[str, Any]) -> dict[str, Any]:
     request = {**request, **account(request)}
     if request["ending"]["kind"] == "poweroff" and os.geteuid() != 0 and may_sudo():
         return as_root("guard", request)
-    place = made(own_dir())
-    with alone(place):
-        body = _merge_limits(read_json(place / "limits.json"), request)
-        write_json(place / "limits.json", body, 0o644 if os.geteuid() == 0 else 0o600)
-        program = _install_program(place)
-        is_current = _ensure_watchdog(place, program)
+    directory = made(own_dir())
+    with alone(directory):
+        body = _merge_limits(read_json(directory / "limits.json"), request)
+        write_json(directory / "limits.json", body, 0o644 if os.geteuid() == 0 else 0o600)
+        program = _install_program(directory)
+        is_current = _ensure_watchdog(directory, program)
         if is_current:
-            _remove_earlier(place, program)
+            _remove_earlier(directory, program)
     version = program.name if is_current else ""
-    return {"watch": _wait_for_tick(place, body["edition"], version)}
+    return {"watch": _wait_for_tick(directory, body["edition"], version)}
 
 
 def extend(request: dict[str, Any]) -> dict[str, Any]:
@@ -179,12 +179,12 @@ def _read_ending(request: dict[str, Any]) -> dict[str, Any]:
     return ending
 
 
-def _install_program(place: Path) -> Path:
+def _install_program(directory: Path) -> Path:
     """Copy this program to where no clean-up of a home removes it."""
     source = PROGRAM
-    target = place / source.name
+    target = directory / source.name
     if not target.is_dir():
-        fresh = place / f".new-{os.getpid()}"
+        fresh = directory / f".new-{os.getpid()}"
         shutil.copytree(source, fresh, ignore=shutil.ignore_patterns("__pycache__"))
         for path in (fresh, *fresh.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)  # the lab's account runs it, too
@@ -192,49 +192,49 @@ def _install_program(place: Path) -> Path:
     return target
 
 
-def _remove_earlier(place: Path, program: Path) -> None:
-    for earlier in place.glob("remote-*"):
+def _remove_earlier(directory: Path, program: Path) -> None:
+    for earlier in directory.glob("remote-*"):
         if earlier != program:
             shutil.rmtree(earlier, ignore_errors=True)
 
 
-def _ensure_watchdog(place: Path, program: Path) -> bool:
+def _ensure_watchdog(directory: Path, program: Path) -> bool:
     """Have a watchdog of this program run; False if another version keeps running for now."""
     if os.geteuid() == 0 and Path("/run/systemd/system").is_dir() and shutil.which("systemctl"):
-        return ensure_unit(place, program)
-    lock = Lock(place)
+        return ensure_unit(directory, program)
+    lock = Lock(directory)
     pid = lock.holder()
-    if pid and read_json(place / "status.json").get("version") == program.name:
-        ring(place)
+    if pid and read_json(directory / "status.json").get("version") == program.name:
+        ring(directory)
         return True
     if pid:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         _wait_until(lambda: not lock.holder(), "the previous watchdog did not stop")
-    _spawn(place, program)
+    _spawn(directory, program)
     return True
 
 
-def start_script(place: Path, program: Path) -> str:
+def start_script(directory: Path, program: Path) -> str:
     """Return a script that runs the watchdog and restarts it after a crash.
 
     It ends when the watchdog has nothing left to do.
     """
-    log = place / "watchdog.log"
+    log = directory / "watchdog.log"
     return f"""#!/bin/sh
 # Written by labctl. An init without systemd may run this at boot.
 exec </dev/null >{log} 2>&1
 while [ -f {program}/__main__.py ]; do
-  {sys.executable} {program} watchdog {place} && break
+  {sys.executable} {program} watchdog {directory} && break
   sleep 1
 done
 """
 
 
-def _spawn(place: Path, program: Path) -> None:
+def _spawn(directory: Path, program: Path) -> None:
     """Start it in its own session and scope, which survive a logout and a killed client."""
-    script = place / "start"
-    write_text(script, start_script(place, program), 0o755)
+    script = directory / "start"
+    write_text(script, start_script(directory, program), 0o755)
     ask_to_linger()
     subprocess.Popen(
         [*scope_words(), str(script)],
@@ -244,22 +244,22 @@ def _spawn(place: Path, program: Path) -> None:
         cwd="/",
         start_new_session=True,
     )
-    _wait_until(lambda: bool(Lock(place).holder()), "the watchdog did not start")
+    _wait_until(lambda: bool(Lock(directory).holder()), "the watchdog did not start")
 
 
-def _wait_for_tick(place: Path, edition: int, version: str) -> dict[str, Any]:
+def _wait_for_tick(directory: Path, edition: int, version: str) -> dict[str, Any]:
     """Wait until the watchdog has read this edition of the limits; return its status."""
 
     def has_ticked() -> bool:
-        body = read_json(place / "status.json")
+        body = read_json(directory / "status.json")
         return body.get("edition") == edition and version in ("", body.get("version"))
 
-    ring(place)
+    ring(directory)
     _wait_until(has_ticked, "the watchdog did not read its new limits")
     # It may take a request to the cloud to find what cannot be saved; the caller reports that.
     with suppress(Failure):
-        _wait_until(lambda: read_json(place / "status.json").get("cannot") is not None, "")
-    return shown(place, bool(Lock(place).holder()), DECISIONS)
+        _wait_until(lambda: read_json(directory / "status.json").get("cannot") is not None, "")
+    return shown(directory, bool(Lock(directory).holder()), DECISIONS)
 
 
 def _wait_until(condition: Callable[[], bool], what: str) -> None:

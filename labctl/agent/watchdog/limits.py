@@ -17,8 +17,8 @@ from .state_files import alone, keep
 class Told:
     """The file: its `body`, and the `limits` and the `plan` that it defines."""
 
-    def __init__(self, place: Path) -> None:
-        self.path = place / "limits.json"
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "limits.json"
         self.body: dict[str, Any] = {}
         self.limits = Limits()
         self._read_mtime_ns = 0

@@ -57,8 +57,8 @@ class Reclaims:
     and everything possible is saved; else None.
     """
 
-    def __init__(self, place: Path, say: Say, send: Send = send_new) -> None:
-        self.place = place
+    def __init__(self, directory: Path, say: Say, send: Send = send_new) -> None:
+        self.directory = directory
         self.say = say
         self.send = send
         self.acted = Acted()
@@ -78,7 +78,7 @@ class Reclaims:
     def look(self, plan: Plan, unsaved_bytes: int, rate_bytes_s: float) -> bool:
         """Act on new notices and return at once; return whether the server is being reclaimed."""
         now = boottime_s()
-        client_notice = handed(read_json(self.place / FILE), boot_id(), now)
+        client_notice = handed(read_json(self.directory / FILE), boot_id(), now)
         notices = [*self._polled, *([client_notice] if client_notice else [])]
         self.acted, action = decide(self.acted, notices, now)
         if action == "mirror":
@@ -126,7 +126,7 @@ class Reclaims:
                 notices, has_failed = self._polled, True
             is_new, self._polled = notices != self._polled, notices
             if is_new and notices:
-                ring(self.place)
+                ring(self.directory)
             time.sleep(POLL_S)
 
     def _handle_rebalance(self, plan: Plan) -> None:
@@ -166,7 +166,7 @@ class Reclaims:
         self.say("ready for reclaim", timing)
         if self.shown:
             self.shown = {**self.shown, "ready_at": time.time()}
-            ring(self.place)
+            ring(self.directory)
 
     def _notify(self, plan: Plan, left_s: float, runs: list[str]) -> None:
         text = f"the provider reclaims this server in {spoken(left_s)}. "

@@ -39,24 +39,26 @@ def own_dir() -> Path:
 
 def found_dir(lab_id: str) -> Path | None:
     """Return the directory of this lab's watchdog, None without one."""
-    for place in (ROOT_DIR, Path(f"/var/tmp/labctl-watchdog-{os.getuid()}")):
+    for directory in (ROOT_DIR, Path(f"/var/tmp/labctl-watchdog-{os.getuid()}")):
         with suppress(PermissionError):
-            if read_json(place / "limits.json").get("lab_id") == lab_id and _is_trusted(place):
-                return place
+            if read_json(directory / "limits.json").get("lab_id") == lab_id and _is_trusted(
+                directory
+            ):
+                return directory
     return None
 
 
-def made(place: Path) -> Path:
+def made(directory: Path) -> Path:
     """Create the directory. Failure (policy) if it belongs to another user."""
     root = os.geteuid() == 0
-    place.mkdir(mode=0o755 if root else 0o700, parents=root, exist_ok=True)
-    if not _is_trusted(place):
-        raise Failure("policy", f"{place} belongs to another user", "", "labctl doctor")
-    return place
+    directory.mkdir(mode=0o755 if root else 0o700, parents=root, exist_ok=True)
+    if not _is_trusted(directory):
+        raise Failure("policy", f"{directory} belongs to another user", "", "labctl doctor")
+    return directory
 
 
-def _is_trusted(place: Path) -> bool:
-    return not place.is_symlink() and place.stat().st_uid in (0, os.getuid())
+def _is_trusted(directory: Path) -> bool:
+    return not directory.is_symlink() and directory.stat().st_uid in (0, os.getuid())
 
 
 def boottime_s() -> float:
@@ -71,8 +73,8 @@ def boot_id() -> str:
 class Lock:
     """The lock of a directory's only watchdog, held until its process ends in any way."""
 
-    def __init__(self, place: Path) -> None:
-        self.path = place / "lock"
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "lock"
         self.descriptor = -1
 
     def take(self) -> bool:
@@ -102,17 +104,17 @@ class Lock:
 
 
 @contextmanager
-def alone(place: Path) -> Iterator[None]:
+def alone(directory: Path) -> Iterator[None]:
     """Hold the lock for changes of limits.json."""
-    with (place / "limits.lock").open("w") as file:
+    with (directory / "limits.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def decided(place: Path, elapsed_s: float, what: str, why: str) -> None:
+def decided(directory: Path, elapsed_s: float, what: str, why: str) -> None:
     """Record a decision. A full disk does not stop the watchdog."""
     row = {"at": round(time.time(), 1), "elapsed_s": round(elapsed_s, 1), "what": what, "why": why}
-    path = place / "decisions.jsonl"
+    path = directory / "decisions.jsonl"
     try:
         with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -128,9 +130,9 @@ def _shorten(path: Path) -> None:
     write_text(path, "".join(rows[len(rows) // 2 :]))
 
 
-def decisions(place: Path, count: int) -> list[dict[str, Any]]:
+def decisions(directory: Path, count: int) -> list[dict[str, Any]]:
     """Return the last decisions, the latest last."""
-    path = place / "decisions.jsonl"
+    path = directory / "decisions.jsonl"
     lines = path.read_text(errors="replace").splitlines() if path.exists() and count else []
     entries = []
     for line in lines[-count:]:
@@ -139,28 +141,28 @@ def decisions(place: Path, count: int) -> list[dict[str, Any]]:
     return entries
 
 
-def keep(place: Path, name: str, body: dict[str, Any]) -> bool:
+def keep(directory: Path, name: str, body: dict[str, Any]) -> bool:
     """Write a file by rename; return False if the disk is full."""
     try:
-        write_json(place / name, body)
+        write_json(directory / name, body)
     except OSError as error:
         print(f"{name} was not written: {error}", file=sys.stderr, flush=True)
         return False
     return True
 
 
-def shown(place: Path, alive: bool, count: int) -> dict[str, Any]:
+def shown(directory: Path, alive: bool, count: int) -> dict[str, Any]:
     """Return the last tick's status, carried to now, with the last `count` decisions."""
-    body = read_json(place / "status.json")
+    body = read_json(directory / "status.json")
     if not body:
-        return {"alive": False, "decisions": decisions(place, count)}
+        return {"alive": False, "decisions": decisions(directory, count)}
     since = boottime_s() - body["boottime_s"] if body["boot"] == boot_id() else FRESH_S
     for key in ("ttl_left_s", "budget_left_s"):
         if body.get(key) is not None:
             body[key] = round(body[key] - since, 1)
     body["elapsed_s"] = round(body["elapsed_s"] + since, 1)
     body["alive"] = alive and since < FRESH_S
-    body["decisions"] = decisions(place, count)
+    body["decisions"] = decisions(directory, count)
     return body
 
 
@@ -169,7 +171,11 @@ def watch(request: dict[str, Any]) -> dict[str, Any]:
 
     The status includes the last "decisions".
     """
-    place = found_dir(request["lab_id"])
-    if place is None:
+    directory = found_dir(request["lab_id"])
+    if directory is None:
         return {"watch": None}
-    return {"watch": shown(place, bool(Lock(place).holder()), int(request.get("decisions") or 0))}
+    return {
+        "watch": shown(
+            directory, bool(Lock(directory).holder()), int(request.get("decisions") or 0)
+        )
+    }

@@ -21,9 +21,9 @@ UNIT = Path("/etc/systemd/system/labctl-watchdog.service")
 CURRENT = "current"
 
 
-def unit_text(place: Path) -> str:
+def unit_text(directory: Path) -> str:
     # The link is resolved at the start, so that an update does not affect a running watchdog.
-    program = f'"$$(readlink -f {place / CURRENT})"'
+    program = f'"$$(readlink -f {directory / CURRENT})"'
     return f"""[Unit]
 Description=labctl's watchdog: ends this server at its deadline, its budget, or when idle
 After=docker.service
@@ -31,7 +31,7 @@ After=docker.service
 StartLimitIntervalSec=0
 
 [Service]
-ExecStart=/bin/sh -c 'exec {sys.executable} {program} watchdog {place}'
+ExecStart=/bin/sh -c 'exec {sys.executable} {program} watchdog {directory}'
 StandardInput=null
 Restart=always
 RestartSec=1
@@ -43,19 +43,19 @@ WantedBy=multi-user.target
 """
 
 
-def ensure_unit(place: Path, program: Path) -> bool:
+def ensure_unit(directory: Path, program: Path) -> bool:
     """Have the unit run `program`; False if that must wait and an earlier version runs."""
-    text = unit_text(place)
+    text = unit_text(directory)
     current_text = read_text(UNIT)
     is_changed = current_text != text.strip()
     gpu_containers = list_gpu_containers() if is_changed else []
     if current_text and gpu_containers:
-        _postpone_update(place, gpu_containers)
+        _postpone_update(directory, gpu_containers)
         return False
-    if not is_changed and _running_version(place) == program.name:
-        ring(place)
+    if not is_changed and _running_version(directory) == program.name:
+        ring(directory)
         return True
-    _link_current(place, program)
+    _link_current(directory, program)
     if is_changed:
         write_text(UNIT, text)
         # A unit that systemd has never read needs no reload.
@@ -66,24 +66,24 @@ def ensure_unit(place: Path, program: Path) -> bool:
     return True
 
 
-def _running_version(place: Path) -> str:
+def _running_version(directory: Path) -> str:
     """Return the version of the running watchdog; "" if none runs."""
-    if not Lock(place).holder():
+    if not Lock(directory).holder():
         return ""
-    return str(read_json(place / "status.json").get("version") or "")
+    return str(read_json(directory / "status.json").get("version") or "")
 
 
-def _postpone_update(place: Path, gpu_containers: list[str]) -> None:
+def _postpone_update(directory: Path, gpu_containers: list[str]) -> None:
     why = "it needs a reload of systemd, which could take the GPU away from a container: "
-    elapsed_s = float(shown(place, True, 0).get("elapsed_s") or 0.0)
-    decided(place, elapsed_s, "update postponed", why + ", ".join(gpu_containers))
-    if Lock(place).holder():
-        ring(place)
+    elapsed_s = float(shown(directory, True, 0).get("elapsed_s") or 0.0)
+    decided(directory, elapsed_s, "update postponed", why + ", ".join(gpu_containers))
+    if Lock(directory).holder():
+        ring(directory)
     else:
         systemctl("restart", UNIT.name)
 
 
-def _link_current(place: Path, program: Path) -> None:
-    staging = place / f".{CURRENT}-{os.getpid()}"
+def _link_current(directory: Path, program: Path) -> None:
+    staging = directory / f".{CURRENT}-{os.getpid()}"
     staging.symlink_to(program.name)
-    staging.replace(place / CURRENT)
+    staging.replace(directory / CURRENT)

@@ -13,8 +13,8 @@ NAME = "bell"
 class Bell:
     """The socket on which a watchdog waits."""
 
-    def __init__(self, place: Path) -> None:
-        path = place / NAME
+    def __init__(self, directory: Path) -> None:
+        path = directory / NAME
         with suppress(FileNotFoundError):
             path.unlink()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -30,7 +30,7 @@ class Bell:
                     self._socket.recv(16)
 
 
-def ring(place: Path) -> None:
+def ring(directory: Path) -> None:
     """Wake the watchdog of this directory, if one runs."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell, suppress(OSError):
-        bell.sendto(b"!", str(place / NAME))
+        bell.sendto(b"!", str(directory / NAME))

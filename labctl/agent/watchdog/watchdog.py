@@ -58,11 +58,11 @@ SHOWN_S = PAUSE_S = 60.0
 class Watchdog:
     """The watchdog of one server."""
 
-    def __init__(self, place: Path, version: str) -> None:
-        self.place = place
+    def __init__(self, directory: Path, version: str) -> None:
+        self.directory = directory
         self.version = version
-        self.limits_file = Told(place)
-        self.state: dict[str, Any] = read_json(place / "state.json")
+        self.limits_file = Told(directory)
+        self.state: dict[str, Any] = read_json(directory / "state.json")
         self.boot = boot_id()
         self.looker: Looker | None = None
         self.ending: Ending | None = None
@@ -75,8 +75,8 @@ class Watchdog:
         self.not_before_s = 0.0
         self.idle_due_s = 0.0
         self.rate_bytes_s = float(self.state.get("rate_bytes_s") or RATE_BYTES_S)
-        self.bell = Bell(place)
-        self.reclaims = Reclaims(place, self.say)
+        self.bell = Bell(directory)
+        self.reclaims = Reclaims(directory, self.say)
         self.mirror = Mirror(self.say)
 
     def run(self) -> None:
@@ -103,7 +103,7 @@ class Watchdog:
         if self.state:
             self._carry_on()
         self._take_limits()
-        self.looker = Looker(Signs(self.limits_file.plan.account), lambda: ring(self.place))
+        self.looker = Looker(Signs(self.limits_file.plan.account), lambda: ring(self.directory))
         self.looker.set_idle_limit(self.limits_file.limits.idle_s)
         threading.Thread(target=self._explore, daemon=True).start()
         self.reclaims.listen(Imds())
@@ -172,7 +172,7 @@ class Watchdog:
 
     def say(self, what: str, why: str, elapsed_s: float | None = None) -> None:
         """Record a decision with its reason."""
-        decided(self.place, self.elapsed_s() if elapsed_s is None else elapsed_s, what, why)
+        decided(self.directory, self.elapsed_s() if elapsed_s is None else elapsed_s, what, why)
 
     def _explore(self) -> None:
         """Find what could not be saved at the end, and what is not saved yet: slow, in a thread."""
@@ -185,7 +185,7 @@ class Watchdog:
                     self.say("results at risk", problem)
             if self.cannot is None:
                 self.cannot = problems
-                ring(self.place)
+                ring(self.directory)
             with suppress(OSError, ValueError):
                 self.unsaved = estimate(plan.lab_id, plan.every_lab)
             self.explore_now.wait(ESTIMATE_EVERY_S)
@@ -224,7 +224,7 @@ class Watchdog:
         waits = self.ending is not None or now < self.not_before_s
         tell_timer(self.boot, self.limits_file.limits, elapsed, waits=waits)
         self._remember(elapsed)
-        keep(self.place, "state.json", self.state)
+        keep(self.directory, "state.json", self.state)
         self._write_status(decision, look, elapsed, idle_for)
         return decision
 
@@ -334,7 +334,7 @@ class Watchdog:
             self.state["overrun_s"] = ending.overrun_s(elapsed)
             self.state["ended"] = ending.by
             self._remember(elapsed)
-            keep(self.place, "state.json", self.state)
+            keep(self.directory, "state.json", self.state)
         ending.finish()
 
     def _write_status(
@@ -371,7 +371,7 @@ class Watchdog:
             "mirror": self.mirror.shown,
             "pid": os.getpid(),
         }
-        keep(self.place, "status.json", body)
+        keep(self.directory, "status.json", body)
 
 
 def run(request: dict[str, Any]) -> None:
