@@ -75,7 +75,7 @@ class Probe:
         self._began_s = 0.0
 
     def advance(self) -> bool:
-        """Start the probe that is due, or read the last one's result; return True for a new loss."""
+        """Start the probe that is due, or take the last result; return True for a new loss."""
         now_s = time.monotonic()
         if not self._exec_id:
             if now_s >= self._due_s:

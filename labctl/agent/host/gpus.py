@@ -144,7 +144,7 @@ class Pace:
         return time.monotonic() >= self._due_s
 
     def took(self, cpu_s: float) -> None:
-        """Note the cost of a reading. The first one wakes the driver, so its cost does not count."""
+        """Note a reading's cost. The first one wakes the driver, so its cost does not count."""
         rest = 0.0 if self._first else min(LONGEST_REST_S, cpu_s / SHARE)
         self._first = False
         self._due_s = time.monotonic() + rest
