@@ -1,4 +1,4 @@
-"""The same work done by labctl and by what a user would pick instead, in one run.
+"""Benchmarks of the same work done by labctl and by its alternatives, in one run.
 
 `python -m benchmarks` measures, checks that each side did the work, prints one table, and writes
 it as JSON below benchmarks/results/. Nothing here is a test: figures drift with the machine, and

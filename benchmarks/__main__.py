@@ -48,13 +48,13 @@ GROUPS = (
     "soak",
 )
 
-# They need a simulated AWS, and take long.
+# slow groups that need a simulated AWS
 ON_DEMAND = ("aws", "course")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything. The targets are meant for the full ones."""
+    """The sizes of all measurements. The targets apply to the full sizes."""
 
     rounds: int
     servers: int
@@ -65,7 +65,7 @@ class Sizes:
 
     @property
     def few(self) -> int:
-        """Rounds of what takes long."""
+        """The number of rounds of slow measurements."""
         return max(1, self.rounds // 3)
 
 
@@ -121,14 +121,18 @@ def _publish(told: dict[str, Any]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
-    only = "one of these alone; may be repeated. Without it: all but aws and course"
+    only = "run only this group; may be repeated. Default: all except aws and course"
     parser.add_argument("--only", action="append", choices=GROUPS, help=only)
-    parser.add_argument("--small", action="store_true", help="minutes: to try it out")
-    parser.add_argument("--rounds", type=int, default=0, help="how often each side runs")
-    parser.add_argument("--all-peers", action="store_true", help="skypilot and dstack too (820 MB)")
-    parser.add_argument("--no-slow-peers", action="store_true", help="leave out SFTP's first push")
+    parser.add_argument(
+        "--small", action="store_true", help="use small sizes, for a test of a few minutes"
+    )
+    parser.add_argument("--rounds", type=int, default=0, help="number of rounds of each side")
+    parser.add_argument(
+        "--all-peers", action="store_true", help="include skypilot and dstack (820 MB)"
+    )
+    parser.add_argument("--no-slow-peers", action="store_true", help="skip SFTP's first push")
     parser.add_argument("--offline", action="store_true", help="install nothing")
-    parser.add_argument("--image", default=base_image(), help="what servers are made from")
+    parser.add_argument("--image", default=base_image(), help="base image of the servers")
     return parser.parse_args()
 
 

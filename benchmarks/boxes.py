@@ -1,4 +1,4 @@
-"""SSH servers in containers of this machine, and the ssh_configs and labs that lead to them."""
+"""SSH servers in containers on this machine, with ssh_configs and labs for them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RUN apt-get update \\
 RUN mkdir -p /run/sshd && useradd -m -s /bin/bash student
 CMD ["sh", "-c", "ssh-keygen -q -A && exec /usr/sbin/sshd -D -e"]
 """
-# ssh as it comes, with exactly what labctl's ssh_config asks for, and with the quickest login.
+# ssh with its defaults, with the algorithms of labctl's ssh_config, and with the fastest login
 ALGORITHMS = {
     "default": "",
     "labctl's ciphers": "    Ciphers ^aes128-gcm@openssh.com\n",
@@ -52,30 +52,30 @@ def docker(*words: str, stdin: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Box:
-    """One server. `name` is its host in every config, its id for labctl and its container's."""
+    """A server. `name` is its host in every config, its id for labctl and its container's name."""
 
     name: str
     endpoint: Endpoint
 
     def sh(self, line: str) -> str:
-        """What `line` prints on the server, as the user; not over SSH."""
+        """Run `line` on the server as the user, not over SSH; return its output."""
         return docker("exec", "-u", "student", "-w", "/home/student", self.name, "sh", "-c", line)
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Servers, and a home from which ssh, the peers and labctl all reach them."""
+    """Servers, and a home directory from which ssh, the peers and labctl reach them."""
 
     home: Path
     key: Path
     all: tuple[Box, ...]
 
     def config(self, algorithms: str) -> str:
-        """The ssh_config with these algorithms: a key of ALGORITHMS."""
+        """Return the ssh_config with these algorithms (a key of ALGORITHMS)."""
         return str(self.home / f"ssh_config.{[*ALGORITHMS].index(algorithms)}")
 
     def ssh(self, algorithms: str, *options: str) -> tuple[str, ...]:
-        """argv up to the host's name."""
+        """Return the argv up to the host's name."""
         return ("ssh", "-F", self.config(algorithms), *options)
 
     @property
@@ -97,7 +97,7 @@ class Boxes:
         )
 
     def lab(self, name: str, box: Box, text: str = "") -> Lab:
-        """A lab whose server is `box`, as `up` would leave it."""
+        """Create a lab whose server is `box`, as after `up`."""
         root = self.home / name
         root.mkdir()
         (root / "lab.yaml").write_text(f"lab: {name}\nrun: 'true'\n{text}")
@@ -108,7 +108,7 @@ class Boxes:
         return lab
 
     def end_masters(self) -> None:
-        """Every shared connection of labctl's, its own and people's."""
+        """Close all shared connections of labctl, its own and people's."""
         connections = self.connections
         for box in self.all:
             config = connections.config_path(box.name)
@@ -120,7 +120,7 @@ class Boxes:
 
 @contextmanager
 def boxes(home: Path, count: int, base: str) -> Iterator[Boxes]:
-    """So many servers that accept a login; all are gone at the end."""
+    """Run this many servers that accept a login, and remove them at the end."""
     home.mkdir(parents=True)
     (home / ".ssh").mkdir(mode=0o700)
     print(f"starting {count} SSH servers", file=sys.stderr)
@@ -174,7 +174,7 @@ def _as_server(box: Box) -> Server:
 
 
 def _describe(made: Boxes) -> None:
-    """One ssh_config per set of algorithms, and the known hosts where the peers look for them."""
+    """Write an ssh_config for each set of algorithms, and the known hosts for the peers."""
     known = [
         known_hosts_line(f"[127.0.0.1]:{box.endpoint.port}", box.endpoint.host_key)
         for box in made.all
@@ -193,7 +193,7 @@ def _describe(made: Boxes) -> None:
 
 
 def base_image() -> str:
-    """The variable's, the one that scripts/base-image made here, or the hub's."""
+    """Return the image of the variable, of scripts/base-image, or of the hub."""
     if chosen := os.environ.get("LABCTL_BASE_IMAGE"):
         return chosen
     return MADE_HERE if docker("images", "-q", MADE_HERE).strip() else "debian:bookworm-slim"

@@ -1,4 +1,4 @@
-"""A container on a server that is ready: labctl against `ssh HOST docker run`.
+"""Starting a container on a ready server: labctl compared with `ssh HOST docker run`.
 
 labctl's side does more: it claims the run's id, makes its directories and a snapshot of the code,
 and opens a tmux session beside the container.
@@ -33,7 +33,7 @@ client.close()
 
 @dataclass(frozen=True)
 class Ready:
-    """A lab with a server that has the image. `ssh` is argv up to the remote command."""
+    """A lab with a server that has the image. `ssh` is the argv up to the remote command."""
 
     home: Path
     root: Path
@@ -58,13 +58,13 @@ class Ready:
 
 @contextmanager
 def ready(home: Path, image: str) -> Iterator[Ready]:
-    """A lab and its server; both are gone at the end."""
+    """Run a lab and its server, and remove both at the end."""
     root = home / "bench"
     root.mkdir(parents=True)
     (root / "lab.yaml").write_text(f"lab: bench\nimage: {image}\nrun: echo done\n")
     lab = Ready(home, root, image)
     try:
-        print("making a lab server", file=sys.stderr)
+        print("starting a lab server", file=sys.stderr)
         server = json.loads(lab.labctl("up", "--yes", "--json"))["server"]
         lab.labctl("run", "--id", "warm", "--json")
         place = server["endpoint"]
@@ -74,7 +74,7 @@ def ready(home: Path, image: str) -> Iterator[Ready]:
 
 
 def _ssh(home: Path, server: dict[str, dict[str, str]]) -> tuple[str, ...]:
-    """ssh as a person would have it: its defaults, a known host, no shared connection."""
+    """Return ssh as a person uses it: defaults, a known host, no shared connection."""
     endpoint = server["endpoint"]
     known = home / "known_hosts"
     place = f"[{endpoint['host']}]:{endpoint['port']}"
@@ -113,7 +113,7 @@ def rows(lab: Ready) -> list[Row]:
 
 
 def _over_ssh(lab: Ready) -> tuple[str, ...]:
-    """What goes before a program that finds the engine in DOCKER_HOST, and ssh on its PATH.
+    """Return the words before a program that uses DOCKER_HOST, with ssh on its PATH.
 
     Both docker clients call `ssh HOST`, which reads the config of the user's real home: here a
     program of that name says where the server is.
@@ -129,7 +129,7 @@ def _over_ssh(lab: Ready) -> tuple[str, ...]:
 
 
 class _InProcess:
-    """`Lab.run` without the start of an interpreter, over the same shared connection."""
+    """Call `Lab.run` without starting an interpreter, over the same shared connection."""
 
     def __init__(self, lab: Ready) -> None:
         from labctl import Lab
@@ -143,7 +143,7 @@ class _InProcess:
 
 
 def check(lab: Ready, rounds: int) -> None:
-    """Every run that was timed is on the server, ended with 0 and printed its line."""
+    """Check that every timed run is on the server, exited with 0 and printed its line."""
     runs = {run["id"]: run for run in json.loads(lab.labctl("status", "-r", "--json"))["runs"]}
     for number in range(rounds + 1):
         for name in (f"bench-{number}", f"inner-{number}"):

@@ -1,4 +1,4 @@
-"""One command on one server, and on all of them: labctl against ssh and the peers."""
+"""One command on one server, and on all servers: labctl compared with ssh and the peers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN_WORK = str(Path(__file__).with_name("fabric_work.py"))
 
 
 class Asked:
-    """Rows of one group over some servers; every side must be heard from each of them."""
+    """Rows of one group over some servers; every side must get output from each of them."""
 
     def __init__(self, group: str, made: Boxes, asked: Sequence[Box]) -> None:
         self.group = group
@@ -39,19 +39,19 @@ class Asked:
         return Row(self.group, name, call, target)
 
     def cold(self, name: str, *argv: str, target: float) -> Row:
-        """Without a shared connection at its beginning."""
+        """Build a row that starts without a shared connection."""
         made = self.row(name, *argv, target=target)
         made.before = lambda number: self.made.end_masters()
         return made
 
     def warm(self, name: str, *argv: str, target: float) -> Row:
-        """Over the shared connection that the same command has left."""
+        """Build a row that uses the shared connection left by the same command."""
         made = self.row(name, *argv, target=target)
         made.before = made.work
         return made
 
     def ssh(self, name: str, words: Sequence[str]) -> Row:
-        """One ssh per server, all at once."""
+        """Build a row with one ssh per server, all at the same time."""
         each = " & ".join(shlex.join([*words, box.name, LINE]) for box in self.asked)
         return self.row(name, "sh", "-c", f"{each} & wait")
 
@@ -111,7 +111,7 @@ class Asked:
 
 
 def one_server(made: Boxes, found: dict[str, Peer]) -> list[Row]:
-    """The first row is the baseline: a fresh ssh, as it comes."""
+    """Build the rows; the first is the baseline: a fresh ssh with its defaults."""
     box = made.all[0]
     lab = made.lab("control", box)
     asked = Asked("one command on one server", made, [box])
@@ -138,18 +138,18 @@ def one_server(made: Boxes, found: dict[str, Peer]) -> list[Row]:
 
 
 class _InProcess:
-    """The same interface that every command of labctl's uses."""
+    """Run a command through the interface that every labctl command uses."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
 
     def __call__(self, number: int) -> None:
         if self.transport.run(LINE).stdout != "done\n":
-            raise NotDoneError("the server said something else")
+            raise NotDoneError("the server's output is wrong")
 
 
 def tmux_session(made: Boxes) -> list[Row]:
-    """A tmux session made and read: by two fresh ssh, and by one line over the shared connection.
+    """Create and read a tmux session: by two fresh ssh, and by one line over the shared connection.
 
     The baseline is what a script does that knows of neither compound commands nor masters.
     """
@@ -191,7 +191,7 @@ def _session_ran(box: Box) -> None:
 
 
 def many_servers(made: Boxes, found: dict[str, Peer]) -> list[Row]:
-    """The first row is the baseline: as many fresh ssh as there are servers, all at once."""
+    """Build the rows; the first is the baseline: one fresh ssh per server, all at the same time."""
     asked = Asked(f"one command on {len(made.all)} servers", made, made.all)
     labctl = (LABCTL, "ssh", "--all", "--", "echo", "done")
     return [

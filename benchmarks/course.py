@@ -1,4 +1,4 @@
-"""A class against one server, on the simulated EC2: labctl's own CPU time and its API calls.
+"""A class compared with one server, on a simulated EC2: labctl's CPU time and API calls.
 
 Whole commands are measured, as an instructor types them. The machines only accept SSH, so what is
 measured is labctl's: `course up` of one seat and of thirty, a command on twenty warm servers, and
@@ -37,14 +37,14 @@ per_student: {budget: 20.00, ttl: 8h, max_ttl: 12h}
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one `course up`; its servers have ended again."""
+    """The figures of one `course up`, after its servers have ended."""
 
     seats: int
     calls: dict[str, int]
     cpu_s: float
     children_cpu_s: float
     wall_s: float
-    # Until `course down` has ended them.
+    # until `course down` has ended them
     life_calls: int = 0
 
     @property
@@ -53,7 +53,7 @@ class Figures:
 
 
 def course(home: Path, env: dict[str, str], name: str, students: int) -> Path:
-    """A fresh course of so many."""
+    """Create a new course with this many seats."""
     folder = home / name
     shutil.rmtree(folder, ignore_errors=True)
     rows = "".join(f"s{n:03},Student {n},,,lab-{n % 3}\n" for n in range(students))
@@ -65,7 +65,7 @@ def course(home: Path, env: dict[str, str], name: str, students: int) -> Path:
 
 
 def _done(words: list[str], cwd: Path, env: dict[str, str]) -> float:
-    """Wall seconds of one command, which must end with 0."""
+    """Return the wall seconds of one command, which must exit with 0."""
     begun = time.perf_counter()
     line = [LABCTL, "course", *words]
     done = subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, check=False)
@@ -76,7 +76,7 @@ def _done(words: list[str], cwd: Path, env: dict[str, str]) -> float:
 
 
 def made(folder: Path, env: dict[str, str], seats: int) -> Figures:
-    """`course up` in a process that tells what it took; the calls that it made."""
+    """Run `course up` in a process that reports its resource use; count its API calls."""
     before = calls(env)
     words = [sys.executable, "-m", "benchmarks.course", str(folder)]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
@@ -92,7 +92,7 @@ def made(folder: Path, env: dict[str, str], seats: int) -> Figures:
 
 
 def run(home: Path, rounds: int) -> dict[str, Any]:
-    """Everything, as one JSON object; the table of it goes to standard output."""
+    """Write all figures as a JSON object, and print their table."""
     with rehearsal(home, "sshd") as env:
         one = [_made_and_ended(home, env, 1, number) for number in range(rounds + 1)][1:]
         few = max(1, rounds // 3)
@@ -129,7 +129,7 @@ def _made_and_ended(home: Path, env: dict[str, str], seats: int, number: int) ->
 
 
 def _status_s(home: Path, env: dict[str, str], rounds: int) -> list[float]:
-    """The whole process; every seat has had a server, and a look an hour for a week."""
+    """Measure the whole process, with a server for every seat and an hourly check for a week."""
     folder = course(home, env, "crowd", CROWD)
     lines, now = [], time.time()
     for number in range(CROWD):

@@ -1,4 +1,4 @@
-"""The dashboard at 300 students: how long a page takes, and what ten watching browsers cost.
+"""The dashboard at 300 students: the time of a page, and the cost of ten watching browsers.
 
     python -m benchmarks.dashboard [--students N] [--watchers N] [--seconds S]
 
@@ -53,7 +53,7 @@ sys.stdin.read()
 
 
 def course(root: Path, students: int) -> Bed:
-    """A whole course as it stands late in a term."""
+    """Build a complete course as late in a term."""
     names = tuple(f"Student {number:04}" for number in range(students))
     bed = fill(make(root, names))
     from labctl.courses.records.ledger import Draft
@@ -76,7 +76,7 @@ def course(root: Path, students: int) -> Bed:
 
 
 def keep(bed: Bed, stop: Any) -> None:
-    """What the keeper writes meanwhile."""
+    """Write what the keeper writes during the measurement."""
     step = 421.0
     while not stop.is_set():
         begun = time.monotonic()
@@ -92,7 +92,7 @@ def keep(bed: Bed, stop: Any) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor seconds of a process so far, user's and system's."""
+    """Return the CPU seconds (user and system) of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -103,7 +103,7 @@ def rss_mb(pid: int) -> float:
 
 
 def timed(visitor: Visitor, path: str) -> dict[str, float]:
-    """Milliseconds of a page: the median, the 95th of 100, and the worst; and its size."""
+    """Return a page's milliseconds (median, 95th percentile, maximum) and its size."""
     took = []
     for _ in range(ASKED):
         begun = time.perf_counter()
@@ -121,7 +121,7 @@ def timed(visitor: Visitor, path: str) -> dict[str, float]:
 
 
 class Watcher(threading.Thread):
-    """A browser that has the board open; counts what it is sent."""
+    """A browser with the dashboard open, which counts the bytes it receives."""
 
     def __init__(self, visitor: Visitor) -> None:
         super().__init__(daemon=True)

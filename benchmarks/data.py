@@ -1,4 +1,4 @@
-"""Files to a server and home: labctl push and pull against rsync, scp and the peers' SFTP.
+"""Files to a server and back: labctl push and pull compared with rsync, scp and the peers' SFTP.
 
 Hashes prove arrival.
 """
@@ -28,7 +28,7 @@ from labctl.model import Run
 FILE_BYTES = 4096
 CHANGED = 10
 AGE_S = 7200.0
-# For a pull no target was set: the push's of one large file is taken.
+# a pull has no target of its own: that of a large file's push is used
 FIRST_TARGET, AGAIN_TARGET, BIG_TARGET = 0.8, 0.75, 0.7
 BLOCK_BYTES = 1024 * 1024
 LAB_CODE = "labctl/{lab}/code/files"
@@ -36,14 +36,14 @@ LAB_DATA = "labctl/{lab}/data/big"
 
 
 def make_files(folder: Path, count: int) -> None:
-    """So many files of FILE_BYTES, none like another; what random bytes are, cannot be packed."""
+    """Write different files of FILE_BYTES; their random bytes are not compressible."""
     folder.mkdir(parents=True)
     for number in range(count):
         _write(folder / f"file-{number:05}", time.time() - AGE_S)
 
 
 def _write(path: Path, at: float) -> None:
-    """New content, as of `at`: rsync takes a file of the same size and second for the same."""
+    """Write new content with the time `at`: rsync skips files of the same size and second."""
     path.write_bytes(os.urandom(FILE_BYTES))
     os.utime(path, (at, at))
 
@@ -56,7 +56,7 @@ def make_big(path: Path, mib: int) -> None:
 
 
 def digest(folder: Path) -> str:
-    """One hash of every name and content directly in `folder`, as `remote_digest` finds it."""
+    """Return one hash of all names and contents directly in `folder`, like `remote_digest`."""
     sums = []
     for path in sorted(folder.iterdir(), key=lambda one: one.name.encode()):
         with path.open("rb") as file:
@@ -72,13 +72,13 @@ def remote_digest(box: Box, folder: str) -> str:
 def arrived(box: Box, source: Path, folder: str) -> Callable[[int], None]:
     def check(number: int) -> None:
         if remote_digest(box, folder) != digest(source):
-            raise NotDoneError(f"what arrived in {folder} is not what was sent")
+            raise NotDoneError(f"the files in {folder} differ from those sent")
 
     return check
 
 
 class Sides:
-    """Rows of one group: each sends a tree of its own from this machine to `box`."""
+    """Rows of one group: each sends its own tree from this machine to `box`."""
 
     def __init__(self, group: str, made: Boxes, box: Box) -> None:
         self.group, self.made, self.box = group, made, box
@@ -117,7 +117,7 @@ class Sides:
 
 
 def first_push(made: Boxes, box: Box, count: int, found: dict[str, Peer], slow: bool) -> list[Row]:
-    """Nothing of it is on the server, nor in labctl's index, when a round begins.
+    """Measure a first push: at the start of a round the server and labctl's index are empty.
 
     What came before is put aside, not removed: for minutes after many files were, ext4 makes new
     ones several times slower, and it would be luck on which side that falls.
@@ -147,7 +147,7 @@ def first_push(made: Boxes, box: Box, count: int, found: dict[str, Peer], slow: 
 
 
 def push_again(made: Boxes, box: Box, count: int) -> list[Row]:
-    """Ten files have changed since the last round; the rest are there."""
+    """Measure a push after ten files have changed since the last round."""
     sides = Sides(f"{count} files of 4 KiB, {CHANGED} changed", made, box)
     lab = made.lab("again", box)
     sources = {"labctl": lab.config.root / "files"}
@@ -177,7 +177,7 @@ def _change(source: Path, number: int) -> None:
 
 
 def big_file(made: Boxes, box: Box, mib: int) -> list[Row]:
-    """One file that is not there yet."""
+    """Measure a push of one new file."""
     sides = Sides(f"one file of {mib} MiB", made, box)
     lab = made.lab("big", box, "data: {big: ./big}\n")
     source = lab.config.root / "big"
@@ -199,7 +199,7 @@ def big_file(made: Boxes, box: Box, mib: int) -> list[Row]:
 
 
 def pull_big(made: Boxes, box: Box, mib: int) -> list[Row]:
-    """A checkpoint of one file comes home; nothing of it is here when a round begins."""
+    """Measure a pull of a checkpoint of one file, which is not on this machine before."""
     group = f"one file of {mib} MiB, pulled"
     lab = made.lab("home", box)
     run = "labctl/home/runs/big"
@@ -244,13 +244,13 @@ def pull_big(made: Boxes, box: Box, mib: int) -> list[Row]:
 def _came_home(box: Box, there: str, here: Path) -> Callable[[int], None]:
     def check(number: int) -> None:
         if remote_digest(box, there) != digest(here):
-            raise NotDoneError(f"what came to {here} is not what is there")
+            raise NotDoneError(f"the files in {here} differ from those on the server")
 
     return check
 
 
 def text(made: Boxes, box: Box, mib: int) -> list[Row]:
-    """Rows of numbers as text, which shrink to a third: whether compressing them costs a LAN."""
+    """Measure a push of text that compresses to a third: the cost of compression in a LAN."""
     sides = Sides(f"a CSV of {mib} MiB", made, box)
     lab = made.lab("text", box, "data: {text: ./text}\n")
     source = lab.config.root / "text"
@@ -280,7 +280,7 @@ def text(made: Boxes, box: Box, mib: int) -> list[Row]:
 
 
 def clear(made: Boxes, box: Box) -> None:
-    """Make room, here and there, for what is measured next."""
+    """Delete files here and on the server before the next measurement."""
     box.sh("rm -rf aside.* first-* again-* big-* text-* labctl")
     labs = ("first", "again", "big", "home", "text")
     for name in (*labs, "again-rsync", "again-same", "again-master", "home-rsync"):

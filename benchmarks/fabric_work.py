@@ -1,4 +1,4 @@
-"""One command on some servers through labctl's other transport, a thread for each.
+"""One command on some servers through labctl's paramiko transport, a thread for each.
 
     python fabric_work.py HOSTS.json COMMAND
 

@@ -1,4 +1,4 @@
-"""Thirty servers against one, on the simulated EC2: labctl's own CPU time and its API calls.
+"""Thirty servers compared with one, on a simulated EC2: labctl's CPU time and API calls.
 
 The machines only accept SSH and boot at once, so what is measured is labctl's: offers from a warm
 cache, one RunInstances each, describing, waiting for a login on every one, and the end of all
@@ -31,7 +31,7 @@ OFFERS_S = 0.3
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one process that made `servers` servers and ended them."""
+    """The figures of one process that created `servers` servers and ended them."""
 
     servers: int
     calls: dict[str, int]
@@ -47,7 +47,7 @@ class Figures:
 
 @contextlib.contextmanager
 def rehearsal(home: Path, boot: str) -> Iterator[dict[str, str]]:
-    """A simulated EC2 in a process of its own; the environment that leads to it."""
+    """Run a simulated EC2 in its own process; yield the environment for it."""
     home.mkdir(parents=True, exist_ok=True)
     words = [LABCTL, "rehearse", "aws", "--set", f"boot={boot}"]
     with subprocess.Popen(words, env=environment(home), stdout=subprocess.PIPE, text=True) as cloud:
@@ -69,7 +69,7 @@ def rehearsal(home: Path, boot: str) -> Iterator[dict[str, str]]:
 
 
 def calls(env: dict[str, str]) -> dict[str, int]:
-    """API calls that the simulation has had so far, by action."""
+    """Return the simulation's API calls so far, by action."""
     address = f"{env['AWS_ENDPOINT_URL']}/rehearsal/state"
     request = urllib.request.Request(address, method="POST", headers={"X-Labctl-Rehearsal": "1"})
     with urllib.request.urlopen(request, timeout=10) as answer:
@@ -78,12 +78,12 @@ def calls(env: dict[str, str]) -> dict[str, int]:
 
 
 def measured(servers: int, home: Path, env: dict[str, str]) -> Figures:
-    """One process that makes and ends so many servers."""
+    """Measure one process that creates and ends this many servers."""
     before = calls(env)
     words = [sys.executable, "-m", "benchmarks.fleet", str(servers), str(home)]
     done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        raise NotDoneError(f"{servers} servers: the process ended with {done.returncode}")
+        raise NotDoneError(f"{servers} servers: the process exited with {done.returncode}")
     after = calls(env)
     said = json.loads(done.stdout)
     spent = {name: count - before.get(name, 0) for name, count in sorted(after.items())}
@@ -91,7 +91,7 @@ def measured(servers: int, home: Path, env: dict[str, str]) -> Figures:
 
 
 def run(home: Path, rounds: int) -> dict[str, Any]:
-    """Everything, as one JSON object; the table of it goes to standard output."""
+    """Write all figures as a JSON object, and print their table."""
     with rehearsal(home, "sshd") as env:
         measured(1, home, env)  # images are built, caches filled
         one = [measured(1, home, env) for _ in range(rounds)]
@@ -142,7 +142,7 @@ def _table(report: dict[str, Any]) -> str:
 
 
 def _make_and_end(count: int, home: Path) -> dict[str, float]:
-    """In the measured process: labs of one group, a login on each, then none left."""
+    """Run in the measured process: create labs of one group, log in to each, end them."""
     import msgspec
 
     from labctl.lab import Lab
@@ -180,7 +180,7 @@ def _make_and_end(count: int, home: Path) -> dict[str, float]:
 
 
 class _Yes:
-    """A Reporter that agrees to every price."""
+    """A reporter that accepts every price."""
 
     def emit(self, event: object) -> None:
         pass

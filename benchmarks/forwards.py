@@ -1,4 +1,4 @@
-"""A forward: throughput and small requests through labctl's and through `ssh -L`."""
+"""Throughput and small requests through a forward of labctl and of `ssh -L`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BLOCK = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(327
 
 @contextmanager
 def doors(made: Boxes, box: Box) -> Iterator[dict[str, int]]:
-    """The local port of each side's forward to one HTTP server, by the side's name."""
+    """Return the local port of each side's forward to one HTTP server, by the side's name."""
     docker("exec", "-d", "-u", "student", box.name, "python3", "-c", SERVER)
     with ExitStack() as stack:
         found = {}
@@ -82,7 +82,7 @@ def _wait(name: str, port: int) -> None:
 
 
 def rows(found: dict[str, int], mib: int) -> list[Row]:
-    """Three groups; the first row of each is ssh as it comes."""
+    """Build three groups; the first row of each is ssh with its defaults."""
 
     def group(
         title: str, work: Callable[[int], Callable[[int], float]], target: float
@@ -113,14 +113,14 @@ class _Fetch:
         whole = hashlib.sha256() if number == 0 else None
         while took := reply.readinto(buffer):
             count += took
-            if whole is not None:  # in the round that is thrown away
+            if whole is not None:  # in the warm-up round
                 whole.update(buffer[:took])
         spent_s = time.perf_counter() - begun
         way.close()
         if count != self.mib * BLOCK_BYTES:
-            raise NotDoneError(f"{count} bytes came")
+            raise NotDoneError(f"received only {count} bytes")
         if whole is not None and whole.digest() != hashlib.sha256(BLOCK * self.mib).digest():
-            raise NotDoneError("what came is not what was sent")
+            raise NotDoneError("the received bytes differ from those sent")
         return spent_s
 
 
@@ -130,7 +130,7 @@ def _ask(way: http.client.HTTPConnection) -> float:
     reply = way.getresponse()
     reply.read()
     if reply.status != 200:
-        raise NotDoneError(f"the answer is {reply.status}")
+        raise NotDoneError(f"the response has status {reply.status}")
     return time.perf_counter() - begun
 
 

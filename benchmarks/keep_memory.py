@@ -1,4 +1,4 @@
-"""What `labctl keep` takes of memory: 300 rounds over 20 labs, whose servers answer from a script.
+"""Memory of `labctl keep`: 300 rounds over 20 labs, whose servers answer from a script.
 
     python benchmarks/keep_memory.py [ROUNDS [LABS]]
 
@@ -58,7 +58,7 @@ class Wire(Connections):
 
 
 def ward(places: Paths, state: State, number: int) -> str:
-    """A lab that was handed over, its server and its run on record; its name."""
+    """Create a lab that was handed over, with its server and run on record; return its name."""
     name, lab_id = f"lab-{number}", f"{number:012x}"
     one = kept_labs.Ward(
         lab=name,
@@ -110,7 +110,7 @@ def measured(home: Path, rounds: int, labs: int) -> dict[str, Any]:
     def attend(name: str) -> None:
         closer.append(name)
         if len(closer) % 3 == 0:
-            raise LabError("the provider says no", hint="labctl doctor")
+            raise LabError("the provider refused", hint="labctl doctor")
 
     keeper = Keeper(places, state, environ, tell=lambda *_: None, attend=attend, ground=ground)
     before = resource.getrusage(resource.RUSAGE_SELF)

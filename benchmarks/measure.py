@@ -1,4 +1,4 @@
-"""Timing of whole processes, one after the other in turn, and what is said about it."""
+"""Timing of whole processes that take turns, and statistics about it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# One piece of work; it takes the round's number and raises when the work was not done.
+# A piece of work. It takes the round's number, and raises if the work was not done.
 #
-# What it returns is its figure, in seconds; where that is None, its wall time is.
+# It returns its figure in seconds, or None for its wall time.
 Work = Callable[[int], float | None]
 
 
 def nothing(number: int) -> None:
-    """Before or after a piece of work that needs neither."""
+    """Do nothing, before or after a piece of work that needs no preparation."""
 
 
 class NotDoneError(Exception):
@@ -31,21 +31,21 @@ class Row:
     group: str
     name: str
     work: Work
-    # At most so many times the baseline; None where none was set.
+    # the limit as a multiple of the baseline; None without one
     target: float | None = None
-    # At most so long, whatever the baseline takes.
+    # the limit in seconds, independent of the baseline
     target_s: float | None = None
-    # The row that is its baseline, by name; the group's first row if "".
+    # the name of the baseline row; "" for the group's first row
     against: str = ""
-    # What each round begins from; not timed.
+    # prepares each round; not timed
     before: Work = nothing
-    # The proof that the work was done; not timed.
+    # checks that the work was done; not timed
     after: Work = nothing
     seconds: list[float] = field(default_factory=list)
 
     @property
     def spread_s(self) -> float:
-        """Between the quartiles: half of the figures lie within it."""
+        """Return the distance between the quartiles, which contains half of the figures."""
         if len(self.seconds) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
@@ -57,7 +57,7 @@ class Row:
 
 
 def in_turn(rows: Sequence[Row], rounds: int, pause_s: float = 0.0) -> None:
-    """Every row once per round, so that a slow minute of the machine falls on all of them.
+    """Run every row once per round, so that a slow minute of the machine affects all rows.
 
     A first round is thrown away: caches fill, byte code is written. `pause_s` lies before each
     row, so that what one leaves running (a container that ends, a tmux session) slows no other.
@@ -75,13 +75,13 @@ def in_turn(rows: Sequence[Row], rounds: int, pause_s: float = 0.0) -> None:
 
 
 def ratio(row: Row, baseline: Row) -> float:
-    """The median over the rounds of row's time by the baseline's in the same round."""
+    """Return the median over the rounds of the row's time divided by the baseline's."""
     pairs = zip(row.seconds, baseline.seconds, strict=True)
     return statistics.median(one / other for one, other in pairs)
 
 
 def environment(home: Path) -> dict[str, str]:
-    """What every side runs with: a home of its own, and Python as a user has it."""
+    """Return the environment of every side: its own home, and Python as a user has it."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -92,7 +92,7 @@ def environment(home: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Call:
-    """A process as a piece of work: it must end with 0 and say `expects` so many `times`.
+    """Return a process as a piece of work: it must exit with 0 and print `expects` `times` times.
 
     `{n}` in its words becomes the round's number.
     """
@@ -116,4 +116,4 @@ class Call:
         heard = (done.stdout + done.stderr).count(self.expects)
         if done.returncode != 0 or heard < self.times:
             said = (done.stderr or done.stdout).strip()[-600:]
-            raise NotDoneError(f"{' '.join(words)} ended with {done.returncode}: {said}")
+            raise NotDoneError(f"{' '.join(words)} exited with {done.returncode}: {said}")

@@ -1,4 +1,4 @@
-"""What a mirror costs a run: steps of the sample project, with and without one beside it.
+"""The cost of a mirror for a run: steps of the sample project with and without a mirror.
 
 One training run goes on all the time; the mirror is asked for a pass every EVERY_S seconds in each
 other window of time, so that a slow minute of the machine falls on both. The store is a simulated
@@ -68,7 +68,7 @@ class Side:
     run: Path
     mirror: subprocess.Popen[bytes]
     passes: int = 0
-    # Processor time that the mirror took in its windows: a figure that no neighbour changes.
+    # CPU time of the mirror in its windows, which other processes do not affect
     busy_s: float = 0.0
 
     def processor_s(self) -> float:
@@ -76,7 +76,7 @@ class Side:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def step(self) -> tuple[int, float]:
-        """(the run's step, when it was there), as soon as it says a new one."""
+        """Return (the run's step, its time) as soon as the run reports a new step."""
         path, deadline = self.run / "logs" / "progress.json", time.monotonic() + BEGIN_S
         before = path.stat().st_mtime if path.exists() else 0.0
         while not path.exists() or path.stat().st_mtime == before:
@@ -97,7 +97,7 @@ class Side:
         self.passes += 1
 
     def window(self, mirror: bool) -> float:
-        """Seconds for a thousand steps, over about WINDOW_S seconds."""
+        """Return the seconds for a thousand steps, measured over about WINDOW_S seconds."""
         first, began = self.step()
         before = self.processor_s()
         until = time.monotonic() + WINDOW_S
@@ -130,7 +130,7 @@ def _said(process: subprocess.Popen[bytes]) -> str:
 
 
 def _lab(home: Path) -> Path:
-    """The lab's directory with one run; the run's directory."""
+    """Create the lab's directory with one run; return the run's directory."""
     lab = home / "labctl" / LAB
     run = lab / "runs" / RUN
     spec = {"id": RUN, **ABOUT, "outputs": ["checkpoints", "logs"]}
@@ -153,7 +153,7 @@ def _lab(home: Path) -> Path:
 
 @contextmanager
 def ready(home: Path) -> Iterator[Side]:
-    """A run that trains, and a mirror that is loaded."""
+    """Start a run that trains, and a mirror process."""
     home.mkdir(parents=True, exist_ok=True)
     run = _lab(home)
     around = {**environment(home), "LABCTL_RUN_DIR": str(run), "LABCTL_RUN_ID": RUN}
@@ -189,7 +189,7 @@ def rows(home: Path, rounds: int) -> list[Row]:
     """
 
     def already(number: int) -> None:
-        raise NotDoneError("these rows are measured as they are made")
+        raise NotDoneError("these rows are measured when they are built")
 
     alone = Row(GROUP, "alone", already)
     beside = Row(GROUP, f"a mirror every {EVERY_S:g} s", already, TARGET)

@@ -1,4 +1,4 @@
-"""What a peer's own Python does: run with the interpreter of the peer's environment.
+"""The work of a Python peer, run with the interpreter of the peer's environment.
 
     python peer_work.py fabric|parallel-ssh|asyncssh run HOSTS.json COMMAND
     python peer_work.py asyncssh|fabric put HOSTS.json SOURCE TARGET

@@ -1,4 +1,4 @@
-"""What a user would pick instead: each in a virtual environment of its own, made once."""
+"""The alternatives to labctl, each in its own virtual environment, which is created once."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ WANTED = {
     "dstack": "0.22.5",
 }
 FOLDERS = {"fabric": "fab", "skypilot": "sky"}
-# Hundreds of megabytes each: installed when asked for.
+# hundreds of megabytes each: installed only on request
 ON_DEMAND = ("skypilot", "dstack")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One package in its environment. `version` is the installed one."""
+    """A package in its environment. `version` is the installed one."""
 
     package: str
     version: str
     folder: Path
 
     def program(self, name: str) -> str:
-        """The path of one of its programs, python among them."""
+        """Return the path of one of its programs, for example python."""
         return str(self.folder / "bin" / name)
 
 
 def peers(cache: Path, packages: Iterable[str], *, install: bool) -> dict[str, Peer]:
-    """Those that are installed, or now can be, by package; who is left out is said."""
+    """Return the installed or installable peers by package; report those that are skipped."""
     found = {}
     for package in packages:
         folder = cache / FOLDERS.get(package, package)
@@ -47,7 +47,7 @@ def peers(cache: Path, packages: Iterable[str], *, install: bool) -> dict[str, P
         if version:
             found[package] = Peer(package, version, folder)
         else:
-            print(f"{package} is not installed; left out", file=sys.stderr)
+            print(f"{package} is not installed; skipping it", file=sys.stderr)
     return found
 
 

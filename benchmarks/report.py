@@ -1,4 +1,4 @@
-"""What was measured, as JSON and as one table; which targets are met."""
+"""Results as JSON and as a table, and which targets are met."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.measure import Row, ratio
 
 
 def lines(rows: list[Row]) -> list[dict[str, Any]]:
-    """One object per row. `ratio` is to `against`; `met` is None where no target was set."""
+    """Return one object per row. `met` is None without a target."""
     baselines = {row.group: row for row in reversed(rows)}
     named = {(row.group, row.name): row for row in rows}
     return [
@@ -40,7 +40,7 @@ def _line(row: Row, baseline: Row) -> dict[str, Any]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """For people. A ratio is to the group's first row, unless another is named."""
+    """Return a table for people. A ratio is relative to the group's first row unless noted."""
     head = ("", "median ms", "spread", "fastest", "ratio", "target", "")
     body = [_cells(line) for line in found]
     widths = [max(len(row[column]) for row in (head, *body)) for column in range(len(head))]
@@ -74,7 +74,7 @@ def _drawn(row: tuple[str, ...], widths: list[int]) -> str:
 
 
 def verdict(found: list[dict[str, Any]]) -> str:
-    """How many targets are met, and by how much the others are missed."""
+    """Return how many targets are met, and by how much the others are missed."""
     judged = [line for line in found if line["met"] is not None]
     missed = [line for line in judged if not line["met"]]
     said = [f"{len(judged) - len(missed)} of {len(judged)} targets met"]

@@ -1,4 +1,4 @@
-"""A load test of `labctl serve`: with and without batching, against one plain Flask handler.
+"""A load test of `labctl serve`, with and without batching, compared with a plain Flask handler.
 
 The same trained sample project answers in all of them, in a process of its own; callers send one
 PNG after another, each over a connection of its own, which Flask's server closes after every
@@ -62,7 +62,7 @@ SERVE = "import sys; from labctl.services.model_server.__main__ import main; sys
 
 @dataclass
 class Side:
-    """One way to serve. `seconds` has each answer's latency, `rates` answers a second per round."""
+    """A way to serve. `seconds` has the latencies, `rates` the responses a second per round."""
 
     name: str
     program: str
@@ -90,7 +90,7 @@ def sides() -> list[Side]:
 
 @contextmanager
 def project(image_size: int) -> Iterator[Path]:
-    """The sample project with a checkpoint that was trained for an epoch, and its pictures."""
+    """Create the sample project with a checkpoint of one epoch, and its pictures."""
     with tempfile.TemporaryDirectory(prefix="labctl-bench-") as folder:
         home = Path(folder) / "project"
         shutil.copytree(ROOT / "templates" / "image-classifier", home)
@@ -110,7 +110,7 @@ def _environ(more: dict[str, str]) -> dict[str, str]:
 
 @contextmanager
 def started(side: Side, home: Path) -> Iterator[int]:
-    """The port of a server that answers. It may use as many processors as there are."""
+    """Return the port of a server that answers. It may use all processors."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -140,14 +140,14 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 class Caller:
-    """Asks one thing after another, over one connection as long as the server keeps it."""
+    """A client that sends requests one after another, over a connection that is kept open."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.link: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, body: bytes) -> str:
-        """The class of one picture; NotDoneError where the reply is no prediction."""
+        """Return the class of one picture. NotDoneError if the reply is not a prediction."""
         if self.link is None:
             self.link = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self.link
@@ -170,7 +170,7 @@ class Caller:
 
 
 async def called(port: int, bodies: list[bytes], until: float, first: int) -> list[float]:
-    """One caller: a picture after another until the time is up; the latency of each."""
+    """Send one picture after another until the time is up; return the latency of each."""
     caller, found, number = Caller(port), [], first
     while time.perf_counter() < until:
         begun = time.perf_counter()
@@ -188,7 +188,7 @@ async def load(port: int, bodies: list[bytes], callers: int, seconds: float) -> 
 
 
 async def classes(port: int, bodies: list[bytes]) -> list[str]:
-    """What a server says of some pictures: all must say the same."""
+    """Return a server's predictions for some pictures; all servers must agree."""
     caller = Caller(port)
     found = [await caller.ask(body) for body in bodies]
     caller.close()
@@ -196,7 +196,7 @@ async def classes(port: int, bodies: list[bytes]) -> list[str]:
 
 
 def measured(image_size: int, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """A row for each number of callers and each side, which take turns."""
+    """Measure a row for each number of callers and each side; the sides take turns."""
     rows = []
     with project(image_size) as home, ExitStack() as running:
         files = sorted((home / "dataset" / "test").rglob("*.png"))
@@ -210,7 +210,7 @@ def measured(image_size: int, rounds: int, seconds: float) -> list[dict[str, Any
             compared = sides()
             for number in range(rounds + 1):
                 for side in compared:
-                    # A round before the first is shorter, and thrown away.
+                    # A shorter warm-up round comes before the first.
                     long = seconds if number else 1.0
                     found = asyncio.run(load(ports[side.name], bodies, callers, long))
                     if number:
@@ -232,8 +232,10 @@ def _table(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of one measurement")
-    parser.add_argument("--small", action="store_true", help="seconds: to see that it works")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of one measurement")
+    parser.add_argument(
+        "--small", action="store_true", help="use small sizes, to see that it works"
+    )
     options = parser.parse_args()
     if options.small:
         options.rounds, options.seconds = 1, 1.0

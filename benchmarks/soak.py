@@ -1,4 +1,4 @@
-"""Memory of what runs for hours: `forward`, `logs -f` and `pull --follow`, watched for minutes.
+"""Memory of commands that run for hours: `forward`, `logs -f` and `pull --follow`.
 
 A run on a real lab server prints and writes all the time; requests go through the forward. What is
 compared is the resident memory of each process after a warm-up and at the end.
@@ -20,11 +20,11 @@ from benchmarks.measure import NotDoneError, environment
 from benchmarks.startup import LABCTL
 
 RUN = "soak"
-# Of the server's loopback: what greets there is its own sshd.
+# on the server's loopback, where its own sshd answers
 SSH_PORT = "22"
 WARM_UP_SHARE = 0.25
 EVERY_S = 0.5
-# More than this, from warm-up to end, is called growing.
+# growth in MB from warm-up to end that counts as growing
 GROWTH_MB = 8.0
 COMMAND = (
     "i=0; while :; do i=$((i+1)); seq 2000; "
@@ -50,7 +50,7 @@ def _labctl(lab: Ready, out: IO[bytes], *words: str) -> Iterator[subprocess.Pope
 
 
 def run(lab: Ready, lasting_s: float) -> dict[str, Any]:
-    """By command: MB after the warm-up and at the end, and what it had done by then."""
+    """Return by command: MB after the warm-up and at the end, and the work done by then."""
     lab.labctl("run", "--detach", "--id", RUN, "--", "sh", "-c", COMMAND)
     port = _free_port()
     logs = {name: lab.home / f"{name}.out" for name in ("forward", "logs", "pull")}
@@ -91,13 +91,13 @@ def run(lab: Ready, lasting_s: float) -> dict[str, Any]:
 
 
 def _watched(begun: dict[str, subprocess.Popen[bytes]], port: int, lasting_s: float) -> int:
-    """Send connections through the forward; how many were greeted. All processes must live."""
+    """Open connections through the forward; return how many were answered."""
     greeted = 0
     end = time.monotonic() + lasting_s
     while time.monotonic() < end:
         for name, process in begun.items():
             if process.poll() is not None:
-                raise NotDoneError(f"labctl {name} ended with {process.returncode}")
+                raise NotDoneError(f"labctl {name} exited with {process.returncode}")
         greeted += _greets(port)
         time.sleep(EVERY_S)
     return greeted
@@ -122,7 +122,7 @@ def _pulled(lab: Ready) -> list[Path]:
 
 
 def _rss_mb(process: subprocess.Popen[bytes]) -> float:
-    """Resident memory of the process alone; its ssh is OpenSSH's own."""
+    """Return the resident memory of the process without its ssh."""
     statm = Path(f"/proc/{process.pid}/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

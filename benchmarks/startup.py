@@ -1,4 +1,4 @@
-"""Start-up: what a person waits for before the first word."""
+"""Start-up time of commands, until the first output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELP = {
 
 
 def recorded_lab(home: Path, servers: int) -> Path:
-    """A lab below `home` with `servers` servers on record, one of them its own, and three runs."""
+    """Create a lab with `servers` servers on record, one of them its own, and three runs."""
     root = home / "digits"
     root.mkdir(parents=True)
     (root / "lab.yaml").write_text("lab: digits\nrun: python train.py\n")

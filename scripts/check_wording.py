@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Count what the naming rules of CONTRIBUTING.md forbid; fail where a count grew.
+"""Count violations of the naming rules of CONTRIBUTING.md; fail if a count grew.
 
 usage: check_wording.py [--list]
 
-wording.toml holds the most that each count may be. Whoever lowers a count lowers its limit too.
+wording.toml has the limit of each count. If you lower a count, lower its limit too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROSE = ("labctl", "docs", "templates", "images", "playbooks", "scripts", "*.md"
 
 @dataclass
 class Findings:
-    """Where each rule is broken: rule -> places. Classes by name, since one place is allowed."""
+    """Violations by rule, and the files of each class name, which may be in one file only."""
 
     places: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     classes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -44,10 +44,10 @@ class Findings:
 
 
 def list_tracked(*patterns: str) -> Iterator[tuple[str, str]]:
-    """(path relative to the repository, text) of each tracked text file."""
+    """Yield (path relative to the repository, text) of each tracked text file."""
     words = ["git", "-C", str(ROOT), "ls-files", "-z", "--", *patterns]
-    listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
+    output = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, output.split("\0")):
         try:
             yield name, (ROOT / name).read_text()
         except (UnicodeDecodeError, IsADirectoryError, FileNotFoundError):
@@ -55,7 +55,7 @@ def list_tracked(*patterns: str) -> Iterator[tuple[str, str]]:
 
 
 def check_source(findings: Findings, name: str, text: str) -> None:
-    """Names of modules, functions and classes; untyped dictionaries; strings used as comments."""
+    """Check names of modules, functions and classes, untyped dictionaries, and misused strings."""
     places = findings.places
     if Path(name).stem.strip("_") in VAGUE_MODULES:
         places["vague_modules"].append(name)
@@ -72,7 +72,7 @@ def check_source(findings: Findings, name: str, text: str) -> None:
 
 
 def find_strings_below_constants(node: ast.AST) -> Iterator[int]:
-    """Lines of string statements that follow an assignment: a comment belongs there."""
+    """Yield the lines of strings after an assignment, where a comment above it belongs."""
     body = getattr(node, "body", None)
     if not isinstance(body, list):
         return
@@ -109,7 +109,7 @@ def main() -> int:
             print(f"{rule}: {count}; lower its limit of {limit} in scripts/wording.toml")
     if grown:
         print(
-            "More than before breaks the rules of CONTRIBUTING.md:",
+            "These counts exceed their limits (see CONTRIBUTING.md):",
             *grown,
             sep="\n  ",
         )

@@ -1,8 +1,8 @@
-"""The student's story, told by running it: each command as a person would type it.
+"""Runs a student's workflow: each command as a person would type it.
 
-Its last line is one JSON object with what was seen. Everything lives in a directory of its own,
-HOME included, and is removed at the end, but for what a student hands in: the model, the logs and
-the results presentation, which stay in ./demo-results.
+The last line of output is a JSON object with the results. Everything, including HOME, is in a
+temporary directory that is removed at the end, except what a student submits: the model, the logs
+and the results presentation, which stay in ./demo-results.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ KEPT = ("report.html", "evaluation.json", "checkpoints", "logs")
 
 
 def labctl(*words: str, cwd: Path, capture: bool = False, check: bool = True) -> tuple[int, str]:
-    """Run one command and show it; (exit code, standard output if captured)."""
+    """Run a command and show it; return (exit code, standard output if captured)."""
     print(f"\n$ labctl {' '.join(words)}", flush=True)
     done = subprocess.run(
         [LABCTL, *words], cwd=cwd, text=True, stdout=subprocess.PIPE if capture else None
     )
     if check and done.returncode != 0:
-        raise SystemExit(f"labctl {' '.join(words)} ended with {done.returncode}")
+        raise SystemExit(f"labctl {' '.join(words)} exited with code {done.returncode}")
     return done.returncode, done.stdout or ""
 
 
-def status_of(url: str) -> int:
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        return int(answer.status)
+def fetch_status(url: str) -> int:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return int(response.status)
 
 
-def story(home: Path) -> dict[str, object]:
+def run_story(home: Path) -> dict[str, object]:
     labctl("init", "digits", "--provider", "local", cwd=home)
     lab = home / "digits"
     try:
-        return _inside(lab)
+        return run_lab_commands(lab)
     except BaseException:
         labctl("down", "--yes", "--discard", cwd=lab, check=False)
         raise
 
 
-def _inside(lab: Path) -> dict[str, object]:
+def run_lab_commands(lab: Path) -> dict[str, object]:
     labctl("doctor", cwd=lab, check=False)
     labctl("up", cwd=lab)
     run_exit, _ = labctl("run", cwd=lab)
     labctl("status", "--refresh", cwd=lab)
-    _, said = labctl(
+    _, output = labctl(
         "forward", "tensorboard", "jupyter", "--detach", "--json", cwd=lab, capture=True
     )
-    urls = {one["service"]: one["url"] for one in json.loads(said)["forwards"]}
-    pages = {name: status_of(url) for name, url in urls.items()}
+    urls = {forward["service"]: forward["url"] for forward in json.loads(output)["forwards"]}
+    pages = {name: fetch_status(url) for name, url in urls.items()}
     labctl("forward", "--stop", cwd=lab)
     labctl("logs", "--tail", "3", cwd=lab)
     labctl("pull", cwd=lab)
-    _, said = labctl("eval", "--json", cwd=lab, capture=True)
-    figures = json.loads(said)["evaluation"]
-    _, said = labctl("eval", "--on-server", "--json", cwd=lab, capture=True)
-    there = json.loads(said)["evaluation"]
-    _, said = labctl("down", "--yes", "--json", cwd=lab, capture=True)
-    ending = json.loads(said)
-    _, said = labctl("report", "--json", cwd=lab, capture=True)
-    page = _kept(Path(json.loads(said)["report"]["file"]))
+    _, output = labctl("eval", "--json", cwd=lab, capture=True)
+    evaluation = json.loads(output)["evaluation"]
+    _, output = labctl("eval", "--on-server", "--json", cwd=lab, capture=True)
+    server_evaluation = json.loads(output)["evaluation"]
+    _, output = labctl("down", "--yes", "--json", cwd=lab, capture=True)
+    ending = json.loads(output)
+    _, output = labctl("report", "--json", cwd=lab, capture=True)
+    page = keep_results(Path(json.loads(output)["report"]["file"]))
     return {
-        "accuracy_server": figures["accuracy_server"],
-        "accuracy_local": figures["accuracy_local"],
-        "accuracy_on_server_again": there["accuracy_server"],
+        "accuracy_server": evaluation["accuracy_server"],
+        "accuracy_local": evaluation["accuracy_local"],
+        "accuracy_on_server_again": server_evaluation["accuracy_server"],
         "run_exit": run_exit,
         "tensorboard": pages["tensorboard"],
         "jupyter": pages["jupyter"],
@@ -81,8 +81,8 @@ def _inside(lab: Path) -> dict[str, object]:
     }
 
 
-def _kept(page: Path) -> Path:
-    """Put what is handed in where it stays; the report's new place."""
+def keep_results(page: Path) -> Path:
+    """Copy what a student submits to RESULTS; return the report's new path."""
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)
     for name in KEPT:
@@ -91,31 +91,33 @@ def _kept(page: Path) -> Path:
             shutil.copytree(source, RESULTS / name)
         else:
             shutil.copy2(source, RESULTS / name)
-    print(f"\nthe results presentation: {RESULTS / page.name}", flush=True)
+    print(f"\nResults presentation: {RESULTS / page.name}", flush=True)
     return RESULTS / page.name
 
 
 def main() -> int:
-    begun = time.monotonic()
+    started_s = time.monotonic()
     if RESULTS.exists() and not (RESULTS / KEPT[0]).is_file():
-        raise SystemExit(f"{RESULTS} is in the way: it is not what an earlier demo left")
+        raise SystemExit(f"{RESULTS} already exists and is not from an earlier demo")
     home = Path(tempfile.mkdtemp(prefix="labctl-demo-"))
     for name in [n for n in os.environ if n.startswith("XDG_") or n == "LABCTL_STATE_DIR"]:
         del os.environ[name]
     os.environ["HOME"] = str(home)
     try:
-        seen = story(home)
+        results = run_story(home)
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    seen["seconds"] = round(time.monotonic() - begun, 1)
-    good = (
-        seen["accuracy_server"] == seen["accuracy_local"] == seen["accuracy_on_server_again"]
-        and seen["run_exit"] == 0
-        and (seen["tensorboard"], seen["jupyter"]) == (200, 200)
-        and seen["servers_left"] == 0
+    results["seconds"] = round(time.monotonic() - started_s, 1)
+    is_passed = (
+        results["accuracy_server"]
+        == results["accuracy_local"]
+        == results["accuracy_on_server_again"]
+        and results["run_exit"] == 0
+        and (results["tensorboard"], results["jupyter"]) == (200, 200)
+        and results["servers_left"] == 0
     )
-    print(json.dumps(seen), flush=True)
-    return 0 if good else 1
+    print(json.dumps(results), flush=True)
+    return 0 if is_passed else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""An instructor's week, told by running it: each command as a person would type it.
+"""Runs an instructor's week: each command as a person would type it.
 
-The machines of the simulated AWS only accept SSH; one real lab server on this machine grades. Its
-last line is one JSON object with what was seen. Everything lives in a directory of its own, HOME
-included, and is removed at the end, but for the grades, which stay in ./demo-course.
+The machines of the simulated AWS only accept SSH; one real lab server on this machine grades. The
+last line of output is a JSON object with the results. Everything, including HOME, is in a temporary
+directory that is removed at the end, except the grades, which stay in ./demo-course.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from labctl.submissions.receiver import Receiver
 
 LABCTL = str(Path(sys.executable).with_name("labctl"))
 RESULTS = Path("demo-course").absolute()
-STUDENTS, HAND_INS = 30, 12
+STUDENTS, SUBMISSIONS = 30, 12
 ITEMS = 20
 COURSE = """\
 course: ml-2026
@@ -76,29 +76,30 @@ HOSTILE = "f() { f | f & }; f; f; sleep 1000 & wait; f\n"
 
 
 def labctl(*words: str, cwd: Path, code: int = 0, capture: bool = False) -> str:
-    """Run one command, on this very terminal; its standard output if captured."""
+    """Run a command in this terminal; return its standard output if captured."""
     print(f"\n$ labctl {shlex.join(words)}", flush=True)
     out = subprocess.PIPE if capture else None
     done = subprocess.run([LABCTL, *words], cwd=cwd, text=True, stdout=out)
     if done.returncode != code:
-        raise SystemExit(f"labctl {shlex.join(words)} ended with {done.returncode}, not {code}")
+        message = f"exited with code {done.returncode}, not {code}"
+        raise SystemExit(f"labctl {shlex.join(words)} {message}")
     return done.stdout or ""
 
 
-def said(*words: str, cwd: Path, code: int = 0) -> dict[str, object]:
-    """What a command with --json says; it is not shown."""
+def run_json(*words: str, cwd: Path, code: int = 0) -> dict[str, object]:
+    """Return the output of a command with --json, without showing it."""
     words = words if "--json" in words else (*words, "--json")
-    found: dict[str, object] = json.loads(labctl(*words, cwd=cwd, code=code, capture=True))
-    return found
+    body: dict[str, object] = json.loads(labctl(*words, cwd=cwd, code=code, capture=True))
+    return body
 
 
-def tell(text: str) -> None:
+def announce(text: str) -> None:
     print(f"\n# {text}", flush=True)
 
 
 @contextmanager
-def rehearsed(home: Path) -> Iterator[None]:
-    """A simulated AWS in a process of its own, in this process's environment."""
+def rehearse_aws(home: Path) -> Iterator[None]:
+    """Run a simulated AWS in its own process, and export its variables to this process."""
     words = [LABCTL, "rehearse", "aws", "--set", "boot=sshd"]
     print(f"\n$ labctl {shlex.join(words[1:])} &", flush=True)
     with subprocess.Popen(
@@ -117,14 +118,17 @@ def rehearsed(home: Path) -> Iterator[None]:
                 if "LABCTL_SERVER_AWS_ADDRESS_FROM" in os.environ:
                     break
             else:
-                raise SystemExit("the rehearsal did not begin")
+                raise SystemExit("the rehearsal did not start")
             yield
         finally:
             cloud.terminate()
 
 
-def export(file: Path) -> None:
-    """What Canvas exports: a row of points, a test student, names turned round, a BOM."""
+def write_canvas_export(file: Path) -> None:
+    """Write a roster as Canvas exports it.
+
+    It has a row of points, a test student, reversed names and a BOM.
+    """
     rows = [
         ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "hw3 (4711)"],
         ["    Points Possible", "", "", "", "", "100.00"],
@@ -139,10 +143,10 @@ def export(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf" + text.getvalue().encode())
 
 
-def fill(course: Path, grader: str) -> None:
-    """What staff writes: course.yaml, the hidden set, the grader's program."""
+def write_course_files(course: Path, grader_host: str) -> None:
+    """Write the staff's files: course.yaml, the hidden set, the grader's program."""
     image = os.environ.get("LABCTL_BASE_IMAGE") or "debian:bookworm-slim"
-    text = COURSE.replace("IMAGE", image).replace("HOST", grader)
+    text = COURSE.replace("IMAGE", image).replace("HOST", grader_host)
     (course / "course.yaml").write_text(text)
     data = course / "assignments" / "hw3"
     for name in ("inputs", "labels"):
@@ -153,8 +157,8 @@ def fill(course: Path, grader: str) -> None:
     (data / "grade.sh").write_text(GRADER)
 
 
-def hand_in(receiver: Receiver, student: str, code: str) -> None:
-    """One submission, as the door takes it in: whole, stamped and signed."""
+def submit(receiver: Receiver, student: str, code: str) -> None:
+    """Store one submission as the receiver does: complete, stamped and signed."""
     contents = {
         "model/step-1/weights": hashlib.sha256(student.encode()).digest() * 64,
         "code/predict.sh": code.encode(),
@@ -168,7 +172,7 @@ def hand_in(receiver: Receiver, student: str, code: str) -> None:
         )
         for path, content in contents.items()
     ]
-    made = Manifest(
+    bundle_manifest = Manifest(
         kind=manifest.KIND,
         version=1,
         assignment="hw3",
@@ -179,56 +183,56 @@ def hand_in(receiver: Receiver, student: str, code: str) -> None:
         checkpoint="step-1",
         record={"id": "night", "state": "exited", "exit_code": 0},
         code=Code(),
-        files=tuple(one.file for one in sources),
+        files=tuple(source.file for source in sources),
     )
     packed = io.BytesIO()
-    bundle.pack(made, sources, packed)
+    bundle.pack(bundle_manifest, sources, packed)
     data = packed.getvalue()
-    about = ("hw3", student, hashlib.sha256(data).hexdigest(), len(data))
-    receiver.begin(*about)
-    receiver.write(*about, 0, data)
-    receiver.finish(*about)
+    submission = ("hw3", student, hashlib.sha256(data).hexdigest(), len(data))
+    receiver.begin(*submission)
+    receiver.write(*submission, 0, data)
+    receiver.finish(*submission)
 
 
-def students_hand_in(course: Path) -> None:
+def submit_all(course: Path) -> None:
     folder = open_course(course)
     receiver = Receiver(folder.drop)
-    names = [one.id for one in folder.students()][:HAND_INS]
-    codes = [HOSTILE, GUESS, *[RIGHT] * (HAND_INS - 2)]
-    tell(f"{HAND_INS} students hand in; one of them a fork bomb, one a guess")
+    names = [student.id for student in folder.students()][:SUBMISSIONS]
+    codes = [HOSTILE, GUESS, *[RIGHT] * (SUBMISSIONS - 2)]
+    announce(f"{SUBMISSIONS} students submit; one submission is a fork bomb, one a guess")
     for name, code in zip(names, codes, strict=True):
-        hand_in(receiver, name, code)
+        submit(receiver, name, code)
 
 
-def monday(home: Path, grader: str) -> Path:
-    """A course from a roster, looked at before anything is made."""
-    tell(f"Monday: a course of {STUDENTS} students, from what Canvas exports")
-    export(home / "canvas.csv")
+def create_course(home: Path, grader_host: str) -> Path:
+    """Create a course from a roster, and check it before any server is created."""
+    announce(f"Monday: a course of {STUDENTS} students, from a Canvas export")
+    write_canvas_export(home / "canvas.csv")
     labctl("course", "init", "ml-2026", "--roster", "canvas.csv", cwd=home)
     course = home / "ml-2026"
-    fill(course, grader)
+    write_course_files(course, grader_host)
     labctl("course", "plan", cwd=course)
     key = make_key(home / "keeper_host_key").rpartition(" ")[0]
     labctl("course", "invite", "--all", "--host-key", key, cwd=course)
-    labctl("course", "check", cwd=course, code=1)  # nobody has joined yet: it says so
+    labctl("course", "check", cwd=course, code=1)  # reports that nobody has joined yet
     return course
 
 
-def wednesday(course: Path) -> dict[str, object]:
-    """A class: servers for all, what staff does with them, and down again."""
-    tell("Wednesday: a class. These machines only accept SSH: nothing is prepared on them")
-    begun = time.monotonic()
+def run_class(course: Path) -> dict[str, object]:
+    """Run a class: servers for all students, staff's commands, and the servers' end."""
+    announce("Wednesday: a class. These machines only accept SSH, so labctl does not prepare them")
+    started_s = time.monotonic()
     labctl("course", "up", "--login-only", "--yes", cwd=course)
-    up_s = time.monotonic() - begun
+    up_s = time.monotonic() - started_s
     labctl("course", "up", "--login-only", "--yes", "--only", "lea01", cwd=course)
-    seats = said("course", "status", cwd=course)["seats"]
+    seats = run_json("course", "status", cwd=course)["seats"]
     assert isinstance(seats, list)
     labctl("course", "status", cwd=course)
     labctl("course", "message", "lab starts at 10", cwd=course)
     slides = course.parent / "slides.txt"
     slides.write_text("gradient descent\n")
     labctl("course", "push", str(slides), cwd=course)
-    answers = said("course", "ssh", "--all", "--json", "--", "hostname", cwd=course)["servers"]
+    answers = run_json("course", "ssh", "--all", "--json", "--", "hostname", cwd=course)["servers"]
     assert isinstance(answers, list)
     labctl("course", "extend", "lea01", "2h", "--why", "a long training", cwd=course)
     labctl("course", "budget", "lea01", "+5", cwd=course)
@@ -236,16 +240,16 @@ def wednesday(course: Path) -> dict[str, object]:
     labctl("course", "status", "--refresh", "--group", "lab-1", cwd=course)
     labctl("course", "down", "--group", "lab-2", "--yes", cwd=course)
     return {
-        "made": len({one["server_id"] for one in seats if one["state"] == "running"}),
-        "distinct_hosts": len({one["stdout"] for one in answers}),
+        "made": len({entry["server_id"] for entry in seats if entry["state"] == "running"}),
+        "distinct_hosts": len({entry["stdout"] for entry in answers}),
         "up_seconds": round(up_s, 1),
     }
 
 
-def friday(course: Path) -> dict[str, object]:
-    """What was handed in, graded on a server that holds no credentials, and told to Canvas."""
-    tell("Friday: hand-ins, grades")
-    students_hand_in(course)
+def grade_submissions(course: Path) -> dict[str, object]:
+    """Grade the submissions on a server without credentials, and export the grades to Canvas."""
+    announce("Friday: submissions and grades")
+    submit_all(course)
     labctl("course", "collect", "hw3", cwd=course)
     labctl("course", "grade", "hw3", "--yes", cwd=course)
     labctl("course", "grades", "hw3", cwd=course)
@@ -258,64 +262,68 @@ def friday(course: Path) -> dict[str, object]:
     labctl("course", "cost", cwd=course)
     RESULTS.mkdir(parents=True, exist_ok=True)
     shutil.copy2(out, RESULTS / out.name)
-    return {"graded": len(grades), "full_marks": sum(float(one) == 100.0 for one in grades)}
+    return {"graded": len(grades), "full_marks": sum(float(grade) == 100.0 for grade in grades)}
 
 
-def term_ends(course: Path) -> dict[str, object]:
-    """Nothing is left that bills, and the provider says so."""
-    tell("The term ends")
+def end_term(course: Path) -> dict[str, object]:
+    """End the term; the provider confirms that nothing is left that bills."""
+    announce("The term ends")
     labctl("course", "down", "--end-of-term", "--yes", cwd=course)
-    proof = said("course", "down", "--end-of-term", "--yes", cwd=course)  # again: the same
+    # The second call has the same result.
+    proof = run_json("course", "down", "--end-of-term", "--yes", cwd=course)
     labctl("orphans", "--provider", "aws", cwd=course)
     return {"clean": proof["clean"]}
 
 
 @contextmanager
-def grader(home: Path) -> Iterator[str]:
-    """A lab server on this machine, as an entry of `static.hosts`: to the course it is any host."""
+def start_grader(home: Path) -> Iterator[str]:
+    """Run a lab server on this machine; yield it as an entry of `static.hosts`.
+
+    To the course it is a host like any other.
+    """
     lab = home / "grader"
     lab.mkdir()
     (lab / "lab.yaml").write_text("lab: grader\nserver: {provider: local, gpu: none}\n")
-    tell("A lab server on this machine, which is going to grade")
-    server = said("up", "--yes", cwd=lab)["server"]
+    announce("Start a lab server on this machine for grading")
+    server = run_json("up", "--yes", cwd=lab)["server"]
     assert isinstance(server, dict)
-    way = {name: server["endpoint"][name] for name in ("host", "port", "user", "identity")}
+    entry = {name: server["endpoint"][name] for name in ("host", "port", "user", "identity")}
     try:
-        yield json.dumps(way)
+        yield json.dumps(entry)
     finally:
         labctl("down", "--yes", "--discard", cwd=lab)
 
 
-def week(home: Path) -> dict[str, object]:
-    with rehearsed(home), grader(home) as host:
-        course = monday(home, host)
+def run_week(home: Path) -> dict[str, object]:
+    with rehearse_aws(home), start_grader(home) as host:
+        course = create_course(home, host)
         try:
-            seen = {**wednesday(course), **friday(course), **term_ends(course)}
+            results = {**run_class(course), **grade_submissions(course), **end_term(course)}
         except BaseException:
             words = ["course", "down", "--end-of-term", "--discard", "--yes"]
             subprocess.run([LABCTL, *words], cwd=course, check=False)
             raise
-        return seen
+        return results
 
 
 def main() -> int:
-    begun = time.monotonic()
+    started_s = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix="labctl-course-"))
     for name in [n for n in os.environ if n.startswith("XDG_") or n == "LABCTL_STATE_DIR"]:
         del os.environ[name]
     os.environ["HOME"] = str(home)
     try:
-        seen = week(home)
+        results = run_week(home)
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    seen["seconds"] = round(time.monotonic() - begun, 1)
-    print(json.dumps(seen), flush=True)
-    good = (
-        (seen["made"], seen["distinct_hosts"], seen["clean"]) == (STUDENTS, STUDENTS, True)
-        and seen["graded"] == HAND_INS
-        and seen["full_marks"] == HAND_INS - 2
+    results["seconds"] = round(time.monotonic() - started_s, 1)
+    print(json.dumps(results), flush=True)
+    is_passed = (
+        (results["made"], results["distinct_hosts"], results["clean"]) == (STUDENTS, STUDENTS, True)
+        and results["graded"] == SUBMISSIONS
+        and results["full_marks"] == SUBMISSIONS - 2
     )
-    return 0 if good else 1
+    return 0 if is_passed else 1
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 #!/bin/bash
-# The lab server's boot: everything that an init system does on a real machine. An init (docker run
-# --init) above it reaps orphans. Both daemons come back when they die; SIGTERM is a shutdown.
+# The lab server's boot: the tasks of an init system on a real machine. An init (docker run --init)
+# above it reaps orphans. Both daemons are restarted when they die; SIGTERM is a shutdown.
 set -u
 
 readonly HOST_KEY=/etc/ssh/ssh_host_ed25519_key
 readonly STATE=/var/lib/labctl
-# labctl/agent/host/paths.py looks for it.
+# labctl/agent/host/paths.py checks for this file.
 readonly GOING_DOWN=/run/going-down
 readonly DOCKERD_LOG=/var/log/dockerd.log
 readonly HERE=/usr/local/lib/lab-server
 
 say() { echo "lab-server: $*"; }
 
-# The key is made before anything else, because the provider waits for it to pin it.
+# The key is created first, because the provider waits for it to pin it.
 prepare_ssh() {
   if [ ! -s "$HOST_KEY.pub" ]; then
     rm -f "$HOST_KEY" "$HOST_KEY.pub"
@@ -26,7 +26,7 @@ prepare_ssh() {
   fi
 }
 
-# Docker mounts /proc/sys read-only, but an engine has to switch on forwarding.
+# Docker mounts /proc/sys read-only, but an engine has to enable forwarding.
 prepare_sysctl() {
   [ -w /proc/sys/net/ipv4/ip_forward ] || mount -o remount,bind,rw /proc/sys
 }
@@ -40,7 +40,7 @@ renew_boot_id() {
 
 # cgroup v2: a cgroup with processes cannot hand controllers to its children, so everything here
 # moves into a child first (docker:dind does the same). cgroup v1: the host's tree is mounted, and
-# the containers inside are put below this server's own cgroup, so that its limits hold for them.
+# containers are put below this server's own cgroup, so that its limits apply to them.
 prepare_cgroups() {
   local root=/sys/fs/cgroup
   CGROUP_PARENT=
@@ -68,11 +68,11 @@ prepare_iptables() {
 keep_dockerd() {
   local code
   while :; do
-    # No dockerd runs now, but its old pid may be another process's by now.
+    # No dockerd runs now, but another process may have its old pid.
     rm -f /run/docker.pid
     dockerd ${CGROUP_PARENT:+--cgroup-parent "$CGROUP_PARENT"} >> "$DOCKERD_LOG" 2>&1
     code=$?
-    say "dockerd ended with $code, starting it again; its log is $DOCKERD_LOG"
+    say "dockerd exited with code $code; restarting it. Log: $DOCKERD_LOG"
     tail -n 5 "$DOCKERD_LOG"
     sleep 0.5
   done
@@ -84,7 +84,7 @@ keep_sshd() {
   while :; do
     /usr/sbin/sshd -D -e
     code=$?
-    say "sshd ended with $code, starting it again"
+    say "sshd exited with code $code; restarting it"
     sleep 0.5
   done
 }
@@ -97,19 +97,19 @@ wait_for_dockerd() {
   done
 }
 
-# /var/lib/docker may come from a server that ended without clearing up.
+# /var/lib/docker may be from a server that ended without cleaning up.
 first_boot() {
   "$HERE/clear.sh" >/dev/null
   if [ -s "$STATE/first-boot" ]; then
     say "running the first-boot script"
     bash "$STATE/first-boot" > /var/log/first-boot.log 2>&1 ||
-      say "the first-boot script failed with $?; its log is /var/log/first-boot.log"
+      say "the first-boot script failed with exit code $?. Log: /var/log/first-boot.log"
   fi
   touch "$STATE/booted"
 }
 
-# Containers get SIGTERM and ten seconds, as at any machine's shutdown: live-restore alone would
-# have them killed with this container's processes.
+# Containers get SIGTERM and ten seconds, as in any machine's shutdown: with live-restore alone they
+# would be killed together with this container's processes.
 shut_down() {
   say "shutting down"
   touch "$GOING_DOWN"
@@ -122,12 +122,12 @@ shut_down() {
   exit 0
 }
 
-# What labctl armed before a restart (labctl/agent/watchdog/install.py) goes on.
+# Restarts a watchdog that was armed before a restart (labctl/agent/watchdog/install.py).
 start_watchdog() {
   [ ! -x "$STATE/watchdog/start" ] || setsid "$STATE/watchdog/start" &
 }
 
-# An image made FROM this one may source these functions for a boot of its own.
+# An image built FROM this one may source these functions for its own boot.
 [ "${BASH_SOURCE[0]}" = "$0" ] || return 0
 
 KEEPERS=()
@@ -138,7 +138,7 @@ prepare_cgroups
 prepare_iptables
 trap shut_down TERM INT
 keep_dockerd & KEEPERS+=("$!")
-# sshd comes last: whoever can log in finds the engine ready, or can look why it is not.
+# sshd starts last: after a login the engine is ready, or its failure can be examined.
 wait_for_dockerd && [ ! -e "$STATE/booted" ] && first_boot
 start_watchdog
 keep_sshd & KEEPERS+=("$!")

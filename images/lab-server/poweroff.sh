@@ -1,11 +1,11 @@
 #!/bin/sh
-# poweroff, and `shutdown ... now`: the server's own shutdown, which the entrypoint does at SIGTERM.
+# poweroff, and `shutdown ... now`: sends SIGTERM to the entrypoint, which shuts the server down.
 case ${0##*/} in
   shutdown)
     for word; do
       case $word in now | +0) now=yes ;; esac
     done
-    [ -n "$now" ] || { echo "shutdown: only \"shutdown now\" is known here" >&2; exit 1; } ;;
+    [ -n "$now" ] || { echo "shutdown: this server supports only \"shutdown now\"" >&2; exit 1; } ;;
 esac
-[ "$(id -u)" = 0 ] || { echo "${0##*/}: only root may do this" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || { echo "${0##*/}: must be root" >&2; exit 1; }
 exec kill -TERM 1

@@ -2,11 +2,11 @@
 # The boot of a rehearsal's machine. An init (docker run --init) above it reaps orphans.
 #
 # The order is systemd's on an Ubuntu machine: cloud-init's local and network stages (boothooks,
-# host keys, users) come before sshd, its config and final stages (runcmd, scripts) beside it, and
-# the engine starts meanwhile. /rehearsal/machine is this machine's directory on the host,
+# host keys, users) run before sshd, its config and final stages (runcmd, scripts) in parallel with
+# it, and the engine starts meanwhile. /rehearsal/machine is this machine's directory on the host,
 # read-only: seed/ (user-data and meta-data), ingress (its security groups) and imds.sock.
 #
-# Exit code 0 is a power-off, 75 asks for a reboot.
+# Exit code 0 is a power-off, 75 requests a reboot.
 set -u
 
 readonly MACHINE=/rehearsal/machine
@@ -20,11 +20,11 @@ say() { echo "[$(cut -d' ' -f1 /proc/uptime)] rehearsal: $*"; }
 
 prepare_cloud_init() {
   install -d -m 0755 /run/cloud-init /var/lib/cloud/seed
-  # One that booted before has its instance there; the seed may have changed since.
+  # A machine that booted before has its instance data there; the seed may have changed since.
   ln -sfn "$MACHINE/seed" /var/lib/cloud/seed/nocloud
 }
 
-# Any AWS SDK on the machine finds this cloud, as it would find the real one.
+# Makes every AWS SDK on the machine use this cloud instead of the real one.
 prepare_aws() {
   local home
   for home in /root /home/*; do
@@ -41,12 +41,12 @@ prepare_network() {
   "$OWN/ingress.sh"
 }
 
-# Only files of this boot count: /run is new each time, but a reboot within the container is not.
+# Ends with the exit code for a power-off or a reboot. The mark in /run is new in each container start.
 end() {
   local code=0
   [ -e /run/rehearsal-reboot ] && code=$REBOOT
   KEEPERS+=("$@")
-  # shut_down of the lab server's boot ends with 0.
+  # The lab server's shut_down exits with 0, hence the subshell.
   (shut_down)
   exit "$code"
 }
@@ -69,7 +69,7 @@ case ${REHEARSAL_BOOT:-cloud-init} in
     prepare_iptables
     keep_dockerd & KEEPERS+=("$!")
     "$OWN/stages.py" & stages=$!
-    # Until the network stage is over, as ssh.service is ordered after cloud-init.service.
+    # Wait for the network stage, as ssh.service is ordered after cloud-init.service.
     until [ -e /run/rehearsal-network-stage ] || ! kill -0 "$stages" 2>/dev/null; do
       sleep 0.02
     done

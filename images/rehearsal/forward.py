@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Carries what is sent to the metadata service and to the cloud's API out to the rehearsal.
+"""Forwards connections to the metadata service and to the cloud's API to the rehearsal.
 
-The rehearsal listens on two Unix sockets that are mounted here, so that nothing of it is open on
-a network. 169.254.169.254 is on this machine's loopback; the API is at the same address and port
-as outside, 127.0.0.1, so that one AWS_ENDPOINT_URL is right in both places.
+The rehearsal listens on two Unix sockets that are mounted here, so that it is not open on any
+network. 169.254.169.254 is on this machine's loopback. The API has the same address and port as
+outside, 127.0.0.1, so that one AWS_ENDPOINT_URL works in both places.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def serve(host: str, port: int, path: str) -> None:
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far_reader, far_writer = await asyncio.open_unix_connection(path)
+            socket_reader, socket_writer = await asyncio.open_unix_connection(path)
         except OSError:
             writer.close()
             return
-        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
-        far_writer.close()
+        await asyncio.gather(pump(reader, socket_writer), pump(socket_reader, writer))
+        socket_writer.close()
         writer.close()
 
-    server = await asyncio.start_server(carry, host, port)
+    server = await asyncio.start_server(forward, host, port)
     await server.serve_forever()
 
 
-async def everything() -> None:
+async def serve_all() -> None:
     await asyncio.gather(serve(*IMDS), serve(*API))
 
 
-asyncio.run(everything())
+asyncio.run(serve_all())

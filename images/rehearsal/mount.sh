@@ -1,6 +1,6 @@
 #!/bin/sh
-# mount, which also takes a disk that was attached to this machine: a directory, under the name
-# that a block device would have. With -o ro it is read-only.
+# mount, with support for a disk that was attached to this machine: a directory that has the name of
+# a block device. With -o ro it is mounted read-only.
 device=
 for word in "$@"; do
   case $(readlink -f -- "$word" 2>/dev/null) in

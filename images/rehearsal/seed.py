@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""The little of user-data that a login needs, without cloud-init, where only sshd is rehearsed.
+"""Applies the parts of user-data that a login needs, for machines with only sshd (no cloud-init).
 
-The host key, authorized keys and host name of every cloud-config part; all else is left out.
+These are the host key, authorized keys and host name of every cloud-config part.
 """
 
 import email
@@ -17,15 +17,15 @@ HOST_KEY = Path("/etc/ssh/ssh_host_ed25519_key")
 SUDOERS = Path("/etc/sudoers.d/90-cloud-init-users")
 
 
-def configs(text: str) -> list[dict]:
+def parse_configs(text: str) -> list[dict]:
     if text.startswith("#cloud-config"):
         return [yaml.safe_load(text)]
     parts = [part for part in email.message_from_string(text).walk() if not part.is_multipart()]
-    wanted = [part for part in parts if part.get_content_type() == "text/cloud-config"]
-    return [yaml.safe_load(part.get_payload(decode=True)) for part in wanted]
+    config_parts = [part for part in parts if part.get_content_type() == "text/cloud-config"]
+    return [yaml.safe_load(part.get_payload(decode=True)) for part in config_parts]
 
 
-def keys_of(config: dict) -> list[str]:
+def list_keys(config: dict) -> list[str]:
     users = [user for user in config.get("users", []) if isinstance(user, dict)]
     return [
         *config.get("ssh_authorized_keys", []),
@@ -34,8 +34,8 @@ def keys_of(config: dict) -> list[str]:
 
 
 keys: list[str] = []
-for config in configs(Path("/rehearsal/machine/seed/user-data").read_text()):
-    keys += keys_of(config)
+for config in parse_configs(Path("/rehearsal/machine/seed/user-data").read_text()):
+    keys += list_keys(config)
     if private := config.get("ssh_keys", {}).get("ed25519_private"):
         HOST_KEY.touch(0o600)
         HOST_KEY.write_text(private if private.endswith("\n") else f"{private}\n")

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""cloud-init's four stages one after another, each its own main, in one interpreter.
+"""Runs cloud-init's four stages one after another in a single interpreter.
 
-They are what cloud-init-local, cloud-init, cloud-config and cloud-final.service run; starting
+They are those of cloud-init-local, cloud-init, cloud-config and cloud-final.service. Starting
 Python once instead of four times saves two seconds of a boot. Each stage runs in a fork, so that
-nothing of one stays in the next but what it left on the disk.
+stages share no state except on disk.
 """
 
 import os

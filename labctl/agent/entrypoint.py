@@ -1,4 +1,4 @@
-"""The door: `python3 __main__.py VERB`, one JSON line in, one marked JSON line out."""
+"""The entry point: `python3 __main__.py VERB`, one JSON line in, one marked JSON line out."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .broker.detection import BROKER, brokered
 from .host.paths import home
 from .reply import Failure, answer, finish
 
+# Verb -> module and function. Imports take time, so only the verb's own module is imported.
 ANSWERING = {
     "start": "runs.runs.start",
     "status": "runs.run_state.status",
@@ -51,7 +52,6 @@ ANSWERING = {
     "mirror-now": "mirror.mirror.mirror_now",
     "restore-run": "mirror.restore.restore",
 }
-# Verb -> module and function. Imports are waited for, so only the verb's own module is one.
 STREAMING = {
     "follow": "runs.follow.follow",
     "run": "runs.follow.start_and_follow",
@@ -66,7 +66,7 @@ STREAMING = {
     "mirror-serve": "mirror.mirror.serve",
     "broker": "broker.broker.run",
 }
-# Verbs that need nobody at work; the others show that a server is in use.
+# Verbs that do not show that a server is in use; all others do.
 LOOKING = (
     "status",
     "manifest",
@@ -90,16 +90,16 @@ LOOKING = (
 )
 
 
-def _deed(name: str) -> Callable[[dict[str, Any]], Any]:
+def _load_verb(name: str) -> Callable[[dict[str, Any]], Any]:
     module, _, function = name.rpartition(".")
-    found: Callable[[dict[str, Any]], Any] = getattr(
+    handler: Callable[[dict[str, Any]], Any] = getattr(
         import_module(f".{module}", __package__), function
     )
-    return found
+    return handler
 
 
-def _used() -> None:
-    """For watch_signs.used; not worth a failure."""
+def _mark_used() -> None:
+    """Touch the file that the watchdog's activity.py reads; ignore errors."""
     with suppress(OSError):
         (home() / ".used").touch()
 
@@ -107,31 +107,33 @@ def _used() -> None:
 def main() -> int:
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if brokered():
-        # For the docker command and the terminals that this starts, too.
+        # Also for the docker command and the terminals that this process starts.
         os.environ["DOCKER_HOST"] = f"unix://{BROKER}"
     if verb not in LOOKING:
-        _used()
+        _mark_used()
     request = json.loads(sys.stdin.buffer.readline() or b"{}")
     try:
         if verb in STREAMING:
-            _deed(STREAMING[verb])(request)
+            _load_verb(STREAMING[verb])(request)
         elif verb in ANSWERING:
-            answer(_deed(ANSWERING[verb])(request))
+            answer(_load_verb(ANSWERING[verb])(request))
         else:
-            raise Failure("usage", f"the server's program knows no verb {verb!r}")
+            raise Failure("usage", f"the labctl agent on the server has no verb {verb!r}")
     except Failure as failure:
         finish({"error": failure.body})
         return 1
     except BrokenPipeError:
-        # The reader is gone; a run does not notice.
+        # The reader is gone; this does not affect a run.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise
         kind = "disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "rights"
-        said = "the server's disk is full" if kind == "disk" else "the server's disk refused a file"
-        body = {"kind": kind, "what": said, "why": str(error), "hint": "labctl ssh -- df -h"}
+        what = (
+            "the server's disk is full" if kind == "disk" else "the server could not write a file"
+        )
+        body = {"kind": kind, "what": what, "why": str(error), "hint": "labctl ssh -- df -h"}
         finish({"error": body})
         return 1
     return 0

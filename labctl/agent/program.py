@@ -1,4 +1,4 @@
-"""Where this program is on the server: an archive or a directory that `python3` runs."""
+"""The path of this program on the server: an archive or a directory that `python3` runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the program answers: marked lines, and failures as values."""
+"""Replies of the agent: marked JSON lines, and failures as values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MARK = "\x1elabctl "
 
 
 class Failure(Exception):
-    """Something the client turns into a LabError. `kind` names which one."""
+    """A failure that the client raises as a LabError; `kind` selects which one."""
 
     def __init__(self, kind: str, what: str, why: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -22,24 +22,24 @@ def line(body: dict[str, Any]) -> bytes:
 
 
 def answer(body: dict[str, Any]) -> None:
-    """The one reply on standard output; raw bytes may follow it."""
+    """Write the reply to standard output; raw bytes may follow it."""
     sys.stdout.buffer.write(line(body))
     sys.stdout.buffer.flush()
 
 
 def finish(body: dict[str, Any]) -> None:
-    """The closing reply of a verb that streams, on standard error."""
+    """Write the closing reply of a streaming verb to standard error."""
     sys.stderr.buffer.write(line(body))
     sys.stderr.buffer.flush()
 
 
 def reply_of(verb: str, stdout: str, stderr: str) -> dict[str, Any]:
-    """What another process of this program answered; its failure is raised here."""
+    """Parse the reply of another process of this program, and raise its Failure if it has one."""
     for text in (stdout, stderr):
         start = text.rfind(MARK)
         if start >= 0:
-            said: dict[str, Any] = json.loads(text[start + len(MARK) :].split("\n", 1)[0])
-            if "error" in said:
-                raise Failure(**said["error"])
-            return said
-    raise Failure("server", f"{verb} ended without an answer", stderr.strip()[-1000:])
+            body: dict[str, Any] = json.loads(text[start + len(MARK) :].split("\n", 1)[0])
+            if "error" in body:
+                raise Failure(**body["error"])
+            return body
+    raise Failure("server", f"the agent's {verb} ended without a reply", stderr.strip()[-1000:])

@@ -1,7 +1,7 @@
 """A simulated AWS on this machine: `labctl rehearse aws`, and the test bed of the aws provider.
 
-`Rehearsal(scenario, building)` is a context manager; see docs/rehearsal.md. What needs the extra
-`labctl[rehearse]` (moto) is imported when a rehearsal is made.
+`Rehearsal(scenario, building)` is a context manager; see docs/rehearsal.md. Modules that need the
+extra `labctl[rehearse]` (moto) are imported only when a rehearsal is created.
 """
 
 from __future__ import annotations

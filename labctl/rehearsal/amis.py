@@ -1,4 +1,4 @@
-"""Machine images, and the public SSM parameters that name the newest of them."""
+"""Machine images, and the public SSM parameters that name the newest ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OSES = ("22.04", "24.04")
 
 
 class Sized(Ami):
-    """An image whose root volume has a size of its own; moto's all have 15 GiB."""
+    """An image whose root volume has its own size; all of moto's have 15 GiB."""
 
     def __init__(self, gib: int, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
@@ -43,12 +43,12 @@ class Sized(Ami):
 
 
 def stock(backend: Backend, further: tuple[str, ...]) -> None:
-    """Put the images that a lab may ask for into every region; `further` are x86_64."""
+    """Add the images that a lab may request to every region; `further` are x86_64."""
     names = [
         *((DLAMI.format(arch=arch, os=os), arch) for arch in ("x86_64", "arm64") for os in OSES),
         *(
-            (UBUNTU.format(arch=named, os=os, disk=disk), arch)
-            for named, arch in (("amd64", "x86_64"), ("arm64", "arm64"))
+            (UBUNTU.format(arch=arch_name, os=os, disk=disk), arch)
+            for arch_name, arch in (("amd64", "x86_64"), ("arm64", "arm64"))
             for os in OSES
             for disk in ("gp2", "gp3")
         ),
@@ -63,14 +63,14 @@ def stock(backend: Backend, further: tuple[str, ...]) -> None:
 def _add(backend: Backend, region: str, name: str, arch: str) -> None:
     ec2 = backend.ec2(region)
     ami_id = f"ami-{hashlib.sha256(f'{region}{name}'.encode()).hexdigest()[:17]}"
-    learning = "deeplearning" in name
+    is_deep_learning = "deeplearning" in name
     ec2.amis[ami_id] = Sized(
-        DLAMI_GIB if learning else UBUNTU_GIB,
+        DLAMI_GIB if is_deep_learning else UBUNTU_GIB,
         ec2,
         ami_id,
-        name=_title(name, arch),
+        name=_image_title(name, arch),
         description=f"Of a rehearsal, for {name}",
-        owner_id=AMAZON if learning else CANONICAL,
+        owner_id=AMAZON if is_deep_learning else CANONICAL,
         owner_alias="amazon",
         public=True,
         virtualization_type="hvm",
@@ -80,9 +80,9 @@ def _add(backend: Backend, region: str, name: str, arch: str) -> None:
         hypervisor="xen",
         region_name=f"{region}a",
     )
-    kind: Any = Parameter
+    parameter_class: Any = Parameter
     backend.of("ssm", region)._parameters[name].append(
-        kind(
+        parameter_class(
             account_id=backend.account,
             name=name,
             value=ami_id,
@@ -97,13 +97,13 @@ def _add(backend: Backend, region: str, name: str, arch: str) -> None:
     )
 
 
-def _title(name: str, arch: str) -> str:
+def _image_title(name: str, arch: str) -> str:
     if "deeplearning" in name:
         return f"Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu) {arch} rehearsal"
     return f"ubuntu/images/hvm-ssd-gp3/ubuntu-{arch}-server-rehearsal {name[-60:]}"
 
 
-_plain_create_image = AmiBackend.create_image
+_moto_create_image = AmiBackend.create_image
 
 
 def _create_image(
@@ -113,13 +113,13 @@ def _create_image(
     description: str,
     tag_specifications: list[dict[str, Any]],
 ) -> Any:
-    """moto's, which raises where the snapshot is to bear tags from the first moment."""
-    of_image = [one for one in tag_specifications if one["ResourceType"] != "snapshot"]
-    made = _plain_create_image(self, instance_id, name, description, of_image)
-    for one in tag_specifications:
-        for tag in one["Tags"] if one["ResourceType"] == "snapshot" else ():
-            made.ebs_snapshot.add_tag(tag["Key"], tag["Value"])
-    return made
+    """Create an image as moto does, which fails if a call has tags for the snapshot."""
+    image_tags = [tags for tags in tag_specifications if tags["ResourceType"] != "snapshot"]
+    image = _moto_create_image(self, instance_id, name, description, image_tags)
+    for tags in tag_specifications:
+        for tag in tags["Tags"] if tags["ResourceType"] == "snapshot" else ():
+            image.ebs_snapshot.add_tag(tag["Key"], tag["Value"])
+    return image
 
 
 cast(Any, AmiBackend).create_image = _create_image

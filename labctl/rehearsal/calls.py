@@ -1,7 +1,7 @@
-"""One call of an AWS API as it came over HTTP, and the answers of ours.
+"""A call of an AWS API over HTTP, and our responses.
 
-EC2 speaks its query protocol (a form, XML back); the others here speak JSON, named by a header,
-or REST with JSON (EventBridge Scheduler).
+EC2 uses its query protocol (a form, and XML in response); the others use JSON, with the action in a
+header, or REST with JSON (EventBridge Scheduler).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Environ = dict[str, Any]
 
 
 class Reply(Value, frozen=True):
-    """An answer over HTTP. Status 0 is none: the connection closes, after `hold_s` at most."""
+    """An HTTP response. Status 0 means none: the connection is closed after at most `hold_s`."""
 
     status: int
     body: bytes = b""
@@ -52,7 +52,7 @@ class Reply(Value, frozen=True):
 
 
 class Call:
-    """One request. `service` is its signing name, such as ec2; `action` AWS's name for the call."""
+    """A request. `service` is its signing name, such as ec2; `action` is AWS's name of the call."""
 
     def __init__(self, environ: Environ) -> None:
         self.environ = environ
@@ -60,21 +60,21 @@ class Call:
         self.body: bytes = environ["wsgi.input"].read(length) if length else b""
         scope = _SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
         self.key, self.region, self.service = scope.groups() if scope else ("", "", "")
-        self.action = self._action()
+        self.action = self._parse_action()
 
     @cached_property
     def form(self) -> dict[str, str]:
-        """The fields of a query call; {} for the others."""
+        """The fields of a query call; {} for other calls."""
         return dict(parse_qsl(self.body.decode(errors="replace"), keep_blank_values=True))
 
     @cached_property
     def json(self) -> dict[str, Any]:
-        """The body of a JSON call; {} where it is none."""
+        """The body of a JSON call; {} for other calls."""
         try:
-            said = json.loads(self.body or b"{}")
+            body = json.loads(self.body or b"{}")
         except ValueError:
             return {}
-        return said if isinstance(said, dict) else {}
+        return body if isinstance(body, dict) else {}
 
     @property
     def name(self) -> str:
@@ -85,23 +85,23 @@ class Call:
         return self.form.get("DryRun", "").lower() == "true"
 
     def many(self, prefix: str) -> list[str]:
-        """The values of a numbered field: InstanceId.1, InstanceId.2, ..."""
-        found: list[str] = []
-        while (value := self.form.get(f"{prefix}.{len(found) + 1}")) is not None:
-            found.append(value)
-        return found
+        """Return the values of a numbered field: InstanceId.1, InstanceId.2, ..."""
+        values: list[str] = []
+        while (value := self.form.get(f"{prefix}.{len(values) + 1}")) is not None:
+            values.append(value)
+        return values
 
     def filters(self) -> dict[str, list[str]]:
-        """EC2's filters by their name."""
-        found: dict[str, list[str]] = {}
+        """Return EC2's filters by name."""
+        filters_by_name: dict[str, list[str]] = {}
         number = 1
         while (name := self.form.get(f"Filter.{number}.Name")) is not None:
-            found[name] = self.many(f"Filter.{number}.Value")
+            filters_by_name[name] = self.many(f"Filter.{number}.Value")
             number += 1
-        return found
+        return filters_by_name
 
     def wsgi(self) -> Environ:
-        """The environment to hand on, with the whole body to read again."""
+        """Return the environment to pass on, with a body that can be read again."""
         return {
             **self.environ,
             "wsgi.input": io.BytesIO(self.body),
@@ -109,7 +109,7 @@ class Call:
         }
 
     def with_form(self, fields: dict[str, str]) -> Call:
-        """The same call with another form."""
+        """Return the same call with another form."""
         body = urlencode(fields).encode()
         environ = {
             **self.environ,
@@ -118,7 +118,7 @@ class Call:
         }
         return Call(environ)
 
-    def _action(self) -> str:
+    def _parse_action(self) -> str:
         if target := self.environ.get("HTTP_X_AMZ_TARGET", ""):
             return str(target).rpartition(".")[2]
         if self.service in ("ec2", "sts", "iam"):
@@ -131,23 +131,23 @@ class Call:
             return REST_ACTIONS.get((self.service, str(method), str(top)), read)
         query = parse_qs(self.environ.get("QUERY_STRING", ""), keep_blank_values=True)
         if self.service == "s3":
-            found = [name for key, name in S3_QUERIES.items() if key in query]
-            return found[0] if found else S3_METHODS.get(self.environ["REQUEST_METHOD"], "")
+            actions = [name for key, name in S3_QUERIES.items() if key in query]
+            return actions[0] if actions else S3_METHODS.get(self.environ["REQUEST_METHOD"], "")
         return next(iter(query.get("Action", [])), str(self.environ["REQUEST_METHOD"]))
 
 
 def element(name: str, content: str | Iterable[ElementTree.Element] = "") -> ElementTree.Element:
-    """An XML element with text or with children."""
-    made = ElementTree.Element(name)
+    """Build an XML element with text or with children."""
+    node = ElementTree.Element(name)
     if isinstance(content, str):
-        made.text = content
+        node.text = content
     else:
-        made.extend(content)
-    return made
+        node.extend(content)
+    return node
 
 
 def ec2_reply(action: str, children: Iterable[ElementTree.Element]) -> Reply:
-    """EC2's answer to this action."""
+    """Build EC2's response to this action."""
     root = element(f"{action}Response", [element("requestId", REQUEST_ID), *children])
     root.set("xmlns", EC2_NAMESPACE)
     return xml_reply(root)
@@ -164,7 +164,7 @@ def json_reply(content: Any, status: int = 200) -> Reply:
 
 
 def refusal(call: Call, code: str, message: str, status: int = 400) -> Reply:
-    """An error as this call's service tells it."""
+    """Build an error response in the format of this call's service."""
     if call.service == "ec2":
         error = element("Error", [element("Code", code), element("Message", message)])
         parts = [element("Errors", [error]), element("RequestID", REQUEST_ID)]
@@ -182,7 +182,7 @@ def refusal(call: Call, code: str, message: str, status: int = 400) -> Reply:
 
 
 def parsed(reply: Reply) -> ElementTree.Element:
-    """The root of an XML answer of moto, names without their namespace."""
+    """Parse an XML response of moto; return the root, names without their namespace."""
     root = ElementTree.fromstring(reply.body)
     for node in root.iter():
         node.tag = node.tag.rpartition("}")[2]

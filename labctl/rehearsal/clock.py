@@ -1,4 +1,4 @@
-"""What happens later: one thread with a list of times, and workers for what takes long."""
+"""Delayed work: a thread with a list of due times, and workers that run the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Clock:
-    """`after(delay_s, work)` runs `work` on a worker, once; `stop` forgets what is left."""
+    """A timer. `after(delay_s, work)` runs `work` once on a worker; `stop` drops pending work."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -33,11 +33,11 @@ class Clock:
             self._change.notify()
 
     def now(self, work: Callable[[], None]) -> None:
-        """On a worker at once; what is not expected of it is logged, as it has no caller."""
-        self._workers.submit(work).add_done_callback(_told)
+        """Run it on a worker at once; unexpected errors are logged, as there is no caller."""
+        self._workers.submit(work).add_done_callback(_log_error)
 
     def stop(self) -> None:
-        """Nothing starts any more; what runs is waited for."""
+        """Start no more work, and wait for running work."""
         with self._change:
             self._stopped = True
             self._change.notify()
@@ -50,13 +50,13 @@ class Clock:
                 if not self._due:
                     self._change.wait()
                     continue
-                left_s = self._due[0][0] - time.monotonic()
-                if left_s > 0:
-                    self._change.wait(left_s)
+                remaining_s = self._due[0][0] - time.monotonic()
+                if remaining_s > 0:
+                    self._change.wait(remaining_s)
                     continue
                 self.now(heapq.heappop(self._due)[2])
 
 
-def _told(done: Future[None]) -> None:
+def _log_error(done: Future[None]) -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
-        log.error("a rehearsal's work failed", exc_info=error)
+        log.error("a background task of the rehearsal failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""What goes wrong on purpose, before a call is applied and after it."""
+"""Injected faults, before a call is applied and after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DENIED = {
 
 
 class Faults:
-    """Counts what was lost and how fast calls come. Safe to use from many threads."""
+    """Injects faults, and counts losses and call rates. Safe to use from many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,25 +32,25 @@ class Faults:
         self._buckets: dict[Throttle, tuple[float, float]] = {}
 
     def before(self, call: Call, scenario: Scenario) -> Reply | None:
-        """What is answered instead of applying the call, if anything."""
-        if (loss := self._hit("dropped", call, scenario.dropped)) is not None:
+        """Return the response to send instead of applying the call, if any."""
+        if (loss := self._take_loss("dropped", call, scenario.dropped)) is not None:
             return Reply(status=0, hold_s=loss.hold)
         if scenario.expired:
             default = ("ExpiredTokenException", EXPIRED["sts"][1])
             return refusal(call, *EXPIRED.get(call.service, default), status=400)
         if any(matches(pattern, call) for pattern in scenario.denied):
-            return _denied(call)
-        if self._too_fast(call, scenario):
+            return _build_denial(call)
+        if self._is_throttled(call, scenario):
             code, status = THROTTLED.get(call.service, ("ThrottlingException", 400))
             return refusal(call, code, "Request limit exceeded.", status)
         return None
 
     def after(self, call: Call, scenario: Scenario, reply: Reply) -> Reply:
-        """The reply to a call that was applied, or its loss."""
-        loss = self._hit("lost", call, scenario.lost)
+        """Return the response to a call that was applied, or its loss."""
+        loss = self._take_loss("lost", call, scenario.lost)
         return reply if loss is None else Reply(status=0, hold_s=loss.hold)
 
-    def _hit(self, kind: str, call: Call, losses: tuple[Loss, ...]) -> Loss | None:
+    def _take_loss(self, kind: str, call: Call, losses: tuple[Loss, ...]) -> Loss | None:
         with self._lock:
             for loss in losses:
                 if not matches(loss.action, call):
@@ -60,7 +60,7 @@ class Faults:
                     return loss
         return None
 
-    def _too_fast(self, call: Call, scenario: Scenario) -> bool:
+    def _is_throttled(self, call: Call, scenario: Scenario) -> bool:
         with self._lock:
             for throttle in scenario.throttle:
                 if not matches(throttle.action, call):
@@ -74,18 +74,18 @@ class Faults:
         return False
 
     def forget(self) -> None:
-        """Counts begin anew, as after a change of the scenario."""
+        """Reset the counts, for example after a change of the scenario."""
         with self._lock:
             self._seen.clear()
             self._buckets.clear()
 
 
 def matches(pattern: str, call: Call) -> bool:
-    """`RunInstances`, `Describe*` or `ec2:RunInstances` against this call."""
+    """Return whether `RunInstances`, `Describe*` or `ec2:RunInstances` matches this call."""
     return fnmatchcase(call.name if ":" in pattern else call.action, pattern)
 
 
-def _denied(call: Call) -> Reply:
+def _build_denial(call: Call) -> Reply:
     code, status = DENIED.get(call.service, ("AccessDeniedException", 400))
     words = f"User: arn:aws:iam::rehearsal:user/student is not authorized to perform: {call.name}"
     if call.service == "ec2":

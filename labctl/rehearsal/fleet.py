@@ -1,7 +1,7 @@
-"""The instances of a rehearsal: what moto does not know of them, and how they live and end.
+"""The instances of a rehearsal: their state beyond moto's, and their life cycle.
 
-moto's own object holds what describe calls show. Every change of state goes through here, with
-the backend held, so that states, addresses and machines agree.
+moto's own object has what describe calls show. Every change of state goes through here, with the
+backend locked, so that states, addresses and machines agree.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ State = tuple[int, str]
 USER_SHUTDOWN = "Client.UserInitiatedShutdown"
 OWN_SHUTDOWN = "Client.InstanceInitiatedShutdown"
 RECLAIMED = "Server.SpotInstanceTermination"
-# The addresses of instances without machines: connections are refused at once.
+# Addresses of instances without machines, where connections are refused at once.
 NOWHERE = "127.64.0.0/16"
 FAILED = "Server.InternalError"
 REASONS = {
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Record:
-    """One instance beyond what moto keeps. Times are of the monotonic clock, notices Unix."""
+    """An instance's state beyond moto's. Times are on the monotonic clock, notices Unix seconds."""
 
     id: str
     region: str
@@ -60,12 +60,12 @@ class Record:
     rebalance_at: float | None = None
     metadata: BaseWSGIServer | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
-    # Held by whoever makes, starts, stops or removes its machine.
+    # Held while its machine is created, started, stopped or removed.
     machine: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Fleet:
-    """Every instance, with its machine where machines are real."""
+    """All instances, each with its machine if machines are real."""
 
     def __init__(
         self,
@@ -82,27 +82,27 @@ class Fleet:
         self._machines = machines
         self._scenario = scenario
         self._metadata = metadata
-        self._said = said
+        self._report = said
         self._closed = False
         self._nowhere = ipaddress.IPv4Network(NOWHERE).hosts()
-        # Told of each instance that runs.
+        # Called with each instance that has started.
         self.running: Callable[[Record], None] = lambda record: None
         if machines is not None:
             machines.watch(self._machine_ended)
 
     def add(self, record: Record) -> None:
-        """An instance that moto has just made: it boots from here on."""
+        """Boot an instance that moto has just created."""
         with self._backend.held():
             self.records[record.id] = record
             instance = self.instance(record)
             for nic in instance.nics.values():
                 nic.public_ip_auto_assign = False
             self._show_address(record, "")
-            self._set(record, PENDING)
+            self._set_state(record, PENDING)
         self._clock.after(self._scenario().delays.boot, lambda: self._boot(record))
 
     def instance(self, record: Record) -> Any:
-        """moto's object; only while the backend is held."""
+        """Return moto's object; use it only while the backend is locked."""
         return self._backend.instance(record.region, record.id)
 
     def state(self, record: Record) -> State:
@@ -110,38 +110,38 @@ class Fleet:
         return instance._state.code, instance._state.name
 
     def terminate(self, record: Record, reason: str = USER_SHUTDOWN) -> tuple[State, State]:
-        """(state before, state now). The rest happens by itself."""
+        """Start to terminate; return (state before, state now)."""
         with self._backend.held():
-            before = self.state(record)
-            if before in (TERMINATED, SHUTTING_DOWN):
-                return before, before
+            previous = self.state(record)
+            if previous in (TERMINATED, SHUTTING_DOWN):
+                return previous, previous
             record.asked_to_end = True
-            self._set(record, SHUTTING_DOWN, reason)
+            self._set_state(record, SHUTTING_DOWN, reason)
         delay_s = self._scenario().delays.terminate
-        self._clock.after(0, lambda: self._end(record, reason, delay_s))
-        return before, SHUTTING_DOWN
+        self._clock.after(0, lambda: self._remove_machine(record, reason, delay_s))
+        return previous, SHUTTING_DOWN
 
     def stop(self, record: Record, reason: str = USER_SHUTDOWN) -> tuple[State, State]:
         with self._backend.held():
-            before = self.state(record)
-            if before not in (RUNNING, PENDING):
-                return before, before
+            previous = self.state(record)
+            if previous not in (RUNNING, PENDING):
+                return previous, previous
             record.asked_to_end = True
-            self._set(record, STOPPING, reason)
-        self._clock.after(0, lambda: self._stopped(record, reason))
-        return before, STOPPING
+            self._set_state(record, STOPPING, reason)
+        self._clock.after(0, lambda: self._finish_stop(record, reason))
+        return previous, STOPPING
 
     def start(self, record: Record) -> tuple[State, State]:
         with self._backend.held():
-            before = self.state(record)
-            if before != STOPPED:
-                return before, before
-            self._set(record, PENDING)
+            previous = self.state(record)
+            if previous != STOPPED:
+                return previous, previous
+            self._set_state(record, PENDING)
         self._clock.after(self._scenario().delays.boot, lambda: self._boot(record))
-        return before, PENDING
+        return previous, PENDING
 
     def reboot(self, record: Record) -> None:
-        def again() -> None:
+        def restart() -> None:
             if self._machines is None:
                 return
             with record.machine:
@@ -149,10 +149,10 @@ class Fleet:
                 self._machines.stop(record.id)
                 self._switch_on(record)
 
-        self._clock.now(again)
+        self._clock.now(restart)
 
     def admit(self, region: str) -> None:
-        """Security groups have changed: every machine there follows."""
+        """Apply changed security groups to every machine of the region."""
         if self._machines is None:
             return
         with self._backend.held():
@@ -168,7 +168,7 @@ class Fleet:
         return self._machines.console(record.id) if self._machines is not None else ""
 
     def attach(self, instance_id: str, volume_id: str) -> None:
-        """A kept disk's files appear in a machine."""
+        """Make the files of a kept disk available in a machine."""
         if self._machines is not None:
             self._machines.attach_disk(instance_id, volume_id)
 
@@ -177,21 +177,21 @@ class Fleet:
             self._machines.drop_disk(volume_id)
 
     def wait(self, record: Record, state: State, timeout_s: float) -> bool:
-        """Until it is in this state, at most so long."""
+        """Wait until it is in this state, for at most `timeout_s`; return whether it is."""
 
-        def there() -> bool:
+        def is_reached() -> bool:
             return bool(record.states) and record.states[-1][1] == state
 
         with record.changed:
-            return record.changed.wait_for(there, timeout_s)
+            return record.changed.wait_for(is_reached, timeout_s)
 
     def close(self) -> None:
         self._closed = True
         for record in self.records.values():
-            self._silence(record)
+            self._stop_metadata(record)
 
     def _boot(self, record: Record) -> None:
-        """The machine starts, then the instance is running."""
+        """Start the machine, then set the instance to running."""
         from docker.errors import DockerException
 
         with record.machine:
@@ -200,26 +200,26 @@ class Fleet:
                     return
                 rules = self._rules(record)
             try:
-                self._make(record, rules)
+                self._ensure_machine(record, rules)
             except (DockerException, OSError) as error:
-                self._said(f"{record.id} cannot be made: {error}")
+                self._report(f"could not create the machine of {record.id}: {error}")
                 self.terminate(record, FAILED)
                 return
         with self._backend.held():
             if self.state(record) == PENDING:
                 self._show_address(record, record.address)
-                self._set(record, RUNNING)
+                self._set_state(record, RUNNING)
         self.running(record)
 
-    def _make(self, record: Record, rules: list[str]) -> None:
-        """A machine for it, or the one that it has, started."""
+    def _ensure_machine(self, record: Record, rules: list[str]) -> None:
+        """Create its machine unless it has one, and start it."""
         if self._machines is None:
             record.address = record.address or str(next(self._nowhere))
             return
         if record.address:
             self._machines.allow(record.id, rules)
         else:
-            record.address = self._machines.create(record.id, rules, self._seed(record))
+            record.address = self._machines.create(record.id, rules, self._seed_files(record))
             if self._machines.whole:
                 socket = self._machines.directory(record.id) / "imds.sock"
                 record.metadata = imds.serve(imds.Metadata(self._metadata(record)), socket)
@@ -231,25 +231,25 @@ class Fleet:
         record.started_ns = time.time_ns()
         self._machines.start(record.id)
 
-    def _end(self, record: Record, reason: str, delay_s: float) -> None:
-        """The machine goes, then moto's instance with the disks that end with it."""
-        began = time.monotonic()
+    def _remove_machine(self, record: Record, reason: str, delay_s: float) -> None:
+        """Remove the machine, then moto's instance with the disks that end with it."""
+        started_s = time.monotonic()
         with record.machine:
-            self._silence(record)
+            self._stop_metadata(record)
             if self._machines is not None:
-                kept = self._kept(record)
-                self._machines.remove(record.id, politely=reason != RECLAIMED, disk=kept)
-        left_s = delay_s - (time.monotonic() - began)
-        self._clock.after(max(0.0, left_s), lambda: self._ended(record, reason))
+                kept_volume = self._kept_root_volume(record)
+                self._machines.remove(record.id, politely=reason != RECLAIMED, disk=kept_volume)
+        remaining_s = delay_s - (time.monotonic() - started_s)
+        self._clock.after(max(0.0, remaining_s), lambda: self._finish_termination(record, reason))
 
-    def _ended(self, record: Record, reason: str) -> None:
+    def _finish_termination(self, record: Record, reason: str) -> None:
         with self._backend.held():
             self.instance(record).terminate()
             record.ended = time.monotonic()
             self._show_address(record, "")
-            self._set(record, TERMINATED, reason)
+            self._set_state(record, TERMINATED, reason)
 
-    def _stopped(self, record: Record, reason: str) -> None:
+    def _finish_stop(self, record: Record, reason: str) -> None:
         if self._machines is not None:
             with record.machine:
                 self._machines.stop(record.id)
@@ -257,10 +257,10 @@ class Fleet:
             if self.state(record) == STOPPING:
                 self.instance(record).stop()
                 self._show_address(record, "")
-                self._set(record, STOPPED, reason)
+                self._set_state(record, STOPPED, reason)
 
     def _machine_ended(self, instance_id: str, code: int, at_ns: int) -> None:
-        """Its own doing, unless it was asked to: what the shutdown behaviour says then happens."""
+        """Handle a machine's end: unless requested, apply its shutdown behavior."""
         record = self.records.get(instance_id)
         if record is None or record.asked_to_end or self._closed or at_ns < record.started_ns:
             return
@@ -268,28 +268,30 @@ class Fleet:
             self._clock.now(lambda: self._switch_on(record))
             return
         with self._backend.held():
-            behaviour = self.instance(record).instance_initiated_shutdown_behavior
-        if behaviour == "terminate":
+            behavior = self.instance(record).instance_initiated_shutdown_behavior
+        if behavior == "terminate":
             self.terminate(record, OWN_SHUTDOWN)
         else:
             self.stop(record, OWN_SHUTDOWN)
 
-    def _set(self, record: Record, state: State, reason: str = "") -> None:
+    def _set_state(self, record: Record, state: State, reason: str = "") -> None:
         from moto.ec2.models.instances import StateReason
 
         instance = self.instance(record)
         instance._state.code, instance._state.name = state
-        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        by_user = f"User initiated ({when})" if reason == USER_SHUTDOWN else ""
-        instance._reason = by_user or (f"{reason} ({when})" if reason else "")
-        words = f"{reason}: {REASONS[reason]}" if reason else ""
-        instance.state_reason = StateReason(words, reason)
+        when_text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        by_user = f"User initiated ({when_text})" if reason == USER_SHUTDOWN else ""
+        instance._reason = by_user or (f"{reason} ({when_text})" if reason else "")
+        message = f"{reason}: {REASONS[reason]}" if reason else ""
+        instance.state_reason = StateReason(message, reason)
         with record.changed:
             record.states.append((time.monotonic(), state))
             record.changed.notify_all()
         kind = instance.instance_type + (" spot" if record.spot_request else "")
-        shown = f" at {record.address}" if state == RUNNING else ""
-        self._said(f"{record.id} {kind} in {record.region}: {state[1]}{shown} {reason}".rstrip())
+        address = f" at {record.address}" if state == RUNNING else ""
+        self._report(
+            f"{record.id} {kind} in {record.region}: {state[1]}{address} {reason}".rstrip()
+        )
 
     def _show_address(self, record: Record, address: str) -> None:
         nics = self.instance(record).nics
@@ -297,30 +299,30 @@ class Fleet:
             nics[0].public_ip = address or None
 
     def _rules(self, record: Record) -> list[str]:
-        groups = {group.id: group for group in self._groups(self.instance(record))}
+        groups = {group.id: group for group in self._list_groups(self.instance(record))}
         members: dict[str, list[str]] = {}
         for other in self.records.values():
             if other.address and other.region == record.region:
-                for group in self._groups(self.instance(other)):
+                for group in self._list_groups(self.instance(other)):
                     members.setdefault(group.id, []).append(f"{other.address}/32")
         return ingress.rules(list(groups.values()), members)
 
-    def _groups(self, instance: Any) -> list[Any]:
+    def _list_groups(self, instance: Any) -> list[Any]:
         nics = [group for nic in instance.nics.values() for group in nic.group_set]
         return [*instance.security_groups, *nics]
 
-    def _seed(self, record: Record) -> dict[str, str]:
+    def _seed_files(self, record: Record) -> dict[str, str]:
         meta = imds.document({"instance-id": record.id, "local-hostname": record.id})
         return {"user-data": record.user_data, "meta-data": meta}
 
-    def _kept(self, record: Record) -> str:
-        """The root volume's id where it outlives the instance."""
+    def _kept_root_volume(self, record: Record) -> str:
+        """Return the root volume's id if it outlives the instance, else ""."""
         with self._backend.held():
             instance = self.instance(record)
             root = dict(instance.get_block_device_mapping).get(instance.root_device_name)
             return root.volume_id if root is not None and not root.delete_on_termination else ""
 
-    def _silence(self, record: Record) -> None:
+    def _stop_metadata(self, record: Record) -> None:
         if record.metadata is not None:
             record.metadata.shutdown()
             record.metadata.server_close()

@@ -1,4 +1,4 @@
-"""The image that a rehearsal's machines are containers of, and the directory each is given."""
+"""The Docker image of a rehearsal's machines."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 REPOSITORY = "labctl-rehearsal"
 BUILD_TIMEOUT_S = 1800
-# What a machine image at AWS brings or can install: here it is this Python's own, all of it pure
-# Python. A distribution's may be too old to be told where this cloud is.
+# boto3 and its dependencies, which AWS's machine images have or can install: copied from this
+# Python, all pure Python. A distribution's version may be too old to support AWS_ENDPOINT_URL.
 BOTO3 = ("boto3", "botocore", "s3transfer", "jmespath", "python-dateutil", "six", "urllib3")
-# What of AWS a machine calls; botocore knows 400 services.
+# the services that a machine calls; botocore has data for 400
 SERVICES = ("ec2", "s3", "sts")
 
 
 class Building(Value, frozen=True):
-    """What an image is built from. `stands_on` "" is the lab server's own image.
+    """The sources of an image. `stands_on` is its base; "" is the lab server's own image.
 
-    `progress` is told what is done, how much of it and of how much.
+    `progress` is called with the step, the amount done, and the total.
     """
 
     data_dir: Path
@@ -40,35 +40,35 @@ class Building(Value, frozen=True):
 
 
 def here(progress: Callable[[str, float, float], None] = lambda text, done, of: None) -> Building:
-    """From labctl's own directories and the switches of this process's environment."""
+    """Return the building from labctl's own directories and this process's environment."""
     base = environment().get("LABCTL_BASE_IMAGE", "")
     return Building(data_dir=paths().data_dir, base_image=base, progress=progress)
 
 
 def ensure(docker: DockerClient, building: Building) -> str:
-    """The image's name, after building what is missing (a minute each)."""
+    """Return the image's name, after building missing images (a minute each)."""
     source = building.data_dir / "images" / "rehearsal"
-    below = building.stands_on or lab_server.ensure(
+    base = building.stands_on or lab_server.ensure(
         docker, building.data_dir / "images" / "lab-server", building.base_image, building.progress
     )
     version = metadata.version("boto3")
-    name = f"{REPOSITORY}:{lab_server.content_hash(source, f'{below} boto3 {version}')}"
+    name = f"{REPOSITORY}:{lab_server.content_hash(source, f'{base} boto3 {version}')}"
     with (source / "Dockerfile").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not lab_server.exists(docker, name):
             building.progress("the rehearsal's machine image", 0, 1)
-            _build(docker, source, name, below)
+            _build(docker, source, name, base)
             building.progress("the rehearsal's machine image", 1, 1)
     return name
 
 
-def _build(docker: DockerClient, source: Path, name: str, below: str) -> None:
+def _build(docker: DockerClient, source: Path, name: str, base: str) -> None:
     log: list[str] = []
     lines = docker.api.build(
         fileobj=_context(source),
         custom_context=True,
         tag=name,
-        buildargs={"LAB_SERVER": below},
+        buildargs={"LAB_SERVER": base},
         rm=True,
         forcerm=True,
         decode=True,
@@ -78,26 +78,26 @@ def _build(docker: DockerClient, source: Path, name: str, below: str) -> None:
         log.append(str(line.get("stream", "") or line.get("error", "")))
         if "error" in line:
             raise BuildError(
-                "the rehearsal's machine image did not build",
+                "building the rehearsal's machine image failed",
                 why="".join(log)[-2000:],
                 hint="labctl rehearse aws --set boot=none needs no image",
             )
 
 
 def _context(source: Path) -> io.BytesIO:
-    """The image's directory and, below boto3/, the packages of BOTO3, as a tar."""
+    """Return a tar of the image's directory, with the packages of BOTO3 below boto3/."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         tar.add(source, arcname=".")
         for package in BOTO3:
             for file in metadata.files(package) or ():
-                if _wanted(file.parts):
+                if _is_needed(file.parts):
                     tar.add(str(file.locate()), arcname=f"boto3/{file.as_posix()}")
     packed.seek(0)
     return packed
 
 
-def _wanted(parts: tuple[str, ...]) -> bool:
+def _is_needed(parts: tuple[str, ...]) -> bool:
     if "__pycache__" in parts or parts[0] == "..":
         return False
     if parts[:2] == ("botocore", "data"):

@@ -1,6 +1,6 @@
-"""The metadata service (version 2) of one machine, on a Unix socket that only it can reach.
+"""The metadata service (version 2) of a machine, on a Unix socket that only the machine reaches.
 
-Tokens are required, as labctl asks for it; a PUT gives one.
+Tokens are required, as labctl configures it; a PUT returns one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from labctl.rehearsal.calls import Environ
 TOKEN_PATH = "/latest/api/token"
 MAX_TTL_S = 21_600
 
-# The text below /latest/ at this path, or None.
+# Returns the text at this path below /latest/, or None.
 Look = Callable[[str], str | None]
 
 
 class QuietHandler(WSGIRequestHandler):
-    """Requests are counted, not written to the terminal."""
+    """A handler that does not log requests to the terminal."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         return
@@ -35,7 +35,7 @@ class QuietHandler(WSGIRequestHandler):
 
 
 class Metadata:
-    """A WSGI application: what `look` knows, to whoever has a token."""
+    """A WSGI application that serves the results of `look` to requests with a token."""
 
     def __init__(self, look: Look) -> None:
         self._look = look
@@ -50,16 +50,16 @@ class Metadata:
     def _answer(self, environ: Environ) -> tuple[str, bytes]:
         path = environ["PATH_INFO"]
         if path == TOKEN_PATH:
-            return self._token(environ)
+            return self._issue_token(environ)
         if environ["REQUEST_METHOD"] != "GET":
             return "405 Method Not Allowed", b""
         token = environ.get("HTTP_X_AWS_EC2_METADATA_TOKEN", "")
         if self._tokens.get(token, 0.0) < time.monotonic():
             return "401 Unauthorized", b""
-        found = self._look(path.removeprefix("/latest/").rstrip("/"))
-        return ("404 Not Found", b"") if found is None else ("200 OK", found.encode())
+        text = self._look(path.removeprefix("/latest/").rstrip("/"))
+        return ("404 Not Found", b"") if text is None else ("200 OK", text.encode())
 
-    def _token(self, environ: Environ) -> tuple[str, bytes]:
+    def _issue_token(self, environ: Environ) -> tuple[str, bytes]:
         if environ["REQUEST_METHOD"] != "PUT":
             return "405 Method Not Allowed", b""
         ttl = environ.get("HTTP_X_AWS_EC2_METADATA_TOKEN_TTL_SECONDS", "")
@@ -71,7 +71,7 @@ class Metadata:
 
 
 def serve(application: Any, socket: Path) -> BaseWSGIServer:
-    """A server on a Unix socket, running until its `shutdown`."""
+    """Run a server on a Unix socket until its `shutdown`."""
     server = make_server(
         f"unix://{socket}", 0, application, threaded=True, request_handler=QuietHandler
     )

@@ -1,4 +1,4 @@
-"""What a machine's security groups let in, as iptables arguments."""
+"""The ingress rules of a machine's security groups, as iptables arguments."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ ICMP = {"icmp": "icmp", "1": "icmp", "6": "tcp", "17": "udp"}
 
 
 def rules(groups: list[Any], addresses: dict[str, list[str]]) -> list[str]:
-    """One rule a line, for moto's security groups. IPv6 is not let in: machines have none.
+    """Return a rule a line for moto's security groups. IPv6 is ignored: machines have none.
 
-    `addresses` are the machines' by the group they are in, for rules that name a group.
+    `addresses` are the machines' addresses by group, for rules that refer to a group.
     """
     lines = []
     for group in groups:
         for rule in group.ingress_rules:
             sources = [rule.ip_range["CidrIp"]] if rule.ip_range.get("CidrIp") else []
             sources += addresses.get(rule.source_group.get("GroupId", ""), [])
-            lines += [f"{_what(rule)} --source {source}".strip() for source in sources]
+            lines += [f"{_match_words(rule)} --source {source}".strip() for source in sources]
     return sorted(set(lines))
 
 
-def _what(rule: Any) -> str:
+def _match_words(rule: Any) -> str:
     protocol = ICMP.get(str(rule.ip_protocol), str(rule.ip_protocol))
     if protocol == ALL:
         return ""

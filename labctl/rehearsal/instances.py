@@ -1,4 +1,4 @@
-"""EC2's calls about instances, where moto does not say enough or not the truth."""
+"""EC2's calls about instances for which moto's responses are incomplete or wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labctl.rehearsal.tokens import Tokens
 
 
 class Instances:
-    """`operations` answers calls by their action; None hands a call on to moto."""
+    """The calls. `operations` answers by action; None passes a call on to moto."""
 
     def __init__(self, backend: Backend, fleet: Fleet, scenario: Callable[[], Scenario]) -> None:
         self._backend = backend
@@ -43,15 +43,15 @@ class Instances:
         }
 
     def run(self, call: Call) -> Reply | None:
-        """RunInstances: replay, refusals, then moto and a machine for each."""
+        """Handle RunInstances: replay or refuse it, or create instances and their machines."""
         if call.dry:
             return None
         with self._tokens.lock:
-            before = self._tokens.replayed(call)
-            if isinstance(before, Reply):
-                return before
-            if before is not None:
-                return self._reservation(call, before)
+            earlier = self._tokens.replayed(call)
+            if isinstance(earlier, Reply):
+                return earlier
+            if earlier is not None:
+                return self._reservation(call, earlier)
             placed = launch.placed(call, self._scenario(), self._backend, self._fleet)
             if isinstance(placed, Reply):
                 return placed
@@ -60,11 +60,11 @@ class Instances:
                 return reply
             ids = [node.text or "" for node in parsed(reply).iter("instanceId")]
             for instance_id in dict.fromkeys(ids):
-                self._made(placed, instance_id)
+                self._register(placed, instance_id)
             self._tokens.keep(call, list(dict.fromkeys(ids)))
             return self._reservation(call, ids)
 
-    def _made(self, call: Call, instance_id: str) -> None:
+    def _register(self, call: Call, instance_id: str) -> None:
         data = base64.b64decode(call.form.get("UserData", "")).decode(errors="replace")
         record = Record(instance_id, call.region, data)
         with self._backend.held():
@@ -76,11 +76,15 @@ class Instances:
         self._fleet.add(record)
 
     def _reservation(self, call: Call, ids: list[str]) -> Reply:
-        """RunInstances' answer for these instances as they are now."""
-        numbered = {f"InstanceId.{n}": one for n, one in enumerate(dict.fromkeys(ids), 1)}
-        asked = call.with_form({"Action": "DescribeInstances", "Version": "2016-11-15", **numbered})
-        found = parsed(self._backend.apply(asked)).find("reservationSet/item")
-        return ec2_reply("RunInstances", list(found) if found is not None else [])
+        """Return the response of RunInstances for these instances as they are now."""
+        numbered = {
+            f"InstanceId.{n}": instance_id for n, instance_id in enumerate(dict.fromkeys(ids), 1)
+        }
+        describe_call = call.with_form(
+            {"Action": "DescribeInstances", "Version": "2016-11-15", **numbered}
+        )
+        reservation = parsed(self._backend.apply(describe_call)).find("reservationSet/item")
+        return ec2_reply("RunInstances", list(reservation) if reservation is not None else [])
 
     def _terminate(self, call: Call) -> Reply | None:
         def allowed(record: Record) -> Reply | None:
@@ -89,7 +93,7 @@ class Instances:
             words = f"The instance '{record.id}' may not be terminated. Modify its attribute."
             return refusal(call, "OperationNotPermitted", words)
 
-        return self._moved(call, allowed, self._fleet.terminate)
+        return self._change_states(call, allowed, self._fleet.terminate)
 
     def _stop(self, call: Call) -> Reply | None:
         def allowed(record: Record) -> Reply | None:
@@ -101,7 +105,7 @@ class Instances:
             )
             return refusal(call, "UnsupportedOperation", words)
 
-        return self._moved(call, allowed, self._fleet.stop)
+        return self._change_states(call, allowed, self._fleet.stop)
 
     def _start(self, call: Call) -> Reply | None:
         def allowed(record: Record) -> Reply | None:
@@ -110,7 +114,7 @@ class Instances:
             words = f"The instance '{record.id}' is not in a state from which it can be started."
             return refusal(call, "IncorrectInstanceState", words)
 
-        return self._moved(call, allowed, self._fleet.start)
+        return self._change_states(call, allowed, self._fleet.start)
 
     def _reboot(self, call: Call) -> Reply | None:
         records = self._records(call)
@@ -120,13 +124,13 @@ class Instances:
             self._fleet.reboot(record)
         return ec2_reply(call.action, [element("return", "true")])
 
-    def _moved(
+    def _change_states(
         self,
         call: Call,
         refuse: Callable[[Record], Reply | None],
         move: Callable[[Record], tuple[State, State]],
     ) -> Reply | None:
-        """A change of state of every instance named, all or none."""
+        """Change the state of every instance of the call: all of them or none."""
         records = self._records(call)
         if call.dry or records is None or isinstance(records, Reply):
             return records if isinstance(records, Reply) else None
@@ -136,25 +140,25 @@ class Instances:
                     return refused
         items = []
         for record in records:
-            before, after = move(record)
+            previous, current = move(record)
             fields = [element("instanceId", record.id)]
-            fields.append(element("currentState", _state(after)))
-            fields.append(element("previousState", _state(before)))
+            fields.append(element("currentState", _state_elements(current)))
+            fields.append(element("previousState", _state_elements(previous)))
             items.append(element("item", fields))
         return ec2_reply(call.action, [element("instancesSet", items)])
 
     def _records(self, call: Call) -> list[Record] | Reply | None:
-        """The instances that a call names; None where moto shall say what is wrong."""
+        """Return the instances of a call; None if moto should report what is wrong."""
         names = call.many("InstanceId")
-        found = [self._fleet.records.get(name) for name in names]
-        known = [record for record in found if record is not None]
-        gone = [r for r in known if self._hidden(r) or r.region != call.region]
-        if gone:
-            return _unknown(call, gone[0].id)
-        return known if len(known) == len(names) > 0 else None
+        candidates = [self._fleet.records.get(name) for name in names]
+        records = [record for record in candidates if record is not None]
+        not_shown = [r for r in records if self._is_hidden(r) or r.region != call.region]
+        if not_shown:
+            return _refuse_unknown(call, not_shown[0].id)
+        return records if len(records) == len(names) > 0 else None
 
-    def _hidden(self, record: Record) -> bool:
-        """Not shown yet, or not shown any more."""
+    def _is_hidden(self, record: Record) -> bool:
+        """Return whether describe calls do not show it yet, or no longer."""
         delays = self._scenario().delays
         now = time.monotonic()
         if now - record.created < delays.visible:
@@ -162,11 +166,11 @@ class Instances:
         return record.ended is not None and now - record.ended > delays.forget
 
     def _describe(self, call: Call) -> Reply | None:
-        """moto's answer, less what is hidden, and as it was a while ago."""
-        hidden = {r.id for r in list(self._fleet.records.values()) if self._hidden(r)}
+        """Return moto's response without hidden instances, and with states of a while ago."""
+        hidden = {r.id for r in list(self._fleet.records.values()) if self._is_hidden(r)}
         for name in call.many("InstanceId"):
             if name in hidden:
-                return _unknown(call, name)
+                return _refuse_unknown(call, name)
         behind_s = self._scenario().delays.state
         reply = self._backend.apply(call)
         if reply.status != 200 or not (hidden or behind_s):
@@ -180,12 +184,12 @@ class Instances:
                 if instance_id in hidden:
                     parent.remove(item)
                 elif behind_s and (record := self._fleet.records.get(instance_id)) is not None:
-                    _as_it_was(item, record, time.monotonic() - behind_s)
+                    _set_past_state(item, record, time.monotonic() - behind_s)
         _drop_empty(root)
-        return xml_reply(_named(root))
+        return xml_reply(_with_namespace(root))
 
     def _describe_volumes(self, call: Call) -> Reply | None:
-        """Volumes of instances that are not shown are not shown either."""
+        """Return moto's response without the volumes of instances that are not shown yet."""
         now = time.monotonic()
         lag_s = self._scenario().delays.visible
         hidden = {r.id for r in list(self._fleet.records.values()) if now - r.created < lag_s}
@@ -197,7 +201,7 @@ class Instances:
         for item in list(volumes if volumes is not None else []):
             if item.findtext("attachmentSet/item/instanceId") in hidden and volumes is not None:
                 volumes.remove(item)
-        return xml_reply(_named(root))
+        return xml_reply(_with_namespace(root))
 
     def _console(self, call: Call) -> Reply | None:
         record = self._fleet.records.get(call.form.get("InstanceId", ""))
@@ -221,65 +225,65 @@ class Instances:
         return reply
 
     def _delete_interface(self, call: Call) -> Reply | None:
-        """moto deletes an interface under its instance; AWS does not."""
+        """Refuse to delete an interface that is in use, as AWS does and moto does not."""
         interface_id = call.form.get("NetworkInterfaceId", "")
         if call.dry or not interface_id:
             return None
         with self._backend.held():
             nics = self._backend.ec2(call.region).get_all_network_interfaces()
-            used = any(nic.id == interface_id and nic.attachment_id for nic in nics)
-        if used:
+            is_used = any(nic.id == interface_id and nic.attachment_id for nic in nics)
+        if is_used:
             words = f"Network interface '{interface_id}' is currently in use."
             return refusal(call, "InvalidParameterValue", words)
         return None
 
     def _delete_group(self, call: Call) -> Reply | None:
-        """moto deletes a group that is in use; AWS does not."""
+        """Refuse to delete a group that is in use, as AWS does and moto does not."""
         group_id = call.form.get("GroupId", "")
         if call.dry or not group_id:
             return None
         with self._backend.held():
             nics = self._backend.ec2(call.region).get_all_network_interfaces()
-            used = any(group.id == group_id for nic in nics for group in nic.group_set)
-        if used:
+            is_used = any(group.id == group_id for nic in nics for group in nic.group_set)
+        if is_used:
             words = f"resource {group_id} has a dependent object"
             return refusal(call, "DependencyViolation", words)
         return None
 
 
-def _state(state: State) -> list[Element]:
+def _state_elements(state: State) -> list[Element]:
     return [element("code", str(state[0])), element("name", state[1])]
 
 
-def _unknown(call: Call, instance_id: str) -> Reply:
+def _refuse_unknown(call: Call, instance_id: str) -> Reply:
     words = f"The instance ID '{instance_id}' does not exist"
     return refusal(call, "InvalidInstanceID.NotFound", words)
 
 
-def _as_it_was(item: Element, record: Record, at: float) -> None:
-    """The state that this instance was in at a time, and no address before it ran."""
-    before = [state for since, state in record.states if since <= at] or [(0, "pending")]
+def _set_past_state(item: Element, record: Record, at: float) -> None:
+    """Set the state that the instance had at a time, and drop its address if it was pending."""
+    past_states = [state for since, state in record.states if since <= at] or [(0, "pending")]
     for name in ("instanceState", "state"):
         state = item.find(name)
         if state is not None and state.find("code") is not None:
-            for field, value in zip(("code", "name"), before[-1], strict=True):
-                found = state.find(field)
-                if found is not None:
-                    found.text = str(value)
-    if before[-1][1] == "pending":
+            for field, value in zip(("code", "name"), past_states[-1], strict=True):
+                child = state.find(field)
+                if child is not None:
+                    child.text = str(value)
+    if past_states[-1][1] == "pending":
         for name in ("ipAddress", "dnsName"):
-            for found in item.findall(name):
-                item.remove(found)
+            for child in item.findall(name):
+                item.remove(child)
 
 
 def _drop_empty(root: Element) -> None:
-    """Reservations of which nothing is left."""
+    """Remove reservations without instances."""
     reservations = root.find("reservationSet")
     for item in list(reservations if reservations is not None else []):
         if item.find("instancesSet/item") is None and reservations is not None:
             reservations.remove(item)
 
 
-def _named(root: Element) -> Any:
+def _with_namespace(root: Element) -> Any:
     root.set("xmlns", "http://ec2.amazonaws.com/doc/2016-11-15/")
     return root

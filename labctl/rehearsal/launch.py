@@ -1,4 +1,4 @@
-"""What RunInstances refuses, where it puts an instance, and what moto leaves out of one."""
+"""Launching instances: refusals, placement, and attributes that moto does not set."""
 
 from __future__ import annotations
 
@@ -18,122 +18,125 @@ LIVE = ("pending", "running")
 
 
 def placed(call: Call, scenario: Scenario, backend: Backend, fleet: Fleet) -> Reply | Call:
-    """The call with a zone where it named none, or why it is refused."""
+    """Return the call with a zone, if it named none, or a refusal."""
     kind = call.form.get("InstanceType", "m1.small")
     data = base64.b64decode(call.form.get("UserData", ""))
     if len(data) > USER_DATA_BYTES:
         words = "User data is limited to 16384 bytes"
         return refusal(call, "InvalidParameterValue", words)
-    zones = _zones(call, scenario, backend, kind)
+    zones = _find_zones(call, scenario, backend, kind)
     if isinstance(zones, Reply):
         return zones
     market = "spot" if call.form.get("InstanceMarketOptions.MarketType") == "spot" else "on-demand"
     for refused in (
-        _disk_too_small(call, backend),
-        _over_quota(call, scenario, backend, fleet, kind, market == "spot"),
-        _bid_too_low(call, scenario, kind, zones) if market == "spot" else None,
+        _check_disk_size(call, backend),
+        _check_quota(call, scenario, backend, fleet, kind, market == "spot"),
+        _check_bid(call, scenario, kind, zones) if market == "spot" else None,
     ):
         if refused is not None:
             return refused
     for zone in zones:
         if _has_room(scenario, backend, fleet, kind, zone, market):
-            return call if len(zones) == 1 else _in_zone(call, zone)
-    return _no_capacity(call, kind, zones)
+            return call if len(zones) == 1 else _set_zone(call, zone)
+    return _refuse_capacity(call, kind, zones)
 
 
 def complete(call: Call, instance: Any) -> None:
-    """moto's instance as AWS makes it: tags on everything, the disks and cards that end with it."""
+    """Complete moto's instance as AWS does.
+
+    All resources get their tags, and disks and interfaces end with it where AWS's do.
+    """
     nics = list(instance.nics.values())
     first = "NetworkInterface.1.DeleteOnTermination"
     for nic in nics:
         nic.delete_on_termination = call.form.get(first, "true").lower() == "true"
-    for kind, tags in _tags(call).items():
+    for kind, tags in _parse_tags(call).items():
         if kind == "network-interface":
             for nic in nics:
                 nic.add_tags(tags)
-    mappings = _mappings(call)
+    mappings = _parse_mappings(call)
     for device, volume in instance.get_block_device_mapping:
-        said = mappings.get(device, {})
-        if "Ebs.DeleteOnTermination" not in said and device == instance.root_device_name:
+        mapping = mappings.get(device, {})
+        if "Ebs.DeleteOnTermination" not in mapping and device == instance.root_device_name:
             volume.delete_on_termination = True
-        made = instance.ec2_backend.volumes.get(volume.volume_id)
-        if made is not None and "Ebs.VolumeType" not in said:
-            made.volume_type = "gp3"
+        volume_object = instance.ec2_backend.volumes.get(volume.volume_id)
+        if volume_object is not None and "Ebs.VolumeType" not in mapping:
+            volume_object.volume_type = "gp3"
 
 
-def _zones(call: Call, scenario: Scenario, backend: Backend, kind: str) -> list[str] | Reply:
-    """Where it may go: the zone that it names, or every one that has the type."""
+def _find_zones(call: Call, scenario: Scenario, backend: Backend, kind: str) -> list[str] | Reply:
+    """Return the possible zones: the one in the call, or every one that offers the type."""
     if not backend.type_of(kind):
         words = f"Invalid value '{kind}' for InstanceType."
         return refusal(call, "InvalidParameterValue", words)
-    having = backend.zones_of(call.region, kind) if offers(scenario, kind) else []
-    named = call.form.get("Placement.AvailabilityZone", "")
+    zones_with_type = backend.zones_of(call.region, kind) if offers(scenario, kind) else []
+    requested = call.form.get("Placement.AvailabilityZone", "")
     subnet = call.form.get("SubnetId") or call.form.get("NetworkInterface.1.SubnetId")
     if subnet:
         with backend.held():
-            known = backend.ec2(call.region).describe_subnets()
-            found = next((one for one in known if one.id == subnet), None)
-        if found is None:
+            subnets = backend.ec2(call.region).describe_subnets()
+            match = next((candidate for candidate in subnets if candidate.id == subnet), None)
+        if match is None:
             words = f"The subnet ID '{subnet}' does not exist"
             return refusal(call, "InvalidSubnetID.NotFound", words)
-        named = found.availability_zone
-    if having and not named:
-        return having
-    if named in having:
-        return [named]
+        requested = match.availability_zone
+    if zones_with_type and not requested:
+        return zones_with_type
+    if requested in zones_with_type:
+        return [requested]
     words = (
         f"Your requested instance type ({kind}) is not supported in your requested Availability "
-        f"Zone ({named or call.region}). Please retry your request by not specifying an "
-        f"Availability Zone or choosing {', '.join(having) or 'another region'}."
+        f"Zone ({requested or call.region}). Please retry your request by not specifying an "
+        f"Availability Zone or choosing {', '.join(zones_with_type) or 'another region'}."
     )
     return refusal(call, "Unsupported", words)
 
 
-def _in_zone(call: Call, zone: str) -> Call:
+def _set_zone(call: Call, zone: str) -> Call:
     return call.with_form({**call.form, "Placement.AvailabilityZone": zone})
 
 
-def _disk_too_small(call: Call, backend: Backend) -> Reply | None:
+def _check_disk_size(call: Call, backend: Backend) -> Reply | None:
     with backend.held():
         image = backend.ec2(call.region).amis.get(call.form.get("ImageId", ""))
-        least = getattr(image, "gib", 0)
+        min_gib = getattr(image, "gib", 0)
         snapshot = image.ebs_snapshot.id if image else ""
-    said = _mappings(call).get(getattr(image, "root_device_name", ""), {})
-    size = said.get("Ebs.VolumeSize", "")
-    if not size.isdigit() or int(size) >= least:
+    mapping = _parse_mappings(call).get(getattr(image, "root_device_name", ""), {})
+    size = mapping.get("Ebs.VolumeSize", "")
+    if not size.isdigit() or int(size) >= min_gib:
         return None
     words = (
-        f"Volume of size {size}GB is smaller than snapshot '{snapshot}', expect size >= {least}GB"
+        f"Volume of size {size}GB is smaller than snapshot '{snapshot}', expect size >= {min_gib}GB"
     )
     return refusal(call, "InvalidBlockDeviceMapping", words)
 
 
-def _over_quota(
+def _check_quota(
     call: Call, scenario: Scenario, backend: Backend, fleet: Fleet, kind: str, spot: bool
 ) -> Reply | None:
     key = limits.bucket(kind, spot)
     limit = getattr(scenario.quotas, key)
     count = int(call.form.get("MinCount") or 1)
     used = sum(
-        _cpus(backend, other)
-        for other, _, market in _living(call.region, backend, fleet)
+        _count_cpus(backend, other)
+        for other, _, market in _list_live(call.region, backend, fleet)
         if limits.bucket(other, market == "spot") == key
     )
-    if used + count * _cpus(backend, kind) <= limit:
+    if used + count * _count_cpus(backend, kind) <= limit:
         return None
     return limits.exceeded(call, spot, limit)
 
 
-def _bid_too_low(call: Call, scenario: Scenario, kind: str, zones: list[str]) -> Reply | None:
+def _check_bid(call: Call, scenario: Scenario, kind: str, zones: list[str]) -> Reply | None:
     import time
 
     bid = call.form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
-    asked = [price for zone in zones if (price := spot_price(scenario, kind, zone, time.time()))]
-    if not bid or not asked or float(bid) >= min(asked):
+    prices = [price for zone in zones if (price := spot_price(scenario, kind, zone, time.time()))]
+    if not bid or not prices or float(bid) >= min(prices):
         return None
     words = (
         f"Your Spot request price of {bid} is lower than the minimum required Spot request "
-        f"fulfillment price of {min(asked)}."
+        f"fulfillment price of {min(prices)}."
     )
     return refusal(call, "SpotMaxPriceTooLow", words)
 
@@ -141,23 +144,23 @@ def _bid_too_low(call: Call, scenario: Scenario, kind: str, zones: list[str]) ->
 def _has_room(
     scenario: Scenario, backend: Backend, fleet: Fleet, kind: str, zone: str, market: str
 ) -> bool:
-    living = _living(zone[:-1], backend, fleet)
+    live = _list_live(zone[:-1], backend, fleet)
     for rule in scenario.capacity:
-        if not _rules(rule, kind, zone, market):
+        if not _matches_rule(rule, kind, zone, market):
             continue
-        if sum(_rules(rule, *other) for other in living) >= rule.left:
+        if sum(_matches_rule(rule, *other) for other in live) >= rule.left:
             return False
     return True
 
 
-def _rules(rule: Capacity, kind: str, zone: str, market: str) -> bool:
-    """Whether a capacity is about such machines."""
+def _matches_rule(rule: Capacity, kind: str, zone: str, market: str) -> bool:
+    """Return whether a capacity rule applies to such machines."""
     fits = fnmatchcase(kind, rule.type) and fnmatchcase(zone, rule.zone)
     return fits and rule.market in ("*", market)
 
 
-def _living(region: str, backend: Backend, fleet: Fleet) -> list[tuple[str, str, str]]:
-    """(type, zone, market) of each instance that runs."""
+def _list_live(region: str, backend: Backend, fleet: Fleet) -> list[tuple[str, str, str]]:
+    """Return (type, zone, market) of each live instance."""
     with backend.held():
         instances = [
             fleet.instance(record)
@@ -165,13 +168,17 @@ def _living(region: str, backend: Backend, fleet: Fleet) -> list[tuple[str, str,
             if record.region == region
         ]
         return [
-            (one.instance_type, str(one.availability_zone), one.lifecycle or "on-demand")
-            for one in instances
-            if one._state.name in LIVE
+            (
+                instance.instance_type,
+                str(instance.availability_zone),
+                instance.lifecycle or "on-demand",
+            )
+            for instance in instances
+            if instance._state.name in LIVE
         ]
 
 
-def _no_capacity(call: Call, kind: str, zones: list[str]) -> Reply:
+def _refuse_capacity(call: Call, kind: str, zones: list[str]) -> Reply:
     words = (
         f"We currently do not have sufficient {kind} capacity in the Availability Zone you "
         f"requested ({', '.join(zones)}). Our system will be working on provisioning additional "
@@ -180,33 +187,33 @@ def _no_capacity(call: Call, kind: str, zones: list[str]) -> Reply:
     return refusal(call, "InsufficientInstanceCapacity", words, 500)
 
 
-def _cpus(backend: Backend, kind: str) -> int:
+def _count_cpus(backend: Backend, kind: str) -> int:
     return int(backend.type_of(kind).get("VCpuInfo", {}).get("DefaultVCpus", 1))
 
 
-def _mappings(call: Call) -> dict[str, dict[str, str]]:
-    """The block device mappings by device: their fields after the number."""
-    found: dict[str, dict[str, str]] = {}
+def _parse_mappings(call: Call) -> dict[str, dict[str, str]]:
+    """Return the block device mappings by device: their fields after the number."""
+    mappings: dict[str, dict[str, str]] = {}
     number = 1
     while (device := call.form.get(f"BlockDeviceMapping.{number}.DeviceName")) is not None:
-        start = f"BlockDeviceMapping.{number}."
-        found[device] = {
-            key.removeprefix(start): value
+        prefix = f"BlockDeviceMapping.{number}."
+        mappings[device] = {
+            key.removeprefix(prefix): value
             for key, value in call.form.items()
-            if key.startswith(start)
+            if key.startswith(prefix)
         }
         number += 1
-    return found
+    return mappings
 
 
-def _tags(call: Call) -> dict[str, dict[str, str]]:
-    """The tags that a call brings, by the kind of resource."""
-    found: dict[str, dict[str, str]] = {}
+def _parse_tags(call: Call) -> dict[str, dict[str, str]]:
+    """Return the tags of a call by kind of resource."""
+    tags_by_kind: dict[str, dict[str, str]] = {}
     number = 1
     while (kind := call.form.get(f"TagSpecification.{number}.ResourceType")) is not None:
-        tags, at = found.setdefault(kind, {}), 1
-        while (key := call.form.get(f"TagSpecification.{number}.Tag.{at}.Key")) is not None:
-            tags[key] = call.form.get(f"TagSpecification.{number}.Tag.{at}.Value", "")
-            at += 1
+        tags, index = tags_by_kind.setdefault(kind, {}), 1
+        while (key := call.form.get(f"TagSpecification.{number}.Tag.{index}.Key")) is not None:
+            tags[key] = call.form.get(f"TagSpecification.{number}.Tag.{index}.Value", "")
+            index += 1
         number += 1
-    return found
+    return tags_by_kind

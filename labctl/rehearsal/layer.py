@@ -1,4 +1,4 @@
-"""The WSGI layer over moto: counts a call, breaks it where it should break, answers or hands on."""
+"""The WSGI layer above moto: counts calls, injects faults, and answers calls or passes them on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from labctl.rehearsal.instances import Instances
 from labctl.rehearsal.scenario import Scenario
 from labctl.rehearsal.schedules import Schedules
 
-# A web page cannot send it to another origin unasked.
+# A header that a web page cannot send to another origin without a preflight request.
 CONTROL_HEADER = "HTTP_X_LABCTL_REHEARSAL"
-# The names of this machine that a page cannot have taken for its own.
+# Host names of this machine that a page cannot rebind by DNS.
 LOCAL = ("127.0.0.1", "localhost")
 # In the environment of calls that come from a machine.
 INSIDE = "rehearsal.inside"
@@ -80,9 +80,9 @@ class Layer:
         if environ["PATH_INFO"] == "/checkip":
             reply = Reply(status=200, body=f"{self._address()}\n".encode())
         elif environ["PATH_INFO"].startswith("/rehearsal/"):
-            reply = self._controlled(environ)
+            reply = self._handle_control(environ)
         else:
-            with self._counted():
+            with self._count_call():
                 call = Call(environ)
                 reply = self._answer(call)
             if reply.status == 0:
@@ -92,7 +92,7 @@ class Layer:
         return [reply.body]
 
     def inside(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
-        """The same application for machines: they control nothing."""
+        """Serve machines: the same application without the control requests."""
         return self({**environ, INSIDE: True}, start_response)
 
     def _answer(self, call: Call) -> Reply:
@@ -107,11 +107,11 @@ class Layer:
         reply = self.faults.before(call, scenario)
         if reply is not None:
             return reply
-        return self.faults.after(call, scenario, self._applied(call, scenario))
+        return self.faults.after(call, scenario, self._apply(call, scenario))
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """One more call is being answered."""
+    def _count_call(self) -> Iterator[None]:
+        """Count a call while it is being answered."""
         with self._lock:
             self.under_way += 1
         try:
@@ -121,27 +121,27 @@ class Layer:
                 self.under_way -= 1
 
     def _lose(self, call: Call, hold_s: float) -> NoReturn:
-        """Close the connection under the server: the caller reads its end and no answer."""
+        """Close the connection below the server, so that the caller gets no response."""
         wire = call.environ["werkzeug.socket"]
         if hold_s:
             with self._lock:
                 self.held[call.action] += 1
-            # Whoever waits for an answer sends nothing: this can be read once the caller is gone.
+            # A waiting caller sends nothing: the socket becomes readable when the caller is gone.
             select.select([wire], [], [], hold_s)
         wire.shutdown(socket.SHUT_RDWR)
         raise ConnectionAbortedError("the rehearsal loses this reply")
 
-    def _applied(self, call: Call, scenario: Scenario) -> Reply:
+    def _apply(self, call: Call, scenario: Scenario) -> Reply:
         if call.service == "ec2" and call.region not in self._backend.regions:
             words = f"You are not subscribed to this service in {call.region}."
             return refusal(call, "OptInRequired", words, 403)
         if call.service == "servicequotas":
-            told = limits.answer(call, scenario, self._backend.account)
-            if told is not None:
-                return told
+            quota_reply = limits.answer(call, scenario, self._backend.account)
+            if quota_reply is not None:
+                return quota_reply
         operation = self._operations.get(call.name)
-        own = operation(call) if operation is not None else None
-        return self._backend.apply(call) if own is None else own
+        reply = operation(call) if operation is not None else None
+        return self._backend.apply(call) if reply is None else reply
 
     def _ingress(self, call: Call) -> Reply:
         reply = self._backend.apply(call)
@@ -153,30 +153,30 @@ class Layer:
         return None if call.dry else market.scores(call, self._scenario(), self._backend)
 
     def _regions(self, call: Call) -> Reply:
-        """Only those of the scenario."""
+        """Return moto's response, with the scenario's regions only."""
         reply = self._backend.apply(call)
         if reply.status != 200:
             return reply
         root = parsed(reply)
-        listed = root.find("regionInfo")
-        for item in list(listed if listed is not None else []):
-            if item.findtext("regionName") not in self._backend.regions and listed is not None:
-                listed.remove(item)
+        region_set = root.find("regionInfo")
+        for item in list(region_set if region_set is not None else []):
+            if item.findtext("regionName") not in self._backend.regions and region_set is not None:
+                region_set.remove(item)
         return xml_reply(root)
 
-    def _controlled(self, environ: Environ) -> Reply:
-        """What a later command, or a test in another process, asks of this rehearsal."""
+    def _handle_control(self, environ: Environ) -> Reply:
+        """Handle a control request of a later command, or of a test in another process."""
         host = environ.get("HTTP_HOST", "").rpartition(":")[0]
         if not environ.get(CONTROL_HEADER) or host not in LOCAL or environ.get(INSIDE):
             return NOT_FOUND
         length = int(environ.get("CONTENT_LENGTH") or 0)
         try:
-            said = json.loads(environ["wsgi.input"].read(length) or b"{}")
-            return json_reply(self._control(environ["PATH_INFO"].rpartition("/")[2], said))
+            body = json.loads(environ["wsgi.input"].read(length) or b"{}")
+            return json_reply(self._control(environ["PATH_INFO"].rpartition("/")[2], body))
         except (LabError, ValueError, TypeError, KeyError) as error:
             return json_reply({"error": str(error)}, 400)
 
 
 def _headers(reply: Reply) -> list[tuple[str, str]]:
-    kept = [pair for pair in reply.headers if pair[0].lower() != "content-length"]
-    return [*kept, ("Content-Length", str(len(reply.body)))]
+    headers = [pair for pair in reply.headers if pair[0].lower() != "content-length"]
+    return [*headers, ("Content-Length", str(len(reply.body)))]

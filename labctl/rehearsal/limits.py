@@ -1,4 +1,4 @@
-"""The account's quotas in vCPUs: what counts against which, and what Service Quotas says."""
+"""The account's quotas in vCPUs: which type counts against which, and Service Quotas' responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labctl.rehearsal.scenario import Scenario
 
 
 class Limit(Value, frozen=True):
-    """One quota: AWS's code and name, and the scenario's key for its value."""
+    """A quota: AWS's code and name, and the scenario's key for its value."""
 
     code: str
     name: str
@@ -38,9 +38,9 @@ LIMITS = (
 
 
 def bucket(instance_type: str, spot: bool) -> str:
-    """The scenario's key of the quota that this type counts against."""
-    found = re.match(r"[a-z]+", instance_type)
-    letters = found[0] if found else ""
+    """Return the scenario's key of the quota that this type counts against."""
+    match = re.match(r"[a-z]+", instance_type)
+    letters = match[0] if match else ""
     if letters.startswith("p"):
         key = "p5" if spot and instance_type.startswith("p5") else "p"
     else:
@@ -49,7 +49,7 @@ def bucket(instance_type: str, spot: bool) -> str:
 
 
 def exceeded(call: Call, spot: bool, limit: int) -> Reply:
-    """RunInstances' refusal."""
+    """Return RunInstances' refusal."""
     if spot:
         words = "Max spot instance count exceeded"
         return refusal(call, "MaxSpotInstanceCountExceeded", words)
@@ -63,23 +63,23 @@ def exceeded(call: Call, spot: bool, limit: int) -> Reply:
 
 
 def answer(call: Call, scenario: Scenario, account: str) -> Reply | None:
-    """Service Quotas for EC2; None for what moto is asked instead."""
+    """Return the response of Service Quotas for EC2; None passes the call on to moto."""
     if call.json.get("ServiceCode") != "ec2":
         return None
-    told = [_told(limit, scenario, call.region, account) for limit in LIMITS]
+    quotas = [_describe_quota(limit, scenario, call.region, account) for limit in LIMITS]
     if call.action in ("ListServiceQuotas", "ListAWSDefaultServiceQuotas"):
-        return json_reply({"Quotas": told})
+        return json_reply({"Quotas": quotas})
     if call.action in ("GetServiceQuota", "GetAWSDefaultServiceQuota"):
-        wanted = call.json.get("QuotaCode")
-        for quota in told:
-            if quota["QuotaCode"] == wanted:
+        code = call.json.get("QuotaCode")
+        for quota in quotas:
+            if quota["QuotaCode"] == code:
                 return json_reply({"Quota": quota})
         words = "The request failed because the specified service quota does not exist."
         return refusal(call, "NoSuchResourceException", words)
     return None
 
 
-def _told(limit: Limit, scenario: Scenario, region: str, account: str) -> dict[str, Any]:
+def _describe_quota(limit: Limit, scenario: Scenario, region: str, account: str) -> dict[str, Any]:
     return {
         "ServiceCode": "ec2",
         "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",

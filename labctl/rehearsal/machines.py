@@ -1,8 +1,8 @@
-"""Machines as containers: what one is made with, and what becomes of it.
+"""Machines as containers: their creation and life cycle.
 
-Every rehearsal has a network of its own, in which addresses are given here, so that a machine keeps
-its address over a reboot. Networks and containers bear labels: what a killed rehearsal left is
-found by them.
+Every rehearsal has its own network and assigns addresses itself, so that a machine keeps its
+address over a reboot. Labels on networks and containers identify the leftovers of a killed
+rehearsal.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ LABEL = "labctl.rehearsal"
 PID_LABEL = "labctl.rehearsal-pid"
 INSTANCE_LABEL = "labctl.rehearsal-instance"
 SHUTDOWN_S = 30
-# entrypoint.sh's exit code when `reboot` was typed inside.
+# exit code of entrypoint.sh after `reboot` inside the machine
 REBOOT_CODE = 75
-# Reserved for measuring networks: nothing real is there, and it does not look private.
+# Reserved for network benchmarks: unused on the Internet, and it does not look private.
 ADDRESSES = "198.18.0.0/15"
 HTTP_CONFLICT = 409
 DISKS = "/var/lib/rehearsal/disks"
 BY_ID = "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_"
-# What of a disk is shown where it is attached again.
+# directories of a disk that are available where it is attached again
 KEPT = ("/home", "/root", "/srv", "/opt", "/var/lib/labctl", "/var/log")
 
 
 class Machines:
     """The containers of one rehearsal. `root` is a directory on this machine for their files.
 
-    Methods that take an id of no machine do nothing. Safe to use from many threads.
+    Methods do nothing for an unknown id. Safe to use from many threads.
     """
 
     def __init__(self, docker: DockerClient, image: str, mode: str, api_port: int) -> None:
@@ -68,19 +68,18 @@ class Machines:
         return self._mode == "cloud-init"
 
     def watch(self, ended: Callable[[str, int, int], None]) -> None:
-        """Say from now on when a machine has ended, for whatever reason: id, exit code, when
-        (Unix nanoseconds)."""
+        """Call `ended` for every machine that ends: id, exit code, time in Unix nanoseconds."""
         filters = {"label": f"{LABEL}={self.name}", "event": "die", "type": "container"}
         self._events = self._docker.events(decode=True, filters=filters)
 
         def listen() -> None:
-            # The stream breaks off when it is closed.
+            # Closing the stream raises here.
             with suppress(OSError, ValueError, AttributeError):
                 for event in self._events:
-                    about = event["Actor"]["Attributes"]
-                    if INSTANCE_LABEL in about:
+                    attributes = event["Actor"]["Attributes"]
+                    if INSTANCE_LABEL in attributes:
                         when = int(event["timeNano"])
-                        ended(about[INSTANCE_LABEL], int(about["exitCode"]), when)
+                        ended(attributes[INSTANCE_LABEL], int(attributes["exitCode"]), when)
 
         threading.Thread(target=listen, name="rehearsal-machines", daemon=True).start()
 
@@ -88,7 +87,10 @@ class Machines:
         return self.root / instance_id
 
     def create(self, instance_id: str, rules: list[str], seed: dict[str, str]) -> str:
-        """A machine that is not started; its address. `seed` is NoCloud's files by name."""
+        """Create a machine without starting it; return its address.
+
+        `seed` has NoCloud's files by name.
+        """
         directory = self.directory(instance_id)
         (directory / "seed").mkdir(parents=True)
         for name, text in seed.items():
@@ -107,7 +109,7 @@ class Machines:
             labels={**_labels(self.name), INSTANCE_LABEL: instance_id},
             environment={"REHEARSAL_API_PORT": self._api_port, "REHEARSAL_BOOT": self._mode},
             networking_config=networking,
-            host_config=api.create_host_config(**self._host(directory)),
+            host_config=api.create_host_config(**self._host_config(directory)),
         )
         return address
 
@@ -116,13 +118,15 @@ class Machines:
             container.start()
 
     def stop(self, instance_id: str) -> None:
-        """As the power button does: what runs inside is asked to end."""
+        """Stop a machine as the power button does, with SHUTDOWN_S for its processes."""
         if (container := self._container(instance_id)) is not None:
             container.stop(timeout=SHUTDOWN_S)
 
     def remove(self, instance_id: str, *, politely: bool, disk: str = "") -> None:
-        """Its disk goes too, or is kept under a volume's id. Politely, what runs inside is asked
-        to end first."""
+        """Remove a machine, and its disk unless `disk` is a volume's id to keep it under.
+
+        With `politely` its processes may end first.
+        """
         from docker.errors import APIError, NotFound
 
         container = self._container(instance_id)
@@ -141,7 +145,7 @@ class Machines:
                     raise
 
     def allow(self, instance_id: str, rules: list[str]) -> None:
-        """From now on these connections are let in: iptables arguments, one rule each."""
+        """Allow these connections from now on: iptables arguments, one rule each."""
         if self.directory(instance_id).is_dir():
             self._write_rules(instance_id, rules)
             container = self._container(instance_id)
@@ -149,29 +153,29 @@ class Machines:
                 container.exec_run(["/usr/local/lib/rehearsal/ingress.sh"])
 
     def drop_disk(self, volume_id: str) -> None:
-        """A kept disk ends; what is none is left alone."""
+        """Remove a kept disk; an unknown id is ignored."""
         if (container := self._container(volume_id)) is not None:
             container.remove(force=True, v=True)
 
     def attach_disk(self, instance_id: str, volume_id: str) -> None:
-        """What people keep on a kept disk appears in a machine, under the device's usual name.
+        """Make a kept disk's files available in a machine, under the device's usual name.
 
-        No block device can be given to a container: `mount` there knows what is meant.
+        A container cannot get a block device, so the machine's `mount` handles this name.
         """
         from docker.errors import NotFound
 
         machine, disk = self._container(instance_id), self._container(volume_id)
         if machine is None or not self.whole:
             return
-        place = f"{DISKS}/{volume_id}"
+        mountpoint = f"{DISKS}/{volume_id}"
         device = f"{BY_ID}{volume_id.replace('-', '')}"
-        line = f"mkdir -p {place} /dev/disk/by-id && ln -sfn {place} {device}"
-        machine.exec_run(["sh", "-c", f"{line} && ln -sfn {place} {device}-part1"])
+        command = f"mkdir -p {mountpoint} /dev/disk/by-id && ln -sfn {mountpoint} {device}"
+        machine.exec_run(["sh", "-c", f"{command} && ln -sfn {mountpoint} {device}-part1"])
         for path in KEPT if disk is not None else ():
             assert disk is not None
             with suppress(NotFound):
                 parts, _ = disk.get_archive(path)
-                parent = f"{place}{path.rpartition('/')[0]}"
+                parent = f"{mountpoint}{path.rpartition('/')[0]}"
                 machine.exec_run(["mkdir", "-p", parent])
                 machine.put_archive(parent, parts)
 
@@ -180,14 +184,14 @@ class Machines:
         return "" if container is None else container.logs(tail=1000).decode(errors="replace")
 
     def execute(self, instance_id: str, line: str) -> tuple[int, str]:
-        """A shell line inside, as root: for tests. (exit code, what it printed)"""
+        """Run a shell line in a machine as root, for tests; return (exit code, output)."""
         container = self._container(instance_id)
         assert container is not None, f"{instance_id} has no machine"
         done: Any = container.exec_run(["sh", "-c", line])
         return int(done.exit_code), done.output.decode(errors="replace")
 
     def close(self) -> None:
-        """Nothing of this rehearsal is left."""
+        """Remove everything of this rehearsal."""
         self._closed = True
         if self._events is not None:
             self._events.close()
@@ -204,11 +208,11 @@ class Machines:
             return None
 
     def _write_rules(self, instance_id: str, rules: list[str]) -> None:
-        # Written in place: the file is mounted.
+        # Written in place, since the file is bind-mounted.
         (self.directory(instance_id) / "ingress").write_text("".join(f"{r}\n" for r in rules))
 
-    def _host(self, directory: Path) -> dict[str, Any]:
-        """Rights for an engine inside a container, as the local provider's servers have."""
+    def _host_config(self, directory: Path) -> dict[str, Any]:
+        """Return privileges for an engine in a container, like those of the local provider."""
         binds = [f"{directory}:/rehearsal/machine:ro", f"{self.root / 'api'}:/rehearsal/api:ro"]
         if self._cgroup_v1:
             binds.append("/sys/fs/cgroup:/sys/fs/cgroup:rw")
@@ -224,29 +228,29 @@ class Machines:
 
 
 def sweep(docker: DockerClient) -> int:
-    """Remove what rehearsals left that were killed; how many there were."""
-    left = {
-        owned.labels[LABEL] for owned in all_labelled(docker, LABEL) if not _alive(owned.labels)
+    """Remove the leftovers of killed rehearsals; return how many rehearsals there were."""
+    names = {
+        owned.labels[LABEL] for owned in all_labelled(docker, LABEL) if not _is_alive(owned.labels)
     }
-    left |= {
-        str(found.attrs["Labels"][LABEL])
-        for found in docker.networks.list(filters={"label": LABEL})
-        if not _alive(found.attrs["Labels"])
+    names |= {
+        str(network.attrs["Labels"][LABEL])
+        for network in docker.networks.list(filters={"label": LABEL})
+        if not _is_alive(network.attrs["Labels"])
     }
-    for name in left:
+    for name in names:
         _remove_all(docker, f"{LABEL}={name}")
         shutil.rmtree(Path(mkdtemp()).parent / name, ignore_errors=True)
-    return len(left)
+    return len(names)
 
 
-def _alive(labels: dict[str, str]) -> bool:
-    """Whether the process that made this still runs, by its pid and start time."""
+def _is_alive(labels: dict[str, str]) -> bool:
+    """Return whether the process that created it still runs, by its pid and start time."""
     pid, _, started = labels.get(PID_LABEL, "").partition("-")
-    return pid.isdigit() and started == _started(int(pid))
+    return pid.isdigit() and started == _process_start(int(pid))
 
 
-def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks; "" for none. Linux, as are the machines."""
+def _process_start(pid: int) -> str:
+    """Return when a process started, in the kernel's ticks; "" if it does not exist. Linux only."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -255,11 +259,14 @@ def _started(pid: int) -> str:
 
 
 def _labels(name: str) -> dict[str, str]:
-    return {LABEL: name, PID_LABEL: f"{os.getpid()}-{_started(os.getpid())}"}
+    return {LABEL: name, PID_LABEL: f"{os.getpid()}-{_process_start(os.getpid())}"}
 
 
 def _network(docker: DockerClient, name: str) -> tuple[Network, Iterator[Any]]:
-    """A network in a free part of ADDRESSES, and its addresses, the gateway's first."""
+    """Create a network in a free subnet of ADDRESSES.
+
+    Returns it and its addresses, the gateway's first.
+    """
     from docker.errors import APIError
     from docker.types import IPAMConfig, IPAMPool
 
@@ -273,7 +280,9 @@ def _network(docker: DockerClient, name: str) -> tuple[Network, Iterator[Any]]:
                 continue
             raise
         return made, part.hosts()
-    raise EngineError("no free network for the rehearsal", why=f"20 parts of {ADDRESSES} are taken")
+    raise EngineError(
+        "no free network for the rehearsal", why=f"20 subnets of {ADDRESSES} are in use"
+    )
 
 
 def _remove_all(docker: DockerClient, label: str) -> None:

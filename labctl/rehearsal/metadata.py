@@ -1,4 +1,4 @@
-"""What the metadata service says to each machine."""
+"""The content of each machine's metadata service."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ CREDENTIALS_S = 6 * 3600
 
 
 def metadata_of(record: Record, backend: Backend) -> Look:
-    """The paths below /latest/ for one machine, read anew each time."""
+    """Return a lookup of the paths below /latest/ for a machine, current at each call."""
 
     def look(path: str) -> str | None:
-        known = _plain(record, backend)
-        known.update(_spot(record))
-        for role, arn in _roles(record, backend).items():
+        entries = _list_facts(record, backend)
+        entries.update(_list_notices(record))
+        for role, arn in _list_roles(record, backend).items():
             info = document({"Code": "Success", "InstanceProfileArn": arn})
-            known["meta-data/iam/info"] = _always(info)
-            known["meta-data/iam/security-credentials"] = _always(role)
-            known[f"meta-data/iam/security-credentials/{role}"] = _credentials
-        found = known.get(path)
-        if found is not None:
-            return found()
-        below = {name[len(path) + 1 :] for name in known if name.startswith(f"{path}/")}
-        listed = {name.split("/")[0] + ("/" if "/" in name else "") for name in below}
-        return "\n".join(sorted(listed)) or None
+            entries["meta-data/iam/info"] = _always(info)
+            entries["meta-data/iam/security-credentials"] = _always(role)
+            entries[f"meta-data/iam/security-credentials/{role}"] = _credentials
+        entry = entries.get(path)
+        if entry is not None:
+            return entry()
+        names = {name[len(path) + 1 :] for name in entries if name.startswith(f"{path}/")}
+        children = {name.split("/")[0] + ("/" if "/" in name else "") for name in names}
+        return "\n".join(sorted(children)) or None
 
     return look
 
 
-def _plain(record: Record, backend: Backend) -> dict[str, Callable[[], str]]:
+def _list_facts(record: Record, backend: Backend) -> dict[str, Callable[[], str]]:
     with backend.held():
         instance = backend.instance(record.region, record.id)
         facts: dict[str, Any] = {
@@ -72,25 +72,25 @@ def _plain(record: Record, backend: Backend) -> dict[str, Callable[[], str]]:
     }
 
 
-def _spot(record: Record) -> dict[str, Callable[[], str]]:
-    """Notices: they are there once they were given."""
-    known: dict[str, Callable[[], str]] = {}
+def _list_notices(record: Record) -> dict[str, Callable[[], str]]:
+    """Return the paths of notices that have been given."""
+    entries: dict[str, Callable[[], str]] = {}
     if (at := record.notice_at) is not None:
         action = document({"action": "terminate", "time": stamp(at)})
-        known["meta-data/spot/instance-action"] = _always(action)
-        known["meta-data/spot/termination-time"] = _always(stamp(at))
+        entries["meta-data/spot/instance-action"] = _always(action)
+        entries["meta-data/spot/termination-time"] = _always(stamp(at))
     if (at := record.rebalance_at) is not None:
         notice = document({"noticeTime": stamp(at)})
-        known["meta-data/events/recommendations/rebalance"] = _always(notice)
-    return known
+        entries["meta-data/events/recommendations/rebalance"] = _always(notice)
+    return entries
 
 
-def _roles(record: Record, backend: Backend) -> dict[str, str]:
-    """The role of its instance profile, with the profile's ARN."""
+def _list_roles(record: Record, backend: Backend) -> dict[str, str]:
+    """Return the role of its instance profile, with the profile's ARN."""
     with backend.held():
         associations = backend.ec2(record.region).iam_instance_profile_associations
-        found = associations.get(record.id)
-        profile = found.iam_instance_profile if found is not None else None
+        association = associations.get(record.id)
+        profile = association.iam_instance_profile if association is not None else None
         return {role.name: profile.arn for role in profile.roles} if profile is not None else {}
 
 

@@ -1,4 +1,4 @@
-"""The Pricing API's GetProducts for EC2: on-demand Linux machines, as its long JSON texts."""
+"""The Pricing API's GetProducts for EC2: on-demand Linux machines, in its JSON format."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ PAGE = 100
 
 
 def products(call: Call, scenario: Scenario, backend: Backend) -> Reply:
-    """Those that match every TERM_MATCH filter, in pages of at most 100."""
+    """Return the products that match every TERM_MATCH filter, in pages of at most 100."""
     if call.json.get("ServiceCode") != "AmazonEC2":
         return json_reply({"FormatVersion": "aws_v1", "PriceList": []})
-    filters = {one["Field"]: str(one["Value"]) for one in call.json.get("Filters", [])}
+    filters = {entry["Field"]: str(entry["Value"]) for entry in call.json.get("Filters", [])}
     regions = [filters["regionCode"]] if "regionCode" in filters else list(backend.regions)
-    listed = [
+    matches = [
         product
         for region in regions
         for name in dict.fromkeys([*ON_DEMAND, *scenario.on_demand])
-        if (product := _product(name, region, scenario, backend)) and _fits(product, filters)
+        if (product := _product(name, region, scenario, backend))
+        and _matches_filters(product, filters)
     ]
     first = int(call.json.get("NextToken") or 0)
     size = min(PAGE, int(call.json.get("MaxResults") or PAGE))
-    said: dict[str, Any] = {
+    body: dict[str, Any] = {
         "FormatVersion": "aws_v1",
-        "PriceList": [json.dumps(product) for product in listed[first : first + size]],
+        "PriceList": [json.dumps(product) for product in matches[first : first + size]],
     }
-    if first + size < len(listed):
-        said["NextToken"] = str(first + size)
-    return json_reply(said)
+    if first + size < len(matches):
+        body["NextToken"] = str(first + size)
+    return json_reply(body)
 
 
-def _fits(product: dict[str, Any], filters: dict[str, str]) -> bool:
+def _matches_filters(product: dict[str, Any], filters: dict[str, str]) -> bool:
     attributes = product["product"]["attributes"]
     return all(attributes.get(field) == value for field, value in filters.items())
 
 
 def _product(name: str, region: str, scenario: Scenario, backend: Backend) -> dict[str, Any]:
-    about = backend.type_of(name)
+    description = backend.type_of(name)
     price = on_demand(name, region, scenario.on_demand)
-    if not about or price is None or not offers(scenario, name):
+    if not description or price is None or not offers(scenario, name):
         return {}
     if not backend.zones_of(region, name):
         return {}
@@ -54,7 +55,7 @@ def _product(name: str, region: str, scenario: Scenario, backend: Backend) -> di
         "product": {
             "productFamily": "Compute Instance",
             "sku": sku,
-            "attributes": _attributes(name, region, about),
+            "attributes": _attributes(name, region, description),
         },
         "serviceCode": "AmazonEC2",
         "terms": {"OnDemand": {f"{sku}.JRTCKXETXF": _term(sku, name, price)}},
@@ -63,8 +64,8 @@ def _product(name: str, region: str, scenario: Scenario, backend: Backend) -> di
     }
 
 
-def _attributes(name: str, region: str, about: dict[str, Any]) -> dict[str, str]:
-    gpus = about.get("GpuInfo", {}).get("Gpus", [])
+def _attributes(name: str, region: str, description: dict[str, Any]) -> dict[str, str]:
+    gpus = description.get("GpuInfo", {}).get("Gpus", [])
     family = "GPU instance" if gpus else "General purpose"
     return {
         "servicecode": "AmazonEC2",
@@ -80,8 +81,8 @@ def _attributes(name: str, region: str, about: dict[str, Any]) -> dict[str, str]
         "marketoption": "OnDemand",
         "operation": "RunInstances",
         "currentGeneration": "Yes",
-        "vcpu": str(about["VCpuInfo"]["DefaultVCpus"]),
-        "memory": f"{about['MemoryInfo']['SizeInMiB'] / 1024:g} GiB",
+        "vcpu": str(description["VCpuInfo"]["DefaultVCpus"]),
+        "memory": f"{description['MemoryInfo']['SizeInMiB'] / 1024:g} GiB",
         **({"gpu": str(sum(gpu.get("Count", 1) for gpu in gpus))} if gpus else {}),
     }
 

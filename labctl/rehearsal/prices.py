@@ -1,6 +1,6 @@
 """On-demand prices in USD per hour: Linux, shared hardware, N. Virginia, as of 2025.
 
-They are for rehearsing: near enough to rank by, not to pay by.
+They are accurate enough to rank offers in a rehearsal, not for billing.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ ON_DEMAND = {
     "t4g.xlarge": 0.1344,
 }
 
-# About how much dearer machines are elsewhere.
+# approximate price factors of other regions
 REGION_FACTORS = {
     "us-east-1": 1.0,
     "us-east-2": 1.0,
@@ -118,7 +118,7 @@ REGION_FACTORS = {
 
 
 def on_demand(instance_type: str, region: str, own: dict[str, float]) -> float | None:
-    """USD per hour, or None where no price is known. `own` are a scenario's, as they are."""
+    """Return USD per hour, or None if the price is unknown. `own` are a scenario's prices."""
     if instance_type in own:
         return own[instance_type]
     base = ON_DEMAND.get(instance_type)

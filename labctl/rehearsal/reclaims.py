@@ -1,4 +1,4 @@
-"""Taking spot instances back: recommendation, notice, end."""
+"""Reclaims of spot instances: recommendation, notice, end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labctl.rehearsal.scenario import Reclaim, Scenario
 
 
 class Reclaims:
-    """`began` is told of each instance that runs; the scenario's reclaims follow from there."""
+    """The reclaims. `began` is called with each started instance, and plans the scenario's."""
 
     def __init__(
         self, backend: Backend, clock: Clock, fleet: Fleet, scenario: Callable[[], Scenario]
@@ -33,20 +33,20 @@ class Reclaims:
             instance = self._fleet.instance(record)
             kind, zone = instance.instance_type, str(instance.availability_zone)
             for reclaim in self._scenario().spot.reclaims:
-                fits = fnmatchcase(kind, reclaim.type) and fnmatchcase(zone, reclaim.zone)
-                if fits and self._done[reclaim] < reclaim.count:
+                matches = fnmatchcase(kind, reclaim.type) and fnmatchcase(zone, reclaim.zone)
+                if matches and self._done[reclaim] < reclaim.count:
                     self._done[reclaim] += 1
                     self._plan(record, reclaim)
                     return
 
     def reclaim(self, instance_id: str, notice_s: float = 120.0, rebalance_s: float = 0.0) -> None:
-        """From now: a recommendation, `rebalance_s` later the notice, `notice_s` later the end.
+        """Reclaim: a recommendation now, the notice `rebalance_s` later, the end `notice_s` later.
 
-        0 leaves that out. NotFoundError where there is no such spot instance.
+        0 skips that step. NotFoundError if there is no such spot instance.
         """
         record = self._fleet.records.get(instance_id)
         if record is None or not record.spot_request:
-            raise NotFoundError(f"there is no spot instance {instance_id!r} here")
+            raise NotFoundError(f"this rehearsal has no spot instance {instance_id!r}")
         if rebalance_s:
             record.rebalance_at = time.time()
         self._clock.after(rebalance_s, lambda: self._notice(record, notice_s))

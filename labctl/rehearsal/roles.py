@@ -1,4 +1,4 @@
-"""The instance profile that every rehearsed account has, as docs/aws.md has people make it."""
+"""The instance profile of every rehearsed account, like the one that docs/aws.md describes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRUST = (
 
 
 def stock(backend: Backend) -> None:
-    """A role and a profile of one name. What the role may do is not checked."""
+    """Create a role and a profile of one name. The role's permissions are not checked."""
     with backend.held():
         iam = backend.of("iam", "aws")
         iam.create_role(PROFILE, TRUST, "/", None, "", [], "3600")

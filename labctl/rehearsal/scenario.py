@@ -1,7 +1,7 @@
-"""What a rehearsal is told: a scenario file, switches over it, and knobs while it runs.
+"""The settings of a rehearsal: a scenario file, switches that override it, and changes at run time.
 
-Every value has a default that lets everything succeed at once. Actions are AWS's own names,
-`RunInstances` or `scheduler:CreateSchedule`, with `*` and `?` as in a shell.
+By default, everything succeeds at once. Actions are AWS's own names, `RunInstances` or
+`scheduler:CreateSchedule`, with `*` and `?` as in a shell.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, None: 
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds of `0s`, `1.5s`, `250ms`, `2m`, `1h`."""
+    """Parse `0s`, `1.5s`, `250ms`, `2m` or `1h` into seconds."""
     match = _SECONDS.fullmatch(text)
     if match is None:
         raise ValueError(f"{shown(text)} is not a time: write 250ms, 1.5s, 2m or 1h")
@@ -38,11 +38,11 @@ Seconds = Annotated[float, Parsed(parse_seconds)]
 
 
 class Delays(Value, frozen=True):
-    """How late the cloud is.
+    """The delays of the cloud.
 
-    `api` before every answer; `boot` from RunInstances to a machine that starts; `visible` until
-    describe calls show a new instance; `state` by which describe calls are behind; `terminate` in
-    the state shutting-down; `forget` until a terminated instance is no longer listed.
+    `api`: before every response; `boot`: from RunInstances to the machine's start; `visible`: until
+    describe calls show a new instance; `state`: by which describe calls lag; `terminate`: in the
+    state shutting-down; `forget`: until a terminated instance is no longer listed.
     """
 
     api: Seconds = 0.0
@@ -54,7 +54,7 @@ class Delays(Value, frozen=True):
 
 
 class Capacity(Value, frozen=True):
-    """`left` more machines can be had of these; all others without end."""
+    """A capacity: `left` such machines are available; all others are unlimited."""
 
     type: str = "*"
     zone: str = "*"
@@ -75,7 +75,7 @@ class Quotas(Value, frozen=True):
 
 
 class Throttle(Value, frozen=True):
-    """Calls beyond `burst` get RequestLimitExceeded until `rate` a second have passed."""
+    """A token bucket: `burst` calls at once, then `rate` a second; others are throttled."""
 
     action: str = "*"
     rate: float = 1.0
@@ -83,9 +83,9 @@ class Throttle(Value, frozen=True):
 
 
 class Loss(Value, frozen=True):
-    """The next `count` calls lose their reply, or themselves, after `skip` that do not.
+    """A loss: after `skip` calls, the next `count` calls lose their response, or are dropped.
 
-    The connection stays open for `hold`, or until the caller is gone, and closes then.
+    The connection stays open for `hold`, or until the caller is gone, and is then closed.
     """
 
     action: str = "*"
@@ -95,10 +95,10 @@ class Loss(Value, frozen=True):
 
 
 class Reclaim(Value, frozen=True):
-    """Spot instances are taken `after` they run, with a notice this long before; 0s is none.
+    """A reclaim of spot instances, `after` their start, with a `notice` before it (0s: none).
 
-    A rebalance recommendation comes `rebalance` before the notice; 0s is none. `count` machines
-    at most. The type and zone are patterns.
+    A rebalance recommendation comes `rebalance` before the notice (0s: none). At most `count`
+    machines are reclaimed. The type and zone are patterns.
     """
 
     after: Seconds
@@ -112,7 +112,7 @@ class Reclaim(Value, frozen=True):
 class Spot(Value, frozen=True):
     """The spot market: `discount` off the on-demand price on average, `swing` around it.
 
-    `prices` are fixed ones, by `type` or `type/zone`. `scores` are placement scores by zone.
+    `prices` are fixed prices by `type` or `type/zone`, `scores` are placement scores by zone.
     """
 
     discount: float = 0.6
@@ -123,10 +123,10 @@ class Spot(Value, frozen=True):
 
 
 class Scenario(Value, frozen=True):
-    """Everything that a rehearsal can be told; docs/rehearsal.md explains each.
+    """All settings of a rehearsal; docs/rehearsal.md explains each.
 
-    `image` is what machines stand on instead of the lab server's image; `types` are the instance
-    types offered ("" all); `images` further machine images by their SSM parameter.
+    `image` is the base of machines instead of the lab server's image; `types` are the instance
+    types offered (() for all); `images` are further machine images by their SSM parameter.
     """
 
     regions: tuple[str, ...] = ("us-east-1", "us-west-2")
@@ -149,60 +149,60 @@ class Scenario(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.regions:
-            raise ValueError("at least one region")
+            raise ValueError("at least one region is required")
 
 
 def load(path: Path | None, switches: Iterable[str] = ()) -> Scenario:
-    """The scenario of a file (None is an empty one) with `key=value` switches laid over it.
+    """Load the scenario of a file (None is an empty one), with `key=value` overrides.
 
-    Keys are dotted (`delays.boot=2s`); values are as in the file, lists and mappings included.
-    ConfigError holds every problem; UsageError is a switch that is none.
+    Keys are dotted (`delays.boot=2s`); values are as in the file, including lists and mappings.
+    ConfigError has every problem. UsageError for an override that is not KEY=VALUE.
     """
     problems: list[Problem] = []
     tree = Node(value={})
     if path is not None:
         data = read_bytes(path, "scenario", hint="labctl rehearse aws --help")
         tree = parse(data, path.name, problems) or tree
-    return _switched(tree, switches, problems)
+    return _override(tree, switches, problems)
 
 
 def switched(scenario: Scenario, switches: Iterable[str]) -> Scenario:
-    """The same with `key=value` switches laid over it."""
-    return _switched(_node(msgspec.to_builtins(scenario)), switches, [])
+    """Return the scenario with `key=value` overrides."""
+    return _override(_build_node(msgspec.to_builtins(scenario)), switches, [])
 
 
-def _switched(tree: Node, switches: Iterable[str], problems: list[Problem]) -> Scenario:
+def _override(tree: Node, switches: Iterable[str], problems: list[Problem]) -> Scenario:
     for switch in switches:
         key, equals, text = switch.partition("=")
         if not equals or not key:
             raise UsageError(f"{shown(switch)} is not KEY=VALUE", hint="--set delays.boot=2s")
         origin = f"--set {key}"
         value = parse(text.encode(), origin, problems) or Node(value=None, origin=origin)
-        tree = _laid(tree, key.split("."), value)
+        tree = _set_key(tree, key.split("."), value)
     scenario = read(tree, Scenario, "", problems)
     if problems:
         raise ConfigError(
-            "the scenario is wrong", tuple(problems), hint="labctl rehearse aws --help"
+            "the scenario is invalid", tuple(problems), hint="labctl rehearse aws --help"
         )
     assert isinstance(scenario, Scenario)
     return scenario
 
 
-def _node(value: Any) -> Node:
-    """What msgspec made of a scenario, as if it had been read."""
+def _build_node(value: Any) -> Node:
+    """Turn msgspec's builtins of a scenario into the nodes of a document."""
     if isinstance(value, dict):
-        return Node(value={str(key): _node(item) for key, item in value.items()})
+        return Node(value={str(key): _build_node(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return Node(value=[_node(item) for item in value])
+        return Node(value=[_build_node(item) for item in value])
     if isinstance(value, bool):
         return Node(value="true" if value else "false")
     return Node(value=str(value))
 
 
-def _laid(tree: Node, keys: list[str], value: Node) -> Node:
-    """`tree` with `value` at the dotted key."""
+def _set_key(tree: Node, keys: list[str], value: Node) -> Node:
+    """Return `tree` with `value` at the dotted key."""
     entries = dict(tree.value) if isinstance(tree.value, dict) else {}
     first, *rest = keys
     inner = entries.get(first) or Node(value={}, line=value.line, origin=value.origin)
-    entries[first] = _laid(inner, rest, value) if rest else value
+    entries[first] = _set_key(inner, rest, value) if rest else value
     return Node(value=entries, line=tree.line, origin=tree.origin)

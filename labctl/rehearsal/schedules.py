@@ -1,4 +1,4 @@
-"""EventBridge Scheduler's one-time schedules, fired: moto only keeps them."""
+"""One-time schedules of EventBridge Scheduler: moto stores them, this module fires them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT = re.compile(r"at\(([0-9T:-]+)\)")
 
 
 class Schedules:
-    """Each schedule that is made or changed is looked at again when its time has come."""
+    """The schedules. Each is checked when its time has come, in case it has changed."""
 
     def __init__(
         self, backend: Backend, clock: Clock, fleet: Fleet, now: Callable[[], float]
@@ -30,11 +30,11 @@ class Schedules:
         self._now = now
 
     def put(self, call: Call) -> Reply | None:
-        """CreateSchedule and UpdateSchedule."""
+        """Handle CreateSchedule and UpdateSchedule."""
         expression = str(call.json.get("ScheduleExpression", ""))
         zone = str(call.json.get("ScheduleExpressionTimezone") or "UTC")
         if expression.startswith("at("):
-            due = _time(expression, zone)
+            due = _parse_time(expression, zone)
             if due is None:
                 words = f"Invalid Schedule Expression {expression}."
                 return refusal(call, "ValidationException", words)
@@ -42,15 +42,15 @@ class Schedules:
         if reply.status == 200 and expression.startswith("at(") and due is not None:
             name = call.environ["PATH_INFO"].rpartition("/")[2]
             group = str(call.json.get("GroupName") or "default")
-            self._complete(call, group, name)
+            self._apply_defaults(call, group, name)
             self._clock.after(
                 max(0.0, due - self._now()),
                 lambda: self._fire(call.region, group, name, expression),
             )
         return reply
 
-    def _complete(self, call: Call, group: str, name: str) -> None:
-        """An update sets everything anew, what it leaves out to its default; moto's does not."""
+    def _apply_defaults(self, call: Call, group: str, name: str) -> None:
+        """Reset omitted fields to their defaults, as AWS's update does and moto's does not."""
         with self._backend.held():
             groups = self._backend.of("scheduler", call.region).schedule_groups
             schedule = groups[group].schedules[name]
@@ -75,8 +75,8 @@ class Schedules:
                     self._fleet.terminate(record)
 
 
-def _time(expression: str, zone: str) -> float | None:
-    """Unix seconds of `at(2030-01-01T00:00:00)`; None where it is none."""
+def _parse_time(expression: str, zone: str) -> float | None:
+    """Parse `at(2030-01-01T00:00:00)` into Unix seconds; None if it is invalid."""
     match = _AT.fullmatch(expression)
     try:
         return (

@@ -1,4 +1,4 @@
-"""A rehearsal: a simulated EC2 on this machine, from entering a `with` to leaving it."""
+"""A rehearsal: a simulated EC2 on this machine, as a context manager."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ KEY = "AKIAREHEARSAL0000000"
 
 
 class QuietMotoHandler(imds.QuietHandler, MotoRequestHandler):
-    """Keeps moto's care for headers with underscores."""
+    """A quiet handler with moto's handling of headers with underscores."""
 
 
 class Rehearsal:
-    """`with Rehearsal(Scenario(boot="none")) as rehearsal:` and export `rehearsal.environment`.
+    """A rehearsal: `with Rehearsal(Scenario(boot="none")) as rehearsal:`.
 
-    `building` says what the machines' image is built from (labctl's own directory and
-    LABCTL_BASE_IMAGE). `port` 0 is any free one; `said` is told of every change of an instance.
-    Everything listens on the loopback or on Unix sockets in a directory of its own.
+    Export `rehearsal.environment` to use it. `building` has the sources of the machines' image (by
+    default labctl's own directory and LABCTL_BASE_IMAGE). `port` 0 is any free port. `said` is
+    called with every change of an instance. Everything listens on the loopback or on Unix sockets
+    in a directory of its own.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Rehearsal:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What to export: any AWS SDK and labctl then speak to this rehearsal."""
+        """Variables to export: any AWS SDK and labctl then use this rehearsal."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": KEY,
@@ -86,7 +87,7 @@ class Rehearsal:
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often each action was called, whatever came of it. A copy."""
+        """How often each action was called, with any result. A copy."""
         return dict(self._layer.calls)
 
     @property
@@ -96,12 +97,12 @@ class Rehearsal:
 
     @property
     def under_way(self) -> int:
-        """How many calls are being answered now: one may take effect though its caller is gone."""
+        """How many calls are being answered now, including those whose caller is gone."""
         return self._layer.under_way
 
     @property
     def caller(self) -> str:
-        """The address under which machines see a caller on this one."""
+        """The address from which machines see a caller on this machine."""
         if self.scenario.address:
             return self.scenario.address
         return self._machines.gateway if self._machines is not None else LOOPBACK
@@ -114,12 +115,12 @@ class Rehearsal:
             return {record.id: self.fleet.state(record)[1] for record in records}
 
     def change(self, **settings: Any) -> None:
-        """Set top keys of the scenario from now on; counts of losses begin anew."""
+        """Set top-level keys of the scenario from now on, and reset the counts of losses."""
         self.scenario = msgspec.structs.replace(self.scenario, **settings)
         self._layer.faults.forget()
 
     def switch(self, switches: Iterable[str]) -> None:
-        """The same with `delays.boot=2s`, as on the command line."""
+        """Do the same with overrides like `delays.boot=2s`, as on the command line."""
         self.scenario = switched(self.scenario, switches)
         self._layer.faults.forget()
 
@@ -128,27 +129,27 @@ class Rehearsal:
         self._reclaims.reclaim(instance_id, notice_s, rebalance_s)
 
     def wait(self, instance_id: str, state: str, timeout_s: float = 120.0) -> None:
-        """Until an instance is in a state. TimeoutError otherwise."""
+        """Wait until an instance is in a state. TimeoutError after `timeout_s`."""
         record = self.record(instance_id)
         codes = {"pending": 0, "running": 16, "terminated": 48, "stopped": 80}
         if not self.fleet.wait(record, (codes[state], state), timeout_s):
             raise TimeoutError(f"{instance_id} is not {state} after {timeout_s} s")
 
     def record(self, instance_id: str) -> Record:
-        """What is known of an instance besides moto. NotFoundError for none."""
-        found = self.fleet.records.get(instance_id)
-        if found is None:
-            raise NotFoundError(f"there is no instance {instance_id!r} here")
-        return found
+        """Return an instance's record. NotFoundError if it does not exist."""
+        instance_record = self.fleet.records.get(instance_id)
+        if instance_record is None:
+            raise NotFoundError(f"this rehearsal has no instance {instance_id!r}")
+        return instance_record
 
     def execute(self, instance_id: str, line: str) -> tuple[int, str]:
-        """A shell line in an instance's machine, as root: (exit code, what it printed)."""
+        """Run a shell line in an instance's machine as root; return (exit code, output)."""
         if self._machines is None:
-            raise EngineError("machines of this rehearsal are not real")
+            raise EngineError("this rehearsal has no real machines (boot=none)")
         return self._machines.execute(instance_id, line)
 
     def close(self) -> None:
-        """Everything ends: servers, machines, their network. May be called again."""
+        """End everything: servers, machines, their network. Safe to repeat."""
         for server in self._servers:
             server.shutdown()
             server.server_close()
@@ -168,7 +169,7 @@ class Rehearsal:
         roles.stock(self.backend)
         listener = self._listen()
         if self.scenario.boot != "none":
-            self._machines = self._real()
+            self._machines = self._create_machines()
         self.fleet = Fleet(
             self.backend,
             self._clock,
@@ -185,7 +186,7 @@ class Rehearsal:
             self.fleet,
             schedules,
             lambda: self.scenario,
-            self._controlled,
+            self._handle_control,
             lambda: self.caller,
         )
         listener.app = self._layer
@@ -195,12 +196,12 @@ class Rehearsal:
             self._servers.append(imds.serve(self._layer.inside, socket))
 
     def _listen(self) -> BaseWSGIServer:
-        """The port is taken before machines are told of it."""
-        made = make_server(
-            LOOPBACK, self._port, _not_yet, threaded=True, request_handler=QuietMotoHandler
+        """Bind the port, before machines get its number."""
+        server = make_server(
+            LOOPBACK, self._port, _refuse_early, threaded=True, request_handler=QuietMotoHandler
         )
-        self._port = made.port
-        return made
+        self._port = server.port
+        return server
 
     def _serve(self, listener: BaseWSGIServer) -> None:
         thread = threading.Thread(target=listener.serve_forever, args=(0.1,), daemon=True)
@@ -208,7 +209,7 @@ class Rehearsal:
         thread.start()
         self._servers.append(listener)
 
-    def _real(self) -> Machines:
+    def _create_machines(self) -> Machines:
         import docker
 
         with engine.connected() as client:
@@ -219,20 +220,20 @@ class Rehearsal:
         client = docker.from_env(timeout=engine.TIMEOUT_S, max_pool_size=32)
         return Machines(client, image, self.scenario.boot, self._port)
 
-    def _controlled(self, name: str, said: dict[str, Any]) -> Any:
+    def _handle_control(self, name: str, body: dict[str, Any]) -> Any:
         if name == "reclaim":
             self.reclaim(
-                said["instance"],
-                float(said.get("notice_s", 120)),
-                float(said.get("rebalance_s", 0)),
+                body["instance"],
+                float(body.get("notice_s", 120)),
+                float(body.get("rebalance_s", 0)),
             )
         elif name == "set":
-            self.switch(said["switches"])
+            self.switch(body["switches"])
         elif name != "state":
-            raise NotFoundError(f"{name} is none of reclaim, set, state")
+            raise NotFoundError(f"unknown control request {name}: expected reclaim, set or state")
         return {"instances": self.instances, "calls": self.calls}
 
 
-def _not_yet(environ: Environ, start_response: Any) -> list[bytes]:
+def _refuse_early(environ: Environ, start_response: Any) -> list[bytes]:
     start_response("503 -", [])
     return []

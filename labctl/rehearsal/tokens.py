@@ -1,4 +1,4 @@
-"""ClientToken: the same request gives the same instances for a day after they have ended."""
+"""ClientToken: a repeated request returns the same instances, until a day after their end."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ VOLATILE = ("ClientToken", "AWSAccessKeyId", "Signature", "Timestamp")
 
 
 class Tokens:
-    """What each token was used for: the parameters' hash, and the instances that came of it."""
+    """The used tokens: each with its parameters' hash and the resulting instances."""
 
     def __init__(self) -> None:
-        # Held over a whole RunInstances: two with one token make one.
+        # Held during a whole RunInstances, so that two calls with one token have one effect.
         self.lock = threading.Lock()
         self._used: dict[tuple[str, str], tuple[str, list[str]]] = {}
 
     def replayed(self, call: Call) -> list[str] | Reply | None:
-        """The instances of an earlier call with this token; a refusal where it was another."""
-        found = self._used.get((call.region, call.form.get("ClientToken", "")))
-        if found is None:
+        """Return the instances of an earlier call with this token, or a refusal if it differs."""
+        earlier = self._used.get((call.region, call.form.get("ClientToken", "")))
+        if earlier is None:
             return None
-        if found[0] != _hash(call):
+        if earlier[0] != _hash(call):
             return refusal(
                 call,
                 "IdempotentParameterMismatch",
                 "Arguments on this idempotent request are inconsistent with arguments used in "
                 "previous request(s).",
             )
-        return found[1]
+        return earlier[1]
 
     def keep(self, call: Call, instance_ids: list[str]) -> None:
         if token := call.form.get("ClientToken"):
@@ -38,5 +38,5 @@ class Tokens:
 
 
 def _hash(call: Call) -> str:
-    said = sorted((key, value) for key, value in call.form.items() if key not in VOLATILE)
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+    parameters = sorted((key, value) for key, value in call.form.items() if key not in VOLATILE)
+    return hashlib.sha256(repr(parameters).encode()).hexdigest()

@@ -1,7 +1,8 @@
-"""What both sides must judge alike: labctl here, and the programs that it sends to servers.
+"""Code that labctl and the programs that it sends to servers share.
 
-`judge` says whether loading or unpacking a file could harm (`judge_file`), with `pickles` (what a
-pickle would call) and `archives` (whether every reader finds the same files in a zip archive).
-`machine` tells one boot of a machine from every other.
-Standard library of Python 3.8 only; imports nothing of labctl, and everything may import it.
+`judge` decides whether loading or unpacking a file could do harm (`judge_file`), with `pickles`
+(what a pickle would call) and `archives` (whether every reader finds the same files in a zip
+archive). `boot_id` identifies a boot of a machine, and `s3` is labctl's only S3 client.
+Standard library of Python 3.8 only (`s3` imports boto3 on its first request); imports nothing of
+labctl, and everything may import it.
 """

@@ -1,11 +1,12 @@
-"""Whether every reader finds the same files in a zip archive.
+"""Check that every reader finds the same files in a zip archive.
 
-Readers differ: Python's `zipfile` moves offsets where something precedes the archive, PyTorch's
-takes them as they are; one believes the directory, another the headers before the data. So an
-archive can show harmless files to one and a program to the other. Only an archive without such
-room is believed: its files follow each other from the first byte to the directory, the directory
-ends where the end record begins, and both say the same of every file. What honest writers do
-passes: data descriptors, zip64 fields, padding in extra fields, a comment at the end.
+Readers differ: Python's `zipfile` corrects offsets if something precedes the archive, PyTorch's
+reader does not; one trusts the directory, another the headers before the data. So an archive can
+show harmless files to one reader and a program to another. Only an archive that leaves no such
+room is accepted: its files follow each other from the first byte to the directory, the directory
+ends where the end record begins, and headers and directory agree on every file. Features that
+honest writers use are accepted: data descriptors, zip64 fields, padding in extra fields, a comment
+at the end.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _UNREADABLE_FLAGS = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 13  # encrypted, or a patch 
 
 
 class ArchiveError(Exception):
-    """Readers of this archive may not agree on what it holds; the text says where."""
+    """Readers of this archive may not agree on its content; the text says where."""
 
 
 class Member(NamedTuple):
-    """A file of an archive, as its directory describes it. `name` is raw: no encoding is sure."""
+    """A file of an archive, as its directory describes it. `name` is raw bytes."""
 
     name: bytes
     flags: int
@@ -50,7 +51,7 @@ class Member(NamedTuple):
 
 
 class _End(NamedTuple):
-    """Where the directory is, as the end record says, and where the records after it begin."""
+    """Where the end record says that the directory is, and where the records after it begin."""
 
     members: int
     directory_size: int
@@ -59,7 +60,7 @@ class _End(NamedTuple):
 
 
 def is_archive(file: BinaryIO, size: int) -> bool:
-    """Whether any reader would take this file for a zip archive, wherever in it that begins."""
+    """Return whether any reader would accept this file as a zip archive, wherever it begins."""
     file.seek(0)
     if file.read(4) in STARTS:
         return True
@@ -67,22 +68,25 @@ def is_archive(file: BinaryIO, size: int) -> bool:
     at = tail.rfind(_END_MARK, 0, max(0, len(tail) - _END.size + 4))
     if at < 0:
         return False
-    # Numbers may look like an end record. A directory is where it says, or just before it.
+    # Random bytes may look like an end record. A real one has its directory where it says, or just
+    # before it.
     length, offset = _END.unpack_from(tail, at)[5:7]
-    places = (offset, start + at - length)
+    directory_offsets = (offset, start + at - length)
     located = tail[max(0, at - _LOCATOR.size) : at].startswith(_LOCATOR_MARK)
-    return located or any(_read_at(file, place, 4) == _CENTRAL_MARK for place in places)
+    return located or any(
+        _read_at(file, directory_offset, 4) == _CENTRAL_MARK
+        for directory_offset in directory_offsets
+    )
 
 
 def read_directory(file: BinaryIO, size: int) -> list[Member]:
-    """The members of an archive, in the order of their data.
+    """Return the members of an archive, in the order of their data.
 
-    Raises:
-        ArchiveError: readers may disagree on what it holds, or it is damaged.
+    Raises ArchiveError if readers may disagree on its content, or if it is damaged.
     """
     end = _read_end(file, size)
     if end.members > MAX_MEMBERS:
-        raise ArchiveError(f"it holds {end.members} files, more than {MAX_MEMBERS}")
+        raise ArchiveError(f"it contains {end.members} files, more than {MAX_MEMBERS}")
     if end.directory_size > MAX_DIRECTORY_BYTES:
         raise ArchiveError(f"its directory is longer than {MAX_DIRECTORY_BYTES} bytes")
     if end.directory_offset + end.directory_size != end.begin:
@@ -94,8 +98,8 @@ def read_directory(file: BinaryIO, size: int) -> list[Member]:
     for number, member in enumerate(members):
         if member.offset != position:
             raise ArchiveError(f"{member.name!r} in it does not begin where the file before ends")
-        last = number + 1 == len(members)
-        position = end.directory_offset if last else members[number + 1].offset
+        is_last = number + 1 == len(members)
+        position = end.directory_offset if is_last else members[number + 1].offset
         _check_member(file, member, position)
     if position != end.directory_offset:
         raise ArchiveError("bytes before its directory belong to no file")
@@ -103,13 +107,13 @@ def read_directory(file: BinaryIO, size: int) -> list[Member]:
 
 
 def _read_tail(file: BinaryIO, size: int) -> tuple[bytes, int]:
-    """The bytes in which an end record may be, and where they begin."""
+    """Return the bytes that may contain an end record, and their offset."""
     start = max(0, size - _END.size - _MAX_COMMENT - _LOCATOR.size)
     return _read_at(file, start, size - start), start
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
-    """Fewer bytes than asked for where the file ends; none where no file can be."""
+    """Read bytes: fewer at the end of the file, none at an impossible offset."""
     if not 0 <= offset <= _MAX_OFFSET:
         return b""
     file.seek(offset)
@@ -128,14 +132,14 @@ def _read_end(file: BinaryIO, size: int) -> _End:
         raise ArchiveError("it is a part of an archive in several files")
     plain = _End(count, length, offset, start + at)
     if at >= _LOCATOR.size and tail.startswith(_LOCATOR_MARK, at - _LOCATOR.size):
-        found = _read_end64(file, start + at - _LOCATOR.size)
-        _check_end64(plain, found)
-        end = found
+        end64 = _read_end64(file, start + at - _LOCATOR.size)
+        _check_end64(plain, end64)
+        end = end64
     else:
         if count == _IN_EXTRA_16 or _IN_EXTRA_32 in (length, offset):
-            raise ArchiveError("its end record points to a second one that is missing")
+            raise ArchiveError("its end record refers to a second one, which is missing")
         end = plain
-    # Another end record between the directory and the last one is for readers that stop early.
+    # Another end record before the last one would mislead readers that stop early.
     between = _read_at(file, end.begin, start + at - end.begin)
     if _END_MARK in between:
         raise ArchiveError("it has more than one end record")
@@ -143,19 +147,24 @@ def _read_end(file: BinaryIO, size: int) -> _End:
 
 
 def _read_end64(file: BinaryIO, locator_at: int) -> _End:
-    """The zip64 end record, which must be just before its locator."""
-    disk, place, disks = _LOCATOR.unpack(_read_at(file, locator_at, _LOCATOR.size))[1:]
-    data = _read_at(file, place, _END64.size)
-    if disk or disks > 1 or place + _END64.size != locator_at or not data.startswith(_END64_MARK):
+    """Read the zip64 end record, which must be just before its locator."""
+    disk, offset64, disks = _LOCATOR.unpack(_read_at(file, locator_at, _LOCATOR.size))[1:]
+    data = _read_at(file, offset64, _END64.size)
+    if (
+        disk
+        or disks > 1
+        or offset64 + _END64.size != locator_at
+        or not data.startswith(_END64_MARK)
+    ):
         raise ArchiveError("its zip64 end record is not where it should be")
     _, length, _, _, own, first, here, count, directory, offset = _END64.unpack(data)
     if length != _END64.size - 12 or own or first or here != count:
         raise ArchiveError("its zip64 end record contradicts itself")
-    return _End(count, directory, offset, place)
+    return _End(count, directory, offset, offset64)
 
 
 def _check_end64(plain: _End, long: _End) -> None:
-    """A reader that knows no zip64 must find the same, or nothing."""
+    """Check that a reader without zip64 support finds the same, or nothing."""
     agrees = (
         plain.members in (long.members, _IN_EXTRA_16)
         and plain.directory_size in (long.directory_size, _IN_EXTRA_32)
@@ -170,7 +179,7 @@ def _parse_directory(data: bytes, count: int) -> list[Member]:
     at = 0
     while at < len(data):
         if len(members) == count:
-            raise ArchiveError("its directory holds more files than its end record counts")
+            raise ArchiveError("its directory has more files than its end record counts")
         if len(data) - at < _CENTRAL.size or not data.startswith(_CENTRAL_MARK, at):
             raise ArchiveError("its directory cannot be read")
         fields = _CENTRAL.unpack_from(data, at)
@@ -184,16 +193,16 @@ def _parse_directory(data: bytes, count: int) -> list[Member]:
         if at > len(data):
             raise ArchiveError("its directory cannot be read")
         if disk or any(byte < 32 or byte == 127 for byte in name) or not name:
-            raise ArchiveError(f"{name!r} in it has a name that readers take differently")
+            raise ArchiveError(f"{name!r} in it has a name that readers interpret differently")
         size, packed, offset = _resolve(name, extra, (size, packed, offset))
         members.append(Member(name, flags, method, crc, packed, size, offset))
     if len(members) != count:
-        raise ArchiveError("its directory holds fewer files than its end record counts")
+        raise ArchiveError("its directory has fewer files than its end record counts")
     return members
 
 
 def _parse_extra(name: bytes, extra: bytes) -> dict[int, bytes]:
-    """The extra fields by their ids. Zeros that fill up the end are no field."""
+    """Return the extra fields by their ids. Zeros that pad the end are no field."""
     fields: dict[int, bytes] = {}
     at = 0
     while at < len(extra) and extra[at:].strip(b"\0"):
@@ -209,7 +218,7 @@ def _parse_extra(name: bytes, extra: bytes) -> dict[int, bytes]:
 
 
 def _resolve(name: bytes, extra: dict[int, bytes], values: tuple[int, ...]) -> list[int]:
-    """The values, each that did not fit taken from the zip64 field, which holds those alone."""
+    """Return the values; those that did not fit come from the zip64 field, which has only them."""
     long = extra.get(_ZIP64, b"")
     if len(long) != 8 * values.count(_IN_EXTRA_32):
         raise ArchiveError(f"{name!r} in it has sizes that contradict each other")
@@ -218,7 +227,7 @@ def _resolve(name: bytes, extra: dict[int, bytes], values: tuple[int, ...]) -> l
 
 
 def _refuse_duplicates(members: list[Member]) -> None:
-    """PyTorch looks names up without regard to case."""
+    """Raise ArchiveError for names that are equal without case, as PyTorch compares them."""
     seen = set()
     for member in members:
         folded = member.name.decode("utf-8", "surrogateescape").casefold()
@@ -228,8 +237,10 @@ def _refuse_duplicates(members: list[Member]) -> None:
 
 
 def _check_member(file: BinaryIO, member: Member, end: int) -> None:
-    """Check that the header before a file's data, and what follows these, say the same as the
-    directory. `end` is where the next file begins."""
+    """Check that a file's header and the bytes after its data agree with the directory.
+
+    `end` is where the next file begins.
+    """
     head = _read_at(file, member.offset, _LOCAL.size)
     if len(head) < _LOCAL.size or not head.startswith(_LOCAL_MARK):
         raise ArchiveError(f"{member.name!r} is not where its directory says")
@@ -237,50 +248,50 @@ def _check_member(file: BinaryIO, member: Member, end: int) -> None:
     rest = file.read(name_length + extra_length)
     name, extra = rest[:name_length], _parse_extra(member.name, rest[name_length:])
     if (name, flags, method) != (member.name, member.flags, member.method):
-        raise ArchiveError(f"{member.name!r} in it is something else in its own header")
+        raise ArchiveError(f"{member.name!r} in it has a different header")
     if flags & _UNREADABLE_FLAGS or method not in (STORED, DEFLATED):
-        raise ArchiveError(f"{member.name!r} in it is encrypted or packed in an unknown way")
+        raise ArchiveError(f"{member.name!r} in it is encrypted or uses an unknown compression")
     if method == STORED and member.size != member.packed_size:
         raise ArchiveError(f"{member.name!r} in it has sizes that contradict each other")
     described = bool(flags & _DESCRIPTOR_FLAG)
     if not _agrees(member, extra, (crc, size, packed), described):
-        raise ArchiveError(f"{member.name!r} in it has another size or sum in its own header")
+        raise ArchiveError(f"{member.name!r} in it has another size or checksum in its own header")
     data_end = member.offset + _LOCAL.size + name_length + extra_length + member.packed_size
     if data_end > end:
-        raise ArchiveError(f"{member.name!r} in it runs into what follows")
+        raise ArchiveError(f"{member.name!r} in it overlaps the next file")
     after = _read_at(file, data_end, min(end - data_end, 25))
     if after not in (_descriptors(member) if described else (b"",)):
         raise ArchiveError(f"bytes after {member.name!r} in it belong to no file")
 
 
 def _agrees(
-    member: Member, extra: dict[int, bytes], found: tuple[int, int, int], described: bool
+    member: Member, extra: dict[int, bytes], header_values: tuple[int, int, int], described: bool
 ) -> bool:
-    """Whether a header's (sum, size, packed size) are the directory's.
+    """Return whether a header's (checksum, size, packed size) are those of the directory.
 
-    Where a descriptor follows the data they may be zero, and PyTorch's zip64 field then says what
-    was known when the header was written: sizes, zero, or where the header itself is.
+    If a descriptor follows the data they may be zero, and PyTorch's zip64 field then has what was
+    known when the header was written: sizes, zero, or the offset of the header itself.
     """
-    crc, size, packed = found
-    told = (member.crc, member.size, member.packed_size)
+    crc, size, packed = header_values
+    expected = (member.crc, member.size, member.packed_size)
     if described and _IN_EXTRA_32 not in (size, packed):
         long = extra.get(_ZIP64, b"")
         if len(long) % 8:
             return False
-        known = {0, member.size, member.packed_size, member.offset}
+        allowed = {0, member.size, member.packed_size, member.offset}
         in_extra = set(struct.unpack(f"<{len(long) // 8}Q", long))
-        return in_extra <= known and all(
+        return in_extra <= allowed and all(
             value in (0, right)
-            for value, right in ((crc, told[0]), (size, told[1]), (packed, told[2]))
+            for value, right in ((crc, expected[0]), (size, expected[1]), (packed, expected[2]))
         )
     size, packed = _resolve(member.name, extra, (size, packed))
     if described:
-        return crc in (0, told[0]) and size in (0, told[1]) and packed in (0, told[2])
-    return (crc, size, packed) == told
+        return crc in (0, expected[0]) and size in (0, expected[1]) and packed in (0, expected[2])
+    return (crc, size, packed) == expected
 
 
 def _descriptors(member: Member) -> list[bytes]:
-    """Every form in which a data descriptor may follow this member."""
+    """Return every form in which a data descriptor may follow this member."""
     forms = [struct.pack("<L2Q", member.crc, member.packed_size, member.size)]
     if max(member.packed_size, member.size) <= _IN_EXTRA_32:
         forms.append(struct.pack("<3L", member.crc, member.packed_size, member.size))

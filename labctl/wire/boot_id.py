@@ -1,4 +1,4 @@
-"""What tells one boot of a machine from every other, here and on a server alike."""
+"""Identification of one boot of a machine, on the client and on servers alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def boot_token() -> str:
-    """Changes when the machine restarts, a container as machine included; ":" outside Linux.
+    """Return a token that changes when the machine (or the container) restarts; ":" outside Linux.
 
     A container shares the kernel's boot id with its host, so the start of process 1 counts too.
     """

@@ -1,8 +1,8 @@
-"""Whether loading or unpacking a file could harm, judged by what it holds and not by its name.
+"""Decides whether loading or unpacking a file could do harm, by its content and not its name.
 
-Two kinds of doors ask. Where a stranger's weights are taken in, a pickle of tensors may pass, and
-what counts is `hazard`. Where something is loaded next, no pickle passes at all: loading one runs
-whatever code it holds, and a list of what is harmless is never complete.
+There are two kinds of callers. One that accepts a stranger's weights lets a pickle of tensors pass,
+and checks `hazard`. One that loads the file next accepts no pickle at all: loading a pickle runs
+any code in it, and a list of harmless names is never complete.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _DAMAGE = (
 
 
 class Verdict(NamedTuple):
-    """What a file is. Both texts are "" for a file that holds data and nothing else.
+    """The judgment of a file. Both texts are "" for a file that contains only data.
 
-    `pickle` completes "the file is ...": in what way it holds a pickle, harmless or not.
+    `pickle` completes "the file is ...": how it contains a pickle, harmless or not.
     `hazard` says why it must be neither loaded nor unpacked.
     """
 
@@ -47,15 +47,15 @@ class Verdict(NamedTuple):
 
 
 def judge_file(path: str, file: BinaryIO, size: int) -> Verdict:
-    """Judge one file. `path` is its name; `file` must be able to seek, and is moved."""
+    """Judge one file. `path` is its name; `file` must be seekable, and its position changes."""
     file.seek(0)
     head = file.read(_HEAD_BYTES)
-    promised = _promises_pickle(path)
+    claims_pickle = _has_pickle_suffix(path)
     if _is_tar(head):
-        # PyTorch's first format, which torch.load tries before a pickle. First here, too: a tar
-        # begins with a name, which may be a whole pickle, an empty zip archive or an array.
-        reason = "it is a tar archive, and torch.load takes those for pickles"
-        return Verdict("a tar archive, as torch.save once wrote it", reason)
+        # PyTorch's first format, which torch.load tries before a pickle, so it is tried first here
+        # too: a tar begins with a name, which may be a complete pickle, an empty zip or an array.
+        reason = "it is a tar archive, which torch.load reads as a pickle"
+        return Verdict("a tar archive, PyTorch's first format", reason)
     if archives.is_archive(file, size):
         return _judge_archive(file, size)
     if head.startswith(_ARRAY_MARK):
@@ -64,15 +64,15 @@ def judge_file(path: str, file: BinaryIO, size: int) -> Verdict:
     if pickles.is_pickle(head):
         kind = "" if _is_safetensors(path, file, size) else "a pickle"
         file.seek(0)
-        return Verdict(kind, pickles.find_hazard(file, size, promised=promised))
-    if promised:
+        return Verdict(kind, pickles.find_hazard(file, size, promised=claims_pickle))
+    if claims_pickle:
         kind = f"called {PurePosixPath(path).suffix}, as pickles are"
         return Verdict(kind, pickles.find_hazard(file, size, promised=True) if size else "")
     kind = "called .bin, as pickles of models are" if path.lower().endswith(".bin") and size else ""
     return Verdict(kind, _judge_gzip(file, size) if head.startswith(_GZIP_MARK) else "")
 
 
-def _promises_pickle(path: str) -> bool:
+def _has_pickle_suffix(path: str) -> bool:
     return any(suffix.lower() in pickles.SUFFIXES for suffix in PurePosixPath(path).suffixes)
 
 
@@ -85,7 +85,7 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _is_safetensors(path: str, file: BinaryIO, size: int) -> bool:
-    """Whether it begins as safetensors do: with the length of a JSON object, and the object.
+    """Return whether it begins as safetensors do: the length of a JSON object, and the object.
 
     Such a length may look like the first bytes of a pickle.
     """
@@ -108,14 +108,14 @@ def _judge_archive(file: BinaryIO, size: int) -> Verdict:
         file.seek(0)
         with zipfile.ZipFile(file) as archive:
             inside = sorted(archive.infolist(), key=lambda info: info.header_offset)
-            # The check above and the reader below must speak of the same bytes.
+            # The check above and the reader below must use the same bytes.
             if [(i.header_offset, i.compress_size, i.file_size) for i in inside] != [
                 (m.offset, m.packed_size, m.size) for m in members
             ]:
                 raise ArchiveError("Python reads its directory differently")
             verdicts = [_judge_member(archive, info) for info in inside]
     except ArchiveError as error:
-        return Verdict(hazard=f"readers of this archive may not agree on what it holds: {error}")
+        return Verdict(hazard=f"readers of this archive may not agree on its content: {error}")
     except _DAMAGE as error:
         return Verdict(hazard=f"it is a damaged archive ({error!s:.60})")
     has_pickle = any(verdict.pickle for verdict in verdicts)
@@ -126,7 +126,7 @@ def _judge_archive(file: BinaryIO, size: int) -> Verdict:
 
 
 def _find_bomb(members: list[archives.Member], size: int) -> str:
-    """Its own word for sizes is believed only to refuse it; nothing more is ever unpacked."""
+    """Refuse an archive by the sizes that it declares; more than those is never unpacked."""
     total = sum(member.size for member in members)
     if total > max(MAX_UNPACKED_BYTES, BOMB_FACTOR * size):
         return f"it would unpack to {_gib(total)} from {size} bytes"
@@ -134,40 +134,40 @@ def _find_bomb(members: list[archives.Member], size: int) -> str:
 
 
 def _judge_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Verdict:
-    with archive.open(info) as opened:
-        head = opened.read(_HEAD_BYTES)
-    promised = _promises_pickle(info.filename)
-    name = info.filename.lower()  # PyTorch looks names up without regard to case
+    with archive.open(info) as stream:
+        head = stream.read(_HEAD_BYTES)
+    claims_pickle = _has_pickle_suffix(info.filename)
+    name = info.filename.lower()  # PyTorch compares names without case
     verdict = Verdict()
     if head.startswith(archives.STARTS):
-        verdict = Verdict(hazard="an archive lies in it, and cannot be looked into")
+        verdict = Verdict(hazard="it contains another archive, which cannot be inspected")
     elif head.startswith(_ARRAY_MARK):
-        with archive.open(info) as opened:
-            verdict = _judge_array(cast(BinaryIO, opened), info.file_size)
-    elif pickles.is_pickle(head) or (promised and info.file_size):
-        with archive.open(info) as opened:
-            file = cast(BinaryIO, opened)
-            reason = pickles.find_hazard(file, info.file_size, promised=promised)
+        with archive.open(info) as stream:
+            verdict = _judge_array(cast(BinaryIO, stream), info.file_size)
+    elif pickles.is_pickle(head) or (claims_pickle and info.file_size):
+        with archive.open(info) as stream:
+            file = cast(BinaryIO, stream)
+            reason = pickles.find_hazard(file, info.file_size, promised=claims_pickle)
         verdict = Verdict("a pickle", reason)
     elif "/code/" in f"/{name}" and name.endswith(".py"):
-        verdict = Verdict(hazard="it is TorchScript: a program, not weights alone")
+        verdict = Verdict(hazard="it is TorchScript, which is a program and not only weights")
     if verdict.hazard:
         return Verdict(verdict.pickle, f"{info.filename!a} in it: {verdict.hazard}")
     return verdict
 
 
 def _judge_array(file: BinaryIO, size: int) -> Verdict:
-    """A NumPy array of Python objects is a pickle behind a header."""
+    """Judge a NumPy array: one of Python objects is a pickle behind a header."""
     file.seek(0)
     start = file.read(8)
     width = 2 if start[6:7] == b"\x01" else 4
     length = int.from_bytes(file.read(width), "little")
-    unreadable = Verdict(hazard="it is no NumPy array that can be read")
+    unreadable = Verdict(hazard="it is a damaged NumPy array")
     if not 0 < length <= _MAX_ARRAY_HEADER_BYTES:
         return unreadable
     try:
-        described = ast.literal_eval(file.read(length).decode("latin-1").strip())
-        kind = described["descr"]
+        header = ast.literal_eval(file.read(length).decode("latin-1").strip())
+        kind = header["descr"]
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
         return unreadable
     if _holds_numbers(kind):
@@ -177,7 +177,7 @@ def _judge_array(file: BinaryIO, size: int) -> Verdict:
 
 
 def _holds_numbers(kind: object) -> bool:
-    """Whether a dtype, as its header describes it, is of numbers and texts through and through."""
+    """Return whether a dtype, as its header describes it, has only numbers and texts."""
     if isinstance(kind, str):
         return _NUMBERS.fullmatch(kind) is not None
     if isinstance(kind, list):
@@ -186,7 +186,7 @@ def _holds_numbers(kind: object) -> bool:
 
 
 def _judge_gzip(file: BinaryIO, size: int) -> str:
-    """How much comes out is counted, up to what is allowed."""
+    """Count the unpacked bytes, up to what is allowed."""
     limit = max(MAX_UNPACKED_BYTES, BOMB_FACTOR * size)
     file.seek(0)
     unpacker, total = zlib.decompressobj(31), 0
@@ -203,7 +203,7 @@ def _judge_gzip(file: BinaryIO, size: int) -> str:
                         break
                     unpacker = zlib.decompressobj(31)
     except zlib.error:
-        return "it is no whole gzip file"
+        return "it is a damaged gzip file"
     return ""
 
 

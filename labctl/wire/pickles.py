@@ -1,8 +1,8 @@
-"""What a pickle would do when it is loaded, found without loading it.
+"""Find what a pickle would do when it is loaded, without loading it.
 
-A pickle is a program: `torch.load` and `joblib.load` run it. What it may name is listed here; one
-that names anything else is refused, and so is one that cannot be read to its end. Whoever loads a
-stranger's pickle still does so in a container: `weights_only=True` is no sandbox.
+A pickle is a program: `torch.load` and `joblib.load` run it. The names that it may use are listed
+here. One that uses any other name is refused, and so is one that cannot be read to its end. Load a
+stranger's pickle only in a container all the same: `weights_only=True` is no sandbox.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import pickletools
 from collections.abc import Iterator
 from typing import BinaryIO
 
-# Of one pickle; PyTorch keeps tensors outside of it.
+# bytes of one pickle; PyTorch stores tensors outside of it
 MAX_BYTES = 64 * 1024 * 1024
 MAX_STREAMS = 16
-# Things that one pickle keeps for later; each takes memory here for one byte there.
+# entries in a pickle's memo; a single byte of the pickle can take much memory here
 MAX_KEPT = 500_000
 FRAME_HEAD_BYTES = 9
-UNSEEN = "and cannot be looked into"
+UNSEEN = "and cannot be inspected"
 NO_STEP = "unknown"
-# Where pickletools stops because every unpickler does: there is no such step, or no more bytes.
+# Parts of pickletools' errors where every unpickler stops: an unknown step, or no more bytes.
 CUT = ("exhausted", "not enough data", "remain", "no newline found")
-# What such a name promises must be read to be believed.
+# A file with such a name is inspected as a pickle.
 SUFFIXES = frozenset(
     (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".dill", ".sav", ".ckpt", ".pck", ".npy")
 )
@@ -68,97 +68,101 @@ _REGISTRY = frozenset(("EXT1", "EXT2", "EXT4"))
 
 
 def is_pickle(head: bytes) -> bool:
-    """Whether a file with this beginning is a pickle of protocol 2 or newer."""
+    """Return whether a file that begins with these bytes is a pickle of protocol 2 or newer."""
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
 
 
 def find_hazard(file: BinaryIO, size: int, *, promised: bool) -> str:
-    """Why the pickle that begins here must not be loaded; "" where it names tensors and data only.
+    """Return why the pickle that begins here must not be loaded; "" if it uses only allowed names.
 
-    Reads `file` from where it is. Where nothing but the first bytes `promised` a pickle, one that
-    no unpickler would read is none: numbers may begin as it does.
+    Reads `file` from its current position. `promised` is False if only the first bytes suggest a
+    pickle: then one that no unpickler could read counts as data, since numbers may begin like it.
     """
     data = file.read(min(size, MAX_BYTES))
     at = 0
     for number in range(MAX_STREAMS):
         try:
-            at += _length(data[at:])
+            at += _measure(data[at:])
         except _Broken as broken:
-            # It ends there for whoever loads it, too. After the first, the bytes of tensors follow.
+            # Loading it stops there, too. After the first pickle, the bytes of tensors follow.
             if broken.cut and size > len(data):
-                return f"its pickle goes beyond {MAX_BYTES // 1024**2} MiB, {UNSEEN}"
-            return f"it is no whole pickle, {UNSEEN}" if promised and number == 0 else ""
-        except _Hazard as found:
-            return str(found)
+                return f"its pickle is longer than {MAX_BYTES // 1024**2} MiB, {UNSEEN}"
+            return f"it is an incomplete pickle, {UNSEEN}" if promised and number == 0 else ""
+        except _Hazard as hazard:
+            return str(hazard)
         if at >= len(data):
             return ""
-    return f"it holds more than {MAX_STREAMS} pickles, {UNSEEN}"
+    return f"it contains more than {MAX_STREAMS} pickles, {UNSEEN}"
 
 
 class _Hazard(Exception):
-    """What it would do."""
+    """The pickle must not be loaded; the text says what it would do."""
 
 
 class _Broken(Exception):
-    """Every unpickler stops here, and what came before was harmless. `cut`: for want of bytes."""
+    """Every unpickler stops here, and everything before was harmless. `cut`: bytes are missing."""
 
     def __init__(self, cut: bool) -> None:
         super().__init__()
         self.cut = cut
 
 
-def _length(data: bytes) -> int:
-    """How long the harmless pickle is that `data` begins with."""
+def _measure(data: bytes) -> int:
+    """Return the length of the harmless pickle that `data` begins with."""
     file = io.BytesIO(data)
     try:
-        for called in _called(file):
+        for called in _list_called(file):
             if called is None:
-                raise _Hazard("it would call something that its pickle hides")
+                raise _Hazard("it would call something that the pickle hides")
             if called not in ALLOWED:
                 raise _Hazard(f"loading it would run {'.'.join(called.split(' ', 1))!a}")
     except (ValueError, IndexError, OverflowError, MemoryError) as error:
         cut = any(words in str(error) for words in CUT)
         if isinstance(error, UnicodeDecodeError) or not (cut or NO_STEP in str(error)):
-            # An unpickler may read here what pickletools does not, and go on.
+            # An unpickler may be able to read on where pickletools cannot.
             raise _Hazard(f"its pickle cannot be read ({error!s:.60}), {UNSEEN}") from None
         raise _Broken(cut) from None
     return file.tell()
 
 
-def _called(file: BinaryIO) -> Iterator[str | None]:
-    """Every `module name` that a pickle asks for; None where nobody can tell before it runs.
+def _list_called(file: BinaryIO) -> Iterator[str | None]:
+    """Yield every `module name` that a pickle uses; None where it is known only at load time.
 
-    Knows the top of the stack only after what puts a text there: whatever else happens in between
-    makes it unknown, so that no order of steps makes one name look like another.
+    The top of the stack is known only after a step that puts a text there. Every other step makes
+    it unknown, so that no order of steps can make one name look like another.
     """
     top: list[str | None] = []
-    kept: dict[int, str | None] = {}
+    memo: dict[int, str | None] = {}
     frame_end = 0
     for code, argument, at in pickletools.genops(file):
         name = code.name
         if name == "FRAME":
             frame_end = max(frame_end, (at or 0) + FRAME_HEAD_BYTES + int(argument or 0))
         if name == "STOP" and (at or 0) + 1 < frame_end:
-            # Some unpicklers take a frame at once: the next pickle begins behind it for them.
+            # Some unpicklers read a frame at once: for them the next pickle begins after it.
             raise _Hazard(f"its pickle ends before its frame does, {UNSEEN}")
-        if len(kept) > MAX_KEPT:
-            raise _Hazard(f"its pickle keeps more than {MAX_KEPT} things, {UNSEEN}")
+        if len(memo) > MAX_KEPT:
+            raise _Hazard(f"its pickle has more than {MAX_KEPT} memo entries, {UNSEEN}")
         if name in _TEXT:
             top.append(str(argument))
         elif name == "MEMOIZE":
-            kept[len(kept)] = top[-1] if top else None
+            memo[len(memo)] = top[-1] if top else None
         elif name in _KEEP:
-            kept[int(argument or 0)] = top[-1] if top else None
+            memo[int(argument or 0)] = top[-1] if top else None
         elif name in _FETCH:
-            top.append(kept.get(int(argument or 0)))
+            top.append(memo.get(int(argument or 0)))
         else:
             if name in ("GLOBAL", "INST"):
                 yield str(argument)
             elif name == "STACK_GLOBAL":
                 if len(top) < 2:
-                    raise ValueError(f"{NO_STEP}: nothing is there to be called")
-                module, wanted = top[-2:]
-                yield f"{module} {wanted}" if module is not None and wanted is not None else None
+                    raise ValueError(f"{NO_STEP}: the stack has nothing to call")
+                module, attribute = top[-2:]
+                yield (
+                    f"{module} {attribute}"
+                    if module is not None and attribute is not None
+                    else None
+                )
             elif name in _REGISTRY and top:
                 yield None
             top.append(None)

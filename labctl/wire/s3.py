@@ -1,6 +1,6 @@
-"""A folder of an S3 bucket, by boto3: labctl's only S3 client, on servers and on your machine.
+"""A folder of an S3 bucket: labctl's only S3 client, on servers and on your machine.
 
-boto3 is imported by the first request. This module imports nothing of labctl.
+It uses boto3, which the first request imports. This module imports nothing of labctl.
 """
 
 from __future__ import annotations
@@ -14,35 +14,37 @@ from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
 CHUNK_BYTES = 1024 * 1024
-# A smaller file is one request, whose answer bears the hash of what S3 has written.
+# A smaller file is sent in one request, whose response has the hash of what S3 has written.
 PARTS_FROM_BYTES = 4 * 1024 * 1024
 CONNECT_TIMEOUT_S = 10
 READ_TIMEOUT_S = 30
-ROLE_METHOD = "iam-role"  # what botocore calls the credentials of an instance profile
-NO_ROLE = "this server has no instance profile, and uses no other credentials"
+ROLE_METHOD = "iam-role"  # botocore's name for the credentials of an instance profile
+NO_ROLE = "this server has no instance profile, and labctl uses no other credentials"
 
 
 class Credentials(enum.Enum):
-    """Whose credentials sign the requests."""
+    """The credentials that sign the requests."""
 
-    USER = "user"  # those that boto3 finds, or of a named profile
-    ROLE = "role"  # those of the machine's instance profile, whatever keys a person has there
-    NONE = "none"  # nobody's: a public bucket
+    USER = "user"  # those that boto3 finds, or those of a named profile
+    ROLE = "role"  # those of the machine's instance profile, never a person's keys
+    NONE = "none"  # unsigned, for a public bucket
 
 
 class Problem(enum.Enum):
+    """The kind of a failure."""
+
     MISSING = "missing"
     NO_BUCKET = "no bucket"
     DENIED = "denied"
     NO_CREDENTIALS = "no credentials"
     UNREACHABLE = "unreachable"
-    CHANGED_HERE = "changed here"  # the file to send, named as the reason, is not as announced
+    CHANGED_HERE = "changed here"  # the local file (named in `why`) differs from its hash
     CHANGED_THERE = "changed there"  # a condition on the object does not hold
     UNCONFIRMED = "unconfirmed"
     REFUSED = "refused"
 
 
-# By S3's error codes; requests without a body have the status alone.
+# By S3's error codes. Responses without a body have only the HTTP status.
 PROBLEMS = {
     "NoSuchKey": Problem.MISSING,
     "NoSuchVersion": Problem.MISSING,
@@ -61,7 +63,7 @@ PROBLEMS = {
 
 
 class S3Error(Exception):
-    """A request that S3 or the way to it did not fulfill."""
+    """A request that failed, at S3 or on the way there."""
 
     def __init__(self, problem: Problem, why: str) -> None:
         super().__init__(why)
@@ -80,8 +82,8 @@ class Listed(NamedTuple):
 class S3:
     """The folder of `url` (s3://bucket/folder), or `prefix` below it. Keys are relative to it.
 
-    `convert_error` makes the caller's own exception of an S3Error. `report_progress` is called
-    whenever bytes have moved. A client may be used from several threads.
+    `convert_error` turns an S3Error into the caller's own exception. `report_progress` is called
+    after every transfer of bytes. Several threads may share a client.
     """
 
     def __init__(
@@ -109,42 +111,44 @@ class S3:
     def call(self, request: Callable[[Any], Any]) -> Any:
         """Return what `request` does, given boto3's client."""
         try:
-            return self._ask(request)
+            return self._call(request)
         except S3Error as error:
             raise self._convert_error(error) from None
 
     def read(self, key: str) -> bytes | None:
-        """The whole content; None where there is none, or where only a listing could tell."""
+        """Return the whole content; None if absent, or if only a listing could tell."""
         return self._read_tagged(key)[0]
 
     def read_blocks(
         self, key: str, start: int = 0, size: int | None = None, etag: str = ""
     ) -> Iterator[bytes]:
-        """At most `size` bytes from `start` on, of the object with this ETag where one is given."""
+        """Yield at most `size` bytes from `start` on, if the object still has the `etag` given."""
         request = self._locate(key)
         if start:
             request["Range"] = f"bytes={start}-"
         if etag:
             request["IfMatch"] = etag
         body = self.call(lambda client: client.get_object(**request)["Body"])
-        left = size
+        remaining = size
 
         def read_block(_: Any) -> bytes:
-            return bytes(body.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)))
+            return bytes(
+                body.read(CHUNK_BYTES if remaining is None else min(CHUNK_BYTES, remaining))
+            )
 
         try:
-            while left is None or left > 0:
+            while remaining is None or remaining > 0:
                 block = self.call(read_block)
                 if not block:
                     break
                 self._report_progress()
                 yield block
-                left = None if left is None else left - len(block)
+                remaining = None if remaining is None else remaining - len(block)
         finally:
             body.close()
 
     def put(self, key: str, content: bytes, **conditions: str) -> None:
-        """Write one object. Its answer bears the hash of what S3 has written."""
+        """Write one object. The response has the hash of what S3 has written."""
         digest = hashlib.sha256(content)
         checksum = base64.b64encode(digest.digest()).decode()
         request = {
@@ -157,13 +161,13 @@ class S3:
         }
         reply = self.call(lambda client: client.put_object(**request))
         if reply.get("ChecksumSHA256", checksum) != checksum:
-            self._fail(Problem.UNCONFIRMED, f"S3 does not show {key} as it was sent")
+            self._fail(Problem.UNCONFIRMED, f"S3 did not confirm the content of {key}")
         self._report_progress()
 
     def send(self, key: str, path: Path, size: int, sha256: str) -> None:
-        """Write the first `size` bytes of a file, which have this hash; confirmed by S3.
+        """Write the first `size` bytes of a file, which have this hash; S3 confirms them.
 
-        Large files go in parts, and not again where they are there already.
+        Large files are sent in parts, and not at all if S3 has them already.
         """
         with path.open("rb") as file:
             if size < PARTS_FROM_BYTES:
@@ -172,19 +176,19 @@ class S3:
                     self._fail(Problem.CHANGED_HERE, path.name)
                 self.put(key, content)
                 return
-            there = self._has(key, size, sha256)
+            is_there = self._has(key, size, sha256)
             beginning = Beginning(file, size, self._report_progress)
-            if there:
+            if is_there:
                 beginning.read_all()
             else:
                 self._upload(key, beginning, sha256)
         if beginning.sha256 != sha256:
             self._fail(Problem.CHANGED_HERE, path.name)
-        if not there and not self._has(key, size, sha256):
-            self._fail(Problem.UNCONFIRMED, f"S3 does not show {key} as it was sent")
+        if not is_there and not self._has(key, size, sha256):
+            self._fail(Problem.UNCONFIRMED, f"S3 did not confirm the content of {key}")
 
     def list_objects(self, prefix: str = "") -> list[Listed]:
-        """What lies below the folder with keys that begin so, sorted by key."""
+        """List the objects whose keys start with `prefix`, sorted by key."""
         top = f"{self.folder}/" if self.folder else ""
         request = {"Bucket": self.bucket, "Prefix": top + prefix}
 
@@ -196,50 +200,50 @@ class S3:
                 for entry in page.get("Contents", ())
             ]
 
-        found: list[Listed] = self.call(list_pages)
-        return sorted(found)
+        objects: list[Listed] = self.call(list_pages)
+        return sorted(objects)
 
     def find(self) -> Listed | None:
-        """The object that bears the folder's own name, with the key ""."""
-        where = {"Bucket": self.bucket, "Prefix": self.folder, "MaxKeys": 1}
-        reply = self.call(lambda client: client.list_objects_v2(**where))
+        """Return the object whose key is the folder's own name, with the key ""."""
+        request = {"Bucket": self.bucket, "Prefix": self.folder, "MaxKeys": 1}
+        reply = self.call(lambda client: client.list_objects_v2(**request))
         for entry in reply.get("Contents", ()):
             if entry["Key"] == self.folder:
                 return Listed("", int(entry["Size"]), str(entry.get("ETag", "")))
         return None
 
     def swap(self, key: str, content: bytes, expected: bytes | None) -> bool:
-        """Write only where the content is `expected`, None for no object; whether it was."""
-        found, tag = self._read_tagged(key)
-        if found != expected:
+        """Write only if the content is `expected` (None for no object); return whether it was."""
+        content_now, etag = self._read_tagged(key)
+        if content_now != expected:
             return False
-        condition = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": tag}
-        where = self._locate(key)
+        condition = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": etag}
+        location = self._locate(key)
 
-        request = {**where, **condition, "Body": content, "ChecksumAlgorithm": "SHA256"}
+        request = {**location, **condition, "Body": content, "ChecksumAlgorithm": "SHA256"}
         try:
-            self._ask(lambda client: client.put_object(**request))
+            self._call(lambda client: client.put_object(**request))
         except S3Error as error:
             if error.problem not in (Problem.CHANGED_THERE, Problem.MISSING):
                 raise self._convert_error(error) from None
-            # It may have been changed by this very call, whose first answer was lost.
+            # This very call may have written it, if its first response was lost.
             return self._read_tagged(key)[0] == content
         return True
 
-    def _ask(self, request: Callable[[Any], Any]) -> Any:
+    def _call(self, request: Callable[[Any], Any]) -> Any:
         with translate_errors():
             if self._client is None:
                 self._client = self._connect()
             return request(self._client)
 
-    def _ask_for_object(self, request: Callable[[Any], Any]) -> Any:
-        """None where the object is missing."""
+    def _call_for_object(self, request: Callable[[Any], Any]) -> Any:
+        """Make a request; return None if the object is missing."""
         try:
-            return self._ask(request)
+            return self._call(request)
         except S3Error as error:
-            # S3 answers 403 for a missing object to a role that may not list.
-            blind = self._credentials is Credentials.ROLE and error.problem is Problem.DENIED
-            if not blind and error.problem is not Problem.MISSING:
+            # S3 returns 403 for a missing object to a role that is not allowed to list.
+            may_not_list = self._credentials is Credentials.ROLE and error.problem is Problem.DENIED
+            if not may_not_list and error.problem is not Problem.MISSING:
                 raise self._convert_error(error) from None
             return None
 
@@ -247,25 +251,25 @@ class S3:
         return {"Bucket": self.bucket, "Key": "/".join(filter(None, [self.folder, key]))}
 
     def _read_tagged(self, key: str) -> tuple[bytes | None, str]:
-        """(content, ETag)."""
-        where = self._locate(key)
+        """Return (content, ETag); (None, "") if the object is missing."""
+        location = self._locate(key)
 
         def get(client: Any) -> tuple[bytes, str]:
-            reply = client.get_object(**where)
+            reply = client.get_object(**location)
             return bytes(reply["Body"].read()), str(reply["ETag"])
 
-        return self._ask_for_object(get) or (None, "")
+        return self._call_for_object(get) or (None, "")
 
     def _has(self, key: str, size: int, sha256: str) -> bool:
-        where = self._locate(key)
-        head = self._ask_for_object(lambda client: client.head_object(**where))
-        found = (head["ContentLength"], head["Metadata"].get("sha256")) if head else None
-        return found == (size, sha256)
+        location = self._locate(key)
+        head = self._call_for_object(lambda client: client.head_object(**location))
+        stored = (head["ContentLength"], head["Metadata"].get("sha256")) if head else None
+        return stored == (size, sha256)
 
     def _upload(self, key: str, beginning: Beginning, sha256: str) -> None:
         extra = {"Metadata": {"sha256": sha256}, "ChecksumAlgorithm": "SHA256"}
-        where = tuple(self._locate(key).values())
-        self.call(lambda client: client.upload_fileobj(beginning, *where, ExtraArgs=extra))
+        location = tuple(self._locate(key).values())
+        self.call(lambda client: client.upload_fileobj(beginning, *location, ExtraArgs=extra))
 
     def _fail(self, problem: Problem, why: str) -> None:
         raise self._convert_error(S3Error(problem, why))
@@ -280,7 +284,7 @@ class S3:
 class Beginning:
     """The first bytes of a file that may grow, hashed as they are read.
 
-    It cannot be sought in, so that each byte is read once and what was hashed is what was sent.
+    It is not seekable, so that each byte is read once and the hash is that of the bytes sent.
     """
 
     def __init__(self, file: BinaryIO, size: int, report_progress: Callable[[], None]) -> None:
@@ -290,8 +294,8 @@ class Beginning:
         self._report_progress = report_progress
 
     def read(self, length: int | None = -1) -> bytes:
-        most = self._left if length is None or length < 0 else min(length, self._left)
-        block = self._file.read(most)
+        limit = self._left if length is None or length < 0 else min(length, self._left)
+        block = self._file.read(limit)
         self._left -= len(block)
         self._digest.update(block)
         self._report_progress()
@@ -317,17 +321,17 @@ def connect(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         retries={"mode": "standard"},
-        # Addresses that are signed beforehand are of an older kind otherwise.
+        # Otherwise presigned URLs would use an older signature.
         signature_version=botocore.UNSIGNED if unsigned else "s3v4",
         s3={"addressing_style": "path"} if endpoint else {},
     )
-    own = boto3.Session(profile_name=profile or None, botocore_session=session)
-    return own.client("s3", config=config, endpoint_url=endpoint or None)
+    boto3_session = boto3.Session(profile_name=profile or None, botocore_session=session)
+    return boto3_session.client("s3", config=config, endpoint_url=endpoint or None)
 
 
 @functools.lru_cache(maxsize=None)
 def connect_as_role() -> Any:
-    """One client for the process: it takes longer to make than a pass of little does.
+    """Return the process's only client: to create one takes longer than a small pass.
 
     botocore renews the credentials of an instance profile by itself.
     """
@@ -335,7 +339,9 @@ def connect_as_role() -> Any:
 
     session = botocore.session.get_session()
     resolver = session.get_component("credential_provider")
-    resolver.providers = [each for each in resolver.providers if each.METHOD == ROLE_METHOD]
+    resolver.providers = [
+        provider for provider in resolver.providers if provider.METHOD == ROLE_METHOD
+    ]
     if session.get_credentials() is None:
         raise S3Error(Problem.NO_CREDENTIALS, NO_ROLE)
     return connect(session=session)
@@ -343,19 +349,19 @@ def connect_as_role() -> Any:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise S3Error for whatever boto3 raises."""
+    """Raise S3Error for every error of boto3."""
     from boto3.exceptions import Boto3Error
-    from botocore import exceptions as known
+    from botocore import exceptions
 
     try:
         yield
-    except known.ClientError as error:
+    except exceptions.ClientError as error:
         code = str(error.response["Error"].get("Code", ""))
         why = f"{code}: {error.response['Error'].get('Message', '')}"
         raise S3Error(PROBLEMS.get(code, Problem.REFUSED), why) from None
-    except (known.NoCredentialsError, known.PartialCredentialsError) as error:
+    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
         raise S3Error(Problem.NO_CREDENTIALS, str(error)) from None
-    except known.HTTPClientError as error:
+    except exceptions.HTTPClientError as error:
         raise S3Error(Problem.UNREACHABLE, str(error)) from None
-    except (known.BotoCoreError, Boto3Error, OSError) as error:
+    except (exceptions.BotoCoreError, Boto3Error, OSError) as error:
         raise S3Error(Problem.REFUSED, str(error)) from None

@@ -187,7 +187,7 @@ def test_one_of_before_is_replaced_while_it_lives_and_forgets_nothing(
     assert now["elapsed_s"] >= before["elapsed_s"]
     assert now["ttl_left_s"] == pytest.approx(before["ttl_left_s"], abs=WAIT_S)
     decisions = [one["what"] for one in now["decisions"]]
-    assert "watching again" in decisions
+    assert "watchdog restarted" in decisions
     assert not earlier.path.exists(), "nobody runs it any more"
 
 
@@ -221,5 +221,5 @@ def test_a_limit_that_only_a_newer_labctl_knows_is_left_alone(
 
 
 def test_a_verb_that_it_does_not_know_is_an_error_that_names_it(today: Program) -> None:
-    with pytest.raises(LabError, match="knows no verb 'of-tomorrow'"):
+    with pytest.raises(LabError, match="has no verb 'of-tomorrow'"):
         today.ask("of-tomorrow", {})

@@ -109,7 +109,7 @@ def test_a_recommendation_is_mirrored_and_a_drill_s_notice_ends_the_run_in_time(
     server = spot.json("status")["server"]["id"]
     instance = server.partition(".")[0]
     spot.labctl("run", "--detach", "--id", "taken")
-    decided(bed, instance, "listening")
+    decided(bed, instance, "watching for reclaim")
     place = "/home/ubuntu/labctl/spotted/runs/taken"
     first = f"checkpoints/step-{EVERY:08d}/manifest.json"
     wait_for(lambda: bed.rehearsal.execute(instance, f"cat {place}/{first}")[0] == 0)
@@ -120,9 +120,9 @@ def test_a_recommendation_is_mirrored_and_a_drill_s_notice_ends_the_run_in_time(
     assert spot.json("status", "--refresh")["runs"][0]["state"] == "running"
 
     drill = spot.start("rehearse", "reclaim", "--notice", "40s", "--yes", "--json")
-    taken = decided(bed, instance, "being taken back")
+    taken = decided(bed, instance, "reclaim notice")
     assert taken["why"].startswith("IMDS says: terminate in")
-    decided(bed, instance, "ready to be taken")
+    decided(bed, instance, "ready for reclaim")
     body = json.loads(bed.rehearsal.execute(instance, f"cat {place}/.labctl/reclaim.json")[1])
     notice, whole = body["notice"], body["whole"]
     assert (notice["kind"], notice["action"]) == ("interruption", "terminate")
@@ -144,8 +144,8 @@ def test_a_recommendation_is_mirrored_and_a_drill_s_notice_ends_the_run_in_time(
     assert done["lost_steps"] == 0
     assert done["cost_usd"] > 0
     log = spot.labctl("logs", "taken")
-    assert "this server may be taken back soon" in log
-    assert "this server is taken back in" in log
+    assert "the provider may reclaim this server soon" in log
+    assert "the provider reclaims this server in" in log
     assert f"stopped at {whole['step']}" in log
     assert f"from {whole['step']}" in log
 

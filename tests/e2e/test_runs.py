@@ -70,7 +70,7 @@ def test_one_id_is_one_run(lab: LabDirectory) -> None:
     assert ("started" in first.stderr, "found" in second.stderr) == (True, True)
     assert lab.student(f"cat {lab.place('once')}/logs/count") == "once\n"
     other = lab.run("echo other", "--id", "once", code=255)
-    assert "there is another run once" in other.stderr
+    assert 'A run named "once" already exists on this server' in other.stderr
     assert "labctl run --id" in other.stderr
 
 
@@ -175,7 +175,7 @@ def test_cancel_lets_it_write_first(lab: LabDirectory, followed: Followed) -> No
     process = followed("saves", f"{saves}; echo ready; while :; do sleep 0.02; done")
     process.said("ready\n")
     told = lab.labctl("cancel", "saves", "--grace", "30")
-    assert told.stdout == "run saves: cancelled; the command ended with 4\n"
+    assert told.stdout == "run saves: canceled (exit code 4)\n"
     process.end(4)
     assert lab.student(f"cat {lab.place('saves')}/checkpoints/last") == "saved\n"
     assert "had ended before" in lab.labctl("cancel", "saves").stdout

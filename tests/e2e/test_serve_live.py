@@ -106,7 +106,7 @@ def test_a_model_answers_through_a_forward_and_a_pickle_in_its_place_is_refused(
 
     put(served, "checkpoints/step-00000002/model.safetensors", b"\x80\x04cos\nsystem\n.")
     for checkpoint in ("step-00000002", ""):
-        with pytest.raises(PolicyError, match="the model is refused") as refused:
+        with pytest.raises(PolicyError, match="refused the model") as refused:
             ensure_service(served.remote, wish(served, checkpoint), served.reporter)
         assert "model.safetensors' is a pickle" in refused.value.why
     chosen = ensure_service(served.remote, wish(served, "step-00000001"), served.reporter)

@@ -74,8 +74,8 @@ def test_a_gpu_goes_to_the_next_in_the_queue(alice: Person, bob: Person, bed: Sh
         start_refused(alice, "hog-again", uuid)
         alice.ssh("touch labctl/hw3/runs/hog/go")
         wait_for(lambda: not list_gpus(alice)[0]["holder"])
-        assert "is kept for lab-bob, who asked before" in start_refused(alice, "at-once", uuid)
-    assert "is kept for lab-bob" in start_refused(alice, "after-a-restart", uuid)
+        assert "is reserved for lab-bob, who is before you" in start_refused(alice, "at-once", uuid)
+    assert "is reserved for lab-bob" in start_refused(alice, "after-a-restart", uuid)
     bob.start("waits-no-more", SLEEP, gpus=uuid)
     assert list_gpus(alice)[0]["holder"] == "lab-bob"
     bob.remote.call("cancel", bob.about("waits-no-more"))
@@ -150,7 +150,7 @@ def test_a_pull_is_bounded_while_it_goes_on(alice: Person, bob: Person, bed: Sha
     assert "Downloaded newer image" in alice.said(f"docker pull {TINY}")
     with small_shares(bed, image_bytes=1 << 20):
         said = alice.refused("docker pull 127.0.0.1:5055/huge:1")
-        assert "more than the shared server takes" in said
+        assert "larger than the shared server allows" in said
         wait_for(lambda: bed.host.sh("ls /var/tmp").find("given-up") >= 0)
     # An account that hangs up takes its pull with it.
     bed.host.sh("rm /var/tmp/given-up")

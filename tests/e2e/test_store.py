@@ -84,7 +84,7 @@ def test_the_servers_key_opens_its_own_prefix_and_nothing_else(stored: StoreLab)
     assert stored.store.sh("cat ~/labs/other-1/secret") == "theirs\n"
     for words in (f"{where} id", f"{where} cat /etc/passwd", f"-s {where} sftp"):
         said = server_key(stored, words, b"id\n")
-        assert "this is no request" in said, (words, said)
+        assert "invalid request" in said, (words, said)
         assert "uid=" not in said
     assert "PTY allocation request failed" in server_key(stored, f"-tt {where}", b"id\n")
     assert "forward" in server_key(stored, f"-W 127.0.0.1:22 {where}").lower()

@@ -260,7 +260,7 @@ def test_the_ttl_stops_a_run_saves_its_checkpoint_and_powers_off(watched: WatchL
     (run,) = [each for each in watched.status()["runs"] if each["id"] == "trained"]
     assert (run["state"], run["stopped_by"], run["exit_code"]) == ("lost", "ttl", 0)
     watch = wait_for(lambda: found if (found := watched.watch())["alive"] else None)
-    assert any(each["what"] == "the ttl begins anew" for each in watch["decisions"])
+    assert any(each["what"] == "ttl restarted" for each in watch["decisions"])
     assert watch["ttl_left_s"] > 5
 
 
@@ -297,7 +297,7 @@ def test_a_spent_budget_ends_it_at_once_however_busy(watched: WatchLab) -> None:
 
 def test_an_idle_server_whose_results_would_be_lost_stays_on(watched: WatchLab) -> None:
     armed = watched.guard("stays", idle_s=4, ending={"disk": "goes"})
-    assert armed["cannot"] == ["the disk ends with the server: pull what you want to keep"]
+    assert armed["cannot"] == ["The disk is deleted with the server. Run labctl pull first."]
     wait_for(lambda: any(d["what"] == "staying on" for d in watched.watch()["decisions"]))
     assert watched.server.found().state == "running"
     wait_for(lambda: watched.watch()["unsaved"]["files"])
@@ -312,9 +312,9 @@ def test_limits_hold_against_extensions_and_lost_clients(watched: WatchLab) -> N
     watch = watched.guard("limits", **limits, budget_whole_usd=5.0, elapsed_s=600.0)
     assert watch["ttl_left_s"] == pytest.approx(3000, abs=60)
     assert watched.extend(1800)["ttl_left_s"] == pytest.approx(4800, abs=60)
-    with pytest.raises(PolicyError, match="no 10 min more") as refused:
+    with pytest.raises(PolicyError, match="Cannot extend by 10 min") as refused:
         watched.extend(600)
-    assert "the ceiling ends it 1 h 30 min after its start" in refused.value.why
+    assert "the ceiling ends the server 1 h 30 min after its start" in refused.value.why
     # A client that has lost its state believes the server to be new and no dollar to be spent.
     lost = {**limits, "budget_usd": 9.0, "budget_whole_usd": 5.0, "ceiling_s": None}
     watch = watched.guard("limits", **lost, elapsed_s=0.0)
@@ -332,7 +332,7 @@ def test_a_killed_watchdog_carries_on(watched: WatchLab) -> None:
     after = wait_for(lambda: found if (found := watched.watch())["pid"] != before["pid"] else None)
     assert after["alive"]
     assert 100 <= after["elapsed_s"] < 400
-    assert any(d["what"] == "watching again" for d in after["decisions"])
+    assert any(d["what"] == "watchdog restarted" for d in after["decisions"])
     assert watched.server.sh("pgrep -fc 'python3 .* [w]atchdog /var'", check=False).strip() == "1"
 
 
@@ -401,5 +401,5 @@ def test_a_shared_machine_is_given_back_and_stays_on(watched: WatchLab) -> None:
 def test_nothing_guards_a_lab_that_was_never_armed(watched: WatchLab) -> None:
     other = WatchLab(watched.server, watched.folder, watched.image, {"lab": "free", "lab_id": "12"})
     assert other.remote.call("watch", other.about) == {"watch": None}
-    with pytest.raises(NotFoundError, match="nothing guards this server"):
+    with pytest.raises(NotFoundError, match="this server has no watchdog"):
         other.extend(60)

@@ -270,7 +270,7 @@ def test_an_output_that_links_out_of_the_lab_keeps_the_server(ready: World, name
     place.symlink_to(elsewhere)
     with pytest.raises(PolicyError, match="was not removed") as caught:
         end(ready)
-    assert f"runs/night/{name}: a link to what is outside of the lab" in caught.value.why
+    assert f"runs/night/{name}: a link to a path outside the lab" in caught.value.why
     assert ready.cloud.calls == ["create", "stop"]
 
 

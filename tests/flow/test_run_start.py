@@ -218,7 +218,7 @@ def test_secrets_go_by_standard_input_and_only_with_approval(started: Started) -
 
 
 def test_cancel_says_whether_it_had_ended_before(started: Started) -> None:
-    ended = {**DONE, "state": "cancelled", "told": "cancelled; the command ended with 143"}
+    ended = {**DONE, "state": "cancelled", "told": "canceled (SIGTERM)"}
     wire = Wire([Turn({"run": ended, "already": False}), Turn({"run": ended, "already": True})])
     ground = started.ground(wire)
     assert [runs.cancel(ground, started.server, "night", 5)[1] for _ in range(2)] == [False, True]

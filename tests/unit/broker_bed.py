@@ -144,7 +144,7 @@ class Bed:
     def connect(self, account: Account) -> Iterator[http.client.HTTPConnection]:
         here, there = socket.socketpair()
         self.patch.setattr(broker, "account_of", lambda uid, group: PEOPLE[uid])
-        thread = threading.Thread(target=self.broker._met, args=(there, account.uid))
+        thread = threading.Thread(target=self.broker._serve_connection, args=(there, account.uid))
         thread.start()
         link = http.client.HTTPConnection("docker", timeout=120)
         link.sock = here

@@ -108,7 +108,7 @@ def _plain_file(name: str, content: bytes) -> tuple[str, bytes, bytes, str]:
 def test_nothing_takes_the_manifests_place(more: list[tuple[str, bytes, bytes, str]]) -> None:
     """Else an account's archive would be everybody's `pytorch:2`."""
     content = _archive(_plain_file("manifest.json", LISTED), *more)
-    with pytest.raises(Refusal, match="that the shared server takes"):
+    with pytest.raises(Refusal, match="does not accept this image archive"):
         list(retagged(ALICE, iter([content]), MOST))
 
 
@@ -127,7 +127,7 @@ def test_a_link_leads_where_it_says() -> None:
     honest = list(retagged(ALICE, iter([_linked("../a/layer.tar") + _sent(LISTED)]), MOST))
     assert b"../a/layer.tar" in b"".join(honest)
     hostile = _linked("../manifest.json\0/layer.tar") + _sent(LISTED)
-    with pytest.raises(Refusal, match="unclear"):
+    with pytest.raises(Refusal, match="invalid"):
         list(retagged(ALICE, iter([hostile]), MOST))
 
 
@@ -206,7 +206,7 @@ def test_a_key_is_named_once_however_it_is_spelled(other: str) -> None:
     ],
 )
 def test_a_configuration_that_can_be_read_in_two_ways_is_refused(config: bytes) -> None:
-    with pytest.raises(Refusal, match="that the shared server takes"):
+    with pytest.raises(Refusal, match="does not accept this image archive"):
         _passed(_sent(LISTED, config))
 
 
@@ -228,7 +228,7 @@ def test_a_configuration_that_can_be_read_in_two_ways_is_refused(config: bytes) 
     ],
 )
 def test_a_manifest_names_what_is_there(manifest: bytes) -> None:
-    with pytest.raises(Refusal, match="that the shared server takes"):
+    with pytest.raises(Refusal, match="does not accept this image archive"):
         _passed(_sent(manifest))
 
 
@@ -315,15 +315,15 @@ def test_a_bomb_is_counted_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     behind = _archive(_plain_file("l/layer.tar", gzip.compress(b"small") + bomb))
     for content in (whole, _archive(_plain_file("l/layer.tar", bomb)), behind):
         tracemalloc.start()
-        with pytest.raises(Refusal, match="more than the shared server takes"):
+        with pytest.raises(Refusal, match="larger than the shared server allows"):
             deque(retagged(ALICE, _pieces(content, 4096), most), maxlen=0)
         assert tracemalloc.get_traced_memory()[1] < most // 2
         tracemalloc.stop()
     zstandard = (b"(\xb5/\xfd", b"P*M\x18\1\0\0\0x(\xb5/\xfd", b"_*M\x18")
     for other in (bz2.compress(whole), lzma.compress(whole), *zstandard):
-        with pytest.raises(Refusal, match=r"gzip|no archive|breaks off"):
+        with pytest.raises(Refusal, match=r"gzip|not an archive|truncated"):
             list(retagged(ALICE, iter([other]), most))
-        with pytest.raises(Refusal, match="cannot be looked into"):
+        with pytest.raises(Refusal, match="compression other than gzip"):
             list(retagged(ALICE, _pieces(_archive(_plain_file("l", other)), 1), most))
     monkeypatch.setattr(image_archive, "MOST_MEMBERS", 3)
     with pytest.raises(Refusal, match="more than 3 files"):

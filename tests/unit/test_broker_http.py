@@ -186,7 +186,7 @@ def test_a_client_that_waits_for_leave_to_send_gets_it() -> None:
         link.sendall(POST + LENGTH + b"Expect: 100-continue\r\n\r\n")
         assert receive_head(link).startswith(b"HTTP/1.1 100")
         link.sendall(b"[]")
-        assert b"the body is no object" in receive_all(link)
+        assert b"the body is not an object" in receive_all(link)
 
 
 @pytest.mark.parametrize(

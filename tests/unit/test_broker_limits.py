@@ -74,7 +74,7 @@ def test_a_round_with_a_broken_engine_is_not_the_last(bed: Bed, answer: Any) -> 
     bed.keeping.look()
     bed.keeping.look()
     assert len(bed.reported) == 1, "told once while it lasts"
-    assert bed.reported[0].startswith("looking after the containers failed")
+    assert bed.reported[0].startswith("checking the containers failed")
     bed.engine.said["/containers/json"] = (200, [row("over", Labels=LEASE_OVER)])
     bed.keeping.look()
     wait_for(lambda: bed.engine.asked("POST", "/containers/over/stop"))
@@ -87,7 +87,7 @@ def test_a_lease_that_could_not_be_ended_is_ended_later(bed: Bed) -> None:
     wait_for(lambda: (bed.keeping.look(), bed.reported)[1])
     assert bed.reported == [
         "ending the lease of u1001.over failed: Refused: "
-        "the Docker Engine on the server refused: busy"
+        "the Docker Engine on the server refused the request: busy"
     ]
     asked = len(bed.engine.asked("POST", "/containers/over/stop"))
     bed.engine.said["/containers/over/stop"] = (204, b"")
@@ -116,7 +116,7 @@ def test_nobody_waits_for_a_container_that_the_engine_does_not_make(bed: Bed) ->
             bed.keeping.look()
             wait_for(lambda: bed.engine.asked("POST", "/containers/over/stop"))
             status, reply = bed.create(ALICE, "stuck")
-            assert (status, "being made" in reply["message"]) == (409, True)
+            assert (status, "being created" in reply["message"]) == (409, True)
         finally:
             bed.engine.hold.popitem()[1].set()
         assert stuck.result()[0] == 201
@@ -295,7 +295,7 @@ def test_a_pull_is_bounded_by_what_its_layers_come_to(pulls: Bed) -> None:
     pulls.start_broker()
     pulls.engine.said["/images/create"] = (200, progress(("a", 5), ("a", 5), ("b", 6)))
     _, lines = pull(pulls)
-    assert "more than the shared server takes" in lines[-1]["error"]
+    assert "larger than the shared server allows" in lines[-1]["error"]
 
 
 def test_a_pull_ends_when_the_disk_fills_while_it_goes_on(
@@ -340,7 +340,7 @@ def test_a_loop_that_asks_at_the_end_of_its_lease_does_not_keep_the_gpu(bed: Bed
     wait_for(lambda: not bed.is_running("u1001.first"))
     for attempt in range(3):
         assert bed.create_with_gpu(ALICE, f"again{attempt}") == 409
-    assert "kept for uid 1003" in bed.message
+    assert "reserved for uid 1003" in bed.message
     bed.start_broker()
     assert bed.create_with_gpu(ALICE, "restarted") == 409, "a restart changes no order"
     assert bed.create_with_gpu(CAROL, "c") == 409

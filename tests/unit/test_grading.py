@@ -207,11 +207,11 @@ def test_feedback_is_text_whatever_is_in_it() -> None:
     ("said", "accuracy", "output"),
     [
         ("item,label\n1,a\n2,b\n3,a\n4,b\n", 1.0, "4 of 4"),
-        ("1,a\n2,a\n9,a\n", 0.25, "2 have no answer"),
-        ("", 0.0, "4 have no answer"),
-        ("1,a\n1,b\n", 0.0, "second time"),
+        ("1,a\n2,a\n9,a\n", 0.25, "2 have no prediction"),
+        ("", 0.0, "4 have no prediction"),
+        ("1,a\n1,b\n", 0.0, "repeats an item"),
         ("1,a,b\n", 0.0, "3 columns"),
-        ("\xff\xfe", 0.0, "no CSV in UTF-8"),
+        ("\xff\xfe", 0.0, "not a CSV file in UTF-8"),
     ],
 )
 def test_labctls_own_grader(tmp_path: Path, said: str, accuracy: float, output: str) -> None:

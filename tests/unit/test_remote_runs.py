@@ -211,7 +211,7 @@ def test_whoever_claimed_launches_nothing_that_was_launched_meanwhile(
     directory = root / "runs" / "night"
     assert runs._claim(root, directory, spec())
     write_json(directory / ".labctl" / "attempt-1", {"container": "c", "started_at": time.time()})
-    said = runs._started({"spec": spec()}, root, directory, IMAGE, again=False)
+    said = runs._launch_claimed({"spec": spec()}, root, directory, IMAGE, existed=False)
     assert (said["found"], said["run"]["state"]) == (True, "starting")
     assert not calls.deeds
 
@@ -285,8 +285,8 @@ def test_an_image_that_is_not_there_claims_nothing(root: Path) -> None:
         (137, {}, False, "ended by SIGKILL (exit 137)"),
         (139, {}, False, "ended by SIGSEGV (exit 139)"),
         (255, {}, False, "failed with exit code 255"),
-        (143, {}, True, "cancelled; the command ended with 143"),
-        (0, {}, True, "cancelled; the command ended with 0"),
+        (143, {}, True, "canceled (SIGTERM)"),
+        (0, {}, True, "canceled (exit code 0)"),
         (0, {"oom_kills": 1}, False, "done"),
         (1, {"oom_kills": 2}, False, "out of memory: killed at its limit of 2.00 GiB"),
         (
@@ -353,7 +353,7 @@ def test_docker_run_may_still_be_at_work(run_dir: Path) -> None:
         ({}, False, ("lost", None, "container was removed")),
         (state("exited", 137, OOMKilled=True), False, ("exited", 137, "out of memory")),
         (state("exited", 137), False, ("exited", 137, "killed from outside (SIGKILL)")),
-        (state("exited", 2), False, ("exited", 2, "ended with 2 before the command did")),
+        (state("exited", 2), False, ("exited", 2, "ended with exit code 2 before the command did")),
         (state("exited", 137), True, ("cancelled", 137, "did not stop within its time")),
         (state("created", 127, Error="no such exec"), False, ("exited", 127, "no such exec")),
     ],

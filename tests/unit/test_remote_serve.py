@@ -53,7 +53,7 @@ def seen(body: dict[str, Any]) -> dict[str, tuple[str, bool]]:
 
 
 def test_the_container_reads_its_model_and_may_do_nothing_else(root: Path) -> None:
-    body = services._body(root, IMAGE, request())
+    body = services._container_body(root, IMAGE, request())
     host, mounts = body["HostConfig"], seen(body)
     run = root / "runs" / "night"
     assert mounts["/lab/code"] == (str(run / "code"), True)
@@ -79,7 +79,7 @@ def test_a_checkpoint_and_the_code_can_be_chosen(root: Path) -> None:
     with pytest.raises(Failure, match=r"the lab's code has no predict\.py"):
         serve.mounts(root, request(model=chosen))
     (root / "code" / "predict.py").touch()
-    body = services._body(root, IMAGE, request(model=chosen))
+    body = services._container_body(root, IMAGE, request(model=chosen))
     assert seen(body)["/lab/code"] == (str(root / "code"), True)
     assert "LABCTL_SERVE_CHECKPOINTS=/lab/run/checkpoints/step-00000001" in body["Env"]
 
@@ -111,12 +111,12 @@ def test_what_is_not_there_or_leads_out_is_refused(
         serve.mounts(root, request(model=model))
     assert refused.value.body["kind"] == kind
     if model == {"checkpoint": "step-2"}:
-        assert refused.value.body["why"] == "there are: step-00000001"
+        assert refused.value.body["why"] == "available checkpoints: step-00000001"
 
 
 def test_another_model_or_another_version_of_labctl_is_another_wish(root: Path) -> None:
     wishes = {
-        services._wish(one)
+        services._hash_settings(one)
         for one in (
             request(),
             request(model={"run": "other"}),
@@ -126,19 +126,19 @@ def test_another_model_or_another_version_of_labctl_is_another_wish(root: Path) 
         )
     }
     assert len(wishes) == 5
-    assert services._wish(request()) in wishes
+    assert services._hash_settings(request()) in wishes
 
 
 def test_any_image_keeps_its_own_command_and_may_not_write_into_the_lab(root: Path) -> None:
     wish = request(name="serve-9000", port=9000, as_is=True, command=["--model", "x"])
     del wish["model"]
-    body = services._body(root, IMAGE, wish)
+    body = services._container_body(root, IMAGE, wish)
     assert "Entrypoint" not in body
     assert body["Cmd"] == ["--model", "x"]
     assert body["WorkingDir"] == "/srv"
     assert [target for target, (_, reads) in seen(body).items() if not reads] == ["/lab/cache"]
     assert body["HostConfig"]["ShmSize"] == 2**20
-    assert "Cmd" not in services._body(root, IMAGE, {**wish, "command": []})
+    assert "Cmd" not in services._container_body(root, IMAGE, {**wish, "command": []})
 
 
 def test_how_a_server_that_ended_is_told() -> None:

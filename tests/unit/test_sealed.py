@@ -129,7 +129,7 @@ def test_what_never_ran_is_no_submissions_failure(engine: Engine, state: dict[st
 
 def test_credentials_of_all_sorts_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(grading, "_role", lambda: "")
+    monkeypatch.setattr(grading, "_get_role", lambda: "")
     for name in grading.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / ".ssh").mkdir()
@@ -141,7 +141,7 @@ def test_credentials_of_all_sorts_are_seen(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / ".docker" / "config.json").write_text('{"auths": {"x": {"auth": "eA=="}}}')
     (tmp_path / ".netrc").write_text("machine x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    monkeypatch.setattr(grading, "_role", lambda: "admin")
+    monkeypatch.setattr(grading, "_get_role", lambda: "admin")
     assert grading.check({})["credentials"] == [
         "~/.netrc",
         "~/.docker/config.json",

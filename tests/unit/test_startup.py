@@ -209,7 +209,7 @@ def test_every_verb_of_the_program_on_the_server_leads_to_a_function() -> None:
     script = """
 from labctl.agent import entrypoint as door
 names = [*door.ANSWERING.values(), *door.STREAMING.values()]
-assert all(callable(door._deed(name)) for name in names)
+assert all(callable(door._load_verb(name)) for name in names)
 """
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
 
@@ -220,7 +220,7 @@ def test_the_program_on_the_server_imports_one_verb_alone() -> None:
 import sys
 before = set(sys.modules)
 from labctl.agent import entrypoint as door
-door._deed(door.ANSWERING["start"])
+door._load_verb(door.ANSWERING["start"])
 print(*(set(sys.modules) - before))
 """
     done = subprocess.run(

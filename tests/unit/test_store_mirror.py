@@ -266,9 +266,9 @@ def test_a_file_that_was_being_replaced_is_either_of_the_two(s3: Any, lab: Lab) 
         raise DiedError
 
     with pytest.MonkeyPatch.context() as patch:
-        real = store_mirror._Run._put_index
+        real = store_mirror._RunPass._put_index
         patch.setattr(
-            store_mirror._Run,
+            store_mirror._RunPass,
             "_put_index",
             lambda run, pending: real(run, pending) if pending else die(),
         )
@@ -311,7 +311,7 @@ def test_another_labs_run_is_not_taken_for_this_one(s3: Any, lab: Lab) -> None:
     lab.again()
     with pytest.raises(Failure, match="another run"):
         restored()
-    with pytest.raises(Failure, match="there is nothing of run second"):
+    with pytest.raises(Failure, match="has no files of run second"):
         restored("second")
     with pytest.raises(Failure, match="this server's store is"):
         restore.restore({**ABOUT, "run": "first", "store": "s3://elsewhere"})
@@ -325,7 +325,7 @@ def test_a_store_that_refuses_is_said_and_tried_again(s3: Any, lab: Lab, cloud: 
     assert done["sent"] == 0
     assert done["behind_bytes"] > 6000
     assert done["why"]
-    with pytest.raises(Failure, match="cannot be used"):
+    with pytest.raises(Failure, match="cannot use the store"):
         store.probe(ABOUT)
     cloud.change(denied=[])
     assert store.probe(ABOUT) == {}
@@ -351,7 +351,7 @@ def test_without_boto3_it_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> 
     lab.config(URL)
     monkeypatch.setattr(store_mirror, "able", lambda url: False)
     monkeypatch.setattr(boto3_python, "PYTHONS", ("no-such-python",))
-    with pytest.raises(Failure, match="results cannot go to S3"):
+    with pytest.raises(Failure, match="results cannot be sent to S3"):
         mirrored()
     (lab.root / ".labctl" / store.CONFIG).unlink()
     with pytest.raises(Failure, match="has no store"):

@@ -17,8 +17,8 @@ from labctl.agent.mirror import boto3_python
 from labctl.agent.reply import Failure
 from labctl.agent.watchdog import disk as watch_disk
 from labctl.agent.watchdog import poweroff, saved_results, shutdown
-from labctl.agent.watchdog.activity import Account, _kernel
-from labctl.agent.watchdog.install import _merged, start_script
+from labctl.agent.watchdog.activity import Account, _describe_kernel
+from labctl.agent.watchdog.install import _merge_limits, start_script
 from labctl.agent.watchdog.processes import transfer_name
 from labctl.agent.watchdog.saved_results import Unsaved
 from labctl.agent.watchdog.shutdown import Plan, fate
@@ -223,8 +223,8 @@ def test_without_boto3_it_says_so_beforehand(home: Path, monkeypatch: pytest.Mon
     plan = Plan(account, LAB["lab_id"], "poweroff", "keepable", "s3://b/p", "", 1.0)
     said = shutdown.unable(plan)
     assert [each.partition(":")[0] for each in said] == [
-        "results cannot go to s3",
-        "the disk cannot outlive this server",
+        "results cannot be sent to s3",
+        "the disk cannot be kept after this server",
     ]
     assert "it was not prepared on this server" in said[0]
     assert "no Python on the server has boto3" in said[1]
@@ -276,19 +276,27 @@ def test_what_a_process_transfers_with(name: str, words: list[str], transfer: st
 def test_a_kernel_at_rest_ages() -> None:
     last = "2026-01-02T03:04:05.678901Z"
     at = 1767323045.0
-    assert _kernel({"execution_state": "busy", "last_activity": last}, at + 900).age_s == 0
-    assert _kernel({"execution_state": "idle", "last_activity": last}, at + 900).age_s == 900
+    assert _describe_kernel({"execution_state": "busy", "last_activity": last}, at + 900).age_s == 0
+    assert (
+        _describe_kernel({"execution_state": "idle", "last_activity": last}, at + 900).age_s == 900
+    )
 
 
 def test_a_second_arming_forgets_nothing() -> None:
     about = {**LAB, "uid": 1, "gid": 1, "home": "/h", "ending": {"kind": "poweroff"}}
-    first = _merged({}, {**about, "server_id": "i-1", "elapsed_s": 60, "limits": {"ttl_s": 100}})
+    first = _merge_limits(
+        {}, {**about, "server_id": "i-1", "elapsed_s": 60, "limits": {"ttl_s": 100}}
+    )
     first["limits"].update(extended_s=50.0)
-    again = _merged(first, {**about, "server_id": "i-1", "elapsed_s": 0, "limits": {"ttl_s": 200}})
+    again = _merge_limits(
+        first, {**about, "server_id": "i-1", "elapsed_s": 0, "limits": {"ttl_s": 200}}
+    )
     assert again["age"]["elapsed_s"] >= 60
     assert (again["limits"]["ttl_s"], again["limits"]["extended_s"]) == (200, 50.0)
     assert again["edition"] == first["edition"] + 1
-    other = _merged(again, {**about, "server_id": "i-2", "elapsed_s": 0, "limits": {"ttl_s": 200}})
+    other = _merge_limits(
+        again, {**about, "server_id": "i-2", "elapsed_s": 0, "limits": {"ttl_s": 200}}
+    )
     assert (other["age"]["elapsed_s"], other["limits"]["extended_s"]) == (0.0, 0.0)
 
 
@@ -298,7 +306,7 @@ def test_a_default_ttl_begins_now_on_a_server_that_had_none() -> None:
 
     def merged(known: dict[str, Any], limits: dict[str, Any], elapsed_s: float) -> dict[str, Any]:
         request = {**about, "server_id": "i-1", "elapsed_s": elapsed_s, "limits": limits}
-        return dict(_merged(known, request))
+        return dict(_merge_limits(known, request))
 
     new = merged({}, default, 60)
     assert new["limits"]["from_s"] == 0.0
@@ -318,9 +326,9 @@ def test_a_default_ttl_replaces_no_limit_that_the_server_was_given() -> None:
     default = {"ttl_s": 43_200, "ttl_is_default": True, "price_usd_per_hour": 0.5}
 
     def after_a_day(given: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-        new = _merged({}, {**about, "server_id": "i-1", "elapsed_s": 60, "limits": given})
+        new = _merge_limits({}, {**about, "server_id": "i-1", "elapsed_s": 60, "limits": given})
         return dict(
-            _merged(new, {**about, "server_id": "i-1", "elapsed_s": 86_400, "limits": asked})
+            _merge_limits(new, {**about, "server_id": "i-1", "elapsed_s": 86_400, "limits": asked})
         )
 
     limits = after_a_day({"ttl_s": 172_800}, default)["limits"]
@@ -338,7 +346,7 @@ def test_a_default_ttl_replaces_no_limit_that_the_server_was_given() -> None:
 def test_a_default_ttl_that_ends_within_the_hour_of_its_first_arming_begins_now() -> None:
     about = {**LAB, "uid": 1, "gid": 1, "home": "/h", "ending": {"kind": "poweroff"}}
     default = {"ttl_s": 43_200, "ttl_is_default": True}
-    late = _merged({}, {**about, "server_id": "i-1", "elapsed_s": 43_000, "limits": default})
+    late = _merge_limits({}, {**about, "server_id": "i-1", "elapsed_s": 43_000, "limits": default})
     assert late["limits"]["from_s"] == pytest.approx(43_000, abs=60)
 
 

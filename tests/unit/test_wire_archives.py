@@ -272,7 +272,7 @@ def test_a_tar_is_one_whatever_else_it_looks_like(kind: str, tmp_path: Path) -> 
     for path in ("model/m.pt", "model/m.npy", "model/m.safetensors", "model/m"):
         verdict = judged(data, path)
         assert verdict.pickle, path
-        assert "torch.load takes those for pickles" in verdict.hazard, path
+        assert "torch.load reads as a pickle" in verdict.hazard, path
 
 
 def load_with_pytorch(path: Path, buffering: int = -1) -> None:

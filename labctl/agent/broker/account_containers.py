@@ -1,7 +1,7 @@
-"""The containers of accounts, as the engine lists them: read once, into typed values.
+"""The containers of accounts, parsed from the engine's listing into typed values.
 
-The engine is trusted, but not each of its answers: it lists a container that is being removed
-without a name. One row that cannot be read must not hide the others.
+The engine is trusted, but its responses may be incomplete: it lists a container that is being
+removed without a name. One row that cannot be parsed must not hide the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIST_S = 30.0  # an engine that lists no containers within this time counts as h
 
 
 class Container(NamedTuple):
-    """`name` is without a slash, and empty where the engine gives none."""
+    """A container. `name` has no slash, and is "" if the engine gives none."""
 
     id: str
     name: str
@@ -29,17 +29,20 @@ class Container(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Whether it counts against its account's limits. A state that is not known does."""
+        """Whether it counts against its account's limits, as one in an unknown state does."""
         return self.state not in ENDED_STATES
 
 
 def list_containers(uid: int | None = None) -> list[Container]:
-    """Those of one account, or of all, stopped ones too; rows that cannot be read are left out."""
+    """List the containers of one account or of all, including stopped ones.
+
+    Rows that cannot be parsed are left out.
+    """
     return read_containers(list_rows(uid))[0]
 
 
 def list_rows(uid: int | None = None) -> Any:
-    """The same as the engine says it, not checked."""
+    """List the same as unchecked rows of the engine."""
     label = OWNER if uid is None else f"{OWNER}={uid}"
     filters = quote(json.dumps({"label": [label]}))
     return json.loads(
@@ -48,9 +51,12 @@ def list_rows(uid: int | None = None) -> Any:
 
 
 def read_containers(rows: Any) -> tuple[list[Container], list[str]]:
-    """The containers, and what is wrong with the rows that hold none. ValueError for no list."""
+    """Return the containers, and the problems of the rows that could not be parsed.
+
+    ValueError if it is not a list.
+    """
     if not isinstance(rows, list):
-        raise ValueError(f"the Docker Engine listed no containers, but {str(rows)[:200]}")
+        raise ValueError(f"the Docker Engine did not send a list of containers: {str(rows)[:200]}")
     containers, problems = [], []
     for row in rows:
         try:

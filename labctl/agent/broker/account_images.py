@@ -1,7 +1,7 @@
-"""Images on a shared server: an account's own are seen by nobody else, and stand for nobody else's.
+"""Images on a shared server: an account's own images are invisible to all other accounts.
 
-What an account builds or sends is kept under `labctl-u<uid>/`; a name means the account's own
-image first, and then what staff or a registry gave to all.
+Images that an account builds or uploads are stored under `labctl-u<uid>/`. A name refers to the
+account's own image first, then to a shared one of staff or of a registry.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from .rules import OWNER, Account
 
 PRIVATE = re.compile(r"^labctl-u(\d+)/")
 MOST_CHARACTERS = 384
-# Wherever it stands: the engine knows docker.io/x/y and x/y for the same.
+# At any position: for the engine, docker.io/x/y and x/y are the same.
 RESERVED = re.compile(r"(^|/)labctl-u\d+/")
-# Nothing that the engine corrects: it takes `x:1:` for x:1, and `x:` for all tags of x.
+# Excludes names that the engine corrects: it reads `x:1:` as x:1, and `x:` as all tags of x.
 REFERENCE = re.compile(
     r"[a-z0-9][a-z0-9._-]*(:[0-9]{1,5}(?=/))?(/[a-z0-9][a-z0-9._-]*)*"
     r"(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
@@ -27,49 +27,51 @@ IMAGE_ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
 
 
 def own_reference(account: Account, reference: str) -> str:
-    """Where the account's own image of this name is kept; Refusal for what is no name."""
+    """Return the stored name of the account's own image. Refusal for an invalid name."""
     bare = reference.partition("@")[0]
-    known = len(bare) <= MOST_CHARACTERS and REFERENCE.fullmatch(reference)
-    if not known or RESERVED.search(bare):
+    is_valid = len(bare) <= MOST_CHARACTERS and REFERENCE.fullmatch(reference)
+    if not is_valid or RESERVED.search(bare):
         raise Refusal(404, f"No such image: {reference[:200]}")
     head, slash, last = bare.rpartition("/")
     name, _, tag = last.partition(":")
-    place = f"{head}{slash}{name}".replace(":", "-")
-    return f"labctl-u{account.uid}/{place}:{tag or 'latest'}"
+    path = f"{head}{slash}{name}".replace(":", "-")
+    return f"labctl-u{account.uid}/{path}:{tag or 'latest'}"
 
 
 def candidates(account: Account, reference: str) -> list[str]:
-    """What the engine is asked for, one after the other."""
+    """Return the references to try in the engine, in this order."""
     if IMAGE_ID.fullmatch(reference):
         return [reference]
     own = own_reference(account, reference)
     return [reference] if "@" in reference else [own, reference]
 
 
-def visible(account: Account, found: dict[str, Any]) -> bool:
-    """Whether an image, as `inspect` shows it, is the account's or everybody's."""
-    tags = found.get("RepoTags") or []
+def visible(account: Account, image: dict[str, Any]) -> bool:
+    """Return whether an image, as `inspect` shows it, is the account's or shared."""
+    tags = image.get("RepoTags") or []
     owners = {match.group(1) for match in map(PRIVATE.match, tags) if match}
     if str(account.uid) in owners:
         return True
     public = [tag for tag in tags if not PRIVATE.match(tag)]
-    if public or (found.get("RepoDigests") and not owners):
+    if public or (image.get("RepoDigests") and not owners):
         return True
-    labels = (found.get("Config") or {}).get("Labels") or {}
+    labels = (image.get("Config") or {}).get("Labels") or {}
     return not owners and labels.get(OWNER) == str(account.uid)
 
 
 def tag_of(reference: str, tag: str) -> str:
-    """The tag or digest that is asked for beside `reference`, "" where it stands in that. Never
-    none at all: the engine takes this for all tags."""
-    named = "@" in reference or ":" in reference.rpartition("/")[2]
-    if named and tag:
-        raise Refusal(400, "an image has one tag")
+    """Return the requested tag or digest, "" if `reference` contains it.
+
+    It is "latest" if there is none: the engine would take a missing tag for all tags.
+    """
+    has_own_tag = "@" in reference or ":" in reference.rpartition("/")[2]
+    if has_own_tag and tag:
+        raise Refusal(400, "an image can have only one tag")
     if tag and not TAG.fullmatch(tag):
-        raise Refusal(400, "that is neither a tag nor a digest")
-    return tag if tag or named else "latest"
+        raise Refusal(400, f"{tag[:100]!r} is neither a tag nor a digest")
+    return tag if tag or has_own_tag else "latest"
 
 
-def given(found: dict[str, Any] | None) -> bool:
-    """Whether an image was put here by staff and came from no registry."""
-    return bool(found) and not (found or {}).get("RepoDigests")
+def given(image: dict[str, Any] | None) -> bool:
+    """Return whether staff installed the image here, rather than pulling it from a registry."""
+    return bool(image) and not (image or {}).get("RepoDigests")

@@ -1,8 +1,8 @@
 """The broker of a shared server: the only way from an account to the Docker Engine.
 
-It runs as root and speaks the engine's own interface on a Unix socket, so that labctl and the
-docker command work as they do with the engine. Who asks is what the kernel says (SO_PEERCRED).
-What is not named in ROUTES does not exist, what belongs to another account is not found.
+It runs as root and serves the engine's API on a Unix socket, so that labctl and the docker command
+work as they do with the engine. The kernel identifies the client (SO_PEERCRED). A request that is
+not in ROUTES is refused, and another account's objects are not found.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .relay import parse_head
 from .rules import Account
 from .settings import Settings, load
 
-# Connections of one account. Followers and terminals hold theirs for long.
+# connections of one account; followers and terminals keep theirs open for a long time
 MOST_AT_ONCE = 64
 MOST_FILES = 65536
 PAUSE_S = 0.1
 KEEP_EVERY_S = 2.0
-Deed = Callable[[Calls, Account, Request, str], None]
-ROUTES: tuple[tuple[str, str, Deed], ...] = (
+Handler = Callable[[Calls, Account, Request, str], None]
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET|HEAD", "/_ping", Calls.plain),
     ("GET", "/version", Calls.plain),
     ("GET", "/info", Calls.info),
@@ -65,38 +65,38 @@ ROUTES: tuple[tuple[str, str, Deed], ...] = (
 
 
 def run(request: dict[str, Any]) -> None:
-    """Serve until the end of the process. "settings" is the path of its file."""
+    """Serve until the process ends. "settings" is the path of the settings file."""
     os.umask(0o022)
     settings = load(Path(str(request.get("settings") or "/etc/labctl/broker.json")))
     if os.geteuid() != 0:
-        raise Failure("usage", "the broker runs as root")
+        raise Failure("usage", "the broker must run as root")
     os.environ["DOCKER_HOST"] = engine.SOCKET
     engine.parse_with(parse_head)
-    _many_files()
+    _raise_file_limit()
     mounts.begin()
     networks.fence()
     gpus = GpuReader()
-    keeping = Keeping(settings, Claims(settings, GpuQueue(), gpus.read), _told)
+    keeping = Keeping(settings, Claims(settings, GpuQueue(), gpus.read), _log)
     keeping.look()
-    threading.Thread(target=_keep, args=(keeping,), daemon=True).start()
+    threading.Thread(target=_run_housekeeping, args=(keeping,), daemon=True).start()
     Broker(settings, Calls(settings, keeping, gpus)).serve(Path(BROKER))
 
 
-def _many_files() -> None:
-    """Every connection of every account takes some; the usual 1024 are soon gone."""
+def _raise_file_limit() -> None:
+    """Raise the limit of open files: connections need several each, and 1024 is too few."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def _keep(keeping: Keeping) -> None:
+def _run_housekeeping(keeping: Keeping) -> None:
     while True:
         time.sleep(KEEP_EVERY_S)
         keeping.look()
 
 
 class Broker:
-    """Takes connections, says who is there, and finds the call that answers."""
+    """Accepts connections, identifies the account, and finds the call that answers."""
 
     def __init__(self, settings: Settings, calls: Calls) -> None:
         self.settings = settings
@@ -104,67 +104,71 @@ class Broker:
         self._busy: Counter[int] = Counter()
         self._guard = threading.Lock()
         self._routes = [
-            (re.compile(methods), re.compile(path), deed) for methods, path, deed in ROUTES
+            (re.compile(methods), re.compile(path), handler) for methods, path, handler in ROUTES
         ]
 
-    def serve(self, place: Path) -> None:
-        # Whoever could write there could stand in for the broker.
-        place.parent.chmod(0o755)
+    def serve(self, socket_path: Path) -> None:
+        # An account that could write there could impersonate the broker.
+        socket_path.parent.chmod(0o755)
         with suppress(FileNotFoundError):
-            place.unlink()
+            socket_path.unlink()
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(place))
-            os.chown(place, 0, grp.getgrnam(self.settings.group).gr_gid)
-            place.chmod(0o660)
+            listener.bind(str(socket_path))
+            os.chown(socket_path, 0, grp.getgrnam(self.settings.group).gr_gid)
+            socket_path.chmod(0o660)
             listener.listen(128)
-            _told(f"ready at {place}")
+            _log(f"ready at {socket_path}")
             while True:
                 try:
                     link, _ = listener.accept()
-                    self._let_in(link)
+                    self._start_thread(link)
                 except (OSError, RuntimeError) as error:  # too many files or threads
-                    _told(f"a connection was not taken: {error}")
+                    _log(f"a connection was not accepted: {error}")
                     time.sleep(PAUSE_S)
 
-    def _let_in(self, link: socket.socket) -> None:
-        """A thread for it, unless the account has too many already: those cost no thread."""
+    def _start_thread(self, link: socket.socket) -> None:
+        """Start a thread for a connection, or refuse it if the account has too many."""
         uid = networks.peer(link)[1]
         with self._guard:
-            crowded = self._busy[uid] >= MOST_AT_ONCE
-            self._busy[uid] += 0 if crowded else 1
-        if crowded:
+            has_too_many = self._busy[uid] >= MOST_AT_ONCE
+            self._busy[uid] += 0 if has_too_many else 1
+        if has_too_many:
             with link, suppress(OSError):
-                say(link, 429, {"message": f"more than {MOST_AT_ONCE} connections at once"})
+                say(
+                    link,
+                    429,
+                    {"message": f"this account has more than {MOST_AT_ONCE} connections open"},
+                )
             return
         try:
-            threading.Thread(target=self._met, args=(link, uid), daemon=True).start()
+            threading.Thread(target=self._serve_connection, args=(link, uid), daemon=True).start()
         except RuntimeError:
-            self._left(uid)
+            self._count_down(uid)
             link.close()
             raise
 
-    def _left(self, uid: int) -> None:
+    def _count_down(self, uid: int) -> None:
         with self._guard:
             self._busy[uid] -= 1
 
-    def _met(self, link: socket.socket, uid: int) -> None:
+    def _serve_connection(self, link: socket.socket, uid: int) -> None:
         try:
             with link, suppress(OSError):
                 try:
-                    asked = read_request(link)
-                    if asked is not None:
-                        self._answer(account_of(uid, self.settings.group), asked)
+                    request = read_request(link)
+                    if request is not None:
+                        self._answer(account_of(uid, self.settings.group), request)
                 except Refusal as refusal:
                     refuse(link, refusal)
         finally:
-            self._left(uid)
+            self._count_down(uid)
 
-    def _answer(self, account: Account, asked: Request) -> None:
+    def _answer(self, account: Account, request: Request) -> None:
         try:
-            for methods, path, deed in self._routes:
-                found = path.fullmatch(asked.path)
-                if found and methods.fullmatch(asked.method):
-                    deed(self.calls, account, asked, found.group(1) if path.groups else "")
+            for methods, path, handler in self._routes:
+                match = path.fullmatch(request.path)
+                if match and methods.fullmatch(request.method):
+                    handler(self.calls, account, request, match.group(1) if path.groups else "")
                     return
         except engine.Refused as refused:
             raise Refusal(refused.status or 500, refused.message) from None
@@ -172,25 +176,28 @@ class Broker:
             raise Refusal(500, str(failure.body["what"])) from None
         except (Refusal, OSError):
             raise
-        except Exception as error:  # an answer of the engine's that is not what it should be
-            _told(f"{asked.method} {asked.path[:100]!a} failed: {describe_error(error)}")
-            raise Refusal(500, "the Docker Engine gave an answer that cannot be read") from None
-        raise Refusal(403, f"a shared server does not offer {asked.method} {asked.path[:100]}")
+        except Exception as error:  # the engine sent something unexpected
+            _log(f"{request.method} {request.path[:100]!a} failed: {describe_error(error)}")
+            raise Refusal(500, "the Docker Engine sent a response that cannot be parsed") from None
+        raise Refusal(403, f"a shared server does not offer {request.method} {request.path[:100]}")
 
 
 def account_of(uid: int, group: str) -> Account:
-    """Who that is, as the machine's files say now: a process keeps the groups that it began with,
-    and what an account has left running when it ended may start nothing any more."""
+    """Return the account as the machine's files define it now. Refusal if it has no access.
+
+    A process keeps the groups with which it started, so processes of a removed account must not be
+    trusted by their groups.
+    """
     try:
-        found = pwd.getpwuid(uid)
-        wanted = grp.getgrnam(group).gr_gid
+        entry = pwd.getpwuid(uid)
+        group_id = grp.getgrnam(group).gr_gid
     except KeyError:
-        raise Refusal(403, f"uid {uid} is no account of this server") from None
-    if wanted not in os.getgrouplist(found.pw_name, found.pw_gid):
-        raise Refusal(403, f"{found.pw_name} is no account of this shared server any more")
-    return Account(uid, found.pw_gid, found.pw_name, os.path.realpath(found.pw_dir))
+        raise Refusal(403, f"uid {uid} has no account on this server") from None
+    if group_id not in os.getgrouplist(entry.pw_name, entry.pw_gid):
+        raise Refusal(403, f"{entry.pw_name} no longer has access to this shared server")
+    return Account(uid, entry.pw_gid, entry.pw_name, os.path.realpath(entry.pw_dir))
 
 
-def _told(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"labctl-broker: {text}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The calls that an account may make, each with the account's own things only."""
+"""The API calls that an account may make, each limited to the account's own objects."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from .settings import Settings
 ENGINE = engine.SOCKET[len("unix://") :]
 DRIVER = Path("/sys/module/nvidia/version")
 INFO = ("ServerVersion", "NCPU", "MemTotal", "OperatingSystem", "Architecture", "Driver")
-MOST_EXECS = 32  # in one container at once, those that were made and never started among them
+MOST_EXECS = 32  # in one container, including those that were created and never started
 MOST_EXEC_BYTES = 64 * 1024
-MOST_UPLOADS = 2  # of one account at once: each holds some of its archive in memory, and for long
+MOST_UPLOADS = 2  # of one account at once: each keeps part of its archive in memory for long
 
 
 class Calls:
-    """Each takes who asks, the request, and what its path names."""
+    """The handlers. Each takes the account, the request, and the reference in its path."""
 
     def __init__(self, settings: Settings, keeping: Keeping, gpus: GpuReader) -> None:
         self.settings = settings
@@ -65,209 +65,216 @@ class Calls:
         self._pulls = Pulls(settings.image_bytes, self._disk.require_room)
         self._execs: dict[int, threading.Lock] = defaultdict(threading.Lock)
 
-    def plain(self, account: Account, asked: Request, _ref: str) -> None:
-        pass_on(asked, ENGINE, asked.path, {})
+    def plain(self, account: Account, request: Request, _ref: str) -> None:
+        pass_on(request, ENGINE, request.path, {})
 
-    def info(self, account: Account, asked: Request, _ref: str) -> None:
-        """Of the engine what anybody may know."""
-        found = json.loads(engine.ask("GET", "/info"))
-        told = {key: found.get(key) for key in INFO}
-        runtimes = {name: {"path": ""} for name in found.get("Runtimes") or {}}
-        say(asked.link, 200, {**told, "Runtimes": runtimes})
+    def info(self, account: Account, request: Request, _ref: str) -> None:
+        """Answer with the engine's public facts."""
+        facts = json.loads(engine.ask("GET", "/info"))
+        public_facts = {key: facts.get(key) for key in INFO}
+        runtimes = {name: {"path": ""} for name in facts.get("Runtimes") or {}}
+        say(request.link, 200, {**public_facts, "Runtimes": runtimes})
 
-    def gpus(self, account: Account, asked: Request, _ref: str) -> None:
-        """{"gpus": [...]}: each with its holder's name and the seconds until the end, or free."""
-        held = {one.uuid: one for one in leases(list_containers())}
+    def gpus(self, account: Account, request: Request, _ref: str) -> None:
+        """Answer {"gpus": [...]}: each with its holder and the seconds left, or "" and 0."""
+        leases_by_uuid = {lease.uuid: lease for lease in leases(list_containers())}
         now_s = boottime_s()
-        told = []
+        rows = []
         for gpu in self._gpus.read():
             row = dict(gpu)
             row["driver"] = read_text(DRIVER).split(" ")[0]
-            lease = held.get(str(gpu.get("uuid")))
+            lease = leases_by_uuid.get(str(gpu.get("uuid")))
             row["holder"] = holder(lease.uid) if lease else ""
             row["ends_in_s"] = round(max(0.0, lease.ends_s - now_s)) if lease else 0
-            told.append(row)
-        say(asked.link, 200, {"gpus": told})
+            rows.append(row)
+        say(request.link, 200, {"gpus": rows})
 
-    def image(self, account: Account, asked: Request, ref: str) -> None:
-        say(asked.link, 200, self._image(account, ref))
+    def image(self, account: Account, request: Request, ref: str) -> None:
+        say(request.link, 200, self._find_image(account, ref))
 
-    def drop_image(self, account: Account, asked: Request, ref: str) -> None:
-        """One of the account's own; what is there for all stays."""
+    def drop_image(self, account: Account, request: Request, ref: str) -> None:
+        """Remove an image of the account's own; shared images stay."""
         own = account_images.own_reference(account, ref)
-        pass_on(asked, ENGINE, f"/images/{own}", {})
+        pass_on(request, ENGINE, f"/images/{own}", {})
 
-    def pull(self, account: Account, asked: Request, _ref: str) -> None:
-        """From a registry, for all. The account's own logins are not used."""
-        reference = asked.query.get("fromImage", "")
+    def pull(self, account: Account, request: Request, _ref: str) -> None:
+        """Pull from a registry, for all accounts, without the account's own logins."""
+        reference = request.query.get("fromImage", "")
         account_images.own_reference(account, reference)
-        if not reference or asked.query.get("fromSrc"):
-            raise Refusal(403, "a shared server makes no images of archives")
-        tag = account_images.tag_of(reference, asked.query.get("tag", ""))
+        if not reference or request.query.get("fromSrc"):
+            raise Refusal(403, "a shared server does not import images from URLs")
+        tag = account_images.tag_of(reference, request.query.get("tag", ""))
         mark = "@" if ":" in tag else ":"
         if account_images.given(engine.image(f"{reference}{mark}{tag}" if tag else reference)):
-            # Else a name at a registry, which anybody may take, would be everybody's image here.
-            raise Refusal(409, f"{reference[:200]} is here already, as staff has given it")
-        self._pulls.pull(account, asked.link, reference, tag)
+            # Otherwise a registry name, which anybody may claim, would replace everybody's image.
+            raise Refusal(409, f"staff provides {reference[:200]} on this server already")
+        self._pulls.pull(account, request.link, reference, tag)
 
-    def load(self, account: Account, asked: Request, _ref: str) -> None:
+    def load(self, account: Account, request: Request, _ref: str) -> None:
         most = self.settings.image_bytes
         with self._uploads.hold(account), self._disk.count_upload() as claim:
-            blocks = asked.blocks(most, UPLOAD_IDLE_S)
+            blocks = request.blocks(most, UPLOAD_IDLE_S)
             checked = image_archive.retagged(account, blocks, most, claim)
-            send_on(asked, ENGINE, "/images/load", {"quiet": "1"}, checked)
+            send_on(request, ENGINE, "/images/load", {"quiet": "1"}, checked)
 
-    def listed(self, account: Account, asked: Request, _ref: str) -> None:
-        filters = parse_filters(asked.query.get("filters") or "{}")
+    def listed(self, account: Account, request: Request, _ref: str) -> None:
+        filters = parse_filters(request.query.get("filters") or "{}")
         filters["label"] = [*filters.get("label", []), f"{OWNER}={account.uid}"]
-        every = "1" if asked.query.get("all") in ("1", "true") else "0"
+        all_flag = "1" if request.query.get("all") in ("1", "true") else "0"
         text = quote(json.dumps(filters))
-        found = json.loads(engine.ask("GET", f"/containers/json?all={every}&filters={text}"))
-        say(asked.link, 200, [_shown(account, one) for one in found])
+        containers = json.loads(
+            engine.ask("GET", f"/containers/json?all={all_flag}&filters={text}")
+        )
+        say(
+            request.link, 200, [_describe_container(account, container) for container in containers]
+        )
 
-    def create(self, account: Account, asked: Request, _ref: str) -> None:
-        wanted = asked.json()
-        name = own_name(account, asked.query.get("name") or f"anonymous-{os.urandom(6).hex()}")
-        found = self._image(account, str(wanted.get("Image") or ""))
-        asks = wish(account, wanted)
-        request = ContainerClaim(name, asks.gpus, "labctl.service" in labels_of(wanted))
-        with self.keeping.claims.claim(account, request) as grant:
-            labels = {SOURCES: json.dumps({one.target: one.source for one in asks.binds})}
+    def create(self, account: Account, request: Request, _ref: str) -> None:
+        spec = request.json()
+        name = own_name(account, request.query.get("name") or f"anonymous-{os.urandom(6).hex()}")
+        image = self._find_image(account, str(spec.get("Image") or ""))
+        parsed = wish(account, spec)
+        claim_request = ContainerClaim(name, parsed.gpus, "labctl.service" in labels_of(spec))
+        with self.keeping.claims.claim(account, claim_request) as grant:
+            labels = {SOURCES: json.dumps({one.target: one.source for one in parsed.binds})}
             if grant.gpus:
                 labels.update({GPUS: ",".join(grant.gpus), ENDS: f"{grant.ends_s:.0f}"})
-            if asks.port:
+            if parsed.port:
                 labels[SOCKET] = str(networks.socket_of(account, name))
-            memory = covers(found, asks.binds, self.settings.share)
-            mounts = [*self._held(account, name, asks.binds), *memory]
-            made = body(
+            memory = covers(image, parsed.binds, self.settings.share)
+            mounts = [*self._hold_mounts(account, name, parsed.binds), *memory]
+            container_body = body(
                 account,
-                wanted,
-                image=found["Id"],
+                spec,
+                image=image["Id"],
                 mounts=mounts,
                 gpus=grant.gpus,
                 gpu_groups=node_groups() if grant.gpus else [],
                 labels=labels,
                 share=self.settings.share,
                 network=networks.network(account),
-                parent=self._parent(account),
+                parent=self._cgroup_parent(account),
             )
-            said = self._made(name, made)
-        say(asked.link, 201, said)
+            reply = self._create_container(name, container_body)
+        say(request.link, 201, reply)
 
-    def inspect(self, account: Account, asked: Request, ref: str) -> None:
-        say(asked.link, 200, _shown(account, self._own(account, ref)))
+    def inspect(self, account: Account, request: Request, ref: str) -> None:
+        say(request.link, 200, _describe_container(account, self._inspect_own(account, ref)))
 
-    def start(self, account: Account, asked: Request, ref: str) -> None:
-        """Once: what it mounts is let go as soon as it has it."""
-        found = self._own(account, ref)
-        if found["State"]["Status"] not in ("created", "running"):
-            raise Refusal(409, "a container on a shared server is started once")
-        engine.ask("POST", f"/containers/{found['Id']}/start")
+    def start(self, account: Account, request: Request, ref: str) -> None:
+        """Start a container, once: its staged mounts are released as soon as it runs."""
+        container = self._inspect_own(account, ref)
+        if container["State"]["Status"] not in ("created", "running"):
+            raise Refusal(409, "a container on a shared server can be started only once")
+        engine.ask("POST", f"/containers/{container['Id']}/start")
         with self.keeping.claims.lock:
-            broker_mounts.release(found["Name"].lstrip("/"))
-        with suppress(OSError):  # what the account has done to its own directory
-            self.keeping.relay(found["Id"], account.uid, found["Config"]["Labels"])
-        say(asked.link, 200, b"")
+            broker_mounts.release(container["Name"].lstrip("/"))
+        with suppress(OSError):  # the account may have changed its own directory
+            self.keeping.relay(container["Id"], account.uid, container["Config"]["Labels"])
+        say(request.link, 200, b"")
 
-    def exec(self, account: Account, asked: Request, ref: str) -> None:
-        """The engine keeps what was never started for as long as the container is there."""
-        made = exec_body(account, asked.json())
-        if len(json.dumps(made)) > MOST_EXEC_BYTES:
+    def exec(self, account: Account, request: Request, ref: str) -> None:
+        """Create an exec. The engine keeps one that is never started until the container ends."""
+        spec = exec_body(account, request.json())
+        if len(json.dumps(spec)) > MOST_EXEC_BYTES:
             raise Refusal(413, f"a command on a shared server has at most {MOST_EXEC_BYTES} bytes")
         with self._execs[account.uid]:
-            found = self._own(account, ref)
-            if len(found.get("ExecIDs") or []) >= MOST_EXECS:
-                said = f"{TAKEN}at most {MOST_EXECS} commands at once in one container"
-                raise Refusal(409, said)
-            said = json.loads(engine.ask("POST", f"/containers/{found['Id']}/exec", made))
-        say(asked.link, 201, said)
+            container = self._inspect_own(account, ref)
+            if len(container.get("ExecIDs") or []) >= MOST_EXECS:
+                message = f"{TAKEN}a container runs at most {MOST_EXECS} commands at once"
+                raise Refusal(409, message)
+            reply = json.loads(engine.ask("POST", f"/containers/{container['Id']}/exec", spec))
+        say(request.link, 201, reply)
 
-    def archive(self, account: Account, asked: Request, ref: str) -> None:
-        """Only /etc/passwd, only where nothing has run yet: what runs could move links about."""
-        found = self._own(account, ref)
-        if found["State"]["Status"] != "created" or asked.query.get("path") != "/etc/passwd":
-            raise Refusal(403, "a shared server copies nothing out of containers")
-        pass_on(asked, ENGINE, f"/containers/{found['Id']}/archive", {"path": "/etc/passwd"})
+    def archive(self, account: Account, request: Request, ref: str) -> None:
+        """Send /etc/passwd of a container that has not run: a running one could swap links."""
+        container = self._inspect_own(account, ref)
+        if container["State"]["Status"] != "created" or request.query.get("path") != "/etc/passwd":
+            raise Refusal(403, "a shared server does not copy files out of containers")
+        pass_on(request, ENGINE, f"/containers/{container['Id']}/archive", {"path": "/etc/passwd"})
 
-    def own(self, account: Account, asked: Request, ref: str) -> None:
-        """Whatever needs no look at the request beyond whose container it is."""
-        found = self._own(account, ref)
-        deed = asked.path.rpartition("/")[2]
-        query = pick_parameters(deed, asked.query)
-        pass_on(asked, ENGINE, f"/containers/{found['Id']}/{deed}", query)
+    def own(self, account: Account, request: Request, ref: str) -> None:
+        """Pass on a request for which only the container's owner matters."""
+        container = self._inspect_own(account, ref)
+        action = request.path.rpartition("/")[2]
+        query = pick_parameters(action, request.query)
+        pass_on(request, ENGINE, f"/containers/{container['Id']}/{action}", query)
 
-    def remove(self, account: Account, asked: Request, ref: str) -> None:
-        found = self._own(account, ref)
-        # What it mounts is let go at the next look: by then another of this name may be made.
-        engine.ask("DELETE", f"/containers/{found['Id']}?force=1&v=1")
-        say(asked.link, 200, b"")
+    def remove(self, account: Account, request: Request, ref: str) -> None:
+        container = self._inspect_own(account, ref)
+        # Its mounts are released later, by the housekeeping.
+        engine.ask("DELETE", f"/containers/{container['Id']}?force=1&v=1")
+        say(request.link, 200, b"")
 
-    def of_exec(self, account: Account, asked: Request, ref: str) -> None:
+    def of_exec(self, account: Account, request: Request, ref: str) -> None:
         if not ID.fullmatch(ref):
             raise Refusal(404, f"No such exec instance: {ref[:80]}")
-        said = json.loads(engine.ask("GET", f"/exec/{ref}/json"))
-        self._own(account, str(said.get("ContainerID")))
-        deed = asked.path.rpartition("/")[2]
+        exec_record = json.loads(engine.ask("GET", f"/exec/{ref}/json"))
+        self._inspect_own(account, str(exec_record.get("ContainerID")))
+        action = request.path.rpartition("/")[2]
         content = b""
-        if deed == "start":
-            wanted = asked.json()
-            told = {key: bool(wanted.get(key)) for key in ("Detach", "Tty")}
-            content = json.dumps(told).encode()
-        query = pick_parameters(deed, asked.query)
-        pass_on(asked, ENGINE, f"/exec/{said['ID']}/{deed}", query, content)
+        if action == "start":
+            options = request.json()
+            flags = {key: bool(options.get(key)) for key in ("Detach", "Tty")}
+            content = json.dumps(flags).encode()
+        query = pick_parameters(action, request.query)
+        pass_on(request, ENGINE, f"/exec/{exec_record['ID']}/{action}", query, content)
 
-    def _own(self, account: Account, ref: str) -> dict[str, Any]:
-        """What `inspect` says of a container of the account's; another's is not found."""
+    def _inspect_own(self, account: Account, ref: str) -> dict[str, Any]:
+        """Inspect a container of the account; another account's container is not found."""
         if NAME.fullmatch(ref):
-            for known in (f"u{account.uid}.{ref}", ref if ID.fullmatch(ref) else ""):
-                found = next(iter(engine.inspect([known]).values()), None) if known else None
-                labels = (found or {}).get("Config", {}).get("Labels") or {}
-                if found and labels.get(OWNER) == str(account.uid):
-                    return found
+            for name in (f"u{account.uid}.{ref}", ref if ID.fullmatch(ref) else ""):
+                container = next(iter(engine.inspect([name]).values()), None) if name else None
+                labels = (container or {}).get("Config", {}).get("Labels") or {}
+                if container and labels.get(OWNER) == str(account.uid):
+                    return container
         raise Refusal(404, f"No such container: {ref[:120]}")
 
-    def _image(self, account: Account, ref: str) -> dict[str, Any]:
-        for known in account_images.candidates(account, ref):
-            found = engine.image(known)
-            if found and account_images.visible(account, found):
-                return found
+    def _find_image(self, account: Account, ref: str) -> dict[str, Any]:
+        for reference in account_images.candidates(account, ref):
+            image = engine.image(reference)
+            if image and account_images.visible(account, image):
+                return image
         raise Refusal(404, f"No such image: {ref[:200]}")
 
-    def _held(self, account: Account, name: str, binds: list[Any]) -> list[dict[str, Any]]:
+    def _hold_mounts(self, account: Account, name: str, binds: list[Any]) -> list[dict[str, Any]]:
         if name in broker_mounts.held():
             if engine.inspect([name]):
                 raise Refusal(409, f'The container name "{name}" is already in use')
             broker_mounts.release(name)
         return broker_mounts.hold(account, name, binds)
 
-    def _made(self, name: str, made: dict[str, Any]) -> dict[str, Any]:
+    def _create_container(self, name: str, container_body: dict[str, Any]) -> dict[str, Any]:
         try:
-            said: dict[str, Any] = json.loads(
-                engine.ask("POST", f"/containers/create?name={name}", made)
+            reply: dict[str, Any] = json.loads(
+                engine.ask("POST", f"/containers/create?name={name}", container_body)
             )
         except BaseException:
             broker_mounts.release(name)
             raise
-        return said
+        return reply
 
-    def _parent(self, account: Account) -> str:
+    def _cgroup_parent(self, account: Account) -> str:
         driver = json.loads(engine.ask("GET", "/info")).get("CgroupDriver", "")
         return cgroup.parent_of(account.uid, self.settings.share, driver)
 
 
-def _shown(account: Account, found: dict[str, Any]) -> dict[str, Any]:
-    """A container as the account knows it: by its own names, mounted from its own places."""
-    labels = dict((found.get("Config") or {}).get("Labels") or found.get("Labels") or {})
+def _describe_container(account: Account, container: dict[str, Any]) -> dict[str, Any]:
+    """Describe a container with the account's own names and mount sources."""
+    labels = dict((container.get("Config") or {}).get("Labels") or container.get("Labels") or {})
     sources = json.loads(labels.pop(SOURCES, "{}"))
-    told = dict(found)
-    if "Name" in found:
-        told["Name"] = shown_name(account, found["Name"])
-        told["Config"] = {**found["Config"], "Labels": labels}
+    described = dict(container)
+    if "Name" in container:
+        described["Name"] = shown_name(account, container["Name"])
+        described["Config"] = {**container["Config"], "Labels": labels}
     else:
-        told["Names"] = [shown_name(account, one) for one in found.get("Names") or []]
-        told["Labels"] = labels
-    told["Mounts"] = [
-        {**one, "Source": sources.get(one.get("Destination"), one.get("Source", ""))}
-        for one in found.get("Mounts") or []
+        described["Names"] = [shown_name(account, entry) for entry in container.get("Names") or []]
+        described["Labels"] = labels
+    described["Mounts"] = [
+        {
+            **entry,
+            "Source": sources.get(entry.get("Destination"), entry.get("Source", "")),
+        }
+        for entry in container.get("Mounts") or []
     ]
-    return told
+    return described

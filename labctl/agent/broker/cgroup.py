@@ -1,6 +1,7 @@
 """An account's share of the machine: one cgroup above all its containers.
 
-A container's own limits could be had many times over; the cgroup's hold for all of them at once.
+A container's own limits could be multiplied by starting more containers; the cgroup limits all of
+them together.
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ EVEN = 1024
 
 
 def parent_of(uid: int, share: Share, driver: str) -> str:
-    """The account's CgroupParent, its limits set. `driver` is what the engine says of itself."""
+    """Set the account's limits; return its CgroupParent. `driver` is the engine's cgroup driver."""
     if driver == "systemd":
-        return _slice(uid, share)
-    path = f"{_base()}/labctl/u{uid}"
+        return _set_slice(uid, share)
+    path = f"{_own_cgroup()}/labctl/u{uid}"
     if (ROOT / "cgroup.controllers").exists():
-        _second(path, share)
+        _set_v2(path, share)
     else:
-        _first(path, share)
+        _set_v1(path, share)
     return path
 
 
-def _slice(uid: int, share: Share) -> str:
+def _set_slice(uid: int, share: Share) -> str:
     name = f"labctl-u{uid}.slice"
     words = [f"MemoryMax={share.memory_bytes}", f"TasksMax={share.pids}", "MemorySwapMax=0"]
     words += [f"CPUQuota={round(share.cpus * 100)}%", "CPUWeight=100"]
     line = ["systemctl", "set-property", "--runtime", name, *words]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise Refusal(500, f"the account's share could not be set: {done.stderr.strip()[-300:]}")
+        raise Refusal(500, f"could not set the account's limits: {done.stderr.strip()[-300:]}")
     return name
 
 
-def _base() -> str:
-    """Where this machine's own cgroup is, when it is a container itself; "" on a real one."""
+def _own_cgroup() -> str:
+    """Return this machine's own cgroup if it is itself a container; "" otherwise."""
     for line in read_text(Path("/proc/1/cgroup")).splitlines():
         _, names, path = line.split(":", 2)
         if names in ("memory", ""):
@@ -49,11 +50,11 @@ def _base() -> str:
     return ""
 
 
-def _first(path: str, share: Share) -> None:
-    """cgroup v1: a tree for each controller. Swap is only limited where the kernel counts it."""
+def _set_v1(path: str, share: Share) -> None:
+    """Set limits in cgroup v1, a tree for each controller. Swap needs support by the kernel."""
     quota = round(share.cpus * PERIOD_US)
     values = (
-        # Memory with swap may at no moment be less than without: a share may have grown.
+        # Memory with swap must never be below memory without it: the share may have grown.
         ("memory", "memory.memsw.limit_in_bytes", -1),
         ("memory", "memory.limit_in_bytes", share.memory_bytes),
         ("memory", "memory.memsw.limit_in_bytes", share.memory_bytes),
@@ -66,25 +67,25 @@ def _first(path: str, share: Share) -> None:
             _write(Path(f"{ROOT}/{controller}{path}"), file, str(value))
 
 
-def _second(path: str, share: Share) -> None:
+def _set_v2(path: str, share: Share) -> None:
     quota = f"{round(share.cpus * PERIOD_US)} {PERIOD_US}"
-    here = ROOT
+    folder = ROOT
     for name in path.strip("/").split("/"):
-        _write(here, "cgroup.subtree_control", "+memory +cpu +pids")
-        here = here / name
-        here.mkdir(exist_ok=True)
-    _write(here, "cgroup.subtree_control", "+memory +cpu +pids")
+        _write(folder, "cgroup.subtree_control", "+memory +cpu +pids")
+        folder = folder / name
+        folder.mkdir(exist_ok=True)
+    _write(folder, "cgroup.subtree_control", "+memory +cpu +pids")
     for file, value in (
         ("memory.max", str(share.memory_bytes)),
         ("memory.swap.max", "0"),
         ("pids.max", str(share.pids)),
         ("cpu.max", quota),
     ):
-        _write(here, file, value)
+        _write(folder, file, value)
 
 
 def _write(folder: Path, file: str, value: str) -> None:
-    """A file that this kernel does not have is left out."""
+    """Write a cgroup file, if this kernel has it."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     path = folder / file
     if not path.exists():
@@ -92,11 +93,11 @@ def _write(folder: Path, file: str, value: str) -> None:
     try:
         path.write_text(value)
     except OSError as error:
-        raise Refusal(500, f"the account's share could not be set: {path}: {error}") from None
+        raise Refusal(500, f"could not set the account's limits: {path}: {error}") from None
 
 
 def whole_memory_bytes() -> int:
-    """The machine's, or the container's that it is."""
+    """Return the memory of the machine (or of the container that it is)."""
     kib = 0
     for line in read_text(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemTotal:"):

@@ -1,7 +1,7 @@
-"""What containers that are being made may count on: their name, a place, and GPUs.
+"""Claims of containers that are being created: their name, a slot, and GPUs.
 
-The engine's list is the truth, but it lacks what is being made at this moment. Each container to be
-made is a claim first. Two are weighed one after the other; the engine is never asked meanwhile.
+The engine's list is the truth, but it lacks containers that are being created at this moment. So
+each of them is a claim first. Claims are checked one at a time, without requests to the engine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .http import Refusal
 from .rules import Account
 from .settings import Settings
 
-# Of one account's containers that have ended: each has its log on the server's disk. How a run
-# ended is in its own files.
+# ended containers kept for an account: each has its log on the server's disk. A run's own files
+# record how it ended.
 ENDED_KEPT = 64
-UNSURE_S = 2 * engine.ANSWER_S  # an engine that gave no answer may make the container even so
+UNSURE_S = 2 * engine.ANSWER_S  # an engine that did not answer may still create the container
 
 
 class ContainerClaim(NamedTuple):
-    """What a container to be made needs beside the account's own files."""
+    """A container to be created, apart from the account's own files."""
 
     name: str
     gpus: list[str]
@@ -36,7 +36,7 @@ class ContainerClaim(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """The UUIDs of its GPUs, and the end of its lease on CLOCK_BOOTTIME."""
+    """The UUIDs of a container's GPUs, and the end of its lease on CLOCK_BOOTTIME."""
 
     gpus: list[str]
     ends_s: float
@@ -44,7 +44,7 @@ class Grant(NamedTuple):
 
 @dataclass
 class Claim:
-    """`finished_s` is on time.monotonic: whatever is listed from then on holds the container."""
+    """A claim. Listings that begin after `finished_s` (time.monotonic) contain the container."""
 
     uid: int
     name: str
@@ -53,7 +53,10 @@ class Claim:
 
 
 class Claims:
-    """`lock` is held while a claim is weighed, and never while the engine is asked."""
+    """All claims.
+
+    `lock` is held while a claim is checked, and never during a request to the engine.
+    """
 
     def __init__(
         self, settings: Settings, queue: GpuQueue, read_gpus: Callable[[], list[dict[str, Any]]]
@@ -67,17 +70,20 @@ class Claims:
 
     @contextmanager
     def claim(self, account: Account, request: ContainerClaim) -> Iterator[Grant]:
-        """Make the container inside. Refusal where the account has enough, or others the GPUs."""
-        if request.gpus:  # first, since a driver may take long, and the list is to be new
+        """Create the container inside this context.
+
+        Refusal if the account is at a limit, or others have the GPUs.
+        """
+        if request.gpus:  # before the listing: a slow driver must not make that outdated
             self._gpus = self._read_gpus() or self._gpus
         began_s = time.monotonic()
         listed = list_containers()
         with self.lock:
-            made = self._since(began_s)
-            self._require_place(account, request.name, listed, made)
-            grant = self._lend(account, request, listed, made)
+            claims = self._list_claims(began_s)
+            self._require_slot(account, request.name, listed, claims)
+            grant = self._lend(account, request, listed, claims)
             claim = Claim(account.uid, request.name)
-            claim.leases = [Lease(one, account.uid, "", grant.ends_s) for one in grant.gpus]
+            claim.leases = [Lease(uuid, account.uid, "", grant.ends_s) for uuid in grant.gpus]
             self._claims.append(claim)
         unsure_s = 0.0
         try:
@@ -92,73 +98,82 @@ class Claims:
             claim.finished_s = time.monotonic() + unsure_s
 
     def names_since(self, began_s: float) -> set[str]:
-        """Of containers that a list asked for at `began_s` may lack. The caller holds `lock`."""
-        return {one.name for one in self._since(began_s)}
+        """Return names of containers that a listing begun at `began_s` may lack.
+
+        Call it with `lock`.
+        """
+        return {claim.name for claim in self._list_claims(began_s)}
 
     def keep_queue(self, listed: list[Container], began_s: float) -> None:
-        """Let turns for GPUs begin and end, though nobody asks.
+        """Start and end turns for GPUs between requests.
 
-        Among the GPUs that the last request found: a driver that hangs must hold up nothing here.
+        Uses the GPUs that the last request found, so that a hung driver does not block this.
         """
         with self.lock:
             if self._gpus:
-                held = _held(listed, self._since(began_s))
+                held = _list_leases(listed, self._list_claims(began_s))
                 self._queue.keep(find_free(self._gpus, held), boottime_s())
 
-    def _since(self, began_s: float) -> list[Claim]:
+    def _list_claims(self, began_s: float) -> list[Claim]:
         forgotten_s = time.monotonic() - UNSURE_S  # no list takes that long
-        self._claims = [one for one in self._claims if one.finished_s > forgotten_s]
-        return [one for one in self._claims if one.finished_s >= began_s]
+        self._claims = [claim for claim in self._claims if claim.finished_s > forgotten_s]
+        return [claim for claim in self._claims if claim.finished_s >= began_s]
 
-    def _require_place(
-        self, account: Account, name: str, listed: list[Container], made: list[Claim]
+    def _require_slot(
+        self, account: Account, name: str, listed: list[Container], claims: list[Claim]
     ) -> None:
-        mine = [one for one in listed if one.uid == account.uid]
-        claimed = {one.name for one in made if one.uid == account.uid}
-        if any(one.name == name and one.finished_s > time.monotonic() for one in made):
-            raise Refusal(409, f'The container name "{name}" is already in use: it is being made')
-        live = {one.name or one.id for one in mine if one.is_live} | claimed
+        own_containers = [entry for entry in listed if entry.uid == account.uid]
+        claimed = {entry.name for entry in claims if entry.uid == account.uid}
+        if any(entry.name == name and entry.finished_s > time.monotonic() for entry in claims):
+            raise Refusal(
+                409, f'The container name "{name}" is already in use: it is being created'
+            )
+        live = {entry.name or entry.id for entry in own_containers if entry.is_live} | claimed
         if len(live) >= self._settings.containers:
-            most = self._settings.containers
-            raise Refusal(409, f"{TAKEN}an account has at most {most} containers here")
-        if len(mine) - len(live) >= 2 * ENDED_KEPT:
-            raise Refusal(409, f"{TAKEN}too many containers of this account have ended: try again")
+            limit = self._settings.containers
+            raise Refusal(409, f"{TAKEN}an account may have at most {limit} containers")
+        if len(own_containers) - len(live) >= 2 * ENDED_KEPT:
+            raise Refusal(
+                409, f"{TAKEN}ended containers of this account are being removed; try again"
+            )
 
     def _lend(
         self,
         account: Account,
         request: ContainerClaim,
         listed: list[Container],
-        made: list[Claim],
+        claims: list[Claim],
     ) -> Grant:
-        """A service starts without a GPU where others have them all; a run waits for its turn."""
+        """Lend GPUs. If all are in use, a service starts without one, and a run joins the queue."""
         if not request.gpus:
             return Grant([], 0.0)
         gpus, now_s = self._gpus, boottime_s()
-        held = _held(listed, made)
-        kept = self._queue.keep(find_free(gpus, held), now_s)
-        others = {uuid: one for uuid, one in kept.items() if one.uid != account.uid}
-        most, until_s = self._settings.gpus_per_account, now_s + self._settings.gpu_lease_s
+        held_leases = _list_leases(listed, claims)
+        reserved = self._queue.keep(find_free(gpus, held_leases), now_s)
+        others = {uuid: waiter for uuid, waiter in reserved.items() if waiter.uid != account.uid}
+        limit, until_s = self._settings.gpus_per_account, now_s + self._settings.gpu_lease_s
         try:
-            return Grant(*lend(account, request.gpus, gpus, held, others, most, until_s, now_s))
+            return Grant(
+                *lend(account, request.gpus, gpus, held_leases, others, limit, until_s, now_s)
+            )
         except Busy as busy:
             if request.is_service:
                 return Grant([], 0.0)
             position = self._queue.join(account.uid, busy.missing)
-            raise Refusal(409, f"{busy.message}. {_describe_place(position)}") from None
+            raise Refusal(409, f"{busy.message}. {_describe_position(position)}") from None
         except Refusal:
             if not request.is_service:
                 raise
             return Grant([], 0.0)
 
 
-def _held(listed: list[Container], made: list[Claim]) -> list[Lease]:
-    return [*leases(listed), *(lease for claim in made for lease in claim.leases)]
+def _list_leases(listed: list[Container], claims: list[Claim]) -> list[Lease]:
+    return [*leases(listed), *(lease for claim in claims for lease in claim.leases)]
 
 
-def _describe_place(position: int) -> str:
-    before = "next" if position == 1 else f"number {position} in the queue"
+def _describe_position(position: int) -> str:
+    place = "next" if position == 1 else f"number {position} in the queue"
     return (
-        f"This account is {before}. Ask again once a GPU is free for it: "
-        f"it is then kept for {TURN_S / 60:.0f} min"
+        f"This account is {place}. Try again later: once it is this account's turn, the GPU is "
+        f"reserved for {TURN_S / 60:.0f} min"
     )

@@ -1,4 +1,4 @@
-"""How many of the same thing an account may do at once."""
+"""Limits on how many operations of a kind an account may run at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .rules import Account
 
 
 class AccountLimit:
-    """`what` completes "an account ... at once"."""
+    """A limit for each account. `what` completes "an account ... at once"."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most = most
@@ -23,7 +23,7 @@ class AccountLimit:
 
     @contextmanager
     def hold(self, account: Account) -> Iterator[None]:
-        """Do it inside; Refusal (429) where the account does so many already."""
+        """Run one operation inside. Refusal (429) if the account is at its limit."""
         with self._lock:
             if self._running[account.uid] >= self._most:
                 raise Refusal(429, f"{TAKEN}an account {self._what} at once")

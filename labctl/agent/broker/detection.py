@@ -1,4 +1,4 @@
-"""Whether this is a shared server, where a broker stands between accounts and the engine."""
+"""Detection of a shared server, where accounts reach the engine only through a broker."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 BROKER = "/run/labctl/broker.sock"
 ENGINE = "/var/run/docker.sock"
-# The limit (place.LIMIT) that ended a run whose GPU was lent for no longer.
+# the limit (host.paths.LIMIT) that ended a run whose GPU lease was over
 LEASE = "GPU lease"
-# How the broker's words begin where others have what is asked, or the account's share is used.
+# prefix of refusals because of other accounts' use or the account's own limits
 TAKEN = "shared server: "
 
 
 def brokered() -> bool:
-    """Whether this account reaches the engine through the broker: it may not use it directly."""
+    """Return whether this account reaches the engine through the broker and not directly."""
     return os.path.exists(BROKER) and not os.access(ENGINE, os.W_OK)  # noqa: PTH110 (3 ms less)

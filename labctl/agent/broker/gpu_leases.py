@@ -1,7 +1,7 @@
-"""Who has which GPU: by UUID, for a time. The truth is in the containers' labels.
+"""Leases of GPUs: the containers' labels record which account has which GPU, and until when.
 
-So a lease is over when its container is, and outlives the broker. Ends count on CLOCK_BOOTTIME,
-since a restart of the machine ends every container anyway.
+So a lease ends with its container, and survives a restart of the broker. End times are on
+CLOCK_BOOTTIME, since a restart of the machine ends every container anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUND_UP_S = 59.0
 
 
 class Lease(NamedTuple):
-    """One GPU's. `ends_s` on CLOCK_BOOTTIME."""
+    """The lease of one GPU. `ends_s` is on CLOCK_BOOTTIME."""
 
     uuid: str
     uid: int
@@ -37,7 +37,7 @@ def boottime_s() -> float:
 
 
 class GpuReader:
-    """The GPUs of this machine, as any thread may ask for them."""
+    """A reader of this machine's GPUs that any thread may use."""
 
     def __init__(self) -> None:
         self._gpus = Gpus()
@@ -49,7 +49,7 @@ class GpuReader:
 
 
 class Busy(Refusal):
-    """Others have the GPUs, or asked for them before. `missing` are UUIDs, none for any GPU."""
+    """Other accounts have the GPUs, or are before this one. `missing` are UUIDs, [] for any GPU."""
 
     def __init__(self, message: str, missing: list[str]) -> None:
         super().__init__(409, message)
@@ -57,17 +57,20 @@ class Busy(Refusal):
 
 
 def leases(containers: list[Container]) -> list[Lease]:
-    """Those of containers as the engine lists them."""
-    found = []
-    for one in containers:
-        if one.labels.get(GPUS) and one.is_live:
-            ends_s = _read_end(one.labels.get(ENDS, ""))
-            found += [Lease(uuid, one.uid, one.id, ends_s) for uuid in one.labels[GPUS].split(",")]
-    return found
+    """Return the leases of containers as the engine lists them."""
+    current = []
+    for container in containers:
+        if container.labels.get(GPUS) and container.is_live:
+            ends_s = _read_end(container.labels.get(ENDS, ""))
+            current += [
+                Lease(uuid, container.uid, container.id, ends_s)
+                for uuid in container.labels[GPUS].split(",")
+            ]
+    return current
 
 
 def _read_end(text: str) -> float:
-    """A lease whose end cannot be read is over, or nothing would ever end it."""
+    """Parse the end of a lease. One that cannot be read has ended, or it would never end."""
     try:
         ends_s = float(text)
     except ValueError:
@@ -76,9 +79,9 @@ def _read_end(text: str) -> float:
 
 
 def find_free(gpus: list[dict[str, Any]], held: list[Lease]) -> list[str]:
-    """UUIDs of the GPUs that nobody has."""
-    taken = {one.uuid for one in held}
-    return [str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid") and gpu["uuid"] not in taken]
+    """Return the UUIDs of the GPUs without a lease."""
+    leased = {lease.uuid for lease in held}
+    return [str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid") and gpu["uuid"] not in leased]
 
 
 def lend(
@@ -91,53 +94,56 @@ def lend(
     until_s: float,
     now_s: float,
 ) -> tuple[list[str], float]:
-    """UUIDs for a container that wants these (["*"]: as many as the account may have), and the end.
+    """Return UUIDs for a container that requests `wanted`, and the end of the lease.
 
-    An account that has all it may have shares them among its own containers, until the lease that
-    it has ends. A lease that has ended is shared no more: what is being stopped still has its GPU.
-    `kept` are GPUs for accounts that asked before. Refusal (409) with every holder's name and end,
-    Busy where waiting helps.
+    ["*"] requests as many as the account may have. An account at its limit shares its GPUs among
+    its own containers until their lease ends. An ended lease is not shared: the container that is
+    being stopped still has its GPU. `kept` are GPUs reserved for accounts that asked before.
+    Refusal (409) names every holder and end; it is Busy if waiting helps.
     """
-    known = [str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")]
-    if not known:
-        raise Refusal(409, f"{TAKEN}it has no GPU; ask for `gpu: none`")
+    uuids = [str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")]
+    if not uuids:
+        raise Refusal(409, f"{TAKEN}it has no GPU; set `gpu: none` in lab.yaml")
     by_index = {str(gpu.get("index")): str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")}
-    named = [by_index.get(one, one) for one in wanted if one != "*"]
-    unknown = [one for one in named if one not in known]
+    requested = [by_index.get(name, name) for name in wanted if name != "*"]
+    unknown = [name for name in requested if name not in uuids]
     if unknown:
-        raise Refusal(409, f"{TAKEN}there is no GPU {', '.join(unknown)[:200]}")
-    mine = [one for one in held if one.uid == account.uid and one.ends_s > now_s]
-    own = {one.uuid: one.ends_s for one in mine}
-    if own and (set(named) <= own.keys() if named else len(own) >= most):
-        shared = named or list(own)
+        raise Refusal(409, f"{TAKEN}it has no GPU {', '.join(unknown)[:200]}")
+    own_leases = [lease for lease in held if lease.uid == account.uid and lease.ends_s > now_s]
+    own = {lease.uuid: lease.ends_s for lease in own_leases}
+    if own and (set(requested) <= own.keys() if requested else len(own) >= most):
+        shared = requested or list(own)
         return shared, min(own[uuid] for uuid in shared)
-    if len(own.keys() | set(named)) > most:
-        told = "; ".join(told_of(one, gpus, now_s) for one in mine)
-        raise Refusal(409, f"{TAKEN}an account has at most {most} GPU here at once. {told}".strip())
-    free = [one for one in find_free(gpus, held) if one not in kept and one in (named or known)]
-    missing = [one for one in named if one not in own]
+    if len(own.keys() | set(requested)) > most:
+        holders = "; ".join(told_of(lease, gpus, now_s) for lease in own_leases)
+        message = f"{TAKEN}an account may use at most {most} GPU at once. {holders}"
+        raise Refusal(409, message.strip())
+    free = [
+        uuid for uuid in find_free(gpus, held) if uuid not in kept and uuid in (requested or uuids)
+    ]
+    missing = [uuid for uuid in requested if uuid not in own]
     if not free or len(free) < len(missing):
-        others = [told_of(one, gpus, now_s) for one in held if one.uuid not in own]
-        others += [describe_kept(uuid, one, gpus) for uuid, one in kept.items()]
+        others = [told_of(lease, gpus, now_s) for lease in held if lease.uuid not in own]
+        others += [describe_kept(uuid, waiter, gpus) for uuid, waiter in kept.items()]
         raise Busy(f"{TAKEN}no GPU is free: {'; '.join(others)}", missing)
-    chosen = named or free[: most - len(own)]
-    return chosen, min([until_s, *(own[uuid] for uuid in chosen if uuid in own)])
+    granted = requested or free[: most - len(own)]
+    return granted, min([until_s, *(own[uuid] for uuid in granted if uuid in own)])
 
 
 def describe_kept(uuid: str, waiter: Waiter, gpus: list[dict[str, Any]]) -> str:
-    return f"{_name_gpu(uuid, gpus)} is kept for {holder(waiter.uid)}, who asked before"
+    return f"{_name_gpu(uuid, gpus)} is reserved for {holder(waiter.uid)}, who is before you"
 
 
 def told_of(lease: Lease, gpus: list[dict[str, Any]], now_s: float) -> str:
-    """ "GPU 0 (Tesla T4) is lab-alice's for 40 min at most"."""
+    """Describe a lease: "GPU 0 (Tesla T4) is in use by lab-alice for at most 40 min, ..."."""
     minutes = int((max(0.0, lease.ends_s - now_s) + ROUND_UP_S) // 60)
     at = time.strftime("%H:%M %Z", time.localtime(time.time() + lease.ends_s - now_s))
     name = _name_gpu(lease.uuid, gpus)
-    return f"{name} is {holder(lease.uid)}'s for {minutes} min at most, until {at}"
+    return f"{name} is in use by {holder(lease.uid)} for at most {minutes} min, until {at}"
 
 
 def _name_gpu(uuid: str, gpus: list[dict[str, Any]]) -> str:
-    gpu = next((one for one in gpus if one.get("uuid") == uuid), {})
+    gpu = next((candidate for candidate in gpus if candidate.get("uuid") == uuid), {})
     return f"GPU {gpu.get('index', '?')} ({gpu.get('name', uuid)})"
 
 
@@ -149,10 +155,10 @@ def holder(uid: int) -> str:
 
 
 def node_groups(folder: Path = Path("/dev")) -> list[str]:
-    """Groups that the GPU's device nodes belong to: a container with a lease is put there."""
-    found = {
+    """Return the groups of the GPU's device nodes, which a container with a lease joins."""
+    groups = {
         str(node.stat().st_gid)
         for node in folder.glob("nvidia*")
         if node.is_char_device() and node.stat().st_mode & 0o006 == 0
     }
-    return sorted(found)
+    return sorted(groups)

@@ -1,7 +1,7 @@
-"""What the broker looks after: services' sockets, binds that nobody needs, leases that end.
+"""Regular tasks of the broker: services' sockets, unused binds, ended leases.
 
-Each thing is looked after by itself: what fails for one container is reported, and the others have
-theirs all the same. Nothing here may keep a lease from ending.
+Each task is independent: a failure for one container is reported and does not affect the others.
+Nothing here may prevent a lease from ending.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ NOTE = 'printf \'{"by":"%s","at":%s}\' "$1" "$(date +%s)" > /lab/run/.labctl/lim
 
 
 class Problems:
-    """What failed in one round: what is the same for as long as it lasts, and the whole line."""
+    """The failures of one round: a stable key for each, and its full text."""
 
     def __init__(self) -> None:
         self.lines: dict[str, str] = {}
 
     @contextmanager
     def guard(self, what: str) -> Iterator[None]:
-        """Note whatever is raised inside, and go on."""
+        """Record any exception raised inside, and continue."""
         try:
             yield
         except Exception as error:
-            same = f"{what}: {type(error).__name__}"
-            self.lines[same] = f"{what} failed: {describe_error(error)}"
+            key = f"{what}: {type(error).__name__}"
+            self.lines[key] = f"{what} failed: {describe_error(error)}"
 
 
 def describe_error(error: Exception) -> str:
@@ -52,7 +52,7 @@ def describe_error(error: Exception) -> str:
 
 
 class Keeping:
-    """`look` is called by one thread, `relay` by any."""
+    """The housekeeping. One thread calls `look`, any thread may call `relay`."""
 
     def __init__(self, settings: Settings, claims: Claims, report: Callable[[str], None]) -> None:
         self.claims = claims
@@ -67,116 +67,123 @@ class Keeping:
         self._reported: set[str] = set()
 
     def look(self) -> None:
-        """Do all that is due now. Raises nothing: what fails is reported, once while it lasts."""
+        """Do everything that is due. Raises nothing: a failure is reported once while it lasts."""
         problems = Problems()
-        with problems.guard("looking after the containers"):
+        with problems.guard("checking the containers"):
             began_s = time.monotonic()
-            found, unread = read_containers(list_rows())
-            problems.lines.update(zip(unread, unread))
-            self._end_leases(problems, found)
-            self._keep_relays(problems, found)
-            self._remove_ended(problems, found)
-            self._remove_unstarted(problems, found)
-            with problems.guard("letting go of mounts"):
-                self._release_mounts(found, began_s)
-            with problems.guard("keeping the queue for GPUs"):
-                self.claims.keep_queue(found, began_s)
-        for same in sorted(problems.lines.keys() - self._reported):
-            self._report(problems.lines[same])
+            containers, unreadable = read_containers(list_rows())
+            problems.lines.update(zip(unreadable, unreadable))
+            self._end_leases(problems, containers)
+            self._keep_relays(problems, containers)
+            self._remove_ended(problems, containers)
+            self._remove_unstarted(problems, containers)
+            with problems.guard("releasing mounts"):
+                self._release_mounts(containers, began_s)
+            with problems.guard("updating the GPU queue"):
+                self.claims.keep_queue(containers, began_s)
+        for key in sorted(problems.lines.keys() - self._reported):
+            self._report(problems.lines[key])
         self._reported = set(problems.lines)
 
     def relay(self, container: str, owner: int, labels: dict[str, str]) -> None:
-        """Have a service's socket there; one that is there stays."""
+        """Create the service's socket unless it exists."""
         with self._relay_lock:
             if not labels.get(SOCKET) or container in self._relays:
                 return
-            place = Path(labels[SOCKET])
-            if place.parent != PLACE / str(owner):
-                return  # not a place that this broker would have said
+            path = Path(labels[SOCKET])
+            if path.parent != PLACE / str(owner):
+                return  # not a path of this broker
             port = int(labels["labctl.service-port"])
             slots = self._slots.setdefault(owner, threading.BoundedSemaphore(MOST_CARRIED))
-            self._relays[container] = Relay(owner, place, container, port, slots)
+            self._relays[container] = Relay(owner, path, container, port, slots)
 
-    def _keep_relays(self, problems: Problems, found: list[Container]) -> None:
-        running = [one for one in found if one.state == "running"]
+    def _keep_relays(self, problems: Problems, containers: list[Container]) -> None:
+        running = [container for container in containers if container.state == "running"]
         with self._relay_lock:
-            gone = set(self._relays) - {one.id for one in running}
-            closing = [self._relays.pop(one) for one in gone]
+            ended_ids = set(self._relays) - {container.id for container in running}
+            closing = [self._relays.pop(ended_id) for ended_id in ended_ids]
         for relay in closing:
-            with problems.guard(f"closing {relay.place}"):
+            with problems.guard(f"closing {relay.socket_path}"):
                 relay.close()
-        for one in running:
-            with problems.guard(f"the socket of {one.name or one.id}"):
-                self.relay(one.id, one.uid, one.labels)
+        for container in running:
+            with problems.guard(f"the socket of {container.name or container.id}"):
+                self.relay(container.id, container.uid, container.labels)
 
-    def _remove_ended(self, problems: Problems, found: list[Container]) -> None:
+    def _remove_ended(self, problems: Problems, containers: list[Container]) -> None:
         ended: dict[int, list[Container]] = {}
-        for one in sorted(found, key=lambda one: -one.created_s):
-            if one.state in ("exited", "dead"):
-                ended.setdefault(one.uid, []).append(one)
-        for mine in ended.values():
-            for old in mine[ENDED_KEPT:]:
+        for container in sorted(containers, key=lambda container: -container.created_s):
+            if container.state in ("exited", "dead"):
+                ended.setdefault(container.uid, []).append(container)
+        for own_containers in ended.values():
+            for old in own_containers[ENDED_KEPT:]:
                 with problems.guard(f"removing {old.name or old.id}"):
                     engine.remove(old.id)
 
-    def _remove_unstarted(self, problems: Problems, found: list[Container]) -> None:
-        """Counted from when this broker first saw it, whatever the clocks say."""
+    def _remove_unstarted(self, problems: Problems, containers: list[Container]) -> None:
+        """Remove containers that were never started, some time after this broker first saw them."""
         now_s = time.monotonic()
-        created = [one for one in found if one.state == "created"]
-        seen = self._created_since_s
-        self._created_since_s = {one.id: seen.get(one.id, now_s) for one in created}
-        for one in created:
-            has_gpu = bool(one.labels.get(GPUS))
-            most_s = self._settings.gpu_claim_s if has_gpu else NEVER_STARTED_S
-            if now_s - self._created_since_s[one.id] > most_s:
-                with problems.guard(f"removing {one.name or one.id}"):
-                    _remove_unless_started(one.id)
+        created = [container for container in containers if container.state == "created"]
+        since_s = self._created_since_s
+        self._created_since_s = {
+            container.id: since_s.get(container.id, now_s) for container in created
+        }
+        for container in created:
+            has_gpu = bool(container.labels.get(GPUS))
+            limit_s = self._settings.gpu_claim_s if has_gpu else NEVER_STARTED_S
+            if now_s - self._created_since_s[container.id] > limit_s:
+                with problems.guard(f"removing {container.name or container.id}"):
+                    _remove_unless_started(container.id)
 
-    def _release_mounts(self, found: list[Container], began_s: float) -> None:
-        waiting = {one.name for one in found if one.state == "created"}
+    def _release_mounts(self, containers: list[Container], began_s: float) -> None:
+        waiting = {container.name for container in containers if container.state == "created"}
         with self.claims.lock:
             waiting |= self.claims.names_since(began_s)
             for name in mounts.held():
                 if name not in waiting:
                     mounts.release(name)
 
-    def _end_leases(self, problems: Problems, found: list[Container]) -> None:
+    def _end_leases(self, problems: Problems, containers: list[Container]) -> None:
         now_s = boottime_s()
-        over = {one.container for one in leases(found) if one.ends_s <= now_s}
-        self._ending &= over
-        for one in found:
-            if one.id in over - self._ending:
-                with problems.guard(f"ending the lease of {one.name or one.id}"):
-                    self._begin_end(one)
-        self._failed_ends = {key: self._failed_ends[key] for key in over & set(self._failed_ends)}
+        ended_ids = {lease.container for lease in leases(containers) if lease.ends_s <= now_s}
+        self._ending &= ended_ids
+        for container in containers:
+            if container.id in ended_ids - self._ending:
+                with problems.guard(f"ending the lease of {container.name or container.id}"):
+                    self._start_ending(container)
+        self._failed_ends = {
+            key: self._failed_ends[key] for key in ended_ids & set(self._failed_ends)
+        }
         problems.lines.update(self._failed_ends)
 
-    def _begin_end(self, container: Container) -> None:
+    def _start_ending(self, container: Container) -> None:
         self._ending.add(container.id)
         try:
-            threading.Thread(target=self._end, args=(container,), daemon=True).start()
+            threading.Thread(target=self._end_lease, args=(container,), daemon=True).start()
         except RuntimeError:  # no more threads
             self._ending.discard(container.id)
             raise
 
-    def _end(self, container: Container) -> None:
-        """SIGTERM, and a while to write a checkpoint. A run is told why, by its own account's hand:
-        that hand may do nothing, or never end, and the lease ends all the same."""
+    def _end_lease(self, container: Container) -> None:
+        """Stop the container, with GRACE_S to write a checkpoint.
+
+        The reason is first written into the run's directory by a process of its own account. That
+        may fail or hang; the lease ends all the same.
+        """
         with suppress(Exception):
             if "labctl.run" in container.labels:
-                _note(container)
+                _write_note(container)
         try:
             path = f"/containers/{container.id}/stop?t={GRACE_S}"
             engine.ask("POST", path, timeout_s=GRACE_S + engine.ANSWER_S)
         except Exception as error:
             name = container.name or container.id
-            said = f"ending the lease of {name} failed: {describe_error(error)}"
-            self._failed_ends[container.id] = said
-            self._ending.discard(container.id)  # and is ended at the next look
+            problem = f"ending the lease of {name} failed: {describe_error(error)}"
+            self._failed_ends[container.id] = problem
+            self._ending.discard(container.id)  # so that the next round tries again
 
 
 def _remove_unless_started(container: str) -> None:
-    """The engine decides which was first, this or a start: so nothing that runs loses its GPU."""
+    """Remove a container without force: the engine refuses if it has been started meanwhile."""
     try:
         engine.ask("DELETE", f"/containers/{container}")
     except engine.Refused as refused:
@@ -184,14 +191,14 @@ def _remove_unless_started(container: str) -> None:
             raise
 
 
-def _note(container: Container) -> None:
+def _write_note(container: Container) -> None:
     words = ["/bin/sh", "-c", NOTE, "sh", LEASE]
     body = {"Cmd": words, "User": str(container.uid)}
     path = f"/containers/{container.id}/exec"
-    made = json.loads(engine.ask("POST", path, body, NOTE_S))["Id"]
-    engine.ask("POST", f"/exec/{made}/start", {"Detach": True}, NOTE_S)
-    end = time.monotonic() + NOTE_S
-    while time.monotonic() < end:
-        if not json.loads(engine.ask("GET", f"/exec/{made}/json", timeout_s=NOTE_S))["Running"]:
+    exec_id = json.loads(engine.ask("POST", path, body, NOTE_S))["Id"]
+    engine.ask("POST", f"/exec/{exec_id}/start", {"Detach": True}, NOTE_S)
+    deadline_s = time.monotonic() + NOTE_S
+    while time.monotonic() < deadline_s:
+        if not json.loads(engine.ask("GET", f"/exec/{exec_id}/json", timeout_s=NOTE_S))["Running"]:
             return
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Room for images: what is free where the engine keeps them, less what uploads will still need."""
+"""Room for images: the free bytes of the engine's disk, minus what current uploads still need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT_KEPT_S = 60.0
 
 
 class ImageDisk:
-    """`floor_bytes` of the disk stay free, whatever accounts send."""
+    """The engine's disk, of which `floor_bytes` stay free."""
 
     def __init__(self, floor_bytes: int) -> None:
         self._floor_bytes = floor_bytes
@@ -29,7 +29,7 @@ class ImageDisk:
         self._root_kept_until_s = 0.0
 
     def require_room(self) -> None:
-        """Refusal where there is none for another image. May be asked for every little while."""
+        """Raise Refusal if there is no room for another image. Cheap enough for frequent calls."""
         now_s = time.monotonic()
         if now_s >= self._root_kept_until_s:
             self._root, self._root_kept_until_s = find_image_root(), now_s + ROOT_KEPT_S
@@ -38,11 +38,11 @@ class ImageDisk:
 
     @contextmanager
     def count_upload(self) -> Iterator[Callable[[int], None]]:
-        """For as long as an archive comes and is loaded. The function yielded is told of its size,
-        bit by bit, and refuses once there is no room left.
+        """Claim room while an archive is uploaded and loaded.
 
-        What has come lies on the disk already. The engine needs as much again: it unpacks an
-        archive once it has all of it. So that is claimed until then, from other uploads too.
+        Yields a function to call with each number of bytes; it raises Refusal without room. The
+        bytes that have arrived are on the disk already, and the engine needs as many again to
+        unpack them. So that much is claimed meanwhile, also against other uploads.
         """
         self.require_room()
         claimed_bytes = checked_bytes = 0
@@ -64,5 +64,5 @@ class ImageDisk:
 
 
 def find_image_root() -> Path:
-    """Where the engine keeps images and what it is sent, by its own account."""
+    """Return where the engine stores images and uploads."""
     return Path(json.loads(engine.ask("GET", "/info"))["DockerRootDir"])

@@ -1,7 +1,7 @@
-"""The documents of an uploaded image, built anew from the keys that the Docker Engine knows.
+"""The documents of an uploaded image, rebuilt from the keys that the Docker Engine knows.
 
-What is not known is left out, what has another type than the engine expects is refused. An image
-that the engine itself saved keeps every byte of its configuration, and so its id.
+Unknown keys are dropped, and values of an unexpected type are refused. An image that the engine
+itself saved keeps every byte of its configuration, and so its id.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any, Callable, Mapping, NamedTuple
 
 from .strict_json import encode_json, parse_json
 
-# Returns the value as it goes on; ValueError where it has the wrong type.
+# Returns the checked value; ValueError if it has the wrong type.
 Check = Callable[[Any], Any]
 
 
 class Entry(NamedTuple):
-    """One image of manifest.json."""
+    """An image in manifest.json."""
 
     config: str
     tags: list[str]
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
 
 def parse_manifest(text: bytes) -> list[Entry]:
-    """Parse manifest.json; ValueError where it is not what `docker save` writes."""
+    """Parse manifest.json. ValueError if it is not what `docker save` writes."""
     entries = _check_manifest(parse_json(text))
     if not entries:
         raise ValueError("it names no image")
@@ -35,12 +35,15 @@ def parse_manifest(text: bytes) -> list[Entry]:
 
 def encode_manifest(entries: list[Entry]) -> bytes:
     return encode_json(
-        [{"Config": one.config, "RepoTags": one.tags, "Layers": one.layers} for one in entries]
+        [
+            {"Config": entry.config, "RepoTags": entry.tags, "Layers": entry.layers}
+            for entry in entries
+        ]
     )
 
 
 def rebuild_config(text: bytes) -> bytes:
-    """Build an image's configuration anew; ValueError where it is not one."""
+    """Rebuild an image's configuration. ValueError if it is not one."""
     return encode_json(_check_config(parse_json(text)))
 
 
@@ -78,37 +81,37 @@ def _make_list_check(check: Check) -> Check:
     def check_list(value: Any) -> list[Any]:
         if not isinstance(value, list):
             raise ValueError("expected a list")
-        return [check(one) for one in value]
+        return [check(item) for item in value]
 
     return check_list
 
 
 def _make_map_check(check: Check) -> Check:
-    """For an object whose keys are data, as those of labels are."""
+    """Return a check for an object whose keys are data, such as labels."""
 
     def check_map(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError("expected an object")
-        return {key: check(one) for key, one in value.items()}
+        return {key: check(item) for key, item in value.items()}
 
     return check_map
 
 
 def _make_object_check(known: Mapping[str, Check]) -> Check:
-    """For an object with known keys, kept in the order in which they came. null stands for none."""
+    """Return a check for an object with known keys. It keeps their order, and null values."""
 
     def check_object(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError("expected an object")
-        made = {}
-        for key, one in value.items():
+        checked = {}
+        for key, item in value.items():
             if key not in known:
                 continue
             try:
-                made[key] = None if one is None else known[key](one)
+                checked[key] = None if item is None else known[key](item)
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
-        return made
+        return checked
 
     return check_object
 
@@ -148,7 +151,7 @@ _check_config = _make_object_check(
         **dict.fromkeys((*_ABOUT, "container", "docker_version"), _check_text),
         "os.features": _check_texts,
         "config": _check_container,
-        # What the classic builder ran last: nothing reads it, and the id is the hash of it too.
+        # The last container of the classic builder: nothing reads it, but it is part of the id.
         "container_config": _check_container,
         "rootfs": _make_object_check({"type": _check_layers, "diff_ids": _check_texts}),
         "history": _make_list_check(

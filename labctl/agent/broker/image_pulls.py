@@ -1,7 +1,7 @@
-"""Images from a registry, for all on the server: few at once, of bounded size, while there is room.
+"""Pulls from a registry, for all accounts: few at once, of limited size, while there is room.
 
-The engine bounds none of this. What it says of its progress is read as it passes; an account that
-hangs up, or has used up its bound, has the engine's own pull ended with its connection.
+The engine has no such limits. The broker reads its progress as it passes. If an account hangs up or
+exceeds its limit, closing the connection to the engine ends the pull.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .concurrency import AccountLimit
 from .http import Refusal
 from .rules import Account
 
-# Of one account. The engine itself loads few layers at a time, whoever asks.
+# pulls of one account; the engine itself loads few layers at a time in total
 MOST_AT_ONCE = 2
-SILENCE_S = 300.0  # checking or unpacking a large layer is told of more often
+SILENCE_S = 300.0  # the engine reports progress more often, even for a large layer
 TICK_S = 1.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
 
 
 class Pulls:
-    """`require_room` refuses where the disk has no more room for images."""
+    """The pulls of all accounts. `require_room` raises Refusal if the disk has no room."""
 
     def __init__(self, most_bytes: int, require_room: Callable[[], None]) -> None:
         self._most_bytes = most_bytes
@@ -32,7 +32,7 @@ class Pulls:
         self._limit = AccountLimit(MOST_AT_ONCE, f"pulls at most {MOST_AT_ONCE} images")
 
     def pull(self, account: Account, link: socket.socket, reference: str, tag: str) -> None:
-        """The engine's progress goes to `link`, as an answer of its own."""
+        """Pull an image, and send the engine's progress to `link` as the response."""
         query = urlencode({"fromImage": reference, "tag": tag})
         with self._limit.hold(account):
             self._require_room()
@@ -40,31 +40,31 @@ class Pulls:
                 link.settimeout(SILENCE_S)
                 link.sendall(HEAD)
                 try:
-                    for block in self._checked(progress.blocks(TICK_S)):
+                    for block in self._check_blocks(progress.blocks(TICK_S)):
                         link.sendall(block)
                 except (Refusal, engine.Refused) as refused:
-                    # The head has been sent: the error is one more line, as the engine writes it.
+                    # The head has been sent, so the error is another line, as the engine writes it.
                     detail = {"errorDetail": {"message": refused.message}, "error": refused.message}
                     link.sendall(json.dumps(detail).encode() + b"\r\n")
 
-    def _checked(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    def _check_blocks(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         size = PullSize()
         for block in blocks:
             self._require_room()
             if size.add(block) > self._most_bytes:
-                raise Refusal(413, "that image is more than the shared server takes")
+                raise Refusal(413, "the image is larger than the shared server allows")
             yield block
 
 
 class PullSize:
-    """What the layers of a pull come to, by the engine's own lines of progress."""
+    """The size of a pull's layers, from the engine's progress lines."""
 
     def __init__(self) -> None:
         self._layers: dict[str, int] = {}
         self._line = b""
 
     def add(self, block: bytes) -> int:
-        """The bytes known after the next block of progress."""
+        """Add a block of progress; return the bytes known so far."""
         *lines, self._line = (self._line + block).split(b"\n")
         for line in lines:
             layer, size = _read_progress(line)
@@ -73,11 +73,11 @@ class PullSize:
 
 
 def _read_progress(line: bytes) -> tuple[str, int]:
-    """(layer, bytes known of it); nothing for a line that tells of none."""
+    """Return (layer, its known bytes); ("", 0) for a line without them."""
     try:
-        told: dict[str, Any] = json.loads(line or b"{}")
-        detail = told.get("progressDetail") or {}
-        return str(told.get("id", "")), max(
+        progress: dict[str, Any] = json.loads(line or b"{}")
+        detail = progress.get("progressDetail") or {}
+        return str(progress.get("id", "")), max(
             int(detail.get("total") or 0), int(detail.get("current") or 0)
         )
     except (ValueError, TypeError, AttributeError):

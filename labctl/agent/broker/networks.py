@@ -1,7 +1,7 @@
-"""Networks of accounts, the fence round them, and services on Unix sockets of their own.
+"""Networks of accounts, the firewall around them, and Unix sockets of their services.
 
-Each account's containers have a bridge of their own. From the machine itself only root reaches
-these, so that a service is had through its socket alone, which lies in the account's directory.
+Each account's containers have a bridge of their own. On the machine itself only root can reach the
+bridges, so a service is available only through its socket in the account's directory.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .http import CHUNK, Refusal
 from .rules import OWNER, Account
 
 BRIDGE = "lc"
-# Where clouds hand out credentials: no account's.
+# The address where clouds hand out credentials, which no account may use.
 METADATA = "169.254.169.254"
 PLACE = Path("/run/labctl/accounts")
 CLONE_NEWNET = 0x40000000
 PEER = struct.Struct("3i")
 ANSWER_S = 10.0
-# Connections to all services of one account together.
+# connections to all services of one account together
 MOST_CARRIED = 128
 PAUSE_S = 0.1
 
@@ -39,16 +39,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def peer(link: socket.socket) -> tuple[int, int, int]:
-    """(pid, uid, gid) of who connected, as the kernel says."""
-    said = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
-    pid, uid, gid = PEER.unpack(said)
+    """Return (pid, uid, gid) of the client, as the kernel reports it."""
+    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+    pid, uid, gid = PEER.unpack(credentials)
     return pid, uid, gid
 
 
 def fence() -> None:
-    """Only root on this machine reaches the bridges; containers reach neither it nor metadata.
+    """Set the firewall rules.
 
-    Failure where the rules cannot be set: then no account may have a container.
+    Only root on this machine reaches the bridges; containers reach neither the machine nor
+    metadata. SystemExit if a rule cannot be set: then no account may have a container.
     """
     shell = ["-m", "owner", "!", "--uid-owner", "0", "-j", "REJECT"]
     rules = [
@@ -56,14 +57,14 @@ def fence() -> None:
         ("filter", "OUTPUT", ["-o", "docker0", *shell]),
         ("filter", "OUTPUT", ["-d", METADATA, *shell]),
         ("filter", "INPUT", ["-i", f"{BRIDGE}+", "-j", "REJECT"]),
-        # Not in FORWARD: for each new network Docker puts a rule before all others there.
+        # Not in FORWARD, where Docker inserts a rule before all others for each new network.
         ("mangle", "PREROUTING", ["-i", f"{BRIDGE}+", "-d", METADATA, "-j", "DROP"]),
     ]
     for table, chain, words in rules:
         if _iptables(table, "-C", chain, *words).returncode != 0:
             done = _iptables(table, "-I", chain, *words)
             if done.returncode != 0:
-                raise SystemExit(f"the fence cannot be set: {done.stderr.strip()}")
+                raise SystemExit(f"a firewall rule cannot be set: {done.stderr.strip()}")
 
 
 def _iptables(table: str, action: str, chain: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -72,7 +73,7 @@ def _iptables(table: str, action: str, chain: str, *words: str) -> subprocess.Co
 
 
 def network(account: Account) -> str:
-    """The account's own network, made where there is none."""
+    """Return the account's own network, created if it does not exist."""
     name = f"labctl-u{account.uid}"
     body = {
         "Name": name,
@@ -90,47 +91,49 @@ def network(account: Account) -> str:
             engine.ask("POST", "/networks/create", body)
         except engine.Refused as refused:
             if refused.status != 409:
-                raise Refusal(500, f"no network for {account.name}: {refused.message}") from None
+                raise Refusal(
+                    500, f"could not create a network for {account.name}: {refused.message}"
+                ) from None
     return name
 
 
 def socket_of(account: Account, container: str) -> Path:
-    """Where a service of the account's is reached. Short: a socket's path may have 107 bytes."""
+    """Return the socket of an account's service. Short: a socket's path is limited to 107 bytes."""
     digest = hashlib.sha256(container.encode()).hexdigest()[:16]
     return PLACE / str(account.uid) / f"{digest}.sock"
 
 
 class Relay:
-    """One service's socket, and the way from there into its container."""
+    """A service's socket, and the connections from there into its container."""
 
     def __init__(
         self,
         owner: int,
-        place: Path,
+        socket_path: Path,
         container: str,
         port: int,
         slots: threading.BoundedSemaphore,
     ) -> None:
-        """OSError where the account keeps its own directory from having the socket."""
+        """Create the socket. OSError if the account's own directory prevents it."""
         self._slots = slots
         self._closed = False
         self.owner = owner
         self.container = container
         self.port = port
-        self.place = place
+        self.socket_path = socket_path
         PLACE.mkdir(mode=0o711, parents=True, exist_ok=True)
-        folder = place.parent
+        folder = socket_path.parent
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             os.chown(folder, owner, -1, follow_symlinks=False)
         self._listener = socket.socket(socket.AF_UNIX)
-        # Made where only root may write, and moved: nothing of the account's own is followed.
+        # Created where only root may write, then moved, so that no link of the account is followed.
         staging = PLACE / f".{os.urandom(8).hex()}"
         try:
             self._listener.bind(str(staging))
             staging.chmod(0o666)
             self._listener.listen(64)
-            staging.replace(place)
+            staging.replace(socket_path)
         except OSError:
             self._listener.close()
             with suppress(OSError):
@@ -144,25 +147,25 @@ class Relay:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with suppress(OSError):
-            self.place.unlink()
+            self.socket_path.unlink()
 
     def _accept(self) -> None:
         while not self._closed:
             try:
                 link, _ = self._listener.accept()
             except OSError:
-                time.sleep(PAUSE_S)  # closed, or there are too many open files at this moment
+                time.sleep(PAUSE_S)  # closed, or too many files are open at this moment
                 continue
             if not self._slots.acquire(blocking=False):
                 link.close()
                 continue
             try:
-                threading.Thread(target=self._met, args=(link,), daemon=True).start()
+                threading.Thread(target=self._serve, args=(link,), daemon=True).start()
             except RuntimeError:  # no more threads
                 self._slots.release()
                 link.close()
 
-    def _met(self, link: socket.socket) -> None:
+    def _serve(self, link: socket.socket) -> None:
         try:
             with link:
                 self._carry(link)
@@ -173,17 +176,17 @@ class Relay:
         if peer(link)[1] not in (0, self.owner):
             return
         try:
-            far = connected(self.container, self.port)
+            container_side = connected(self.container, self.port)
         except (OSError, Failure):
             return
-        with far:
-            back = threading.Thread(target=_carried, args=(far, link), daemon=True)
-            back.start()
-            _carried(link, far)
-            back.join()
+        with container_side:
+            reply_thread = threading.Thread(target=_copy, args=(container_side, link), daemon=True)
+            reply_thread.start()
+            _copy(link, container_side)
+            reply_thread.join()
 
 
-def _carried(source: socket.socket, target: socket.socket) -> None:
+def _copy(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while True:
             block = source.recv(CHUNK)
@@ -195,47 +198,49 @@ def _carried(source: socket.socket, target: socket.socket) -> None:
 
 
 def connected(container: str, port: int) -> socket.socket:
-    """A connection to the loopback inside a container that runs. OSError where nobody listens.
+    """Connect to the loopback inside a running container. OSError if nothing listens.
 
-    Called in a thread that may be left in the wrong namespace, should coming back fail.
+    Call it in a thread of its own, which is left in the wrong namespace if the way back fails.
     """
-    seen = engine.inspect([container])
-    state: dict[str, Any] = next(iter(seen.values()), {}).get("State") or {}
+    inspected = engine.inspect([container])
+    state: dict[str, Any] = next(iter(inspected.values()), {}).get("State") or {}
     pid = int(state.get("Pid") or 0)
     if not pid:
-        raise ConnectionRefusedError("the container does not run")
-    own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        raise ConnectionRefusedError("the container is not running")
+    own_namespace = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        theirs = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        container_namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return _inside(own, theirs, container, pid, port)
+            return _connect_inside(own_namespace, container_namespace, container, pid, port)
         finally:
-            os.close(theirs)
+            os.close(container_namespace)
     finally:
-        os.close(own)
+        os.close(own_namespace)
 
 
-def _inside(own: int, theirs: int, container: str, pid: int, port: int) -> socket.socket:
-    # A pid that was used again must not lead to the machine's own loopback.
-    same = os.fstat(own).st_ino == os.fstat(theirs).st_ino
-    if same or container not in read_text(Path(f"/proc/{pid}/cgroup")):
+def _connect_inside(
+    own_namespace: int, container_namespace: int, container: str, pid: int, port: int
+) -> socket.socket:
+    # A reused pid must not lead to the machine's own loopback.
+    is_same = os.fstat(own_namespace).st_ino == os.fstat(container_namespace).st_ino
+    if is_same or container not in read_text(Path(f"/proc/{pid}/cgroup")):
         raise ConnectionRefusedError("the container has ended")
-    _enter(theirs)
+    _enter(container_namespace)
     try:
-        far = socket.socket()
+        link = socket.socket()
     finally:
-        _enter(own)
+        _enter(own_namespace)
     try:
-        # The socket stays where it was made.
-        far.settimeout(ANSWER_S)
-        far.connect(("127.0.0.1", port))
-        far.settimeout(None)
+        # The socket stays in the namespace in which it was created.
+        link.settimeout(ANSWER_S)
+        link.connect(("127.0.0.1", port))
+        link.settimeout(None)
     except OSError:
-        far.close()
+        link.close()
         raise
-    return far
+    return link
 
 
 def _enter(namespace: int) -> None:
     if _libc.setns(namespace, CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "the network of the container cannot be entered")
+        raise OSError(ctypes.get_errno(), "cannot enter the network of the container")

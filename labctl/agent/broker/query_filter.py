@@ -1,4 +1,4 @@
-"""Which parameters of a query go on to the engine. What is not named here is left out."""
+"""The query parameters that are passed on to the engine. All others are dropped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FILTERS = ("label", "status", "name", "id")
 PARAMETERS = {
     "logs": ("follow", "stdout", "stderr", "since", "until", "timestamps", "tail", "details"),
     "stats": ("stream", "one-shot"),
-    # The engine runs ps on the machine itself, with whatever words are asked for.
+    # Nothing: the engine runs ps on the machine itself, with any arguments.
     "top": (),
     "stop": ("t", "signal"),
     "kill": ("signal",),
@@ -22,18 +22,20 @@ PARAMETERS = {
 
 
 def pick_parameters(action: str, query: dict[str, str]) -> dict[str, str]:
-    """Pick what the engine knows of this action on a container or a command in one."""
+    """Return the parameters that this action on a container or an exec may have."""
     return {key: query[key] for key in PARAMETERS[action] if key in query}
 
 
 def parse_filters(text: str) -> dict[str, list[str]]:
     """Parse a listing's filters: each a list of words, or an object with the words as its keys."""
     try:
-        given = parse_json(text.encode())
-        if not isinstance(given, dict):
+        document = parse_json(text.encode())
+        if not isinstance(document, dict):
             raise ValueError("expected an object")
         filters = {
-            key: list(given[key]) for key in FILTERS if isinstance(given.get(key), (dict, list))
+            key: list(document[key])
+            for key in FILTERS
+            if isinstance(document.get(key), (dict, list))
         }
         if not all(isinstance(word, str) for words in filters.values() for word in words):
             raise ValueError("expected words")

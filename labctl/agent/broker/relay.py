@@ -1,7 +1,7 @@
-"""An account's request on its way to the Docker Engine, and the engine's answer on its way back.
+"""Relays an account's request to the Docker Engine, and the engine's response to the account.
 
-Both are made anew by h11, of what h11 understood. Nothing that a client sends reaches the engine's
-parser but the bytes of a body, framed here, and what follows once both sides have left HTTP.
+h11 rebuilds both from what it parsed. Of what a client sends, the engine's parser only gets the
+bytes of a body, framed here, and the bytes after both sides have switched from HTTP.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from ..host.engine import Refused
 from .http import CHUNK, MOST_JSON, Query, Refusal, Request, is_readable, linger
 
 MOST_ANSWER_HEAD = 256 * 1024
-ENDED = "the Docker Engine ended while it was asked"
-# Headers about one connection, which the next has its own of.
+ENDED = "the Docker Engine closed the connection during its response"
+# Headers of a single connection, which are not passed on.
 OWN_HOP = (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"trailer")
 UPGRADE = [("Connection", "Upgrade"), ("Upgrade", "tcp")]
 
 
 class EngineLinkError(Exception):
-    """The engine hung up, or did not answer in HTTP."""
+    """The engine closed the connection, or its response is not HTTP."""
 
 
 class EngineCall:
-    """One request to the Docker Engine, and its answer."""
+    """One request to the Docker Engine, and its response."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, socket_path: str) -> None:
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_ANSWER_HEAD)
         self.link = socket.socket(socket.AF_UNIX)
         try:
-            self.link.connect(place)
+            self.link.connect(socket_path)
         except OSError as error:
             self.link.close()
             raise Refusal(503, f"the Docker Engine does not answer: {error.strerror}") from None
@@ -48,8 +48,7 @@ class EngineCall:
         self.link.close()
 
     def send_all(self, head: h11.Request, body: Iterator[bytes]) -> None:
-        """Send it all, or what the engine will hear: one that has heard enough hangs up, and has
-        said why by then."""
+        """Send the request. If the engine hangs up early, it has sent its response by then."""
         data = (h11.Data(data=block) for block in body if block)
         for event in chain((head,), data, (h11.EndOfMessage(),)):
             text = self._connection.send(event)
@@ -59,7 +58,7 @@ class EngineCall:
                 return
 
     def receive(self, client: socket.socket | None = None) -> Any:
-        """Wait for the engine's next event, for as long as it takes and `client` is there."""
+        """Wait for the engine's next event, without a time limit while `client` is connected."""
         while True:
             try:
                 event = self._connection.next_event()
@@ -74,12 +73,12 @@ class EngineCall:
                 raise EngineLinkError(ENDED) from None
 
     def take_rest(self) -> bytes:
-        """Take what came behind the answer, once both sides have left HTTP."""
+        """Return the bytes after the response, once both sides have switched from HTTP."""
         return self._connection.trailing_data[0]
 
 
 def parse_head(answer: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Parse what the engine answered the broker itself: (status, headers, what follows)."""
+    """Parse a response to the broker's own request: (status, headers, the bytes after the head)."""
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MOST_ANSWER_HEAD)
     connection.send(h11.Request(method="GET", target="/", headers=[("Host", "docker")]))
     connection.send(h11.EndOfMessage())
@@ -95,12 +94,12 @@ def parse_head(answer: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 def pass_on(request: Request, engine: str, path: str, query: Query, body: bytes = b"") -> int:
-    """Ask the engine at the socket `engine`, and hand its answer on as it comes; its status.
+    """Send a request to the engine at the socket `engine`, relay the response, return its status.
 
-    Once the engine has switched to a raw stream, and only then, the client's bytes go there too.
+    The client's bytes are relayed only after the engine has switched to a raw stream.
     """
     for _ in request.blocks(MOST_JSON):
-        continue  # what the client sent as a body has been judged, or is not wanted
+        continue  # the client's body has been parsed before, or is ignored
     framing = [("Content-Length", str(len(body)))]
     head = _make_head(request, path, query, "application/json", framing, upgrade=request.upgrade)
     with EngineCall(engine) as call:
@@ -109,7 +108,7 @@ def pass_on(request: Request, engine: str, path: str, query: Query, body: bytes 
 
 
 def send_on(request: Request, engine: str, path: str, query: Query, body: Iterator[bytes]) -> None:
-    """The same with a body of unknown length, for a tar that is checked while it passes."""
+    """Do the same with a body of unknown length, for a tar that is checked while it streams."""
     blocks = (block for block in body if block)
     first = next(blocks, b"")  # a client that sends nothing costs the engine nothing
     head = _make_head(request, path, query, "application/x-tar", [("Transfer-Encoding", "chunked")])
@@ -129,18 +128,18 @@ def _make_head(
     *,
     upgrade: bool = False,
 ) -> h11.Request:
-    """Of the client's own words, only those that were looked at one by one."""
+    """Build the head, which has only checked values of the client."""
     target = f"{request.version}{path}" + (f"?{urlencode(query)}" if query else "")
     headers = [("Host", "docker"), ("Content-Type", kind), *framing]
     headers += UPGRADE if upgrade else [("Connection", "close")]
     try:
         return h11.Request(method=request.method, target=target, headers=headers)
     except h11.LocalProtocolError:
-        raise Refusal(400, "the engine has nothing of that name") from None
+        raise Refusal(400, "the path contains invalid characters") from None
 
 
 def _deliver(request: Request, call: EngineCall) -> int:
-    """Hand the engine's answer on as it comes."""
+    """Relay the engine's response as it arrives; return its status."""
     try:
         head = call.receive(request.link)
         while isinstance(head, h11.InformationalResponse) and head.status_code != 101:
@@ -148,10 +147,12 @@ def _deliver(request: Request, call: EngineCall) -> int:
     except EngineLinkError as error:
         raise Refusal(502, str(error)) from None
     headers = [pair for pair in head.headers.raw_items() if pair[0].lower() not in OWN_HOP]
-    own = [(name.encode(), value.encode()) for name, value in UPGRADE]
+    upgrade_headers = [(name.encode(), value.encode()) for name, value in UPGRADE]
     if isinstance(head, h11.InformationalResponse):
         request.send(
-            h11.InformationalResponse(status_code=101, headers=[*headers, *own], reason=head.reason)
+            h11.InformationalResponse(
+                status_code=101, headers=[*headers, *upgrade_headers], reason=head.reason
+            )
         )
         _join(request, call)
         return 101
@@ -162,13 +163,13 @@ def _deliver(request: Request, call: EngineCall) -> int:
         while isinstance(event := call.receive(request.link), h11.Data):
             request.send(h11.Data(data=event.data))
     except EngineLinkError as error:
-        raise ConnectionAbortedError(str(error)) from None  # half an answer is known by its end
+        raise ConnectionAbortedError(str(error)) from None  # the client sees the truncated response
     request.send(h11.EndOfMessage())
     return status
 
 
 def _join(request: Request, call: EngineCall) -> None:
-    """Carry bytes both ways until the engine, or the client, has hung up."""
+    """Copy bytes in both directions until the engine or the client hangs up."""
 
     def carry_inward() -> None:
         with suppress(OSError):

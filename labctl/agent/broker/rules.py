@@ -1,6 +1,6 @@
-"""What an account on a shared server may have of the engine: pure rules, no I/O.
+"""The rules for what an account on a shared server may request: pure functions, no I/O.
 
-A container's body is never passed on: it is made anew out of the few things that are known.
+A container's request body is never passed on: it is rebuilt from the few allowed fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GPUS = "labctl.gpus"
 ENDS = "labctl.lease-ends"
 SOCKET = "labctl.service-socket"
 SOURCES = "labctl.sources"
-# Labels that only the broker sets: all of them each time, or an image's own would stand there.
+# Labels that only the broker sets. It always sets all of them, to override those of an image.
 OWN_LABELS = (OWNER, GPUS, ENDS, SOCKET, SOURCES)
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,120}")
 ID = re.compile(r"[0-9a-f]{12,64}")
@@ -28,10 +28,10 @@ GIB = 1024**3
 LARGEST_TMP = GIB
 MOST_MOUNTS = 32
 MOST_TARGET = 255  # characters of a path in a container
-# Labels and command of a container, which each list of containers repeats: the broker reads one of
-# all accounts' every few seconds.
+# bytes of a container's labels and command, which every listing repeats: the broker lists the
+# containers of all accounts every few seconds
 MOST_LISTED_BYTES = 16 * 1024
-# Of each container, on the server's disk outside of quotas. A run's whole log is its own file.
+# The log of each container is on the server's disk, outside of quotas. A run has its own log file.
 LOG = {"max-size": "5m", "max-file": "2"}
 
 BOOLS = ("Tty", "OpenStdin", "StdinOnce", "AttachStdin", "AttachStdout", "AttachStderr")
@@ -41,12 +41,12 @@ _LIMITS = ("Memory", "NanoCpus", "ShmSize", "PidsLimit")
 HOST_KNOWN = ("Mounts", "DeviceRequests", "Init", "NetworkMode", "AutoRemove", "PortBindings")
 _SETTLED = ("SecurityOpt", "LogConfig", "ReadonlyRootfs", "CapDrop", "MemorySwap", "Tmpfs")
 _USUAL = ("MemorySwappiness", "ConsoleSize", "RestartPolicy", "IpcMode")
-# What every container on a shared server gets the same, whatever is asked.
+# Fields that are the same for every container on a shared server, whatever the request says.
 HOST_WITHOUT_EFFECT = (*_SETTLED, *_USUAL, "MaskedPaths", "ReadonlyPaths")
 
 
 class Account(NamedTuple):
-    """Who asks: what SO_PEERCRED and the passwd file say. `home` has no link in it."""
+    """The client's account, by SO_PEERCRED and the passwd file. `home` contains no link."""
 
     uid: int
     gid: int
@@ -55,7 +55,7 @@ class Account(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The most that one account has at once."""
+    """The most that one account may use at once."""
 
     memory_bytes: int
     cpus: float
@@ -63,7 +63,7 @@ class Share(NamedTuple):
 
 
 class Bind(NamedTuple):
-    """A directory or file of the account's, and where it is seen in the container."""
+    """A directory or file of the account, and its path in the container."""
 
     source: str
     target: str
@@ -71,66 +71,71 @@ class Bind(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What is left to decide for a container: what it mounts, and its GPUs."""
+    """The variable parts of a requested container: its mounts, GPUs and service port."""
 
     binds: list[Bind]
-    # UUIDs; ["*"] for as many as the account may have, [] for none.
+    # UUIDs; ["*"] for as many as the account may have, [] for no GPU.
     gpus: list[str]
-    # Of the service in it, 0 for none.
+    # port of its service, 0 without one
     port: int
 
 
 def own_name(account: Account, name: str) -> str:
-    """What a container of the account's is called in the engine: two may use the same name."""
+    """Return the container's name in the engine: two accounts may use the same name."""
     if not NAME.fullmatch(name):
         raise Refusal(400, f"bad name {name!r}")
     return f"u{account.uid}.{name}"
 
 
 def shown_name(account: Account, name: str) -> str:
-    """The reverse, of `/u1001.name` or `u1001.name`."""
+    """Return the account's name for `/u1001.name` or `u1001.name`."""
     slash = "/" if name.startswith("/") else ""
     bare = name.lstrip("/")
     prefix = f"u{account.uid}."
     return slash + (bare[len(prefix) :] if bare.startswith(prefix) else bare)
 
 
-def wish(account: Account, asked: dict[str, Any]) -> Wish:
-    """Refusal (403) where more is asked than a shared server gives."""
-    host = _host(asked)
-    _only(asked, (*KNOWN, *BOOLS, *WITHOUT_EFFECT, "StopSignal", "OnBuild", "ArgsEscaped"), "")
-    _only(host, (*HOST_KNOWN, *_LIMITS, *HOST_WITHOUT_EFFECT), "HostConfig.")
-    if asked.get("User") not in (None, "", str(account.uid), f"{account.uid}:{account.gid}"):
-        raise Refusal(403, "a container on a shared server runs as its own account")
-    if asked.get("Volumes"):
-        raise Refusal(403, "a shared server gives no volumes")
+def wish(account: Account, request: dict[str, Any]) -> Wish:
+    """Parse the requested container. Refusal (403) if it exceeds what a shared server allows."""
+    host = _get_host_config(request)
+    _refuse_others(
+        request, (*KNOWN, *BOOLS, *WITHOUT_EFFECT, "StopSignal", "OnBuild", "ArgsEscaped"), ""
+    )
+    _refuse_others(host, (*HOST_KNOWN, *_LIMITS, *HOST_WITHOUT_EFFECT), "HostConfig.")
+    if request.get("User") not in (None, "", str(account.uid), f"{account.uid}:{account.gid}"):
+        raise Refusal(403, "a container on a shared server can run only as the account itself")
+    if request.get("Volumes"):
+        raise Refusal(403, "a shared server does not allow volumes")
     restart = (host.get("RestartPolicy") or {}).get("Name")
     if restart not in (None, "", "no"):
-        raise Refusal(403, "a shared server restarts no containers")
+        raise Refusal(403, "a shared server does not allow restart policies")
     if host.get("IpcMode") not in (None, "", "none", "private"):
-        raise Refusal(403, "a container on a shared server shares nothing with another")
+        raise Refusal(403, "a shared server does not allow containers to share IPC")
     if host.get("NetworkMode") not in (None, "", "default", "bridge", "none"):
-        raise Refusal(403, "a container on a shared server is in its account's own network")
-    labels = labels_of(asked)
-    listed = [labels, asked.get("Cmd"), asked.get("Entrypoint")]
+        raise Refusal(403, "a shared server allows only the account's own network")
+    labels = labels_of(request)
+    listed = [labels, request.get("Cmd"), request.get("Entrypoint")]
     if len(json.dumps(listed)) > MOST_LISTED_BYTES:
-        most = f"{MOST_LISTED_BYTES >> 10} KiB"
+        limit = f"{MOST_LISTED_BYTES >> 10} KiB"
         raise Refusal(
-            413, f"labels and command of a container on a shared server are {most} at most"
+            413, f"the labels and command of a container on a shared server exceed {limit}"
         )
     port = labels.get("labctl.service-port", "0")
     number = int(port) if PORT.fullmatch(port) and int(port) < 65536 else 0
     if host.get("PortBindings") and not number:
-        raise Refusal(403, "a shared server publishes no ports: services are on Unix sockets")
-    return Wish(_binds(host), _gpus(host), number)
+        raise Refusal(403, "a shared server does not publish ports: services use Unix sockets")
+    return Wish(_parse_binds(host), _parse_gpus(host), number)
 
 
 def covers(image: dict[str, Any], binds: list[Bind], share: Share) -> list[dict[str, Any]]:
-    """Memory in place of the volumes that an image names; Refusal for too many, or no paths."""
-    found = engine.covers(image, {one.target for one in binds} | set(TMPFS), tmp_bytes(share))
-    if len(found) > MOST_MOUNTS or not all(_is_path(one["Target"]) for one in found):
-        raise Refusal(403, "a shared server does not give the volumes that this image names")
-    return found
+    """Return tmpfs mounts for the volumes that an image declares.
+
+    Refusal for too many, or for invalid paths.
+    """
+    mounts = engine.covers(image, {mount.target for mount in binds} | set(TMPFS), tmp_bytes(share))
+    if len(mounts) > MOST_MOUNTS or not all(_is_path(mount["Target"]) for mount in mounts):
+        raise Refusal(403, "a shared server does not allow the volumes that this image declares")
+    return mounts
 
 
 def _is_path(target: str) -> bool:
@@ -139,7 +144,7 @@ def _is_path(target: str) -> bool:
 
 def body(
     account: Account,
-    asked: dict[str, Any],
+    request: dict[str, Any],
     *,
     image: str,
     mounts: list[dict[str, Any]],
@@ -150,31 +155,31 @@ def body(
     network: str,
     parent: str,
 ) -> dict[str, Any]:
-    """The whole of what the engine is asked to make. `image` is an id, `mounts` the engine's."""
-    host = _host(asked)
-    alone = host.get("NetworkMode") == "none"
-    made: dict[str, Any] = {key: bool(asked.get(key)) for key in BOOLS}
-    made.update(
+    """Return the complete body for the engine. `image` is an id, `mounts` are in its format."""
+    host = _get_host_config(request)
+    is_isolated = host.get("NetworkMode") == "none"
+    container: dict[str, Any] = {key: bool(request.get(key)) for key in BOOLS}
+    container.update(
         {
             "Image": image,
             "User": f"{account.uid}:{account.gid}",
-            "Env": [*_env(asked), f"NVIDIA_VISIBLE_DEVICES={','.join(gpus) or 'void'}"],
+            "Env": [*_parse_env(request), f"NVIDIA_VISIBLE_DEVICES={','.join(gpus) or 'void'}"],
             "Labels": {
-                **labels_of(asked),
+                **labels_of(request),
                 **dict.fromkeys(OWN_LABELS, ""),
                 **labels,
                 OWNER: str(account.uid),
             },
-            "StopTimeout": _whole(asked, "StopTimeout", 120) or 10,
+            "StopTimeout": _parse_number(request, "StopTimeout", 120) or 10,
         }
     )
     for key in ("Cmd", "Entrypoint"):
-        if asked.get(key) is not None:
-            made[key] = _words(asked, key)
+        if request.get(key) is not None:
+            container[key] = _parse_words(request, key)
     for key in ("Hostname", "WorkingDir"):
-        if asked.get(key):
-            made[key] = _text(asked, key)
-    made["HostConfig"] = {
+        if request.get(key):
+            container[key] = _parse_text(request, key)
+    container["HostConfig"] = {
         "Mounts": mounts,
         "SecurityOpt": ["no-new-privileges"],
         "CapDrop": ["ALL"],
@@ -182,116 +187,116 @@ def body(
         "IpcMode": "private",
         "GroupAdd": gpu_groups,
         "ReadonlyRootfs": True,
-        "Tmpfs": {path: _tmp(share) for path in TMPFS},
+        "Tmpfs": {path: _tmpfs_options(share) for path in TMPFS},
         "LogConfig": {"Type": "json-file", "Config": LOG},
-        "DeviceRequests": _requests(gpus),
-        "NetworkMode": "none" if alone else network,
+        "DeviceRequests": _device_requests(gpus),
+        "NetworkMode": "none" if is_isolated else network,
         "CgroupParent": parent,
         "Init": bool(host.get("Init")),
         "AutoRemove": bool(host.get("AutoRemove")),
         **_limits(host, share),
     }
-    return made
+    return container
 
 
-def exec_body(account: Account, asked: dict[str, Any]) -> dict[str, Any]:
-    """What is started in a container that runs: as the account, with no further rights."""
-    if asked.get("User") not in (None, "", str(account.uid), f"{account.uid}:{account.gid}"):
-        raise Refusal(403, "a command on a shared server runs as its own account")
-    if asked.get("Privileged"):
-        raise Refusal(403, "a shared server gives no privileges")
-    made: dict[str, Any] = {key: bool(asked.get(key)) for key in BOOLS if key.startswith("A")}
-    made.update(
+def exec_body(account: Account, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the body for a command in a running container: as the account, without privileges."""
+    if request.get("User") not in (None, "", str(account.uid), f"{account.uid}:{account.gid}"):
+        raise Refusal(403, "a command on a shared server can run only as the account itself")
+    if request.get("Privileged"):
+        raise Refusal(403, "a shared server does not allow privileged commands")
+    spec: dict[str, Any] = {key: bool(request.get(key)) for key in BOOLS if key.startswith("A")}
+    spec.update(
         {
-            "Tty": bool(asked.get("Tty")),
+            "Tty": bool(request.get("Tty")),
             "User": f"{account.uid}:{account.gid}",
-            "Env": _env(asked),
-            "Cmd": _words(asked, "Cmd"),
+            "Env": _parse_env(request),
+            "Cmd": _parse_words(request, "Cmd"),
         }
     )
-    if asked.get("WorkingDir"):
-        made["WorkingDir"] = _text(asked, "WorkingDir")
-    return made
+    if request.get("WorkingDir"):
+        spec["WorkingDir"] = _parse_text(request, "WorkingDir")
+    return spec
 
 
-def labels_of(asked: dict[str, Any]) -> dict[str, str]:
-    """labctl's own labels, less those that only the broker sets."""
-    found = asked.get("Labels") or {}
-    if not isinstance(found, dict):
-        raise Refusal(400, "Labels is no object")
+def labels_of(request: dict[str, Any]) -> dict[str, str]:
+    """Return labctl's own labels, without those that only the broker sets."""
+    labels = request.get("Labels") or {}
+    if not isinstance(labels, dict):
+        raise Refusal(400, "Labels must be an object")
     return {
         str(key): str(value)[:256]
-        for key, value in found.items()
+        for key, value in labels.items()
         if str(key).startswith("labctl.") and key not in OWN_LABELS
     }
 
 
-def _host(asked: dict[str, Any]) -> dict[str, Any]:
-    host = asked.get("HostConfig") or {}
+def _get_host_config(request: dict[str, Any]) -> dict[str, Any]:
+    host = request.get("HostConfig") or {}
     if not isinstance(host, dict):
-        raise Refusal(400, "HostConfig is no object")
+        raise Refusal(400, "HostConfig must be an object")
     return host
 
 
-def _only(found: dict[str, Any], known: tuple[str, ...], where: str) -> None:
-    """Anything that is set, and is not known, is refused by name."""
-    for key, value in found.items():
-        if value and key not in known:
-            raise Refusal(403, f"a shared server does not give {where}{str(key)[:60]}")
+def _refuse_others(fields: dict[str, Any], allowed: tuple[str, ...], prefix: str) -> None:
+    """Refuse by name a field that is set and not allowed."""
+    for key, value in fields.items():
+        if value and key not in allowed:
+            raise Refusal(403, f"a shared server does not allow {prefix}{str(key)[:60]}")
 
 
-def _binds(host: dict[str, Any]) -> list[Bind]:
-    found = host.get("Mounts") or []
-    if not isinstance(found, list) or len(found) > MOST_MOUNTS:
-        raise Refusal(400, "those are no mounts")
-    made = []
-    for one in found:
-        if not isinstance(one, dict) or one.get("Type") != "bind":
-            raise Refusal(403, "a shared server mounts directories of the account's own only")
-        source, target = str(one.get("Source", "")), str(one.get("Target", ""))
-        dots = "/../" in f"{target}/" or "/./" in f"{target}/"
-        if not TARGET.fullmatch(target) or dots or len(target) > MOST_TARGET:
-            raise Refusal(403, f"a shared server mounts nothing at {target[:100]!r}")
-        made.append(Bind(source, target, bool(one.get("ReadOnly"))))
-    if len({one.target for one in made}) != len(made):
-        raise Refusal(400, "two mounts at one place")
-    return made
+def _parse_binds(host: dict[str, Any]) -> list[Bind]:
+    mounts = host.get("Mounts") or []
+    if not isinstance(mounts, list) or len(mounts) > MOST_MOUNTS:
+        raise Refusal(400, f"Mounts must be a list of at most {MOST_MOUNTS}")
+    binds = []
+    for mount in mounts:
+        if not isinstance(mount, dict) or mount.get("Type") != "bind":
+            raise Refusal(403, "a shared server mounts only directories of the account itself")
+        source, target = str(mount.get("Source", "")), str(mount.get("Target", ""))
+        has_dots = "/../" in f"{target}/" or "/./" in f"{target}/"
+        if not TARGET.fullmatch(target) or has_dots or len(target) > MOST_TARGET:
+            raise Refusal(403, f"a shared server does not allow a mount at {target[:100]!r}")
+        binds.append(Bind(source, target, bool(mount.get("ReadOnly"))))
+    if len({mount.target for mount in binds}) != len(binds):
+        raise Refusal(400, "two mounts have the same target")
+    return binds
 
 
-def _gpus(host: dict[str, Any]) -> list[str]:
-    wanted: list[str] = []
-    for one in host.get("DeviceRequests") or []:
-        groups = (one or {}).get("Capabilities")
-        if one.get("Driver") not in (None, "", "nvidia") or groups != [["gpu"]]:
-            raise Refusal(403, "a shared server gives GPUs, and no other devices")
-        ids = one.get("DeviceIDs") or []
-        wanted += [str(each) for each in ids] if ids else ["*"]
-    return ["*"] if "*" in wanted else list(dict.fromkeys(wanted))
+def _parse_gpus(host: dict[str, Any]) -> list[str]:
+    uuids: list[str] = []
+    for device_request in host.get("DeviceRequests") or []:
+        groups = (device_request or {}).get("Capabilities")
+        if device_request.get("Driver") not in (None, "", "nvidia") or groups != [["gpu"]]:
+            raise Refusal(403, "a shared server allows GPUs, but no other devices")
+        ids = device_request.get("DeviceIDs") or []
+        uuids += [str(uuid) for uuid in ids] if ids else ["*"]
+    return ["*"] if "*" in uuids else list(dict.fromkeys(uuids))
 
 
-def _requests(gpus: list[str]) -> list[dict[str, Any]]:
+def _device_requests(gpus: list[str]) -> list[dict[str, Any]]:
     if not gpus:
         return []
-    asked = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
-    return [{**asked, "Count": 0, "DeviceIDs": gpus}]
+    device_request = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
+    return [{**device_request, "Count": 0, "DeviceIDs": gpus}]
 
 
 def _limits(host: dict[str, Any], share: Share) -> dict[str, int]:
-    """Within the account's share, of which one container may have all."""
-    memory = min(_whole(host, "Memory", share.memory_bytes) or share.memory_bytes, 1 << 62)
-    most = round(share.cpus * 1e9)
-    cpus = min(_whole(host, "NanoCpus", 1 << 50) or most, most)
+    """Return limits within the account's share; one container may use all of it."""
+    memory = min(_parse_number(host, "Memory", share.memory_bytes) or share.memory_bytes, 1 << 62)
+    limit = round(share.cpus * 1e9)
+    cpus = min(_parse_number(host, "NanoCpus", 1 << 50) or limit, limit)
     return {
         "Memory": memory,
         "MemorySwap": memory,
         "NanoCpus": cpus,
-        "PidsLimit": _whole(host, "PidsLimit", share.pids) or share.pids,
-        "ShmSize": min(_whole(host, "ShmSize", 1 << 50) or 64 * 1024**2, memory),
+        "PidsLimit": _parse_number(host, "PidsLimit", share.pids) or share.pids,
+        "ShmSize": min(_parse_number(host, "ShmSize", 1 << 50) or 64 * 1024**2, memory),
     }
 
 
-def _tmp(share: Share) -> str:
-    """Memory, since it is the account's own share of something; the root is read-only."""
+def _tmpfs_options(share: Share) -> str:
+    """Return options for a directory in memory: the root is read-only, and memory has a quota."""
     return f"rw,exec,nosuid,nodev,mode=1777,size={tmp_bytes(share)}"
 
 
@@ -299,31 +304,35 @@ def tmp_bytes(share: Share) -> int:
     return min(LARGEST_TMP, share.memory_bytes // 4)
 
 
-def _env(asked: dict[str, Any]) -> list[str]:
-    """NVIDIA's variables choose devices, and so are the broker's."""
-    found = _words(asked, "Env") if asked.get("Env") else []
-    return [one for one in found if "=" in one and not one.startswith("NVIDIA_VISIBLE_DEVICES")]
+def _parse_env(request: dict[str, Any]) -> list[str]:
+    """Return the variables without NVIDIA's, which would choose devices."""
+    variables = _parse_words(request, "Env") if request.get("Env") else []
+    return [
+        variable
+        for variable in variables
+        if "=" in variable and not variable.startswith("NVIDIA_VISIBLE_DEVICES")
+    ]
 
 
-def _words(asked: dict[str, Any], key: str) -> list[str]:
-    found = asked.get(key)
-    if isinstance(found, str):
-        return [found]
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise Refusal(400, f"{key} is no list of words")
-    return list(found)
+def _parse_words(request: dict[str, Any], key: str) -> list[str]:
+    value = request.get(key)
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise Refusal(400, f"{key} must be a list of strings")
+    return list(value)
 
 
-def _text(asked: dict[str, Any], key: str) -> str:
-    found = asked[key]
-    if not isinstance(found, str) or len(found) > 4096 or "\0" in found:
-        raise Refusal(400, f"{key} is no text")
-    return found
+def _parse_text(request: dict[str, Any], key: str) -> str:
+    value = request[key]
+    if not isinstance(value, str) or len(value) > 4096 or "\0" in value:
+        raise Refusal(400, f"{key} must be a string of at most 4096 characters")
+    return value
 
 
-def _whole(asked: dict[str, Any], key: str, most: int) -> int:
-    """A number of the request, at most `most`; 0 where none is asked."""
-    found = asked.get(key) or 0
-    if isinstance(found, bool) or not isinstance(found, int):
-        raise Refusal(400, f"{key} is no whole number")
-    return min(max(found, 0), most)
+def _parse_number(request: dict[str, Any], key: str, limit: int) -> int:
+    """Return a number of the request, at most `limit`; 0 if it has none."""
+    value = request.get(key) or 0
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Refusal(400, f"{key} must be an integer")
+    return min(max(value, 0), limit)

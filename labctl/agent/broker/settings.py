@@ -1,4 +1,4 @@
-"""What staff decides about a shared server: one JSON file of root's."""
+"""Settings of a shared server, which staff decides: a JSON file that root owns."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ..reply import Failure
 from . import cgroup
 from .rules import GIB, Share
 
-# Of the machine's memory, shared out evenly; the rest is for the machine itself.
+# fraction of the machine's memory for all accounts, in equal shares; the rest is for the machine
 MEMORY_SHARE = 0.9
 
 
 class Settings(NamedTuple):
-    """A number that is 0 is decided here: memory by even shares, cpus as many as there are, for
-    then the cores go round evenly among those who want them.
+    """The settings. 0 selects a default: equal shares of memory, and all cpus.
 
-    A container with a GPU that is not started within `gpu_claim_s` loses it.
-    `disk_free_bytes` is left free where images lie; `image_bytes` is the largest that is taken.
+    With all cpus, the kernel divides the cores evenly among the accounts that use them. A
+    container with a GPU that is not started within `gpu_claim_s` loses it. `disk_free_bytes` stay
+    free on the disk of images; `image_bytes` is the size of the largest image accepted.
     """
 
     group: str = "labctl"
@@ -37,25 +37,25 @@ class Settings(NamedTuple):
 
     @property
     def share(self) -> Share:
-        whole = cgroup.whole_memory_bytes() * MEMORY_SHARE
-        memory = self.memory_bytes or round(whole / max(1, self.accounts))
+        available = cgroup.whole_memory_bytes() * MEMORY_SHARE
+        memory = self.memory_bytes or round(available / max(1, self.accounts))
         cpus = min(self.cpus or 1e6, float(os.cpu_count() or 1))
         return Share(memory, cpus, self.pids)
 
 
 def load(path: Path) -> Settings:
-    """Failure where it is not root's alone to change, or not understood."""
+    """Read the settings. Failure if others than root can change the file, or if it is invalid."""
     try:
         with path.open(encoding="utf-8") as file:
-            held = os.fstat(file.fileno())
-            found: Any = json.load(file)
+            status = os.fstat(file.fileno())
+            fields: Any = json.load(file)
     except FileNotFoundError:
         return Settings()
     except (OSError, ValueError) as error:
-        raise Failure("usage", f"{path} cannot be read", str(error)) from None
-    if held.st_uid != os.geteuid() or held.st_mode & 0o022:
-        raise Failure("policy", f"{path} could be changed by others than root")
-    unknown = sorted(set(found) - set(Settings._fields)) if isinstance(found, dict) else ["all"]
+        raise Failure("usage", f"cannot read {path}", str(error)) from None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise Failure("policy", f"{path} can be changed by accounts other than root")
+    unknown = sorted(set(fields) - set(Settings._fields)) if isinstance(fields, dict) else ["all"]
     if unknown:
-        raise Failure("usage", f"{path}: not known: {', '.join(unknown)}")
-    return Settings(**found)
+        raise Failure("usage", f"{path}: unknown settings: {', '.join(unknown)}")
+    return Settings(**fields)

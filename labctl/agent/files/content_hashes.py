@@ -1,4 +1,4 @@
-"""Files out: the hashes of what a pull takes, and their bytes where rsync cannot carry them."""
+"""Downloads: the hashes of a run's files, and their bytes where rsync is not available."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ from ..reply import answer, finish
 
 
 def hashes(request: dict[str, Any]) -> dict[str, Any]:
-    """The sha256 of each of "parts" ([path, size]) of a run: "sha256", in their order.
+    """Return {"sha256": [...]} for each of "parts" ([path, size]) of a run, in their order.
 
-    "" for a file that is not the one that `manifest` saw, before or after it is read.
+    "" for a file that differs from what `manifest` listed, before or after it is read.
     """
-    base = _base(request)
+    base = _base_directory(request)
     path = base / HASHES
-    known = read_json(path)
-    found = {name: _hash(base, name, int(size), known.get(name)) for name, size in request["parts"]}
-    fresh = {name: entry for name, entry in found.items() if entry and entry != known.get(name)}
+    cached = read_json(path)
+    entries = {
+        name: _hash(base, name, int(size), cached.get(name)) for name, size in request["parts"]
+    }
+    fresh = {name: entry for name, entry in entries.items() if entry and entry != cached.get(name)}
     if fresh:
         write_json(path, {**read_json(path), **fresh})
-    entries = (found[name] for name, _ in request["parts"])
-    return {"sha256": [entry[2] if entry else "" for entry in entries]}
+    ordered = (entries[name] for name, _ in request["parts"])
+    return {"sha256": [entry[2] if entry else "" for entry in ordered]}
 
 
 def send(request: dict[str, Any]) -> None:
-    """The first `size` bytes of each of "parts" ([path, size]), one after another, after a reply.
+    """Reply, then send the first `size` bytes of each of "parts" ([path, size]), one after another.
 
-    What cannot be read is sent as zeros: the hash tells. "run" "" means the lab's code.
+    Zeros are sent for what cannot be read: its hash will not match. "run" "" means the lab's code.
     """
-    base = _base(request)
+    base = _base_directory(request)
     answer({})
     for name, size in request["parts"]:
-        for block in _contents(base, name, int(size)):
+        for block in _read_blocks(base, name, int(size)):
             sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
     finish({})
 
 
-def _base(request: dict[str, Any]) -> Path:
+def _base_directory(request: dict[str, Any]) -> Path:
     root = lab_dir(request["lab"], request["lab_id"])
     base = run_dir(root, request["run"]) if request.get("run") else root / "code"
     for name, _ in request["parts"]:
@@ -51,43 +53,43 @@ def _base(request: dict[str, Any]) -> Path:
     return base
 
 
-def _hash(base: Path, name: str, size: int, seen: list[Any] | None) -> list[Any]:
-    """[size, mtime_ns, sha256] of a file that is as it was `seen`; [] if it is not."""
-    if seen is None or seen[0] != size or _identity(base / name) != seen[:2]:
+def _hash(base: Path, name: str, size: int, entry: list[Any] | None) -> list[Any]:
+    """Return [size, mtime_ns, sha256] of a file that still matches `entry`, otherwise []."""
+    if entry is None or entry[0] != size or _identity(base / name) != entry[:2]:
         return []
-    if seen[2]:
-        return seen
+    if entry[2]:
+        return entry
     try:
-        entry = [*seen[:2], sha256_of(base / name)]
+        hashed = [*entry[:2], sha256_of(base / name)]
     except OSError:
         return []
-    return entry if _identity(base / name) == seen[:2] else []
+    return hashed if _identity(base / name) == entry[:2] else []
 
 
 def _identity(path: Path) -> list[int]:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return []
-    return [found.st_size, found.st_mtime_ns] if stat.S_ISREG(found.st_mode) else []
+    return [status.st_size, status.st_mtime_ns] if stat.S_ISREG(status.st_mode) else []
 
 
-def _contents(base: Path, name: str, size: int) -> Iterator[bytes]:
-    """Exactly `size` bytes."""
-    left = size
+def _read_blocks(base: Path, name: str, size: int) -> Iterator[bytes]:
+    """Yield exactly `size` bytes, zeros for what cannot be read."""
+    remaining = size
     with contextlib.suppress(OSError):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(inside(base, name), flags)
         try:
-            while stat.S_ISREG(os.fstat(descriptor).st_mode) and left:
-                block = os.read(descriptor, min(CHUNK, left))
+            while stat.S_ISREG(os.fstat(descriptor).st_mode) and remaining:
+                block = os.read(descriptor, min(CHUNK, remaining))
                 if not block:
                     break
-                left -= len(block)
+                remaining -= len(block)
                 yield block
         finally:
             os.close(descriptor)
-    while left:
-        block = bytes(min(CHUNK, left))
-        left -= len(block)
+    while remaining:
+        block = bytes(min(CHUNK, remaining))
+        remaining -= len(block)
         yield block

@@ -1,7 +1,7 @@
-"""HTTPS by the curl program, which verifies certificates, follows redirects and knows proxies.
+"""HTTPS by the curl program, which verifies certificates, follows redirects and supports proxies.
 
-An address may hold a signature that opens what it names. So it goes to curl on standard input: any
-account of the server can read a command line.
+An address may contain a signature that grants access. It is passed to curl on standard input,
+since every account of the server can read command lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IDLE_S = 30
 MOST_HEADER_BYTES = 64 * 1024
 REDIRECTS = "10"
 OPTIONS = [
-    "--disable",  # must be the first: no settings of the account's
+    "--disable",  # must be first: ignores the account's .curlrc
     *("--config", "-"),
     *("--silent", "--show-error", "--globoff", "--path-as-is"),
     *("--include", "--suppress-connect-headers", "--no-buffer"),
@@ -29,17 +29,17 @@ OPTIONS = [
     *("--connect-timeout", str(IDLE_S), "--speed-limit", "1", "--speed-time", str(IDLE_S)),
     *("--user-agent", "labctl", "--header", "Accept-Encoding: identity"),
 ]
-# curl's exit codes (its manual, "Exit codes"). The last two groups end a connection that was made.
+# curl's exit codes (its manual, "Exit codes"). BROKEN: the connection was made, then ended early.
 REFUSED_PROTOCOL, UNKNOWN_HOST = 1, 6
 BROKEN = (16, 18, 52, 55, 56, 92)
 
 
 class BrokenError(Exception):
-    """The connection broke off; what arrived before is good."""
+    """The connection broke off; the bytes that arrived before are good."""
 
 
 class StatusError(Exception):
-    """An answer without the file."""
+    """A response without the file."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(f"{status} {reason}")
@@ -53,12 +53,12 @@ class Head(NamedTuple):
 
     @property
     def is_passed_over(self) -> bool:
-        """Whether curl goes on to another answer after this one."""
+        """Whether curl follows this response by another one."""
         return self.status < 200 or (300 <= self.status < 400 and "location" in self.headers)
 
 
 class Answer:
-    """The file, or from an offset on the rest of it (status 206)."""
+    """The response body: the file, or the rest of it from an offset on (status 206)."""
 
     def __init__(self, head: Head, process: subprocess.Popen[bytes]) -> None:
         self.status = head.status
@@ -66,28 +66,28 @@ class Answer:
         self._process = process
 
     def read(self) -> bytes:
-        """Some bytes, b"" once all have come; BrokenError."""
+        """Read some bytes; b"" at the end. BrokenError if the connection breaks off."""
         block = _stream(self._process).read1(CHUNK)
         if not block:
-            code, message = _end(self._process)
+            code, message = _wait_for_exit(self._process)
             if code:
                 raise BrokenError(message)
         return block
 
 
 def check_address(address: str) -> None:
-    """https:// alone, but for http:// to this very machine."""
+    """Allow only https://, and http:// to this machine itself. Failure (usage) otherwise."""
     parts = urllib.parse.urlsplit(address)
-    plain = parts.scheme == "http" and _is_loopback(parts.hostname or "")
-    if not plain and (parts.scheme != "https" or not parts.hostname):
+    is_local_http = parts.scheme == "http" and _is_loopback(parts.hostname or "")
+    if not is_local_http and (parts.scheme != "https" or not parts.hostname):
         raise _refuse_address(address)
 
 
 def _refuse_address(address: str) -> Failure:
     return Failure(
         "usage",
-        f"data cannot be fetched from {address!r}",
-        "only https:// and s3:// are safe from being changed on the way",
+        f"cannot fetch data from {address!r}",
+        "only https:// and s3:// protect data from changes in transit",
     )
 
 
@@ -102,9 +102,9 @@ def _is_loopback(host: str) -> bool:
 
 @contextmanager
 def open_address(address: str, headers: dict[str, str], offset: int = 0) -> Iterator[Answer]:
-    """Get a file, from `offset` on. Redirects are followed to https:// alone.
+    """Get a file from `offset` on, following redirects to https:// only.
 
-    StatusError where the server refuses, BrokenError where it hangs up, otherwise a Failure.
+    StatusError if the server refuses, BrokenError if it hangs up, otherwise a Failure.
     """
     check_address(address)
     with _start(address, headers, offset) as process:
@@ -120,7 +120,7 @@ def open_address(address: str, headers: dict[str, str], offset: int = 0) -> Iter
 def _start(address: str, headers: dict[str, str], offset: int) -> subprocess.Popen[bytes]:
     program = shutil.which("curl")
     if not program:
-        what = "the server has no curl, which fetches data"
+        what = "the server has no curl, which is needed to fetch data"
         raise Failure("missing", what, "", "labctl ssh -- sudo apt-get install curl")
     protocols = "=http,https" if address.startswith("http:") else "=https"
     words = [program, *OPTIONS, "--proto", protocols]
@@ -130,20 +130,20 @@ def _start(address: str, headers: dict[str, str], offset: int) -> subprocess.Pop
     process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe)
     settings = [("url", address), *(("header", f"{name}: {headers[name]}") for name in headers)]
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # its exit code says why
-        process.stdin.write("".join(_quote(*one) for one in settings).encode())
+    with suppress(BrokenPipeError):  # curl's exit code gives the reason
+        process.stdin.write("".join(_quote(*setting) for setting in settings).encode())
         process.stdin.close()
     return process
 
 
 def _quote(option: str, value: str) -> str:
-    """A line of a file of curl's settings."""
+    """Return a line for curl's config file."""
     value = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "").replace("\r", "")
     return f'{option} = "{value}"\n'
 
 
 def _read_head(address: str, process: subprocess.Popen[bytes]) -> Head:
-    """The first answer after all redirects."""
+    """Return the head of the first response after all redirects."""
     location = ""
     head = _next_head(_stream(process))
     while head and head.is_passed_over:
@@ -151,7 +151,7 @@ def _read_head(address: str, process: subprocess.Popen[bytes]) -> Head:
         head = _next_head(_stream(process))
     if head:
         return head
-    code, message = _end(process)
+    code, message = _wait_for_exit(process)
     host = urllib.parse.urlsplit(address).hostname
     if code in BROKEN:
         raise BrokenError(message)
@@ -165,15 +165,19 @@ def _read_head(address: str, process: subprocess.Popen[bytes]) -> Head:
 
 
 def _next_head(stream: BufferedReader) -> Head | None:
-    """The next answer's status and headers; None where no whole one comes."""
-    first = stream.readline(MOST_HEADER_BYTES).decode("latin-1").split(None, 2)
-    if len(first) < 2 or not first[0].startswith("HTTP/") or not first[1].isdigit():
+    """Read the next response's status and headers; None if they are incomplete."""
+    status_line = stream.readline(MOST_HEADER_BYTES).decode("latin-1").split(None, 2)
+    if (
+        len(status_line) < 2
+        or not status_line[0].startswith("HTTP/")
+        or not status_line[1].isdigit()
+    ):
         return None
     headers: dict[str, str] = {}
     for line in iter(lambda: stream.readline(MOST_HEADER_BYTES), b""):
         name, _, value = line.decode("latin-1").partition(":")
         if not line.strip():
-            return Head(int(first[1]), " ".join(first[2:]).strip(), headers)
+            return Head(int(status_line[1]), " ".join(status_line[2:]).strip(), headers)
         headers[name.strip().lower()] = value.strip()
     return None
 
@@ -183,8 +187,8 @@ def _stream(process: subprocess.Popen[bytes]) -> BufferedReader:
     return process.stdout
 
 
-def _end(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """curl's exit code, and what it said."""
+def _wait_for_exit(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """Return curl's exit code and error message."""
     assert process.stderr is not None
-    said = process.stderr.read().decode(errors="replace").strip()
-    return process.wait(), said or f"curl ended with {process.returncode}"
+    message = process.stderr.read().decode(errors="replace").strip()
+    return process.wait(), message or f"curl ended with {process.returncode}"

@@ -1,8 +1,8 @@
-"""What an earlier server of the lab held, from its disk: runs that are not here, and edited code.
+"""Import of runs and edited code from the disk of an earlier server of the lab.
 
-The disk is mounted read-only, as root. A run is copied beside the others and renamed into place, so
-that a kill at any moment leaves whole runs only; the next call goes on. What is here is never
-replaced, but for code that nobody has edited here.
+The disk is mounted read-only, as root. A run is copied to a staging directory and renamed into
+place, so that a kill at any moment leaves only complete runs; the next call continues. Nothing
+here is replaced, except code that nobody has edited on this server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..runs.run_state import last_attempt
 from .files import BYTECODE, RESERVE_BYTES, walk
 
 MOUNTS = Path("/run/labctl-kept")
-# XFS refuses a second disk of one UUID, which disks of one image have.
+# The second way is for XFS, which refuses two disks of one UUID: disks of one image have the same.
 WAYS = ("ro,nosuid,nodev,noexec", "ro,nosuid,nodev,noexec,nouuid")
 DEVICE_S = 60.0
 POLL_S = 0.1
@@ -46,36 +46,39 @@ SAVED = "saved-edits.json"
 
 
 def restore(request: dict[str, Any]) -> dict[str, Any]:
-    """Bring here what the disk "device" holds of this lab.
+    """Copy from the disk "device" what it holds of this lab and this server lacks.
 
-    Replies the "runs" that came, "files" and "bytes" altogether, and the "edits" (paths below the
-    code). Failure "missing" where the device does not appear, "disk" where there is no room.
+    Replies the "runs" copied, "files" and "bytes" in total, and "edits" (paths below the code).
+    Failure (missing) if the device does not appear, (disk) if there is not enough room.
     """
     lab_dir(request["lab"], request["lab_id"])
     request = {**request, **account(request)}
     if os.geteuid() != 0 and may_sudo():
         return as_root("restore", request)
     if os.geteuid() != 0:
-        raise Failure("policy", "a disk cannot be mounted without root here", "", "labctl doctor")
+        what = "mounting a disk requires root on this server"
+        raise Failure("policy", what, "", "labctl doctor")
     MOUNTS.mkdir(mode=0o700, exist_ok=True)
     with (MOUNTS / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for partition in _partitions(request["device"]):
-            with _mounted(partition, MOUNTS / "disk") as top:
-                old = top and _lab_on(top, request["lab_id"], Path(request["home"]))
-                if old:
-                    here = lab_dir(request["lab"], request["lab_id"])
-                    taking = Taking(old, here, request["uid"], request["gid"])
-                    return taking.all(Path(request["device"]).name)
+            with _mount(partition, MOUNTS / "disk") as mounted:
+                old_lab = mounted and _find_lab(mounted, request["lab_id"], Path(request["home"]))
+                if old_lab:
+                    lab = lab_dir(request["lab"], request["lab_id"])
+                    importer = Taking(old_lab, lab, request["uid"], request["gid"])
+                    return importer.all(Path(request["device"]).name)
     return {"runs": [], "files": 0, "bytes": 0, "edits": []}
 
 
 def _partitions(device: str) -> list[str]:
-    """The partitions of a disk that was just attached, or the disk itself where it has none."""
+    """List the partitions of a disk that was just attached, or the disk itself without any."""
     deadline = time.monotonic() + DEVICE_S
     while not Path(device).exists():
         if time.monotonic() > deadline:
-            raise Failure("missing", f"the disk {device} does not appear", "", "labctl up")
+            raise Failure(
+                "missing", f"the disk {device} did not appear on the server", "", "labctl up"
+            )
         time.sleep(POLL_S)
     if shutil.which("udevadm"):
         subprocess.run(["udevadm", "settle", "--timeout=20"], capture_output=True, check=False)
@@ -85,41 +88,41 @@ def _partitions(device: str) -> list[str]:
 
 
 @contextmanager
-def _mounted(partition: str, place: Path) -> Iterator[Path | None]:
-    """`place` with the partition on it, None where that is none that can be mounted."""
-    _unmount(place)
-    place.mkdir(exist_ok=True)
-    done = any(_quiet("mount", "-o", way, partition, str(place)) for way in WAYS)
+def _mount(partition: str, mountpoint: Path) -> Iterator[Path | None]:
+    """Mount the partition and yield `mountpoint`, or None if it cannot be mounted."""
+    _unmount(mountpoint)
+    mountpoint.mkdir(exist_ok=True)
+    is_mounted = any(_run_quietly("mount", "-o", way, partition, str(mountpoint)) for way in WAYS)
     try:
-        yield place if done else None
+        yield mountpoint if is_mounted else None
     finally:
-        _unmount(place)
+        _unmount(mountpoint)
 
 
-def _unmount(place: Path) -> None:
-    """Whatever is mounted there, as after a kill; once more than needed is fine."""
-    while _quiet("umount", str(place)):
+def _unmount(mountpoint: Path) -> None:
+    """Unmount everything mounted there, for example after a kill."""
+    while _run_quietly("umount", str(mountpoint)):
         pass
 
 
-def _quiet(*words: str) -> bool:
+def _run_quietly(*words: str) -> bool:
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
-def _lab_on(top: Path, lab_id: str, person: Path) -> Path | None:
-    """The lab's directory on a mounted disk, the one used last; links lead nowhere here."""
-    homes = {*top.glob("home/*"), top / "root", top / str(person).lstrip("/")}
-    found = [
+def _find_lab(mounted: Path, lab_id: str, account_home: Path) -> Path | None:
+    """Return the lab's most recently used directory on a mounted disk, never through links."""
+    homes = {*mounted.glob("home/*"), mounted / "root", mounted / str(account_home).lstrip("/")}
+    labs = [
         mark.parent.parent
-        for each in homes
-        for mark in each.glob("labctl/*/.labctl/id")
+        for user_home in homes
+        for mark in user_home.glob("labctl/*/.labctl/id")
         if mark.resolve() == mark and read_text(mark) == lab_id
     ]
-    return max(found, key=lambda lab: lab.stat().st_mtime, default=None)
+    return max(labs, key=lambda lab: lab.stat().st_mtime, default=None)
 
 
 class Taking:
-    """From `old`, a lab's directory elsewhere, to `here`; all of it will belong to the account."""
+    """An import from `old`, a lab's directory on another disk, to `here`, owned by the account."""
 
     def __init__(self, old: Path, here: Path, uid: int, gid: int) -> None:
         self.old = old
@@ -129,11 +132,11 @@ class Taking:
         self.files = self.bytes = 0
 
     def all(self, disk: str) -> dict[str, Any]:
-        runs = self._lacking()
-        self._room(runs)
+        runs = self._list_missing_runs()
+        self._require_room(runs)
         for run in runs:
-            self._run(run, disk)
-        edits = list(self._edits(disk))
+            self._copy_run(run, disk)
+        edits = list(self._copy_edits(disk))
         os.sync()
         return {
             "runs": [run.name for run in runs],
@@ -142,111 +145,111 @@ class Taking:
             "edits": edits,
         }
 
-    def _lacking(self) -> list[Path]:
-        there = sorted((self.old / "runs").glob("[a-z0-9]*"))
-        # A run's own container could have put a link in place of what labctl writes there.
-        known = [
+    def _list_missing_runs(self) -> list[Path]:
+        candidates = sorted((self.old / "runs").glob("[a-z0-9]*"))
+        # A run's container could have replaced a directory that labctl writes to by a link.
+        runs = [
             run
-            for run in there
+            for run in candidates
             if NAME.fullmatch(run.name) and _is_directory(run) and _is_directory(run / ".labctl")
         ]
-        return [run for run in known if not (self.here / "runs" / run.name).exists()]
+        return [run for run in runs if not (self.here / "runs" / run.name).exists()]
 
-    def _room(self, runs: list[Path]) -> None:
+    def _require_room(self, runs: list[Path]) -> None:
         size = sum(path.lstat().st_size for run in runs for path in walk(run))
         free = free_bytes(self.here)
         if size + RESERVE_BYTES > free:
-            why = f"they take {size} bytes, {free} are free"
+            why = f"they need {size} bytes, and {free} bytes are free"
             raise Failure("disk", "the server's disk has no room for the results", why)
 
-    def _run(self, run: Path, disk: str) -> None:
+    def _copy_run(self, run: Path, disk: str) -> None:
         runs = self.here / "runs"
-        self._directory(runs)
+        self._make_directory(runs)
         staging = runs / f"{STAGING}{run.name}"
         shutil.rmtree(staging, ignore_errors=True)
-        self._tree(run, staging)
-        about = {"disk": disk, "container": last_attempt(staging).get("container", "")}
-        self._written(staging / ".labctl" / "restored.json", about)
+        self._copy_tree(run, staging)
+        record = {"disk": disk, "container": last_attempt(staging).get("container", "")}
+        self._write_json(staging / ".labctl" / "restored.json", record)
         staging.rename(runs / run.name)
 
-    def _tree(self, source: Path, target: Path) -> None:
+    def _copy_tree(self, source: Path, target: Path) -> None:
         target.mkdir()
         for entry in os.scandir(source):
-            place = target / entry.name
+            path = target / entry.name
             if entry.is_symlink():
-                place.symlink_to(os.readlink(entry.path))
-                self._own(place)
+                path.symlink_to(os.readlink(entry.path))
+                self._change_owner(path)
             elif entry.is_dir():
-                self._tree(Path(entry.path), place)
+                self._copy_tree(Path(entry.path), path)
             elif entry.is_file():
-                self._file(Path(entry.path), place)
+                self._copy_file(Path(entry.path), path)
         shutil.copystat(source, target)
-        self._own(target)
+        self._change_owner(target)
 
-    def _file(self, source: Path, place: Path) -> None:
-        if place.is_symlink():
-            place.unlink()
+    def _copy_file(self, source: Path, target: Path) -> None:
+        if target.is_symlink():
+            target.unlink()
         try:
-            shutil.copyfile(source, place, follow_symlinks=False)
+            shutil.copyfile(source, target, follow_symlinks=False)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            what = f"{source.name} cannot be read from the disk"
+            what = f"could not read {source.name} from the disk"
             raise Failure("disk", what, str(error), "labctl orphans") from None
-        shutil.copystat(source, place)
-        place.chmod(stat.S_IMODE(place.stat().st_mode) & 0o777)
-        self._own(place)
+        shutil.copystat(source, target)
+        target.chmod(stat.S_IMODE(target.stat().st_mode) & 0o777)
+        self._change_owner(target)
         self.files += 1
-        self.bytes += place.stat().st_size
+        self.bytes += target.stat().st_size
         with suppress(FileNotFoundError):
             os.utime(home() / ".used")
 
-    def _edits(self, disk: str) -> Iterator[str]:
-        """Code that was edited there comes too, under another name where it was edited here."""
+    def _copy_edits(self, disk: str) -> Iterator[str]:
+        """Copy code that was edited on the disk; under another name if it was edited here too."""
         old, new = self.old / "code", self.here / "code"
         pushed = read_json(self.old / ".labctl" / PUSHED)
         record = read_json(self.here / ".labctl" / PUSHED)
         for path in walk(old):
             name = str(path.relative_to(old))
-            sha256 = _edited(path, pushed.get(name))
-            if not sha256 or _ignored(name):
+            sha256 = _hash_if_edited(path, pushed.get(name))
+            if not sha256 or _is_ignored(name):
                 continue
-            place = inside(new, name)
-            present = _hash(place)
+            target = inside(new, name)
+            present = _hash(target)
             edited_here = present not in ("", sha256, record.get(name, [""])[0])
             if name in pushed:
                 record.setdefault(name, pushed[name])
             if edited_here:
-                place = place.with_name(f"{place.name}.from-{disk.rpartition('_')[2]}")
-            if sha256 == _hash(place):
+                target = target.with_name(f"{target.name}.from-{disk.rpartition('_')[2]}")
+            if sha256 == _hash(target):
                 continue
-            self._directory(place.parent)
-            self._file(path, place)
-            yield str(place.relative_to(new))
-        self._written(self.here / ".labctl" / PUSHED, record)
+            self._make_directory(target.parent)
+            self._copy_file(path, target)
+            yield str(target.relative_to(new))
+        self._write_json(self.here / ".labctl" / PUSHED, record)
         saved = read_json(self.old / ".labctl" / SAVED)
         if saved:
-            known = {**saved, **read_json(self.here / ".labctl" / SAVED)}
-            self._written(self.here / ".labctl" / SAVED, known)
+            merged = {**saved, **read_json(self.here / ".labctl" / SAVED)}
+            self._write_json(self.here / ".labctl" / SAVED, merged)
 
-    def _written(self, path: Path, body: dict[str, Any]) -> None:
-        self._directory(path.parent)
+    def _write_json(self, path: Path, body: dict[str, Any]) -> None:
+        self._make_directory(path.parent)
         write_json(path, body)
-        self._own(path)
+        self._change_owner(path)
 
-    def _directory(self, path: Path) -> None:
-        """Made where it is missing, and the account's."""
+    def _make_directory(self, path: Path) -> None:
+        """Create the directory and its parents if missing, owned by the account."""
         if not path.is_dir():
-            self._directory(path.parent)
+            self._make_directory(path.parent)
             path.mkdir()
-            self._own(path)
+            self._change_owner(path)
 
-    def _own(self, path: Path) -> None:
+    def _change_owner(self, path: Path) -> None:
         os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
 
 def _hash(path: Path) -> str:
-    """Nothing there is ""; what is no plain file is somebody's work as well."""
+    """Return the hash of a file: "" if absent, a constant for anything but a regular file."""
     if path.is_file() and not path.is_symlink():
         return sha256_of(path)
     return "no file" if os.path.lexists(path) else ""
@@ -256,14 +259,14 @@ def _is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _ignored(name: str) -> bool:
+def _is_ignored(name: str) -> bool:
     return any(part in (BYTECODE, ".ipynb_checkpoints") for part in name.split("/"))
 
 
-def _edited(path: Path, pushed: list[Any] | None) -> str:
-    """The hash of a file that is not as a push brought it, "" for any other."""
-    found = path.lstat()
-    if pushed and pushed[1:] == [found.st_size, found.st_mtime_ns]:
+def _hash_if_edited(path: Path, pushed: list[Any] | None) -> str:
+    """Return the hash of a file that differs from what a push brought, "" for any other."""
+    status = path.lstat()
+    if pushed and pushed[1:] == [status.st_size, status.st_mtime_ns]:
         return ""
     sha256 = sha256_of(path)
     return "" if pushed and sha256 == pushed[0] else sha256

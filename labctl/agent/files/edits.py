@@ -1,4 +1,4 @@
-"""What people made or changed in the lab's code on this server."""
+"""Code that people created or changed on the server."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from .push_target import Target
 
 
 def edits(request: dict[str, Any]) -> dict[str, Any]:
-    """What was made or changed in the lab's code on the server since the last push.
+    """List the code files created or changed on the server since the last push.
 
-    Replies files: [path, size, sha256, sha256 that the last push brought or ""] each, and
-    "skipped": [path, reason] of what cannot be read.
+    Replies "files": [path, size, sha256, sha256 that the last push brought or ""] each, and
+    "skipped": [path, reason] of files that cannot be read.
     """
     target = Target({**request, "target": "code"})
     changed = []
-    closed: list[Path] = []
-    for path in walk(target.root, closed.append):
+    unreadable: list[Path] = []
+    for path in walk(target.root, unreadable.append):
         name = str(path.relative_to(target.root))
         if _is_by_product(name):
             continue
         try:
             sha256 = target.present(name)
         except PermissionError:
-            closed.append(path)
+            unreadable.append(path)
             continue
         if target.edited(name, sha256):
             base = target.record.get(name, [""])[0]
             changed.append([name, path.stat().st_size, sha256, base])
-    names = (str(path.relative_to(target.root)) for path in closed)
+    names = (str(path.relative_to(target.root)) for path in unreadable)
     skipped = [[name, UNREADABLE] for name in names if not _is_by_product(name)]
     return {
         "files": changed,

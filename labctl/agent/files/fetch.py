@@ -1,7 +1,7 @@
-"""Data sets that the server fetches itself: https:// in fetch_https.py, s3:// in fetch_s3.py.
+"""Data sets that the server downloads: https:// in fetch_https.py, s3:// in fetch_s3.py.
 
-What arrives lies in `.labctl/.fetch-<name>` until it is whole, and is then renamed to
-`data/<name>`; a fetch that was cut goes on where it stopped. labctl sends no credentials.
+Files are staged in `.labctl/.fetch-<name>` until the data set is complete, which is then renamed
+to `data/<name>`. An interrupted download resumes where it stopped. labctl sends no credentials.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from ..mirror.boto3_python import LACKING, become_boto3_python, has_boto3
 from ..reply import Failure, answer, finish
 from .files import RESERVE_BYTES
 
+# seconds between two progress lines
 TELL_EVERY_S = 0.5
 
 
 def fetch(request: dict[str, Any]) -> None:
     """Fetch each of "sources" (name -> address) to the lab's data directory.
 
-    After the reply come lines for the person: [name, bytes done, total or 0], or [name, text].
-    Closes with sets: name -> {files, bytes, unchanged}.
+    Progress lines follow the reply: [name, bytes done, total or 0], or [name, text]. The closing
+    reply has "sets": name -> {files, bytes, unchanged}.
     """
     if any(address.startswith("s3://") for address in request["sources"].values()):
         _require_boto3(json.dumps(request).encode() + b"\n")
@@ -34,21 +35,21 @@ def fetch(request: dict[str, Any]) -> None:
     answer({})
     sets = {}
     for name, address in sorted(request["sources"].items()):
-        place = Place(lab, checked_name(name), address)
-        # Imported here: every other verb would pay for the libraries of HTTP.
+        dataset = Place(lab, checked_name(name), address)
+        # Imported here, to spare every other verb the HTTP libraries.
         if address.startswith("s3://"):
             from .fetch_s3 import fetch_bucket
 
-            sets[name] = fetch_bucket(place, request.get("s3_endpoint", ""))
+            sets[name] = fetch_bucket(dataset, request.get("s3_endpoint", ""))
         else:
             from .fetch_https import fetch_address
 
-            sets[name] = fetch_address(place)
+            sets[name] = fetch_address(dataset)
     finish({"sets": sets})
 
 
 def _require_boto3(request: bytes) -> None:
-    """Go on in a Python that has boto3; Failure where the server has none."""
+    """Continue in a Python that has boto3. Failure (missing) if the server has none."""
     if has_boto3():
         return
     become_boto3_python("fetch", request)
@@ -56,12 +57,12 @@ def _require_boto3(request: bytes) -> None:
         "missing",
         "the server cannot fetch data from S3",
         LACKING,
-        "fetch it yourself and name its directory under data:, or give an https:// address",
+        "download the data and put its directory under data:, or use an https:// address",
     )
 
 
 class Place:
-    """Where one data set goes, what is known of it, and how its progress is told."""
+    """One data set: its directories, its record, and how its progress is reported."""
 
     def __init__(self, lab: Path, name: str, address: str) -> None:
         self.name = name
@@ -73,21 +74,21 @@ class Place:
         self.told_at = 0.0
 
     def record(self) -> dict[str, Any]:
-        """What was fetched last from this very address, {} if that is not here."""
-        found = read_json(self.record_path)
-        return found if found.get("address") == self.address and self.root.is_dir() else {}
+        """Return the record of the last fetch from this address, {} if its data is not here."""
+        record = read_json(self.record_path)
+        return record if record.get("address") == self.address and self.root.is_dir() else {}
 
     def tell(self, done: int, total: int) -> None:
         now = time.monotonic()
         if now - self.told_at >= TELL_EVERY_S or (total and done == total):
             self.told_at = now
-            _say([self.name, done, total])
+            _write_line([self.name, done, total])
 
     def note(self, text: str) -> None:
-        _say([self.name, text])
+        _write_line([self.name, text])
 
     def put(self, tree: Path, record: dict[str, Any]) -> None:
-        """Exchange the data set for `tree`; a run that has the old one open keeps it."""
+        """Replace the data set by `tree`; a run that has the old one open keeps it."""
         old = self.staging / "old"
         shutil.rmtree(old, ignore_errors=True)
         self.root.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,7 @@ class Place:
         shutil.rmtree(self.staging, ignore_errors=True)
 
 
-def _say(line: list[Any]) -> None:
+def _write_line(line: list[Any]) -> None:
     sys.stdout.buffer.write(json.dumps(line).encode() + b"\n")
     sys.stdout.buffer.flush()
 
@@ -112,7 +113,7 @@ def check_room(size: int, where: Path, what: str) -> None:
         raise Failure(
             "disk",
             f"the server's disk has no room for {what}",
-            f"{size // mib + 1} MiB are to come, {free // mib} MiB are free, and "
-            f"{RESERVE_BYTES // mib} are kept free",
+            f"it needs {size // mib + 1} MiB, {free // mib} MiB are free, and "
+            f"{RESERVE_BYTES // mib} MiB stay reserved",
             "labctl ssh -- df -h",
         )

@@ -1,4 +1,4 @@
-"""One file over HTTPS, resumed where it was cut; archives are unpacked."""
+"""Download of one file over HTTPS, resumed where it was cut; archives are unpacked."""
 
 from __future__ import annotations
 
@@ -19,29 +19,32 @@ NO_NAME = "data"
 
 
 def describe_refusal(address: str, error: StatusError) -> Failure:
-    """What an HTTP error means for the person."""
+    """Turn an HTTP error into a Failure."""
     if error.status in (401, 403):
         return Failure(
             "policy",
-            f"{address} may not be read from the server ({error.status})",
-            "it needs a login, and labctl sends none",
-            "fetch it yourself and name its directory under data:, or push it to a public place",
+            f"the server is not allowed to read {address} ({error.status})",
+            "it requires a login, and labctl sends no credentials",
+            "download the data and put its directory under data:, or make it public",
         )
     if error.status in (404, 410):
-        what = f"there is nothing at {address} ({error.status})"
-        return Failure("missing", what, "", "mend data: in lab.yaml")
-    return Failure("link", f"{address} answered {error}", "", "labctl push")
+        what = f"{address} does not exist ({error.status})"
+        return Failure("missing", what, "", "correct data: in lab.yaml")
+    return Failure("link", f"{address} returned {error}", "", "labctl push")
 
 
-def fetch_address(place: Place) -> dict[str, Any]:
-    """One file over HTTPS; an archive is unpacked. Skipped where the server says: the same."""
-    record = place.record()
-    state = _download(place, record)
+def fetch_address(dataset: Place) -> dict[str, Any]:
+    """Fetch one file over HTTPS and unpack it if it is an archive.
+
+    Skipped if the server says that it has not changed.
+    """
+    record = dataset.record()
+    state = _download(dataset, record)
     if state is None:
         return {"files": record["files"], "bytes": record["size"], "unchanged": True}
-    name = _file_name(place.address)
-    body = place.staging / "body"
-    tree = place.staging / "tree"
+    name = _file_name(dataset.address)
+    body = dataset.staging / "body"
+    tree = dataset.staging / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     files = 1
@@ -49,78 +52,82 @@ def fetch_address(place: Place) -> dict[str, Any]:
         files, left_out = unpack(body, name, tree)
         body.unlink()
         if left_out:
-            place.note(f"{left_out} links and devices in {name} were left out")
+            dataset.note(f"skipped {left_out} links and devices in {name}")
     else:
         body.rename(tree / name)
-    place.put(tree, {**state, "files": files})
+    dataset.put(tree, {**state, "files": files})
     return {"files": files, "bytes": state["size"], "unchanged": False}
 
 
 def _file_name(address: str) -> str:
     path = urllib.parse.unquote(urllib.parse.urlsplit(address).path)
     name = posixpath.basename(path)
-    bad = name in ("", ".", "..") or "\0" in name or any(ord(c) < 32 for c in name)
-    return NO_NAME if bad else name
+    is_bad = name in ("", ".", "..") or "\0" in name or any(ord(c) < 32 for c in name)
+    return NO_NAME if is_bad else name
 
 
-def _download(place: Place, record: dict[str, Any]) -> dict[str, Any] | None:
-    """Bring the body to staging and say what it is; None where it is what is here already."""
-    place.staging.mkdir(parents=True, exist_ok=True)
-    message = "it ended early"
+def _download(dataset: Place, record: dict[str, Any]) -> dict[str, Any] | None:
+    """Download the body to staging and return its state; None if the data here is up to date."""
+    dataset.staging.mkdir(parents=True, exist_ok=True)
+    message = "the response ended early"
     for attempt in range(TRIES):
         if attempt:
             time.sleep(2.0 ** (attempt - 1))
         try:
-            state = _attempt(place, record)
+            state = _try_download(dataset, record)
         except StatusError as error:
             if error.status == 304:
                 return None
             if error.status == 416:
-                _forget(place)
+                _reset_staging(dataset)
                 continue
             if error.status < 500 or attempt == TRIES - 1:
-                raise describe_refusal(place.address, error) from None
+                raise describe_refusal(dataset.address, error) from None
             message = str(error)
             continue
         except BrokenError as error:
             message = str(error)
             continue
-        if state is None or state["size"] == (place.staging / "body").stat().st_size:
+        if state is None or state["size"] == (dataset.staging / "body").stat().st_size:
             return state
     raise Failure(
         "link",
-        f"{place.address} broke off {TRIES} times",
+        f"the download of {dataset.address} broke off {TRIES} times",
         message,
-        "labctl push  (what has arrived is kept and used)",
+        "labctl push  (resumes where it stopped)",
     )
 
 
-def _attempt(place: Place, record: dict[str, Any]) -> dict[str, Any] | None:
-    body = place.staging / "body"
-    partial = read_json(place.staging / "state.json")
-    have = body.stat().st_size if body.exists() and _resumable(place, partial) else 0
-    with open_address(place.address, _conditions(partial, record, have), have) as answer:
-        state = _state(place, answer, have)
-        if not have and _same(state, record):
+def _try_download(dataset: Place, record: dict[str, Any]) -> dict[str, Any] | None:
+    body = dataset.staging / "body"
+    partial = read_json(dataset.staging / "state.json")
+    offset = body.stat().st_size if body.exists() and _can_resume(dataset, partial) else 0
+    with open_address(
+        dataset.address, _conditional_headers(partial, record, offset), offset
+    ) as response:
+        state = _response_state(dataset, response, offset)
+        if not offset and _is_unchanged(state, record):
             return None
-        # Nothing is written before this: a resumed file is of one version.
-        is_rest = answer.status == 206 and state["validator"] == partial["validator"]
-        if not have or is_rest:
+        # Nothing is written before this check, so a resumed file has one version only.
+        is_rest = response.status == 206 and state["validator"] == partial["validator"]
+        if not offset or is_rest:
             if state["size"] is not None:
-                check_room(state["size"] - have, place.staging, place.address)
-            write_json(place.staging / "state.json", state)
-            _copy(place, answer, have, state)
+                check_room(state["size"] - offset, dataset.staging, dataset.address)
+            write_json(dataset.staging / "state.json", state)
+            _write_body(dataset, response, offset, state)
             return state
-    _forget(place)
-    return _attempt(place, record)
+    _reset_staging(dataset)
+    return _try_download(dataset, record)
 
 
-def _resumable(place: Place, partial: dict[str, Any]) -> bool:
-    return partial.get("address") == place.address and bool(partial.get("validator"))
+def _can_resume(dataset: Place, partial: dict[str, Any]) -> bool:
+    return partial.get("address") == dataset.address and bool(partial.get("validator"))
 
 
-def _conditions(partial: dict[str, Any], record: dict[str, Any], have: int) -> dict[str, str]:
-    if have:
+def _conditional_headers(
+    partial: dict[str, Any], record: dict[str, Any], offset: int
+) -> dict[str, str]:
+    if offset:
         return {"If-Range": partial["validator"]}
     if record.get("etag"):
         return {"If-None-Match": record["etag"]}
@@ -129,22 +136,22 @@ def _conditions(partial: dict[str, Any], record: dict[str, Any], have: int) -> d
     return {}
 
 
-def _state(place: Place, answer: Answer, have: int) -> dict[str, Any]:
-    """What the answer's headers say; `size` is None where they do not tell."""
-    etag = answer.headers.get("etag", "")
-    modified = answer.headers.get("last-modified", "")
-    length = answer.headers.get("content-length")
+def _response_state(dataset: Place, response: Answer, offset: int) -> dict[str, Any]:
+    """Return the state that the response headers describe; `size` is None if they lack it."""
+    etag = response.headers.get("etag", "")
+    modified = response.headers.get("last-modified", "")
+    length = response.headers.get("content-length")
     return {
-        "address": place.address,
+        "address": dataset.address,
         "etag": etag,
         "modified": modified,
-        # A weak ETag promises no equal bytes, so it cannot carry a resumed transfer.
+        # A weak ETag does not guarantee equal bytes, so it cannot validate a resumed transfer.
         "validator": etag if etag and not etag.startswith("W/") else modified,
-        "size": None if length is None else int(length) + have,
+        "size": None if length is None else int(length) + offset,
     }
 
 
-def _same(state: dict[str, Any], record: dict[str, Any]) -> bool:
+def _is_unchanged(state: dict[str, Any], record: dict[str, Any]) -> bool:
     if not record or state["size"] is None or state["size"] != record.get("size"):
         return False
     if state["etag"] or record.get("etag"):
@@ -152,21 +159,21 @@ def _same(state: dict[str, Any], record: dict[str, Any]) -> bool:
     return bool(state["modified"]) and state["modified"] == record.get("modified")
 
 
-def _copy(place: Place, answer: Answer, have: int, state: dict[str, Any]) -> None:
-    total = state["size"] or 0
-    done = have
-    with (place.staging / "body").open("r+b" if have else "wb") as file:
-        file.seek(have)
-        for block in iter(answer.read, b""):
-            if not total:
-                check_room(len(block), place.staging, place.address)
+def _write_body(dataset: Place, response: Answer, offset: int, state: dict[str, Any]) -> None:
+    total_bytes = state["size"] or 0
+    done_bytes = offset
+    with (dataset.staging / "body").open("r+b" if offset else "wb") as file:
+        file.seek(offset)
+        for block in iter(response.read, b""):
+            if not total_bytes:
+                check_room(len(block), dataset.staging, dataset.address)
             file.write(block)
-            done += len(block)
-            place.tell(done, total)
+            done_bytes += len(block)
+            dataset.tell(done_bytes, total_bytes)
     if state["size"] is None:
-        state["size"] = done
+        state["size"] = done_bytes
 
 
-def _forget(place: Place) -> None:
-    shutil.rmtree(place.staging, ignore_errors=True)
-    place.staging.mkdir(parents=True)
+def _reset_staging(dataset: Place) -> None:
+    shutil.rmtree(dataset.staging, ignore_errors=True)
+    dataset.staging.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Data sets from S3: unsigned where the bucket is public, else with the server's credentials."""
+"""Data sets from S3: unsigned for a public bucket, otherwise with the server's credentials."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from .fetch import Place, check_room
 THREADS = 8
 
 
-def fetch_bucket(place: Place, endpoint: str) -> dict[str, Any]:
-    """All objects below s3://bucket/prefix; those that are here unchanged are not fetched again."""
+def fetch_bucket(dataset: Place, endpoint: str) -> dict[str, Any]:
+    """Fetch all objects below s3://bucket/prefix, except those that are here unchanged."""
     if endpoint:
         check_address(endpoint)
-    bucket = S3(place.address, credentials=Credentials.NONE, endpoint=endpoint)
+    bucket = S3(dataset.address, credentials=Credentials.NONE, endpoint=endpoint)
     try:
         try:
-            return _bring(place, bucket, _list_objects(bucket))
+            return _fetch_objects(dataset, bucket, _list_objects(bucket))
         except S3Error as error:
             if error.problem is not Problem.DENIED:
                 raise
-            bucket = S3(place.address, endpoint=endpoint)
-            return _bring(place, bucket, _list_objects(bucket))
+            bucket = S3(dataset.address, endpoint=endpoint)
+            return _fetch_objects(dataset, bucket, _list_objects(bucket))
     except S3Error as error:
-        raise _describe(place.address, error) from None
+        raise _describe(dataset.address, error) from None
 
 
 def _describe(address: str, error: S3Error) -> Failure:
-    """What S3's refusal means for the person."""
+    """Turn an S3 error into a Failure."""
     if error.problem in (Problem.MISSING, Problem.NO_BUCKET):
         return Failure(
-            "missing", f"there is nothing at {address}", error.why, "mend data: in lab.yaml"
+            "missing", f"{address} does not exist", error.why, "correct data: in lab.yaml"
         )
     if error.problem is Problem.NO_CREDENTIALS:
         return Failure(
             "policy",
-            f"{address} may not be read from the server",
+            f"the server is not allowed to read {address}",
             "the bucket is not public, and the server has no AWS credentials",
-            "fetch it yourself and name its directory under data:, or push it to a public place",
+            "download the data and put its directory under data:, or make it public",
         )
     if error.problem is Problem.DENIED:
-        what = f"{address} may not be read with the server's credentials"
+        what = f"the server's credentials do not allow it to read {address}"
         return Failure("policy", what, error.why, "labctl ssh -- aws sts get-caller-identity")
-    what = f"{address} could not be fetched"
-    return Failure("link", what, error.why, "labctl push  (what has arrived is kept and used)")
+    what = f"could not fetch {address}"
+    return Failure("link", what, error.why, "labctl push  (resumes where it stopped)")
 
 
 def _list_objects(bucket: S3) -> dict[str, Listed]:
-    """By their names in the data set."""
-    found = [each for each in bucket.list_objects() if not each.key.endswith("/")]
-    objects = {_check_name(each.key): each for each in found if each.key}
-    alone = None if objects else bucket.find()
-    if alone:
-        objects = {_check_name(bucket.folder.rpartition("/")[2]): alone}
+    """Return the objects by their names in the data set."""
+    listed = [entry for entry in bucket.list_objects() if not entry.key.endswith("/")]
+    objects = {_check_name(entry.key): entry for entry in listed if entry.key}
+    single_object = None if objects else bucket.find()
+    if single_object:
+        objects = {_check_name(bucket.folder.rpartition("/")[2]): single_object}
     if not objects:
         raise S3Error(Problem.MISSING, "")
     return objects
@@ -68,83 +68,83 @@ def _list_objects(bucket: S3) -> dict[str, Listed]:
 
 def _check_name(name: str) -> str:
     if any(p in ("", ".", "..") for p in name.split("/")) or any(ord(c) < 32 for c in name):
-        raise Failure("policy", f"the bucket holds the key {name!r}, which leaves its directory")
+        raise Failure("policy", f"the bucket has the key {name!r}, which leaves its directory")
     return name
 
 
-def _bring(place: Place, bucket: S3, keys: dict[str, Listed]) -> dict[str, Any]:
-    known = place.record().get("objects", {})
-    total = sum(key.size for key in keys.values())
-    result = {"files": len(keys), "bytes": total, "unchanged": True}
-    due = {n: k for n, k in keys.items() if not _is_here(place, n, k, known)}
-    gone = sorted(set(known) - set(keys))
-    if not due and not gone:
+def _fetch_objects(dataset: Place, bucket: S3, keys: dict[str, Listed]) -> dict[str, Any]:
+    recorded = dataset.record().get("objects", {})
+    total_bytes = sum(key.size for key in keys.values())
+    result = {"files": len(keys), "bytes": total_bytes, "unchanged": True}
+    due = {n: k for n, k in keys.items() if not _is_here(dataset, n, k, recorded)}
+    removed = sorted(set(recorded) - set(keys))
+    if not due and not removed:
         return result
-    left = sum(k.size - _have(_staged(place, n, k), k) for n, k in due.items())
-    check_room(left, place.staging, place.address)
-    done = total - left
+    missing_bytes = sum(k.size - _staged_bytes(_staged(dataset, n, k), k) for n, k in due.items())
+    check_room(missing_bytes, dataset.staging, dataset.address)
+    done_bytes = total_bytes - missing_bytes
     with ThreadPoolExecutor(THREADS) as pool:
         jobs = [
-            pool.submit(_download, bucket, key, _staged(place, n, key)) for n, key in due.items()
+            pool.submit(_download, bucket, key, _staged(dataset, n, key)) for n, key in due.items()
         ]
         for job, key in zip(jobs, due.values()):
             job.result()
-            done = min(total, done + key.size)
-            place.tell(done, total)
-    if known:
-        _exchange(place, due, gone)
+            done_bytes = min(total_bytes, done_bytes + key.size)
+            dataset.tell(done_bytes, total_bytes)
+    if recorded:
+        _exchange(dataset, due, removed)
     else:
-        # The place may hold something else, such as an earlier address's files.
-        tree = place.staging / "tree"
+        # The directory may hold other data, for example the files of an earlier address.
+        tree = dataset.staging / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         for name, key in due.items():
             target = inside(tree, name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            _staged(place, name, key).rename(target)
-        place.put(tree, {})
+            _staged(dataset, name, key).rename(target)
+        dataset.put(tree, {})
     objects = {name: [key.etag, key.size] for name, key in keys.items()}
-    write_json(place.record_path, {"address": place.address, "objects": objects})
-    shutil.rmtree(place.staging, ignore_errors=True)
+    write_json(dataset.record_path, {"address": dataset.address, "objects": objects})
+    shutil.rmtree(dataset.staging, ignore_errors=True)
     return {**result, "unchanged": False}
 
 
-def _exchange(place: Place, due: dict[str, Listed], gone: list[str]) -> None:
-    for name in gone:
-        old = inside(place.root, name)
+def _exchange(dataset: Place, due: dict[str, Listed], removed: list[str]) -> None:
+    for name in removed:
+        old = inside(dataset.root, name)
         if old.is_file():
             old.unlink()
     for name, key in due.items():
-        target = inside(place.root, name)
+        target = inside(dataset.root, name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        _staged(place, name, key).replace(target)
+        _staged(dataset, name, key).replace(target)
 
 
-def _is_here(place: Place, name: str, key: Listed, known: dict[str, Any]) -> bool:
-    target = inside(place.root, name)
-    same = known.get(name) == [key.etag, key.size]
+def _is_here(dataset: Place, name: str, key: Listed, recorded: dict[str, Any]) -> bool:
+    target = inside(dataset.root, name)
+    same = recorded.get(name) == [key.etag, key.size]
     return same and target.is_file() and target.stat().st_size == key.size
 
 
-def _staged(place: Place, name: str, key: Listed) -> Path:
-    """Where an object lands: one place for each ETag, so that a changed one begins anew."""
+def _staged(dataset: Place, name: str, key: Listed) -> Path:
+    """Return where an object is staged: a path for each ETag, so that a changed one starts anew."""
     version = "".join(c for c in key.etag if c.isalnum() or c == "-")[:64] or "none"
-    return inside(place.staging, f"objects/{version}/{name}")
+    return inside(dataset.staging, f"objects/{version}/{name}")
 
 
-def _have(staged: Path, key: Listed) -> int:
+def _staged_bytes(staged: Path, key: Listed) -> int:
     return min(key.size, staged.stat().st_size) if staged.is_file() else 0
 
 
 def _download(bucket: S3, key: Listed, target: Path) -> None:
-    """Bring one object, from where an earlier try stopped; it must still be the listed one."""
+    """Download one object from where an earlier try stopped; it must still be the listed one."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    have = _have(target, key)
-    if have == key.size and target.is_file():
+    offset = _staged_bytes(target, key)
+    if offset == key.size and target.is_file():
         os.truncate(str(target), key.size)
         return
-    with target.open("r+b" if have else "wb") as file:
-        file.seek(have)
-        for block in bucket.read_blocks(key.key, start=have, etag=key.etag):
+    with target.open("r+b" if offset else "wb") as file:
+        file.seek(offset)
+        for block in bucket.read_blocks(key.key, start=offset, etag=key.etag):
             file.write(block)
     if target.stat().st_size != key.size:
-        raise S3Error(Problem.UNREACHABLE, f"{key.key} broke off")
+        raise S3Error(Problem.UNREACHABLE, f"the download of {key.key} broke off")

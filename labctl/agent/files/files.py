@@ -1,8 +1,8 @@
-"""Files in: nothing good is ever replaced by something that did not arrive whole.
+"""Uploads to the server: a good file is never replaced by one that did not arrive complete.
 
-`plan` says what is needed and what was edited here, and changes nothing that counts. rsync or tar
-fills the staging directory. `commit` checks what arrived and renames it. What goes out is in
-outputs.py.
+`plan` lists what is needed and what was edited on the server, and changes nothing that counts.
+rsync or tar fills the staging directory. `commit` checks what arrived and renames it. Downloads
+are in outputs.py.
 """
 
 from __future__ import annotations
@@ -19,99 +19,100 @@ from ..host.paths import free_bytes, inside, write_json
 from ..reply import Failure
 from .push_target import NOT_A_FILE, PushedFile, Target, lstat
 
-# What a transfer leaves free: a disk at zero stops Docker and sshd too.
+# Bytes that a transfer leaves free: a full disk stops Docker and sshd too.
 RESERVE_BYTES = 64 * 1024 * 1024
 UNREADABLE = "this user may not read it"
 BYTECODE = "__pycache__"
 
-# Path, sha256, mode, and the stat of the staged file.
+# path, sha256, mode, and the stat of the staged file
 Ready = Tuple[str, str, int, os.stat_result]
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-    """Compare "files" (each an `PushedFile`) with what is here.
+    """Compare "files" (each a `PushedFile`) with the tree on the server.
 
-    Replies needed paths, which of them lie whole in the staging directory ("whole") and how many
-    bytes of the others ("staged_bytes"), conflicts (files edited here since the last push), and
-    removed: what the last push brought and is gone at home. Only where nothing is needed are those
-    removed at once; else `commit` does it. "unsure" are files without a sha256 whose size is that
-    of the file here: nothing is done before their hash is known. "basis" is the tree here, "" if
-    there is none, and "rsync" what rsync says of itself.
+    Replies "needed" paths, which of them are complete in the staging directory ("whole"), and how
+    many bytes of the others are there ("staged_bytes"). "conflicts" are files edited on the server
+    since the last push. "removed" are files that the last push brought and that no longer exist on
+    the client: if nothing is needed they are removed at once, otherwise by `commit`. "unsure" are
+    files without a sha256 whose size matches the file here: nothing is done until their hash is
+    known. "basis" is the tree on the server, "" if there is no tree, and "rsync" the output of
+    `rsync --version`.
 
-    "contents" (path -> base64) may hold small files: where no others are needed, they are
+    "contents" (path -> base64) may hold small files. If no other files are needed, they are
     committed at once, and the reply has "bad" too.
     """
     target = Target(request)
     force = bool(request.get("force"))
     contents: dict[str, str] = request.get("contents", {})
     _drop_fetched(target)
-    entries = [PushedFile(*one) for one in request["files"]]
-    doomed, conflicts = _doomed(target, {entry.path for entry in entries}, force)
+    entries = [PushedFile(*fields) for fields in request["files"]]
+    removed, conflicts = _find_removed(target, {entry.path for entry in entries}, force)
     needed, unsure = [], []
     for entry in entries:
-        present, found = target.look(entry.path)
+        present, present_stat = target.look(entry.path)
         if present == NOT_A_FILE:
-            conflicts += _in_the_way(Path(target.at(entry.path)), target.root, doomed, force)
+            conflicts += _list_obstacles(Path(target.at(entry.path)), target.root, removed, force)
             present = ""
-        elif not entry.sha256 and found is not None and found.st_size == entry.size:
+        elif not entry.sha256 and present_stat is not None and present_stat.st_size == entry.size:
             unsure.append(entry.path)
             continue
-        elif present == entry.sha256 and found is not None:
+        elif present == entry.sha256 and present_stat is not None:
             if target.edited(entry.path, present):
-                target.note(entry.path, entry.sha256, found)
-            if (found.st_mode ^ entry.mode) & 0o100:
-                Path(target.at(entry.path)).chmod(_mode(entry.mode))
+                target.note(entry.path, entry.sha256, present_stat)
+            if (present_stat.st_mode ^ entry.mode) & 0o100:
+                Path(target.at(entry.path)).chmod(_normalize_mode(entry.mode))
             continue
         if target.edited(entry.path, present) and not force:
             conflicts.append(entry.path)
             continue
         needed.append(entry)
-    whole, staged_bytes = _look_staged(target, needed)
+    complete, staged_bytes = _inspect_staged(target, needed)
     free = free_bytes(target.root)
     missing_bytes = sum(entry.size for entry in needed) - staged_bytes
-    short = missing_bytes + RESERVE_BYTES - free if needed else 0
-    refused = bool(conflicts or unsure or short > 0)
+    short_bytes = missing_bytes + RESERVE_BYTES - free if needed else 0
+    refused = bool(conflicts or unsure or short_bytes > 0)
     reply = {
         "needed": [entry.path for entry in needed],
-        "whole": whole,
+        "whole": complete,
         "staged_bytes": staged_bytes,
         "unsure": unsure,
         "conflicts": sorted(set(conflicts)),
-        "removed": doomed,
-        "short_bytes": max(0, short),
+        "removed": removed,
+        "short_bytes": max(0, short_bytes),
         "free_bytes": free,
         "staging": str(target.staging),
     }
     try:
         if needed and not refused:
             _stage(target, needed)
-            reply.update(_take(target, needed, contents, doomed, force))
+            reply.update(_commit_inline(target, needed, contents, removed, force))
         elif not refused:
             target.root.mkdir(parents=True, exist_ok=True)
-            _remove(target, doomed)
+            _remove(target, removed)
     finally:
         target.save()
     return reply
 
 
-def _take(
+def _commit_inline(
     target: Target,
     needed: list[PushedFile],
     contents: dict[str, str],
-    doomed: list[str],
+    removed: list[str],
     force: bool,
 ) -> dict[str, Any]:
-    """Commit what came with the question; else say what a transfer has to know."""
+    """Commit the files that came with the request; otherwise return what a transfer has to know."""
     if {entry.path for entry in needed} <= contents.keys():
         for entry in needed:
-            _write(target, entry.path, base64.b64decode(contents[entry.path]))
-        return _commit(target, needed, doomed, force)
+            _write_staged(target, entry.path, base64.b64decode(contents[entry.path]))
+        return _commit(target, needed, removed, force)
     basis = str(target.root) if target.root.is_dir() else ""
     return {"basis": basis, "rsync": rsync_version()}
 
 
 def rsync_version() -> str:
-    """What rsync here says of itself, "" where there is none."""
+    """Return the output of `rsync --version`, "" without rsync."""
     try:
         done = subprocess.run(["rsync", "--version"], stdin=subprocess.DEVNULL, capture_output=True)
     except OSError:
@@ -120,63 +121,65 @@ def rsync_version() -> str:
 
 
 def _drop_fetched(target: Target) -> None:
-    """A data set that came from an address is nobody's work: it makes way for a pushed one."""
+    """Remove a fetched data set: it is nobody's work, and a push replaces it."""
     if target.fetched_path.exists():
         shutil.rmtree(target.root, ignore_errors=True)
         target.fetched_path.unlink()
 
 
-def _doomed(target: Target, coming: set[str], force: bool) -> tuple[list[str], list[str]]:
-    """(paths that go since they are gone at home, those among them that were edited here)."""
-    doomed, conflicts = [], []
-    for path in sorted(set(target.record) - coming):
+def _find_removed(target: Target, pushed: set[str], force: bool) -> tuple[list[str], list[str]]:
+    """Return (pushed paths that no longer exist on the client, those among them edited here)."""
+    removed, conflicts = [], []
+    for path in sorted(set(target.record) - pushed):
         present = target.present(path)
         if present not in ("", NOT_A_FILE) and target.edited(path, present) and not force:
             conflicts.append(path)
         else:
-            doomed.append(path)
-    return doomed, conflicts
+            removed.append(path)
+    return removed, conflicts
 
 
-def _in_the_way(place: Path, root: Path, doomed: list[str], force: bool) -> list[str]:
-    """What keeps a file from a link's or a directory's place: all in it that will not go."""
-    if place.is_symlink() or not place.is_dir():
-        return [] if force else [str(place.relative_to(root))]
-    going = set(doomed)
-    inner = (str(p.relative_to(root)) for p in walk(place) if BYTECODE not in p.parts)
-    return [name for name in inner if name not in going]
+def _list_obstacles(path: Path, root: Path, removed: list[str], force: bool) -> list[str]:
+    """List the files that keep a pushed file from replacing the link or directory at `path`."""
+    if path.is_symlink() or not path.is_dir():
+        return [] if force else [str(path.relative_to(root))]
+    removed_names = set(removed)
+    files = (str(p.relative_to(root)) for p in walk(path) if BYTECODE not in p.parts)
+    return [name for name in files if name not in removed_names]
 
 
-def _mode(mode: int) -> int:
+def _normalize_mode(mode: int) -> int:
     return 0o755 if mode & 0o100 else 0o644
 
 
-def _look_staged(target: Target, needed: list[PushedFile]) -> tuple[list[str], int]:
-    """(needed paths that an earlier try has staged whole, bytes of them and of beginnings)."""
-    whole: list[str] = []
+def _inspect_staged(target: Target, needed: list[PushedFile]) -> tuple[list[str], int]:
+    """Return (needed paths staged complete by an earlier try, bytes of those and of parts)."""
+    complete: list[str] = []
     total = 0
     for entry in needed if target.staging.is_dir() else ():
-        same = target.due.get(entry.path) == entry.sha256 and target.staged(entry) is not None
-        found = lstat(target.staged_at(entry.path))
-        if same:
-            whole.append(entry.path)
-        if found is not None and stat.S_ISREG(found.st_mode):
-            total += min(found.st_size, entry.size)
-    return whole, total
+        is_complete = (
+            target.due.get(entry.path) == entry.sha256 and target.staged(entry) is not None
+        )
+        staged_stat = lstat(target.staged_at(entry.path))
+        if is_complete:
+            complete.append(entry.path)
+        if staged_stat is not None and stat.S_ISREG(staged_stat.st_mode):
+            total += min(staged_stat.st_size, entry.size)
+    return complete, total
 
 
 def _stage(target: Target, needed: list[PushedFile]) -> None:
-    """Have a staging directory without anything that could be in the way of `needed`."""
-    wanted = {entry.path for entry in needed}
+    """Prepare the staging directory: remove everything that is not one of the `needed` files."""
+    needed_paths = {entry.path for entry in needed}
     for folder, folders, names in os.walk(target.staging, topdown=False):
-        for name in (*folders, *names):
-            place = Path(folder) / name
-            path = str(place.relative_to(target.staging))
-            if place.is_dir() and not place.is_symlink():
-                if path in wanted or not any(place.iterdir()):
-                    shutil.rmtree(place)
-            elif path not in wanted or not place.is_file() or place.is_symlink():
-                place.unlink()
+        for entry_name in (*folders, *names):
+            staged = Path(folder) / entry_name
+            name = str(staged.relative_to(target.staging))
+            if staged.is_dir() and not staged.is_symlink():
+                if name in needed_paths or not any(staged.iterdir()):
+                    shutil.rmtree(staged)
+            elif name not in needed_paths or not staged.is_file() or staged.is_symlink():
+                staged.unlink()
     target.staging.mkdir(parents=True, exist_ok=True)
     target.staging.chmod(0o700)
     _note_due(target, needed)
@@ -189,27 +192,27 @@ def _note_due(target: Target, entries: list[PushedFile]) -> None:
         write_json(target.due_path, due)
 
 
-def _write(target: Target, path: str, content: bytes) -> None:
-    place = Path(target.staged_at(path))
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.unlink(missing_ok=True)
-    place.write_bytes(content)
+def _write_staged(target: Target, path: str, content: bytes) -> None:
+    staged = Path(target.staged_at(path))
+    staged.parent.mkdir(parents=True, exist_ok=True)
+    staged.unlink(missing_ok=True)
+    staged.write_bytes(content)
 
 
 def _remove(target: Target, paths: list[str]) -> None:
-    """Remove what pushes brought, and directories that it leaves empty."""
+    """Remove files that pushes brought, and directories that this leaves empty."""
     for path in paths:
-        place = inside(target.root, path)
-        if place.is_file() and not place.is_symlink():
-            place.unlink()
+        file = inside(target.root, path)
+        if file.is_file() and not file.is_symlink():
+            file.unlink()
         target.record.pop(path, None)
-        for parent in place.parents:
+        for parent in file.parents:
             if parent == target.root or not _clear_if_empty(parent):
                 break
 
 
 def _clear_if_empty(directory: Path) -> bool:
-    """Remove a directory that holds nothing, or nothing but bytecode."""
+    """Remove a directory that is empty or holds only bytecode; return whether it is gone."""
     if not directory.is_dir() or directory.is_symlink():
         return not directory.exists()
     if any(inner.name != BYTECODE for inner in directory.iterdir()):
@@ -221,11 +224,12 @@ def _clear_if_empty(directory: Path) -> bool:
 def commit(request: dict[str, Any]) -> dict[str, Any]:
     """Remove "removed", check the staged files and rename each into place.
 
-    Replies bad (paths that did not arrive as promised) and conflicts: what was edited here since
-    `plan` stays as it is. Repeated, it finds its work done. A file without a sha256 is bad.
+    Replies "bad" (paths that did not arrive as announced, or have no sha256) and "conflicts" (files
+    edited here since `plan`, which stay as they are). Repeating it is safe: its work is done
+    already.
     """
     target = Target(request)
-    entries = [PushedFile(*one) for one in request["files"]]
+    entries = [PushedFile(*fields) for fields in request["files"]]
     _note_due(target, entries)
     try:
         return _commit(target, entries, request["removed"], bool(request.get("force")))
@@ -239,82 +243,90 @@ def _commit(
     bad: list[str] = []
     ready: list[Ready] = []
     for entry in entries:
-        found = target.staged(entry) if entry.sha256 else None
-        if found is not None:
-            ready.append((entry.path, entry.sha256, entry.mode, found))
+        staged_stat = target.staged(entry) if entry.sha256 else None
+        if staged_stat is not None:
+            ready.append((entry.path, entry.sha256, entry.mode, staged_stat))
         elif not entry.sha256 or target.present(entry.path) != entry.sha256:
             bad.append(entry.path)
-    doomed: list[str] = []
+    to_remove: list[str] = []
     conflicts: list[str] = []
     for path in removed:
         present = target.present(path)
         edited = present != NOT_A_FILE and target.edited(path, present)
-        (conflicts if edited and not force else doomed).append(path)
-    _remove(target, doomed)
-    if not _whole(target, ready):
-        conflicts += _one_by_one(target, ready, force)
+        (conflicts if edited and not force else to_remove).append(path)
+    _remove(target, to_remove)
+    if not _publish_staging(target, ready):
+        conflicts += _rename_each(target, ready, force)
     if not bad:
         shutil.rmtree(target.staging, ignore_errors=True)
     return {"committed": len(ready), "bad": bad, "conflicts": conflicts}
 
 
-def _whole(target: Target, ready: list[Ready]) -> bool:
-    """Where there is no tree yet: whether the staging directory became it, in one step."""
-    staged = sum(len(names) for _, _, names in os.walk(target.staging))
-    if os.path.lexists(target.root) or not ready or staged != len(ready):
+def _publish_staging(target: Target, ready: list[Ready]) -> bool:
+    """Rename the staging directory to the tree, in one step, if there is no tree yet.
+
+    Returns False, and changes nothing, where that is not possible.
+    """
+    staged_count = sum(len(names) for _, _, names in os.walk(target.staging))
+    if os.path.lexists(target.root) or not ready or staged_count != len(ready):
         return False
-    for path, _, mode, found in ready:
-        _give_mode(target.staged_at(path), mode, found)
+    for path, _, mode, staged_stat in ready:
+        _give_mode(target.staged_at(path), mode, staged_stat)
     target.root.parent.mkdir(parents=True, exist_ok=True)
     target.staging.chmod(0o755)
     target.staging.rename(target.root)
-    for path, sha256, _, found in ready:
-        target.note(path, sha256, found)
+    for path, sha256, _, staged_stat in ready:
+        target.note(path, sha256, staged_stat)
     return True
 
 
-def _one_by_one(target: Target, ready: list[Ready], force: bool) -> list[str]:
-    """Rename each file into place; those that stay, since somebody edited what is there."""
+def _rename_each(target: Target, ready: list[Ready], force: bool) -> list[str]:
+    """Rename each file into place; return the paths left alone because they were edited here."""
     conflicts: list[str] = []
-    made: set[str] = set()
-    for path, sha256, mode, found in ready:
-        present, here = target.look(path)
+    known_parents: set[str] = set()
+    for path, sha256, mode, staged_stat in ready:
+        present, present_stat = target.look(path)
         if target.edited(path, present) and not force:
             conflicts += [] if present == sha256 else [path]
             continue
-        if here is not None and not stat.S_ISREG(here.st_mode):
-            _make_way(target, path)
-        _place(target, path, sha256, mode, found, made)
+        if present_stat is not None and not stat.S_ISREG(present_stat.st_mode):
+            _clear_path(target, path)
+        _rename_into_place(target, path, sha256, mode, staged_stat, known_parents)
     return conflicts
 
 
-def _make_way(target: Target, path: str) -> None:
-    place = inside(target.root, path)
-    if place.is_dir() and not place.is_symlink() and not _clear_if_empty(place):
-        raise Failure("policy", f"{place} is a directory on the server, a file at home")
+def _clear_path(target: Target, path: str) -> None:
+    target_path = inside(target.root, path)
+    if target_path.is_dir() and not target_path.is_symlink() and not _clear_if_empty(target_path):
+        raise Failure("policy", f"{target_path} is a directory on the server but a file locally")
 
 
-def _place(
-    target: Target, path: str, sha256: str, mode: int, found: os.stat_result, made: set[str]
+def _rename_into_place(
+    target: Target,
+    path: str,
+    sha256: str,
+    mode: int,
+    staged_stat: os.stat_result,
+    known_parents: set[str],
 ) -> None:
-    """Rename the staged file that was `found` so; `made` are parents that are known to be there."""
-    place, staged = target.at(path), target.staged_at(path)
-    parent = place.rpartition("/")[0]
-    if parent not in made:
+    """Rename a staged file into place; `known_parents` are directories known to exist."""
+    final, staged = target.at(path), target.staged_at(path)
+    parent = final.rpartition("/")[0]
+    if parent not in known_parents:
         try:
             Path(parent).mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            what = f"{parent} is a file on the server, a directory at home"
+            what = f"{parent} is a file on the server but a directory locally"
             raise Failure("policy", what, "", f"labctl ssh -- rm {parent}") from None
-        made.add(parent)
-    _give_mode(staged, mode, found)
-    os.replace(staged, place)  # noqa: PTH105 (a Path a file is slow)
-    target.note(path, sha256, found)
+        known_parents.add(parent)
+    _give_mode(staged, mode, staged_stat)
+    os.replace(staged, final)  # noqa: PTH105 (building a Path for each file is slow)
+    target.note(path, sha256, staged_stat)
 
 
-def _give_mode(staged: str, mode: int, found: os.stat_result) -> None:
-    if stat.S_IMODE(found.st_mode) != _mode(mode):
-        Path(staged).chmod(_mode(mode))
+def _give_mode(staged: str, mode: int, staged_stat: os.stat_result) -> None:
+    if stat.S_IMODE(staged_stat.st_mode) != _normalize_mode(mode):
+        Path(staged).chmod(_normalize_mode(mode))
 
 
 def walk(
@@ -322,10 +334,10 @@ def walk(
     on_closed: Callable[[Path], None] | None = None,
     on_link: Callable[[Path], None] | None = None,
 ) -> Iterator[Path]:
-    """Regular files below `root`, never through links, in order of name.
+    """Yield the regular files below `root` in order of name, never through links.
 
-    `on_closed` hears of each directory, or file in one, that this user may not look into, and
-    `on_link` of each symbolic link.
+    `on_closed` is called with each directory, or file in one, that this user may not read, and
+    `on_link` with each symbolic link.
     """
 
     def note(error: OSError) -> None:

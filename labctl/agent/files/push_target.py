@@ -1,4 +1,4 @@
-"""A tree that is pushed to: where it and its staging directory are, and what a push brought."""
+"""The target of a push: the tree, its staging directory, and the record of what pushes brought."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_A_FILE = "not a file"
 
 
 class PushedFile(NamedTuple):
-    """A file of a push, as the client has it; `sha256` is "" where it has not been read yet."""
+    """A file of a push, as the client has it; `sha256` is "" if the client has not read it yet."""
 
     path: str
     size: int
@@ -24,11 +24,10 @@ class PushedFile(NamedTuple):
 
 
 class Target:
-    """One tree that is pushed to: the lab's code, a data set, a run to restore, a model, wheels,
-    what is graded.
+    """A tree that can be pushed to: code, a data set, a run to restore, a model, wheels, grading.
 
     `record` holds [sha256, size, mtime_ns] of what a push brought, `due` the hash that each staged
-    file is to have; a file with neither hash was edited here.
+    file must have. A file with neither hash was edited here.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
@@ -48,12 +47,12 @@ class Target:
         elif kind == "wheelhouse":
             self.root = home() / ".wheelhouse"
         else:
-            raise Failure("usage", f"nothing is pushed to {request['target']!r}")
-        own = home() if kind == "wheelhouse" else lab / ".labctl"
-        self.staging = own / f".staging-{self.key}"
-        self.due_path = own / f".due-{self.key}.json"
-        self.record_path = own / f".pushed-{self.key}.json"
-        self.fetched_path = own / f".fetched-{name}.json"
+            raise Failure("usage", f"unknown push target {request['target']!r}")
+        meta = home() if kind == "wheelhouse" else lab / ".labctl"
+        self.staging = meta / f".staging-{self.key}"
+        self.due_path = meta / f".due-{self.key}.json"
+        self.record_path = meta / f".pushed-{self.key}.json"
+        self.fetched_path = meta / f".fetched-{name}.json"
         self.record: dict[str, list[Any]] = read_json(self.record_path)
         self.due: dict[str, str] = read_json(self.due_path)
         self._saved = dict(self.record)
@@ -61,53 +60,53 @@ class Target:
         self.staged_at = Below(self.staging)
 
     def look(self, path: str) -> tuple[str, os.stat_result | None]:
-        """(hash of the file here, its stat); "" and None if there is none.
+        """Return (hash, stat) of the file here; ("", None) if it does not exist.
 
-        Unchanged since the record, it is not read. A file that a push left here without its
-        record being written is recorded now.
+        A file that has not changed since the record is not read. If a push left a file here but
+        could not write its record, the record is written now.
         """
-        place = self.at(path)
-        found = lstat(place)
-        if found is None:
+        file = self.at(path)
+        status = lstat(file)
+        if status is None:
             return "", None
-        if not stat.S_ISREG(found.st_mode):
-            return NOT_A_FILE, found
-        known = self.record.get(path)
-        if known and known[1] == found.st_size and known[2] == found.st_mtime_ns:
-            return str(known[0]), found
-        sha256 = sha256_of(Path(place))
-        if sha256 == self.due.get(path) or (known and sha256 == known[0]):
-            self.note(path, sha256, found)
-        return sha256, found
+        if not stat.S_ISREG(status.st_mode):
+            return NOT_A_FILE, status
+        entry = self.record.get(path)
+        if entry and entry[1] == status.st_size and entry[2] == status.st_mtime_ns:
+            return str(entry[0]), status
+        sha256 = sha256_of(Path(file))
+        if sha256 == self.due.get(path) or (entry and sha256 == entry[0]):
+            self.note(path, sha256, status)
+        return sha256, status
 
     def present(self, path: str) -> str:
-        """The hash of the file here, "" if there is none."""
+        """Return the hash of the file here, "" if it does not exist."""
         return self.look(path)[0]
 
     def edited(self, path: str, present: str) -> bool:
-        """Whether what is `present` at this path is somebody's work here."""
-        known = self.record.get(path)
-        return bool(present) and (known is None or present != known[0])
+        """Return whether the content with hash `present` at this path was edited on the server."""
+        entry = self.record.get(path)
+        return bool(present) and (entry is None or present != entry[0])
 
     def staged(self, entry: PushedFile) -> os.stat_result | None:
-        """The stat of the staged file if it is `entry`, whole; else None.
+        """Return the stat of the staged file if it is `entry` and complete, else None.
 
-        rsync gives a file its time only when its checksum was right. Where the time is another
-        one (tar, a file system with coarse times), the content is read, and gets it then.
+        rsync sets a file's time only after its checksum matched. If the time differs (tar, or a
+        file system with coarse times), the content is hashed, and the file gets its time then.
         """
-        place = self.staged_at(entry.path)
-        found = lstat(place)
-        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+        file = self.staged_at(entry.path)
+        status = lstat(file)
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
             return None
-        if found.st_mtime_ns == entry.mtime_ns:
-            return found
-        if not entry.sha256 or sha256_of(Path(place)) != entry.sha256:
+        if status.st_mtime_ns == entry.mtime_ns:
+            return status
+        if not entry.sha256 or sha256_of(Path(file)) != entry.sha256:
             return None
-        os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
-        return os.lstat(place)
+        os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
+        return os.lstat(file)
 
-    def note(self, path: str, sha256: str, found: os.stat_result) -> None:
-        self.record[path] = [sha256, found.st_size, found.st_mtime_ns]
+    def note(self, path: str, sha256: str, status: os.stat_result) -> None:
+        self.record[path] = [sha256, status.st_size, status.st_mtime_ns]
 
     def save(self) -> None:
         if self.record != self._saved:

@@ -1,4 +1,4 @@
-"""Unpacking what a stranger packed: regular files below one directory, and nothing else."""
+"""Unpacking untrusted archives: only regular files and directories below one directory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def is_archive(name: str) -> bool:
 
 
 def unpack(archive: Path, name: str, into: Path) -> tuple[int, int]:
-    """Unpack by the kind that `name` tells; (files, links and devices left out).
+    """Unpack an archive of the kind that `name` shows; return (files, links and devices skipped).
 
-    A Failure for names that leave `into`, for more bytes than the disk has room for, and for an
-    archive that is damaged.
+    Failure for names that leave `into`, for more bytes than the disk has room for, and for a
+    damaged archive.
     """
     room = free_bytes(into) - RESERVE_BYTES
     try:
@@ -32,14 +32,14 @@ def unpack(archive: Path, name: str, into: Path) -> tuple[int, int]:
             return _unzip(archive, into, room)
         return _untar(archive, into, room)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        raise Failure("link", f"{name} is no whole archive", str(error)) from None
+        raise Failure("link", f"{name} is damaged or not an archive", str(error)) from None
 
 
 def _untar(archive: Path, into: Path, room: int) -> tuple[int, int]:
     files = left_out = 0
     with tarfile.open(str(archive), "r:*") as tar:
         for member in tar:
-            name = _clean(member.name)
+            name = _check_member_name(member.name)
             if member.isdir():
                 if name:
                     inside(into, name).mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def _untar(archive: Path, into: Path, room: int) -> tuple[int, int]:
                 content = tar.extractfile(member)
                 if content is None:
                     raise tarfile.TarError(f"no content for {name!r}")
-                room = _write(content, into, name, member.size, room)
+                room = _extract_file(content, into, name, member.size, room)
                 files += 1
             else:
                 left_out += 1
@@ -58,7 +58,7 @@ def _unzip(archive: Path, into: Path, room: int) -> tuple[int, int]:
     files = left_out = 0
     with zipfile.ZipFile(str(archive)) as zipped:
         for info in zipped.infolist():
-            name = _clean(info.filename)
+            name = _check_member_name(info.filename)
             kind = stat.S_IFMT(info.external_attr >> 16)
             if info.is_dir():
                 if name:
@@ -67,41 +67,44 @@ def _unzip(archive: Path, into: Path, room: int) -> tuple[int, int]:
                 left_out += 1
             else:
                 with zipped.open(info) as content:
-                    room = _write(content, into, name, info.file_size, room)
+                    room = _extract_file(content, into, name, info.file_size, room)
                 files += 1
     return files, left_out
 
 
-def _clean(name: str) -> str:
-    """Without the harmless `./` in front and `/` behind; what leaves the directory is refused."""
+def _check_member_name(name: str) -> str:
+    """Return the name without leading `./` and trailing `/`. Failure for one that leaves `into`."""
     while name.startswith("./"):
         name = name[2:]
     name = name.rstrip("/")
-    bad = name.startswith("/") or any(p in ("", "..") for p in name.split("/")) if name else False
-    if bad or any(ord(c) < 32 or ord(c) == 127 for c in name) or "\\" in name:
-        raise Failure("policy", f"the archive holds {name!r}, which leaves its directory")
+    is_bad = (
+        name.startswith("/") or any(p in ("", "..") for p in name.split("/")) if name else False
+    )
+    if is_bad or any(ord(c) < 32 or ord(c) == 127 for c in name) or "\\" in name:
+        what = f"the archive contains {name!r}, which leaves its directory"
+        raise Failure("policy", what)
     return "" if name == "." else name
 
 
-def _write(content: IO[bytes], into: Path, name: str, size: int, room: int) -> int:
-    """Write at most `size` bytes, as the archive declared; returns the room that is left."""
+def _extract_file(content: IO[bytes], into: Path, name: str, size: int, room: int) -> int:
+    """Write at most `size` bytes, as the archive declared; return the remaining room in bytes."""
     if size > room:
         raise Failure(
             "disk",
             "the server's disk has no room for the unpacked archive",
-            f"{name!r} alone has {size} bytes, and {max(0, room)} are left to use",
+            f"{name!r} alone has {size} bytes, and {max(0, room)} bytes are available",
             "labctl ssh -- df -h",
         )
-    place = inside(into, name)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.open("wb") as file:
-        left = size
-        while left > 0:
-            block = content.read(min(CHUNK, left))
+    path = inside(into, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        remaining = size
+        while remaining > 0:
+            block = content.read(min(CHUNK, remaining))
             if not block:
                 break
             file.write(block)
-            left -= len(block)
-    if left or content.read(1):
-        raise Failure("link", f"{name!r} in the archive has not the size that it declares")
+            remaining -= len(block)
+    if remaining or content.read(1):
+        raise Failure("link", f"{name!r} in the archive does not have its declared size")
     return room - size

@@ -1,7 +1,7 @@
-"""Processes that outlive the login that began them.
+"""Processes that outlive the login that started them.
 
-logind may end whatever a session has begun when it closes (KillUserProcesses=yes in logind.conf).
-What belongs to the account's own service manager stays, as long as the account lingers.
+logind may kill a session's processes when the session closes (KillUserProcesses=yes in
+logind.conf). Processes of the account's own service manager survive while the account lingers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ RUNTIME = Path("/run/user")
 
 
 def scope_words() -> list[str]:
-    """The words before a command that put it into a scope of the account's service manager.
+    """Return the words before a command that run it in a scope of the account's service manager.
 
-    None for root, whom logind leaves alone, and where there is no such manager or it ends with the
-    last session: a scope would end with it.
+    [] for root, whose processes logind does not kill, and where there is no such manager or it ends
+    with the last session: a scope would end with it.
     """
     runtime = RUNTIME / str(os.getuid())
     if os.geteuid() == 0 or not is_lingering():
@@ -30,13 +30,13 @@ def scope_words() -> list[str]:
 
 
 def is_lingering() -> bool:
-    """Whether the account's service manager runs without a session."""
+    """Return whether the account's service manager runs without a session."""
     return (LINGERING / pwd.getpwuid(os.getuid()).pw_name).exists()
 
 
 def ask_to_linger() -> None:
-    """Have the account's service manager stay, where the machine's rules let the account say so."""
-    import subprocess  # not for a run's start, which waits for no process
+    """Enable lingering for the account, where the machine's rules allow an account to do so."""
+    import subprocess  # imported here: a run's start does not need it
 
     if os.geteuid() == 0 or is_lingering() or not Path("/run/systemd/system").is_dir():
         return

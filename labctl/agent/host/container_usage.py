@@ -1,7 +1,7 @@
-"""What one container uses, read from its control group (v1 and v2) and its first process's files.
+"""Usage of a container, read from its control group (v1 and v2) and its first process's files.
 
-A container's own files are read through /proc: that needs no question to the Docker Engine, which
-takes some twenty milliseconds over one. What cannot be read is absent.
+A container's own files are read through /proc, since a request to the Docker Engine takes some
+20 ms. Values that cannot be read are absent.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 GROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "cpuacct", "blkio")
-# Control groups v1 write a number about so large where there is no limit.
+# Control groups v1 write about this number if there is no limit.
 NO_LIMIT = 2**60
 
 
 class Gauges:
-    """One running container, as `docker inspect` shows it. `read` is cheap; {} once it has ended.
+    """A running container, as `docker inspect` shows it. `read` is cheap; {} once it has ended.
 
     Keys are those of telemetry.jsonl. "cpu_cores" needs two readings.
     """
@@ -36,14 +36,14 @@ class Gauges:
     def read(self) -> dict[str, Any]:
         if self.group is None or not self.group.lives():
             return {}
-        found: dict[str, Any] = {"cores": self.cores, **self.group.read()}
-        cpu_s, now = found.pop("cpu_s", None), time.monotonic()
+        usage: dict[str, Any] = {"cores": self.cores, **self.group.read()}
+        cpu_s, now = usage.pop("cpu_s", None), time.monotonic()
         if cpu_s is not None:
             if self._cpu_s is not None and now > self._at_s:
                 cores = max(0.0, cpu_s - self._cpu_s) / (now - self._at_s)
-                found["cpu_cores"] = round(cores, 3)
+                usage["cpu_cores"] = round(cores, 3)
             self._cpu_s, self._at_s = cpu_s, now
-        return {**found, **self._shm(), **network(self.proc / "net/dev")}
+        return {**usage, **self._shm(), **network(self.proc / "net/dev")}
 
     def _shm(self) -> dict[str, Any]:
         try:
@@ -65,7 +65,7 @@ class Group1:
 
     def read(self) -> dict[str, Any]:
         memory = self.folders["memory"]
-        found: dict[str, Any] = {
+        usage: dict[str, Any] = {
             **held(
                 number(memory / "memory.usage_in_bytes"),
                 rows(memory / "memory.stat"),
@@ -75,11 +75,11 @@ class Group1:
             "processes": len(text(memory / "cgroup.procs").split()),
         }
         if "cpuacct" in self.folders:
-            used = number(self.folders["cpuacct"] / "cpuacct.usage")
-            found.update({} if used is None else {"cpu_s": used / 1e9})
+            cpu_ns = number(self.folders["cpuacct"] / "cpuacct.usage")
+            usage.update({} if cpu_ns is None else {"cpu_s": cpu_ns / 1e9})
         if "blkio" in self.folders:
-            found.update(disk1(text(self.folders["blkio"] / "blkio.throttle.io_service_bytes")))
-        return found
+            usage.update(disk1(text(self.folders["blkio"] / "blkio.throttle.io_service_bytes")))
+        return usage
 
 
 class Group2:
@@ -92,7 +92,7 @@ class Group2:
         return "populated 1" in text(self.folder / "cgroup.events")
 
     def read(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        usage: dict[str, Any] = {
             **held(
                 number(self.folder / "memory.current"),
                 rows(self.folder / "memory.stat"),
@@ -101,52 +101,52 @@ class Group2:
             **limit(number(self.folder / "memory.max")),
             **disk2(text(self.folder / "io.stat")),
         }
-        used = rows(self.folder / "cpu.stat").get("usage_usec")
-        if used is not None:
-            found["cpu_s"] = used / 1e6
+        cpu_us = rows(self.folder / "cpu.stat").get("usage_usec")
+        if cpu_us is not None:
+            usage["cpu_s"] = cpu_us / 1e6
         processes = text(self.folder / "cgroup.procs").split()
-        return {**found, "processes": len(processes)} if processes else found
+        return {**usage, "processes": len(processes)} if processes else usage
 
 
 def group_of(proc: Path, groups: Path = GROUPS) -> Group1 | Group2 | None:
-    """The Group1 or Group2 of a process; None where neither can be read.
+    """Return the Group1 or Group2 of a process; None if neither can be read.
 
-    First as this machine sees it, then as the container itself does: a lab server that is itself a
-    container need not see the whole tree.
+    Paths as this machine sees them are tried first, then paths as the container sees them: a lab
+    server that is itself a container may not see the whole tree.
     """
-    named = {}
+    paths = {}
     for row in text(proc / "cgroup").splitlines():
         _, controllers, path = row.split(":", 2)
         for controller in controllers.split(",") if controllers else [""]:
-            named[controller] = path.lstrip("/")
-    own = proc / "root" / str(groups).lstrip("/")
-    for folder in (groups / named.get("", ""), own):
+            paths[controller] = path.lstrip("/")
+    container_root = proc / "root" / str(groups).lstrip("/")
+    for folder in (groups / paths.get("", ""), container_root):
         if number(folder / "memory.current") is not None:
             return Group2(folder)
-    seen = {name: groups / name / named.get(name, "-") for name in CONTROLLERS}
-    for folders in (seen, {name: own / name for name in CONTROLLERS}):
+    host_folders = {name: groups / name / paths.get(name, "-") for name in CONTROLLERS}
+    for folders in (host_folders, {name: container_root / name for name in CONTROLLERS}):
         if number(folders["memory"] / "memory.usage_in_bytes") is not None:
             return Group1({name: path for name, path in folders.items() if path.is_dir()})
     return None
 
 
 def held(usage: int | None, stat: dict[str, int], file_pages: tuple[str, ...]) -> dict[str, int]:
-    """Memory that it holds: without copies of files, which the kernel drops when it needs room."""
+    """Return the memory in use without file caches, which the kernel drops when it needs room."""
     if usage is None:
         return {}
     return {"memory_bytes": max(0, usage - sum(stat.get(name, 0) for name in file_pages))}
 
 
-def limit(found: int | None) -> dict[str, int]:
-    """Its own limit, or all of the machine's memory."""
-    whole = rows(Path("/proc/meminfo")).get("MemTotal:", 0) * 1024
-    known = [size for size in (found, whole) if size and size < NO_LIMIT]
-    return {"memory_limit_bytes": min(known)} if known else {}
+def limit(own_limit: int | None) -> dict[str, int]:
+    """Return the container's own limit, or all of the machine's memory."""
+    machine_total = rows(Path("/proc/meminfo")).get("MemTotal:", 0) * 1024
+    limits = [size for size in (own_limit, machine_total) if size and size < NO_LIMIT]
+    return {"memory_limit_bytes": min(limits)} if limits else {}
 
 
-def disk1(said: str) -> dict[str, int]:
-    """`8:0 Read 4096` a line, and a total, which is all there is where it used no disk."""
-    words = [row.split() for row in said.splitlines()]
+def disk1(content: str) -> dict[str, int]:
+    """Parse lines `8:0 Read 4096` and a total, which is the only line if no disk was used."""
+    words = [row.split() for row in content.splitlines()]
     if not words:
         return {}
     read = sum(int(row[2]) for row in words if len(row) == 3 and row[1] == "Read")
@@ -154,26 +154,26 @@ def disk1(said: str) -> dict[str, int]:
     return {"disk_read_bytes": read, "disk_write_bytes": written}
 
 
-def disk2(said: str) -> dict[str, int]:
-    """`8:0 rbytes=4096 wbytes=0 ...` a line."""
-    pairs = [word.partition("=") for row in said.splitlines() for word in row.split()[1:]]
+def disk2(content: str) -> dict[str, int]:
+    """Parse lines `8:0 rbytes=4096 wbytes=0 ...`."""
+    pairs = [word.partition("=") for row in content.splitlines() for word in row.split()[1:]]
     read = sum(int(value) for key, _, value in pairs if key == "rbytes")
     written = sum(int(value) for key, _, value in pairs if key == "wbytes")
     return {"disk_read_bytes": read, "disk_write_bytes": written} if pairs else {}
 
 
 def network(path: Path) -> dict[str, int]:
-    """Bytes that came and went over every interface but the loopback."""
-    found: list[list[str]] = []
+    """Return the bytes received and sent over every interface except the loopback."""
+    counters: list[list[str]] = []
     for row in text(path).splitlines()[2:]:
         name, _, counts = row.partition(":")
         if name.strip() != "lo":
-            found.append(counts.split())
-    if not found:
+            counters.append(counts.split())
+    if not counters:
         return {}
     return {
-        "net_in_bytes": sum(int(row[0]) for row in found),
-        "net_out_bytes": sum(int(row[8]) for row in found),
+        "net_in_bytes": sum(int(row[0]) for row in counters),
+        "net_out_bytes": sum(int(row[8]) for row in counters),
     }
 
 
@@ -185,25 +185,25 @@ def usable_cores(pid: int) -> float:
 
 
 def text(path: Path) -> str:
-    """A small file of the kernel's; "" where it cannot be read."""
+    """Read a small kernel file; "" if it cannot be read."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 (half the cost, some thirty times a second)
+        with open(path, "rb") as file:  # noqa: PTH123 (half the cost, some 30 times a second)
             return file.read().decode(errors="replace")
     except OSError:
         return ""
 
 
 def number(path: Path) -> int | None:
-    """The number in it; None where there is none ("max" is none)."""
-    said = text(path).strip()
-    return int(said) if said.isdigit() else None
+    """Read a number; None if the file has none ("max" is not a number)."""
+    content = text(path).strip()
+    return int(content) if content.isdigit() else None
 
 
 def rows(path: Path) -> dict[str, int]:
-    """`name 42` a line, whatever follows."""
-    found = {}
+    """Parse lines `name 42`, ignoring the rest of each line."""
+    values = {}
     for row in text(path).splitlines():
         words = row.split(None, 2)
         if len(words) > 1 and words[1].isdigit():
-            found[words[0]] = int(words[1])
-    return found
+            values[words[0]] = int(words[1])
+    return values

@@ -1,4 +1,4 @@
-"""The docker and tmux commands on the server; what a start asks of Docker is in engine.py."""
+"""The docker and tmux commands on the server. A run's start uses engine.py instead."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .background import scope_words
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-# How long a daemon that is being restarted is waited for.
+# seconds to wait for a daemon that is being restarted
 ATTEMPTS_S = 20.0
 
 
 def docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProcess[str]:
-    """One docker command. A daemon that does not answer is asked again for ATTEMPTS_S."""
-    import subprocess  # a start needs none, and need not pay for it
+    """Run one docker command. While the daemon does not answer, retry for ATTEMPTS_S."""
+    import subprocess  # imported here: a run's start does not need it
 
     deadline = time.monotonic() + ATTEMPTS_S
     while True:
@@ -28,14 +28,16 @@ def docker(*args: str, check: bool = True, stdin: str = "") -> CompletedProcess[
                 ["docker", *args], input=stdin, capture_output=True, text=True, check=False
             )
         except FileNotFoundError:
-            said = "Docker is not installed on the server"
-            raise Failure("engine", said, hint="labctl doctor") from None
-        gone = done.returncode != 0 and "Cannot connect to the Docker daemon" in done.stderr
-        if gone and time.monotonic() < deadline:
+            what = "Docker is not installed on the server"
+            raise Failure("engine", what, hint="labctl doctor") from None
+        is_unreachable = (
+            done.returncode != 0 and "Cannot connect to the Docker daemon" in done.stderr
+        )
+        if is_unreachable and time.monotonic() < deadline:
             time.sleep(0.5)
             continue
         break
-    if gone:
+    if is_unreachable:
         raise Failure(
             "engine",
             "the Docker Engine on the server does not answer",
@@ -55,7 +57,7 @@ def tmux(*args: str) -> CompletedProcess[str]:
 
 
 def tmux_begun(*args: str) -> None:
-    """The same, not waited for: a session is for people, who come later than the reply."""
+    """Run tmux without waiting for it: people open the session later than the reply arrives."""
     null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
     words = _tmux_words(args)
     with suppress(FileNotFoundError):
@@ -63,5 +65,8 @@ def tmux_begun(*args: str) -> None:
 
 
 def _tmux_words(args: tuple[str, ...]) -> list[str]:
-    """argv. What makes a session may start tmux's server, which is to outlive this login."""
+    """Return the argv.
+
+    A new session may start tmux's server, which must outlive this login.
+    """
     return [*(scope_words() if args[0] == "new-session" else []), "tmux", *args]

@@ -1,7 +1,7 @@
-"""The Docker Engine's own interface on its Unix socket: what a container's start has to ask.
+"""The Docker Engine's API on its Unix socket: the requests that a run's start needs.
 
-Starting the docker command costs 30 to 50 ms each time, asking the socket under one. HTTP/1.0 is
-spoken, one connection a request: then the end of a reply is the end of its connection.
+The docker command takes 30 to 50 ms to start, a request to the socket less than 1 ms. The protocol
+is HTTP/1.0, one connection a request: the end of a reply is then the end of its connection.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from ..reply import Failure
 from .docker import ATTEMPTS_S, docker
 
 SOCKET = "unix:///var/run/docker.sock"
-# The newest interface that is spoken; an older engine is asked in its own.
+# The newest API version used; an older engine gets its own version.
 NEWEST = (1, 44)
 PAUSE_S = 0.5
-ANSWER_S = 120.0  # an engine that has not answered by then counts as hung: a slow disk needs less
+# seconds after which an engine that has not answered counts as hung: a slow disk needs less
+ANSWER_S = 120.0
 _CHUNK = 256 * 1024
 
 
 class Refused(Failure):
-    """The engine's answer was an error. `status` is HTTP's, 0 where no answer came."""
+    """An error response of the engine. `status` is the HTTP status, 0 if no response came."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__("docker", "the Docker Engine on the server refused", message)
+        super().__init__("docker", "the Docker Engine on the server refused the request", message)
         self.status = status
         self.message = message
 
 
 def image(reference: str) -> dict[str, Any] | None:
-    """What `docker image inspect` says; None where the image is not here."""
-    return _object(f"/images/{quote(reference, safe='/:@')}/json")
+    """Return what `docker image inspect` shows; None if the image is not on this server."""
+    return _get_object(f"/images/{quote(reference, safe='/:@')}/json")
 
 
 def inspect(names: list[str]) -> dict[str, dict[str, Any]]:
-    """name -> what `docker container inspect` says, for those that exist."""
-    found = [_object(f"/containers/{name}/json") for name in names]
-    return {one["Name"].lstrip("/"): one for one in found if one}
+    """Map name to what `docker container inspect` shows, for the containers that exist."""
+    replies = [_get_object(f"/containers/{name}/json") for name in names]
+    return {reply["Name"].lstrip("/"): reply for reply in replies if reply}
 
 
 def create(name: str, body: dict[str, Any]) -> bool:
-    """Make a container that does not run yet; False where there is one of that name."""
+    """Create a container without starting it; return False if one of that name exists."""
     try:
         ask("POST", f"/containers/create?name={name}", body)
     except Refused as refused:
@@ -59,7 +60,7 @@ def create(name: str, body: dict[str, Any]) -> bool:
 
 
 def start(name: str) -> None:
-    """Returns once its first process runs; one that runs already is left alone."""
+    """Start a container and return once its first process runs; a running one is left alone."""
     ask("POST", f"/containers/{name}/start")
 
 
@@ -70,43 +71,45 @@ def remove(name: str) -> None:
 
 
 def archive(name: str, path: str) -> bytes:
-    """A tar with one file of a container that need not run; b"" where there is none."""
+    """Return a tar with one file of a container, which need not run; b"" if the file is absent."""
     try:
         return ask("GET", f"/containers/{name}/archive?path={path}")
     except Refused:
         return b""
 
 
-def _object(path: str) -> dict[str, Any] | None:
-    """What lies at `path`, None where it does not exist. Asked again while the engine restarts."""
+def _get_object(path: str) -> dict[str, Any] | None:
+    """Get the object at `path`, None if it does not exist. Retries while the engine restarts."""
     deadline = time.monotonic() + ATTEMPTS_S
     while True:
         try:
-            found: dict[str, Any] = json.loads(ask("GET", path))
-            return found
+            body: dict[str, Any] = json.loads(ask("GET", path))
+            return body
         except Refused as refused:
             if 400 <= refused.status < 500:
                 return None
             if refused.status or time.monotonic() >= deadline:
-                said = "the Docker Engine on the server failed"
-                raise Failure("engine", said, refused.message, "labctl doctor") from None
+                what = "the Docker Engine on the server failed"
+                raise Failure("engine", what, refused.message, "labctl doctor") from None
         time.sleep(PAUSE_S)
 
 
 def ask(
     method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = ANSWER_S
 ) -> bytes:
-    """One request; the body of its reply. Refused for an error or for no reply within `timeout_s`,
-    Failure where nobody listens."""
-    where = _socket_path()
-    target = f"/v{_version(where)}{path}"
-    status, _, content = _exchange(where, method, target, body, timeout_s)
+    """Send one request; return the body of the response.
+
+    Refused for an error, or for no response within `timeout_s`. Failure if no engine listens.
+    """
+    socket_path = _socket_path()
+    target = f"/v{_negotiate_version(socket_path)}{path}"
+    status, _, content = _exchange(socket_path, method, target, body, timeout_s)
     if status in (200, 201, 204, 304):
         return content
-    raise _refused(status, content)
+    raise _parse_refusal(status, content)
 
 
-def _refused(status: int, content: bytes) -> Refused:
+def _parse_refusal(status: int, content: bytes) -> Refused:
     try:
         message = str(json.loads(content)["message"])
     except (ValueError, KeyError, TypeError):
@@ -115,100 +118,100 @@ def _refused(status: int, content: bytes) -> Refused:
 
 
 @lru_cache(maxsize=None)
-def _version(where: str) -> str:
-    """The interface that both sides speak, asked once."""
-    status, headers, content = _exchange(where, "GET", "/_ping", None)
+def _negotiate_version(socket_path: str) -> str:
+    """Return the newest API version that both sides support; asked once."""
+    status, headers, content = _exchange(socket_path, "GET", "/_ping", None)
     if status >= 500:
-        raise _refused(status, content)
+        raise _parse_refusal(status, content)
     numbers = tuple(int(p) for p in headers.get("api-version", "").split(".") if p.isdigit())
     return ".".join(map(str, min(numbers, NEWEST) if len(numbers) == 2 else NEWEST))
 
 
 def _exchange(
-    where: str,
+    socket_path: str,
     method: str,
     target: str,
     body: dict[str, Any] | None,
     timeout_s: float = ANSWER_S,
 ) -> tuple[int, dict[str, str], bytes]:
-    """(status, headers in lower case, body)."""
-    said = bytearray()
+    """Return (status, headers in lower case, body)."""
+    response = bytearray()
     deadline = time.monotonic() + timeout_s
-    with _connected(where) as link:
+    with _connect(socket_path) as link:
         try:
             link.settimeout(timeout_s)
-            link.sendall(_request(method, target, body))
+            link.sendall(_build_request(method, target, body))
             while block := _receive(link, deadline):
-                said += block
+                response += block
         except socket.timeout:
             message = f"the Docker Engine gave no answer within {timeout_s:g} s"
             raise Refused(0, message) from None
         except ConnectionError as error:
-            raise Refused(0, f"the Docker Engine ended while it was asked: {error}") from None
-    status, headers, rest = _parse(bytes(said))
-    if len(rest) < _length(headers):
-        raise Refused(0, "the Docker Engine ended while it was asked")
-    return status, headers, rest
+            raise Refused(0, f"the Docker Engine closed the connection: {error}") from None
+    status, headers, content = _parse(bytes(response))
+    if len(content) < _content_length(headers):
+        raise Refused(0, "the Docker Engine closed the connection during its response")
+    return status, headers, content
 
 
-def _request(method: str, target: str, body: dict[str, Any] | None) -> bytes:
+def _build_request(method: str, target: str, body: dict[str, Any] | None) -> bytes:
     content = b"" if body is None else json.dumps(body).encode()
     head = f"{method} {target} HTTP/1.0\r\nHost: docker\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
 def _receive(link: socket.socket, deadline: float) -> bytes:
-    """The next bytes, b"" at the end. An answer that never ends is out of time, too."""
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
+    """Return the next bytes, b"" at the end. socket.timeout once `deadline` has passed."""
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         raise socket.timeout
-    link.settimeout(left_s)
+    link.settimeout(remaining_s)
     return link.recv(_CHUNK)
 
 
-def _parse_head(answer: bytes) -> tuple[int, dict[str, str], bytes]:
-    """(status, headers in lower case, what follows)."""
-    top, end, rest = answer.partition(b"\r\n\r\n")
+def _parse_head(response: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Return (status, headers in lower case, the bytes after the head)."""
+    head, end, body = response.partition(b"\r\n\r\n")
     if not end:
-        raise Refused(0, "the Docker Engine ended while it was asked")
-    lines = top.decode(errors="replace").split("\r\n")
+        raise Refused(0, "the Docker Engine closed the connection during its response")
+    lines = head.decode(errors="replace").split("\r\n")
     headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:])}
     status = lines[0].split(" ")[1:2]
     if not lines[0].startswith("HTTP/1.") or not (status and status[0].isdecimal()):
-        raise Refused(0, f"the Docker Engine answered with something else than HTTP: {lines[0]!a}")
-    return int(status[0]), headers, rest
+        raise Refused(0, f"the Docker Engine sent a response that is not HTTP: {lines[0]!a}")
+    return int(status[0]), headers, body
 
 
 _parse: Callable[[bytes], tuple[int, dict[str, str], bytes]] = _parse_head
 
 
 def parse_with(parse: Callable[[bytes], tuple[int, dict[str, str], bytes]]) -> None:
-    """Have another parser read answers from now on: the broker's, which takes 30 ms to import."""
+    """Use another parser for response heads: the broker's, which takes 30 ms to import."""
     global _parse
     _parse = parse
 
 
-def _length(headers: dict[str, str]) -> int:
+def _content_length(headers: dict[str, str]) -> int:
     try:
         return int(headers.get("content-length", 0))
     except ValueError:
-        raise Refused(0, "the Docker Engine told no length of its answer") from None
+        raise Refused(0, "the Docker Engine sent an invalid Content-Length") from None
 
 
 class Stream:
-    """An answer that comes bit by bit, such as a pull's. Closing it ends the engine's work.
+    """A response that arrives in parts, such as a pull's. Closing it cancels the engine's work.
 
-    Refused for an error, as with `ask`.
+    Raises Refused for an error, as `ask` does.
     """
 
     def __init__(self, method: str, path: str, silence_s: float) -> None:
-        where = _socket_path()
-        target = f"/v{_version(where)}{path}"
+        socket_path = _socket_path()
+        target = f"/v{_negotiate_version(socket_path)}{path}"
         self._silence_s = silence_s
-        self._link = _connected(where)
+        self._link = _connect(socket_path)
         try:
             self._link.settimeout(silence_s)
-            self._link.sendall(_request(method, target, None))
+            self._link.sendall(_build_request(method, target, None))
             self._first = self._read_head()
         except socket.timeout:
             self.close()
@@ -218,21 +221,24 @@ class Stream:
             raise
 
     def _read_head(self) -> bytes:
-        said, deadline = b"", time.monotonic() + self._silence_s
-        while b"\r\n\r\n" not in said:
+        response, deadline = b"", time.monotonic() + self._silence_s
+        while b"\r\n\r\n" not in response:
             block = _receive(self._link, deadline)
             if not block:
                 break
-            said += block
-        status, _, rest = _parse(said)
+            response += block
+        status, _, body = _parse(response)
         if status != 200:
             while block := _receive(self._link, deadline):
-                rest += block
-            raise _refused(status, rest)
-        return rest
+                body += block
+            raise _parse_refusal(status, body)
+        return body
 
     def blocks(self, tick_s: float) -> Iterator[bytes]:
-        """What comes; b"" after each `tick_s` in which nothing does. Refused after silence."""
+        """Yield the parts, and b"" after each `tick_s` without one.
+
+        Refused after `silence_s` without any.
+        """
         yield self._first
         heard_s = time.monotonic()
         self._link.settimeout(tick_s)
@@ -259,26 +265,26 @@ class Stream:
         self.close()
 
     def _silent(self) -> Refused:
-        return Refused(0, f"the Docker Engine said nothing for {self._silence_s:g} s")
+        return Refused(0, f"the Docker Engine sent nothing for {self._silence_s:g} s")
 
 
-def _connected(where: str) -> socket.socket:
-    """A connection to the engine. One that is being restarted is asked again for ATTEMPTS_S."""
+def _connect(socket_path: str) -> socket.socket:
+    """Connect to the engine. While it is being restarted, retry for ATTEMPTS_S."""
     deadline = time.monotonic() + ATTEMPTS_S
     while True:
         link = socket.socket(socket.AF_UNIX)
-        link.settimeout(ANSWER_S)  # an engine that accepts nothing lets others wait here
+        link.settimeout(ANSWER_S)  # connect() blocks while a hung engine accepts no connection
         try:
-            link.connect(where)
+            link.connect(socket_path)
             return link
         except OSError as error:
             link.close()
             if isinstance(error, PermissionError):
-                said = "the server's user may not use Docker"
-                raise Failure("engine", said, f"{where}: {error}", "labctl doctor") from None
-            docker("--version")  # without it there is nobody to wait for
+                what = "the account on the server is not allowed to use Docker"
+                raise Failure("engine", what, f"{socket_path}: {error}", "labctl doctor") from None
+            docker("--version")  # raises at once if Docker is not installed
             if time.monotonic() >= deadline:
-                raise _silent(where, error) from None
+                raise _silent(socket_path, error) from None
         time.sleep(PAUSE_S)
 
 
@@ -292,47 +298,54 @@ def _silent(path: str, error: OSError) -> Failure:
 
 
 def settings() -> dict[str, Any]:
-    """The docker command's own settings on this server; {} where there are none."""
+    """Return the docker command's settings on this server; {} if it has none."""
     folder = os.environ.get("DOCKER_CONFIG") or str(Path.home() / ".docker")
     try:
-        found = json.loads((Path(folder) / "config.json").read_bytes())
+        body = json.loads((Path(folder) / "config.json").read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return body if isinstance(body, dict) else {}
 
 
 def _socket_path() -> str:
-    """Where the docker command would go: DOCKER_HOST, a chosen context, or the usual place."""
-    host = os.environ.get("DOCKER_HOST") or _host_of_context() or SOCKET
+    """Return the socket that the docker command would use.
+
+    DOCKER_HOST, a selected context, or the default.
+    """
+    host = os.environ.get("DOCKER_HOST") or _context_host() or SOCKET
     if not host.startswith("unix://"):
-        said = f"Docker on the server is reached through {host}"
-        raise Failure("engine", said, "labctl needs the Unix socket of an engine there")
+        what = f"Docker on the server is configured to use {host}"
+        raise Failure("engine", what, "labctl needs the Unix socket of an engine on the server")
     return host[len("unix://") :]
 
 
 def covers(image: dict[str, Any], taken: set[str], size_bytes: int) -> list[dict[str, Any]]:
-    """Mounts of memory in place of the volumes that an image names, those at `taken` aside: they
-    would lie on the server's disk, without a bound."""
-    named = set((image.get("Config") or {}).get("Volumes") or {}) - taken
-    bound = {"SizeBytes": size_bytes, "Mode": 0o1777}
-    return [{"Type": "tmpfs", "Target": one, "TmpfsOptions": bound} for one in sorted(named)]
+    """Return tmpfs mounts for the volumes that an image declares, except those at `taken`.
+
+    Without them the volumes would be on the server's disk, without a size limit.
+    """
+    volumes = set((image.get("Config") or {}).get("Volumes") or {}) - taken
+    options = {"SizeBytes": size_bytes, "Mode": 0o1777}
+    return [
+        {"Type": "tmpfs", "Target": target, "TmpfsOptions": options} for target in sorted(volumes)
+    ]
 
 
-def _host_of_context() -> str:
-    """Where the context leads that somebody chose (rootless Docker does); "" for the default."""
-    chosen = os.environ.get("DOCKER_CONTEXT") or settings().get("currentContext")
-    if chosen in (None, "", "default"):
+def _context_host() -> str:
+    """Return the host of the selected Docker context (rootless Docker sets one), or ""."""
+    context = os.environ.get("DOCKER_CONTEXT") or settings().get("currentContext")
+    if context in (None, "", "default"):
         return ""
     return docker("context", "inspect", "--format", "{{.Endpoints.docker.Host}}").stdout.strip()
 
 
 def proxies() -> dict[str, str]:
-    """The proxy variables that the docker command gives every container, from its settings."""
-    known = settings().get("proxies") or {}
-    own = known.get("unix://" + _socket_path()) or known.get("default") or {}
-    found = {}
+    """Return the proxy variables that the docker command's settings give every container."""
+    configured = settings().get("proxies") or {}
+    applicable = configured.get("unix://" + _socket_path()) or configured.get("default") or {}
+    variables = {}
     for kind in ("http", "https", "ftp", "no", "all"):
-        value = own.get(f"{kind}Proxy")
+        value = applicable.get(f"{kind}Proxy")
         if value:
-            found[f"{kind}_proxy"] = found[f"{kind.upper()}_PROXY"] = str(value)
-    return found
+            variables[f"{kind}_proxy"] = variables[f"{kind.upper()}_PROXY"] = str(value)
+    return variables

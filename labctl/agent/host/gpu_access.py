@@ -1,9 +1,9 @@
-"""Whether the container of a run can still open its GPUs.
+"""Detection of containers that have lost access to their GPUs.
 
-A reload of systemd on the server applies the device rules of containers anew, and drops those that
-NVIDIA's hook has set without systemd's knowledge. Whatever opens a GPU after that fails ("Failed to
-initialize NVML: Unknown Error"), while programs that have it open go on. Only a process in the
-container sees this, so one is started there through the engine.
+A reload of systemd on the server applies the device rules of containers again, and drops those that
+NVIDIA's hook has set without systemd's knowledge. A program that opens a GPU after that fails
+("Failed to initialize NVML: Unknown Error"), while programs that have it open keep working. Only a
+process in the container can see this, so one is started there through the engine.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 from . import engine
 from .paths import read_json, write_json
 
-# Below a run's .labctl: container, opened_at, and lost_at (null as long as it has access).
+# Below a run's .labctl: container, opened_at, and lost_at (null while it has access).
 STATE = "gpu-access.json"
 FIRST_S, EVERY_S = 10.0, 60.0
-# A loss counts once a second probe finds the same.
+# A loss counts once a second probe, this many seconds later, confirms it.
 CONFIRM_S = 5.0
-# A probe that has not ended by then hangs in the driver, and says nothing about device rules.
+# seconds after which a probe counts as hung in the driver: that proves nothing about device rules
 GIVE_UP_S = 60.0
 OPENED, REFUSED = 0, 20
 NO_NODES = 21
-# Built-in commands alone: whatever the image lacks, a container without a shell has no run.
+# Shell built-ins only, since the image may lack any program. Every run has a shell.
 PROBE = f"""\
 found=
 for node in /dev/nvidiactl /dev/nvidia[0-9]*; do
@@ -40,7 +40,7 @@ done
 
 
 class Access(NamedTuple):
-    """What is known of a container. Times are Unix seconds; None where it never was so.
+    """What is known of a container's access. Times are Unix seconds; None if it never happened.
 
     Only a container that has opened its GPUs before can lose them: one that never could has
     another problem, which its own program reports.
@@ -52,7 +52,7 @@ class Access(NamedTuple):
 
 
 def judge(before: Access, code: int | None, now: float) -> Access:
-    """What is known after a probe that ended with `code`; None is one without an answer."""
+    """Return what is known after a probe with the exit code `code` (None: no result)."""
     if code == OPENED:
         return Access(opened_at=now)
     if code != REFUSED or before.opened_at is None:
@@ -63,7 +63,7 @@ def judge(before: Access, code: int | None, now: float) -> Access:
 
 
 class Probe:
-    """Probes one container again and again. No call waits for a probe to end."""
+    """Repeated probes of one container. No call waits for a probe to end."""
 
     def __init__(self, container: dict[str, Any], directory: Path) -> None:
         self.container_id = str(container["Id"])
@@ -75,11 +75,11 @@ class Probe:
         self._began_s = 0.0
 
     def advance(self) -> bool:
-        """Start the probe that is due, or read the result of the last; True for a new loss."""
+        """Start the probe that is due, or take the last result; return True for a new loss."""
         now_s = time.monotonic()
         if not self._exec_id:
             if now_s >= self._due_s:
-                self._begin(now_s)
+                self._start_probe(now_s)
             return False
         try:
             inspected = json.loads(engine.ask("GET", f"/exec/{self._exec_id}/json"))
@@ -93,7 +93,7 @@ class Probe:
         self._exec_id = ""
         return self._conclude(inspected.get("ExitCode"), now_s)
 
-    def _begin(self, now_s: float) -> None:
+    def _start_probe(self, now_s: float) -> None:
         self._began_s, self._due_s = now_s, now_s + EVERY_S
         body = {"Cmd": ["/bin/sh", "-c", PROBE], "User": f"{os.getuid()}:{os.getgid()}"}
         path = f"/containers/{self.container_id}/exec"
@@ -105,7 +105,7 @@ class Probe:
         before, self.access = self.access, judge(self.access, code, time.time())
         if self.access.refused_at and not self.access.lost_at:
             self._due_s = now_s + CONFIRM_S
-        with suppress(OSError):  # a full disk: the next probe writes it
+        with suppress(OSError):  # full disk: the next probe writes it
             write_json(self.path, {"container": self.name, **self.access._asdict()})
         return self.access.lost_at is not None and before.lost_at is None
 
@@ -114,10 +114,10 @@ def _read(path: Path, container: str) -> Access:
     body = read_json(path)
     if body.get("container") != container:
         return Access()
-    known = {key: body.get(key) for key in Access._fields}
-    return Access(**{k: float(v) for k, v in known.items() if isinstance(v, (int, float))})
+    times = {key: body.get(key) for key in Access._fields}
+    return Access(**{k: float(v) for k, v in times.items() if isinstance(v, (int, float))})
 
 
 def lost_at(directory: Path, container: str) -> float | None:
-    """When the container of a run was first seen without its GPUs; None where it has them."""
+    """Return when the container of a run was first seen without its GPUs; None if it has them."""
     return _read(directory / ".labctl" / STATE, container).lost_at

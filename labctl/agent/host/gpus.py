@@ -1,7 +1,7 @@
-"""What the server's GPUs do: from NVIDIA's library, else from nvidia-smi; nothing without a GPU.
+"""Measurements of the server's GPUs, from NVIDIA's library or else nvidia-smi.
 
-One GPU is a dict with the keys of telemetry.jsonl, its "index", and for a MIG instance "parent".
-What could not be measured is absent.
+A GPU is a dict with the keys of telemetry.jsonl, its "index", and for a MIG instance "parent".
+Values that could not be measured are absent. A server without a GPU has an empty list.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MIB = 1024**2
 Gpu = Dict[str, Any]
 LIBRARY = "libnvidia-ml.so.1"
 # nvmlClocksEventReasons: the board's power cap; software and hardware heat limits; the board's own
-# protection and its power brake. A clock that rests, or that somebody set, is not throttled.
+# protection and its power brake. An idle clock, or one that somebody set, is not throttled.
 THROTTLES = ((0x04, "power"), (0x20 | 0x40, "thermal"), (0x08 | 0x80, "hardware"))
 
 
 def describe_throttling(reasons: int) -> list[str]:
-    """The words for what holds a clock down, by the driver's bits."""
+    """Return the words for what holds a clock down, from the driver's bits."""
     return [word for bits, word in THROTTLES if reasons & bits]
 
 
-# nvidia-smi's field, our key, and how its text is read (units left out).
+# nvidia-smi's field, our key, and the parser of its text (without units)
 FIELDS: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("index", "index", str),
     ("uuid", "uuid", str),
@@ -55,11 +55,11 @@ SHARE, LONGEST_REST_S = 0.005, 30.0
 
 
 def open_nvml() -> Nvml | None:
-    """NVIDIA's library; None where it is not installed, or no driver is loaded."""
+    """Open NVIDIA's library; None if it is not installed or no driver is loaded."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
-        return None  # the bindings take 16 MiB, which a server without a GPU need not hold
+        return None  # spares a server without a GPU the 16 MiB of the bindings
     from pynvml import NVMLError
 
     from .nvml import Nvml
@@ -71,10 +71,10 @@ def open_nvml() -> Nvml | None:
 
 
 class Gpus:
-    """Opens the library at the first look.
+    """Reader of the server's GPUs, which opens the library at the first reading.
 
-    `read` takes at most SHARE of a core in the long run: where a look costs more (many cards, or no
-    library and so a process), what the last one found is given again for some seconds.
+    `read` takes at most SHARE of a core in the long run: if a reading costs more (many cards, or a
+    process because there is no library), the last result is returned again for some seconds.
     """
 
     def __init__(self, open_library: Callable[[], Nvml | None] = open_nvml) -> None:
@@ -82,22 +82,22 @@ class Gpus:
         self._nvml: Nvml | None = None
         self._tool: Tool | Lent | None = None
         self._opened = False
-        self._seen: list[Gpu] = []
+        self._last: list[Gpu] = []
         self._pace = Pace()
 
     def read(self, wait: bool = False) -> list[Gpu]:
-        """With `wait` a look that nvidia-smi has just begun is waited for."""
+        """Return the GPUs. With `wait`, wait for a query that nvidia-smi has just started."""
         self._open()
         if self._tool:
             return self._tool.read(wait)
         if self._nvml and self._pace.due():
-            began = time.thread_time()
-            self._seen = self._nvml.read()
-            self._pace.took(time.thread_time() - began)
-        return self._seen
+            started = time.thread_time()
+            self._last = self._nvml.read()
+            self._pace.took(time.thread_time() - started)
+        return self._last
 
     def processes(self) -> list[dict[str, Any]]:
-        """Who computes on which GPU: {"uuid", "pid", "memory_bytes"}."""
+        """List the compute processes: {"uuid", "pid", "memory_bytes"} of each GPU."""
         self._open()
         if self._nvml:
             return self._nvml.processes()
@@ -117,24 +117,24 @@ class Gpus:
 
 
 class Lent:
-    """A shared server's, whose device nodes are closed to accounts: its broker tells."""
+    """The GPUs of a shared server, reported by its broker: accounts cannot open the devices."""
 
     def read(self, wait: bool) -> list[Gpu]:
-        from . import engine  # only where it is asked for
+        from . import engine  # imported only where it is needed
 
         try:
-            found: list[Gpu] = json.loads(engine.ask("GET", "/labctl/gpus"))["gpus"]
+            gpus: list[Gpu] = json.loads(engine.ask("GET", "/labctl/gpus"))["gpus"]
         except (Failure, ValueError, KeyError):
             return []
-        return found
+        return gpus
 
     def processes(self) -> list[dict[str, Any]]:
-        """Other accounts' are nobody's business, and one's own cannot be told from them."""
+        """Return nothing: other accounts' processes are private, and the broker reports no pids."""
         return []
 
 
 class Pace:
-    """When the next look is due, so that looks take at most SHARE of a core."""
+    """The interval between readings: they take at most SHARE of a core."""
 
     def __init__(self) -> None:
         self._due_s = 0.0
@@ -144,54 +144,58 @@ class Pace:
         return time.monotonic() >= self._due_s
 
     def took(self, cpu_s: float) -> None:
-        """The first look wakes the driver, and tells nothing about the next."""
+        """Note a reading's cost. The first one wakes the driver, so its cost does not count."""
         rest = 0.0 if self._first else min(LONGEST_REST_S, cpu_s / SHARE)
         self._first = False
         self._due_s = time.monotonic() + rest
 
 
 class Tool:
-    """nvidia-smi. It takes a core for tens of milliseconds, or seconds on a driver that slept: so
-    a thread asks it, and is not asked twice at once."""
+    """nvidia-smi. It uses a core for tens of milliseconds, or for seconds if the driver slept.
+
+    So a thread runs it, one query at a time.
+    """
 
     def __init__(self, program: str) -> None:
         self.program = program
         self.fields = FIELDS
         self._gpus: list[Gpu] = []
         self._processes: list[dict[str, Any]] = []
-        self._asking: threading.Thread | None = None
+        self._query_thread: threading.Thread | None = None
         self._pace = Pace()
 
     def read(self, wait: bool) -> list[Gpu]:
-        """What the last look found; the very first is waited for."""
-        first = self._asking is None
-        if self._asking is None or (not self._asking.is_alive() and self._pace.due()):
-            self._asking = threading.Thread(target=self._look, daemon=True)
-            self._asking.start()
+        """Return the last result; only the very first query is waited for."""
+        first = self._query_thread is None
+        if self._query_thread is None or (not self._query_thread.is_alive() and self._pace.due()):
+            self._query_thread = threading.Thread(target=self._query_all, daemon=True)
+            self._query_thread.start()
         if first or wait:
-            self._asking.join(ANSWER_S)
+            self._query_thread.join(ANSWER_S)
         return self._gpus
 
     def processes(self) -> list[dict[str, Any]]:
         return self._processes
 
-    def _look(self) -> None:
-        before = _children_s()
-        rows = self._asked(f"--query-gpu={','.join(name for name, _, _ in self.fields)}")
+    def _query_all(self) -> None:
+        cpu_before_s = _children_cpu_s()
+        rows = self._run_query(f"--query-gpu={','.join(name for name, _, _ in self.fields)}")
         if rows is None and self.fields is FIELDS:
-            # A driver that knows the last field under another name refuses the whole question.
+            # A driver that has another name for the last field rejects the whole query.
             self.fields = FIELDS[:-1]
-            rows = self._asked(f"--query-gpu={','.join(name for name, _, _ in self.fields)}")
+            rows = self._run_query(f"--query-gpu={','.join(name for name, _, _ in self.fields)}")
         self._gpus = [row_of(row, self.fields) for row in rows or []]
-        apps = self._asked("--query-compute-apps=gpu_uuid,pid,used_memory") if rows else []
-        self._processes = [one for row in apps or [] for one in _app(row)]
-        self._pace.took(_children_s() - before)
+        process_rows = (
+            self._run_query("--query-compute-apps=gpu_uuid,pid,used_memory") if rows else []
+        )
+        self._processes = [process for row in process_rows or [] for process in _parse_process(row)]
+        self._pace.took(_children_cpu_s() - cpu_before_s)
 
-    def _asked(self, question: str) -> list[str] | None:
-        """Its rows; None where it failed."""
+    def _run_query(self, query: str) -> list[str] | None:
+        """Return the rows of a query; None if it failed."""
         try:
             done = subprocess.run(
-                [self.program, question, CSV],
+                [self.program, query, CSV],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -204,38 +208,38 @@ class Tool:
         return done.stdout.splitlines() if done.returncode == 0 else None
 
 
-def _children_s() -> float:
-    """Processor time of the processes that this one has waited for."""
+def _children_cpu_s() -> float:
+    """Return the CPU time, in seconds, of the child processes that have been waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def row_of(row: str, fields: tuple[tuple[str, str, Callable[[str], Any]], ...] = FIELDS) -> Gpu:
-    """A row of --query-gpu; what reads "[N/A]" or "[Not Supported]" is absent."""
-    found = {}
+    """Parse a row of --query-gpu; a value of "[N/A]" or "[Not Supported]" is absent."""
+    gpu = {}
     for (_, key, read), text in zip(fields, row.split(", ")):
         try:
-            found[key] = read(text.strip())
+            gpu[key] = read(text.strip())
         except ValueError:
             continue
-    return found
+    return gpu
 
 
-def _app(row: str) -> list[dict[str, Any]]:
+def _parse_process(row: str) -> list[dict[str, Any]]:
     uuid, _, rest = row.partition(", ")
     pid, _, used = rest.partition(", ")
     if not pid.strip().isdigit():
         return []
-    known = {"memory_bytes": round(float(used) * MIB)} if used.strip().isdigit() else {}
-    return [{"uuid": uuid.strip(), "pid": int(pid), **known}]
+    memory = {"memory_bytes": round(float(used) * MIB)} if used.strip().isdigit() else {}
+    return [{"uuid": uuid.strip(), "pid": int(pid), **memory}]
 
 
 def given(gpus: list[Gpu], container: dict[str, Any]) -> list[Gpu]:
-    """Those that a container was given, as `docker inspect` shows it."""
-    wanted = set()
-    for asked in (container.get("HostConfig") or {}).get("DeviceRequests") or []:
-        if any("gpu" in names for names in asked.get("Capabilities") or []):
-            count = asked.get("Count") or 0
-            wanted |= set(asked.get("DeviceIDs") or [])
-            wanted |= {gpu["index"] for gpu in gpus[: len(gpus) if count < 0 else count]}
-    return [gpu for gpu in gpus if wanted & {gpu["index"], gpu.get("uuid"), gpu.get("parent")}]
+    """Return the GPUs that a container was given, as `docker inspect` shows it."""
+    selected = set()
+    for device_request in (container.get("HostConfig") or {}).get("DeviceRequests") or []:
+        if any("gpu" in names for names in device_request.get("Capabilities") or []):
+            count = device_request.get("Count") or 0
+            selected |= set(device_request.get("DeviceIDs") or [])
+            selected |= {gpu["index"] for gpu in gpus[: len(gpus) if count < 0 else count]}
+    return [gpu for gpu in gpus if selected & {gpu["index"], gpu.get("uuid"), gpu.get("parent")}]

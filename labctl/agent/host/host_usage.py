@@ -1,7 +1,7 @@
-"""What the whole server does, by psutil: cores, memory, disks, network, processes, people.
+"""Usage of the whole server, by psutil: cores, memory, disks, network, processes, people.
 
-Rates are per second since the reading before; the first reading has none. What cannot be read is
-absent.
+Rates are per second since the previous reading; the first reading has no rates. Values that cannot
+be read are absent.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from .container_usage import text
 
 PACKAGES = "/usr/lib/python3/dist-packages"
-# Earlier ones, such as Ubuntu 20.04's, do not understand what newer kernels report of disks.
+# Earlier versions, such as Ubuntu 20.04's, cannot parse the disk statistics of newer kernels.
 OLDEST_PSUTIL = (5, 7)
 NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "nbd")
-# What leaves the server counts once, where it leaves.
+# Traffic counts once, at the interface by which it leaves the server.
 NO_WIRES = ("lo", "veth", "docker", "br-", "virbr", "cni", "tap")
 CONTAINER = re.compile(r"[0-9a-f]{64}")
 BUSY_CORES = 0.05
@@ -29,7 +29,7 @@ COMMAND_CHARACTERS = 160
 
 
 def load_psutil(packages: str = PACKAGES) -> Any:
-    """The distribution's psutil, which `python3 -S` does not see, or proc.py in its stead."""
+    """Return the distribution's psutil, which `python3 -S` does not find, or proc.py instead."""
     from . import proc
 
     sys.path.append(packages)
@@ -43,7 +43,7 @@ def load_psutil(packages: str = PACKAGES) -> Any:
 
 
 class Machine:
-    """Compares each reading with the one before."""
+    """Readings of the server, each compared with the previous one."""
 
     def __init__(self, disk: Path, psutil: Any) -> None:
         self.disk = disk
@@ -56,10 +56,10 @@ class Machine:
         disk = os.statvfs(self.disk)
         now = time.monotonic()
         counts = self._count()
-        span, before = now - self._at_s, self._before
-        rates = {key: (counts[key] - before[key]) / span for key in counts if key in before}
+        span, previous = now - self._at_s, self._before
+        rates = {key: (counts[key] - previous[key]) / span for key in counts if key in previous}
         self._before, self._at_s = counts, now
-        busy = rates.pop("cpu_cores", None)
+        cpu_cores = rates.pop("cpu_cores", None)
         return {
             "cores": os.cpu_count() or 1,
             "load": round(os.getloadavg()[0], 2),
@@ -67,38 +67,41 @@ class Machine:
             "memory_total_bytes": memory.total,
             "disk_free_bytes": disk.f_bavail * disk.f_frsize,
             "disk_total_bytes": disk.f_blocks * disk.f_frsize,
-            **({} if busy is None else {"cpu_cores": round(max(0.0, busy), 3)}),
+            **({} if cpu_cores is None else {"cpu_cores": round(max(0.0, cpu_cores), 3)}),
             **{key: round(max(0.0, rate)) for key, rate in rates.items()},
         }
 
     def _count(self) -> dict[str, float]:
-        """Totals since the server started."""
+        """Return totals since the server started."""
         counts: dict[str, float] = {}
         with suppress(OSError, NotImplementedError):
             times = self._psutil.cpu_times()
-            # All but idle, waiting for a disk, and what a hypervisor gave away.
+            # Everything except idle time, waiting for a disk, and time stolen by a hypervisor.
             busy = times.user + times.nice + times.system + times.irq + times.softirq
             counts["cpu_cores"] = busy
         with suppress(OSError, NotImplementedError):
             disks = self._psutil.disk_io_counters(perdisk=True, nowrap=False)
-            used = [disks[name] for name in disks if is_whole_disk(name)]
-            counts["disk_read_bytes_per_s"] = sum(one.read_bytes for one in used)
-            counts["disk_write_bytes_per_s"] = sum(one.write_bytes for one in used)
+            whole_disks = [disks[name] for name in disks if is_whole_disk(name)]
+            counts["disk_read_bytes_per_s"] = sum(counter.read_bytes for counter in whole_disks)
+            counts["disk_write_bytes_per_s"] = sum(counter.write_bytes for counter in whole_disks)
         with suppress(OSError, NotImplementedError):
             links = self._psutil.net_io_counters(pernic=True, nowrap=False)
             wires = [links[name] for name in links if not name.startswith(NO_WIRES)]
-            counts["net_in_bytes_per_s"] = sum(one.bytes_recv for one in wires)
-            counts["net_out_bytes_per_s"] = sum(one.bytes_sent for one in wires)
+            counts["net_in_bytes_per_s"] = sum(counter.bytes_recv for counter in wires)
+            counts["net_out_bytes_per_s"] = sum(counter.bytes_sent for counter in wires)
         return counts
 
 
 def is_whole_disk(name: str) -> bool:
-    """Neither a partition nor made of other disks: each byte counts once."""
+    """Return whether it is neither a partition nor made of other disks: each byte counts once."""
     return not name.startswith(NO_DISKS) and Path("/sys/block", name.replace("/", "!")).exists()
 
 
 class Processes:
-    """Who computes. A look reads one small file a process, so it is made every few seconds."""
+    """Processes by CPU use.
+
+    An update reads one small file a process, so it runs every few seconds.
+    """
 
     def __init__(self, psutil: Any) -> None:
         self._psutil = psutil
@@ -107,10 +110,10 @@ class Processes:
         self.busy: dict[int, float] = {}
 
     def look(self) -> None:
-        """`busy`: pid -> cores since the last look, the busiest only."""
+        """Set `busy`: pid -> cores since the last call, only the busiest MOST_PROCESSES."""
         now = time.monotonic()
-        span, first = now - self._at_s, not self._at_s
-        before, self._cpu_s, self._at_s = self._cpu_s, {}, now
+        span, is_first = now - self._at_s, not self._at_s
+        previous, self._cpu_s, self._at_s = self._cpu_s, {}, now
         rows = []
         for process in self._psutil.process_iter():
             try:
@@ -118,14 +121,16 @@ class Processes:
             except self._psutil.Error:
                 continue
             self._cpu_s[key] = cpu_s = times.user + times.system
-            cores = 0.0 if first else (cpu_s - before.get(key, 0.0)) / span
+            cores = 0.0 if is_first else (cpu_s - previous.get(key, 0.0)) / span
             if cores >= BUSY_CORES and process.pid != os.getpid():
                 rows.append((cores, process.pid))
         self.busy = {pid: cores for cores, pid in sorted(rows, reverse=True)[:MOST_PROCESSES]}
 
     def describe(self, pid: int) -> dict[str, Any]:
-        """{"pid", "person", "command", "container", "cpu_cores", "memory_bytes"}; {} where it has
-        ended. "container" may be ""."""
+        """Return pid, person, command, container (or ""), cpu_cores, memory_bytes.
+
+        {} if the process has ended.
+        """
         try:
             process = self._psutil.Process(pid)
             command = " ".join(process.cmdline()) or process.name()
@@ -143,7 +148,7 @@ class Processes:
         }
 
     def find_person(self, pid: int) -> str:
-        """The account that a process runs as; "" where it has ended."""
+        """Return the account that a process runs as; "" if it has ended."""
         try:
             return str(self._psutil.Process(pid).username())
         except self._psutil.Error:

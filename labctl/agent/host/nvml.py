@@ -1,7 +1,7 @@
-"""GPUs through NVIDIA's own library, which nvidia-smi stands on, by NVIDIA's Python bindings.
+"""GPUs through NVML, the library below nvidia-smi, by NVIDIA's Python bindings.
 
-One call costs microseconds. What a card does not report is absent. Once it is open, the library
-keeps the driver awake.
+One call takes microseconds. Values that a card does not report are absent. While it is open, the
+library keeps the driver awake.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ Gpu = Dict[str, Any]
 
 
 class Nvml:
-    """All GPUs of this machine; NVMLError where no driver is loaded."""
+    """All GPUs of this machine. NVMLError if no driver is loaded."""
 
     def __init__(self) -> None:
         pynvml.nvmlInit()
         self._cards: list[tuple[str, Any]] = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            with suppress(NVMLError):  # one that fell off the bus
+            with suppress(NVMLError):  # a card that fell off the bus
                 self._cards.append((str(index), pynvml.nvmlDeviceGetHandleByIndex(index)))
 
     def read(self) -> list[Gpu]:
-        """Every card, and behind a partitioned one its instances, which name it as "parent"."""
+        """Read every card, and after a partitioned one its MIG instances (with "parent")."""
         gpus = []
         for index, handle in self._cards:
             card = _read_card(index, handle)
             gpus.append(card)
-            gpus += [_read_instance(card, place, one) for place, one in _list_instances(handle)]
+            gpus += [
+                _read_instance(card, slot, instance) for slot, instance in _list_instances(handle)
+            ]
         return gpus
 
     def processes(self) -> list[dict[str, Any]]:
-        """Who computes on which GPU: {"uuid", "pid", "memory_bytes"}."""
+        """List the compute processes: {"uuid", "pid", "memory_bytes"} of each GPU."""
         rows = []
         for _, card in self._cards:
             for gpu in [card] + [instance for _, instance in _list_instances(card)]:
@@ -63,30 +65,30 @@ def _read_card(index: str, card: Any) -> Gpu:
     return {"index": index, **_read_supported(readers), **_read_memory(card)}
 
 
-def _read_instance(card: Gpu, place: int, instance: Any) -> Gpu:
-    """A MIG instance has memory and processes of its own; the rest only its card reports."""
+def _read_instance(card: Gpu, slot: int, instance: Any) -> Gpu:
+    """Read a MIG instance's own memory; only its card reports the rest."""
     readers: dict[str, Callable[[], Any]] = {
         "uuid": lambda: pynvml.nvmlDeviceGetUUID(instance),
         "name": lambda: pynvml.nvmlDeviceGetName(instance),
     }
-    place_of = {"index": f"{card['index']}:{place}", "parent": card.get("uuid", "")}
-    return {**place_of, **_read_supported(readers), **_read_memory(instance)}
+    location = {"index": f"{card['index']}:{slot}", "parent": card.get("uuid", "")}
+    return {**location, **_read_supported(readers), **_read_memory(instance)}
 
 
 def _list_instances(card: Any) -> Iterator[tuple[int, Any]]:
     try:
-        current, _ = pynvml.nvmlDeviceGetMigMode(card)
-        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(card) if current else 0
+        is_partitioned, _ = pynvml.nvmlDeviceGetMigMode(card)
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(card) if is_partitioned else 0
     except NVMLError:
         return
-    for place in range(count):
-        with suppress(NVMLError):  # places that are not taken
-            yield place, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
+    for slot in range(count):
+        with suppress(NVMLError):  # empty slots
+            yield slot, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, slot)
 
 
 def _read_memory(gpu: Any) -> Gpu:
     try:
-        # Version 2 counts as nvidia-smi does: `used` is without what the driver holds back.
+        # Version 2 counts as nvidia-smi does: `used` excludes memory reserved by the driver.
         memory = pynvml.nvmlDeviceGetMemoryInfo(gpu, version=pynvml.nvmlMemory_v2)
     except NVMLError:  # drivers before 510
         try:

@@ -1,4 +1,4 @@
-"""Where things lie on a server, and the few file deeds that all verbs share."""
+"""Paths on a server, and the file operations that all verbs share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..reply import Failure
 
 NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
 CHUNK = 1024 * 1024
-# Below a run: [size, mtime_ns, sha256] of its files, with "" for what was not read yet.
+# Below a run: [size, mtime_ns, sha256] of its files, with "" for a hash not computed yet.
 HASHES = ".labctl/hashes.json"
 # Beside a run that a limit ended: {"by": "ttl" or "budget", "at"}.
 LIMIT = "limit.json"
-# What a shutdown leaves: systemd's and sysvinit's mark, and that of images/lab-server.
+# Files that exist during a shutdown: made by systemd and sysvinit, and by images/lab-server.
 DOWN_MARKS = (Path("/run/nologin"), Path("/run/going-down"))
 
 
@@ -28,12 +28,12 @@ def home() -> Path:
 
 def checked_name(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise Failure("usage", f"bad name {name!r}", "names look like ^[a-z0-9][a-z0-9-]{0,38}$")
+        raise Failure("usage", f"bad name {name!r}", "a name matches ^[a-z0-9][a-z0-9-]{0,38}$")
     return name
 
 
 def lab_dir(lab: str, lab_id: str) -> Path:
-    """`~/labctl/<lab>`, or `~/labctl/<lab>-<id>` where another lab has taken the plain name."""
+    """Return `~/labctl/<lab>`, or `~/labctl/<lab>-<id>` if another lab has the plain name."""
     plain = home() / checked_name(lab)
     named = home() / f"{lab}-{lab_id[:6]}"
     if named.exists():
@@ -52,22 +52,26 @@ def run_dir(root: Path, run_id: str) -> Path:
 
 
 def inside(root: Path, relative: str) -> Path:
-    """`root/relative`, refused when it is absolute, climbs out, or passes through a link."""
+    """Return `root/relative`.
+
+    Failure for a path that is absolute, leaves `root`, or passes through a link.
+    """
     parts = relative.split("/")
     if relative.startswith("/") or any(p in ("", ".", "..") for p in parts) or "\0" in relative:
         raise Failure("usage", f"the path {relative!r} leaves its directory")
-    here = root
+    parent = root
     for part in parts[:-1]:
-        here = here / part
-        if here.is_symlink():
-            raise Failure("policy", f"{here} is a link; files are not written through links")
-    return here / parts[-1]
+        parent = parent / part
+        if parent.is_symlink():
+            what = f"{parent} is a symbolic link"
+            raise Failure("policy", what, "labctl does not follow links in a lab's directories")
+    return parent / parts[-1]
 
 
 class Below:
-    """Paths below one directory, as text: quick where there are thousands of them.
+    """Paths below one directory as text: fast for thousands of them.
 
-    What `inside` checks is checked for each; a directory on the way is looked at once.
+    Each is checked as by `inside`, but each parent directory only once.
     """
 
     def __init__(self, root: Path) -> None:
@@ -76,8 +80,8 @@ class Below:
 
     def __call__(self, relative: str) -> str:
         parent, _, name = relative.rpartition("/")
-        odd = name in ("", ".", "..") or "\0" in name or relative[0] == "/"
-        if odd or parent not in self._proved:
+        is_odd = name in ("", ".", "..") or "\0" in name or relative[0] == "/"
+        if is_odd or parent not in self._proved:
             inside(Path(self.root), relative)
             self._proved.add(parent)
         return f"{self.root}/{relative}"
@@ -104,7 +108,7 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`; {} where there is none or it is not whole."""
+    """Return the object in `path`; {} if the file does not exist or is damaged."""
     try:
         body = json.loads(read_text(path) or "{}")
     except (ValueError, UnicodeDecodeError):
@@ -117,21 +121,21 @@ def write_json(path: Path, body: Any, mode: int = 0o644) -> None:
 
 
 def sha256_of(path: Path, length: int | None = None) -> str:
-    """Hash of the first `length` bytes of a file, or of all of it."""
+    """Return the hash of the first `length` bytes of a file, or of the whole file."""
     digest = hashlib.sha256()
-    left = length
+    remaining = length
     with path.open("rb") as file:
-        while left is None or left > 0:
-            block = file.read(CHUNK if left is None else min(CHUNK, left))
+        while remaining is None or remaining > 0:
+            block = file.read(CHUNK if remaining is None else min(CHUNK, remaining))
             if not block:
                 break
             digest.update(block)
-            left = None if left is None else left - len(block)
+            remaining = None if remaining is None else remaining - len(block)
     return digest.hexdigest()
 
 
 def age_of(moment_s: float) -> float:
-    """Seconds since a recorded time of day, in Unix seconds.
+    """Return the seconds since a recorded time of day, in Unix seconds.
 
     A time in the future was recorded before the clock was set back, so it is not recent either.
     """
@@ -139,22 +143,25 @@ def age_of(moment_s: float) -> float:
 
 
 def going_down() -> bool:
-    """Whether this machine is on its way to a shutdown or a restart: systemd's word, or a mark."""
-    import shutil  # asked only of a run that somebody ended
+    """Return whether this machine is shutting down or restarting.
+
+    systemd's state and the files that mark a shutdown tell.
+    """
+    import shutil  # needed only for a run that received a signal
     import subprocess
 
     if any(mark.exists() for mark in DOWN_MARKS):
         return True
     if not shutil.which("systemctl"):
         return False
-    said = subprocess.run(
+    done = subprocess.run(
         ["systemctl", "is-system-running"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
-    return said.stdout.strip() == "stopping"
+    return done.stdout.strip() == "stopping"
 
 
 def free_bytes(path: Path) -> int:
@@ -164,13 +171,13 @@ def free_bytes(path: Path) -> int:
 
 
 def disk(path: Path) -> tuple[int, int]:
-    """(free for us, total) bytes of the filesystem that holds `path`."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    """Return (bytes available to this user, total bytes) of the filesystem that holds `path`."""
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
 
 def drop_tree(path: Path) -> None:
-    """Remove a directory with all that is in it; an absent one is fine."""
-    import shutil  # a start that goes well need not pay for it
+    """Remove a directory with its contents; an absent one is fine."""
+    import shutil  # imported here to keep a successful `start` fast
 
     shutil.rmtree(path, ignore_errors=True)

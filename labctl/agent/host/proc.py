@@ -1,6 +1,6 @@
-"""The part of psutil that labctl uses, for servers without it: the same names, read from /proc.
+"""The part of psutil that labctl uses, read from /proc, for servers without psutil.
 
-tests/unit/test_machine.py holds its figures against psutil's.
+tests/unit/test_machine.py compares its figures with psutil's.
 """
 
 from __future__ import annotations

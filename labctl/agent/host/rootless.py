@@ -1,7 +1,7 @@
-"""Builds on a shared server: BuildKit as the account itself, without rights and without the engine.
+"""Builds on a shared server: rootless BuildKit as the account itself, without the engine.
 
-It runs for one build, inside a user namespace that rootlesskit makes. What it built goes to the
-broker as a `docker save`, which keeps it under the account's own names.
+It runs for one build, inside a user namespace that rootlesskit creates. The image goes to the
+broker as a `docker save` archive, and the broker stores it under the account's own names.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ Streamed = Callable[[List[str], Optional[Path]], Tuple[int, List[str]]]
 
 
 def checked() -> None:
-    """Failure (policy) where this server cannot build for an account."""
-    lacking = [name for name in PROGRAMS if not shutil.which(name, path=PLACES)]
-    if lacking:
-        why = f"images are built by rootless BuildKit here, and {', '.join(lacking)} is missing"
-        hint = "put a finished image into lab.yaml (image: NAME), or ask the course's staff for one"
-        raise Failure("policy", "this shared server builds no images", why, hint)
+    """Raise Failure (policy) if this server cannot build images for an account."""
+    missing = [name for name in PROGRAMS if not shutil.which(name, path=PLACES)]
+    if missing:
+        why = f"rootless BuildKit builds images here, and {', '.join(missing)} is missing"
+        hint = "use an existing image in lab.yaml (image: NAME), or ask the course's staff for one"
+        raise Failure("policy", "this shared server cannot build images", why, hint)
 
 
 def build(
     request: dict[str, Any], context: Path, log: Path, streamed: Streamed
 ) -> tuple[int, list[str]]:
-    """Build "tag" from the Dockerfile in `context`; the exit code and the last lines."""
+    """Build "tag" from the Dockerfile in `context`; return the exit code and the last lines."""
     folder = home() / ".cache" / "buildkit"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=str(folder)) as made:
-        archive = Path(made) / "image.tar"
-        with _daemon(folder, Path(made)) as address:
+    with tempfile.TemporaryDirectory(prefix="build-", dir=str(folder)) as build_folder:
+        archive = Path(build_folder) / "image.tar"
+        with _run_daemon(folder, Path(build_folder)) as address:
             words = ["buildctl", "--addr", address, "build", "--progress", "plain"]
             words += ["--frontend", "dockerfile.v0"]
             words += ["--local", f"context={context}", "--local", f"dockerfile={context}"]
@@ -57,10 +57,10 @@ def build(
 
 
 @contextmanager
-def _daemon(folder: Path, made: Path) -> Iterator[str]:
-    """A BuildKit of the account's own, for as long as the build goes on; its address."""
-    address = f"unix://{made}/socket"
-    environ = {**os.environ, "PATH": PLACES, "XDG_RUNTIME_DIR": str(made)}
+def _run_daemon(folder: Path, build_folder: Path) -> Iterator[str]:
+    """Run a BuildKit daemon of the account during the build; yield its address."""
+    address = f"unix://{build_folder}/socket"
+    environ = {**os.environ, "PATH": PLACES, "XDG_RUNTIME_DIR": str(build_folder)}
     words = ["rootlesskit", "--net=host", "--copy-up=/etc", "--copy-up=/run", "buildkitd"]
     words += ["--rootless", "--addr", address, "--root", str(folder / "root")]
     words += ["--oci-worker-no-process-sandbox"]
@@ -69,7 +69,7 @@ def _daemon(folder: Path, made: Path) -> Iterator[str]:
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ
         )
         try:
-            _wait(process, address, environ, folder / "buildkitd.log")
+            _wait_for_daemon(process, address, environ, folder / "buildkitd.log")
             yield address
         finally:
             process.terminate()
@@ -80,13 +80,13 @@ def _daemon(folder: Path, made: Path) -> Iterator[str]:
                 process.wait()
 
 
-def _wait(
+def _wait_for_daemon(
     process: subprocess.Popen[bytes], address: str, environ: dict[str, str], log: Path
 ) -> None:
     deadline = time.monotonic() + READY_S
-    asked = [str(shutil.which("buildctl", path=PLACES)), "--addr", address, "debug", "workers"]
-    while subprocess.run(asked, env=environ, capture_output=True, check=False).returncode:
+    words = [str(shutil.which("buildctl", path=PLACES)), "--addr", address, "debug", "workers"]
+    while subprocess.run(words, env=environ, capture_output=True, check=False).returncode:
         if process.poll() is not None or time.monotonic() > deadline:
-            said = log.read_text(errors="replace")[-1000:]
-            raise Failure("docker", "rootless BuildKit did not start on the server", said)
+            output = log.read_text(errors="replace")[-1000:]
+            raise Failure("docker", "rootless BuildKit did not start on the server", output)
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The few deeds that need root: a verb starts itself again, through sudo without a password."""
+"""Running a verb again as root, through sudo without a password."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..reply import reply_of
 
 
 def account(request: dict[str, Any]) -> dict[str, Any]:
-    """Whose lab this is; told along when root goes on."""
+    """Return the account that owns the lab, for the request that is repeated as root."""
     if "uid" in request and os.geteuid() == 0:
         return {}
-    who = pwd.getpwuid(os.getuid())
-    return {"uid": os.getuid(), "gid": os.getgid(), "home": str(Path.home()), "user": who.pw_name}
+    entry = pwd.getpwuid(os.getuid())
+    return {"uid": os.getuid(), "gid": os.getgid(), "home": str(Path.home()), "user": entry.pw_name}
 
 
 def may_sudo() -> bool:
@@ -31,7 +31,7 @@ def may_sudo() -> bool:
 
 
 def as_root(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-    """This verb again as root: its whole reply, or its failure."""
+    """Run this verb again as root; return its reply or raise its Failure."""
     program = PROGRAM / "__main__.py"
     words = ["sudo", "-n", "env", f"HOME={Path.home()}"]
     done = subprocess.run(

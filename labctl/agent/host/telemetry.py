@@ -1,9 +1,9 @@
-"""The record of a run: a line about its container every 10 s in its logs/telemetry.jsonl.
+"""Telemetry of runs: a line about the container every 10 s in its logs/telemetry.jsonl.
 
-A process of the lab's own account does this while a run lives. A run's start begins it, and the
-watchdog sees to it that there is one (recorder.py), but is not it: a hanging driver or a
-crashing library of the GPU's maker does not touch the watchdog, and root writes nothing into a
-directory that a container writes into.
+A process of the lab's own account records it while a run lives. A run's start starts it, and the
+watchdog restarts it if needed (recorder.py). It is separate from the watchdog, so that a hanging
+driver or a crashing GPU library does not affect the watchdog, and so that root writes nothing into
+a directory that a container writes into.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from .paths import home
 
 NAME = "telemetry.jsonl"
 LOCKS = Path("/var/tmp")
+# seconds between two lines: at first, and after LATER_AFTER_S of the run
 EVERY_S, LATER_S = 10.0, 60.0
 LATER_AFTER_S = 6 * 3600.0
 MOST_BYTES = 8 * 1024**2
-# How often the engine is asked which runs there are.
+# seconds between two queries of the running runs
 LOOK_S = 5.0
-# Looks without a run before this process ends.
+# queries without a run after which this process ends
 PATIENCE = 3
 OF_A_GPU = (
     "uuid",
@@ -56,10 +57,10 @@ OF_AN_INSTANCE = ("uuid", "name", "memory_bytes", "memory_total_bytes")
 
 
 class Recorded:
-    """One run's container, and when it is looked at next."""
+    """One run's container, and when its next line is due."""
 
     def __init__(self, container: dict[str, Any]) -> None:
-        mounts = {one["Destination"]: one.get("Source", "") for one in container["Mounts"]}
+        mounts = {mount["Destination"]: mount.get("Source", "") for mount in container["Mounts"]}
         self.directory = Path(mounts["/lab/run"])
         self.gauges = Gauges(container)
         self.attempt = int(container["Name"].rpartition("-")[2])
@@ -68,64 +69,64 @@ class Recorded:
         self.probe = Probe(container, self.directory) if has_gpu else None
 
     def line(self, gpus: list[Gpu]) -> dict[str, Any]:
-        """{} once it has ended."""
-        found = self.gauges.read()
-        if not found:
+        """Measure the container; {} once it has ended."""
+        usage = self.gauges.read()
+        if not usage:
             return {}
-        own = [told(gpu, gpus) for gpu in given(gpus, self.gauges.container)]
-        about = {"at": round(time.time(), 3), "attempt": self.attempt}
-        return {**about, **found, **({"gpus": own} if own else {})}
+        own_gpus = [told(gpu, gpus) for gpu in given(gpus, self.gauges.container)]
+        header = {"at": round(time.time(), 3), "attempt": self.attempt}
+        return {**header, **usage, **({"gpus": own_gpus} if own_gpus else {})}
 
 
 def told(gpu: Gpu, gpus: list[Gpu]) -> Gpu:
-    """What is recorded of a GPU. An instance's card tells what the instance itself does not."""
+    """Return what is recorded of a GPU. For an instance, its card supplies the missing values."""
     parent = gpu.get("parent")
     if not parent:
         return {key: gpu[key] for key in OF_A_GPU if key in gpu}
-    card: Gpu = next((one for one in gpus if one.get("uuid") == parent), {})
+    card: Gpu = next((candidate for candidate in gpus if candidate.get("uuid") == parent), {})
     shared = ("temperature_c", "sm_clock_mhz", "sm_clock_max_mhz", "throttle")
-    found = {key: card[key] for key in shared if key in card}
-    return {**{key: gpu[key] for key in OF_AN_INSTANCE if key in gpu}, **found}
+    card_values = {key: card[key] for key in shared if key in card}
+    return {**{key: gpu[key] for key in OF_AN_INSTANCE if key in gpu}, **card_values}
 
 
 def record(request: dict[str, Any]) -> None:
-    """Until no run lives any more. A second one of the same home ends at once.
+    """Record telemetry until no run lives. A second process for the same home ends at once.
 
-    A run that begins while the first one ends has its own recorder find the lock taken; so whoever
-    lets go of it looks once more.
+    The recorder of a run that starts while the first process ends finds the lock taken. So a
+    process checks once more for runs after it releases the lock.
     """
     home().mkdir(exist_ok=True)
     alive = True
     while alive:
-        with claimed(os.getuid(), home()) as mine:
-            if not mine:
+        with claimed(os.getuid(), home()) as is_claimed:
+            if not is_claimed:
                 return
-            _record()
+            _record_until_idle()
         alive = bool(look({}))
 
 
-def _record() -> None:
+def _record_until_idle() -> None:
     gpus = Gpus()
     recorded: dict[str, Recorded] = {}
     empty = 0
     while True:
-        began = time.monotonic()
+        started = time.monotonic()
         recorded = look(recorded)
         empty = 0 if recorded else empty + 1
         if empty == PATIENCE:
             return
         write_due(recorded, gpus)
         probe_gpus(recorded)
-        time.sleep(max(0.1, LOOK_S - (time.monotonic() - began)))
+        time.sleep(max(0.1, LOOK_S - (time.monotonic() - started)))
 
 
 @contextmanager
-def claimed(uid: int, place: Path) -> Iterator[bool]:
-    """Whether nobody else records the runs below `place`; then nobody else does meanwhile.
+def claimed(uid: int, lab_home: Path) -> Iterator[bool]:
+    """Yield whether this process now holds the only right to record the runs below `lab_home`.
 
-    The lock is on this machine's own disk: a home may be on a network, and another machine's.
+    The lock is on this machine's own disk: a home may be on a network and shared with others.
     """
-    name = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+    name = hashlib.sha256(str(lab_home).encode()).hexdigest()[:16]
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     path = LOCKS / f"labctl-telemetry-{uid}-{name}"
     try:
@@ -143,60 +144,61 @@ def claimed(uid: int, place: Path) -> Iterator[bool]:
 
 
 def look(before: dict[str, Recorded]) -> dict[str, Recorded]:
-    """Every run of this account that lives, by its container's id."""
+    """Return every live run of this account by its container's id."""
     try:
         ids = running()
-    except Failure:  # the engine is being restarted; its containers may live on
+    except Failure:  # the engine is being restarted; its containers may still run
         return before
-    found = {}
-    for one in ids:
-        known = before.get(one)
-        if known is None:
+    current = {}
+    for container_id in ids:
+        entry = before.get(container_id)
+        if entry is None:
             with suppress(Failure, KeyError, ValueError):
-                container = json.loads(engine.ask("GET", f"/containers/{one}/json"))
-                known = Recorded(container)
-        if known is not None and home() in known.directory.parents:
-            found[one] = known
-    return found
+                container = json.loads(engine.ask("GET", f"/containers/{container_id}/json"))
+                entry = Recorded(container)
+        if entry is not None and home() in entry.directory.parents:
+            current[container_id] = entry
+    return current
 
 
 def running() -> list[str]:
     filters = quote(json.dumps({"label": ["labctl.run"]}))
-    found = json.loads(engine.ask("GET", f"/containers/json?filters={filters}"))
-    return [one["Id"] for one in found]
+    containers = json.loads(engine.ask("GET", f"/containers/json?filters={filters}"))
+    return [container["Id"] for container in containers]
 
 
 def write_due(recorded: dict[str, Recorded], gpus: Gpus) -> None:
     now = time.monotonic()
-    due = [one for one in recorded.values() if one.due_s <= now + LOOK_S / 2]
+    due = [run for run in recorded.values() if run.due_s <= now + LOOK_S / 2]
     if not due:
         return
-    seen = gpus.read(wait=True)
-    for one in due:
-        line = one.line(seen)
-        every_s = LATER_S if now - one.began_s > LATER_AFTER_S else EVERY_S
-        # A machine that slept does not make up for it.
-        one.due_s = one.due_s + every_s if one.due_s + every_s > now else now + every_s
+    gpu_readings = gpus.read(wait=True)
+    for run in due:
+        line = run.line(gpu_readings)
+        every_s = LATER_S if now - run.began_s > LATER_AFTER_S else EVERY_S
+        # A machine that was suspended does not make up for missed lines.
+        run.due_s = run.due_s + every_s if run.due_s + every_s > now else now + every_s
         if line:
-            append(one.directory / "logs", line)
+            append(run.directory / "logs", line)
 
 
 def probe_gpus(recorded: dict[str, Recorded]) -> None:
-    """See whether containers still have their GPUs; say it where somebody reads if not."""
-    for one in recorded.values():
-        # The run may have ended by now, or the engine be busy: the next round asks again.
+    """Check whether containers still have their GPUs, and notify people if not."""
+    for run in recorded.values():
+        # The run may have ended, or the engine may be busy: the next round tries again.
         with suppress(Failure, OSError, ValueError, KeyError):
-            if one.probe and one.probe.advance():
-                text = f"the container of run {one.directory.name} has lost access to its GPU"
-                text += f"; next: labctl explain {one.directory.name}"
-                logs = [one.directory / "logs" / "run.log"]
+            if run.probe and run.probe.advance():
+                text = f"the container of run {run.directory.name} has lost access to its GPU"
+                text += f"; next: labctl explain {run.directory.name}"
+                logs = [run.directory / "logs" / "run.log"]
                 tell(Account(os.getuid(), os.getgid()), text, logs)
 
 
 def append(logs: Path, body: dict[str, Any]) -> bool:
-    """Add a line. False where it has no room, or the run has put something else in its place.
+    """Append a line; False if there is no room, or the file is no regular file any more.
 
-    The run writes into this directory too: no link is followed, nothing but a file is written.
+    The run writes into this directory too, so no link is followed and only a regular file is
+    written.
     """
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -208,12 +210,12 @@ def append(logs: Path, body: dict[str, Any]) -> bool:
     except OSError:
         return False
     try:
-        found = os.fstat(file)
+        status = os.fstat(file)
         line = json.dumps(body, separators=(",", ":")).encode() + b"\n"
-        if not stat.S_ISREG(found.st_mode) or found.st_size + len(line) > MOST_BYTES:
+        if not stat.S_ISREG(status.st_mode) or status.st_size + len(line) > MOST_BYTES:
             return False
-        if found.st_size and os.pread(file, 1, found.st_size - 1) != b"\n":
-            line = b"\n" + line  # the disk was full in the middle of the last one
+        if status.st_size and os.pread(file, 1, status.st_size - 1) != b"\n":
+            line = b"\n" + line  # the last line is incomplete: the disk was full
         return os.write(file, line) == len(line)
     except OSError:
         return False

@@ -1,7 +1,7 @@
-"""The verb `top`: one line of JSON a second about the server, its GPUs, runs and processes.
+"""The verb `top`: a JSON line each second about the server, its GPUs, runs and processes.
 
-It lives as long as somebody reads. Costs are kept low: files of the kernel's are read every second,
-the engine is asked every LOOK_S, all processes are looked at as often.
+It ends when the reader is gone. To keep its cost low, it reads kernel files each second, but
+queries the engine and all processes only every LOOK_S seconds.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .host_usage import Machine, Processes, load_psutil
 from .paths import home, read_json
 
 LOOK_S = 5.0
-# Between the two readings that make the first sample.
+# seconds between the two readings that make the first sample
 FIRST_S = 0.5
 PROGRESS = "logs/progress.json"
 
 
 def top(request: dict[str, Any]) -> None:
-    """Samples every "interval_s" (1), "count" of them, or until nobody reads any more."""
+    """Write samples every "interval_s" (1), "count" of them, or until the reader is gone."""
     interval_s = max(0.2, float(request.get("interval_s") or 1.0))
-    left = int(request.get("count") or 0)
+    remaining = int(request.get("count") or 0)
     answer({"now": time.time()})
     view = View()
     view.read()
@@ -43,15 +43,15 @@ def top(request: dict[str, Any]) -> None:
             return
         sys.stdout.buffer.write(json.dumps(view.read(), separators=(",", ":")).encode() + b"\n")
         sys.stdout.buffer.flush()
-        left -= 1
-        if left == 0:
+        remaining -= 1
+        if remaining == 0:
             finish({})
             return
         due = max(due + interval_s, time.monotonic())
 
 
 class View:
-    """All that is shown; what was read before is kept for rates and for what changes slowly."""
+    """All values of a sample; earlier readings are kept for rates and for slow changes."""
 
     def __init__(self) -> None:
         home().mkdir(exist_ok=True)
@@ -61,64 +61,74 @@ class View:
         self.processes = Processes(psutil)
         self.runs: dict[str, Watched] = {}
         self.apps: list[dict[str, Any]] = []
-        self.looked_s = -LOOK_S
-        self.looks = 0
+        self.refreshed_s = -LOOK_S
+        self.refreshes = 0
 
     def read(self) -> dict[str, Any]:
         now = time.monotonic()
-        # The second look comes at once: only two tell how busy a process is.
-        if now - self.looked_s >= LOOK_S or self.looks < 2:
-            self.looked_s, self.looks = now, self.looks + 1
-            self._look()
+        # The second refresh follows at once: only two show how busy a process is.
+        if now - self.refreshed_s >= LOOK_S or self.refreshes < 2:
+            self.refreshed_s, self.refreshes = now, self.refreshes + 1
+            self._refresh()
         gpus = self.gpus.read()
         return {
             "at": round(time.time(), 3),
             **self.machine.read(),
             "gpus": gpus,
-            "runs": [row for one in self.runs.values() for row in one.rows(gpus, self.apps)],
-            "processes": self._shown(),
+            "runs": [
+                row for container in self.runs.values() for row in container.rows(gpus, self.apps)
+            ],
+            "processes": self._list_processes(),
         }
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         with suppress(Failure, ValueError):
-            found = [one["Id"] for one in json.loads(engine.ask("GET", "/containers/json"))]
-            known = {key: one for key, one in self.runs.items() if key in found}
-            for key in found:
-                if key not in known:
+            container_ids = [
+                container["Id"] for container in json.loads(engine.ask("GET", "/containers/json"))
+            ]
+            runs = {
+                container_id: container
+                for container_id, container in self.runs.items()
+                if container_id in container_ids
+            }
+            for container_id in container_ids:
+                if container_id not in runs:
                     with suppress(Failure, KeyError, ValueError):
-                        inspected = json.loads(engine.ask("GET", f"/containers/{key}/json"))
-                        known[key] = Watched(inspected, self.processes)
-            self.runs = known
+                        inspected = json.loads(
+                            engine.ask("GET", f"/containers/{container_id}/json")
+                        )
+                        runs[container_id] = Watched(inspected, self.processes)
+            self.runs = runs
         self.processes.look()
         self.apps = self.gpus.processes()
 
-    def _shown(self) -> list[dict[str, Any]]:
-        """Who computes, on a GPU or a processor; the runs' own are told by their container."""
+    def _list_processes(self) -> list[dict[str, Any]]:
+        """List processes that use a GPU or a CPU; those of runs refer to their container."""
         on_gpus: dict[int, list[dict[str, Any]]] = {}
         for app in self.apps:
             uses: dict[str, Any] = {key: app[key] for key in ("uuid", "memory_bytes") if key in app}
             on_gpus.setdefault(app["pid"], []).append(uses)
-        shown = []
+        rows = []
         for pid in {**dict.fromkeys(on_gpus), **dict.fromkeys(self.processes.busy)}:
-            found = self.processes.describe(pid)
-            if not found:
+            row = self.processes.describe(pid)
+            if not row:
                 continue
-            container = self.runs.get(found.pop("container"))
-            whose = container.whose if container else {}
-            shown.append({**found, **whose, "gpus": on_gpus.get(pid, [])})
-        return shown
+            container = self.runs.get(row.pop("container"))
+            owner = container.owner_fields if container else {}
+            rows.append({**row, **owner, "gpus": on_gpus.get(pid, [])})
+        return rows
 
 
 class Watched:
-    """One container: a run of anybody's, a service, or another."""
+    """A container: anybody's run, a service, or another one."""
 
     def __init__(self, container: dict[str, Any], processes: Processes) -> None:
         labels = container["Config"].get("Labels") or {}
         name = container["Name"].lstrip("/")
         self.gauges = Gauges(container)
-        mounts = {one["Destination"]: one.get("Source", "") for one in container["Mounts"]}
+        mounts = {mount["Destination"]: mount.get("Source", "") for mount in container["Mounts"]}
         self.progress = Path(mounts["/lab/run"]) / PROGRESS if "/lab/run" in mounts else None
-        self.whose = {
+        self.owner_fields = {
             key: value
             for key, value in (
                 ("run", labels.get("labctl.run", "")),
@@ -133,14 +143,14 @@ class Watched:
         self.started_at = container["State"].get("StartedAt", "")
 
     def rows(self, gpus: list[Gpu], apps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """One row, or none once it has ended."""
-        found = self.gauges.read()
-        if not found:
+        """Return one row, or none once the container has ended."""
+        usage = self.gauges.read()
+        if not usage:
             return []
-        own = given(gpus, self.gauges.container)
-        row = {**self.whose, "started_at": self.started_at, **found}
-        if own:
-            row["gpus"] = [gpu.get("uuid", "") for gpu in own]
+        own_gpus = given(gpus, self.gauges.container)
+        row = {**self.owner_fields, "started_at": self.started_at, **usage}
+        if own_gpus:
+            row["gpus"] = [gpu.get("uuid", "") for gpu in own_gpus]
         steps = read_json_or_none(self.progress)
         row.update({key: steps[key] for key in ("step", "total_steps") if _is_number(steps, key)})
         return [row]
@@ -155,5 +165,5 @@ def read_json_or_none(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         return read_json(path)
-    except OSError:  # somebody else's
+    except OSError:  # another user's file
         return {}

@@ -1,12 +1,12 @@
-"""One line of authorized_keys in or out: whom a store on an SSH server lets in, and to what.
+"""Adds or removes a line of authorized_keys: access of a lab's key to a store on an SSH server.
 
-A file of its own, standard library only: labctl runs it there through the person's own login.
+A self-contained file (standard library only) that labctl runs there through the person's own login.
 
-    admit GATEWAY DIRECTORY LAB KEY    KEY may do what GATEWAY does in DIRECTORY, and no more;
-                                       a key that LAB had before is let in no longer
-    forget LAB                         LAB's key is let in no longer
+    admit GATEWAY DIRECTORY LAB KEY    let KEY run GATEWAY in DIRECTORY, and nothing else;
+                                       remove the key that LAB had before
+    forget LAB                         remove LAB's key
 
-`admit` makes DIRECTORY and prints its whole path. All other lines stay as they are.
+`admit` creates DIRECTORY and prints its full path. All other lines stay as they are.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ MARK = "labctl-store:"
 
 
 def key_line(gateway: str, directory: str, lab: str, key: str) -> str:
-    """What lets `key` in. ValueError where a part of it could mean more than it should."""
+    """Return the line that admits `key`. ValueError if a part of it could have a second meaning."""
     for path in (gateway, directory, sys.executable):
         if not SAFE_PATH.fullmatch(path):
-            raise ValueError(f"{path!r} cannot stand in authorized_keys")
+            raise ValueError(f"{path!r} contains characters that authorized_keys does not allow")
     if not SAFE_KEY.fullmatch(key):
-        raise ValueError("this is no ed25519 public key")
+        raise ValueError("not an ed25519 public key")
     words = f"{sys.executable} -I -S {gateway} serve {directory}"
     return f'restrict,command="{words}" {key} {MARK}{lab}'
 
 
 def changed(text: str, lab: str, line: str) -> str:
-    """authorized_keys without the lab's earlier line, and with `line` unless that is ""."""
+    """Return authorized_keys without the lab's earlier line, and with `line` unless it is ""."""
     rows = text.split("\n")
     if not rows[-1]:
         rows.pop()
-    kept = [one for one in rows if not one.rstrip().endswith(f" {MARK}{lab}")]
-    return "".join(f"{one}\n" for one in [*kept, *([line] if line else [])])
+    other_rows = [row for row in rows if not row.rstrip().endswith(f" {MARK}{lab}")]
+    return "".join(f"{row}\n" for row in [*other_rows, *([line] if line else [])])
 
 
 def change(lab: str, line: str) -> None:
     if not SAFE_LAB.fullmatch(lab):
-        raise ValueError(f"{lab!r} is no lab")
+        raise ValueError(f"{lab!r} is not a lab name")
     folder = Path.home() / ".ssh"
     folder.mkdir(mode=0o700, exist_ok=True)
     path = (folder / "authorized_keys").resolve()
@@ -70,13 +70,13 @@ def main(words: list[str]) -> int:
         if len(words) == 5 and words[0] == "admit":
             directory = Path(words[2]).expanduser()
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            place = str(directory.resolve())
-            change(words[3], key_line(str(Path(words[1]).expanduser()), place, *words[3:]))
-            print(place)
+            full_path = str(directory.resolve())
+            change(words[3], key_line(str(Path(words[1]).expanduser()), full_path, *words[3:]))
+            print(full_path)
         elif len(words) == 2 and words[0] == "forget":
             change(words[1], "")
         else:
-            raise ValueError("admit GATEWAY DIRECTORY LAB KEY | forget LAB")
+            raise ValueError("usage: admit GATEWAY DIRECTORY LAB KEY | forget LAB")
     except (ValueError, OSError) as error:
         print(f"labctl store: {error}", file=sys.stderr)
         return 1

@@ -1,5 +1,7 @@
-"""A Python on this server that has boto3: the playbook's, the distribution's, or one in a venv that
-labctl makes in the account's home where it may not become root.
+"""Finding a Python on this server that has boto3.
+
+It is the playbook's, the distribution's, or one in a venv that labctl creates in the account's
+home if it cannot become root.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ from ..host.sudo import as_root, may_sudo
 from ..program import PROGRAM
 
 PYTHONS = ("/opt/labctl/venv/bin/python3", sys.executable, "python3")
-# Older ones than 1.24 know no checksums of S3's, and have no such module.
+# Versions before 1.24 do not support S3's checksums, and lack this module.
 CHECK = "import boto3, botocore.httpchecksum"
 REQUIREMENT = "boto3>=1.24"
 INSTALL_S = 300
-LACKING = "no Python on the server has boto3, and none could be installed"
+LACKING = "no Python on the server has boto3, and labctl could not install it"
 
 
 def has_boto3() -> bool:
-    """Whether this very process can speak to S3."""
+    """Return whether this process can use S3."""
     try:
-        import boto3  # noqa: F401 (whether it is there is the question)
+        import boto3  # noqa: F401 (only to see whether it is installed)
         import botocore.httpchecksum  # noqa: F401
     except ImportError:
         return False
@@ -34,9 +36,9 @@ def has_boto3() -> bool:
 
 
 def find_python(uid: int | None = None, words: Sequence[str] = ()) -> str:
-    """A Python here that can import boto3; "" where none can.
+    """Return a Python on this server that can import boto3; "" if none can.
 
-    `words` run a command as the account `uid`; without them it is this process's own.
+    `words` run a command as the account `uid`; without them, it is this process's own account.
     """
     venv, owner = find_venv(), os.geteuid() if uid is None else uid
     for python in (*PYTHONS, *([str(venv / "bin/python3")] if is_owned(venv, owner) else [])):
@@ -46,7 +48,7 @@ def find_python(uid: int | None = None, words: Sequence[str] = ()) -> str:
 
 
 def provide_python() -> str:
-    """`find_python`, with boto3 installed first where none has it; "" where that cannot be."""
+    """Return a Python with boto3, which is installed if necessary; "" if that fails."""
     python = find_python()
     if not python and may_sudo():
         as_root("store-boto3", {})
@@ -57,7 +59,7 @@ def provide_python() -> str:
 
 
 def install_boto3(request: dict[str, Any]) -> dict[str, Any]:
-    """As root, the distribution's. What fails shows in that there is none afterwards."""
+    """Install the distribution's boto3 as root. The caller checks whether that worked."""
     ways = {
         "apt-get": [["update", "-q"], ["install", "-q", "-y", "python3-boto3"]],
         "dnf": [["install", "-q", "-y", "python3-boto3"]],
@@ -71,9 +73,9 @@ def install_boto3(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def become_boto3_python(verb: str, request: bytes) -> None:
-    """Go on in a Python that has boto3, as this same process, with `request` on standard input.
+    """Continue this process in a Python that has boto3, with `request` on standard input.
 
-    Returns only where there is none.
+    Returns only if there is no such Python.
     """
     python = provide_python()
     if not python:
@@ -90,19 +92,19 @@ def find_venv() -> Path:
 
 
 def is_owned(directory: Path, uid: int) -> bool:
-    """Nobody runs what another account may change, least of all root."""
+    """Return whether it belongs to `uid`: no account, least of all root, runs others' code."""
     return directory.is_dir() and directory.stat().st_uid == uid
 
 
 def make_venv() -> bool:
-    """Whether there is one now. Of several who make it at once, one puts it in place."""
+    """Create the venv; return whether it exists now. Of concurrent calls, one puts it in place."""
     venv = find_venv()
     draft = venv.with_name(f"{venv.name}.{os.getpid()}")
     pip = [str(draft / "bin/python3"), "-m", "pip", "install", "-q", REQUIREMENT]
     try:
         venv.parent.mkdir(parents=True, exist_ok=True)
-        made = run_quietly([sys.executable, "-m", "venv", str(draft)], INSTALL_S)
-        if made and run_quietly(pip, INSTALL_S):
+        is_created = run_quietly([sys.executable, "-m", "venv", str(draft)], INSTALL_S)
+        if is_created and run_quietly(pip, INSTALL_S):
             shutil.rmtree(venv, ignore_errors=True)
             draft.rename(venv)
     except OSError:
@@ -113,7 +115,7 @@ def make_venv() -> bool:
 
 
 def run_quietly(words: list[str], limit_s: float) -> bool:
-    """Whether it ended well, in time."""
+    """Return whether the command succeeded in time."""
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False

@@ -1,8 +1,8 @@
-"""The mirror: a pass sends what is new of a lab's runs to its store.
+"""The mirror: a pass sends the new files of a lab's runs to its store.
 
-Only whole files count (see outputs.py), each verified by its hash, and what was sent is written
-down beside the run every few seconds, so that a pass that was killed costs no more than that.
-Two passes of one lab never overlap; one that is stuck makes way.
+Only complete files count (see outputs.py), each verified by its hash. What was sent is recorded
+beside the run every few seconds, so that a killed pass loses no more than that. Two passes of one
+lab never overlap; a stuck pass is killed.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ STUCK_S = 60.0
 POLL_S = 0.05
 SENT = "sent.json"
 SMALL_BYTES = 1024 * 1024
-# What a pass that is killed has sent for nothing.
+# seconds between two records: the work that a killed pass loses
 INDEX_S = 2.0
 
 
 def mirror_now(request: dict[str, Any]) -> dict[str, Any]:
-    """One pass over "run" or all runs of the lab; "all" takes new files and edited code along.
+    """Make one pass over "run" or all runs of the lab; "all" includes new files and edited code.
 
-    Replies how many files and "bytes" were "sent", "behind_bytes" that were to be and were not,
-    "failed" [[name, why]...], "why" the store is of no use now ("" if it is), and "bytes_s".
+    Replies how many files ("sent") and "bytes" were sent, "behind_bytes" that were due and not
+    sent, "failed" [[name, why]...], "why" the store cannot be used now ("" if it can), "bytes_s".
     """
     root = lab_dir(request["lab"], request["lab_id"])
     if not able(config(root).get("url", "")):
         return elsewhere("mirror-now", request)
-    with _alone(root / ".labctl" / LOCK) as progress:
+    with _hold_lock(root / ".labctl" / LOCK) as progress:
         store = open_store(root, request["lab"], request["lab_id"], progress)
         try:
-            return _Pass(root, request, store).all()
+            return _LabPass(root, request, store).execute()
         finally:
             store.close()
 
 
 def serve(request: dict[str, Any]) -> None:
-    """A pass for each line of standard input, this request's first; an answer for each.
+    """Make a pass for this request, then for each line of standard input; reply to each.
 
-    Started once, Python and boto3 are loaded once: a pass of little then costs milliseconds.
+    Python and boto3 are loaded only once, so that a small pass takes milliseconds.
     """
     gently()
     while True:
@@ -76,14 +76,17 @@ def serve(request: dict[str, Any]) -> None:
 
 
 def gently() -> None:
-    """Give way to whatever else wants the processor."""
+    """Give way to everything else that needs the processor."""
     with suppress(OSError):
         os.nice(19)
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[Any]:
-    """One pass at a time. Yields what a pass calls when it gets on; one that does not is killed."""
+def _hold_lock(path: Path) -> Iterator[Any]:
+    """Allow one pass at a time; kill one that makes no progress.
+
+    Yields a function to report progress.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while True:
@@ -91,7 +94,7 @@ def _alone(path: Path) -> Iterator[Any]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                _preempt(descriptor)
+                _kill_stuck_holder(descriptor)
                 time.sleep(POLL_S)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -108,7 +111,7 @@ def _alone(path: Path) -> Iterator[Any]:
         os.close(descriptor)
 
 
-def _preempt(descriptor: int) -> None:
+def _kill_stuck_holder(descriptor: int) -> None:
     if age_of(os.fstat(descriptor).st_mtime) > STUCK_S:
         holder = int(os.pread(descriptor, 20, 0) or b"0")
         with suppress(OSError):
@@ -116,7 +119,9 @@ def _preempt(descriptor: int) -> None:
                 os.kill(holder, signal.SIGKILL)
 
 
-class _Pass:
+class _LabPass:
+    """One pass over the runs of a lab."""
+
     def __init__(self, root: Path, request: dict[str, Any], store: Store) -> None:
         self.root = root
         self.store = store
@@ -129,29 +134,31 @@ class _Pass:
         self.why = ""
         self.engine = True
 
-    def all(self) -> dict[str, Any]:
-        began = time.monotonic()
-        runs = sorted((d for d in self.root.glob("runs/[a-z0-9]*") if d.is_dir()), key=_age)
+    def execute(self) -> dict[str, Any]:
+        started_s = time.monotonic()
+        runs = sorted(
+            (d for d in self.root.glob("runs/[a-z0-9]*") if d.is_dir()), key=_newest_first_key
+        )
         if self.only:
             runs = [existing({**self.about, "run": self.only})]
-        seen = self._seen(runs)
+        inspected = self._inspect_live(runs)
         for directory in runs:
-            self._try(directory.name, _Run(self, directory, seen).mirror)
+            self._try(directory.name, _RunPass(self, directory, inspected).mirror)
         if self.everything and not self.only:
-            self._try("the edited code", self._edits)
-        took = max(time.monotonic() - began, 0.001)
+            self._try("the edited code", self._send_edits)
+        duration_s = max(time.monotonic() - started_s, 0.001)
         return {
             "sent": self.sent,
             "bytes": self.bytes,
             "behind_bytes": self.behind,
             "failed": self.failed[:50],
             "why": self.why,
-            "bytes_s": self.bytes / took if self.bytes else 0.0,
+            "bytes_s": self.bytes / duration_s if self.bytes else 0.0,
         }
 
-    def _try(self, name: str, deed: Any) -> None:
+    def _try(self, name: str, action: Any) -> None:
         try:
-            deed()
+            action()
         except StoreError as error:
             self.lost(name, error)
         except Failure as failure:
@@ -164,23 +171,26 @@ class _Pass:
         if error.whole:
             self.why = str(error)
 
-    def _seen(self, runs: list[Path]) -> dict[str, Any]:
+    def _inspect_live(self, runs: list[Path]) -> dict[str, Any]:
         names = [last_attempt(d).get("container", "") for d in runs if not final(d)]
         try:
             return inspect([name for name in names if name])
         except Failure:
-            self.engine = False  # results are worth sending all the same
+            self.engine = False  # send results even without the engine
             return {}
 
     def send(self, name: str, path: Path, size: int, sha256: str) -> bool:
-        """Whether it is in the store now; nothing more is tried once the store is of no use."""
+        """Return whether the file is in the store now.
+
+        Nothing is tried once the store cannot be used.
+        """
         if self.why:
             self.behind += size
             return False
         try:
             self.store.send(name, path, size, sha256)
         except FileNotFoundError:
-            return False  # removed meanwhile: nothing is behind
+            return False  # removed meanwhile: nothing left to send
         except ChangedError:
             self.behind += size
             return False
@@ -192,29 +202,29 @@ class _Pass:
         self.bytes += size
         return True
 
-    def _edits(self) -> None:
-        kept = self.root / ".labctl" / "saved-edits.json"
-        known = read_json(kept)
+    def _send_edits(self) -> None:
+        record_path = self.root / ".labctl" / "saved-edits.json"
+        saved = read_json(record_path)
         for name, size, sha256, _ in edits(self.about)["files"]:
-            if known.get(name) != sha256 and self.send(
+            if saved.get(name) != sha256 and self.send(
                 f"server-edits/{name}", self.root / "code" / name, size, sha256
             ):
-                note(kept, {name: sha256})
+                note(record_path, {name: sha256})
 
 
-class _Run:
-    """One run's part of a pass. `sent` is what the store has: see SENT."""
+class _RunPass:
+    """One run's part of a pass. `sent` is what the store has, as recorded in SENT."""
 
-    def __init__(self, whole: _Pass, directory: Path, seen: dict[str, Any]) -> None:
-        self.whole = whole
+    def __init__(self, parent: _LabPass, directory: Path, inspected: dict[str, Any]) -> None:
+        self.parent = parent
         self.directory = directory
         self.name = directory.name
-        self.own = directory / ".labctl"
-        self.seen = seen
-        self.spec = read_json(self.own / "spec.json")
-        self.sent: dict[str, Any] = read_json(self.own / SENT)
-        if self.sent.get("url") != whole.url:
-            self.sent = {"url": whole.url}
+        self.meta = directory / ".labctl"
+        self.inspected = inspected
+        self.spec = read_json(self.meta / "spec.json")
+        self.sent: dict[str, Any] = read_json(self.meta / SENT)
+        if self.sent.get("url") != parent.url:
+            self.sent = {"url": parent.url}
         self.files: Files = self.sent.setdefault("files", {})
         self.index: Files = self.sent.setdefault("index", {})
         self.next = dict(self.index)
@@ -222,49 +232,49 @@ class _Run:
 
     def mirror(self) -> None:
         if not self.spec or not (self.directory / "code").is_dir():
-            return  # claimed a moment ago
+            return  # just claimed
         ended = final(self.directory)
-        if ended and self.sent.get("final") == ended and not self.whole.everything:
+        if ended and self.sent.get("final") == ended and not self.parent.everything:
             return
-        record = self._record()
-        told = self._code() and self._about(record)
-        complete = self._outputs(self._manifest()) and told
-        if complete and final(self.directory) and not self.whole.why:
-            self.sent["final"] = final(self.directory)  # a run that is resumed ends once more
-            self._keep()
+        record = self._determine_record()
+        is_described = self._send_code() and self._send_run_json(record)
+        is_complete = self._send_outputs(self._list_outputs()) and is_described
+        if is_complete and final(self.directory) and not self.parent.why:
+            self.sent["final"] = final(self.directory)  # a resumed run ends again
+            self._save_sent()
 
-    def _record(self) -> dict[str, Any]:
-        known = final(self.directory)
-        if not known and self.whole.engine:
+    def _determine_record(self) -> dict[str, Any]:
+        record = final(self.directory)
+        if not record and self.parent.engine:
             with suppress(Failure):
-                return look(self.directory, self.seen)
-        return known or {"id": self.name, "state": "unknown"}
+                return look(self.directory, self.inspected)
+        return record or {"id": self.name, "state": "unknown"}
 
-    def _manifest(self) -> list[list[Any]]:
-        wish = {**self.whole.about, "runs": [self.name], "all": self.whole.everything}
-        found: list[list[Any]] = outputs.manifest(wish)["runs"][self.name]["files"]
-        return found
+    def _list_outputs(self) -> list[list[Any]]:
+        outputs_request = {**self.parent.about, "runs": [self.name], "all": self.parent.everything}
+        files: list[list[Any]] = outputs.manifest(outputs_request)["runs"][self.name]["files"]
+        return files
 
-    def _code(self) -> bool:
-        """The run's own code, sent once."""
+    def _send_code(self) -> bool:
+        """Send the run's own code, once."""
         if self.sent.get("code"):
             return True
-        packed = self.own / "code.tar"
+        packed = self.meta / "code.tar"
         try:
             pack(self.directory, packed)
             size, sha256 = packed.stat().st_size, sha256_of(packed)
-            if not self.whole.send(key(self.name, "code.tar"), packed, size, sha256):
+            if not self.parent.send(key(self.name, "code.tar"), packed, size, sha256):
                 return False
         finally:
             if packed.exists():
                 packed.unlink()
         self.sent["code"] = {"size": size, "sha256": sha256}
-        self._keep()
+        self._save_sent()
         return True
 
-    def _about(self, record: dict[str, Any]) -> bool:
-        """run.json, where it would say something new."""
-        attempts = sorted(self.own.glob("attempt-*"), key=lambda path: int(path.name[8:]))
+    def _send_run_json(self, record: dict[str, Any]) -> bool:
+        """Write run.json if its content has changed."""
+        attempts = sorted(self.meta.glob("attempt-*"), key=lambda path: int(path.name[8:]))
         body = {
             "spec": self.spec,
             "code": self.sent["code"],
@@ -273,92 +283,96 @@ class _Run:
         }
         if self.sent.get("about") == body:
             return True
-        if not self._put("run.json", {**body, "at": time.time()}):
+        if not self._put_json("run.json", {**body, "at": time.time()}):
             return False
         self.sent["about"] = body
-        self._keep()
+        self._save_sent()
         return True
 
-    def _outputs(self, found: list[list[Any]]) -> bool:
-        """Send what is new, newest checkpoints first, and index it; whether all of it arrived."""
-        there = {name: [size, sha256] for name, size, sha256, _ in found}
-        growing = {name for name, _, _, grows in found if grows}
-        self._forget_gone(there)
-        groups = grouped(there)
-        complete = True
-        for top in sorted(groups, key=self._rank):
-            due = [name for name in groups[top] if self.files.get(name) != there[name]]
-            if due and not self._announce(due, there, growing):
+    def _send_outputs(self, manifest: list[list[Any]]) -> bool:
+        """Send new files, newest checkpoints first, and index them; return whether all arrived."""
+        current = {name: [size, sha256] for name, size, sha256, _ in manifest}
+        growing = {name for name, _, _, is_growing in manifest if is_growing}
+        self._forget_removed(current)
+        groups = grouped(current)
+        is_complete = True
+        for top in sorted(groups, key=self._sort_key):
+            due = [name for name in groups[top] if self.files.get(name) != current[name]]
+            if due and not self._announce_replacements(due, current, growing):
                 return False
-            good = [name for name in due if self._send(name, there, name in growing)]
-            self.files.update({name: there[name] for name in good})
-            lost = {*due} - {*good}
-            complete = complete and not lost
-            whole = [] if top and lost else [name for name in groups[top] if name not in lost]
+            sent = [name for name in due if self._send(name, current, name in growing)]
+            self.files.update({name: current[name] for name in sent})
+            failed = {*due} - {*sent}
+            is_complete = is_complete and not failed
+            indexed = [] if top and failed else [name for name in groups[top] if name not in failed]
             for name in groups[top]:
                 self.next.pop(name, None)
-            self.next.update({name: there[name] for name in whole})
+            self.next.update({name: current[name] for name in indexed})
             if time.monotonic() - self.indexed_s > INDEX_S:
                 self._put_index({})
-        return self._put_index({}) and complete
+        return self._put_index({}) and is_complete
 
-    def _rank(self, top: str) -> float:
-        """What is no checkpoint is small and comes first, then the newest checkpoint."""
+    def _sort_key(self, top: str) -> float:
+        """Order other files, which are small, first, then checkpoints, the newest first."""
         if not top:
             return float("-inf")
         with suppress(OSError):
             return -(self.directory / top / "manifest.json").stat().st_mtime
         return 0.0
 
-    def _forget_gone(self, there: Files) -> None:
-        """Out of the index goes what is gone here; what is merely changing just now stays in it."""
+    def _forget_removed(self, current: Files) -> None:
+        """Remove deleted files from the index; files that are merely changing stay."""
         for name in [*self.next]:
-            if name not in there and not (self.directory / name).exists():
+            if name not in current and not (self.directory / name).exists():
                 del self.next[name]
 
-    def _announce(self, due: list[str], there: Files, growing: set[str]) -> bool:
-        """Before anything is replaced: see "pending" in store_index.py."""
-        pending = {n: there[n] for n in due if n in self.files and n not in growing}
+    def _announce_replacements(self, due: list[str], current: Files, growing: set[str]) -> bool:
+        """Index files before they are replaced: see "pending" in store_index.py."""
+        pending = {n: current[n] for n in due if n in self.files and n not in growing}
         return not pending or self._put_index(pending)
 
-    def _send(self, name: str, there: Files, growing: bool) -> bool:
+    def _send(self, name: str, current: Files, growing: bool) -> bool:
         path = self.directory / name
-        if growing and there[name][0] < SMALL_BYTES:
-            # As it is now: such a file may have been replaced since it was looked at.
+        if growing and current[name][0] < SMALL_BYTES:
+            # Read it again: such a file may have been replaced since it was listed.
             with suppress(OSError):
                 content = path.read_bytes()
-                there[name] = [len(content), hashlib.sha256(content).hexdigest()]
-        return self.whole.send(key(self.name, f"files/{name}"), path, *there[name])
+                current[name] = [len(content), hashlib.sha256(content).hexdigest()]
+        return self.parent.send(key(self.name, f"files/{name}"), path, *current[name])
 
     def _put_index(self, pending: Files) -> bool:
-        """Write what is in the store now, unless the index there says it already."""
+        """Write the index of the store's files, unless it is up to date."""
         if self.next == self.index and not pending:
             return True
-        if not self._put("index.json", {"files": self.next, "pending": pending, "at": time.time()}):
+        if not self._put_json(
+            "index.json", {"files": self.next, "pending": pending, "at": time.time()}
+        ):
             return False
-        news = {name: known for name, known in self.next.items() if self.index.get(name) != known}
+        changed = {
+            name: entry for name, entry in self.next.items() if self.index.get(name) != entry
+        }
         self.index, self.indexed_s = dict(self.next), time.monotonic()
-        note(self.own / "mirrored.json", news)
-        self._keep()
+        note(self.meta / "mirrored.json", changed)
+        self._save_sent()
         return True
 
-    def _put(self, name: str, body: dict[str, Any]) -> bool:
-        if self.whole.why:
+    def _put_json(self, name: str, body: dict[str, Any]) -> bool:
+        if self.parent.why:
             return False
         try:
-            self.whole.store.put(key(self.name, name), json.dumps(body).encode())
+            self.parent.store.put(key(self.name, name), json.dumps(body).encode())
         except StoreError as error:
-            self.whole.lost(key(self.name, name), error)
+            self.parent.lost(key(self.name, name), error)
             return False
         return True
 
-    def _keep(self) -> None:
+    def _save_sent(self) -> None:
         self.sent.update(files=self.files, index=self.index)
-        write_json(self.own / SENT, self.sent)
+        write_json(self.meta / SENT, self.sent)
 
 
 def pack(directory: Path, target: Path) -> None:
-    """A tar of the code as the run got it: the files that were there when it began."""
+    """Write a tar of the code that the run got: the files that existed when it started."""
     import tarfile
 
     names = json.loads((directory / ".labctl" / "code.json").read_text())
@@ -373,13 +387,13 @@ def pack(directory: Path, target: Path) -> None:
                     archive.addfile(info, content)
 
 
-def _age(directory: Path) -> float:
-    """The newest run first: it is the one that lives."""
+def _newest_first_key(directory: Path) -> float:
+    """Return a sort key that puts the newest run first: it is the live one."""
     with suppress(OSError):
         return -(directory / ".labctl" / "claim.json").stat().st_mtime
     return 0.0
 
 
 def words() -> list[str]:
-    """What a pass beside a run is started with, where there is such a program."""
+    """Return the words that start a low-priority pass, if the server has `ionice`."""
     return ["ionice", "-c", "3"] if shutil.which("ionice") else []

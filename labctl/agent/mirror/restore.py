@@ -1,7 +1,7 @@
-"""A run made from the lab's store alone: its code, its outputs, its spec, as a run that was lost.
+"""Restoring a run from the lab's store: its code, outputs and spec, as a run that was lost.
 
-Everything lands in a staging directory, is checked by its hash and renamed; a restore that was cut
-goes on. What does not arrive whole is left out and said, a checkpoint as a whole.
+Files arrive in a staging directory, are checked by their hash and renamed; an interrupted restore
+resumes. Damaged files are left out and reported, a checkpoint only as a whole.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ CONTAINER = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,200}")
 
 
 def restore(request: dict[str, Any]) -> dict[str, Any]:
-    """Make run "run" here, of what the store has of it; one that is here already stays.
+    """Restore the run "run" from the store; a run that exists already stays as it is.
 
-    Replies the "run" as `status` shows it, how many "files" and "bytes" came, and "left_out"
-    [[name, why]...]: what is missing in the store or not as its index promises.
+    Replies the "run" as `status` shows it, how many "files" and "bytes" arrived, and "left_out"
+    [[name, why]...]: files that the store lacks, or that do not match its index.
     """
     root = lab_dir(request["lab"], request["lab_id"])
     directory = run_dir(root, request["run"])
     url = config(root).get("url", "")
     if request.get("store") not in (None, "", url):
-        said = f"this server's store is {url or 'none'}, not {request['store']}"
-        raise Failure("policy", said, "", "labctl up")
+        what = f"this server's store is {url or 'none'}, not {request['store']}"
+        raise Failure("policy", what, "", "labctl up")
     if not able(url):
         return elsewhere("restore-run", request)
     with (root / ".labctl" / "restore.lock").open("w") as lock:
@@ -58,15 +58,17 @@ def restore(request: dict[str, Any]) -> dict[str, Any]:
             return {"run": look(directory, {}), "files": 0, "bytes": 0, "left_out": []}
         store = open_store(root, request["lab"], request["lab_id"])
         try:
-            done = _Restore(root, request, store, url).all()
+            summary = _Restore(root, request, store, url).execute()
         except StoreError as error:
             raise Failure("store", f"{url} cannot be used", str(error), "labctl up") from None
         finally:
             store.close()
-        return {"run": look(directory, {}), **done}
+        return {"run": look(directory, {}), **summary}
 
 
 class _Restore:
+    """The restore of one run."""
+
     def __init__(self, root: Path, request: dict[str, Any], store: Store, url: str) -> None:
         self.run = request["run"]
         self.lab_id = request["lab_id"]
@@ -77,35 +79,38 @@ class _Restore:
         self.left_out: list[list[str]] = []
         self.arrived: Files = {}
 
-    def all(self) -> dict[str, Any]:
-        about, index = self._object("run.json"), self._object("index.json", needed=False)
-        spec = about.get("spec")
+    def execute(self) -> dict[str, Any]:
+        run_json, index = (
+            self._read_object("run.json"),
+            self._read_object("index.json", needed=False),
+        )
+        spec = run_json.get("spec")
         if not isinstance(spec, dict) or (spec.get("id"), spec.get("lab_id")) != (
             self.run,
             self.lab_id,
         ):
-            raise Failure("policy", f"what the store calls run {self.run} is another run")
-        wanted, pending = _listed(index.get("files")), _listed(index.get("pending"))
-        code = [int(about["code"]["size"]), str(about["code"]["sha256"])]
-        self._room([*wanted.values(), code, code])
+            raise Failure("policy", f"the store has another run under the name {self.run}")
+        indexed, pending = _parse_index(index.get("files")), _parse_index(index.get("pending"))
+        code = [int(run_json["code"]["size"]), str(run_json["code"]["sha256"])]
+        self._require_room([*indexed.values(), code, code])
         (self.staging / ".labctl").mkdir(parents=True, exist_ok=True)
-        self._code(code)
-        for name in sorted({*wanted, *pending}):
-            either = [known[name] for known in (wanted, pending) if name in known]
-            self._bring(key(self.run, f"files/{name}"), name, either)
-        self._checkpoints(sorted({*wanted, *pending}))
-        self._own(spec, about, code)
+        self._restore_code(code)
+        for name in sorted({*indexed, *pending}):
+            versions = [entry[name] for entry in (indexed, pending) if name in entry]
+            self._fetch_file(key(self.run, f"files/{name}"), name, versions)
+        self._drop_broken_checkpoints(sorted({*indexed, *pending}))
+        self._write_records(spec, run_json, code)
         self.staging.rename(self.directory)
-        size = sum(known[0] for known in self.arrived.values()) + code[0]
+        size = sum(entry[0] for entry in self.arrived.values()) + code[0]
         return {"files": len(self.arrived) + 1, "bytes": size, "left_out": self.left_out}
 
-    def _object(self, name: str, needed: bool = True) -> dict[str, Any]:
+    def _read_object(self, name: str, needed: bool = True) -> dict[str, Any]:
         content = self.store.read(key(self.run, name))
         if content is None and not needed:
             return {}
         if content is None:
-            said = f"there is nothing of run {self.run} in {self.url}"
-            raise Failure("missing", said, "", "labctl status --refresh")
+            what = f"{self.url} has no files of run {self.run}"
+            raise Failure("missing", what, "", "labctl status --refresh")
         try:
             body = json.loads(content)
         except ValueError:
@@ -114,108 +119,118 @@ class _Restore:
             raise Failure("store", f"{name} of run {self.run} in {self.url} is damaged")
         return body
 
-    def _room(self, files: list[list[Any]]) -> None:
-        size, free = sum(known[0] for known in files), free_bytes(self.staging)
+    def _require_room(self, files: list[list[Any]]) -> None:
+        size, free = sum(entry[0] for entry in files), free_bytes(self.staging)
         if size + RESERVE_BYTES > free:
-            why = f"run {self.run} takes {size} bytes, {free} are free"
-            raise Failure("disk", "the server's disk has no room", why, "labctl ssh -- df -h")
+            why = f"it needs {size} bytes, and {free} bytes are free"
+            what = f"the server's disk has no room for run {self.run}"
+            raise Failure("disk", what, why, "labctl ssh -- df -h")
 
-    def _bring(self, where: str, name: str, either: list[list[Any]]) -> bool:
-        """One file to the staging directory, as one of `either` ([size, sha256]) promises."""
-        place = inside(self.staging, name)
-        known = _fits(place, either)
+    def _fetch_file(self, store_key: str, name: str, versions: list[list[Any]]) -> bool:
+        """Fetch a file to the staging directory; it must match one of `versions`.
+
+        Each version is [size, sha256]. Returns False if it was left out.
+        """
+        path = inside(self.staging, name)
+        match = _find_match(path, versions)
         try:
-            if known is None:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                self.store.fetch(where, place, max(size for size, _ in either))
-                known = _fits(place, either)
+            if match is None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self.store.fetch(store_key, path, max(size for size, _ in versions))
+                match = _find_match(path, versions)
         except StoreError as error:
             if error.whole:
                 raise
             self.left_out.append([name, str(error)])
         else:
-            if known is None:
-                self.left_out.append([name, "it is not as the store's index promises"])
-        if known is None:
-            if place.exists():
-                place.unlink()
+            if match is None:
+                self.left_out.append([name, "it does not match the store's index"])
+        if match is None:
+            if path.exists():
+                path.unlink()
             return False
-        self.arrived[name] = known
+        self.arrived[name] = match
         return True
 
-    def _code(self, known: list[Any]) -> None:
+    def _restore_code(self, entry: list[Any]) -> None:
         packed = self.staging / ".labctl" / "code.tar"
-        if not self._bring(key(self.run, "code.tar"), ".labctl/code.tar", [known]):
-            said = f"the code of run {self.run} is not whole in {self.url}"
-            raise Failure("store", said, self.left_out[-1][1])
+        if not self._fetch_file(key(self.run, "code.tar"), ".labctl/code.tar", [entry]):
+            what = f"the code of run {self.run} in {self.url} is incomplete"
+            raise Failure("store", what, self.left_out[-1][1])
         del self.arrived[".labctl/code.tar"]
         code = self.staging / "code"
         drop_tree(code)
         code.mkdir()
         unpack(packed, "code.tar", code)
-        names = _made_executable(packed, code)
+        names = _restore_modes(packed, code)
         write_json(self.staging / ".labctl" / "code.json", names)
         packed.unlink()
 
-    def _checkpoints(self, names: list[str]) -> None:
-        """A checkpoint of which anything is missing goes altogether."""
+    def _drop_broken_checkpoints(self, names: list[str]) -> None:
+        """Drop every checkpoint of which anything is missing."""
         for top, members in grouped(names).items():
             if not top:
                 continue
             why = broken(top, read_json(self.staging / top / MANIFEST), self.arrived)
-            lost = [name for name in members if name not in self.arrived]
-            if lost or why:
-                self.left_out.append([top, why or f"{lost[0][len(top) :]} is missing"])
+            missing = [name for name in members if name not in self.arrived]
+            if missing or why:
+                self.left_out.append([top, why or f"{missing[0][len(top) :]} is missing"])
                 drop_tree(inside(self.staging, top.rstrip("/")))
                 for name in members:
                     self.arrived.pop(name, None)
 
-    def _own(self, spec: dict[str, Any], about: dict[str, Any], code: list[Any]) -> None:
-        """What a run directory says of itself: one whose machine has gone."""
-        own = self.staging / ".labctl"
+    def _write_records(
+        self, spec: dict[str, Any], run_json: dict[str, Any], code: list[Any]
+    ) -> None:
+        """Write the records of a run whose machine is gone."""
+        meta = self.staging / ".labctl"
         text = json.dumps(spec, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        record = about.get("record") or {}
+        record = run_json.get("record") or {}
         created = float(record.get("created_at") or time.time())
-        write_text(own / "spec.json", text)
-        write_json(own / "claim.json", {"hash": digest, "created_at": created})
-        for number, attempt in enumerate(about.get("attempts") or [{}], 1):
+        write_text(meta / "spec.json", text)
+        write_json(meta / "claim.json", {"hash": digest, "created_at": created})
+        for number, attempt in enumerate(run_json.get("attempts") or [{}], 1):
             name = str(attempt.get("container", ""))
-            known: dict[str, Any] = {"container": name if CONTAINER.fullmatch(name) else ""}
-            known["started_at"] = float(attempt.get("started_at") or 0.0)
-            # Of another machine: by its boot the attempt is seen to be lost.
-            write_json(own / f"attempt-{number}", {**known, "boot": "elsewhere"})
+            attempt_record: dict[str, Any] = {
+                "container": name if CONTAINER.fullmatch(name) else ""
+            }
+            attempt_record["started_at"] = float(attempt.get("started_at") or 0.0)
+            # It ran on another machine: a foreign boot token marks the attempt as lost.
+            write_json(meta / f"attempt-{number}", {**attempt_record, "boot": "elsewhere"})
         if record.get("state") in ("exited", "cancelled"):
-            write_json(own / "record.json", record)
+            write_json(meta / "record.json", record)
         sent = {"url": self.url, "files": self.arrived, "index": self.arrived}
-        write_json(own / SENT, {**sent, "code": {"size": code[0], "sha256": code[1]}})
-        note(own / "mirrored.json", self.arrived)
+        write_json(meta / SENT, {**sent, "code": {"size": code[0], "sha256": code[1]}})
+        note(meta / "mirrored.json", self.arrived)
 
 
-def _listed(found: Any) -> Files:
-    """Files of an index; one whose name is the run's own business is none."""
-    listed: Files = {}
-    for name, known in found.items() if isinstance(found, dict) else ():
+def _parse_index(entries: Any) -> Files:
+    """Parse the files of an index, without those in a run's own .labctl directory."""
+    files: Files = {}
+    for name, entry in entries.items() if isinstance(entries, dict) else ():
         if name.split("/")[0] != ".labctl":
-            listed[name] = [max(0, int(known[0])), str(known[1])]
-    return listed
+            files[name] = [max(0, int(entry[0])), str(entry[1])]
+    return files
 
 
-def _fits(place: Path, either: list[list[Any]]) -> list[Any] | None:
-    """Which of `either` the file's first bytes are; it is cut to them. A log may have grown since
-    it was indexed."""
-    if not place.is_file() or place.is_symlink():
+def _find_match(path: Path, versions: list[list[Any]]) -> list[Any] | None:
+    """Return the version that the file's first bytes match, and truncate the file to it.
+
+    None without a match. A log may have grown since it was indexed.
+    """
+    if not path.is_file() or path.is_symlink():
         return None
-    for size, sha256 in either:
-        if place.stat().st_size >= size and sha256_of(place, size) == sha256:
-            with place.open("r+b") as file:
+    for size, sha256 in versions:
+        if path.stat().st_size >= size and sha256_of(path, size) == sha256:
+            with path.open("r+b") as file:
                 file.truncate(size)
             return [size, sha256]
     return None
 
 
-def _made_executable(packed: Path, code: Path) -> list[str]:
-    """The names in the archive; programs among them become programs."""
+def _restore_modes(packed: Path, code: Path) -> list[str]:
+    """Make programs executable, and return the names of all files in the archive."""
     import tarfile
 
     names = []

@@ -1,4 +1,4 @@
-"""A store in S3, from its server: with the credentials of the instance profile alone."""
+"""A store in S3, used from the server with the credentials of its instance profile only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from .store import ChangedError, Progress, StoreError
 
 
 class S3Store(S3):
+    """The lab's prefix in its bucket."""
+
     def __init__(self, url: str, prefix: str, progress: Progress) -> None:
         super().__init__(
             url,
@@ -24,12 +26,12 @@ class S3Store(S3):
                 file.write(block)
 
     def close(self) -> None:
-        """The connection stays for the next pass."""
+        """Keep the connection open for the next pass."""
 
 
 def convert_error(error: S3Error) -> StoreError:
     if error.problem is Problem.CHANGED_HERE:
         return ChangedError(error.why)
     if error.problem is Problem.MISSING:
-        return StoreError("it is not in the store", False)
+        return StoreError("the store does not have it", False)
     return StoreError(error.why[:300], error.problem is not Problem.UNCONFIRMED)

@@ -1,18 +1,18 @@
-"""What a lab server's key may do in a store on an SSH server: its forced command there.
+"""The gateway to a store on an SSH server: the forced command of a lab server's key.
 
-A file of its own, standard library only, Python 3.8 or newer. `ssh_gateway.py serve DIRECTORY`
-hands an rsync that the key starts to rrsync, which lets it write drafts, named SHA256.SIZE, to
-DIRECTORY/.incoming and nothing else. Otherwise it answers lines of JSON; bytes follow where a
-"length" says so:
+A self-contained file (standard library only, Python 3.8 or newer). `ssh_gateway.py serve DIRECTORY`
+runs rrsync if the key starts an rsync: it may only write drafts, named SHA256.SIZE, to
+DIRECTORY/.incoming. Otherwise it answers requests, each a line of JSON; bytes follow if "length" is
+above 0:
 
-    put   key size sha256 length, bytes  -> done; without bytes a draft is put, where it is whole,
-                                            or else "rsync" says whether rrsync is there
+    put   key size sha256 length, bytes  -> done; without bytes it puts a complete draft, or
+                                            replies in "rsync" whether rrsync is installed
     get   key offset length              -> size length, bytes
     list  prefix                         -> names
-    swap  key expected length, bytes     -> done, where `expected` is the content's hash ("": none)
+    swap  key expected length, bytes     -> done, if `expected` is the content's hash ("": absent)
 
-A failure is {"error": kind, "why": text}: "name", "full", "bad" (not as promised), "missing", "io".
-No request removes what was put, and neither a key nor a link leads out of DIRECTORY.
+An error is {"error": kind, "why": text}: "name", "full", "bad" (hash differs), "missing", "io".
+No request removes a file that was put, and neither a key nor a link leads out of DIRECTORY.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, NamedTuple
 
-# It writes drafts only. -no-overwrite would forbid it to go on with one that was cut.
+# It writes drafts only. -no-overwrite would prevent it from resuming a draft.
 RRSYNC = ("rrsync", "-wo", "-no-del", "-no-lock", "-munge")
 OWN = INCOMING, LOCK = Path(".incoming"), Path(".lock")
 MOST_BYTES, MOST_LINE, STALE_S = 64 * 1024 * 1024, 64 * 1024, 3 * 86400
@@ -37,11 +37,11 @@ KINDS.update({errno.ENAMETOOLONG: "name", errno.ELOOP: "name", errno.ENOTDIR: "n
 
 
 class Refused(Exception):
-    """Its arguments are the error's kind, and why."""
+    """An error reply. Its arguments are the error's kind, and why."""
 
 
 class StoreRequest(NamedTuple):
-    """As it came: nothing of it is checked."""
+    """A request as it arrived, with unchecked values."""
 
     do: Any
     key: Any = None
@@ -58,8 +58,10 @@ Reply = Dict[str, object]
 
 def find_path(key: Any) -> Path:
     parts = key.split("/") if isinstance(key, str) else [""]
-    odd = any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in str(key))
-    if odd or len(parts) > 32 or {"", ".", ".."} & {*parts} or Path(parts[0]) in OWN:
+    has_odd_characters = any(
+        ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in str(key)
+    )
+    if has_odd_characters or len(parts) > 32 or {"", ".", ".."} & {*parts} or Path(parts[0]) in OWN:
         raise Refused("name", f"the key {key!r} leaves its directory")
     path = Path(*parts)
     if Path.cwd() not in path.resolve().parents or (path.exists() and not path.is_file()):
@@ -68,7 +70,7 @@ def find_path(key: Any) -> Path:
 
 
 def hash_file(path: Path) -> str:
-    """ "" where there is none."""
+    """Return the file's hash, "" if it does not exist."""
     digest = hashlib.sha256()
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
@@ -80,7 +82,7 @@ def hash_file(path: Path) -> str:
 
 
 def place(draft: Path, path: Path) -> None:
-    """Rename a whole draft to its key, and have the disk know."""
+    """Rename a complete draft to its key, and sync it to disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft.chmod(0o600)
     sync(draft)
@@ -109,7 +111,7 @@ def write(content: bytes, path: Path) -> None:
 
 
 def clear_drafts(older_than_s: float) -> None:
-    """Of files whose rest never came."""
+    """Remove drafts whose upload was never completed."""
     for draft in INCOMING.iterdir():
         if time.time() - draft.lstat().st_mtime >= older_than_s and not draft.is_dir():
             draft.unlink()
@@ -119,13 +121,13 @@ def put_file(request: StoreRequest, body: bytes) -> Reply:
     path, sha256, size = find_path(request.key), str(request.sha256), int(request.size)
     if body or not size:
         if (len(body), hashlib.sha256(body).hexdigest()) != (size, sha256):
-            raise Refused("bad", "it did not arrive as promised")
+            raise Refused("bad", "the content does not match its size and hash")
         write(body, path)
     elif hash_file(path) != sha256:
         draft = INCOMING / find_path(f"{sha256}.{size}")
-        whole = draft.is_file() and draft.stat().st_size >= size
-        if not whole or hash_file(draft) != sha256:
-            if whole:
+        is_complete = draft.is_file() and draft.stat().st_size >= size
+        if not is_complete or hash_file(draft) != sha256:
+            if is_complete:
                 draft.unlink()
             return {"done": False, "rsync": bool(shutil.which(RRSYNC[0]))}
         place(draft, path)
@@ -161,24 +163,24 @@ REQUESTS = {"put": put_file, "swap": swap_file, "get": get_part, "list": list_na
 
 
 def serve(stream: BinaryIO, out: BinaryIO) -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the end of the stream."""
     for line in iter(lambda: stream.readline(MOST_LINE), b""):
         content: object = b""
         try:
             request = StoreRequest(
                 **{k: v for k, v in json.loads(line).items() if k in StoreRequest._fields}
             )
-            answer = REQUESTS[request.do]
-            length = int(request.length) if answer in (put_file, swap_file) else 0
+            handler = REQUESTS[request.do]
+            length = int(request.length) if handler in (put_file, swap_file) else 0
             body = stream.read(length) if 0 <= length <= MOST_BYTES else b""
             if len(body) < length:
                 return
-            reply = answer(request, body)
+            reply = handler(request, body)
             content = reply.pop("bytes", b"")
         except Refused as refused:
             reply = dict(zip(("error", "why"), refused.args))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reply = {"error": "name", "why": f"this is no request ({error!r})"}
+            reply = {"error": "name", "why": f"invalid request ({error!r})"}
         except OSError as error:
             reply = {
                 "error": KINDS.get(error.errno or 0, "io"),
@@ -192,7 +194,7 @@ def serve(stream: BinaryIO, out: BinaryIO) -> None:
 def main(words: list[str]) -> int:
     os.umask(0o077)
     if len(words) != 2 or words[0] != "serve":
-        print("store_gateway.py serve DIRECTORY", file=sys.stderr)
+        print("usage: ssh_gateway.py serve DIRECTORY", file=sys.stderr)
         return 2
     top = Path(words[1]).expanduser()
     (top / INCOMING).mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""A store on an SSH server, by this server's own ssh and key: it speaks to ssh_gateway.py.
+"""A store on an SSH server, by this server's own ssh and key; ssh_gateway.py runs there.
 
-A large file goes ahead as a draft, by rsync, which goes on after a cut; a request then puts it.
+A large file is first sent as a draft by rsync, which resumes after a cut; a request then puts it
+in place.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from typing import Any, Iterable, Iterator
 from ..host.paths import CHUNK
 from .store import ChangedError, Progress, StoreError
 
-# A larger file goes by rsync; a cut link costs no more than this.
+# bytes: larger files go by rsync, so a lost connection wastes no more than this
 PART_BYTES = 8 * 1024 * 1024
 MOST_READ_BYTES = 64 * 1024 * 1024
-# Kinds of failure after which nothing else can be sent either.
+# kinds of failure after which nothing else can be sent either
 WHOLE = ("full", "io", "cut")
 HOST = "labctl-store"
 LINK_TIMEOUT_S = 60
 
 
-def ssh_words(about: dict[str, Any], key: Path, hosts: Path) -> list[str]:
-    """The ssh that leads to the store: no configuration, one key, one pinned host."""
+def ssh_words(settings: dict[str, Any], key: Path, hosts: Path) -> list[str]:
+    """Return the ssh command to the store: no user configuration, one key, one pinned host."""
     options = {
         "BatchMode": "yes",
         "IdentitiesOnly": "yes",
         "UserKnownHostsFile": str(hosts),
         "GlobalKnownHostsFile": "/dev/null",
-        "HostName": about["host"],
+        "HostName": settings["host"],
         "HostKeyAlias": HOST,
         "StrictHostKeyChecking": "yes",
         "UpdateHostKeys": "no",
@@ -44,18 +45,20 @@ def ssh_words(about: dict[str, Any], key: Path, hosts: Path) -> list[str]:
         "ServerAliveCountMax": "3",
         "LogLevel": "ERROR",
     }
-    given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    option_words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     return [
-        *("ssh", "-F", "none", "-T", "-i", str(key), *given),
-        *("-p", str(about["port"]), "-l", about["user"]),
+        *("ssh", "-F", "none", "-T", "-i", str(key), *option_words),
+        *("-p", str(settings["port"]), "-l", settings["user"]),
     ]
 
 
 class SshStore:
-    """One connection, made on the first request and ended by `close` or by an error."""
+    """A connection, made on the first request and closed by `close` or by an error."""
 
-    def __init__(self, about: dict[str, Any], key: Path, hosts: Path, progress: Progress) -> None:
-        self.words = ssh_words(about, key, hosts)
+    def __init__(
+        self, settings: dict[str, Any], key: Path, hosts: Path, progress: Progress
+    ) -> None:
+        self.words = ssh_words(settings, key, hosts)
         self.folder = key.parent
         self.progress = progress
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,26 +70,24 @@ class SshStore:
                 content = file.read(size)
             if len(content) < size:
                 raise ChangedError(path.name)
-            self._ask({**request, "length": size}, [content])
+            self._send_request({**request, "length": size}, [content])
         else:
-            reply = self._ask({**request, "length": 0})
+            reply = self._send_request({**request, "length": 0})
             if not reply["done"] and "rsync" not in reply:
-                # A lab that an earlier version let in: its program takes any file at once.
-                self._ask({**request, "length": size}, self._read_blocks(path, size))
+                # A gateway of an earlier version accepts a file of any size in one request.
+                self._send_request({**request, "length": size}, self._read_blocks(path, size))
             elif not reply["done"]:
                 self._send_draft(request, path, may_rsync=reply["rsync"])
         self.progress()
 
     def _send_draft(self, request: dict[str, Any], path: Path, *, may_rsync: bool) -> None:
         if not may_rsync or not shutil.which("rsync"):
-            where = "on this server" if may_rsync else "on the store's machine"
-            raise StoreError(
-                f"{path.name} is large, and there is no rsync with rrsync {where}", False
-            )
+            missing = "rsync on this server" if may_rsync else "rrsync on the store's machine"
+            raise StoreError(f"{path.name} is too large to send without {missing}", False)
         name = f"{request['sha256']}.{request['size']}"
         with self._name_draft(path, request["size"], name) as draft:
-            self._copy(draft, path.name)
-        if not self._ask({**request, "length": 0})["done"]:
+            self._rsync_draft(draft, path.name)
+        if not self._send_request({**request, "length": 0})["done"]:
             raise ChangedError(path.name)
 
     def _read_blocks(self, path: Path, size: int) -> Iterator[bytes]:
@@ -102,8 +103,10 @@ class SshStore:
 
     def put(self, key: str, content: bytes) -> None:
         size = len(content)
-        about = {"size": size, "sha256": hashlib.sha256(content).hexdigest()}
-        self._ask({"do": "put", "key": key, **about, "offset": 0, "length": size}, [content])
+        checked = {"size": size, "sha256": hashlib.sha256(content).hexdigest()}
+        self._send_request(
+            {"do": "put", "key": key, **checked, "offset": 0, "length": size}, [content]
+        )
 
     def read(self, key: str) -> bytes | None:
         return self._get(key, 0, MOST_READ_BYTES)
@@ -113,7 +116,7 @@ class SshStore:
             while True:
                 block = self._get(key, file.tell(), min(PART_BYTES, size - file.tell()))
                 if block is None:
-                    raise StoreError("it is not in the store", False)
+                    raise StoreError("the store does not have it", False)
                 file.write(block)
                 self.progress()
                 if not block or file.tell() >= size:
@@ -137,7 +140,7 @@ class SshStore:
 
     @contextmanager
     def _name_draft(self, path: Path, size: int, name: str) -> Iterator[Path]:
-        """The file under the draft's name; one that has grown as a copy of its first bytes."""
+        """Yield the file under the draft's name; if it has grown, a copy of its first bytes."""
         with tempfile.TemporaryDirectory(prefix="store-", dir=str(self.folder)) as folder:
             draft = Path(folder, name)
             if path.stat().st_size == size:
@@ -148,7 +151,7 @@ class SshStore:
                 target.writelines(self._read_blocks(path, size))
             yield draft
 
-    def _copy(self, draft: Path, name: str) -> None:
+    def _rsync_draft(self, draft: Path, name: str) -> None:
         options = [
             "--append-verify",
             "--copy-links",
@@ -168,22 +171,22 @@ class SshStore:
             raise StoreError(why, False)
 
     def _get(self, key: str, offset: int, length: int) -> bytes | None:
-        """None where there is no such file."""
+        """Return the bytes; None if the file does not exist."""
         request = {"do": "get", "key": key, "offset": offset, "length": length}
-        reply = self._ask(request, missing=True)
+        reply = self._send_request(request, missing=True)
         if "length" not in reply:
             return None
         assert self._process
         assert self._process.stdout
         content = self._process.stdout.read(reply["length"])
         if len(content) < reply["length"]:
-            raise self._cut(b"")
+            raise self._describe_cut(b"")
         return content
 
-    def _ask(
+    def _send_request(
         self, request: dict[str, Any], blocks: Iterable[bytes] = (), missing: bool = False
     ) -> Any:
-        process = self._connected()
+        process = self._connect()
         assert process.stdin
         assert process.stdout
         try:
@@ -196,18 +199,18 @@ class SshStore:
         try:
             reply = json.loads(line)
         except ValueError:
-            raise self._cut(line) from None
+            raise self._describe_cut(line) from None
         if missing and reply.get("error") == "missing":
             return reply
-        if reply.get("error") == "bad":  # its bytes are not those that were hashed
+        if reply.get("error") == "bad":  # the bytes do not match the hash
             raise ChangedError(request["key"])
         if "error" in reply:
-            whole = reply["error"] in WHOLE
-            told = "the store is full" if reply["error"] == "full" else "the store refuses"
-            raise StoreError(f"{told}: {reply['why']}", whole)
+            is_fatal = reply["error"] in WHOLE
+            what = "the store is full" if reply["error"] == "full" else "the store refused"
+            raise StoreError(f"{what}: {reply['why']}", is_fatal)
         return reply
 
-    def _connected(self) -> subprocess.Popen[bytes]:
+    def _connect(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = subprocess.Popen(
                 [*self.words, "--", HOST],
@@ -218,15 +221,15 @@ class SshStore:
             )
         return self._process
 
-    def _cut(self, line: bytes) -> StoreError:
-        """What ssh says of it, once it has ended."""
-        said, process = "", self._process
+    def _describe_cut(self, line: bytes) -> StoreError:
+        """Return an error with ssh's last message, once ssh has ended."""
+        message, process = "", self._process
         if process and process.stderr:
             try:
                 process.wait(5)
             except subprocess.TimeoutExpired:
                 process.kill()
-            said = process.stderr.read().decode(errors="replace").strip()[-300:]
+            message = process.stderr.read().decode(errors="replace").strip()[-300:]
         self.close()
-        said = said or line.decode(errors="replace").strip()[-300:] or "the connection ended"
-        return StoreError(f"the store cannot be reached: {said}")
+        message = message or line.decode(errors="replace").strip()[-300:] or "the connection ended"
+        return StoreError(f"cannot reach the store: {message}")

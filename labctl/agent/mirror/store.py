@@ -1,8 +1,8 @@
-"""The lab's store, from its server: what was agreed on, and the way to it.
+"""The lab's store, as its server uses it: the settings and the connection.
 
 `.labctl/store.json` of a lab holds {"url", "mirror_s", and for a store on an SSH server "host",
-"port", "user", "directory"}; its key and the pinned host key lie beside it. Keys of a store begin
-below the lab's own prefix, which is all that this server can reach.
+"port", "user", "directory"}; its key and the pinned host key are beside it. Keys of a store are
+relative to the lab's own prefix, which is all that this server can reach.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Progress = Callable[[], None]
 
 
 class StoreError(Exception):
-    """Something did not get to the store, or from it. `whole`: nothing else will just now."""
+    """A failed transfer to or from the store. `whole`: the store cannot be used at all now."""
 
     def __init__(self, why: str, whole: bool = True) -> None:
         super().__init__(why)
@@ -32,31 +32,31 @@ class StoreError(Exception):
 
 
 class ChangedError(StoreError):
-    """The file was changed while it was sent: no fault of the store, and sent the next time."""
+    """The file changed while it was sent. Not the store's fault: the next pass sends it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} changed while it was sent", False)
 
 
 class Store(Protocol):
-    """Below one lab's prefix. Everything may raise StoreError."""
+    """The lab's prefix in a store. Every method may raise StoreError."""
 
     def send(self, key: str, path: Path, size: int, sha256: str) -> None:
-        """The first `size` bytes of `path`; the store has said that it has what was hashed."""
+        """Send the first `size` bytes of `path`; the store confirms their hash."""
 
     def put(self, key: str, content: bytes) -> None: ...
 
     def read(self, key: str) -> bytes | None:
-        """None where there is none, or where this server may not know."""
+        """Return the content; None if absent, or if this server is not allowed to know."""
 
     def fetch(self, key: str, path: Path, size: int) -> None:
-        """At most the first `size` bytes, to a new file; hashes are compared by who asked."""
+        """Write at most the first `size` bytes to a new file; the caller compares hashes."""
 
     def close(self) -> None: ...
 
 
 def config(root: Path) -> dict[str, Any]:
-    """What was agreed on for the lab in this directory; {} where it has no store."""
+    """Return the store's settings for the lab in this directory; {} without a store."""
     return read_json(root / ".labctl" / CONFIG)
 
 
@@ -65,70 +65,70 @@ def prefix(lab: str, lab_id: str) -> str:
 
 
 def open_store(root: Path, lab: str, lab_id: str, progress: Progress = lambda: None) -> Store:
-    """The store of the lab in `root`. Nothing is connected yet."""
-    about = config(root)
-    if about.get("url", "").startswith("s3://"):
+    """Return the store of the lab in `root`, without connecting yet."""
+    settings = config(root)
+    if settings.get("url", "").startswith("s3://"):
         from .s3_store import S3Store
 
-        return S3Store(about["url"], prefix(lab, lab_id), progress)
-    if about.get("url", "").startswith("ssh://"):
+        return S3Store(settings["url"], prefix(lab, lab_id), progress)
+    if settings.get("url", "").startswith("ssh://"):
         from .ssh_store import SshStore
 
-        own = root / ".labctl"
-        return SshStore(about, own / KEY, own / HOSTS, progress)
-    raise Failure("missing", f"{lab} has no store", "", "store: in lab.yaml, then labctl up")
+        meta = root / ".labctl"
+        return SshStore(settings, meta / KEY, meta / HOSTS, progress)
+    raise Failure("missing", f"{lab} has no store", "", "add store: to lab.yaml, then labctl up")
 
 
 def prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Note what the client says of the store ("url" "" for none), and have what it needs here.
+    """Record the store's settings ("url" "" for no store), and install what it needs.
 
-    Replies "public_key" of a key pair that never leaves this server, where the store is on an SSH
-    server, and "lacks": what is missing, "" where nothing is.
+    Replies "public_key" of a key pair that never leaves this server, for a store on an SSH server,
+    and "lacks": what is missing, or "".
     """
-    own = lab_dir(request["lab"], request["lab_id"]) / ".labctl"
+    meta = lab_dir(request["lab"], request["lab_id"]) / ".labctl"
     url = request["url"]
     if not url:
         for name in (CONFIG, KEY, f"{KEY}.pub", HOSTS):
-            if (own / name).exists():
-                (own / name).unlink()
+            if (meta / name).exists():
+                (meta / name).unlink()
         return {"public_key": "", "lacks": ""}
-    kept = ("url", "mirror_s", "host", "port", "user", "directory")
+    fields = ("url", "mirror_s", "host", "port", "user", "directory")
     reply = {"public_key": "", "lacks": ""}
     if url.startswith("s3://"):
         reply["lacks"] = "" if provide_python() else LACKING
     else:
-        write_text(own / HOSTS, f"labctl-store {request['host_key']}\n", 0o600)
-        reply["public_key"], reply["lacks"] = _key(own / KEY)
-    write_json(own / CONFIG, {key: request[key] for key in kept if key in request}, 0o600)
+        write_text(meta / HOSTS, f"labctl-store {request['host_key']}\n", 0o600)
+        reply["public_key"], reply["lacks"] = _provide_key(meta / KEY)
+    write_json(meta / CONFIG, {key: request[key] for key in fields if key in request}, 0o600)
     return reply
 
 
-def _key(path: Path) -> tuple[str, str]:
-    """(public half, what is missing)."""
+def _provide_key(path: Path) -> tuple[str, str]:
+    """Return (the public key, what is missing or "")."""
     if not shutil.which("ssh-keygen") or not shutil.which("ssh"):
-        return "", "the server has no ssh program"
+        return "", "the server has no ssh or ssh-keygen"
     if not path.exists():
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "labctl", "-f", str(path)]
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            return "", f"no key could be made: {done.stderr.strip()[-300:]}"
+            return "", f"ssh-keygen failed: {done.stderr.strip()[-300:]}"
     return " ".join(path.with_name(f"{KEY}.pub").read_text().split()[:2]), ""
 
 
 def able(url: str) -> bool:
-    """Whether this very process can speak to such a store."""
+    """Return whether this process can use such a store."""
     return not url.startswith("s3://") or has_boto3()
 
 
 def elsewhere(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-    """The verb again, in a Python that has boto3."""
+    """Run the verb again in a Python that has boto3."""
     import json
 
     python = find_python()
     if not python:
-        raise Failure("store", "results cannot go to S3", LACKING, "labctl doctor")
+        raise Failure("store", "results cannot be sent to S3", LACKING, "labctl doctor")
     done = subprocess.run(
         [python, str(PROGRAM), verb],
         input=json.dumps(request) + "\n",
@@ -141,7 +141,7 @@ def elsewhere(verb: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def probe(request: dict[str, Any]) -> dict[str, Any]:
-    """Write a small object and read it back; Failure "store" says why that cannot be."""
+    """Write a small object and read it back. Failure (store) if that does not work."""
     root = lab_dir(request["lab"], request["lab_id"])
     url = config(root).get("url", "")
     if not able(url):
@@ -150,9 +150,9 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
     try:
         store.put(PROBE, b"")
         if store.read(PROBE) != b"":
-            raise StoreError("what was written cannot be read back")
+            raise StoreError("a test object was written but could not be read back")
     except StoreError as error:
-        raise Failure("store", f"{url} cannot be used", str(error)) from None
+        raise Failure("store", f"cannot use the store {url}", str(error)) from None
     finally:
         store.close()
     return {}

@@ -1,4 +1,4 @@
-"""What a lab's store holds of one run, and what belongs together in it.
+"""The layout of a run in a lab's store, and the files that belong together in it.
 
     runs/<run>/run.json       {"spec", "code": {"size", "sha256"}, "record", "attempts", "at"}
     runs/<run>/code.tar       the run's own code, written once
@@ -6,8 +6,8 @@
     runs/<run>/index.json     {"files": {path: [size, sha256]}, "pending": the same, "at"}
 
 The index is written after the files that it names. "pending" are files that were about to replace
-others of their name: whoever restores takes what fits either. Of a file that only grows, the first
-bytes count. A directory with a manifest.json (a checkpoint) is there whole or not at all.
+others of the same name: a restore accepts either version. Of a file that only grows, the first
+bytes count. A directory with a manifest.json (a checkpoint) is restored completely or not at all.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def key(run: str, name: str) -> str:
 
 
 def tops(names: Iterable[str]) -> list[str]:
-    """Directories (with "/") that hold a manifest, the outermost ones only."""
-    found: list[str] = []
+    """Return the directories (with "/") that have a manifest, only the outermost ones."""
+    outermost: list[str] = []
     for name in sorted(names, key=len):
         if name.endswith("/" + MANIFEST):
             top = name[: -len(MANIFEST)]
-            if not any(top.startswith(outer) for outer in found):
-                found.append(top)
-    return found
+            if not any(top.startswith(outer) for outer in outermost):
+                outermost.append(top)
+    return outermost
 
 
 def top_of(name: str, known: list[str]) -> str:
@@ -38,25 +38,25 @@ def top_of(name: str, known: list[str]) -> str:
 
 
 def grouped(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names by the checkpoint that they belong to ("" for none), manifests last."""
-    every = list(names)
-    known = tops(every)
+    """Group names by their checkpoint ("" for none), manifests last."""
+    all_names = list(names)
+    known_tops = tops(all_names)
     groups: dict[str, list[str]] = {}
-    for name in sorted(every, key=lambda one: (one.endswith("/" + MANIFEST), one)):
-        groups.setdefault(top_of(name, known), []).append(name)
+    for name in sorted(all_names, key=lambda name: (name.endswith("/" + MANIFEST), name)):
+        groups.setdefault(top_of(name, known_tops), []).append(name)
     return groups
 
 
 def broken(top: str, manifest: dict[str, Any], files: Files) -> str:
-    """What keeps a checkpoint from being whole, "" where nothing does. `files` are those there."""
-    listed = manifest.get("files", {})
-    for inner, expected in listed.items() if isinstance(listed, dict) else ():
-        found = files.get(top + inner)
-        if found is None:
+    """Return why a checkpoint is incomplete, "" if it is complete. `files` are those present."""
+    entries = manifest.get("files", {})
+    for inner, expected in entries.items() if isinstance(entries, dict) else ():
+        present = files.get(top + inner)
+        if present is None:
             return f"{inner} is missing"
         if isinstance(expected, dict) and (
-            expected.get("size", found[0]) != found[0]
-            or expected.get("sha256", found[1]) != found[1]
+            expected.get("size", present[0]) != present[0]
+            or expected.get("sha256", present[1]) != present[1]
         ):
-            return f"{inner} is not the file that its manifest names"
+            return f"{inner} does not match its manifest"
     return ""

@@ -1,4 +1,4 @@
-"""What the lab's containers are made of: bodies of the engine's `create`, as values."""
+"""The lab's containers as values: the bodies of the engine's `create` requests."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ HOME_ENV = {
 
 
 def run_body(
-    root: Path, directory: Path, spec: dict[str, Any], found: dict[str, Any]
+    root: Path, directory: Path, spec: dict[str, Any], image: dict[str, Any]
 ) -> dict[str, Any]:
-    """The container of a run. Pure but for what `lab_body` makes."""
+    """Return the container of a run. Pure except for the files that `lab_body` makes."""
     mounts = [mount(directory / "code", "/lab/code"), mount(directory, "/lab/run")]
     if spec["secrets"]:
-        kept = secrets_tmpfs.directory_of(spec["id"])
-        mounts.append(mount(kept, "/run/labctl-secrets", read_only=True))
+        secrets_directory = secrets_tmpfs.directory_of(spec["id"])
+        mounts.append(mount(secrets_directory, "/run/labctl-secrets", read_only=True))
     env = {**run_env(spec), **spec["env"]}
-    body = lab_body(root, spec, found, mounts, env, {"labctl.run": spec["id"]})
+    body = lab_body(root, spec, image, mounts, env, {"labctl.run": spec["id"]})
     body["Entrypoint"] = ["/bin/sh"]
-    own = (found.get("Config") or {}).get("Entrypoint") or []
-    body["Cmd"] = ["/lab/run/.labctl/entry.sh", *own, *spec["command"]]
+    entrypoint = (image.get("Config") or {}).get("Entrypoint") or []
+    body["Cmd"] = ["/lab/run/.labctl/entry.sh", *entrypoint, *spec["command"]]
     body["StopTimeout"] = 60
     body["Tty"] = body["OpenStdin"] = bool(spec["tty"])
     body["HostConfig"].update(limits(spec))
@@ -43,37 +43,37 @@ def run_body(
 def lab_body(
     root: Path,
     spec: dict[str, Any],
-    found: dict[str, Any],
+    image: dict[str, Any],
     mounts: list[dict[str, Any]],
     env: dict[str, str],
     labels: dict[str, str],
 ) -> dict[str, Any]:
-    """What every container of a lab has: our user, its home and cache, data, a label.
+    """Return what every container of a lab has: our user, its home and cache, data, a label.
 
-    `spec` has lab, lab_id and gpus ("", "all" or device UUIDs joined by commas), `found` is the
+    `spec` has lab, lab_id and gpus ("", "all" or device UUIDs joined by commas), `image` is the
     image as `docker inspect` shows it.
     """
     (home() / ".cache" / "home").mkdir(parents=True, exist_ok=True)
     (root / "data").mkdir(exist_ok=True)
-    passwd = passwd_file(found["Id"], home() / ".passwd")
-    shared = [
+    passwd = passwd_file(image["Id"], home() / ".passwd")
+    lab_mounts = [
         mount(root / "data", "/lab/data", read_only=True),
         mount(home() / ".cache", "/lab/cache"),
         mount(passwd, "/etc/passwd", read_only=True),
     ]
     variables = {**proxies(), **HOME_ENV, **env}
     return {
-        "Image": found["Id"],
+        "Image": image["Id"],
         "Hostname": spec["lab"],
         "User": f"{os.getuid()}:{os.getgid()}",
         "WorkingDir": "/lab/code",
         "Env": [f"{key}={value}" for key, value in sorted(variables.items())],
         "Labels": {"labctl.lab-id": spec["lab_id"], **labels},
         "HostConfig": {
-            "Mounts": [*shared, *mounts],
+            "Mounts": [*lab_mounts, *mounts],
             "SecurityOpt": ["no-new-privileges"],
             "LogConfig": {"Type": "", "Config": {"max-size": "50m"}},
-            "DeviceRequests": _devices(spec.get("gpus", "")),
+            "DeviceRequests": _device_requests(spec.get("gpus", "")),
         },
     }
 
@@ -82,16 +82,21 @@ def mount(source: Path, target: str, read_only: bool = False) -> dict[str, Any]:
     return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
 
 
-def _devices(gpus: str) -> list[dict[str, Any]]:
-    """What `docker run --gpus` asks for."""
+def _device_requests(gpus: str) -> list[dict[str, Any]]:
+    """Return the device requests that `docker run --gpus` would send."""
     if not gpus:
         return []
-    asked: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
-    return [{**asked, **({"Count": -1} if gpus == "all" else {"DeviceIDs": gpus.split(",")})}]
+    device_request: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}}
+    return [
+        {**device_request, **({"Count": -1} if gpus == "all" else {"DeviceIDs": gpus.split(",")})}
+    ]
 
 
 def limits(spec: dict[str, Any]) -> dict[str, int]:
-    """0 is no limit. Memory without swap beside it, so that the limit is the limit."""
+    """Return the limits of a container; 0 is no limit.
+
+    The memory limit includes swap, so that swap cannot be used to exceed it.
+    """
     return {
         "Memory": spec["memory_bytes"],
         "MemorySwap": spec["memory_bytes"],
@@ -111,36 +116,36 @@ def run_env(spec: dict[str, Any]) -> dict[str, str]:
 
 
 def passwd_file(image_id: str, directory: Path) -> Path:
-    """The image's /etc/passwd with our user in it, made once per image.
+    """Return the image's /etc/passwd with our user added, made once per image.
 
-    Libraries ask who they are (getpass, torch's cache, ssh): without an entry they fail.
+    Libraries look up their user (getpass, torch's cache, ssh) and fail without an entry.
     """
     path = directory / f"passwd-{image_id.rpartition(':')[2][:24]}"
     if path.exists():
         return path
     directory.mkdir(parents=True, exist_ok=True)
-    made = f"labctl-passwd-{os.urandom(8).hex()}"
-    create(made, {"Image": image_id, "Entrypoint": ["/bin/true"]})
+    container = f"labctl-passwd-{os.urandom(8).hex()}"
+    create(container, {"Image": image_id, "Entrypoint": ["/bin/true"]})
     try:
-        text = _file_in(made, "/etc/passwd")
+        text = _read_file_in(container, "/etc/passwd")
     finally:
-        remove(made)
-    kept = [
+        remove(container)
+    rows = [
         row
         for row in text.splitlines()
         if row.count(":") == 6 and row.split(":")[2] != str(os.getuid())
     ]
-    kept.append(f"lab:x:{os.getuid()}:{os.getgid()}:labctl:/lab/cache/home:/bin/sh")
+    rows.append(f"lab:x:{os.getuid()}:{os.getgid()}:labctl:/lab/cache/home:/bin/sh")
     staging = path.with_name(path.name + ".new")
-    staging.write_text("\n".join(kept) + "\n")
+    staging.write_text("\n".join(rows) + "\n")
     staging.replace(path)
     return path
 
 
-def _file_in(container: str, path: str) -> str:
-    """A file of a container that need not run and need not hold any program; "" if absent."""
+def _read_file_in(container: str, path: str) -> str:
+    """Read a file of a container, which need neither run nor contain any program; "" if absent."""
     import io
-    import tarfile  # once per image: a start need not pay for it
+    import tarfile  # needed once per image: imported here to keep `start` fast
 
     content = archive(container, path)
     if not content:

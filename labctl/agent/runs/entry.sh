@@ -1,5 +1,5 @@
 #!/bin/sh
-# Starts a run's command inside its container, hands it signals, and writes down how it ended.
+# Starts a run's command inside its container, forwards signals, and records how it ended.
 # /bin/sh only: the image is the student's own. Arguments: the command.
 run=/lab/run
 if [ -d /run/labctl-secrets ]; then
@@ -35,7 +35,7 @@ while :; do
   kill -0 "$child" 2>/dev/null || break
 done
 if [ "$code" -gt 128 ]; then
-  # It may have ended right after a signal had ended `wait`: then its own code is still to be had.
+  # The child may have ended just after a signal ended `wait`: then its own code is still available.
   wait "$child" 2>/dev/null
   own=$?
   [ "$own" -eq 127 ] || code=$own

@@ -1,4 +1,4 @@
-"""A run's log as it grows, by byte offset, so that a cut link resumes where it stopped."""
+"""Streaming a run's log by byte offset, so that a lost connection resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ POLL_S = 0.05
 
 
 def follow(request: dict[str, Any]) -> None:
-    """Streams bytes from "offset" on; ends when the run has ended and all is sent.
+    """Stream the log's bytes from "offset" until the run has ended and all is sent.
 
-    With "tail" above 0 it begins that many lines before the end. The first reply says at which
-    offset the bytes begin; the closing one holds the run. "attempt" is the container that the
-    caller's offset was counted with: where another goes on, the log of a restored run may be
-    shorter, and begins where the gap is marked.
+    With "tail" above 0 the stream begins that many lines before the end. The first reply has the
+    offset at which the bytes begin, the closing one the run. "attempt" is the container for which
+    the caller counted its offset: if another attempt runs now, the log of a restored run may be
+    shorter, and the stream begins where the gap is marked.
     """
     directory = existing(request)
     log = directory / "logs" / "run.log"
@@ -53,7 +53,7 @@ def _stream(directory: Path, offset: int, wait: bool) -> None:
 
 
 def start_and_follow(request: dict[str, Any]) -> None:
-    """`start`, then `follow` from the beginning in the same connection: one round trip."""
+    """Do `start`, then `follow` from the beginning, in one connection: one round trip."""
     started = start(request)
     answer(started)
     if "missing" in started:
@@ -64,7 +64,7 @@ def start_and_follow(request: dict[str, Any]) -> None:
 
 
 def _pump(log: Path, offset: int, name: str) -> None:
-    """Send what comes until the container has stopped or nobody reads any more."""
+    """Send the log until the container has stopped or the reader is gone."""
     reader = select.poll()
     reader.register(1, 0)
     waiter = _wait(name)
@@ -72,11 +72,11 @@ def _pump(log: Path, offset: int, name: str) -> None:
         while True:
             ended = waiter.poll() is not None
             offset = _send(log, offset)
-            if ended and not _alive(name):
+            if ended and not _is_running(name):
                 _send(log, offset)
                 return
             if ended:
-                # The daemon was restarted: `docker wait` ended with it, the container did not.
+                # The daemon restarted: `docker wait` ended with it, but the container runs on.
                 time.sleep(0.5)
                 waiter = _wait(name)
             if any(event & (select.POLLERR | select.POLLHUP) for _, event in reader.poll(0)):
@@ -93,9 +93,9 @@ def _wait(name: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _alive(name: str) -> bool:
-    found = inspect([name]).get(name)
-    return bool(found and found["State"].get("Running"))
+def _is_running(name: str) -> bool:
+    container = inspect([name]).get(name)
+    return bool(container and container["State"].get("Running"))
 
 
 def _send(log: Path, offset: int) -> int:
@@ -111,7 +111,7 @@ def _send(log: Path, offset: int) -> int:
 
 
 def tail_offset(log: Path, lines: int) -> int:
-    """Where the last `lines` lines begin, reading backwards."""
+    """Return the offset at which the last `lines` lines begin, reading backwards."""
     size = log.stat().st_size
     position, count, block = size, 0, b""
     while position > 0 and count <= lines:

@@ -6,24 +6,24 @@ import http.client
 import socket
 
 
-def _connected(place: int | str) -> socket.socket:
-    """To a port of the loopback, or to a Unix socket."""
-    if isinstance(place, int):
-        return socket.create_connection(("127.0.0.1", place), timeout=5)
+def _connect(address: int | str) -> socket.socket:
+    """Connect to a port of the loopback, or to a Unix socket."""
+    if isinstance(address, int):
+        return socket.create_connection(("127.0.0.1", address), timeout=5)
     link = socket.socket(socket.AF_UNIX)
     link.settimeout(5)
     try:
-        link.connect(place)
+        link.connect(address)
     except OSError:
         link.close()
         raise
     return link
 
 
-def speaks_http(place: int | str) -> bool:
+def speaks_http(address: int | str) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", timeout=5)
     try:
-        connection.sock = _connected(place)
+        connection.sock = _connect(address)
         connection.request("GET", "/")
         return connection.getresponse().status < 500
     except (OSError, http.client.HTTPException):
@@ -32,16 +32,16 @@ def speaks_http(place: int | str) -> bool:
         connection.close()
 
 
-def listens(place: int | str) -> bool:
-    """Whether somebody behind Docker's proxy, or the broker's, takes a connection.
+def listens(address: int | str) -> bool:
+    """Return whether the service behind Docker's proxy, or the broker's, accepts a connection.
 
-    The proxy itself takes every one, and drops it at once when the container does not.
+    The proxy accepts every connection, and drops it at once if the container does not listen.
     """
     try:
-        with _connected(place) as connection:
+        with _connect(address) as connection:
             connection.settimeout(0.3)
             return bool(connection.recv(1))
-    except socket.timeout:  # another class than TimeoutError before Python 3.10
+    except socket.timeout:  # not the same class as TimeoutError before Python 3.10
         return True
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""Images on the server: is it here, pull it, build it. Builds are logged whole."""
+"""Images on the server: find, pull and build them. The log of a build is complete."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FAILED_STEP = re.compile(r"^(Step \d+/\d+ : |#\d+ \[)")
 
 
 def present(request: dict[str, Any]) -> dict[str, Any]:
-    """{"ids": {reference: image id or ""}} for "references"."""
-    found = {r: image(r) for r in request["references"]}
-    return {"ids": {r: (one or {}).get("Id", "") for r, one in found.items()}}
+    """Return {"ids": {reference: image id or ""}} for "references"."""
+    images = {r: image(r) for r in request["references"]}
+    return {"ids": {r: (image_record or {}).get("Id", "") for r, image_record in images.items()}}
 
 
 def pull(request: dict[str, Any]) -> None:
@@ -37,17 +37,17 @@ def pull(request: dict[str, Any]) -> None:
 
 
 def build(request: dict[str, Any]) -> None:
-    """`docker build` of "directory" below the lab's code, or below that of the run "run", as "tag".
+    """Build "directory" of the lab's code, or of the code of the run "run", as "tag".
 
-    Output is streamed and logged. Closes with code, log (path) and tail: the failing step and its
-    last lines.
+    Output is streamed and logged. The closing reply has code, log (path) and tail: the failing
+    step and its last lines.
     """
     lab = lab_dir(request["lab"], request["lab_id"])
     context = run_dir(lab, request["run"]) / "code" if request.get("run") else lab / "code"
     if request["directory"] not in ("", "."):
         context = inside(context, request["directory"])
     if not (context / "Dockerfile").is_file():
-        raise Failure("missing", f"there is no Dockerfile in {context}", "", "labctl push")
+        raise Failure("missing", f"no Dockerfile in {context} on the server", "", "labctl push")
     log = lab / "builds" / (request["tag"].replace("/", "-").replace(":", "-") + ".log")
     log.parent.mkdir(exist_ok=True)
     if brokered():
@@ -69,7 +69,7 @@ def build(request: dict[str, Any]) -> None:
 
 
 def failing_lines(lines: list[str]) -> list[str]:
-    """The last step that began, and the last twelve lines that it said."""
+    """Return the line of the last step that began, and at most the last twelve lines after it."""
     starts = [i for i, text in enumerate(lines) if FAILED_STEP.match(text)]
     if not starts:
         return lines[-12:]
@@ -77,7 +77,7 @@ def failing_lines(lines: list[str]) -> list[str]:
 
 
 def streamed(words: list[str], log: Path | None) -> tuple[int, list[str]]:
-    """Run a command, its output to us and to `log`; (exit code, the last lines)."""
+    """Run a command, copy its output to stdout and `log`; return (exit code, the last lines)."""
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     lines: list[str] = []
     file = log.open("wb") if log else None
@@ -97,18 +97,18 @@ def streamed(words: list[str], log: Path | None) -> tuple[int, list[str]]:
 
 
 @contextmanager
-def wheelhouse(wanted: bool) -> Iterator[dict[str, str]]:
+def wheelhouse(enabled: bool) -> Iterator[dict[str, str]]:
     """Serve ~/labctl/.wheelhouse on the loopback while a build runs, for pip in the build."""
     root = home() / ".wheelhouse"
-    if not wanted or not root.is_dir():
+    if not enabled or not root.is_dir():
         yield {}
         return
-    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": _say_nothing})
+    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": _ignore})
     serve = functools.partial(quiet, directory=str(root))
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", WHEELHOUSE_PORT), serve)
     except OSError:
-        # Another build on this server has it; any other port works, only without cached layers.
+        # Another build uses the port. Any other works too, but misses the cached layers.
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -119,5 +119,5 @@ def wheelhouse(wanted: bool) -> Iterator[dict[str, str]]:
         server.server_close()
 
 
-def _say_nothing(*_args: object) -> None:
+def _ignore(*_args: object) -> None:
     pass

@@ -1,5 +1,4 @@
-"""The services that labctl starts by itself: what runs, at which port, and how to see whether an
-image has it."""
+"""The services that labctl can start: script, port, and a test for whether an image has them."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from . import serve
 LINK_EVERY_S = 2
 TOKEN_FILE = "/run/labctl-service/token"
 
-# Shows each run under its id, and reads no other directory of a run than its logs.
+# Shows each run under its id, and reads only the logs directory of each run.
 TENSORBOARD = f"""
 link() {{
   for logs in /lab/runs/*/logs; do
@@ -23,8 +22,8 @@ mkdir -p /tmp/runs; link
 (while sleep {LINK_EVERY_S}; do link; done) &
 exec tensorboard --logdir /tmp/runs --host 0.0.0.0 --port "$1" --reload_interval 5
 """
-# Only 127.0.0.1 and localhost are answered, which is how a forward calls it: a page of somebody
-# else's cannot reach it by a name that it points at the loopback. The token is in a file.
+# Jupyter answers only for the host names 127.0.0.1 and localhost, which a forward uses: a hostile
+# page cannot reach it through a name that resolves to the loopback. The token is in a file.
 JUPYTER = """
 exec jupyter lab --no-browser --ip 0.0.0.0 --port "$1" --ServerApp.port_retries=0 \\
   --ServerApp.root_dir=/lab --ServerApp.preferred_dir=/lab/code \\

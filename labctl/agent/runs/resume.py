@@ -1,4 +1,4 @@
-"""The next attempt of a run whose last one ended with its machine, not by itself."""
+"""The next attempt of a run whose last attempt was lost with its machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ SET_ASIDE = ("record.json", "exit.json", "reclaim.json", LIMIT)
 
 
 def resume(request: dict[str, Any]) -> dict[str, Any]:
-    """Go on with a run that was lost: its own code, its outputs so far, the next attempt.
+    """Start the next attempt of a lost run with its own code and its outputs so far.
 
-    Replies as `start` does: {"missing": image} before anything is changed; a run that lives is
-    found. One that ended by itself is refused. `told` is what the log says of the gap. "offset" is
-    where in the log it stands, "step" what the newest whole checkpoint says of itself.
+    Replies as `start` does: {"missing": image} before anything is changed; a live run is found.
+    Failure (policy) for a run that ended by itself. The request's `told` is written to the log
+    where the gap is. "offset" is where in the log that line begins, "step" the step that the newest
+    complete checkpoint records.
     """
     spec = request["spec"]
     directory = existing({**spec, "run": spec["id"]})
@@ -34,25 +35,25 @@ def resume(request: dict[str, Any]) -> dict[str, Any]:
         state = look(directory, {})
         if state["state"] in UNENDED:
             offset = state_offset(directory)
-            return {"run": state, "found": True, "offset": offset, **_place(directory)}
+            return {"run": state, "found": True, "offset": offset, **_describe_location(directory)}
         if state["state"] != "lost":
             raise Failure(
                 "policy",
-                f"run {spec['id']} ended by itself and is not resumed",
+                f"run {spec['id']} ended by itself, so it cannot be resumed",
                 state.get("told", ""),
                 f"labctl logs {spec['id']}",
             )
-        _set_aside(directory)
-        place = _place(directory)
-        offset = _mark(directory, request.get("told") or "resumed")
+        _archive_last_attempt(directory)
+        location = _describe_location(directory)
+        offset = _mark_gap(directory, request.get("told") or "resumed")
         root = lab_dir(spec["lab"], spec["lab_id"])
-        seen = launch(root, directory, spec, image, request.get("secrets", {}))
-    run = look(directory, seen)
-    return {"run": run, "found": False, "offset": offset, **place}
+        inspected = launch(root, directory, spec, image, request.get("secrets", {}))
+    run = look(directory, inspected)
+    return {"run": run, "found": False, "offset": offset, **location}
 
 
-def _place(directory: Path) -> dict[str, Any]:
-    """Where the run lies, and the step of its newest whole checkpoint, None where it has none."""
+def _describe_location(directory: Path) -> dict[str, Any]:
+    """Return the run's directory and the step of its newest complete checkpoint, or None."""
     newest = newest_whole(directory) or {}
     return {"directory": str(directory), "step": newest.get("step")}
 
@@ -60,7 +61,7 @@ def _place(directory: Path) -> dict[str, Any]:
 def from_push(request: dict[str, Any]) -> dict[str, Any]:
     """Make a run of what was pushed to `restore/<run>`: its code, its outputs, its spec.
 
-    It is a lost run from then on, which `resume` goes on with. One that is here already stays.
+    The new run counts as lost, and `resume` continues it. A run that exists already stays as it is.
     """
     spec = request["spec"]
     lab = lab_dir(spec["lab"], spec["lab_id"])
@@ -68,46 +69,48 @@ def from_push(request: dict[str, Any]) -> dict[str, Any]:
     if directory.is_dir():
         return {"run": look(directory, {})}
     if not (pushed / "code").is_dir():
-        raise Failure("missing", f"nothing of run {spec['id']} was sent here")
+        raise Failure("missing", f"no files of run {spec['id']} were uploaded to this server")
     text = json.dumps(spec, sort_keys=True)
-    own = pushed / ".labctl"
-    own.mkdir(exist_ok=True)
-    write_text(own / "spec.json", text)
+    meta = pushed / ".labctl"
+    meta.mkdir(exist_ok=True)
+    write_text(meta / "spec.json", text)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    write_json(own / "claim.json", {"hash": digest, "created_at": request["created_at"]})
+    write_json(meta / "claim.json", {"hash": digest, "created_at": request["created_at"]})
     for number in range(1, int(request["attempts"]) + 1):
-        # On another machine: by its boot the attempt is seen to be lost.
-        write_json(own / f"attempt-{number}", {"container": "", "boot": "elsewhere"})
+        # It ran on another machine: a foreign boot token marks the attempt as lost.
+        write_json(meta / f"attempt-{number}", {"container": "", "boot": "elsewhere"})
     names = sorted(str(p.relative_to(pushed / "code")) for p in (pushed / "code").rglob("*"))
-    write_json(own / "code.json", names)
+    write_json(meta / "code.json", names)
     directory.parent.mkdir(exist_ok=True)
     pushed.rename(directory)
     return {"run": look(directory, {})}
 
 
-def _set_aside(directory: Path) -> None:
-    """How the last attempt ended stays on record beside it."""
-    own = directory / ".labctl"
-    number = len(list(own.glob("attempt-*"))) or 1
+def _archive_last_attempt(directory: Path) -> None:
+    """Rename the records of how the last attempt ended, so that they stay beside the next one."""
+    meta = directory / ".labctl"
+    number = len(list(meta.glob("attempt-*"))) or 1
     for name in SET_ASIDE:
-        if (own / name).exists():
-            (own / name).replace(own / f"ended-{number}-{name}")
+        if (meta / name).exists():
+            (meta / name).replace(meta / f"ended-{number}-{name}")
 
 
 def state_offset(directory: Path) -> int:
-    """Where the last attempt began in the log, 0 for a run that was never resumed."""
+    """Return the byte of the log at which the last attempt began, 0 for a run never resumed."""
     return int(read_json(directory / ".labctl" / "resumed.json").get("offset", 0))
 
 
-def _mark(directory: Path, told: str) -> int:
-    """One line in the run's log where it was cut and goes on; the byte at which it stands."""
+def _mark_gap(directory: Path, message: str) -> int:
+    """Write a line to the run's log where it was cut; return the byte offset before it."""
     log = directory / "logs" / "run.log"
     log.parent.mkdir(exist_ok=True)
     offset = log.stat().st_size if log.exists() else 0
     write_json(directory / ".labctl" / "resumed.json", {"offset": offset})
-    broken = log.exists() and log.stat().st_size > 0 and log.read_bytes()[-1:] != b"\n"
-    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    is_line_open = log.exists() and log.stat().st_size > 0 and log.read_bytes()[-1:] != b"\n"
+    time_text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     attempt = len(list((directory / ".labctl").glob("attempt-*"))) + 1
     with log.open("a") as file:
-        file.write(("\n" if broken else "") + f"--- {at}: {told} (attempt {attempt}) ---\n")
+        file.write(
+            ("\n" if is_line_open else "") + f"--- {time_text}: {message} (attempt {attempt}) ---\n"
+        )
     return offset

@@ -1,4 +1,4 @@
-"""Looking at runs: what can truthfully be said of each, and its record once it has ended."""
+"""The state of each run, and its final record once it has ended."""
 
 from __future__ import annotations
 
@@ -28,31 +28,34 @@ UNENDED = ("claimed", "starting", "running")
 
 
 def existing(request: dict[str, Any]) -> Path:
+    """Return the run's directory. Failure (missing) if it has none."""
     directory = run_dir(lab_dir(request["lab"], request["lab_id"]), request["run"])
     if not directory.is_dir():
-        raise Failure("missing", f"there is no run {request['run']} here", "", "labctl status")
+        what = f"run {request['run']} does not exist on this server"
+        raise Failure("missing", what, "", "labctl status")
     return directory
 
 
 def last_attempt(directory: Path) -> dict[str, Any]:
-    found = sorted((directory / ".labctl").glob("attempt-*"), key=lambda p: int(p.name[8:]))
-    return read_json(found[-1]) if found else {}
+    """Return the record of the run's newest attempt, {} if it has none."""
+    attempts = sorted((directory / ".labctl").glob("attempt-*"), key=lambda p: int(p.name[8:]))
+    return read_json(attempts[-1]) if attempts else {}
 
 
 def status(request: dict[str, Any]) -> dict[str, Any]:
-    """Every run of the lab (or those named in "runs"), the disk, and what the watchdog says."""
+    """Report every run of the lab (or those named in "runs"), the disk and the watchdog's state."""
     root = lab_dir(request["lab"], request["lab_id"])
-    wanted = request.get("runs")
+    selected = request.get("runs")
     directories = [
         d
         for d in sorted((root / "runs").glob("*"))
-        if not d.name.startswith(".") and (not wanted or d.name in wanted)
+        if not d.name.startswith(".") and (not selected or d.name in selected)
     ]
     names = [last_attempt(d).get("container", "") for d in directories if not final(d)]
-    seen = inspect([n for n in names if n])
+    inspected = inspect([n for n in names if n])
     free, total = disk(root)
     return {
-        "runs": [look(d, seen) for d in directories],
+        "runs": [look(d, inspected) for d in directories],
         "disk": {"free_bytes": free, "total_bytes": total},
         "uptime_s": float(read_text(Path("/proc/uptime")).split()[0]),
         "now": time.time(),
@@ -61,12 +64,16 @@ def status(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def final(directory: Path) -> dict[str, Any]:
-    """The record of a run that is known to have ended, {} otherwise."""
+    """Return the record of a run that is known to have ended, {} otherwise."""
     return read_json(directory / ".labctl" / "record.json")
 
 
-def look(directory: Path, seen: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What can truthfully be said of a run now. An ended run is recorded once and for all."""
+def look(directory: Path, inspected: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Determine a run's state now. An ended run is recorded once and for all.
+
+    `inspected` is what `docker inspect` returned, by container name; a container that it lacks is
+    inspected here.
+    """
     record = final(directory)
     if record:
         return record
@@ -83,127 +90,141 @@ def look(directory: Path, seen: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "container": attempt.get("container", ""),
         "image_id": attempt.get("image_id", ""),
         "image_digest": attempt.get("image_digest", ""),
-        "progress": _progress(directory),
-        "progress_at": _progress_at(directory),
+        "progress": _read_progress(directory),
+        "progress_at": _get_progress_time(directory),
         "log_offset": read_json(directory / ".labctl" / "resumed.json").get("offset", 0),
     }
     name = attempt.get("container", "")
-    found = seen.get(name) or (inspect([name]).get(name) if name else None)
-    ending = _ending(directory, spec, attempt, found)
+    container = inspected.get(name) or (inspect([name]).get(name) if name else None)
+    ending = _determine_state(directory, spec, attempt, container)
     state.update(ending)
-    state.update(_gpu_loss(directory, name, state))
+    state.update(_describe_gpu_loss(directory, name, state))
     if state["state"] in ("exited", "lost", "cancelled"):
         state["new_files"] = new_files(directory, spec.get("outputs", []))
-        state["progress"] = _progress(directory)
+        state["progress"] = _read_progress(directory)
         drop_secrets(directory.name)
         try:
-            _keep_console(directory, spec, name, found)
+            _save_console(directory, spec, name, container)
             write_json(directory / ".labctl" / "record.json", state)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # Told all the same; recorded by the first look that finds room.
+            # Reported all the same; recorded by the first call that finds room.
             state["told"] += "; the server's disk is full"
     return state
 
 
-def _gpu_loss(directory: Path, container: str, state: dict[str, Any]) -> dict[str, Any]:
-    """gpu_lost_at, and what is said of the run then; {} where its container has its GPUs."""
-    since = lost_at(directory, container) if container else None
-    if since is None:
+def _describe_gpu_loss(directory: Path, container: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Return gpu_lost_at and told for a container that lost its GPUs, {} if it has them."""
+    lost_since = lost_at(directory, container) if container else None
+    if lost_since is None:
         return {}
     if state["state"] == "running":
-        return {"gpu_lost_at": since, "told": "its container has lost access to its GPU"}
-    told = f"{state.get('told', '')}; its container had lost access to its GPU"
-    return {"gpu_lost_at": since, "told": told.lstrip("; ")}
+        return {"gpu_lost_at": lost_since, "told": "its container has lost access to its GPU"}
+    summary = f"{state.get('told', '')}; its container had lost access to its GPU"
+    return {"gpu_lost_at": lost_since, "told": summary.lstrip("; ")}
 
 
-def _ending(
-    directory: Path, spec: dict[str, Any], attempt: dict[str, Any], found: dict[str, Any] | None
+def _determine_state(
+    directory: Path, spec: dict[str, Any], attempt: dict[str, Any], container: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """state, exit_code, ended_at and told, from the exit record, Docker and the boot token."""
-    if found is None and not attempt:
+    """Return state, exit_code, ended_at and told from the exit record, Docker and the boot."""
+    if container is None and not attempt:
         return {"state": "claimed"}
-    inner = (found or {}).get("State") or {}
-    if inner.get("Running") or inner.get("Restarting"):
+    status = (container or {}).get("State") or {}
+    if status.get("Running") or status.get("Restarting"):
         return {"state": "running"}
-    if inner.get("Status") == "created" and not inner.get("Error"):
+    if status.get("Status") == "created" and not status.get("Error"):
         return {"state": "claimed"}
-    written = read_json(directory / ".labctl" / "exit.json")
+    exit_record = read_json(directory / ".labctl" / "exit.json")
     rebooted = bool(attempt.get("boot")) and attempt["boot"] != boot_token()
     cancelled = (directory / ".labctl" / "cancel").exists()
-    limit = read_json(directory / ".labctl" / LIMIT).get("by", "")
-    if limit and not cancelled and (not written or written.get("asked")):
-        return _by_limit(limit, written, inner)
-    if written:
-        return _as_written(directory, spec, written, cancelled, rebooted)
+    reached = read_json(directory / ".labctl" / LIMIT).get("by", "")
+    if reached and not cancelled and (not exit_record or exit_record.get("asked")):
+        return _describe_limit(reached, exit_record, status)
+    if exit_record:
+        return _describe_exit(directory, spec, exit_record, cancelled, rebooted)
     if rebooted:
-        there = read_json(directory / ".labctl" / "restored.json").get("container")
-        gone = "ended" if there and there == attempt.get("container") else "restarted"
-        told = f"lost: the server {gone} while it ran; its outputs up to then are kept"
-        return {"state": "lost", "ended_at": None, "told": told}
-    if found is None:
-        # `docker run` may still be at work for a claim that another call made this second.
+        restored_container = read_json(directory / ".labctl" / "restored.json").get("container")
+        what_happened = (
+            "ended"
+            if restored_container and restored_container == attempt.get("container")
+            else "restarted"
+        )
+        summary = f"lost: the server {what_happened} while it ran; its outputs up to then are kept"
+        return {"state": "lost", "ended_at": None, "told": summary}
+    if container is None:
+        # Another call may have claimed the run this second and still be starting its container.
         recent = time.time() - float(attempt.get("started_at") or 0) < 30
         if recent and not attempt.get("launched"):
             return {"state": "starting"}
         return {"state": "lost", "ended_at": None, "told": "lost: its container was removed"}
-    code = int(inner.get("ExitCode", -1))
-    ended = _docker_time(inner.get("FinishedAt", ""))
-    if inner.get("OOMKilled"):
-        told = told_of(137, {"oom_kills": 1}, spec, False)
+    code = int(status.get("ExitCode", -1))
+    ended_at = _parse_docker_time(status.get("FinishedAt", ""))
+    if status.get("OOMKilled"):
+        summary = told_of(137, {"oom_kills": 1}, spec, False)
     elif cancelled:
-        told = "cancelled: it did not stop within its time and was killed"
-    elif inner.get("Error"):
-        told = f"could not start: {inner['Error'][-500:]}"
+        summary = "canceled: it did not stop in time and was killed"
+    elif status.get("Error"):
+        summary = f"could not start: {status['Error'][-500:]}"
     elif code <= 128 and disk(directory)[0] < LEAST_ROOM_BYTES:
-        # There was no room for the entry script to write this down; it passes the code on.
-        told = told_of(code, {}, spec, False)
+        # The entry script had no room to write its record; the container still has its exit code.
+        summary = told_of(code, {}, spec, False)
     else:
-        told = f"its container was killed from outside ({signal_name(code - 128)})"
-        told = told if code > 128 else f"its container ended with {code} before the command did"
+        summary = f"its container was killed from outside ({signal_name(code - 128)})"
+        if code <= 128:
+            summary = f"its container ended with exit code {code} before the command did"
     state = "cancelled" if cancelled else "exited"
-    return {"state": state, "exit_code": code, "ended_at": ended, "told": told}
+    return {"state": state, "exit_code": code, "ended_at": ended_at, "told": summary}
 
 
-def _by_limit(limit: str, written: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
+def _describe_limit(
+    limit: str, exit_record: dict[str, Any], status: dict[str, Any]
+) -> dict[str, Any]:
     reached = "its GPU lease ended" if limit == LEASE else f"the server reached its {limit}"
-    told = f"stopped: {reached}; what it had saved by then is kept"
+    summary = f"stopped: {reached}; the outputs saved by then are kept"
     return {
         "state": "lost",
         "stopped_by": limit,
-        "exit_code": written.get("code", inner.get("ExitCode")),
-        "ended_at": written.get("ended_at") or _docker_time(inner.get("FinishedAt", "")),
-        "told": told,
+        "exit_code": exit_record.get("code", status.get("ExitCode")),
+        "ended_at": exit_record.get("ended_at") or _parse_docker_time(status.get("FinishedAt", "")),
+        "told": summary,
     }
 
 
-def _as_written(
-    directory: Path, spec: dict[str, Any], written: dict[str, Any], cancelled: bool, rebooted: bool
+def _describe_exit(
+    directory: Path,
+    spec: dict[str, Any],
+    exit_record: dict[str, Any],
+    cancelled: bool,
+    rebooted: bool,
 ) -> dict[str, Any]:
-    """How a run ended whose entry script lived to write it down."""
-    code, end = int(written["code"]), float(written["ended_at"])
-    taken = (directory / ".labctl" / "reclaim.json").exists()
-    # Whoever looks while the machine goes down must not take its SIGTERM for somebody's word.
-    if not cancelled and written.get("asked") and (rebooted or taken or going_down()):
-        whose = "taken back by its provider" if taken else "shut down"
-        told = f"lost: the server was {whose} while it ran (the command ended with {code})"
-        return {"state": "lost", "ended_at": end, "told": told}
+    """Describe how a run ended from the record that its entry script wrote."""
+    code, ended_at = int(exit_record["code"]), float(exit_record["ended_at"])
+    was_reclaimed = (directory / ".labctl" / "reclaim.json").exists()
+    # While the machine goes down, its SIGTERM must not be mistaken for one that a person sent.
+    if not cancelled and exit_record.get("asked") and (rebooted or was_reclaimed or going_down()):
+        cause = "taken back by its provider" if was_reclaimed else "shut down"
+        summary = f"lost: the server was {cause} while it ran (exit code {code})"
+        return {"state": "lost", "ended_at": ended_at, "told": summary}
     state = "cancelled" if cancelled else "exited"
-    told = told_of(code, written, spec, cancelled)
-    return {"state": state, "exit_code": code, "ended_at": end, "told": told}
+    summary = told_of(code, exit_record, spec, cancelled)
+    return {"state": state, "exit_code": code, "ended_at": ended_at, "told": summary}
 
 
-def told_of(code: int, written: dict[str, Any], spec: dict[str, Any], cancelled: bool) -> str:
-    """How a run ended, in words."""
-    if int(written.get("oom_kills") or 0) > 0 and code != 0:
-        limit = int(spec.get("memory_bytes") or 0)
-        said = f"its limit of {limit / GIB:.2f} GiB" if limit else "the server's memory"
-        peak = int(written.get("peak_memory_bytes") or 0)
-        peak_said = f" (peak {peak / GIB:.2f} GiB)" if peak else ""
-        return f"out of memory: killed at {said}{peak_said}"
+def told_of(code: int, exit_record: dict[str, Any], spec: dict[str, Any], cancelled: bool) -> str:
+    """Describe in words how a run ended."""
+    if int(exit_record.get("oom_kills") or 0) > 0 and code != 0:
+        limit_bytes = int(spec.get("memory_bytes") or 0)
+        limit_text = (
+            f"its limit of {limit_bytes / GIB:.2f} GiB" if limit_bytes else "the server's memory"
+        )
+        peak_bytes = int(exit_record.get("peak_memory_bytes") or 0)
+        peak_text = f" (peak {peak_bytes / GIB:.2f} GiB)" if peak_bytes else ""
+        return f"out of memory: killed at {limit_text}{peak_text}"
     if cancelled:
-        return f"cancelled; the command ended with {code}"
+        ending = signal_name(code - 128) if code > 128 else ""
+        return f"canceled ({ending or f'exit code {code}'})"
     if code == 0:
         return "done"
     if code == 127:
@@ -216,14 +237,15 @@ def told_of(code: int, written: dict[str, Any], spec: dict[str, Any], cancelled:
 
 
 def signal_name(number: int) -> str:
+    """Return the name of a signal, for example SIGTERM; "" for an unknown number."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return ""
 
 
-def _docker_time(text: str) -> float | None:
-    from datetime import datetime, timezone  # a start need not pay for it
+def _parse_docker_time(text: str) -> float | None:
+    from datetime import datetime, timezone  # imported here to keep `start` fast
 
     try:
         moment = datetime.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")
@@ -232,18 +254,18 @@ def _docker_time(text: str) -> float | None:
     return moment.replace(tzinfo=timezone.utc).timestamp()
 
 
-def _progress_at(directory: Path) -> float | None:
-    """When the run last told its progress, by this server's clock."""
+def _get_progress_time(directory: Path) -> float | None:
+    """Return when the run last wrote its progress, in Unix seconds of this server's clock."""
     try:
         return (directory / PROGRESS).stat().st_mtime
     except OSError:
         return None
 
 
-def _progress(directory: Path) -> dict[str, float]:
-    """Numbers that a training script may leave in logs/progress.json."""
+def _read_progress(directory: Path) -> dict[str, float]:
+    """Return the numbers that a training script may leave in logs/progress.json."""
     body = read_json(directory / PROGRESS)
-    # A script may write NaN, an infinity or a number beyond all bounds: none has a place in JSON.
+    # A script may write NaN, an infinity or a huge integer, which JSON readers reject.
     return {
         k: float(v)
         for k, v in body.items()
@@ -252,33 +274,35 @@ def _progress(directory: Path) -> dict[str, float]:
 
 
 def new_files(directory: Path, outputs: list[str]) -> list[str]:
-    """Files that the run made outside its outputs, relative to the run directory."""
+    """List files that the run made outside its outputs, relative to its directory; at most 200."""
     try:
-        known = set(json.loads(read_text(directory / ".labctl" / "code.json") or "[]"))
+        code_files = set(json.loads(read_text(directory / ".labctl" / "code.json") or "[]"))
     except ValueError:
-        known = set()
-    kept = {*outputs, "logs", "checkpoints", ".labctl"}
-    found = []
+        code_files = set()
+    output_names = {*outputs, "logs", "checkpoints", ".labctl"}
+    files = []
     for path in sorted(directory.rglob("*")):
         parts = path.relative_to(directory).parts
         if any(p in IGNORED_NEW for p in parts) or path.is_symlink() or not path.is_file():
             continue
         name = "/".join(parts)
-        brought = parts[0] == "code" and "/".join(parts[1:]) in known
-        output = parts[0] in kept or any(name.startswith(f"{o}/") for o in outputs)
-        if not brought and (parts[0] == "code" or not output):
-            found.append(name)
-        if len(found) >= 200:
+        is_code_copy = parts[0] == "code" and "/".join(parts[1:]) in code_files
+        is_output = parts[0] in output_names or any(name.startswith(f"{o}/") for o in outputs)
+        if not is_code_copy and (parts[0] == "code" or not is_output):
+            files.append(name)
+        if len(files) >= 200:
             break
-    return found
+    return files
 
 
-def _keep_console(
-    directory: Path, spec: dict[str, Any], name: str, found: dict[str, Any] | None
+def _save_console(
+    directory: Path, spec: dict[str, Any], container: str, inspected: dict[str, Any] | None
 ) -> None:
-    """What the container itself printed: all of it with a terminal, the shell's errors without."""
+    """Append what the container printed to the log: all of it with a terminal, otherwise only the
+    shell's errors (where the log is empty).
+    """
     log = directory / "logs" / "run.log"
-    if found and (spec.get("tty") or not log.exists() or log.stat().st_size == 0):
-        done = docker("logs", name, check=False)
+    if inspected and (spec.get("tty") or not log.exists() or log.stat().st_size == 0):
+        done = docker("logs", container, check=False)
         with log.open("a") as file:
             file.write(done.stdout + done.stderr)

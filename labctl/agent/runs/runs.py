@@ -1,4 +1,7 @@
-"""Runs: claim, launch, look, cancel. Truth is the run directory, labels and `docker inspect`."""
+"""Runs: claim, launch, inspect and cancel them.
+
+The truth about a run is its directory, its container's labels and `docker inspect`.
+"""
 
 from __future__ import annotations
 
@@ -30,70 +33,74 @@ BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Claim and launch a run, or find the one that the same request made before.
+    """Claim and launch a run, or find the one that an identical request started before.
 
-    Replies {"missing": image} without claiming anything when the image is not here.
+    Replies {"missing": image}, and claims nothing, if the image is not on this server.
     """
     spec = request["spec"]
     root = lab_dir(spec["lab"], spec["lab_id"])
     directory = run_dir(root, spec["id"])
-    found = engine.image(spec["image"]) if not directory.exists() else None
-    if found is None and not directory.exists():
+    image = engine.image(spec["image"]) if not directory.exists() else None
+    if image is None and not directory.exists():
         return {"missing": spec["image"]}
-    again = not _claim(root, directory, spec)
+    existed = not _claim(root, directory, spec)
     with launching(directory):
-        return _started(request, root, directory, found, again)
+        return _launch_claimed(request, root, directory, image, existed)
 
 
 @contextmanager
 def launching(directory: Path) -> Iterator[None]:
-    """Calls that claim the same run at once go one after another; the later ones find it.
+    """Hold the lock of a claimed run while it is launched: a later call waits, then finds the run.
 
     The lock ends with this process: no child inherits it.
     """
     try:
         file = (directory / ".labctl" / "claim.json").open("r+")
     except FileNotFoundError:
-        raise _failed_elsewhere(directory) from None
+        raise _describe_failed_launch(directory) from None
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not directory.exists():
-            raise _failed_elsewhere(directory)
+            raise _describe_failed_launch(directory)
         yield
 
 
-def _failed_elsewhere(directory: Path) -> Failure:
-    said = f"run {directory.name} was being started by another call, which failed"
-    return Failure("docker", said, hint=f"labctl run --id {directory.name}")
+def _describe_failed_launch(directory: Path) -> Failure:
+    message = f"run {directory.name} was being started by another call, which failed"
+    return Failure("docker", message, hint=f"labctl run --id {directory.name}")
 
 
-def _started(
+def _launch_claimed(
     request: dict[str, Any],
     root: Path,
     directory: Path,
-    found: dict[str, Any] | None,
-    again: bool,
+    image: dict[str, Any] | None,
+    existed: bool,
 ) -> dict[str, Any]:
     spec = request["spec"]
     state = look(directory, {})
     if state["state"] != "claimed":
         # Launched before, or by a call that found our claim and was quicker.
         return {"run": state, "found": True, "directory": str(directory)}
-    found = found or engine.image(spec["image"])
-    if found is None:
+    image = image or engine.image(spec["image"])
+    if image is None:
         return {"missing": spec["image"]}
     try:
-        seen = launch(root, directory, spec, found, request.get("secrets", {}))
+        inspected = launch(root, directory, spec, image, request.get("secrets", {}))
     except Failure:
-        if not again:
+        if not existed:
             drop_tree(directory)
         secrets_tmpfs.drop(spec["id"])
         raise
-    return {"run": look(directory, seen), "found": again, "directory": str(directory)}
+    return {"run": look(directory, inspected), "found": existed, "directory": str(directory)}
 
 
 def _claim(root: Path, directory: Path, spec: dict[str, Any]) -> bool:
-    """True when this call made the run directory; the rename is atomic and carries the hash."""
+    """Create the run directory by a rename that carries the spec's hash.
+
+    Returns False if an identical request has created it before. Failure (policy) if the run there
+    has another spec.
+    """
     text = json.dumps(spec, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -109,43 +116,50 @@ def _claim(root: Path, directory: Path, spec: dict[str, Any]) -> bool:
         if read_json(directory / ".labctl" / "claim.json").get("hash") != digest:
             raise Failure(
                 "policy",
-                f"there is another run {spec['id']} on this server",
+                f'A run named "{spec["id"]}" already exists on this server.',
                 "its command, image or settings differ",
-                f"labctl logs -f {spec['id']}   # that one; or labctl run --id ANOTHER-NAME",
+                f"labctl run --id ANOTHER-NAME, or labctl logs -f {spec['id']} to follow that run",
             ) from None
         return False
 
 
 def launch(
-    root: Path, directory: Path, spec: dict[str, Any], found: dict[str, Any], values: dict[str, str]
+    root: Path,
+    directory: Path,
+    spec: dict[str, Any],
+    image: dict[str, Any],
+    secrets: dict[str, str],
 ) -> dict[str, dict[str, Any]]:
-    """Start the container; what is known of it then, as `inspect` would show it."""
+    """Start the container of the next attempt.
+
+    Returns the container's state as `docker inspect` would show it now.
+    """
     _snapshot(root / "code", directory / "code")
     for name in {*spec["outputs"], "logs", "checkpoints"}:
         inside(directory, name).mkdir(parents=True, exist_ok=True)
     (directory / "logs" / "run.log").touch()
-    own = directory / ".labctl"
-    write_text(own / "entry.sh", entry_script(), 0o755)
-    attempt = len(list(own.glob("attempt-*"))) + 1
+    meta = directory / ".labctl"
+    write_text(meta / "entry.sh", entry_script(), 0o755)
+    attempt = len(list(meta.glob("attempt-*"))) + 1
     container = f"{root.name}-{spec['id']}-{attempt}"
-    place: dict[str, Any] = {"container": container, "boot": boot_token(), "image_id": found["Id"]}
-    place["image_digest"] = next(iter(found.get("RepoDigests") or ()), "")
-    place["started_at"] = time.time()
-    write_json(own / f"attempt-{attempt}", place)
-    secrets_tmpfs.put(spec["id"], values)
-    seen = _begun(container, spec, run_body(root, directory, spec, found))
-    # It runs: that it has filled the disk by now must not make its start a failure.
+    record: dict[str, Any] = {"container": container, "boot": boot_token(), "image_id": image["Id"]}
+    record["image_digest"] = next(iter(image.get("RepoDigests") or ()), "")
+    record["started_at"] = time.time()
+    write_json(meta / f"attempt-{attempt}", record)
+    secrets_tmpfs.put(spec["id"], secrets)
+    inspected = _start_container(container, spec, run_body(root, directory, spec, image))
+    # The run has started: even if it has filled the disk by now, its start is not a failure.
     with suppress(OSError):
-        write_json(own / f"attempt-{attempt}", {**place, "launched": True})
-    tmux_begun(*_session(spec["id"], directory, container))
-    _recorder_begun()
-    return seen
+        write_json(meta / f"attempt-{attempt}", {**record, "launched": True})
+    tmux_begun(*_session_words(spec["id"], directory, container))
+    _start_recorder()
+    return inspected
 
 
-def _recorder_begun() -> None:
-    """Telemetry, by a process of its own that outlives this one (telemetry.py): not waited for.
+def _start_recorder() -> None:
+    """Start the telemetry recorder (telemetry.py) in a process of its own, without waiting for it.
 
-    It begins a second later, so that it is not in the way of the container's start.
+    It starts a second later, to stay out of the way of the container's start.
     """
     program = PROGRAM / "__main__.py"
     words = ["sh", "-c", 'sleep 1; exec "$@"', "sh", sys.executable, "-I", "-S", str(program)]
@@ -155,25 +169,29 @@ def _recorder_begun() -> None:
         os.posix_spawnp(words[0], words, os.environ, file_actions=null, setsid=True)
 
 
-def _begun(container: str, spec: dict[str, Any], body: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Make the container and start it. One of that name is the same attempt's, and left alone."""
+def _start_container(
+    container: str, spec: dict[str, Any], body: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Create and start the container. If it exists, it belongs to this attempt: leave it alone."""
     try:
         if not engine.create(container, body):
             return {}
         engine.start(container)
     except engine.Refused as refused:
         engine.remove(container)
-        raise _refused(spec, refused.message) from None
-    # The engine has just said so. Asked now, it answers a command that ends at once 80 ms later.
+        raise _describe_refusal(spec, refused.message) from None
+    # The engine has just confirmed it. To inspect a command that ends at once would take 80 ms.
     return {container: {"State": {"Running": True}}}
 
 
-def _refused(spec: dict[str, Any], message: str) -> Failure:
+def _describe_refusal(spec: dict[str, Any], message: str) -> Failure:
     why = message.strip()[-1500:]
     if why.startswith(TAKEN):
-        return Failure("policy", f"run {spec['id']} cannot start now", why, "labctl run, later")
+        hint = "try labctl run again later"
+        return Failure("policy", f"run {spec['id']} cannot start now", why, hint)
     if "could not select device driver" in why:
-        return Failure("gpu", "Docker on the server cannot give a GPU", why, "labctl doctor")
+        what = "Docker on the server cannot give the run access to a GPU"
+        return Failure("gpu", what, why, "labctl doctor")
     if "no space left on device" in why:
         return Failure("disk", "the server's disk is full", why, "labctl ssh -- df -h")
     return Failure("docker", f"the container of run {spec['id']} did not start", why)
@@ -184,19 +202,19 @@ def entry_script() -> str:
 
 
 def _snapshot(code: Path, target: Path) -> None:
-    """Copy the code for this run alone, reflinked where the filesystem can."""
+    """Copy the code for this run alone, with reflinks where the filesystem supports them."""
     if target.exists():
         return
     code.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(".code.partial")
     if partial.exists():
         drop_tree(partial)
-    complaint = _copied(code, partial)
+    complaint = _copy_tree(code, partial)
     if complaint:
         full = "No space left" in complaint
         raise Failure(
             "disk" if full else "docker",
-            "the server's disk is full" if full else "the code could not be copied for the run",
+            "the server's disk is full" if full else "could not copy the code for the run",
             complaint[-500:],
             "labctl ssh -- df -h",
         )
@@ -205,23 +223,26 @@ def _snapshot(code: Path, target: Path) -> None:
     partial.rename(target)
 
 
-def _copied(source: Path, target: Path) -> str:
-    """What `cp` complains of, "" where all was copied. (To import subprocess takes 3 ms.)"""
+def _copy_tree(source: Path, target: Path) -> str:
+    """Copy a tree; return what `cp` complains of, or "" on success.
+
+    Importing subprocess would take 3 ms.
+    """
     words = ["cp", "-a", "--reflink=auto", str(source), str(target)]
     reading, writing = os.pipe()
     errors = [(os.POSIX_SPAWN_DUP2, writing, 2)]
     process = os.posix_spawnp("cp", words, os.environ, file_actions=errors)
     os.close(writing)
-    with os.fdopen(reading, errors="replace") as said:
-        text = said.read().strip()
+    with os.fdopen(reading, errors="replace") as stream:
+        text = stream.read().strip()
     _, status = os.waitpid(process, 0)
     return text or f"cp ended with status {status}" if status else ""
 
 
-def _session(run_id: str, directory: Path, container: str) -> list[str]:
-    """The words after `tmux` for the session for people: run (the log), gpu, shell.
+def _session_words(run_id: str, directory: Path, container: str) -> list[str]:
+    """Return the words after `tmux` that open the run's session: windows run (the log), gpu, shell.
 
-    Killing it harms nothing. Where there is one of that name, tmux does none of it.
+    Killing the session does not touch the run. If it exists already, tmux changes nothing.
     """
     name = f"labctl-{run_id}"
     log = directory / "logs" / "run.log"
@@ -238,42 +259,42 @@ def _session(run_id: str, directory: Path, container: str) -> list[str]:
 
 
 def session(request: dict[str, Any]) -> dict[str, Any]:
-    """The name of a run's tmux session, made again if it is gone."""
+    """Return the name of a run's tmux session, created again if it is gone."""
     directory = existing(request)
-    tmux(*_session(directory.name, directory, last_attempt(directory).get("container", "")))
+    tmux(*_session_words(directory.name, directory, last_attempt(directory).get("container", "")))
     return {"session": f"labctl-{directory.name}"}
 
 
 def cancel(request: dict[str, Any]) -> dict[str, Any]:
-    """SIGTERM, `grace_s` to write a checkpoint, then SIGKILL. Repeating it does no harm."""
+    """Send SIGTERM, allow `grace_s` seconds for a checkpoint, then SIGKILL. Safe to repeat."""
     directory = existing(request)
     before = look(directory, {})
     if before["state"] not in UNENDED:
         return {"run": before, "already": True}
     (directory / ".labctl" / "cancel").touch()
-    name = before["container"]
-    if name:
-        docker("stop", "--time", str(int(request.get("grace_s", 60))), name, check=False)
+    container = before["container"]
+    if container:
+        docker("stop", "--time", str(int(request.get("grace_s", 60))), container, check=False)
     after = look(directory, {})
     if after["state"] == "claimed":
-        after = {**after, "state": "cancelled", "told": "cancelled before it started"}
+        after = {**after, "state": "cancelled", "told": "canceled before it started"}
         write_json(directory / ".labctl" / "record.json", after)
     tmux("kill-session", "-t", f"=labctl-{directory.name}")
     return {"run": after, "already": False}
 
 
 def clear(request: dict[str, Any]) -> dict[str, Any]:
-    """Remove what ended runs no longer need: their containers and sessions, never their files."""
+    """Remove the containers and sessions of runs that have ended; keep their files."""
     from ..sandbox.evaluation import container_of  # a start has no use for it
 
     root = lab_dir(request["lab"], request["lab_id"])
-    gone = []
+    cleared = []
     for directory in sorted((root / "runs").glob("*")):
         if not directory.name.startswith(".") and final(directory):
-            name = last_attempt(directory).get("container", "")
-            if name:
-                engine.remove(name)
+            container = last_attempt(directory).get("container", "")
+            if container:
+                engine.remove(container)
             engine.remove(container_of(root, directory.name))
             tmux("kill-session", "-t", f"=labctl-{directory.name}")
-            gone.append(directory.name)
-    return {"cleared": gone}
+            cleared.append(directory.name)
+    return {"cleared": cleared}

@@ -1,4 +1,4 @@
-"""Secrets of runs live on a tmpfs, 0600, as long as the run: never on disk, never in argv."""
+"""Secrets of runs: on a tmpfs with mode 0600 while the run lives; never on disk or in argv."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def put(run_id: str, values: dict[str, str]) -> None:
     directory = directory_of(run_id)
     directory.parent.mkdir(mode=0o700, exist_ok=True)
     if directory.parent.is_symlink() or directory.parent.stat().st_uid != os.getuid():
-        raise Failure("policy", f"{directory.parent} belongs to somebody else", "", "labctl doctor")
+        what = f"{directory.parent} belongs to another user"
+        raise Failure("policy", what, "", "labctl doctor")
     directory.parent.chmod(0o700)
     directory.mkdir(mode=0o700, exist_ok=True)
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""A trained model as a service: what its container sees, and how little it may do there."""
+"""Serving a trained model: what its container sees, and how little it may do."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KNOWN = {
     "path": "/",
     "test": "python3 -c 'import fastapi, uvicorn, multipart, prometheus_client, PIL'",
 }
-# How the server program ends where a checkpoint or a setting is refused; its words say why.
+# exit code of the server program when it refuses a checkpoint or a setting; its output says why
 REFUSED = 3
 APP, RUN = "/lab/app", "/lab/run"
-# The model's container writes nothing but its cache: a stranger's bytes end up in it.
+# The container may write only to its cache: it processes bytes that strangers send.
 LOCKED: dict[str, Any] = {
     "ReadonlyRootfs": True,
     "CapDrop": ["ALL"],
@@ -35,95 +35,104 @@ LOCKED: dict[str, Any] = {
 
 
 def wish(request: dict[str, Any]) -> list[Any]:
-    """What makes one model's service differ from another's; [] for other services."""
+    """Return what distinguishes one model's service from another; [] for other services."""
     model = request.get("model")
     return [model, request.get("env", {}), _digest(request["app"])] if model else []
 
 
 def mounts(root: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
-    """The project's code, the checkpoints and labctl's server program, all read-only.
+    """Return read-only mounts of the project's code, the checkpoints and labctl's server program.
 
-    Failure (missing) where the run, its checkpoint or the project's predict.py is not there.
+    Failure (missing) if the run, its checkpoint or the project's predict.py is not on this server.
     """
-    code, checkpoints = _code(root, request["model"]), _checkpoints(root, request["model"])
+    code, checkpoints = (
+        _find_code(root, request["model"]),
+        _find_checkpoints(root, request["model"]),
+    )
     return [
         mount(code, "/lab/code", read_only=True),
         mount(checkpoints, f"{RUN}/checkpoints", read_only=True),
-        mount(_app(root, request["app"]), APP, read_only=True),
+        mount(_install_server(root, request["app"]), APP, read_only=True),
     ]
 
 
 def env(request: dict[str, Any]) -> dict[str, str]:
     model = request["model"]
-    chosen = f"/{model['checkpoint']}" if model["checkpoint"] else ""
+    subpath = f"/{model['checkpoint']}" if model["checkpoint"] else ""
     return {
         "PYTHONPATH": APP,
         "PROMETHEUS_DISABLE_CREATED_SERIES": "True",
         "LABCTL_RUN_ID": model["run"],
         "LABCTL_RUN_DIR": RUN,
         "LABCTL_CHECKPOINT_DIR": f"{RUN}/checkpoints",
-        "LABCTL_SERVE_CHECKPOINTS": f"{RUN}/checkpoints{chosen}",
+        "LABCTL_SERVE_CHECKPOINTS": f"{RUN}/checkpoints{subpath}",
         "LABCTL_SERVE_HOST": "0.0.0.0",
         "LABCTL_SERVE_PORT": str(PORT),
     }
 
 
 def host_config(request: dict[str, Any]) -> dict[str, Any]:
-    """What goes over the `HostConfig` of any service of the lab."""
+    """Return what overrides the `HostConfig` of any other service of the lab."""
     return {**LOCKED, **limits(request)}
 
 
-def failure(code: int | None, words: str) -> Failure:
-    """Why a server that has ended did so, from its exit code and its last words."""
+def failure(code: int | None, output: str) -> Failure:
+    """Explain from its exit code and output why a model server ended."""
     if code == REFUSED:
-        why = words.rpartition("refused: ")[2]
-        return Failure("policy", "the model is refused", why, "labctl serve --checkpoint NAME")
-    return Failure("service", "the model cannot be served", words, "labctl serve --push")
+        why = output.rpartition("refused: ")[2]
+        return Failure(
+            "policy", "the model server refused the model", why, "labctl serve --checkpoint NAME"
+        )
+    return Failure("service", "the model server stopped", output, "labctl serve --push")
 
 
-def _code(root: Path, model: dict[str, Any]) -> Path:
+def _find_code(root: Path, model: dict[str, Any]) -> Path:
     run = model["run"]
     code = run_dir(root, run) / "code" if model["code"] == "run" else root / "code"
     if not (code / "predict.py").is_file():
         whose = f"the code of run {run}" if model["code"] == "run" else "the lab's code"
         hint = "labctl serve --push" if model["code"] == "run" else "labctl init example"
-        why = "it says how the model is loaded (docs/serve.md); the sample project has one"
+        why = "predict.py defines how to load the model (docs/serve.md); the sample project has one"
         raise Failure("missing", f"{whose} has no predict.py", why, hint)
     return code
 
 
-def _checkpoints(root: Path, model: dict[str, Any]) -> Path:
+def _find_checkpoints(root: Path, model: dict[str, Any]) -> Path:
     run = checked_name(model["run"])
-    pushed = model["where"] == "here"
-    home = root / "models" / run if pushed else run_dir(root, run) / "checkpoints"
-    if not home.is_dir():
-        said = f"run {run} has no checkpoints on this server"
-        raise Failure("missing", said, "", "labctl status --refresh")
-    if model["checkpoint"] and not inside(home, model["checkpoint"]).exists():
-        there = ", ".join(sorted(one.name for one in home.iterdir() if one.name[0] != "."))
-        said = f"run {run} has no checkpoint {model['checkpoint']!r}"
-        raise Failure("missing", said, f"there are: {there or 'none'}", "labctl serve")
-    return home
+    is_pushed = model["where"] == "here"
+    directory = root / "models" / run if is_pushed else run_dir(root, run) / "checkpoints"
+    if not directory.is_dir():
+        message = f"run {run} has no checkpoints on this server"
+        raise Failure("missing", message, "", "labctl status --refresh")
+    if model["checkpoint"] and not inside(directory, model["checkpoint"]).exists():
+        available = ", ".join(
+            sorted(entry.name for entry in directory.iterdir() if entry.name[0] != ".")
+        )
+        message = f"run {run} has no checkpoint {model['checkpoint']!r}"
+        raise Failure(
+            "missing", message, f"available checkpoints: {available or 'none'}", "labctl serve"
+        )
+    return directory
 
 
 def _digest(files: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _app(root: Path, files: dict[str, str]) -> Path:
-    """A directory with labctl's server program, made once for each version of it."""
-    home = root / ".labctl" / f"serving-{_digest(files)}"
-    if home.is_dir():
-        return home
-    staging = home.with_name(f".{home.name}.{os.urandom(4).hex()}")
+def _install_server(root: Path, files: dict[str, str]) -> Path:
+    """Return a directory with labctl's server program, made once for each version of it."""
+    directory = root / ".labctl" / f"serving-{_digest(files)}"
+    if directory.is_dir():
+        return directory
+    staging = directory.with_name(f".{directory.name}.{os.urandom(4).hex()}")
     for name, text in files.items():
-        place = inside(staging / PACKAGE, name)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_text(place, text)
+        path = inside(staging / PACKAGE, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
     try:
-        staging.rename(home)
+        staging.rename(directory)
     except OSError:
         drop_tree(staging)
-        if not home.is_dir():
+        if not directory.is_dir():
             raise
-    return home
+    return directory

@@ -1,1 +1,1 @@
-"""Programs of strangers in containers without a network: evaluations and grading."""
+"""Sandboxes for untrusted programs, without a network: evaluations and grading."""

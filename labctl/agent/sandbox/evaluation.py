@@ -1,8 +1,8 @@
-"""An evaluation on the server: the run's own evaluate.py over its checkpoints, shut in.
+"""Evaluation on the server: the run's own evaluate.py on its checkpoints, in a sandbox.
 
-A checkpoint may be a pickle, which runs code when it is loaded. So the container sees the run, its
-code and the data read-only, no network, no secrets and no capability; all that it can write to is
-a directory of its own, which is removed afterwards, and a small /tmp.
+A checkpoint may be a pickle, which runs code when it is loaded. So the container has the run, its
+code and the data read-only, no network, no secrets and no capabilities. It can write only to a
+directory of its own, which is removed afterwards, and to a small /tmp.
 """
 
 from __future__ import annotations
@@ -23,119 +23,125 @@ from ..runs.run_state import existing, last_attempt
 
 PROGRAM = "evaluate.py"
 OUT = "evaluation.json"
-THERE = "/lab/evaluation"
+OUT_DIRECTORY = "/lab/evaluation"
 LONGEST_S = 3600.0
 LARGEST_BYTES = 32 * 1024 * 1024
-SAID_LINES = "60"
+OUTPUT_LINES = "60"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 PYTHON = 'command -v python >/dev/null && exec python "$@"; exec python3 "$@"'
 
 
 def evaluate(request: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate "checkpoint" (a path below the run; all of its checkpoints where "").
+    """Evaluate "checkpoint" (a path below the run, "" for all of its checkpoints).
 
-    Replies {"code", "said": its last lines, "evaluation": what it wrote or null}, or {"missing":
-    image}. Raises after "deadline_s" seconds. Two at once of one run go one after the other.
+    Replies {"code", "said": its last lines of output, "evaluation": its result or null}, or
+    {"missing": image}. Failure after "deadline_s" seconds. Concurrent evaluations of one run wait
+    for each other.
     """
     directory = existing(request)
     spec = read_json(directory / ".labctl" / "spec.json")
     if not (directory / "code" / PROGRAM).is_file():
-        said = f"the code of run {directory.name} has no {PROGRAM}"
-        raise Failure("missing", said, "an evaluation runs it in the run's own code")
+        what = f"the code of run {directory.name} has no {PROGRAM}"
+        raise Failure("missing", what, "an evaluation uses the run's own copy of the code")
     checkpoint = request.get("checkpoint") or "checkpoints"
     if not inside(directory, checkpoint).is_dir():
         raise Failure("missing", f"run {directory.name} has no {checkpoint} on this server")
-    own = last_attempt(directory).get("image_id", "")
-    found = (engine.image(own) if own else None) or engine.image(spec["image"])
-    if found is None:
+    image_id = last_attempt(directory).get("image_id", "")
+    image = (engine.image(image_id) if image_id else None) or engine.image(spec["image"])
+    if image is None:
         return {"missing": spec["image"]}
     with (directory / ".labctl" / "evaluation.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _evaluated(request, directory, spec, found, checkpoint)
+        return _run_evaluation(request, directory, spec, image, checkpoint)
 
 
 def container_of(root: Path, run: str) -> str:
     return f"{root.name}-eval-{run}"
 
 
-def _evaluated(
+def _run_evaluation(
     request: dict[str, Any],
     directory: Path,
     spec: dict[str, Any],
-    found: dict[str, Any],
+    image: dict[str, Any],
     checkpoint: str,
 ) -> dict[str, Any]:
     root = lab_dir(request["lab"], request["lab_id"])
     name = container_of(root, directory.name)
-    place = directory / ".labctl" / f"evaluation-{os.urandom(4).hex()}"
-    place.mkdir()
-    engine.remove(name)  # what a call that was killed left behind
+    output_directory = directory / ".labctl" / f"evaluation-{os.urandom(4).hex()}"
+    output_directory.mkdir()
+    engine.remove(name)  # left behind by a killed call
     try:
         spec = {**spec, "gpus": request.get("gpus", "")}
-        engine.create(name, body(root, directory, spec, found, checkpoint, place))
+        engine.create(name, body(root, directory, spec, image, checkpoint, output_directory))
         engine.start(name)
-        code = _ended(name, float(request.get("deadline_s") or LONGEST_S))
-        done = docker("logs", "--tail", SAID_LINES, name, check=False)
+        code = _wait_for_exit(name, float(request.get("deadline_s") or LONGEST_S))
+        done = docker("logs", "--tail", OUTPUT_LINES, name, check=False)
         return {
             "code": code,
             "said": (done.stdout + done.stderr)[-6000:],
-            "evaluation": _written(place / OUT),
+            "evaluation": _read_result(output_directory / OUT),
         }
     finally:
         engine.remove(name)
-        drop_tree(place)
+        drop_tree(output_directory)
 
 
 def body(
     root: Path,
     directory: Path,
     spec: dict[str, Any],
-    found: dict[str, Any],
+    image: dict[str, Any],
     checkpoint: str,
-    place: Path,
+    output_directory: Path,
 ) -> dict[str, Any]:
-    """The container, as the engine's `create` takes it."""
+    """Return the container, as the engine's `create` takes it."""
     mounts = [
         mount(directory / "code", "/lab/code", read_only=True),
         mount(directory, "/lab/run", read_only=True),
-        mount(place, THERE),
+        mount(output_directory, OUT_DIRECTORY),
     ]
-    # Programs that keep something at home find a place that is forgotten.
-    env = {**run_env(spec), **spec["env"], "HOME": "/tmp", "LABCTL_EVALUATION": f"{THERE}/{OUT}"}
+    # HOME is a temporary directory for programs that write there.
+    env = {
+        **run_env(spec),
+        **spec["env"],
+        "HOME": "/tmp",
+        "LABCTL_EVALUATION": f"{OUT_DIRECTORY}/{OUT}",
+    }
     labels = {"labctl.runs.evaluation": spec["id"]}
-    made = lab_body(root, spec, found, mounts, env, labels)
-    for one in made["HostConfig"]["Mounts"]:
-        one["ReadOnly"] = one["Target"] != THERE
-    made["HostConfig"].update(limits(spec))
-    made["HostConfig"].update(
+    container = lab_body(root, spec, image, mounts, env, labels)
+    for mounted in container["HostConfig"]["Mounts"]:
+        mounted["ReadOnly"] = mounted["Target"] != OUT_DIRECTORY
+    container["HostConfig"].update(limits(spec))
+    container["HostConfig"].update(
         NetworkMode="none", CapDrop=["ALL"], ReadonlyRootfs=True, Tmpfs={"/tmp": "mode=1777"}
     )
     words = ["/bin/sh", "-c", PYTHON, "evaluate", PROGRAM, f"/lab/run/{checkpoint}"]
-    if (found.get("Config") or {}).get("Entrypoint"):
-        made["Cmd"] = words
+    if (image.get("Config") or {}).get("Entrypoint"):
+        container["Cmd"] = words
     else:
-        made["Entrypoint"], made["Cmd"] = words[:1], words[1:]
-    return made
+        container["Entrypoint"], container["Cmd"] = words[:1], words[1:]
+    return container
 
 
-def _ended(name: str, deadline_s: float) -> int:
-    """The container's exit code, once it has one."""
+def _wait_for_exit(name: str, deadline_s: float) -> int:
+    """Wait for the container's exit code. Failure after `deadline_s`."""
     deadline, pause_s = time.monotonic() + deadline_s, FIRST_PAUSE_S
     while True:
-        seen = engine.inspect([name]).get(name)
-        if seen is None:
-            raise Failure("docker", "the evaluation's container was removed from outside")
-        if not seen["State"]["Running"]:
-            return int(seen["State"]["ExitCode"])
+        inspected = engine.inspect([name]).get(name)
+        if inspected is None:
+            raise Failure("docker", "the evaluation's container was removed while it ran")
+        if not inspected["State"]["Running"]:
+            return int(inspected["State"]["ExitCode"])
         if time.monotonic() > deadline:
-            said = f"the evaluation was not done after {deadline_s:g} s"
-            raise Failure("docker", said, "it was ended", "labctl eval --on-server --time-limit 4h")
+            what = f"the evaluation did not finish within {deadline_s:g} s and was stopped"
+            raise Failure("docker", what, "", "labctl eval --on-server --time-limit 4h")
         time.sleep(pause_s)
         pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 
 
-def _written(path: Path) -> Any:
-    """What the program wrote; None where that is no JSON. It may have put a link there."""
+def _read_result(path: Path) -> Any:
+    """Return the program's result; None if it is not JSON. Never follows a link."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,11 +1,10 @@
-"""A submission graded in two containers: a stranger's that sees no label, then staff's that sees
-no code of the stranger's.
+"""Grading in two containers: the student's code without labels, then the grader without that code.
 
-    ~/labctl/<lab>/grading/<name>/      what was pushed: submissions, inputs, labels, the grader
-    ~/labctl/<lab>/grading/.jobs/<job>  what came of a submission, until it is cleared
+    ~/labctl/<lab>/grading/<name>/      pushed files: submissions, inputs, labels, the grader
+    ~/labctl/<lab>/grading/.jobs/<job>  the result of a submission, until it is cleared
 
-The account inside is nobody's, so that what is mounted is made readable for all, below a directory
-that only this account may enter.
+The containers run as the account "nobody", so mounted files are made readable for all accounts,
+below a directory that only this account may enter.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LARGEST_PREDICTIONS = 64 * 1024 * 1024
 LARGEST_RESULTS = 1024 * 1024
 PREDICTIONS, RESULTS = "predictions", "results.json"
 SCRIPTS = ("accuracy.py", "images.py")
-# What must not lie at home where strangers' code runs.
+# Credentials that must not be in the home where students' code runs.
 KEYS = (
     ".aws/credentials", ".aws/sso/cache", ".config/gcloud", ".azure", ".kube/config", ".netrc",
     ".git-credentials", ".config/labctl/secrets", ".local/share/labctl/keys", ".docker/config.json",
@@ -42,16 +41,16 @@ TOKEN = "X-aws-ec2-metadata-token"
 
 
 def check(_: dict[str, Any]) -> dict[str, Any]:
-    """{"machine": changes with machine and boot, "credentials": what was found, in words}."""
-    found = [f"~/{name}" for name in KEYS if _holds_something(Path.home() / name)]
-    found += [f"the variable {name}" for name in VARIABLES if os.environ.get(name)]
-    found += _private_keys(Path.home() / ".ssh")
-    role = _role()
-    found += [f"the machine's own role, {role}"] if role else []
-    return {"machine": boot_token(), "credentials": found}
+    """Return {"machine": changes with machine and boot, "credentials": sentences about each}."""
+    credentials = [f"~/{name}" for name in KEYS if _has_content(Path.home() / name)]
+    credentials += [f"the variable {name}" for name in VARIABLES if os.environ.get(name)]
+    credentials += _private_keys(Path.home() / ".ssh")
+    role = _get_role()
+    credentials += [f"the machine's own role, {role}"] if role else []
+    return {"machine": boot_token(), "credentials": credentials}
 
 
-def _holds_something(path: Path) -> bool:
+def _has_content(path: Path) -> bool:
     if path.name == "config.json":
         auths = read_json(path).get("auths")
         return bool(auths) or bool(read_json(path).get("credsStore"))
@@ -62,7 +61,7 @@ def _holds_something(path: Path) -> bool:
 
 
 def _private_keys(folder: Path) -> list[str]:
-    found = []
+    keys = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         try:
             with path.open("rb") as file:
@@ -70,21 +69,21 @@ def _private_keys(folder: Path) -> list[str]:
         except OSError:
             continue
         if private:
-            found.append(f"~/.ssh/{path.name}")
-    return found
+            keys.append(f"~/.ssh/{path.name}")
+    return keys
 
 
-def _role() -> str:
-    """The role that a cloud machine hands out to whoever asks on it; "" where there is none."""
+def _get_role() -> str:
+    """Return the role that a cloud machine grants to any process on it; "" without one."""
     try:
-        token = _metadata("PUT", "/latest/api/token", {f"{TOKEN}-ttl-seconds": "60"})
-        roles = _metadata("GET", "/latest/meta-data/iam/security-credentials/", {TOKEN: token})
+        token = _read_metadata("PUT", "/latest/api/token", {f"{TOKEN}-ttl-seconds": "60"})
+        roles = _read_metadata("GET", "/latest/meta-data/iam/security-credentials/", {TOKEN: token})
     except (OSError, http.client.HTTPException):
         return ""
     return roles.split("\n")[0]
 
 
-def _metadata(method: str, path: str, headers: dict[str, str]) -> str:
+def _read_metadata(method: str, path: str, headers: dict[str, str]) -> str:
     link = http.client.HTTPConnection(METADATA, timeout=METADATA_S)
     try:
         link.request(method, path, headers=headers)
@@ -95,25 +94,25 @@ def _metadata(method: str, path: str, headers: dict[str, str]) -> str:
 
 
 def grade(request: dict[str, Any]) -> dict[str, Any]:
-    """Run one submission and judge what it says.
+    """Run one submission and grade its predictions.
 
-    "submission", "inputs", "labels" and "grader" name what was pushed ("" for none), "predict" and
-    "grade" are the two commands, "limits" and "timeout_s" hold for each. Replies {"predict",
-    "grade", "results": text or null}, or {"missing": image}. The same "job" again gives the same
-    answer without running anything, until `clear`.
+    "submission", "inputs", "labels" and "grader" name pushed directories ("" for none), "predict"
+    and "grade" are the two commands, "limits" and "timeout_s" apply to each. Replies {"predict",
+    "grade", "results": text or null}, or {"missing": image}. Until `clear`, the same "job" returns
+    the same reply without running anything.
     """
-    found = engine.image(request["image"])
-    if found is None:
+    image = engine.image(request["image"])
+    if image is None:
         return {"missing": request["image"]}
-    top = _top(request)
+    top = _grading_directory(request)
     job = top / ".jobs" / checked_name(request["job"])
     job.mkdir(parents=True, exist_ok=True)
     with (job / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = read_json(job / "reply.json")
-        if known:
-            return known
-        reply = _graded(request, top, job, found)
+        earlier_reply = read_json(job / "reply.json")
+        if earlier_reply:
+            return earlier_reply
+        reply = _grade_submission(request, top, job, image)
         if reply["grade"] is None or reply["grade"]["outcome"] == "ok":
             write_json(job / "reply.json", reply, mode=0o600)
         return reply
@@ -121,7 +120,7 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
 
 def clear(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of this lab's grading: labels, submissions, containers."""
-    top = _top(request)
+    top = _grading_directory(request)
     for name in sandbox.left(f"{LABEL}={request['lab_id']}"):
         engine.remove(name)
     drop_tree(top)
@@ -131,54 +130,56 @@ def clear(request: dict[str, Any]) -> dict[str, Any]:
     return {"cleared": not top.exists()}
 
 
-def _top(request: dict[str, Any]) -> Path:
+def _grading_directory(request: dict[str, Any]) -> Path:
     top = lab_dir(request["lab"], request["lab_id"]) / "grading"
     top.mkdir(mode=0o700, exist_ok=True)
     top.chmod(0o700)
     return top
 
 
-def _graded(request: dict[str, Any], top: Path, job: Path, found: dict[str, Any]) -> dict[str, Any]:
-    told = _predicted(request, top, found)
-    if told.outcome != "ok":
-        return {"predict": told.told(), "grade": None, "results": None}
-    place = job / PREDICTIONS
+def _grade_submission(
+    request: dict[str, Any], top: Path, job: Path, image: dict[str, Any]
+) -> dict[str, Any]:
+    prediction = _run_student_code(request, top, image)
+    if prediction.outcome != "ok":
+        return {"predict": prediction.told(), "grade": None, "results": None}
+    predictions = job / PREDICTIONS
     try:
-        _write(place, told.output)
-        judged = _judged(request, top, place, found)
+        _write_file(predictions, prediction.output)
+        grading = _run_grader(request, top, predictions, image)
     finally:
-        if place.exists():
-            place.unlink()
-    results = judged.output.decode("utf-8", "replace") if judged.outcome == "ok" else None
-    return {"predict": told.told(), "grade": judged.told(), "results": results}
+        if predictions.exists():
+            predictions.unlink()
+    results = grading.output.decode("utf-8", "replace") if grading.outcome == "ok" else None
+    return {"predict": prediction.told(), "grade": grading.told(), "results": results}
 
 
-def _predicted(request: dict[str, Any], top: Path, found: dict[str, Any]) -> sandbox.Ended:
-    """The stranger's container: their code and model, and the inputs."""
-    own = _pushed(top, request["submission"])
-    mounts = [_seen(own / part, f"/lab/{part}") for part in ("code", "model")]
+def _run_student_code(request: dict[str, Any], top: Path, image: dict[str, Any]) -> sandbox.Ended:
+    """Run the student's container: their code and model, and the inputs."""
+    submission = _find_pushed(top, request["submission"])
+    mounts = [_mount_readable(submission / part, f"/lab/{part}") for part in ("code", "model")]
     if request["inputs"]:
-        mounts.append(_seen(_pushed(top, request["inputs"]), "/lab/inputs"))
-    mounts.append(_seen(_scripts(top), "/lab/labctl"))
+        mounts.append(_mount_readable(_find_pushed(top, request["inputs"]), "/lab/inputs"))
+    mounts.append(_mount_readable(_install_scripts(top), "/lab/labctl"))
     env = {
         "LABCTL_INPUTS": "/lab/inputs",
         "LABCTL_MODEL": "/lab/model",
         "LABCTL_PREDICTIONS": f"{sandbox.OUT}/{PREDICTIONS}",
     }
-    made = _container(request, found, request["predict"], PREDICTIONS, mounts, env)
-    return _run(request, "predict", made, LARGEST_PREDICTIONS)
+    container = _container(request, image, request["predict"], PREDICTIONS, mounts, env)
+    return _run(request, "predict", container, LARGEST_PREDICTIONS)
 
 
-def _judged(
-    request: dict[str, Any], top: Path, predictions: Path, found: dict[str, Any]
+def _run_grader(
+    request: dict[str, Any], top: Path, predictions: Path, image: dict[str, Any]
 ) -> sandbox.Ended:
-    """Staff's container: the labels, their own code, and what the first one said. No more."""
+    """Run the staff's container: the labels, the grader, and the student's predictions only."""
     mounts = [mount(predictions, "/lab/predictions", read_only=True)]
-    mounts.append(_seen(_pushed(top, request["grader"]), "/lab/code"))
+    mounts.append(_mount_readable(_find_pushed(top, request["grader"]), "/lab/code"))
     for part in ("inputs", "labels"):
         if request[part]:
-            mounts.append(_seen(_pushed(top, request[part]), f"/lab/{part}"))
-    mounts.append(_seen(_scripts(top), "/lab/labctl"))
+            mounts.append(_mount_readable(_find_pushed(top, request[part]), f"/lab/{part}"))
+    mounts.append(_mount_readable(_install_scripts(top), "/lab/labctl"))
     env = {
         "LABCTL_INPUTS": "/lab/inputs",
         "LABCTL_LABELS": "/lab/labels",
@@ -186,67 +187,71 @@ def _judged(
         "LABCTL_RESULTS": f"{sandbox.OUT}/{RESULTS}",
         "LABCTL_POINTS": str(request["points"]),
     }
-    made = _container(request, found, request["grade"], RESULTS, mounts, env)
-    return _run(request, "grade", made, LARGEST_RESULTS)
+    container = _container(request, image, request["grade"], RESULTS, mounts, env)
+    return _run(request, "grade", container, LARGEST_RESULTS)
 
 
 def _container(
     request: dict[str, Any],
-    found: dict[str, Any],
+    image: dict[str, Any],
     command: list[str],
     output: str,
     mounts: list[dict[str, Any]],
     env: dict[str, str],
 ) -> dict[str, Any]:
     labels = {LABEL: request["lab_id"], "labctl.lab-id": request["lab_id"]}
-    return sandbox.body(found, command, output, mounts, env, labels, request["limits"])
+    return sandbox.body(image, command, output, mounts, env, labels, request["limits"])
 
 
-def _run(request: dict[str, Any], part: str, made: dict[str, Any], most: int) -> sandbox.Ended:
+def _run(
+    request: dict[str, Any], part: str, container: dict[str, Any], most_bytes: int
+) -> sandbox.Ended:
     name = f"labctl-{part}-{checked_name(request['job'])}"
-    return sandbox.run(name, made, float(request["timeout_s"]), most)
+    return sandbox.run(name, container, float(request["timeout_s"]), most_bytes)
 
 
-def _pushed(top: Path, name: str) -> Path:
+def _find_pushed(top: Path, name: str) -> Path:
     path = top / checked_name(name)
     if not path.is_dir():
-        raise Failure("missing", f"{name} is not on the grading server", hint="run it again")
+        raise Failure(
+            "missing", f"{name} is not on the grading server", hint="run the command again"
+        )
     return path
 
 
-def _seen(path: Path, target: str) -> dict[str, Any]:
-    """A mount that nobody's account can read. What is not there is an empty directory."""
+def _mount_readable(path: Path, target: str) -> dict[str, Any]:
+    """Return a mount that "nobody" can read; a missing path becomes an empty directory."""
     path.mkdir(exist_ok=True)
     path.chmod(0o755)
     for folder, names, files in os.walk(str(path)):
         for name in names:
-            _open_up(Path(folder, name), 0o755)
+            _add_mode(Path(folder, name), 0o755)
         for name in files:
-            _open_up(Path(folder, name), 0o644)
+            _add_mode(Path(folder, name), 0o644)
     return mount(path, target, read_only=True)
 
 
-def _open_up(path: Path, mode: int) -> None:
-    found = path.lstat()
-    if not stat.S_ISLNK(found.st_mode) and found.st_mode & mode != mode:
-        path.chmod(found.st_mode | mode)
+def _add_mode(path: Path, mode: int) -> None:
+    status = path.lstat()
+    if not stat.S_ISLNK(status.st_mode) and status.st_mode & mode != mode:
+        path.chmod(status.st_mode | mode)
 
 
-def _scripts(top: Path) -> Path:
-    """labctl's own two programs for the containers, as files that they can read."""
+def _install_scripts(top: Path) -> Path:
+    """Write labctl's own two programs as files that the containers can read."""
     folder = top / ".labctl"
     folder.mkdir(exist_ok=True)
     for name in SCRIPTS:
         text = Path(__file__).with_name(f"grading_{name}").read_text(encoding="utf-8")
-        place = folder / name
-        if not place.exists() or place.read_text(encoding="utf-8") != text:
-            write_text(place, text)
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)
     return folder
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_file(path: Path, content: bytes) -> None:
     descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "wb") as file:
-        for at in range(0, len(content), CHUNK):
-            file.write(content[at : at + CHUNK])
+        for offset in range(0, len(content), CHUNK):
+            file.write(content[offset : offset + CHUNK])
     path.chmod(0o644)

@@ -1,7 +1,7 @@
-"""The grader where staff name none: how many of the labels did the predictions hit?
+"""The default grader: the share of labels that the predictions match.
 
-Both are CSV with the columns item and label; labels.csv lies in the labels' directory. Writes
-results.json in Gradescope's form. What it says names no label: students read it.
+Both are CSV files with the columns item and label; labels.csv is in the labels' directory. Writes
+results.json in Gradescope's format. Its text names no label, since students read it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MOST_FIELD = 10000
 
 
 class BadTableError(Exception):
-    """A table that is none."""
+    """A file that is not a valid table."""
 
 
 def read(path: Path) -> dict[str, str]:
-    """item -> label; BadTableError with what is wrong."""
+    """Read item -> label. BadTableError says what is wrong."""
     csv.field_size_limit(MOST_FIELD)
-    found: dict[str, str] = {}
+    table: dict[str, str] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for number, row in enumerate(csv.reader(file), 1):
@@ -33,22 +33,22 @@ def read(path: Path) -> dict[str, str]:
                 if len(row) != 2:
                     raise BadTableError(f"line {number} has {len(row)} columns, not item and label")
                 item, label = row[0].strip(), row[1].strip()
-                if item in found:
-                    raise BadTableError(f"line {number} names an item for the second time")
-                found[item] = label
+                if item in table:
+                    raise BadTableError(f"line {number} repeats an item")
+                table[item] = label
     except (csv.Error, UnicodeDecodeError) as error:
-        raise BadTableError(f"it is no CSV in UTF-8: {error}") from None
-    return found
+        raise BadTableError(f"not a CSV file in UTF-8: {error}") from None
+    return table
 
 
-def judge(labels: dict[str, str], said: dict[str, str], points: float) -> dict[str, object]:
-    """results.json. An item without an answer is a wrong one; others are not counted."""
-    correct = sum(1 for item, label in labels.items() if said.get(item) == label)
-    silent = sum(1 for item in labels if item not in said)
+def judge(labels: dict[str, str], predictions: dict[str, str], points: float) -> dict[str, object]:
+    """Return results.json. A missing prediction counts as wrong; unknown items are ignored."""
+    correct = sum(1 for item, label in labels.items() if predictions.get(item) == label)
+    missing = sum(1 for item in labels if item not in predictions)
     accuracy = correct / len(labels)
-    text = f"{correct} of {len(labels)} hidden items are right: accuracy {accuracy:.4f}"
-    if silent:
-        text += f"; {silent} have no answer"
+    text = f"{correct} of {len(labels)} hidden items are correct: accuracy {accuracy:.4f}"
+    if missing:
+        text += f"; {missing} have no prediction"
     return {
         "score": round(points * accuracy, 4),
         "output": text,

@@ -1,7 +1,7 @@
-"""The predictions where staff name no command: the student's own predict.py over every picture.
+"""The default predict command: the student's own predict.py on every picture.
 
-predict.py is what `labctl serve` uses: `load(path)` gives something with `classes`, whose
-`predict(pictures)` gives a probability for each class. Writes item,label as CSV, where an item is
+predict.py is the module that `labctl serve` uses: `load(path)` returns an object with `classes`,
+whose `predict(pictures)` returns a probability for each class. Writes item,label as CSV; an item is
 the picture's path below the inputs.
 """
 
@@ -19,8 +19,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 
 
 def pictures(folder: Path) -> list[Path]:
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    return sorted(path for path in found if path.is_file())
+    paths = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    return sorted(path for path in paths if path.is_file())
 
 
 def answers(predictor: Any, batch: list[Path]) -> Iterator[str]:
@@ -41,8 +41,8 @@ def main() -> int:
     with target.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["item", "label"])
-        for at in range(0, len(paths), BATCH):
-            batch = paths[at : at + BATCH]
+        for start in range(0, len(paths), BATCH):
+            batch = paths[start : start + BATCH]
             for path, label in zip(batch, answers(predictor, batch)):
                 writer.writerow([path.relative_to(folder).as_posix(), label])
     return 0

@@ -1,8 +1,8 @@
-"""A container for a stranger's program: no network, no rights, bounds on all that it can use.
+"""A sandbox for an untrusted program: a container without network or privileges, with limits.
 
-It writes to memory alone (a bounded tmpfs), and its output is never logged: what it prints and the
-one file that it leaves go through pipes into this process, which stops reading at a bound. So
-nothing that it does can fill the server's disk.
+The program writes only to memory (a tmpfs of limited size), and its output is never logged: what it
+prints, and its one result file, go through pipes to this process, which stops reading at a limit.
+So the program cannot fill the server's disk.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from urllib.parse import quote
 from ..host import engine
 from ..reply import Failure
 
-# The account inside, "nobody": owner of nothing on the server.
+# The account inside, "nobody", which owns nothing on the server.
 OWNER = 65534
 OUT, SCRATCH = "/lab/out", "/lab/tmp"
-# What the program prints goes to standard error; standard output is its one file, and only that. A
-# program that writes there itself forges nothing but its own answer.
+# The program's output goes to standard error; standard output carries only its result file. A
+# program that writes to it directly forges only its own result.
 WRAPPER = (
     'out=$1; shift; "$@" </dev/null >&2; code=$?; '
     '[ "$code" -eq 0 ] && [ -f "$out" ] && cat -- "$out"; exit "$code"'
 )
-# Of what it prints, its beginning and its end are kept.
+# bytes kept of the beginning and the end of its output
 HEAD_BYTES, TAIL_BYTES = 4 * 1024, 28 * 1024
 MOST_FILES = 65536
 KILLED = 137
@@ -35,7 +35,10 @@ END_S = 20.0
 
 
 class Ended(NamedTuple):
-    """How it ended. `outcome`: ok, exit, time, memory, large (its file), none (no file)."""
+    """The result of a program.
+
+    `outcome`: ok, exit, time, memory, large (its file), none (no file).
+    """
 
     outcome: str
     code: int
@@ -61,16 +64,16 @@ def body(
     labels: dict[str, str],
     limits: dict[str, Any],
 ) -> dict[str, Any]:
-    """The container, as the engine's `create` takes it. `output` names its one file below OUT.
+    """Return the container as the engine's `create` takes it. `output` is its file below OUT.
 
     `limits`: memory_bytes, cpus, pids, disk_bytes, shm_bytes, devices. The image's entrypoint is
-    left out: it may print where the answer is read.
+    not used, since it may print to the pipe of the result.
     """
     scratch = f"rw,nosuid,nodev,size={limits['disk_bytes']},nr_inodes={MOST_FILES},mode=1777"
-    # An image's own /tmp may be closed to all but root, and keeps its mode.
-    place = {"HOME": SCRATCH, "TMPDIR": SCRATCH, "USER": "nobody", "PYTHONUNBUFFERED": "1"}
-    variables = {**place, **env}
-    taken = {"/tmp", SCRATCH, OUT, *(one["Target"] for one in mounts)}
+    # An image's own /tmp may be writable for root only, and would keep its mode.
+    defaults = {"HOME": SCRATCH, "TMPDIR": SCRATCH, "USER": "nobody", "PYTHONUNBUFFERED": "1"}
+    variables = {**defaults, **env}
+    used_targets = {"/tmp", SCRATCH, OUT, *(mounted["Target"] for mounted in mounts)}
     return {
         "Image": image["Id"],
         "Hostname": "sealed",
@@ -85,7 +88,7 @@ def body(
         "NetworkDisabled": True,
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
-            "Mounts": [*mounts, *engine.covers(image, taken, limits["disk_bytes"])],
+            "Mounts": [*mounts, *engine.covers(image, used_targets, limits["disk_bytes"])],
             "NetworkMode": "none",
             "IpcMode": "private",
             "ReadonlyRootfs": True,
@@ -108,46 +111,49 @@ def body(
     }
 
 
-def run(name: str, made: dict[str, Any], deadline_s: float, most_bytes: int) -> Ended:
-    """Run a container to its end, which comes after `deadline_s` at the latest, and remove it.
+def run(name: str, container: dict[str, Any], deadline_s: float, most_bytes: int) -> Ended:
+    """Run a container for at most `deadline_s` seconds, and remove it.
 
-    A Failure where it could not even begin: that is nothing its program did.
+    Failure if it could not start, which is not its program's fault.
     """
-    engine.remove(name)  # what a call that was killed left behind
-    engine.create(name, made)
-    begun = time.monotonic()
+    engine.remove(name)  # left behind by a killed call
+    engine.create(name, container)
+    started_s = time.monotonic()
     try:
-        read = _Reading(name, begun + deadline_s, most_bytes)
-        outcome = read.all()
-        seconds = time.monotonic() - begun
+        reader = _OutputReader(name, started_s + deadline_s, most_bytes)
+        outcome = reader.start_and_read()
+        seconds = time.monotonic() - started_s
         state = (engine.inspect([name]).get(name) or {}).get("State") or {}
     finally:
         engine.remove(name)
-    never = str(state.get("StartedAt", "")).startswith("0001")
-    if state.get("Error") or never or (not state and not outcome):
-        raise Failure("docker", "a sealed container did not start", _why(state, read.text()))
+    never_started = str(state.get("StartedAt", "")).startswith("0001")
+    if state.get("Error") or never_started or (not state and not outcome):
+        raise Failure(
+            "docker", "a sandbox container did not start", _error_text(state, reader.text())
+        )
     if state.get("Running"):
-        raise Failure("engine", "the engine on the grading server let go of a container that ran")
+        what = "the Docker Engine on the grading server lost a running container"
+        raise Failure("engine", what)
     code = int(state.get("ExitCode", KILLED))
     if not outcome:
-        outcome = _outcome(state, code, bytes(read.output))
-    output = bytes(read.output) if outcome == "ok" else b""
-    return Ended(outcome, code, read.text(), seconds, output)
+        outcome = _determine_outcome(state, code, bytes(reader.output))
+    output = bytes(reader.output) if outcome == "ok" else b""
+    return Ended(outcome, code, reader.text(), seconds, output)
 
 
 def left(label: str) -> list[str]:
-    """Ids of the containers that bear a label."""
+    """Return the ids of the containers with this label."""
     filters = quote(json.dumps({"label": [label]}))
-    found = json.loads(engine.ask("GET", f"/containers/json?all=1&filters={filters}"))
-    return [one["Id"] for one in found]
+    containers = json.loads(engine.ask("GET", f"/containers/json?all=1&filters={filters}"))
+    return [container["Id"] for container in containers]
 
 
-def _why(state: dict[str, Any], said: str) -> str:
-    return str(state.get("Error") or said).strip()[-2000:]
+def _error_text(state: dict[str, Any], printed: str) -> str:
+    return str(state.get("Error") or printed).strip()[-2000:]
 
 
-def _outcome(state: dict[str, Any], code: int, output: bytes) -> str:
-    # The engine may hear of the kernel's kill after the end. Nobody else kills in here.
+def _determine_outcome(state: dict[str, Any], code: int, output: bytes) -> str:
+    # The engine may learn of the kernel's OOM kill after the end. Nothing else kills here.
     if state.get("OOMKilled") or code == KILLED:
         return "memory"
     if code:
@@ -155,8 +161,8 @@ def _outcome(state: dict[str, Any], code: int, output: bytes) -> str:
     return "ok" if output else "none"
 
 
-class _Reading:
-    """Both pipes of a container that starts, up to its end, the deadline or the bound."""
+class _OutputReader:
+    """Reads both pipes of a container until its end, the deadline or the size limit."""
 
     def __init__(self, name: str, deadline: float, most_bytes: int) -> None:
         self.name = name
@@ -167,9 +173,9 @@ class _Reading:
         self.tail = bytearray()
         self.left_out = 0
 
-    def all(self) -> str:
-        """ "" where it ended by itself, else "time" or "large": then it was ended."""
-        # A session of its own: what ends this program's terminal must not end the reading.
+    def start_and_read(self) -> str:
+        """Start the container and read; return "time" or "large" if it was stopped, else ""."""
+        # A session of its own, so that closing this program's terminal does not stop it.
         with subprocess.Popen(
             ["docker", "start", "--attach", self.name],
             stdin=subprocess.DEVNULL,
@@ -179,7 +185,7 @@ class _Reading:
         ) as process:
             outcome = self._read(process)
             if outcome:
-                # In this order: the engine waits for whoever does not read on.
+                # In this order: the engine waits for a client that has stopped reading.
                 process.kill()
                 engine.remove(self.name)
             else:
@@ -192,12 +198,12 @@ class _Reading:
     def _read(self, process: Any) -> str:
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ, self._take_output)
-            ready.register(process.stderr, selectors.EVENT_READ, self._take_said)
+            ready.register(process.stderr, selectors.EVENT_READ, self._take_printed)
             while ready.get_map():
-                left_s = self.deadline - time.monotonic()
-                if left_s <= 0:
+                remaining_s = self.deadline - time.monotonic()
+                if remaining_s <= 0:
                     return "time"
-                for key, _ in ready.select(left_s):
+                for key, _ in ready.select(remaining_s):
                     block = os.read(key.fd, 64 * 1024)
                     if block:
                         key.data(block)
@@ -210,7 +216,7 @@ class _Reading:
     def _take_output(self, block: bytes) -> None:
         self.output += block
 
-    def _take_said(self, block: bytes) -> None:
+    def _take_printed(self, block: bytes) -> None:
         room = HEAD_BYTES - len(self.head)
         if room > 0:
             self.head += block[:room]
@@ -222,6 +228,6 @@ class _Reading:
             self.left_out += more
 
     def text(self) -> str:
-        """What was printed; where it was much, its beginning and its end."""
+        """The output; of a long output, its beginning and its end."""
         gap = f"\n[... {self.left_out} bytes ...]\n".encode() if self.left_out else b""
         return bytes(self.head + gap + self.tail).decode("utf-8", "replace")

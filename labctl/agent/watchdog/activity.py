@@ -1,8 +1,8 @@
-"""Signs of work on the server: whoever finds none may call it idle.
+"""Signs of work on the server. A server without any is idle.
 
-Each sign is a sentence with its age. What cannot be read counts as work, and says so. A person's
-typing ages; a run, a busy kernel or a moving transfer is now. TensorBoard, a Jupyter whose kernels
-rest, an attached terminal that nobody types in, and a program that merely waits are no work.
+Each sign is a sentence with its age. A source that cannot be read counts as work, and the sign says
+so. Typing has an age; a run, a busy kernel and an active transfer are current. TensorBoard, a
+Jupyter with idle kernels, an attached terminal without typing, and a waiting program do not count.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .processes import Processes, Sign, terminals, tmux_clients
 from .state_files import boottime_s
 
 CONTAINER_CORES = 0.05
-# A service computes a little while nobody looks at it; more than this is somebody's work.
+# cores: an unused service computes a little; more than this is a person's work
 SERVICE_CORES = 0.5
 GPU_PERCENT = 5.0
 LONGEST_S, SHORTEST_S = 15.0, 1.0
 LOOKS_PER_IDLE_LIMIT = 20
-# Touched by each verb that somebody works with (see entrypoint.py).
+# Touched by each verb that shows that a person is at work (see entrypoint.py).
 USED = ".used"
 
 
 class Look(NamedTuple):
-    """One look at everything: when it began (since boot), and what was seen."""
+    """A snapshot of all activity: when it began (seconds since boot), and the signs found."""
 
     began_s: float
     signs: list[Sign]
@@ -45,13 +45,18 @@ class Look(NamedTuple):
         return [sign.said for sign in self.signs if sign.age_s <= 0]
 
     @property
+    def runs(self) -> frozenset[str]:
+        """The ids of the runs that are running."""
+        return frozenset(sign.run for sign in self.signs if sign.run)
+
+    @property
     def quiet_s(self) -> float:
-        """How long ago anything was seen; a very long time where nothing ever was."""
+        """The age of the newest sign; infinite if there is none."""
         return min((sign.age_s for sign in self.signs), default=float("inf"))
 
 
 class Account(NamedTuple):
-    """Whose lab it is, and the words that run a command as that account."""
+    """The account that owns the lab, and the words that run a command as that account."""
 
     uid: int
     gid: int
@@ -65,7 +70,7 @@ class Account(NamedTuple):
 
 
 class Signs:
-    """Everything that is looked at, and what the last look found."""
+    """Reader of all sources of activity."""
 
     def __init__(self, account: Account) -> None:
         self.account = account
@@ -74,7 +79,7 @@ class Signs:
         self.cpu_at_s = 0.0
 
     def look(self) -> Look:
-        began = boottime_s()
+        began_s = boottime_s()
         readers: list[tuple[str, Callable[[], list[Sign]]]] = [
             ("the containers", self._containers),
             ("the terminals", terminals),
@@ -88,47 +93,48 @@ class Signs:
             try:
                 signs += read()
             except FileNotFoundError:
-                continue  # no tmux, no Docker: nothing of that kind can be at work
+                continue  # without tmux or Docker, nothing of that kind can be running
             except (OSError, ValueError, KeyError, Failure, subprocess.SubprocessError) as error:
                 why = error.body["what"] if isinstance(error, Failure) else error
                 signs.append(Sign(f"{name} cannot be read, which counts as work ({why})"))
-        return Look(began, signs)
+        return Look(began_s, signs)
 
     def _containers(self) -> list[Sign]:
         if not shutil.which("docker"):
             return []
-        found: list[Sign] = []
-        before, self.cpu_ns = self.cpu_ns, {}
+        signs: list[Sign] = []
+        previous, self.cpu_ns = self.cpu_ns, {}
         now = time.monotonic()
         span, self.cpu_at_s = now - self.cpu_at_s, now
-        for one in json.loads(engine.ask("GET", "/containers/json")):
-            labels = one.get("Labels") or {}
-            name = one["Names"][0].lstrip("/")
+        for container in json.loads(engine.ask("GET", "/containers/json")):
+            labels = container.get("Labels") or {}
+            name = container["Names"][0].lstrip("/")
             if "labctl.run" in labels:
-                found.append(Sign(f"run {labels['labctl.run']} is running"))
+                run = labels["labctl.run"]
+                signs.append(Sign(f"run {run} is running", run=run))
                 continue
             if labels.get("labctl.service") == "jupyter":
-                found += kernels(one)
-            used_ns = _cpu_ns(one["Id"])
-            self.cpu_ns[one["Id"]] = used_ns
-            cores = (used_ns - before.get(one["Id"], used_ns)) / span / 1e9
+                signs += kernels(container)
+            used_ns = _cpu_ns(container["Id"])
+            self.cpu_ns[container["Id"]] = used_ns
+            cores = (used_ns - previous.get(container["Id"], used_ns)) / span / 1e9
             if cores > (SERVICE_CORES if "labctl.service" in labels else CONTAINER_CORES):
-                found.append(Sign(f"the container {name} used {cores:.0%} of a core"))
-        return found
+                signs.append(Sign(f"the container {name} used {cores:.0%} of a core"))
+        return signs
 
 
 def _cpu_ns(container: str) -> int:
     try:
-        said = engine.ask("GET", f"/containers/{container}/stats?stream=false&one-shot=true")
+        stats = engine.ask("GET", f"/containers/{container}/stats?stream=false&one-shot=true")
     except engine.Refused as refused:
         if refused.status == 404:
             return 0
         raise
-    return int(json.loads(said)["cpu_stats"]["cpu_usage"]["total_usage"])
+    return int(json.loads(stats)["cpu_stats"]["cpu_usage"]["total_usage"])
 
 
 def kernels(container: dict[str, Any]) -> list[Sign]:
-    """What the kernels of a labctl Jupyter do, asked of it with its own token."""
+    """Read the activity of a labctl Jupyter's kernels, through its API with its own token."""
     port = next((p["PublicPort"] for p in container.get("Ports", []) if p.get("PublicPort")), 0)
     name = container["Names"][0].lstrip("/")
     root = home() / name.rpartition("-svc-")[0]
@@ -143,13 +149,13 @@ def kernels(container: dict[str, Any]) -> list[Sign]:
     finally:
         connection.close()
     if reply.status != 200:
-        said = f"Jupyter's kernels cannot be read, which counts as work (HTTP {reply.status})"
-        return [Sign(said)]
-    return [_kernel(one, time.time()) for one in json.loads(body)]
+        message = f"Jupyter's kernels cannot be read, which counts as work (HTTP {reply.status})"
+        return [Sign(message)]
+    return [_describe_kernel(kernel, time.time()) for kernel in json.loads(body)]
 
 
-def _kernel(kernel: dict[str, Any], now: float) -> Sign:
-    """Only "busy" is work: a kernel that nobody ever connects to says "starting" for ever."""
+def _describe_kernel(kernel: dict[str, Any], now: float) -> Sign:
+    """Describe a kernel. Only "busy" is work: a kernel that never had a client stays "starting"."""
     if kernel.get("execution_state") == "busy":
         return Sign("a Jupyter kernel is busy")
     moment = datetime.strptime(kernel["last_activity"][:19], "%Y-%m-%dT%H:%M:%S")
@@ -158,60 +164,60 @@ def _kernel(kernel: dict[str, Any], now: float) -> Sign:
 
 
 def gpus() -> list[Sign]:
-    """GPUs at work. A machine without any, or with a driver's program alone, has none."""
+    """Return signs of GPU use; [] without a GPU, or with only the driver's program installed."""
     program = shutil.which("nvidia-smi")
     if not program:
         return []
     words = [program, "--format=csv,noheader,nounits"]
-    asked = _asked([*words, "--query-gpu=index,utilization.gpu"])
-    if asked.returncode != 0 and not Path("/dev/nvidiactl").exists():
+    done = _run_query([*words, "--query-gpu=index,utilization.gpu"])
+    if done.returncode != 0 and not Path("/dev/nvidiactl").exists():
         return []
-    _check(asked)
-    found = []
-    for row in asked.stdout.splitlines():
+    _require_success(done)
+    signs = []
+    for row in done.stdout.splitlines():
         index, _, percent = row.partition(",")
         if not percent.strip().replace(".", "").isdigit():
-            return _gpu_processes(words)  # a partitioned GPU tells no figure
+            return _gpu_processes(words)  # a partitioned GPU reports no utilization
         if float(percent) > GPU_PERCENT:
-            found.append(Sign(f"GPU {index.strip()} is at {percent.strip()} %"))
-    return found
+            signs.append(Sign(f"GPU {index.strip()} is at {percent.strip()} %"))
+    return signs
 
 
 def _gpu_processes(words: list[str]) -> list[Sign]:
-    asked = _asked([*words, "--query-compute-apps=pid"])
-    _check(asked)
-    return [Sign(f"process {pid} uses a GPU") for pid in asked.stdout.split()]
+    done = _run_query([*words, "--query-compute-apps=pid"])
+    _require_success(done)
+    return [Sign(f"process {pid} uses a GPU") for pid in done.stdout.split()]
 
 
-def _asked(words: list[str]) -> subprocess.CompletedProcess[str]:
+def _run_query(words: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
 
 
-def _check(asked: subprocess.CompletedProcess[str]) -> None:
-    if asked.returncode != 0:
-        raise ValueError(f"nvidia-smi: exit {asked.returncode}, {asked.stdout.strip()[:200]}")
+def _require_success(done: subprocess.CompletedProcess[str]) -> None:
+    if done.returncode != 0:
+        raise ValueError(f"nvidia-smi: exit {done.returncode}, {done.stdout.strip()[:200]}")
 
 
 def used() -> list[Sign]:
-    """When somebody last worked here with labctl."""
+    """Return when labctl was last used on this server."""
     at = (home() / USED).stat().st_mtime
     return [Sign("labctl was used", max(0.001, age_of(at)))]
 
 
 class Looker:
-    """Looks from a thread of its own, since any sign may hang: the clocks go on meanwhile."""
+    """Reads activity in a thread of its own, since any source may hang while the clocks go on."""
 
-    def __init__(self, signs: Signs, looked: Callable[[], None]) -> None:
+    def __init__(self, signs: Signs, on_update: Callable[[], None]) -> None:
         self.signs = signs
-        self.looked = looked
+        self.on_update = on_update
         self.latest: Look | None = None
         self.interval_s = SHORTEST_S
         self._now = threading.Event()
         threading.Thread(target=self._go, daemon=True).start()
 
     def set_idle_limit(self, idle_s: float | None) -> None:
-        wanted = LONGEST_S if idle_s is None else idle_s / LOOKS_PER_IDLE_LIMIT
-        self.interval_s = min(LONGEST_S, max(SHORTEST_S, wanted))
+        interval_s = LONGEST_S if idle_s is None else idle_s / LOOKS_PER_IDLE_LIMIT
+        self.interval_s = min(LONGEST_S, max(SHORTEST_S, interval_s))
 
     def look_now(self) -> None:
         self._now.set()
@@ -219,6 +225,6 @@ class Looker:
     def _go(self) -> None:
         while True:
             self.latest = self.signs.look()
-            self.looked()
+            self.on_update()
             self._now.wait(self.interval_s)
             self._now.clear()

@@ -1,8 +1,8 @@
-"""The watchdog's clocks, pure: limits, elapsed time and signs in, a decision out.
+"""The watchdog's decisions, as pure functions of limits, elapsed time and activity.
 
 All spans are seconds. "Elapsed" is the server's age, carried over restarts and reboots by
-`carried`. A budget is one more deadline: dollars by price. An end is when the wind-down begins, so
-early that it fits before the deadline.
+`carried`. A budget is one more deadline: dollars divided by price. The end is when the wind-down
+begins, early enough to finish before the deadline.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 WARN_AT_S = (900.0, 300.0, 60.0)
-# The first warning of a limit that is at least twice as long.
+# the first warning, for a limit that is at least twice as long
 HOUR_AHEAD_S = 3600.0
-# A warning is due again once there is this much more time than its own again.
+# A warning becomes due again once the time left exceeds its own time by this fraction.
 SLACK = 0.1
-# A wind-down begins at most this part of a limit before it, whatever its length.
+# A wind-down begins at most this fraction of the limit before it, however long it takes.
 MOST_EARLY = 0.5
-# How fast a mirror is taken to be until one was measured.
+# assumed speed of a mirror until it is measured
 RATE_BYTES_S = 10e6
 SETTLE_S = 3.0
 TOLERANCE_S = 0.5
 
 
 class Limits(NamedTuple):
-    """What was asked for. None is no limit. `ceiling_s` bounds `ttl_s` with all extensions.
+    """The limits of a server. None is no limit. `ceiling_s` bounds `ttl_s` with all extensions.
 
     `from_s` (elapsed) is when the ttl began, 0 but for a server that was off at its deadline and
     was started again. Until `held_until_s` (elapsed) an extension keeps idleness from ending it.
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
 
     @property
     def latest_s(self) -> float | None:
-        """Elapsed time at which the server ends whatever it does; None where nothing says so."""
+        """Elapsed time at which the server ends even if it is busy; None without such a limit."""
         ends = [end for end in (self.deadline_s, self.budget_s) if end is not None]
         return min(ends) if ends else None
 
@@ -69,9 +69,9 @@ class Clock(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """`ends_by` is "ttl", "budget", "idle" or "". `warn_s` is what is left where a warning is due.
+    """A decision. `ends_by` is "ttl", "budget", "idle" or "".
 
-    `warned` is what to hand in next time.
+    `warn_s` is the time left if a warning is due. Pass `warned` to the next call.
     """
 
     ends_by: str
@@ -84,18 +84,18 @@ class Decision(NamedTuple):
 def clocks(
     limits: Limits, elapsed_s: float, idle_for_s: float, wind_down_s: float
 ) -> dict[str, Clock]:
-    """The clocks that run. That of idleness runs only while nothing happens."""
-    found = {}
+    """Return the clocks that run. The idle clock runs only while there is no activity."""
+    running = {}
     ends = (("ttl", limits.deadline_s, limits.from_s), ("budget", limits.budget_s, 0.0))
     for name, end, start in ends:
         if end is not None:
-            left = end - elapsed_s
+            left_s = end - elapsed_s
             early = min(wind_down_s, (end - start) * MOST_EARLY)
-            found[name] = Clock(name, end - start, left, left - early)
+            running[name] = Clock(name, end - start, left_s, left_s - early)
     if limits.idle_s is not None and idle_for_s > 0:
-        left = max(limits.idle_s - idle_for_s, limits.held_until_s - elapsed_s)
-        found["idle"] = Clock("idle", limits.idle_s, left, left)
-    return found
+        left_s = max(limits.idle_s - idle_for_s, limits.held_until_s - elapsed_s)
+        running["idle"] = Clock("idle", limits.idle_s, left_s, left_s)
+    return running
 
 
 def decide(
@@ -105,25 +105,30 @@ def decide(
     wind_down_s: float,
     warned: dict[str, list[float]],
 ) -> Decision:
-    """Each warning once, only for the clock that ends first; an extension makes it due again."""
+    """Decide. Each warning is due once, only for the clock that ends first, and again after an
+    extension.
+    """
     running = clocks(limits, elapsed_s, idle_for_s, wind_down_s)
-    kept = {
+    still_warned = {
         name: [at for at in warned.get(name, []) if clock.ends_in_s <= at * (1 + SLACK)]
         for name, clock in running.items()
     }
     if not running:
-        return Decision("", None, False, None, kept)
+        return Decision("", None, False, None, still_warned)
     first = min(running.values(), key=lambda clock: clock.ends_in_s)
-    left = first.ends_in_s
-    if left <= 0:
-        return Decision(first.name, left, True, None, kept)
-    due = [at for at in _warnings(first) if left <= at and at not in kept[first.name]]
-    kept[first.name] = sorted({*kept[first.name], *due}, reverse=True)
-    return Decision(first.name, left, False, left if due else None, kept)
+    left_s = first.ends_in_s
+    if left_s <= 0:
+        return Decision(first.name, left_s, True, None, still_warned)
+    due = [at for at in _warnings(first) if left_s <= at and at not in still_warned[first.name]]
+    still_warned[first.name] = sorted({*still_warned[first.name], *due}, reverse=True)
+    return Decision(first.name, left_s, False, left_s if due else None, still_warned)
 
 
 def _warnings(clock: Clock) -> tuple[float, ...]:
-    """When to warn. An idle clock starts with every pause, so it warns in its second half only."""
+    """Return when to warn.
+
+    The idle clock starts at every pause, so it warns only in its second half.
+    """
     if clock.name != "idle":
         return (HOUR_AHEAD_S, *WARN_AT_S) if clock.limit_s >= 2 * HOUR_AHEAD_S else WARN_AT_S
     half = clock.limit_s / 2
@@ -131,23 +136,23 @@ def _warnings(clock: Clock) -> tuple[float, ...]:
 
 
 def refusal(limits: Limits, span_s: float) -> str:
-    """Why the ttl cannot grow by `span_s`; "" where it can."""
+    """Return why the ttl cannot grow by `span_s`; "" if it can."""
     if limits.ttl_s is None:
         return ""
     now = limits.from_s + limits.ttl_s + limits.extended_s
     ceiling_s = None if limits.ceiling_s is None else limits.from_s + limits.ceiling_s
-    for name, most in (("ceiling", ceiling_s), ("budget", limits.budget_s)):
-        if most is not None and now + span_s > most + TOLERANCE_S:
-            said = f"the {name} ends it {spoken(most)} after its start"
-            return f"{said}; it can be extended by {spoken(max(0.0, most - now))} at most"
+    for name, limit_s in (("ceiling", ceiling_s), ("budget", limits.budget_s)):
+        if limit_s is not None and now + span_s > limit_s + TOLERANCE_S:
+            text = f"the {name} ends the server {spoken(limit_s)} after its start"
+            return f"{text}; you can extend it by at most {spoken(max(0.0, limit_s - now))}"
     return ""
 
 
 def begins_anew(limits: Limits, elapsed_s: float, ended: bool) -> bool:
-    """Whether the ttl counts afresh after a boot: its deadline passed while the server was off.
+    """Return whether the ttl restarts after a boot: its deadline passed while the server was off.
 
-    Who starts such a server again means to use it. `ended` says that the ttl had ended it, which
-    is a little before the deadline. A budget goes on.
+    A person who starts such a server again wants to use it. `ended` means that the ttl had ended
+    the server, which happens a little before the deadline. A budget does not restart.
     """
     deadline_s = limits.deadline_s
     return deadline_s is not None and (ended or elapsed_s >= deadline_s)
@@ -160,18 +165,18 @@ def wind_down_s(
     mirrored: bool,
     saver_s: float = 0.0,
 ) -> float:
-    """How long the end takes: runs stop, what is unsaved is sent, the machine goes.
+    """Return how long the end takes: runs stop, unsaved results are sent, the machine ends.
 
-    `saver_s` is what a keeper needs besides to notice it and to come for the results.
+    `saver_s` is the additional time that a keeper needs to notice and to download the results.
     """
     send_s = unsaved_bytes / max(rate_bytes_s, 1.0) if mirrored else 0.0
     return stop_s + send_s + saver_s + SETTLE_S
 
 
 def carried(state: dict[str, Any], boot: str, boottime_s: float, wall_s: float) -> float:
-    """Elapsed time now, from what a state says of an earlier moment.
+    """Return the elapsed time now, from a state that was recorded earlier.
 
-    In the same boot by the monotonic clock, over a reboot by the wall clock where it went forward.
+    The monotonic clock counts within a boot, the wall clock over a reboot if it went forward.
     """
     since = boottime_s - float(state["boottime_s"])
     if state["boot"] != boot:
@@ -179,32 +184,34 @@ def carried(state: dict[str, Any], boot: str, boottime_s: float, wall_s: float) 
     return float(state["elapsed_s"]) + max(0.0, since)
 
 
-def budget_left(known: dict[str, Any], asked: dict[str, Any]) -> float | None:
-    """The dollars that this server may cost, where it was armed before.
+def budget_left(recorded: dict[str, Any], request: dict[str, Any]) -> float | None:
+    """Return the dollars that this server may still cost if it was armed before.
 
-    A caller that has lost its ledger believes that nothing was spent elsewhere: the same whole
-    budget never gives more than it gave before. Another whole budget was meant so.
+    A caller that has lost its ledger believes that nothing was spent elsewhere: the same total
+    budget never allows more than it did before. A different total budget is intended.
     """
-    before, wanted = known.get("budget_usd"), asked.get("budget_usd")
-    if before is None or wanted is None:
-        return wanted if wanted is None else float(wanted)
-    grown = float(asked.get("budget_whole_usd") or 0) - float(known.get("budget_whole_usd") or 0)
-    return max(0.0, min(float(before) + grown, float(wanted)))
+    previous, requested = recorded.get("budget_usd"), request.get("budget_usd")
+    if previous is None or requested is None:
+        return requested if requested is None else float(requested)
+    increase = float(request.get("budget_whole_usd") or 0) - float(
+        recorded.get("budget_whole_usd") or 0
+    )
+    return max(0.0, min(float(previous) + increase, float(requested)))
 
 
 def spoken(span_s: float) -> str:
-    """A span for people: "45 s", "12 min", "1 h 30 min"."""
-    whole = max(0, round(span_s))
-    if whole < 120:
-        return f"{whole} s"
-    minutes = round(whole / 60)
+    """Format a span for people: "45 s", "12 min", "1 h 30 min"."""
+    seconds = max(0, round(span_s))
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
 def described(limits: Limits) -> str:
-    """The limits in one line."""
+    """Describe the limits in one line."""
     parts = []
     for name, span in (("ttl", limits.ttl_s), ("idle", limits.idle_s)):
         parts += [] if span is None else [f"{name} {spoken(span)}"]

@@ -1,6 +1,6 @@
-"""A cloud machine's metadata service (IMDS, version 2), asked for notices.
+"""Client for a cloud machine's metadata service (IMDS version 2), polled for notices.
 
-Only the machine itself can ask: the token's answer travels one hop (labctl makes servers so).
+Only the machine itself can use it: labctl limits the token's response to one network hop.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from .provider_notice import Notice, interruption, rebalance
 ADDRESS = "169.254.169.254"
 TIMEOUT_S = 1.0
 TOKEN_S = 6 * 3600
-# At boot it may answer a little late. Who has none is asked three times and then left alone.
+# At boot the service may start late. Machines without one are tried three times, then left alone.
 LOOK_AGAIN_S = (0.0, 2.0, 10.0)
 ACTION = "meta-data/spot/instance-action"
 REBALANCE = "meta-data/events/recommendations/rebalance"
 LIFE = "meta-data/instance-life-cycle"
-# The lives that come with notices. Whatever else answers there (a portal, say) is not believed.
+# The life cycles that come with notices. Other replies (a captive portal, say) are ignored.
 MAY_BE_TAKEN = ("spot", "scheduled", "capacity-block")
 MOST_BYTES = 65536
 
 
 class Said(NamedTuple):
-    """`dated_s` is the answer's own date (Unix): both sides of a comparison are then its clock."""
+    """A response. `dated_s` is its own Date (Unix seconds), so that comparisons use one clock."""
 
     status: int
     body: str
@@ -34,52 +34,52 @@ class Said(NamedTuple):
 
 
 class Imds:
-    """Every call may raise OSError. A token is asked for when there is none or it ran out."""
+    """The metadata service. Every call may raise OSError; a token is fetched when needed."""
 
     def __init__(self, address: str = ADDRESS, port: int = 80) -> None:
-        self._where = (address, port)
+        self._address = (address, port)
         self._token = ""
         self._renew_s = 0.0
 
     def get(self, path: str) -> Said:
-        said = self._asked(path)
-        if said.status == 401:
+        response = self._get_with_token(path)
+        if response.status == 401:
             self._token = ""
-            said = self._asked(path)
-        return said
+            response = self._get_with_token(path)
+        return response
 
     def notices(self) -> list[Notice]:
-        """What it says now; [] for nothing. OSError where it does not answer properly."""
-        found = []
+        """Return the current notices. OSError if the service does not answer properly."""
+        notices = []
         for path in (REBALANCE, ACTION):
-            said = self.get(path)
-            if said.status == 200:
-                found.append(
-                    rebalance(said.body)
+            response = self.get(path)
+            if response.status == 200:
+                notices.append(
+                    rebalance(response.body)
                     if path == REBALANCE
-                    else interruption(said.body, said.dated_s)
+                    else interruption(response.body, response.dated_s)
                 )
-            elif said.status != 404:
-                raise OSError(f"the metadata service answered {said.status}")
-        return found
+            elif response.status != 404:
+                raise OSError(f"the metadata service returned HTTP {response.status}")
+        return notices
 
-    def _asked(self, path: str) -> Said:
+    def _get_with_token(self, path: str) -> Said:
         if not self._token or time.monotonic() > self._renew_s:
-            lasting = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
-            said = self._exchange("PUT", "api/token", lasting)
-            if said.status != 200:
-                raise OSError(f"the metadata service gave no token ({said.status})")
-            self._token, self._renew_s = said.body, time.monotonic() + TOKEN_S / 2
+            ttl_header = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
+            response = self._exchange("PUT", "api/token", ttl_header)
+            if response.status != 200:
+                raise OSError(f"the metadata service returned no token (HTTP {response.status})")
+            self._token, self._renew_s = response.body, time.monotonic() + TOKEN_S / 2
         return self._exchange("GET", path, {"X-aws-ec2-metadata-token": self._token})
 
     def _exchange(self, method: str, path: str, headers: dict[str, str]) -> Said:
-        link = http.client.HTTPConnection(*self._where, timeout=TIMEOUT_S)
+        link = http.client.HTTPConnection(*self._address, timeout=TIMEOUT_S)
         try:
             link.request(method, f"/latest/{path}", headers=headers)
             reply = link.getresponse()
             body = reply.read(MOST_BYTES).decode(errors="replace")
             if reply.length:
-                raise OSError("the metadata service sent half an answer, or far too much")
+                raise OSError("the metadata service sent an incomplete or oversized response")
             return Said(reply.status, body, _dated_s(reply.getheader("Date")))
         except http.client.HTTPException as error:
             raise OSError(f"the metadata service: {error!r}") from None
@@ -95,15 +95,15 @@ def _dated_s(text: str | None) -> float:
 
 
 def found(imds: Imds) -> bool:
-    """Whether this machine has such a service and may be taken back. Takes up to 15 s: in a thread.
+    """Return whether this machine has the service and may be reclaimed. Takes up to 15 s.
 
-    A machine that is paid for on demand gets no notices.
+    An on-demand machine gets no notices.
     """
     for pause_s in LOOK_AGAIN_S:
         time.sleep(pause_s)
         try:
-            said = imds.get(LIFE)
+            response = imds.get(LIFE)
         except OSError:
             continue
-        return said.status == 200 and said.body.strip() in MAY_BE_TAKEN
+        return response.status == 200 and response.body.strip() in MAY_BE_TAKEN
     return False

@@ -1,4 +1,4 @@
-"""What the watchdog was told: limits.json, read again when it has changed."""
+"""limits.json: the limits that the watchdog enforces, read again whenever the file changes."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from .state_files import alone, keep
 
 
 class Told:
-    """`body` is the file, `limits` and `plan` what it means."""
+    """The file: its `body`, and the `limits` and the `plan` that it defines."""
 
-    def __init__(self, place: Path) -> None:
-        self.path = place / "limits.json"
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "limits.json"
         self.body: dict[str, Any] = {}
         self.limits = Limits()
-        self._seen = 0
+        self._read_mtime_ns = 0
 
     def changed(self) -> bool:
-        """Read it where it is new. An unreadable one leaves what was known."""
+        """Read the file if it has changed; return whether it did. A damaged one changes nothing."""
         try:
             stamp = self.path.stat().st_mtime_ns
         except FileNotFoundError:
             return False
-        body = read_json(self.path) if stamp != self._seen else {}
+        body = read_json(self.path) if stamp != self._read_mtime_ns else {}
         if not body:
             return False
-        self._seen, self.body = stamp, body
+        self._read_mtime_ns, self.body = stamp, body
         self.limits = Limits(**{k: v for k, v in body["limits"].items() if k in Limits._fields})
         return True
 
     @contextmanager
     def changing(self) -> Iterator[dict[str, Any]]:
-        """Change the limits where nobody else does meanwhile."""
+        """Change the limits while no other process does."""
         with alone(self.path.parent):
             self.changed()
             yield self.body["limits"]

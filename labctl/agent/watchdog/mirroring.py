@@ -1,7 +1,7 @@
-"""The mirror beside the runs: a pass every so often, at each run's beginning and end, and the last.
+"""Mirroring beside the runs: a pass at intervals, at each run's start and end, and a last one.
 
-Passes are made by a process of the lab's own account that gives way to everything else and lives
-as long as this one; see mirror.py. A store that cannot be used now is said and tried again.
+A low-priority process of the lab's own account makes the passes and lives as long as the watchdog;
+see mirror.py. If the store cannot be used, that is reported, and the next pass tries again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FAILURES = (Failure, OSError, ValueError, KeyError, subprocess.SubprocessError)
 
 
 class Part(NamedTuple):
-    """One lab whose results are mirrored."""
+    """A lab whose results are mirrored."""
 
     lab: str
     lab_id: str
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a mirror is told at every tick."""
+    """The request to the mirror at every tick."""
 
     account: Account
     lab_id: str
@@ -52,8 +52,8 @@ class Told(NamedTuple):
 
 
 def parts(lab_id: str, every: bool) -> list[Part]:
-    found = [Part(*one) for one in labs(lab_id, every)]
-    return [part for part in found if config(part.root).get("url")]
+    candidates = [Part(*fields) for fields in labs(lab_id, every)]
+    return [part for part in candidates if config(part.root).get("url")]
 
 
 def why_of(error: BaseException) -> str:
@@ -63,80 +63,87 @@ def why_of(error: BaseException) -> str:
 
 
 class Mirror:
-    """`shown` is W's "mirror": {"at", "behind_bytes", "failed"}; None while nothing is mirrored."""
+    """The mirror of all labs on the server.
+
+    `shown` is "mirror" of the watchdog's status: {"at", "behind_bytes", "failed"}; None before the
+    first pass.
+    """
 
     def __init__(self, say: Say) -> None:
         self.say = say
         self.shown: dict[str, Any] | None = None
-        self._told: Told | None = None
+        self._request: Told | None = None
         self._due = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
 
-    def look(self, told: Told) -> None:
-        """At every tick. The first call begins; runs that began or ended are mirrored at once."""
-        before, self._told = self._told, told
-        if before is None:
-            threading.Thread(target=self._go, daemon=True).start()
-        elif before.runs != told.runs:
+    def look(self, request: Told) -> None:
+        """Update the request.
+
+        The first call starts the passes; a run's start or end causes one at once.
+        """
+        previous, self._request = self._request, request
+        if previous is None:
+            threading.Thread(target=self._run_forever, daemon=True).start()
+        elif previous.runs != request.runs:
             self._due.set()
 
-    def _go(self) -> None:
+    def _run_forever(self) -> None:
         while True:
-            told = self._told
-            assert told
-            began = time.monotonic()
+            request = self._request
+            assert request
+            started_s = time.monotonic()
             try:
-                self._pass(told)
+                self._run_pass(request)
             except FAILURES as error:
                 self._stop()
-                self._show(told, {"why": why_of(error)}, [])
-            left = max(0.0, told.interval_s - (time.monotonic() - began))
-            self._due.wait(left)
+                self._report(request, {"why": why_of(error)}, [])
+            left_s = max(0.0, request.interval_s - (time.monotonic() - started_s))
+            self._due.wait(left_s)
             self._due.clear()
 
-    def _pass(self, told: Told) -> None:
-        whole: dict[str, Any] = {"behind_bytes": 0, "why": "", "sent": 0, "bytes": 0}
+    def _run_pass(self, request: Told) -> None:
+        totals: dict[str, Any] = {"behind_bytes": 0, "why": "", "sent": 0, "bytes": 0}
         failed = []
-        found = parts(told.lab_id, told.every)
-        for part in found:
-            reply = self._asked(told.account, part)
+        mirrored_labs = parts(request.lab_id, request.every)
+        for part in mirrored_labs:
+            reply = self._mirror_lab(request.account, part)
             for name in ("behind_bytes", "sent", "bytes"):
-                whole[name] += reply[name]
-            whole["why"] = whole["why"] or reply["why"]
-            failed += [": ".join(one) for one in reply["failed"]]
-        if found:
-            self._show(told, whole, failed)
+                totals[name] += reply[name]
+            totals["why"] = totals["why"] or reply["why"]
+            failed += [": ".join(entry) for entry in reply["failed"]]
+        if mirrored_labs:
+            self._report(request, totals, failed)
 
-    def _show(self, told: Told, whole: dict[str, Any], failed: list[str]) -> None:
-        before = self.shown or {"at": 0.0, "behind_bytes": 0, "failed": ""}
-        why = str(whole["why"] or (failed[0] if failed else ""))
-        if why != before["failed"]:
+    def _report(self, request: Told, totals: dict[str, Any], failed: list[str]) -> None:
+        previous = self.shown or {"at": 0.0, "behind_bytes": 0, "failed": ""}
+        why = str(totals["why"] or (failed[0] if failed else ""))
+        if why != previous["failed"]:
             self.say("not mirrored" if why else "mirrored again", why or "the store takes results")
-        elif not why and not before["at"]:
-            self.say("mirrored", f"{whole['sent']} files, {whole['bytes']} bytes")
-        at = before["at"] if why else time.time()
-        behind = whole.get("behind_bytes", before["behind_bytes"])
+        elif not why and not previous["at"]:
+            self.say("mirrored", f"{totals['sent']} files, {totals['bytes']} bytes")
+        at = previous["at"] if why else time.time()
+        behind = totals.get("behind_bytes", previous["behind_bytes"])
         self.shown = {"at": at, "behind_bytes": behind, "failed": why}
 
-    def _asked(self, account: Account, part: Part) -> dict[str, Any]:
-        """One lab's pass, by the process that is there for it."""
-        child = self._running(account, config(part.root)["url"])
+    def _mirror_lab(self, account: Account, part: Part) -> dict[str, Any]:
+        """Make one lab's pass, by the child process."""
+        child = self._get_child(account, config(part.root)["url"])
         assert child.stdin
         assert child.stdout
         try:
             child.stdin.write(json.dumps(part.about).encode() + b"\n")
             child.stdin.flush()
-            reply = self._heard(child)
+            reply = self._read_reply(child)
         except BrokenPipeError:
             reply = None
         if reply is None:
             self._stop()
-            raise Failure("store", "the mirror's process ended in the middle; it is started again")
+            raise Failure("store", "the mirror process ended during a pass; it will be restarted")
         if "error" in reply:
             raise Failure(**reply["error"])
         return reply
 
-    def _heard(self, child: subprocess.Popen[bytes]) -> dict[str, Any] | None:
+    def _read_reply(self, child: subprocess.Popen[bytes]) -> dict[str, Any] | None:
         assert child.stdout
         for line in child.stdout:
             start = line.find(MARK.encode())
@@ -145,7 +152,7 @@ class Mirror:
                 return reply
         return None
 
-    def _running(self, account: Account, url: str) -> subprocess.Popen[bytes]:
+    def _get_child(self, account: Account, url: str) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._stop()
@@ -153,7 +160,7 @@ class Mirror:
         if url.startswith("s3://"):
             python = find_python(account.uid, account.words)
         if not python:
-            raise Failure("store", "results cannot go to S3", LACKING)
+            raise Failure("store", "results cannot be sent to S3", LACKING)
         self._child = subprocess.Popen(
             [*account.words, *words(), python, str(PROGRAM), "mirror-serve"],
             stdin=subprocess.PIPE,
@@ -175,28 +182,28 @@ class Mirror:
 
 
 def send_all(account: Account, lab_id: str, every: bool, say: Say) -> float:
-    """A last pass, new files and edited code included; the bytes a second that it reached."""
+    """Make a last pass, with new files and edited code; return its speed in bytes a second."""
     rate = 0.0
-    found = parts(lab_id, every)
-    if not found:
-        say("not mirrored", f"no lab below {home()} has a store that was prepared")
-    for part in found:
+    mirrored_labs = parts(lab_id, every)
+    if not mirrored_labs:
+        say("not mirrored", f"no lab below {home()} has a prepared store")
+    for part in mirrored_labs:
         try:
-            done = ask(account, "mirror-now", {**part.about, "all": True})
+            reply = ask(account, "mirror-now", {**part.about, "all": True})
         except FAILURES as error:
             say("not mirrored", why_of(error))
             continue
-        rate = max(rate, float(done["bytes_s"]))
-        told = f"{done['sent']} files, {done['bytes']} bytes, to {config(part.root)['url']}"
-        say("mirrored", f"{told}, verified")
-        for name, why in done["failed"]:
+        rate = max(rate, float(reply["bytes_s"]))
+        summary = f"{reply['sent']} files, {reply['bytes']} bytes, to {config(part.root)['url']}"
+        say("mirrored", f"{summary}, verified")
+        for name, why in reply["failed"]:
             say("not mirrored", f"{name}: {why}")
     return rate
 
 
 def probed(account: Account, lab_id: str) -> None:
-    """Failure where the lab's store cannot be used from here."""
-    found = parts(lab_id, False)
-    if not found:
+    """Test the lab's store. Failure if it cannot be used from here."""
+    mirrored_labs = parts(lab_id, False)
+    if not mirrored_labs:
         raise Failure("store", "it was not prepared on this server", "", "labctl up")
-    ask(account, "store-probe", found[0].about)
+    ask(account, "store-probe", mirrored_labs[0].about)

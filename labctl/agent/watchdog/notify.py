@@ -1,4 +1,4 @@
-"""What the watchdog says to people: in every terminal, in tmux, and in the log of each live run."""
+"""Messages to people: in every terminal, in tmux, and in the log of each live run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .activity import Account
 
 
 def tell(account: Account, text: str, runs: list[Path]) -> None:
-    """Say `text` once, everywhere. Nothing that hangs or is gone keeps the others from it."""
+    """Send `text` once to every terminal, log and tmux client, ignoring those that hang."""
     message = f"\r\n*** labctl: {text} ***\r\n".encode()
     for terminal in Path("/dev/pts").glob("[0-9]*"):
         with suppress(OSError):
@@ -22,10 +22,10 @@ def tell(account: Account, text: str, runs: list[Path]) -> None:
             _write(log, f"labctl: {text}\n".encode(), os.O_APPEND | os.O_NOFOLLOW)
     for socket in Path(f"/tmp/tmux-{account.uid}").glob("*"):
         with suppress(OSError, subprocess.SubprocessError):
-            _tell_tmux([*account.words, "tmux", "-S", str(socket)], text)
+            _notify_tmux([*account.words, "tmux", "-S", str(socket)], text)
 
 
-def _tell_tmux(tmux: list[str], text: str) -> None:
+def _notify_tmux(tmux: list[str], text: str) -> None:
     escaped = text.replace("#", "##").replace("%", "%%")
     words = [*tmux, "list-clients", "-F", "#{client_name}"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
@@ -43,6 +43,6 @@ def _write(path: Path, content: bytes, flags: int) -> None:
 
 
 def run_logs(run_ids: list[str]) -> list[Path]:
-    """The logs of these runs, in whatever lab they are."""
-    logs = (home().glob(f"*/runs/{run}/logs/run.log") for run in run_ids)
-    return [log for found in logs for log in found]
+    """Return the logs of these runs, in any lab."""
+    matches_by_run = (home().glob(f"*/runs/{run}/logs/run.log") for run in run_ids)
+    return [log for matches in matches_by_run for log in matches]

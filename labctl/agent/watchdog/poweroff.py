@@ -1,4 +1,4 @@
-"""The end under way, and the very end: the machine is powered off, or given back to others."""
+"""The end of a server: the wind-down thread, then power-off or release of a shared machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LEASES = Path("/var/tmp/labctl-leases")
 
 
 class Ending:
-    """A wind-down that is under way in a thread, and what follows it.
+    """A wind-down that runs in a thread, and the step after it.
 
-    `limit_s` is the elapsed time of the limit that it is for, `began_s` when it began.
+    `limit_s` is the elapsed time of the limit that caused it, `began_s` the time when it began.
     """
 
     def __init__(self, plan: Plan, by: str, began_s: float, limit_s: float, say: Say) -> None:
@@ -34,33 +34,34 @@ class Ending:
         self.released = False
         self.attempts = 0
         self.next_s = 0.0
-        threading.Thread(target=self._go, daemon=True).start()
+        threading.Thread(target=self._run_wind_down, daemon=True).start()
 
-    def _go(self) -> None:
+    def _run_wind_down(self) -> None:
         try:
             left_s = self.limit_s - self.began_s - SETTLE_S
             self.outcome = wind_down(self.plan, self.by, self.say, left_s)
         except (Failure, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
             self.say("wind-down failed", f"{type(error).__name__}: {error}")
-            # Results may be unsaved then.
+            # Assume that results are unsaved.
             self.outcome = Outcome(fate(self.by, True, self.plan.disk == "stays"))
 
     def overrun_s(self, elapsed_s: float) -> float:
-        """By how much the end is late; said once."""
+        """Return by how many seconds the end is late, and record it as a decision."""
         if self.by == "idle":
             return 0.0
-        over = elapsed_s - self.limit_s
-        told = f"{spoken(over)} after" if over > 0 else f"{spoken(-over)} before"
-        self.say("wound down", f"{told} the {self.by}, {spoken(elapsed_s - self.began_s)} long")
-        return round(max(0.0, over), 1)
+        over_s = elapsed_s - self.limit_s
+        timing = f"{spoken(over_s)} after" if over_s > 0 else f"{spoken(-over_s)} before"
+        self.say("wound down", f"{timing} the {self.by}, {spoken(elapsed_s - self.began_s)} long")
+        return round(max(0.0, over_s), 1)
 
     def finish(self) -> None:
-        """Release, or power off: again and again, every POWER_OFF_AGAIN_S, until it is off."""
+        """Release the machine, or power it off again every POWER_OFF_AGAIN_S until it is off."""
         if boottime_s() < self.next_s:
             return
         if self.plan.kind == "release":
-            given = release(self.plan.lease, self.plan.lab_id)
-            self.say("released", "the lease was given back" if given else "the lease was not ours")
+            is_released = release(self.plan.lease, self.plan.lab_id)
+            why = "the lease was released" if is_released else "the lease belongs to another lab"
+            self.say("released", why)
             self.released = True
             return
         self.say("powering off", f"attempt {self.attempts + 1}")
@@ -71,7 +72,7 @@ class Ending:
 
 
 def power_off(say: Say, attempt: int) -> None:
-    """Have the machine go. Called again while it is still there, with more force each time."""
+    """Power the machine off. Each further attempt uses more force."""
     ways = [
         ["systemctl", "poweroff"],
         ["shutdown", "-P", "now"],
@@ -79,7 +80,7 @@ def power_off(say: Say, attempt: int) -> None:
         ["systemctl", "poweroff", "--force", "--force"],
         ["poweroff", "-f"],
     ]
-    usable = [way for way in ways if shutil.which(way[0]) and _fits(way)]
+    usable = [way for way in ways if shutil.which(way[0]) and _is_usable(way)]
     if not usable:
         say("not powered off", "the server has none of systemctl, shutdown, poweroff")
         return
@@ -94,14 +95,14 @@ def power_off(say: Say, attempt: int) -> None:
         say("not powered off", f"{' '.join(way)}: {why}")
 
 
-def _fits(way: list[str]) -> bool:
+def _is_usable(way: list[str]) -> bool:
     return way[0] != "systemctl" or Path("/run/systemd/system").is_dir()
 
 
 def release(server_id: str, lab_id: str, directory: Path = LEASES) -> bool:
-    """Give a shared machine back: this lab's lease, if it is the current one still.
+    """Release a shared machine: this lab's lease, if it is still the current one.
 
-    A server's id there ends with its lease's token (see labctl/commands/lease.py for the files).
+    The server id there ends with its lease's token (see labctl/commands/lease.py for the files).
     """
     numbers = [int(p.name[6:]) for p in directory.glob("lease-[0-9]*") if p.name[6:].isdigit()]
     if not numbers:

@@ -1,7 +1,7 @@
-"""What the server's processes and terminals tell about somebody being at work.
+"""Signs of work from the server's processes and terminals.
 
-Costs are kept low, since this is read again and again: one small file per process, and more only of
-those that stand out. Processes in containers do not count here: activity.py asks the engine.
+These are read often, so the cost is kept low: one small file per process, and more only of
+processes that stand out. Processes in containers do not count here: activity.py asks the engine.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from ..host.paths import age_of
 
-# A person's program outside containers that uses more than this of a core is at work. Editors'
-# servers at rest use a tenth of it.
+# cores: a person's program outside containers that uses more is at work. Idle servers of editors
+# use a tenth of this.
 PROGRAM_CORES = 0.2
 TRANSFER_BYTES_S = 1024.0
 TRANSFERS = ("rsync", "scp", "sftp-server", "tar", "sshd", "sshd-session", "python3", "python")
 OUR_PROGRAM = "/.cache/labctl/remote-"
-# Verbs of our own program that end by themselves: they are at work as long as they live.
+# Verbs of the agent that end by themselves: they count as work while they live.
 LASTING = ("build", "pull-image", "service-image", "service", "fetch", "start")
 TRANSFERRING = ("send", "hashes", "plan", "commit", "manifest", "edits")
 LEAST_UID = 1000
@@ -29,10 +29,11 @@ TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class Sign(NamedTuple):
-    """One sentence, and how many seconds ago it was so (0: now)."""
+    """A sentence, and how many seconds ago it was true (0: now). `run` is a running run's id."""
 
     said: str
     age_s: float = 0.0
+    run: str = ""
 
 
 class Process(NamedTuple):
@@ -43,35 +44,36 @@ class Process(NamedTuple):
 
 
 def terminals(directory: Path = Path("/dev/pts")) -> list[Sign]:
-    """When somebody last typed in each terminal: what reads it moves its access time.
+    """Return when somebody last typed in each terminal, by its access time.
 
-    Opening one counts. The kernel keeps these times to 8 s. What we write there moves another time.
+    Opening a terminal counts. The kernel keeps these times to 8 s. Our own messages change only the
+    modification time.
     """
-    found = []
+    signs = []
     for entry in directory.iterdir():
         if entry.name.isdigit():
             with suppress(FileNotFoundError):
                 age = age_of(entry.stat().st_atime)
-                found.append(Sign(f"somebody typed in terminal pts/{entry.name}", age))
-    return found
+                signs.append(Sign(f"somebody typed in terminal pts/{entry.name}", age))
+    return signs
 
 
 def tmux_clients(uid: int, as_user: list[str]) -> list[Sign]:
-    """When somebody last typed in each attached tmux client of this account."""
-    found = []
+    """Return when somebody last typed in each attached tmux client of this account."""
+    signs = []
     words = ["list-clients", "-F", "#{client_activity} #{session_name}"]
     for socket in Path(f"/tmp/tmux-{uid}").glob("*"):
-        line = [*as_user, "tmux", "-S", str(socket), *words]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=5, check=False)
+        command = [*as_user, "tmux", "-S", str(socket), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
         for row in done.stdout.splitlines():
             at, _, session = row.partition(" ")
             age = age_of(float(at))
-            found.append(Sign(f"somebody typed in the tmux session {session}", age))
-    return found
+            signs.append(Sign(f"somebody typed in the tmux session {session}", age))
+    return signs
 
 
 class Processes:
-    """Compares each look at the processes with the one before."""
+    """Readings of all processes, each compared with the previous one."""
 
     def __init__(self) -> None:
         self.at_s = 0.0
@@ -79,36 +81,36 @@ class Processes:
         self.moved: dict[tuple[int, int], int] = {}
 
     def look(self) -> list[Sign]:
-        """Transfers that move, and people's programs that compute, since the last look."""
+        """Return active transfers, and people's programs that compute, since the last call."""
         now = time.monotonic()
         span = now - self.at_s
-        first = not self.at_s
+        is_first = not self.at_s
         before_cpu, self.cpu_s, self.at_s = self.cpu_s, {}, now
         before_moved, self.moved = self.moved, {}
-        found = []
-        for process in _processes():
+        signs = []
+        for process in _list_processes():
             key = (process.pid, process.started)
             self.cpu_s[key] = process.cpu_s
             if process.name in TRANSFERS:
-                sign = self._transfer(process, key, before_moved, span, first)
+                sign = self._transfer(process, key, before_moved, span, is_first)
                 if sign:
-                    found.append(sign)
+                    signs.append(sign)
                     continue
             cores = (process.cpu_s - before_cpu.get(key, 0.0)) / span
-            if not first and cores > PROGRAM_CORES and _of_a_person(process.pid):
-                said = f"{process.name} (process {process.pid}) used {cores:.0%} of a core"
-                found.append(Sign(said))
-        return found
+            if not is_first and cores > PROGRAM_CORES and _is_persons(process.pid):
+                message = f"{process.name} (process {process.pid}) used {cores:.0%} of a core"
+                signs.append(Sign(message))
+        return signs
 
     def _transfer(
         self,
         process: Process,
         key: tuple[int, int],
-        before: dict[tuple[int, int], int],
+        previous: dict[tuple[int, int], int],
         span: float,
-        first: bool,
+        is_first: bool,
     ) -> Sign | None:
-        name = transfer_name(process.name, _words(process.pid))
+        name = transfer_name(process.name, _read_words(process.pid))
         if not name:
             return None
         if name.startswith("labctl "):
@@ -118,20 +120,20 @@ class Processes:
             if verb not in TRANSFERRING:
                 return None
         try:
-            moved = _moved(process.pid)
+            moved_bytes = _read_moved_bytes(process.pid)
         except PermissionError:
-            return Sign(f"how much {name} moves cannot be read, which counts as a transfer")
+            return Sign(f"the progress of {name} cannot be read, which counts as a transfer")
         except (FileNotFoundError, ProcessLookupError):
             return None
-        self.moved[key] = moved
-        rate = (moved - before.get(key, 0)) / span
-        if first or rate < TRANSFER_BYTES_S:
+        self.moved[key] = moved_bytes
+        rate = (moved_bytes - previous.get(key, 0)) / span
+        if is_first or rate < TRANSFER_BYTES_S:
             return None
-        return Sign(f"{name} moves {rate / 1024:.0f} KiB a second")
+        return Sign(f"{name} transfers {rate / 1024:.0f} KiB/s")
 
 
 def transfer_name(name: str, words: list[str]) -> str:
-    """What a process transfers with, "" where it does not: ("sshd", its words) -> "sftp"."""
+    """Name the transfer of a process, "" if it is none: ("sshd", its words) -> "sftp"."""
     if name.startswith("sshd"):
         return "sftp" if words and words[0].rstrip().endswith("@internal-sftp") else ""
     if name.startswith("python"):
@@ -140,8 +142,8 @@ def transfer_name(name: str, words: list[str]) -> str:
     return name
 
 
-def _processes() -> list[Process]:
-    found = []
+def _list_processes() -> list[Process]:
+    processes = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
@@ -151,14 +153,14 @@ def _processes() -> list[Process]:
         except OSError:
             continue
         name = text[text.index("(") + 1 : text.rindex(")")]
-        rest = text[text.rindex(")") + 2 :].split()
-        cpu_s = (int(rest[11]) + int(rest[12])) / TICKS_S
-        found.append(Process(int(entry.name), name, int(rest[19]), cpu_s))
-    return found
+        fields = text[text.rindex(")") + 2 :].split()
+        cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_S
+        processes.append(Process(int(entry.name), name, int(fields[19]), cpu_s))
+    return processes
 
 
-def _of_a_person(pid: int) -> bool:
-    """Whether it runs as an ordinary account and in no container."""
+def _is_persons(pid: int) -> bool:
+    """Return whether a process runs as an ordinary account and in no container."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -168,7 +170,7 @@ def _of_a_person(pid: int) -> bool:
     return uid >= LEAST_UID and len(rows.get("NSpid", "1").split()) == 1
 
 
-def _words(pid: int) -> list[str]:
+def _read_words(pid: int) -> list[str]:
     try:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -176,7 +178,7 @@ def _words(pid: int) -> list[str]:
     return raw.decode(errors="replace").rstrip("\0").split("\0")
 
 
-def _moved(pid: int) -> int:
-    """Bytes that a process has read and written so far, sockets and pipes included."""
+def _read_moved_bytes(pid: int) -> int:
+    """Return the bytes that a process has read and written, including sockets and pipes."""
     rows = Path(f"/proc/{pid}/io").read_text().split()
     return int(rows[1]) + int(rows[3])

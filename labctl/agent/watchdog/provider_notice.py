@@ -1,7 +1,7 @@
-"""What a provider says of taking this server back, and what follows from it. Pure.
+"""A provider's reclaim notices, and what follows from them, as pure functions.
 
-All spans are seconds. `now_s` is time since boot, which no change of the date moves; a notice's
-date is compared with the date of the answer that it came with.
+All spans are seconds. `now_s` is time since boot, which clock changes do not affect. A notice's
+date is compared with the Date of its own HTTP response.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple, Sequence
 
 INTERRUPTION, REBALANCE = "interruption", "rebalance"
-# AWS gives two minutes, and is asked every few seconds: for a notice whose date is unreadable.
+# For a notice without a readable date: AWS gives two minutes, and is polled every few seconds.
 USUAL_S = 110.0
 MARGIN_S = 2.0
-# A mirror takes so long before its first byte.
+# seconds that a mirror takes before its first byte
 SEND_S = 3.0
-# A server that is still there so long after the end of its notice was not taken back.
+# A server that still exists this many seconds after its notice's end was not reclaimed.
 PASSED_S = 60.0
 
 
 class Notice(NamedTuple):
-    """`left_s` is what is left of it now, 0 for a recommendation. `stamp` tells it from others.
+    """A notice. `left_s` is the time left now, 0 for a recommendation. `stamp` identifies it.
 
-    `action` is AWS's word for what will happen: terminate, stop, hibernate. `source` says who gave
-    it.
+    `action` is AWS's word for what will happen: terminate, stop, hibernate. `source` is its sender.
     """
 
     kind: str
@@ -35,23 +34,23 @@ class Notice(NamedTuple):
 
 
 def interruption(body: str, dated_s: float) -> Notice:
-    """From the text of spot/instance-action, in an answer of the date `dated_s` (Unix)."""
-    said = _object(body)
-    at = _date(said.get("time"))
+    """Parse spot/instance-action from a response with the Date `dated_s` (Unix seconds)."""
+    fields = _parse_object(body)
+    at = _parse_date(fields.get("time"))
     left_s = USUAL_S if at is None else max(0.0, at - dated_s)
-    action = str(said.get("action") or "terminate")
-    return Notice(INTERRUPTION, str(said.get("time") or body), left_s, action)
+    action = str(fields.get("action") or "terminate")
+    return Notice(INTERRUPTION, str(fields.get("time") or body), left_s, action)
 
 
 def rebalance(body: str) -> Notice:
-    """From the text of events/recommendations/rebalance."""
-    return Notice(REBALANCE, str(_object(body).get("noticeTime") or body))
+    """Parse events/recommendations/rebalance."""
+    return Notice(REBALANCE, str(_parse_object(body).get("noticeTime") or body))
 
 
 def handed(body: dict[str, Any], boot: str, now_s: float) -> Notice | None:
-    """The notice that a client has handed over (a file); None where it is over or of another boot.
+    """Return the notice in a client's file; None if it has expired or is from another boot.
 
-    "ends_s" is since boot.
+    "ends_s" is in seconds since boot.
     """
     if not body or body.get("boot") != boot or now_s > float(body["ends_s"]) + PASSED_S:
         return None
@@ -61,54 +60,54 @@ def handed(body: dict[str, Any], boot: str, now_s: float) -> Notice | None:
 
 
 class Acted(NamedTuple):
-    """What was acted on: the notice that is under way until `ends_s`, and the stamps of all."""
+    """The notice that is under way until `ends_s`, and the stamps of all handled notices."""
 
     under_way: Notice | None = None
     ends_s: float = 0.0
     stamps: tuple[str, ...] = ()
 
 
-def decide(acted: Acted, heard: Sequence[Notice], now_s: float) -> tuple[Acted, str]:
-    """What to do now: "wind down", "mirror", "passed" (nobody came) or "", each once for a notice.
+def decide(acted: Acted, notices: Sequence[Notice], now_s: float) -> tuple[Acted, str]:
+    """Return what to do now: "wind down", "mirror", "passed" (no reclaim) or "", once per notice.
 
     A second notice while one is under way can only bring its end forward.
     """
-    do = ""
-    for notice in heard:
+    action = ""
+    for notice in notices:
         if notice.stamp in acted.stamps:
             continue
         acted = acted._replace(stamps=(*acted.stamps, notice.stamp))
         ends_s = now_s + notice.left_s
         if notice.kind == REBALANCE:
-            do = do or ("" if acted.under_way else "mirror")
+            action = action or ("" if acted.under_way else "mirror")
         elif acted.under_way:
             acted = acted._replace(ends_s=min(acted.ends_s, ends_s))
         else:
-            acted, do = acted._replace(under_way=notice, ends_s=ends_s), "wind down"
-    if not do and acted.under_way and now_s > acted.ends_s + PASSED_S:
+            acted, action = acted._replace(under_way=notice, ends_s=ends_s), "wind down"
+    if not action and acted.under_way and now_s > acted.ends_s + PASSED_S:
         return acted._replace(under_way=None, ends_s=0.0), "passed"
-    return acted, do
+    return acted, action
 
 
 def stop_within_s(
     left_s: float, unsaved_bytes: float, rate_bytes_s: float, mirrored: bool
 ) -> float:
-    """How long to wait for checkpoints, so that they can still be sent: half of it at least."""
+    """Return how long to wait for checkpoints and still send them: at least half the time left."""
     usable_s = max(0.0, left_s - MARGIN_S)
     send_s = SEND_S + unsaved_bytes / max(rate_bytes_s, 1.0) if mirrored else 0.0
     return max(usable_s / 2, usable_s - send_s)
 
 
-def _object(body: str) -> dict[str, Any]:
+def _parse_object(body: str) -> dict[str, Any]:
     try:
-        said = json.loads(body)
+        fields = json.loads(body)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
-def _date(text: Any) -> float | None:
-    """Unix time of 2017-09-18T08:22:00Z; None where it is none."""
+def _parse_date(text: Any) -> float | None:
+    """Return the Unix time of text like 2017-09-18T08:22:00Z; None if it is not a time."""
     try:
         moment = datetime.strptime(str(text)[:19], "%Y-%m-%dT%H:%M:%S")
     except ValueError:

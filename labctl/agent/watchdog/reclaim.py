@@ -1,8 +1,8 @@
-"""A server that its provider takes back: notices are heard, runs wind down, results are sent.
+"""Reclaim of the server by its provider: notices arrive, runs wind down, results are sent.
 
-A recommendation to rebalance only has what is new sent at once. An interruption has every run get
-SIGTERM, and what it wrote then sent before the time is up. Nothing here powers the server off: that
-is the provider's, and a run that goes on until then does no harm.
+After a rebalance recommendation, new results are sent at once. After an interruption notice, every
+run gets SIGTERM, and what it writes then is sent before the time is up. Nothing here powers the
+server off: the provider does that, and a run that continues until then does no harm.
 """
 
 from __future__ import annotations
@@ -31,58 +31,62 @@ from .wakeup import ring
 POLL_S = 5.0
 LOOK_S = 0.1
 PAUSE_S = 1.0
-# Who has written a checkpoint is about to end: its last lines are worth this wait.
+# seconds to wait for the last log lines of a run that has written its checkpoint
 LINGER_S = 2.0
-# A store that failed is tried again so soon, and a run that goes on is sent anew.
+# seconds before a failed store is tried again, and a run that continues is sent again
 AGAIN_S = 3.0
 FILE = "notice.json"
 Send = Callable[[Plan, Say], "list[str]"]
 
 
 def send_new(plan: Plan, say: Say) -> list[str]:
-    """Send what is only here to the store; paths of what could not be sent. Failure, OSError."""
+    """Send results that exist only here to the store; return the paths of those that failed.
+
+    Raises Failure or OSError.
+    """
     send_all(plan.account, plan.lab_id, plan.every_lab, say)
-    left = unsaved(plan.account, plan.lab_id, plan.every_lab)
-    return [file.path for file in left.files]
+    remaining = unsaved(plan.account, plan.lab_id, plan.every_lab)
+    return [file.path for file in remaining.files]
 
 
 class Reclaims:
-    """What one watchdog has heard and done. `look` at every tick; the rest are threads.
+    """Notices that the watchdog has received, and its actions. `look` runs at every tick.
 
-    `shown` is W's "reclaim" while the server is being taken back: kind, action, source, heard_at,
-    ends_at, and ready_at once the runs have ended and what can be saved is; else None.
+    The rest runs in threads. `shown` is "reclaim" of the watchdog's status while the server is
+    being reclaimed: kind, action, source, heard_at, ends_at, and ready_at once the runs have ended
+    and everything possible is saved; else None.
     """
 
-    def __init__(self, place: Path, say: Say, send: Send = send_new) -> None:
-        self.place = place
+    def __init__(self, directory: Path, say: Say, send: Send = send_new) -> None:
+        self.directory = directory
         self.say = say
         self.send = send
         self.acted = Acted()
         self.shown: dict[str, Any] | None = None
-        self._said: list[Notice] = []
+        self._polled: list[Notice] = []
         self._sending = threading.Lock()
 
     def listen(self, imds: Imds) -> None:
-        """Poll a metadata service from now on, where there is one."""
+        """Poll a metadata service from now on, if the machine has one."""
         threading.Thread(target=self._poll, args=(imds,), daemon=True).start()
 
     @property
     def under_way(self) -> bool:
-        """From an interruption's notice until the server goes, or its time has passed."""
+        """Whether an interruption is under way, from its notice until its time has passed."""
         return self.acted.under_way is not None
 
     def look(self, plan: Plan, unsaved_bytes: int, rate_bytes_s: float) -> bool:
-        """Act on what was heard since, and return at once: whether it is being taken back."""
+        """Act on new notices and return at once; return whether the server is being reclaimed."""
         now = boottime_s()
-        given = handed(read_json(self.place / FILE), boot_id(), now)
-        heard = [*self._said, *([given] if given else [])]
-        self.acted, do = decide(self.acted, heard, now)
-        if do == "mirror":
-            self._begin(self._mirror, plan)
-        elif do == "passed":
-            self.say("not taken back", "the notice's time is over, and the server is still there")
+        client_notice = handed(read_json(self.directory / FILE), boot_id(), now)
+        notices = [*self._polled, *([client_notice] if client_notice else [])]
+        self.acted, action = decide(self.acted, notices, now)
+        if action == "mirror":
+            self._run_in_thread(self._handle_rebalance, plan)
+        elif action == "passed":
+            self.say("not reclaimed", "the notice has expired, and the server still exists")
             self.shown = None
-        elif do and self.acted.under_way:
+        elif action and self.acted.under_way:
             notice = self.acted.under_way
             left_s = notice.left_s
             stop_s = stop_within_s(left_s, unsaved_bytes, rate_bytes_s, bool(plan.store))
@@ -95,102 +99,106 @@ class Reclaims:
                 "ready_at": None,
             }
             why = f"{notice.source} says: {notice.action} in {spoken(left_s)}"
-            self.say("being taken back", why)
-            self._begin(self._wind_down, plan, stop_s, now + left_s)
+            self.say("reclaim notice", why)
+            self._run_in_thread(self._wind_down, plan, stop_s, now + left_s)
         return self.under_way
 
-    def _begin(self, deed: Callable[..., None], *words: Any) -> None:
-        def go() -> None:
+    def _run_in_thread(self, action: Callable[..., None], *arguments: Any) -> None:
+        def run_safely() -> None:
             try:
-                deed(*words)
+                action(*arguments)
             except FAILURES as error:
-                self.say("reclaim: went wrong", why_of(error))
+                self.say("reclaim handling failed", why_of(error))
 
-        threading.Thread(target=go, daemon=True).start()
+        threading.Thread(target=run_safely, daemon=True).start()
 
     def _poll(self, imds: Imds) -> None:
         if not found(imds):
             return
-        self.say("listening", "the machine's metadata service is asked for notices")
-        silent = False
+        self.say("watching for reclaim", "polling the machine's metadata service for notices")
+        has_failed = False
         while True:
             try:
-                said, silent = imds.notices(), False
+                notices, has_failed = imds.notices(), False
             except OSError as error:
-                if not silent:
-                    self.say("not listening", f"{error}; asked again")
-                said, silent = self._said, True
-            news, self._said = said != self._said, said
-            if news and said:
-                ring(self.place)
+                if not has_failed:
+                    self.say("reclaim notices unavailable", f"{error}; trying again")
+                notices, has_failed = self._polled, True
+            is_new, self._polled = notices != self._polled, notices
+            if is_new and notices:
+                ring(self.directory)
             time.sleep(POLL_S)
 
-    def _mirror(self, plan: Plan) -> None:
-        """A recommendation: the run goes on, and is safer."""
-        self.say("rebalance recommended", "the server may be taken back soon; the run goes on")
-        text = "this server may be taken back soon (its provider's recommendation). "
-        text += "Results are mirrored now." if plan.store else "There is no store: labctl pull."
+    def _handle_rebalance(self, plan: Plan) -> None:
+        """Handle a recommendation: save results while the run continues."""
+        self.say("rebalance recommended", "the server may be reclaimed soon; the run continues")
+        text = "the provider may reclaim this server soon (its recommendation). "
+        text += "Results are mirrored now." if plan.store else "The lab has no store: labctl pull."
         tell(plan.account, text, run_logs(live_runs(plan)))
-        self._sent(plan, [])
+        self._send_results(plan, [])
 
     def _wind_down(self, plan: Plan, stop_s: float, ends_s: float) -> None:
-        began, notice = boottime_s(), dict(self.shown or {})
+        began_s, notice = boottime_s(), dict(self.shown or {})
         notice.pop("ready_at", None)
         last_s = ends_s - MARGIN_S
         try:
-            runs = [Taken(one, notice, self.say) for one in _runs(plan)]
+            runs = [Taken(container, notice, self.say) for container in _list_runs(plan)]
         except Failure as failure:
             self.say("runs not stopped", failure.body["what"])
             runs = []
         for run in runs:
             run.ask_to_end()
-        self._begin(self._tell, plan, ends_s - began, [run.run for run in runs])
-        _until(plan, runs, lambda run: run.ended or run.safe, began + stop_s)
-        _until(plan, runs, lambda run: run.ended, min(boottime_s() + LINGER_S, began + stop_s))
-        self._sent(plan, runs)
+        self._run_in_thread(self._notify, plan, ends_s - began_s, [run.run for run in runs])
+        _watch_until(plan, runs, lambda run: run.ended or run.safe, began_s + stop_s)
+        _watch_until(
+            plan, runs, lambda run: run.ended, min(boottime_s() + LINGER_S, began_s + stop_s)
+        )
+        self._send_results(plan, runs)
         while late := [run for run in runs if not run.done(bool(plan.store))]:
             if boottime_s() >= last_s:
                 break
-            _until(plan, late, lambda run: run.ended, min(boottime_s() + AGAIN_S, last_s))
+            _watch_until(plan, late, lambda run: run.ended, min(boottime_s() + AGAIN_S, last_s))
             if plan.store:
                 time.sleep(PAUSE_S)
-                self._sent(plan, late)
+                self._send_results(plan, late)
         now = boottime_s()
-        told = f"{now - began:.1f} s after the notice, {ends_s - now:.1f} s before its end"
-        self.say("ready to be taken", told)
+        timing = f"{now - began_s:.1f} s after the notice, {ends_s - now:.1f} s before its end"
+        self.say("ready for reclaim", timing)
         if self.shown:
             self.shown = {**self.shown, "ready_at": time.time()}
-            ring(self.place)
+            ring(self.directory)
 
-    def _tell(self, plan: Plan, left_s: float, runs: list[str]) -> None:
-        text = f"this server is taken back in {spoken(left_s)} (its provider's notice). "
-        text += "Runs end now and write a checkpoint; "
-        text += "results go to the store." if plan.store else "there is no store: labctl pull NOW."
+    def _notify(self, plan: Plan, left_s: float, runs: list[str]) -> None:
+        text = f"the provider reclaims this server in {spoken(left_s)}. "
+        text += "Runs end now and write a checkpoint. "
+        text += "Results go to the store." if plan.store else "Save results now: labctl pull."
         tell(plan.account, text, run_logs(runs))
 
-    def _sent(self, plan: Plan, runs: list[Taken]) -> None:
+    def _send_results(self, plan: Plan, runs: list[Taken]) -> None:
         if not plan.store:
-            self.say("not mirrored", "the lab has no store: what is not pulled is lost")
+            self.say("not mirrored", "the lab has no store: results that are not pulled are lost")
             return
         try:
             with self._sending:
-                left = self.send(plan, self.say)
+                failed_paths = self.send(plan, self.say)
         except FAILURES as error:
             self.say("not mirrored", why_of(error))
             return
         for run in runs:
-            run.mirrored(left)
+            run.mirrored(failed_paths)
 
 
-def _runs(plan: Plan) -> list[dict[str, Any]]:
+def _list_runs(plan: Plan) -> list[dict[str, Any]]:
     return running("labctl.run", "" if plan.every_lab else plan.lab_id)
 
 
-def _until(plan: Plan, runs: list[Taken], done: Callable[[Taken], bool], until_s: float) -> None:
-    """Look at the runs until it is so for all of them, or until `until_s` since boot."""
+def _watch_until(
+    plan: Plan, runs: list[Taken], done: Callable[[Taken], bool], until_s: float
+) -> None:
+    """Check the runs until `done` holds for all of them, or until `until_s` since boot."""
     while True:
-        with suppress(Failure):  # an engine that restarts says nothing of them
-            alive = {one["Id"] for one in _runs(plan)}
+        with suppress(Failure):  # a restarting engine does not list them
+            alive = {container["Id"] for container in _list_runs(plan)}
             for run in runs:
                 run.look(alive)
         if all(done(run) for run in runs) or boottime_s() >= until_s:
@@ -199,16 +207,16 @@ def _until(plan: Plan, runs: list[Taken], done: Callable[[Taken], bool], until_s
 
 
 def notice(request: dict[str, Any]) -> dict[str, Any]:
-    """The verb `reclaim-notice`: have the watchdog act as if its provider had said so.
+    """Have the watchdog act as after a provider's notice (verb `reclaim-notice`).
 
-    "left_s" until the end, "kind" (interruption), "action" (terminate), "source" (who says so).
-    Failure "missing" where no watchdog runs.
+    "left_s" until the end, "kind" (interruption), "action" (terminate), "source" (its sender).
+    Failure (missing) if no watchdog runs.
     """
-    place = found_dir(request["lab_id"])
-    if place is None or not Lock(place).holder():
-        said = "no watchdog runs on this server, so nobody would hear a notice"
-        raise Failure("missing", said, "", "labctl up arms it")
-    if place == ROOT_DIR and os.geteuid() != 0:
+    directory = found_dir(request["lab_id"])
+    if directory is None or not Lock(directory).holder():
+        what = "no watchdog is running on this server to receive a reclaim notice"
+        raise Failure("missing", what, "", "labctl up")
+    if directory == ROOT_DIR and os.geteuid() != 0:
         return as_root("reclaim-notice", request)
     body = {
         "boot": boot_id(),
@@ -218,6 +226,6 @@ def notice(request: dict[str, Any]) -> dict[str, Any]:
         "source": request.get("source", "labctl"),
         "stamp": os.urandom(8).hex(),
     }
-    write_json(place / FILE, body)
-    ring(place)
+    write_json(directory / FILE, body)
+    ring(directory)
     return {}

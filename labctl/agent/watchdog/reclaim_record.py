@@ -1,15 +1,15 @@
-"""One run whose server is being taken back, and what became of it: `.labctl/reclaim.json`.
+"""The record of a run whose server is being reclaimed: `.labctl/reclaim.json`.
 
-    container     which attempt this was
+    container     the attempt's container
     notice        kind, action, source, heard_at, ends_at
-    step          the last one before, as the run itself tells it; null where it does not
-    sigterm_at    when it was asked to end
-    whole         the checkpoint that it wrote then: {"checkpoint", "step", "at"}; null for none
+    step          the last step before, from the run's progress.json; null without one
+    sigterm_at    when it got SIGTERM
+    whole         the checkpoint written after that: {"checkpoint", "step", "at"}; null for none
     ended_at      when its container had ended; null while it runs
-    mirrored_at   when all that it had was in the store; null until then
+    mirrored_at   when all its results were in the store; null until then
 
-All times are Unix seconds. The file stands there before the run is asked, so that nobody takes its
-end for its own doing.
+All times are Unix seconds. The file is written before the signal, so that the run's end is not
+mistaken for its own.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ MANIFEST = "manifest.json"
 
 
 def newest_whole(directory: Path) -> dict[str, Any] | None:
-    """The run's newest checkpoint whose files are there in full size: {"checkpoint", "step", "at"}.
+    """Return the run's newest complete checkpoint: {"checkpoint", "step", "at"}, None without one.
 
-    "at" is its manifest's time. Hashes are compared where it is sent.
+    Complete means that all files have their full size; hashes are compared when it is sent. "at" is
+    the time of its manifest.
     """
     newest: dict[str, Any] | None = None
     for folder, _, names in os.walk(directory / "checkpoints"):
@@ -40,63 +41,75 @@ def newest_whole(directory: Path) -> dict[str, Any] | None:
             continue
         with suppress(OSError):
             at = (Path(folder) / MANIFEST).stat().st_mtime
-            if (newest is None or at > newest["at"]) and _complete(Path(folder)):
+            if (newest is None or at > newest["at"]) and _is_complete(Path(folder)):
                 step = read_json(Path(folder) / MANIFEST).get("step")
                 name = os.path.relpath(folder, directory)
                 newest = {"checkpoint": name, "step": step, "at": at}
     return newest
 
 
-def _complete(folder: Path) -> bool:
-    listed = read_json(folder / MANIFEST).get("files", {})
-    return isinstance(listed, dict) and all(
-        (folder / name).stat().st_size == known.get("size")
-        for name, known in listed.items()
-        if isinstance(known, dict) and "size" in known
+def _is_complete(folder: Path) -> bool:
+    files = read_json(folder / MANIFEST).get("files", {})
+    return isinstance(files, dict) and all(
+        (folder / name).stat().st_size == expected.get("size")
+        for name, expected in files.items()
+        if isinstance(expected, dict) and "size" in expected
     )
 
 
 def reclaimed(request: dict[str, Any]) -> dict[str, Any]:
-    """The verb: {"reclaim": the file above, or {}} of the run "run"."""
+    """Return {"reclaim": the record, or {}} of the run "run" (verb `reclaimed`)."""
     directory = run_dir(lab_dir(request["lab"], request["lab_id"]), request["run"])
     return {"reclaim": read_json(directory / ".labctl" / NAME)}
 
 
 class Taken:
+    """A run whose server is being reclaimed."""
+
     def __init__(self, container: dict[str, Any], notice: dict[str, Any], say: Say) -> None:
-        """`container` as the engine lists it, `notice` as it stands in the file."""
+        """Take `container` as the engine lists it, `notice` as the file stores it."""
         self.id = container["Id"]
         self.run = container["Labels"]["labctl.run"]
         self.say = say
-        mounts = {one["Destination"]: one.get("Source", "") for one in container["Mounts"]}
+        mounts = {mount["Destination"]: mount.get("Source", "") for mount in container["Mounts"]}
         self.directory = Path(mounts["/lab/run"])
-        self.own = self.directory / ".labctl"
+        self._meta = self.directory / ".labctl"
         name = container["Names"][0].lstrip("/")
-        self.body: dict[str, Any] = read_json(self.own / NAME)
-        if self.body.get("container") != name:  # else a watchdog that was killed had begun it
+        self.body: dict[str, Any] = read_json(self._meta / NAME)
+        if self.body.get("container") != name:  # otherwise, an earlier watchdog started it
             step = read_json(self.directory / "logs" / "progress.json").get("step")
-            never = dict.fromkeys(("sigterm_at", "whole", "ended_at", "mirrored_at"))
-            self.body = {"version": 1, "container": name, "notice": notice, "step": step, **never}
+            unset = dict.fromkeys(("sigterm_at", "whole", "ended_at", "mirrored_at"))
+            self.body = {"version": 1, "container": name, "notice": notice, "step": step, **unset}
         self.newest = newest_whole(self.directory)
 
     def ask_to_end(self) -> None:
         step = self.body["step"]
-        self._note(sigterm_at=self.body["sigterm_at"] or time.time())
-        self.say("run asked to end", self.run + ("" if step is None else f" at step {step}"))
+        self._update(sigterm_at=self.body["sigterm_at"] or time.time())
+        self.say("SIGTERM sent", self.run + ("" if step is None else f" at step {step}"))
         with suppress(engine.Refused):
             engine.ask("POST", f"/containers/{self.id}/kill?signal=SIGTERM")
 
-    def look(self, alive: set[str]) -> None:
-        """See whether it has written its checkpoint, and whether it has ended."""
-        found = None if self.ended else newest_whole(self.directory)
-        if found and found != self.newest and found["at"] >= int(self.body["sigterm_at"]):
-            self.newest = found
-            self._note(whole={**found, "at": time.time()})
-            self.say("checkpoint whole", f"{self.run}: {found['checkpoint']}, {self._after()}")
-        if not self.ended and self.id not in alive:
-            self._note(ended_at=time.time())
-            last = (self.newest or {}).get("checkpoint", "none")
-            self.say("run stopped", f"{self.run}, {self._after()}; its last checkpoint: {last}")
+    def look(self, live_ids: set[str]) -> None:
+        """Record a new checkpoint, and the run's end once its container is not in `live_ids`."""
+        checkpoint = None if self.ended else newest_whole(self.directory)
+        if (
+            checkpoint
+            and checkpoint != self.newest
+            and checkpoint["at"] >= int(self.body["sigterm_at"])
+        ):
+            self.newest = checkpoint
+            self._update(whole={**checkpoint, "at": time.time()})
+            self.say(
+                "checkpoint complete",
+                f"{self.run}: {checkpoint['checkpoint']}, {self._time_since_sigterm()}",
+            )
+        if not self.ended and self.id not in live_ids:
+            self._update(ended_at=time.time())
+            name = (self.newest or {}).get("checkpoint", "none")
+            self.say(
+                "run stopped",
+                f"{self.run}, {self._time_since_sigterm()}; its last checkpoint: {name}",
+            )
 
     @property
     def ended(self) -> bool:
@@ -104,21 +117,21 @@ class Taken:
 
     @property
     def safe(self) -> bool:
-        """It has written a checkpoint since it was asked to."""
+        """Whether it has written a checkpoint since SIGTERM."""
         return self.body["whole"] is not None
 
     def done(self, store: bool) -> bool:
-        """Nothing more will come of it."""
+        """Return whether nothing is left to wait for."""
         return self.ended and (not store or self.body["mirrored_at"] is not None)
 
     def mirrored(self, left: list[str]) -> None:
-        """A mirror has run; `left` are paths of files that it could not send."""
+        """Record the result of a mirror; `left` are the paths of files that it could not send."""
         if not any(path.startswith(f"{self.directory}/") for path in left):
-            self._note(mirrored_at=time.time())
+            self._update(mirrored_at=time.time())
 
-    def _after(self) -> str:
+    def _time_since_sigterm(self) -> str:
         return f"{time.time() - self.body['sigterm_at']:.1f} s after SIGTERM"
 
-    def _note(self, **what: Any) -> None:
+    def _update(self, **what: Any) -> None:
         self.body.update(what)
-        keep(self.own, NAME, self.body)
+        keep(self._meta, NAME, self.body)

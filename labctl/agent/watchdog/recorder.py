@@ -1,6 +1,6 @@
-"""The watchdog's part in the telemetry of runs: that somebody records them while they live.
+"""Supervision of the telemetry recorder: the watchdog starts it while runs live.
 
-What is measured and written, and by whom, is in telemetry.py.
+The recorder itself is telemetry.py.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from .activity import Account
 from .shutdown import running
 
 LOOK_S = 5.0
-# A recorder that failed is started again after so long.
+# seconds before a recorder that failed is started again
 AGAIN_S = 60.0
 
 
 class Recorder:
-    """Threads of the watchdog may hang with it; its clocks go on."""
+    """A thread that keeps a recorder running. If it hangs, the watchdog's clocks still run."""
 
     def __init__(self, account: Callable[[], Account], say: Callable[[str, str], None]) -> None:
         self._account = account
         self._say = say
         self._failed = ""
-        threading.Thread(target=self._go, daemon=True).start()
+        threading.Thread(target=self._run_forever, daemon=True).start()
 
-    def _go(self) -> None:
+    def _run_forever(self) -> None:
         while True:
-            time.sleep(LOOK_S if self._recorded() else AGAIN_S)
+            time.sleep(LOOK_S if self._ensure_recorder() else AGAIN_S)
 
-    def _recorded(self) -> bool:
-        """Whether there was nothing to record, or all went well."""
+    def _ensure_recorder(self) -> bool:
+        """Run the recorder if runs live and nobody records them; return False if it failed."""
         try:
-            if not running("labctl.run") or not self._nobody():
+            if not running("labctl.run") or not self._is_unclaimed():
                 return True
             done: subprocess.CompletedProcess[Any] = subprocess.run(
                 [*self._account().words, sys.executable, "-I", "-S", str(PROGRAM), "telemetry"],
@@ -50,16 +50,18 @@ class Recorder:
                 check=False,
             )
         except (Failure, OSError, ValueError, subprocess.SubprocessError) as error:
-            return self._told(str(error))
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        return self._told("" if done.returncode == 0 else f"exit {done.returncode}: {said[-1:]}")
+            return self._note_failure(str(error))
+        error_lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return self._note_failure(
+            "" if done.returncode == 0 else f"exit {done.returncode}: {error_lines[-1:]}"
+        )
 
-    def _nobody(self) -> bool:
+    def _is_unclaimed(self) -> bool:
         with claimed(self._account().uid, home()) as free:
             return free
 
-    def _told(self, failed: str) -> bool:
-        if failed and failed != self._failed:
-            self._say("telemetry interrupted", failed)
-        self._failed = failed
-        return not failed
+    def _note_failure(self, failure: str) -> bool:
+        if failure and failure != self._failed:
+            self._say("telemetry interrupted", failure)
+        self._failed = failure
+        return not failure

@@ -1,13 +1,13 @@
-"""Where the watchdog keeps what it knows, on the server's own disk and never in a lab.
+"""The watchdog's files, on the server's own disk and never in a lab.
 
-    limits.json      what it was told (written by the verbs `guard` and `extend`)
-    state.json       elapsed and idle time, what was warned of (written by the watchdog)
-    status.json      what `watch` shows (written by the watchdog)
-    decisions.jsonl  every decision with its reason, the last ones
-    lock             held as long as a watchdog lives; holds its process id
-    bell             a datagram here has the watchdog look at its limits at once
+    limits.json      the limits (written by the verbs `guard` and `extend`)
+    state.json       elapsed and idle time, and the warnings sent (written by the watchdog)
+    status.json      the status that `watch` shows (written by the watchdog)
+    decisions.jsonl  the last decisions with their reasons
+    lock             locked while a watchdog lives; contains its process id
+    bell             a socket: a datagram makes the watchdog read its limits at once
 
-As root it is /var/lib/labctl/watchdog, else a directory of this user alone below /var/tmp, which
+Root's directory is /var/lib/labctl/watchdog, a user's is a private one below /var/tmp, which
 survives reboots and, unlike a home, is never on a network.
 """
 
@@ -28,39 +28,41 @@ from ..reply import Failure
 
 ROOT_DIR = Path("/var/lib/labctl/watchdog")
 MOST_DECISIONS_BYTES = 256 * 1024
-# A watchdog that has written nothing for so long hangs.
+# seconds after which a watchdog that has written nothing counts as hung
 FRESH_S = 60.0
 
 
 def own_dir() -> Path:
-    """Where a watchdog of this account keeps its files."""
+    """Return the directory for a watchdog of this account."""
     return ROOT_DIR if os.geteuid() == 0 else Path(f"/var/tmp/labctl-watchdog-{os.getuid()}")
 
 
 def found_dir(lab_id: str) -> Path | None:
-    """Where the watchdog of this lab keeps its files, None where there is none."""
-    for place in (ROOT_DIR, Path(f"/var/tmp/labctl-watchdog-{os.getuid()}")):
+    """Return the directory of this lab's watchdog, None without one."""
+    for directory in (ROOT_DIR, Path(f"/var/tmp/labctl-watchdog-{os.getuid()}")):
         with suppress(PermissionError):
-            if read_json(place / "limits.json").get("lab_id") == lab_id and _trusted(place):
-                return place
+            if read_json(directory / "limits.json").get("lab_id") == lab_id and _is_trusted(
+                directory
+            ):
+                return directory
     return None
 
 
-def made(place: Path) -> Path:
-    """The directory, made; Failure where somebody else has it."""
+def made(directory: Path) -> Path:
+    """Create the directory. Failure (policy) if it belongs to another user."""
     root = os.geteuid() == 0
-    place.mkdir(mode=0o755 if root else 0o700, parents=root, exist_ok=True)
-    if not _trusted(place):
-        raise Failure("policy", f"{place} belongs to somebody else", "", "labctl doctor")
-    return place
+    directory.mkdir(mode=0o755 if root else 0o700, parents=root, exist_ok=True)
+    if not _is_trusted(directory):
+        raise Failure("policy", f"{directory} belongs to another user", "", "labctl doctor")
+    return directory
 
 
-def _trusted(place: Path) -> bool:
-    return not place.is_symlink() and place.stat().st_uid in (0, os.getuid())
+def _is_trusted(directory: Path) -> bool:
+    return not directory.is_symlink() and directory.stat().st_uid in (0, os.getuid())
 
 
 def boottime_s() -> float:
-    """Seconds since boot, time asleep included."""
+    """Return the seconds since boot, including time asleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -69,10 +71,10 @@ def boot_id() -> str:
 
 
 class Lock:
-    """One watchdog per place. Held until the process ends, however it does."""
+    """The lock of a directory's only watchdog, held until its process ends in any way."""
 
-    def __init__(self, place: Path) -> None:
-        self.path = place / "lock"
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "lock"
         self.descriptor = -1
 
     def take(self) -> bool:
@@ -87,32 +89,32 @@ class Lock:
         return True
 
     def holder(self) -> int:
-        """The process id of the watchdog that lives, 0 where none does."""
+        """Return the process id of the live watchdog, 0 without one."""
         try:
-            looking = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return 0
         try:
-            fcntl.flock(looking, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return 0
         except BlockingIOError:
-            return int(os.pread(looking, 20, 0) or b"0")
+            return int(os.pread(descriptor, 20, 0) or b"0")
         finally:
-            os.close(looking)
+            os.close(descriptor)
 
 
 @contextmanager
-def alone(place: Path) -> Iterator[None]:
-    """Who changes limits.json does it alone."""
-    with (place / "limits.lock").open("w") as file:
+def alone(directory: Path) -> Iterator[None]:
+    """Hold the lock for changes of limits.json."""
+    with (directory / "limits.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def decided(place: Path, elapsed_s: float, what: str, why: str) -> None:
-    """Write a decision down. A full disk does not keep the watchdog from its work."""
+def decided(directory: Path, elapsed_s: float, what: str, why: str) -> None:
+    """Record a decision. A full disk does not stop the watchdog."""
     row = {"at": round(time.time(), 1), "elapsed_s": round(elapsed_s, 1), "what": what, "why": why}
-    path = place / "decisions.jsonl"
+    path = directory / "decisions.jsonl"
     try:
         with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -120,7 +122,7 @@ def decided(place: Path, elapsed_s: float, what: str, why: str) -> None:
             if file.tell() > MOST_DECISIONS_BYTES:
                 _shorten(path)
     except OSError as error:
-        print(f"{what}: {why} (not written down: {error})", file=sys.stderr, flush=True)
+        print(f"{what}: {why} (not recorded: {error})", file=sys.stderr, flush=True)
 
 
 def _shorten(path: Path) -> None:
@@ -128,45 +130,52 @@ def _shorten(path: Path) -> None:
     write_text(path, "".join(rows[len(rows) // 2 :]))
 
 
-def decisions(place: Path, count: int) -> list[dict[str, Any]]:
-    """The last ones, the latest last."""
-    path = place / "decisions.jsonl"
-    rows = path.read_text(errors="replace").splitlines() if path.exists() and count else []
-    found = []
-    for row in rows[-count:]:
+def decisions(directory: Path, count: int) -> list[dict[str, Any]]:
+    """Return the last decisions, the latest last."""
+    path = directory / "decisions.jsonl"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() and count else []
+    entries = []
+    for line in lines[-count:]:
         with suppress(ValueError):
-            found.append(json.loads(row))
-    return found
+            entries.append(json.loads(line))
+    return entries
 
 
-def keep(place: Path, name: str, body: dict[str, Any]) -> bool:
-    """Write a file by rename; False where the disk is full."""
+def keep(directory: Path, name: str, body: dict[str, Any]) -> bool:
+    """Write a file by rename; return False if the disk is full."""
     try:
-        write_json(place / name, body)
+        write_json(directory / name, body)
     except OSError as error:
         print(f"{name} was not written: {error}", file=sys.stderr, flush=True)
         return False
     return True
 
 
-def shown(place: Path, alive: bool, count: int) -> dict[str, Any]:
-    """W: what the last tick said, carried to now, with the last `count` decisions."""
-    body = read_json(place / "status.json")
+def shown(directory: Path, alive: bool, count: int) -> dict[str, Any]:
+    """Return the last tick's status, carried to now, with the last `count` decisions."""
+    body = read_json(directory / "status.json")
     if not body:
-        return {"alive": False, "decisions": decisions(place, count)}
+        return {"alive": False, "decisions": decisions(directory, count)}
     since = boottime_s() - body["boottime_s"] if body["boot"] == boot_id() else FRESH_S
     for key in ("ttl_left_s", "budget_left_s"):
         if body.get(key) is not None:
             body[key] = round(body[key] - since, 1)
     body["elapsed_s"] = round(body["elapsed_s"] + since, 1)
     body["alive"] = alive and since < FRESH_S
-    body["decisions"] = decisions(place, count)
+    body["decisions"] = decisions(directory, count)
     return body
 
 
 def watch(request: dict[str, Any]) -> dict[str, Any]:
-    """{"watch": W}, or None where the lab has no watchdog here. The last "decisions" come along."""
-    place = found_dir(request["lab_id"])
-    if place is None:
+    """Return {"watch": status}, or None if the lab has no watchdog here.
+
+    The status includes the last "decisions".
+    """
+    directory = found_dir(request["lab_id"])
+    if directory is None:
         return {"watch": None}
-    return {"watch": shown(place, bool(Lock(place).holder()), int(request.get("decisions") or 0))}
+    return {
+        "watch": shown(
+            directory, bool(Lock(directory).holder()), int(request.get("decisions") or 0)
+        )
+    }

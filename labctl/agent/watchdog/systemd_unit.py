@@ -1,8 +1,8 @@
-"""The watchdog as a unit of systemd.
+"""The watchdog as a systemd unit.
 
-Its text names no version of the program, so that a newer one needs a restart of this unit alone.
-A unit whose text changes needs a reload of systemd, which waits until no container has a GPU
-(systemd_reload.py): until then the earlier watchdog goes on, and takes new limits as before.
+Its text names no version of the program, so that an update only restarts this unit. A changed text
+needs a reload of systemd, which waits until no container has a GPU (systemd_reload.py). Until then
+the earlier watchdog keeps running, and accepts new limits.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .state_files import Lock, decided, shown
 from .wakeup import ring
 
 UNIT = Path("/etc/systemd/system/labctl-watchdog.service")
-# Below the watchdog's directory: a link to the version of the program that runs.
+# Below the watchdog's directory: a link to the running version of the program.
 CURRENT = "current"
 
 
-def unit_text(place: Path) -> str:
-    # The link is resolved at the start: a later update changes nothing under a running watchdog.
-    program = f'"$$(readlink -f {place / CURRENT})"'
+def unit_text(directory: Path) -> str:
+    # The link is resolved at the start, so that an update does not affect a running watchdog.
+    program = f'"$$(readlink -f {directory / CURRENT})"'
     return f"""[Unit]
 Description=labctl's watchdog: ends this server at its deadline, its budget, or when idle
 After=docker.service
@@ -31,7 +31,7 @@ After=docker.service
 StartLimitIntervalSec=0
 
 [Service]
-ExecStart=/bin/sh -c 'exec {sys.executable} {program} watchdog {place}'
+ExecStart=/bin/sh -c 'exec {sys.executable} {program} watchdog {directory}'
 StandardInput=null
 Restart=always
 RestartSec=1
@@ -43,19 +43,19 @@ WantedBy=multi-user.target
 """
 
 
-def ensure_unit(place: Path, program: Path) -> bool:
-    """Have the unit run `program`; False where that is put off, and an earlier version runs."""
-    text = unit_text(place)
-    known = read_text(UNIT)
-    is_changed = known != text.strip()
+def ensure_unit(directory: Path, program: Path) -> bool:
+    """Have the unit run `program`; False if that must wait and an earlier version runs."""
+    text = unit_text(directory)
+    current_text = read_text(UNIT)
+    is_changed = current_text != text.strip()
     gpu_containers = list_gpu_containers() if is_changed else []
-    if known and gpu_containers:
-        _put_off(place, gpu_containers)
+    if current_text and gpu_containers:
+        _postpone_update(directory, gpu_containers)
         return False
-    if not is_changed and _running_version(place) == program.name:
-        ring(place)
+    if not is_changed and _running_version(directory) == program.name:
+        ring(directory)
         return True
-    _point_to(place, program)
+    _link_current(directory, program)
     if is_changed:
         write_text(UNIT, text)
         # A unit that systemd has never read needs no reload.
@@ -66,24 +66,24 @@ def ensure_unit(place: Path, program: Path) -> bool:
     return True
 
 
-def _running_version(place: Path) -> str:
-    """The version of the watchdog that runs; "" where none does."""
-    if not Lock(place).holder():
+def _running_version(directory: Path) -> str:
+    """Return the version of the running watchdog; "" if none runs."""
+    if not Lock(directory).holder():
         return ""
-    return str(read_json(place / "status.json").get("version") or "")
+    return str(read_json(directory / "status.json").get("version") or "")
 
 
-def _put_off(place: Path, gpu_containers: list[str]) -> None:
-    why = "systemd would have to reload its units, and a container could lose its GPU by that: "
-    elapsed_s = float(shown(place, True, 0).get("elapsed_s") or 0.0)
-    decided(place, elapsed_s, "update put off", why + ", ".join(gpu_containers))
-    if Lock(place).holder():
-        ring(place)
+def _postpone_update(directory: Path, gpu_containers: list[str]) -> None:
+    why = "it needs a reload of systemd, which could take the GPU away from a container: "
+    elapsed_s = float(shown(directory, True, 0).get("elapsed_s") or 0.0)
+    decided(directory, elapsed_s, "update postponed", why + ", ".join(gpu_containers))
+    if Lock(directory).holder():
+        ring(directory)
     else:
         systemctl("restart", UNIT.name)
 
 
-def _point_to(place: Path, program: Path) -> None:
-    staging = place / f".{CURRENT}-{os.getpid()}"
+def _link_current(directory: Path, program: Path) -> None:
+    staging = directory / f".{CURRENT}-{os.getpid()}"
     staging.symlink_to(program.name)
-    staging.replace(place / CURRENT)
+    staging.replace(directory / CURRENT)

@@ -1,4 +1,4 @@
-"""The bell of a watchdog: whoever changes its limits rings, and it reads them at once."""
+"""Waking a watchdog: a datagram to its socket makes it read its limits at once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ NAME = "bell"
 
 
 class Bell:
-    def __init__(self, place: Path) -> None:
-        path = place / NAME
+    """The socket on which a watchdog waits."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / NAME
         with suppress(FileNotFoundError):
             path.unlink()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -21,14 +23,14 @@ class Bell:
         self._socket.setblocking(False)
 
     def wait(self, span_s: float) -> None:
-        """Until it rings, at most `span_s` seconds."""
+        """Wait for a datagram, at most `span_s` seconds."""
         if select.select([self._socket], [], [], span_s)[0]:
             with suppress(BlockingIOError):
                 while True:
                     self._socket.recv(16)
 
 
-def ring(place: Path) -> None:
-    """Nobody there to hear it is fine."""
+def ring(directory: Path) -> None:
+    """Wake the watchdog of this directory, if one runs."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell, suppress(OSError):
-        bell.sendto(b"!", str(place / NAME))
+        bell.sendto(b"!", str(directory / NAME))
