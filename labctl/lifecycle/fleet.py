@@ -34,13 +34,13 @@ class Outcome(Generic[T]):
 
 def each(
     grounds: Iterable[Ground],
-    deed: Callable[[Ground], T],
+    action: Callable[[Ground], T],
     *,
     at_once: int = AT_ONCE,
     tell: Callable[[Outcome[T]], None] = lambda outcome: None,
     stopping: Callable[[], None] = lambda: None,
 ) -> list[Outcome[T]]:
-    """Call `deed` for every lab, `at_once` at a time; return outcomes in the order of the labs.
+    """Call `action` for every lab, `at_once` at a time; return outcomes in the order of the labs.
 
     `tell` is called with each outcome, in the thread that produced it. When interrupted, this calls
     `stopping`, starts no further lab, and waits for those in progress.
@@ -48,7 +48,7 @@ def each(
 
     def run_one(ground: Ground) -> Outcome[T]:
         try:
-            outcome = Outcome(ground, value=deed(ground))
+            outcome = Outcome(ground, value=action(ground))
         except Exception as error:
             outcome = Outcome(ground, error=as_lab_error(error, partial(_log, ground)))
         tell(outcome)

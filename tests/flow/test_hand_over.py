@@ -125,7 +125,7 @@ def test_handed_over_again_only_what_is_new_travels_and_earlier_runs_stay(
 def test_where_no_keeper_runs_that_and_the_command_are_said(two: Pair) -> None:
     reporter = Recorded()
     assert not two.hand_over(reporter=reporter).running
-    assert f"no labctl keep runs at {HOST}" in reporter.said
+    assert f"labctl keep is not running on {HOST}" in reporter.said
     assert "labctl keep --install" in reporter.said
 
 
@@ -188,12 +188,12 @@ def test_a_server_of_this_machine_alone_goes_to_no_other(
 def test_a_machine_without_labctl_or_with_another_says_how_to_get_it(two: Pair) -> None:
     ground = two.lab.ground()
     keeper = KeeperHost(ground, "alice@login.example:2222")
-    with pytest.raises(LabError, match="there is no labctl at") as caught:
-        keeper._checked(97, {}, "")
+    with pytest.raises(LabError, match="labctl is not installed on") as caught:
+        keeper._check_reply(97, {}, "")
     assert caught.value.hint.startswith('ssh -p 2222 alice@login.example "pipx install')
     assert f"=={version()}" in caught.value.hint
-    with pytest.raises(UsageError, match="is an older one, here it is"):
-        keeper._checked(2, {}, "Error: There is no command 'keep'.")
+    with pytest.raises(UsageError, match="is an older version, this one is"):
+        keeper._check_reply(2, {}, "Error: There is no command 'keep'.")
 
 
 def test_what_was_not_announced_or_leaves_the_directory_is_refused(tmp_path: Path) -> None:
