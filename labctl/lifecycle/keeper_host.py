@@ -36,7 +36,7 @@ PREFIX = (
 
 
 class Told(Value, frozen=True):
-    """What a keeper knows of a lab: its ledger, its runs, its last check (None before the first)."""
+    """What a keeper knows of a lab: ledger, runs, and its last check (None before the first)."""
 
     lines: tuple[Line, ...] = ()
     runs: tuple[Run, ...] = ()
@@ -79,14 +79,14 @@ class KeeperHost:
         return ward_name(self.ground.config.name, self.ground.lab_id)
 
     def hello(self) -> Known:
-        """Return the keeper's version and files; the error says how to install labctl if missing."""
+        """Return the keeper's version and files; the error says how to install labctl there."""
         known = msgspec.convert(self._request("--hello", self.name)["known"], Known)
         if known.version != version():
             raise self._version_error(known.version)
         return known
 
     def add(self, parcel: memoryview) -> Taken:
-        """Send an exported lab. If the keeper lacks something, that is an error and it keeps nothing."""
+        """Send an exported lab. On an error, the keeper has kept nothing of it."""
         try:
             return msgspec.convert(self._request("--add", stdin=parcel)["taken"], Taken)
         except LabError as error:

@@ -130,12 +130,12 @@ def test_without_its_server_what_was_fetched_before_counts(there: World) -> None
     run = runs.latest(ground, "night")
     ground.state.save_run(Run(id="night", lab_id=LAB_ID, server_id=run.server_id, state="running"))
     explain(ground, "night")
-    assert "this is what was pulled before" in reporter.said
+    assert "using the logs that were pulled before" in reporter.said
 
 
 def test_without_anything_the_way_is_named(there: World) -> None:
     there.machine.error = unreachable()
-    with pytest.raises(NotFoundError, match="nothing that run night logged is here") as caught:
+    with pytest.raises(NotFoundError, match="no logs of run night on this machine") as caught:
         explain(there.ground())
     assert caught.value.why
     with pytest.raises(NotFoundError):

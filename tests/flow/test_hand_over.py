@@ -271,7 +271,7 @@ def test_a_keeper_that_cannot_be_reached_is_a_note(two: Pair) -> None:
     reporter = Recorded()
     said = status(two.lab.ground(reporter), refresh=True)
     assert said["server"].id == two.server().id
-    assert f"the keeper at {HOST} cannot be asked" in reporter.said
+    assert f"cannot reach the keeper at {HOST}" in reporter.said
 
 
 def test_a_lab_dropped_at_the_keeper_is_its_owners_again(two: Pair) -> None:
@@ -281,7 +281,7 @@ def test_a_lab_dropped_at_the_keeper_is_its_owners_again(two: Pair) -> None:
     assert holders(two.home, "shown-nowhere") == []
     reporter = Recorded()
     status(two.lab.ground(reporter), refresh=True)
-    assert f"{HOST} keeps digits no longer" in reporter.said
+    assert f"{HOST} no longer keeps digits" in reporter.said
     assert handed_to(two.lab) == ""
 
 
@@ -308,7 +308,7 @@ def test_down_ends_nothing_that_a_keeper_would_replace(two: Pair) -> None:
     two.hand_over()
     two.lab.machine.run_with("night", **{"model.pt": "weights"})
     two.error = cut()
-    with pytest.raises(PolicyError, match="cannot be told") as caught:
+    with pytest.raises(PolicyError, match="cannot reach the keeper") as caught:
         down(two.lab.ground(), discard=False)
     assert "would replace" in caught.value.why
     assert len(two.cloud.machines) == 1
@@ -316,7 +316,7 @@ def test_down_ends_nothing_that_a_keeper_would_replace(two: Pair) -> None:
     reporter = Recorded()
     down(two.lab.ground(reporter), discard=True)
     assert two.cloud.machines == {}
-    assert "may make another server" in reporter.said
+    assert "may create another server" in reporter.said
 
 
 def test_without_a_server_a_pull_brings_the_keepers_copy(two: Pair) -> None:
@@ -400,7 +400,7 @@ def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpo
     content["runs/night/files/checkpoints/step-2/model"] = b"step-2 model"
     (again,) = reconcile.pull(ground, ["night"], everything=False)
     assert (again.files, again.complete) == (2, True)
-    with pytest.raises(NotFoundError, match="nothing of day is saved elsewhere"):
+    with pytest.raises(NotFoundError, match="no copy of day is saved outside the server"):
         reconcile.pull(ground, ["day"], everything=False)
 
 
