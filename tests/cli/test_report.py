@@ -239,7 +239,10 @@ class TestEval:
     ) -> None:
         (lab / "body.json").write_text('{"accuracy": 2}')
         said = labctl("eval")
-        assert (said.code, "what evaluate.py wrote is no evaluation" in said.err) == (1, True)
+        assert (
+            said.code,
+            "the file that evaluate.py wrote is not a valid evaluation" in said.err,
+        ) == (1, True)
         assert [path.name for path in pulled.glob("*evaluation*")] == []
 
     def test_a_program_that_fails_is_quoted(self, labctl: Any, lab: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_log_is_followed_through_a_cut_link(lab: World) -> None:
 
 def test_the_latest_run_and_one_that_is_not_there(lab: World) -> None:
     ground = lab.ground()
-    with pytest.raises(NotFoundError, match="has no run yet"):
+    with pytest.raises(NotFoundError, match="has no runs yet"):
         runs.latest(ground)
     for number, name in enumerate(("a", "b")):
         run = Run(id=name, lab_id=ground.lab_id, server_id="s", state="exited", created_at=number)
