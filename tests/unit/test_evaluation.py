@@ -125,12 +125,18 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
         ({"worst": [BODY["worst"][0] | {"picture": "../../.ssh/id_ed25519"}]}, "outside"),
         ({"worst": [BODY["worst"][0] | {"picture": "/etc/passwd"}]}, "outside"),
         ({"worst": [BODY["worst"][0] | {"picture": "https://example.org/a.png"}]}, "outside"),
-        ({"worst": [BODY["worst"][0] | {"picture": "data:text/html;base64,AAAA"}]}, "invalid picture"),
+        (
+            {"worst": [BODY["worst"][0] | {"picture": "data:text/html;base64,AAAA"}]},
+            "invalid picture",
+        ),
         (
             {"worst": [BODY["worst"][0] | {"picture": 'data:image/png;base64,A" onerror="'}]},
             "invalid picture",
         ),
-        ({"worst": [BODY["worst"][0] | {"picture": "data:image/svg+xml;base64,AAAA"}]}, "invalid picture"),
+        (
+            {"worst": [BODY["worst"][0] | {"picture": "data:image/svg+xml;base64,AAAA"}]},
+            "invalid picture",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], said: str) -> None:
