@@ -14,7 +14,7 @@ from lab_ground import LAB_ID, Recorded, World, unreachable, world
 from labctl.errors import NotFoundError
 from labctl.estimate.plan import Measured, Plan
 from labctl.insight.explain.memory import OutOfMemory
-from labctl.insight.explanation import Explanation, _fitting
+from labctl.insight.explanation import Explanation, _compute_fit
 from labctl.insight.explanation import explain as explain_run
 from labctl.lifecycle.reconcile import bring_logs
 from labctl.lifecycle.up import up
@@ -184,10 +184,10 @@ def test_the_batch_that_fits(item: int, limit: int, batch: int) -> None:
     )
     plan = Plan(precision="fp32", optimizer="momentum", measured=model)
     found = OutOfMemory(whose="gpu", limit_bytes=limit, batch=64, evidence=())
-    fit = _fitting(plan, found, "train.py:build_model")
+    fit = _compute_fit(plan, found, "train.py:build_model")
     # Weights, gradients and one state of 1 GiB each, and the overhead of 1 GiB.
     assert (fit.fixed_bytes, fit.batch, fit.item) == (4 * GIB, batch, "3x224x224")
-    inside = _fitting(
+    inside = _compute_fit(
         plan, OutOfMemory(whose="container", limit_bytes=limit, batch=1, evidence=()), ""
     )
     assert inside.fixed_bytes == 3 * GIB + 256 * 1024**2
