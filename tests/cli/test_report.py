@@ -231,7 +231,7 @@ class TestEval:
             0,
             "here:          0.9000  (step-00000030)",
         )
-        assert "its accuracy alone" in said.err
+        assert "only its accuracy" in said.err
         assert not (pulled / "evaluation.json").exists()
 
     def test_what_it_wrote_is_not_believed_without_a_look(
