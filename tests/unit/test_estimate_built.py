@@ -115,7 +115,7 @@ def test_a_python_that_is_not_there(code: Callable[..., Source]) -> None:
         (
             "import torch\ndef build_model(): return torch.nn.Identity()\n",
             UsageError,
-            "what goes into",
+            "input shape of",
         ),
         (
             "import torch\nclass Words(torch.nn.Linear):\n"
@@ -139,7 +139,7 @@ def test_code_that_cannot_be_measured_says_why(
 def test_functions_of_the_file_alone_are_named(code: Callable[..., Source]) -> None:
     with pytest.raises(NotFoundError) as raised:
         measured(code("from os.path import join\ndef mine(): ...\n"), PLAN, Silent())
-    assert raised.value.why == "functions there: mine"
+    assert raised.value.why == "its functions: mine"
 
 
 @needs_torch
