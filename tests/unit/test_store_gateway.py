@@ -275,7 +275,9 @@ def test_the_key_opens_nothing_but_the_gateway(
     sshd.rsync("-l", str(local / "link"), "labctl-store:" + "0" * 64 + ".6")
     with pytest.raises(StoreError):
         store.send("stolen", local / "kept", 6, "0" * 64)
-    assert store._ask({"do": "put", "key": "stolen", "size": 6, "sha256": "0" * 64, "length": 0})
+    assert store._request(
+        {"do": "put", "key": "stolen", "size": 6, "sha256": "0" * 64, "length": 0}
+    )
     store.close()
     assert (sshd.directory / "kept").read_bytes() == b"1"
     assert not (sshd.directory / "stolen").exists()
