@@ -122,7 +122,7 @@ def test_it_works_outside_of_any_lab(labctl: Any, home: Path) -> None:
         (("--params", "8X"), "'8X' is not a number"),
         (("--params", "8B", "--train", "adam", "--serve"), "--train and --serve"),
         (("--params", "8B", "--train", "adam", "--precision", "int4"), "cannot be trained"),
-        (("train.py:build_model",), "there is no train.py"),
+        (("train.py:build_model",), "has no file train.py"),
         (("train.py",), "does not name a function"),
         (("--params", "8B", "--utilisation", "40"), "no share"),
         (("--params", "8B", "--tokens-per-second", "nan"), "makes no sense"),
