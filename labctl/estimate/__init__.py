@@ -1,6 +1,6 @@
-"""What a model needs: bytes, operations, hours. Pure functions of a Plan.
+"""Estimate the memory, operations and hours of a model. Pure functions of a Plan.
 
-docs/estimate.md explains them. `plan` says what is asked, `memory` and `compute` answer, `fits`
-compares with GPUs, `advice` tells whether a GPU is needed at all and what to change. `measure` is a
-program for the lab's own Python. Bytes are per GPU; a GB in what people read is 10^9 of them.
+docs/estimate.md explains them. `plan` is the input, `memory` and `compute` the results, `fits`
+compares with GPUs, `advice` decides whether a GPU is needed and suggests changes. `measure` is a
+program for the lab's own Python. Bytes are per GPU; a displayed GB is 10^9 bytes.
 """

@@ -1,4 +1,4 @@
-"""What to make of the figures: is a GPU needed, which term dominates, what to change."""
+"""Advice from an estimate: whether a GPU is needed, which term dominates, what to change."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ MOST_GPUS = 1024
 
 
 class Way(Value, frozen=True):
-    """One change: what to type, what it costs, and where that leads. `fits_on` is the smallest GPU
-    that then holds it, "" for none; bytes are per GPU."""
+    """A suggested change: its options, its drawback, and its result in bytes per GPU.
+
+    `fits_on` is the smallest GPU with enough memory then, "" for none.
+    """
 
     options: str
     what: str
@@ -35,54 +37,55 @@ class Way(Value, frozen=True):
 
 
 class Verdict(Value, frozen=True):
-    """Whether a GPU is needed, and the reason in words."""
+    """Whether a GPU is needed, and why."""
 
     needed: bool
     why: str
 
 
 def verdict(plan: Plan, amount: Amount) -> Verdict:
-    """Rules of thumb over stated assumptions: see `figures`."""
+    """Decide whether a GPU is needed, by rules of thumb; `constants` has the assumptions."""
     if plan.kind != "network":
-        return _of_table(plan)
+        return _judge_table(plan)
     params = plan.measured.parameters if plan.measured else plan.params
     if not plan.training:
-        return _of_use(plan, amount)
+        return _judge_use(plan, amount)
     seconds = cpu_seconds(plan, amount)
     if seconds is not None:
-        told = f"about {_minutes(seconds)} on a laptop's processor, at an assumed 100 GFLOP/s"
-        return Verdict(needed=seconds > CPU_PATIENCE_S, why=told)
+        why = f"about {_minutes(seconds)} on a laptop CPU, at an assumed 100 GFLOP/s"
+        return Verdict(needed=seconds > CPU_PATIENCE_S, why=why)
     item = plan.measured.item_flops if plan.measured else 0
     small = params <= SMALL_PARAMETERS and item <= SMALL_ITEM_FLOPS
-    told = f"{params:,} parameters are {'few enough for' if small else 'too many for'} a processor"
-    return Verdict(needed=not small, why=f"{told}; say how much data: {_amount_option(plan)}")
+    why = f"{params:,} parameters are {'few enough for' if small else 'too many for'} a CPU"
+    hint = f"set the amount of data for a better answer: {_amount_option(plan)}"
+    return Verdict(needed=not small, why=f"{why}; {hint}")
 
 
 def _amount_option(plan: Plan) -> str:
     return "--items 60k --epochs 10" if plan.measured else "--tokens 100M"
 
 
-def _of_table(plan: Plan) -> Verdict:
+def _judge_table(plan: Plan) -> Verdict:
     values = plan.rows * plan.columns
     if values > TABLE_VALUES:
-        why = f"{values:.2g} values: a GPU may pay (XGBoost: device=cuda), if the table fits there"
+        why = f"with {values:.2g} values a GPU may be faster (XGBoost: device=cuda), if they fit"
         return Verdict(needed=True, why=why)
     if plan.kind == "trees":
-        why = "trees split sorted columns, which processors do well; and on tables of usual size "
-        why += "they are still ahead of networks (arXiv:2207.08815)"
+        why = "trees split sorted columns, which CPUs do well; and on tables of usual size "
+        why += "they still outperform networks (arXiv:2207.08815)"
     else:
-        why = f"{values:.2g} values: a table of this size is a processor's work"
+        why = f"a CPU is fast enough for a table of {values:.2g} values"
     return Verdict(needed=False, why=why)
 
 
-def _of_use(plan: Plan, amount: Amount) -> Verdict:
+def _judge_use(plan: Plan, amount: Amount) -> Verdict:
     each = cpu_token_seconds(plan)
     unit = "item" if plan.measured else "token"
-    told = f"a processor reads the weights in {_milliseconds(each)}, once for each {unit}"
+    why = f"a CPU reads the weights in {_milliseconds(each)}, once for each {unit}"
     busy = amount.requests_per_day * each * max(amount.reply_tokens, 1)
     if amount.requests_per_day and amount.seconds_per_request:
-        return Verdict(needed=each > CPU_TOKEN_S, why=told)
-    return Verdict(needed=each > CPU_TOKEN_S or busy > HALF_DAY_S, why=told)
+        return Verdict(needed=each > CPU_TOKEN_S, why=why)
+    return Verdict(needed=each > CPU_TOKEN_S or busy > HALF_DAY_S, why=why)
 
 
 def _minutes(seconds: float) -> str:
@@ -124,15 +127,15 @@ def _gb(size: float) -> str:
 
 
 def ways(plan: Plan) -> tuple[Way, ...]:
-    """Each change that helps, alone; then, as the last, all that are needed together."""
+    """List the changes that help, each by itself; then, if needed, their combination."""
     if plan.kind != "network":
         return ()
     now = memory(plan).total_bytes
-    single = [_way(changed, *told) for *told, changed in _changes(plan)]
+    single = [_way(changed, *texts) for *texts, changed in _changes(plan)]
     helpful = [way for way in single if way.total_bytes < now * 0.99]
-    together = _together(plan)
-    known = {way.options for way in helpful}
-    return (*helpful, *([together] if together and together.options not in known else []))
+    together = _combine(plan)
+    options = {way.options for way in helpful}
+    return (*helpful, *([together] if together and together.options not in options else []))
 
 
 def _way(plan: Plan, options: str, what: str) -> Way:
@@ -142,17 +145,17 @@ def _way(plan: Plan, options: str, what: str) -> Way:
 
 
 def _changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
-    """(options, what it costs, the changed plan), the mildest first."""
+    """Yield (options, drawback, changed plan), the mildest first."""
     if plan.training:
-        yield from _of_training(plan)
+        yield from _list_training_changes(plan)
     else:
-        yield from _of_using(plan)
-    yield from _of_sharding(plan)
+        yield from _list_use_changes(plan)
+    yield from _find_sharding(plan)
 
 
-def _of_training(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+def _list_training_changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
     if plan.precision in ("fp32", "tf32"):
-        yield "--precision bf16", "faster, too", _in_bf16(plan)
+        yield "--precision bf16", "also faster", _to_bf16(plan)
     if plan.attention == "stored" and plan.shaped:
         yield "--attention fused", "same result, faster", replace(plan, attention="fused")
     parts = plan.batch // plan.data_parallel
@@ -168,8 +171,8 @@ def _of_training(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
         yield "--train adam8bit", "8-bit states: bitsandbytes", change
 
 
-def _in_bf16(plan: Plan) -> Plan:
-    """Measured models: autocast keeps the weights, and about halves activations."""
+def _to_bf16(plan: Plan) -> Plan:
+    """Change the plan to bf16. For measured models, autocast about halves activations only."""
     if plan.measured is None:
         return replace(plan, precision="bf16")
     item, fixed = plan.measured.item_bytes // 2, plan.measured.fixed_bytes // 2
@@ -177,7 +180,7 @@ def _in_bf16(plan: Plan) -> Plan:
     return replace(plan, precision="bf16", measured=halved)
 
 
-def _of_using(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+def _list_use_changes(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
     smaller = {"fp32": ("bf16", "int8", "int4"), "tf32": ("bf16", "int8", "int4")}
     if plan.measured is None:
         for precision in smaller.get(plan.precision, ("int8", "int4")):
@@ -188,20 +191,20 @@ def _of_using(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
         yield "--batch 1", "one request at a time", replace(plan, batch=1)
 
 
-def _of_sharding(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
-    """The fewest GPUs, by powers of two, on which it fits when it is divided."""
+def _find_sharding(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
+    """Find the smallest power of two of GPUs on which the model fits when divided."""
     if plan.gpus > 1 and plan.zero == 3:
         return
     count = 2 * plan.gpus
     while count <= MOST_GPUS:
-        changed, options = _divided(plan, count)
+        changed, options = _divide(plan, count)
         if smallest_for(memory(changed).total_bytes):
             yield options, f"{count} GPUs", changed
             return
         count *= 2
 
 
-def _divided(plan: Plan, count: int) -> tuple[Plan, str]:
+def _divide(plan: Plan, count: int) -> tuple[Plan, str]:
     if plan.training:
         batch = -(-max(plan.batch, count) // count) * count
         changed = replace(plan, data_parallel=count, zero=3, batch=batch, accumulate=1)
@@ -211,10 +214,10 @@ def _divided(plan: Plan, count: int) -> tuple[Plan, str]:
     return replace(plan, tensor_parallel=count), f"--tensor-parallel {count}"
 
 
-def _together(plan: Plan) -> Way | None:
-    """Changes one on top of the other, the mildest first, until a single GPU holds it."""
+def _combine(plan: Plan) -> Way | None:
+    """Combine changes, the mildest first, until a single GPU has enough memory."""
     changed, total = plan, memory(plan).total_bytes
-    steps = _of_training if plan.training else _of_using
+    steps = _list_training_changes if plan.training else _list_use_changes
     used: dict[str, str] = {}
     while total > largest_usable()[1]:
         better = next(

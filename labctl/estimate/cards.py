@@ -1,14 +1,14 @@
-"""What GPUs can do, as their maker publishes it: the measure for price per unit of work.
+"""Published performance of GPUs, for price per unit of work.
 
 Sources are NVIDIA's data sheets of each card (T4, A10G, L4, L40S, V100, A100, H100, H200, B200,
 Tesla M60, Tesla K80), per GPU and not per board:
 
 - `fp32_tflops`: plain single precision.
-- `fp16_tflops`: half precision with fp32 sums on tensor cores, without sparsity; where a card has
-  no tensor cores, what half precision gains there, which is nothing: the figure of fp32.
+- `fp16_tflops`: half precision with fp32 sums on tensor cores, without sparsity; for cards without
+  tensor cores the value of fp32, since half precision is no faster there.
 - `bandwidth_gb_per_s`: of the GPU's memory, in 10^9 bytes.
 
-They are peaks. Real work reaches a part of them, a similar part on cards of one age.
+These are peaks. Real work reaches a part of them, a similar part on cards of the same generation.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 GIB = 1024**3
-# Drivers and clouds report up to so much less memory than is printed on the box.
+# Drivers and clouds report up to this share less memory than the nominal size.
 NOMINAL = 0.02
 
 
 class Card(NamedTuple):
-    """One GPU model, named as clouds and nvidia-smi do, without the maker."""
+    """One GPU model, with the name that clouds and nvidia-smi use, without the maker."""
 
     name: str
     memory_bytes: int
@@ -49,26 +49,26 @@ CARDS = (
 
 
 def plain_name(name: str) -> str:
-    """A GPU's name for comparing: `NVIDIA A100-SXM4` and `a100-sxm4` are the same."""
+    """Normalize a GPU's name for comparison: `NVIDIA A100-SXM4` and `a100-sxm4` are equal."""
     words = name.upper().replace("NVIDIA", "").replace("TESLA", "")
     return "".join(letter for letter in words if letter.isalnum())
 
 
 def card(name: str, memory_bytes: int) -> Card | None:
-    """The card of this name whose memory is nearest; None where its figures are not known."""
+    """Find the card of this name with the nearest memory size; None if it is unknown."""
     wanted = plain_name(name)
-    known = [one for one in CARDS if plain_name(one.name) == wanted]
-    return min(known, key=lambda one: abs(one.memory_bytes - memory_bytes), default=None)
+    matches = [listed for listed in CARDS if plain_name(listed.name) == wanted]
+    return min(matches, key=lambda match: abs(match.memory_bytes - memory_bytes), default=None)
 
 
 def speed(name: str, memory_bytes: int, work: str) -> float | None:
-    """How fast this GPU does "fp32", "fp16" (TFLOPS) or "bandwidth" (GB/s) work."""
-    found = card(name, memory_bytes)
-    if found is None:
+    """Return this GPU's peak for "fp32", "fp16" (TFLOPS) or "bandwidth" (GB/s)."""
+    gpu = card(name, memory_bytes)
+    if gpu is None:
         return None
     figures = {
-        "fp32": found.fp32_tflops,
-        "fp16": found.fp16_tflops,
-        "bandwidth": found.bandwidth_gb_per_s,
+        "fp32": gpu.fp32_tflops,
+        "fp16": gpu.fp16_tflops,
+        "bandwidth": gpu.bandwidth_gb_per_s,
     }
     return figures.get(work)

@@ -1,4 +1,4 @@
-"""Operations and hours: of a training, of a token, of a day's requests."""
+"""Compute operations and hours of a training, of a token, and of a day's requests."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 
 
 class Amount(Value, frozen=True):
-    """How much there is to do. Zero or None: not given.
+    """The amount of work. Zero or None: not given.
 
     `tokens` are a language model's, `items` those of a model from code (images, rows), in all
-    epochs together. `tokens_per_second` (or items) is measured throughput, of all GPUs together.
-    `reply_tokens` is what one request makes, `bandwidth_bytes_per_s` a GPU's memory, where it is
-    not to be a card's own. `price_usd_per_hour` is for all GPUs together.
+    epochs together. `per_second` is the measured throughput of tokens or items, of all GPUs
+    together. `reply_tokens` is the length of one reply, `bandwidth_bytes_per_s` overrides the
+    card's memory bandwidth. `price_usd_per_hour` is for all GPUs together.
     """
 
     tokens: int = 0
@@ -39,19 +39,20 @@ class Amount(Value, frozen=True):
 
 
 def flops(plan: Plan, amount: Amount) -> float:
-    """Training: 6 N D (2 forward, 4 backward: Scaling, section 2.1), and with checkpointing another
-    forward pass, 8 N D: 33 % more (Megatron, appendix). Use: 2 N D. From code: as counted.
+    """Compute the operations of a training or of inference.
 
+    Training: 6 N D (2 forward, 4 backward: Scaling, section 2.1), with checkpointing another
+    forward pass, 8 N D: 33 % more (Megatron, appendix). Inference: 2 N D. From code: as counted.
     Attention's own share, about seq / (6 x hidden) of it (PaLM, appendix B), is left out.
     """
-    again = 4 / 3 if plan.training and plan.checkpointing else 1.0
+    recomputation = 4 / 3 if plan.training and plan.checkpointing else 1.0
     if plan.measured is not None:
-        return plan.measured.item_flops * amount.items * again
-    return (6 if plan.training else 2) * plan.params * amount.tokens * again
+        return plan.measured.item_flops * amount.items * recomputation
+    return (6 if plan.training else 2) * plan.params * amount.tokens * recomputation
 
 
 def peak_flops(card: Card, precision: str) -> float:
-    """A GPU's best per second in this precision, without sparsity.
+    """Return a GPU's peak operations per second in this precision, without sparsity.
 
     TF32 has half of fp16's rate wherever it exists, fp8 twice of it (NVIDIA's data sheets). int8
     and int4 weights are unpacked to 16 bits before they are multiplied.
@@ -65,7 +66,7 @@ def peak_flops(card: Card, precision: str) -> float:
 
 
 def hours_on(card: Card, plan: Plan, amount: Amount) -> float | None:
-    """Of the training (or of a day of requests) on `plan.gpus` of these; None: not known."""
+    """Compute the hours of the training (or a day's requests) on `plan.gpus` cards, if known."""
     if amount.requests_per_day:
         seconds = request_seconds(plan, amount, card)
         return None if seconds is None else amount.requests_per_day * seconds / HOUR_S
@@ -78,14 +79,16 @@ def hours_on(card: Card, plan: Plan, amount: Amount) -> float | None:
 
 
 def measured_hours(amount: Amount) -> float | None:
-    """From throughput, whatever machine it was measured on."""
-    todo = amount.tokens or amount.items
-    return todo / amount.per_second / HOUR_S if todo and amount.per_second else None
+    """Compute the hours from the measured throughput; None without it."""
+    total = amount.tokens or amount.items
+    return total / amount.per_second / HOUR_S if total and amount.per_second else None
 
 
 def token_seconds(plan: Plan, amount: Amount, card: Card | None) -> float | None:
-    """The least time for one token of each sequence in the batch: all weights and the KV cache are
-    read once (Pope et al., 2022, arXiv:2211.05102, section 2). None where nothing is known."""
+    """Compute the least time for one token of each sequence in the batch; None if unknown.
+
+    All weights and the KV cache are read once (Pope et al., 2022, arXiv:2211.05102, section 2).
+    """
     if plan.training or plan.measured is not None or plan.kind != "network":
         return None
     bandwidth = amount.bandwidth_bytes_per_s
@@ -94,12 +97,12 @@ def token_seconds(plan: Plan, amount: Amount, card: Card | None) -> float | None
 
 
 def weight_seconds(plan: Plan, bandwidth_bytes_per_s: float) -> float:
-    """To read the weights alone."""
+    """Compute the seconds to read only the weights."""
     return weights(plan) / bandwidth_bytes_per_s
 
 
 def request_seconds(plan: Plan, amount: Amount, card: Card | None) -> float | None:
-    """GPU time for one request: as given, else its tokens, shared among those of a batch."""
+    """Return the GPU time of one request: as given, else by its tokens, shared in a batch."""
     if amount.seconds_per_request:
         return amount.seconds_per_request
     each = token_seconds(plan, amount, card)
@@ -109,7 +112,7 @@ def request_seconds(plan: Plan, amount: Amount, card: Card | None) -> float | No
 
 
 class Load(Value, frozen=True):
-    """A day of requests. `gpus` must stay on for it at least, if it comes evenly."""
+    """A day of requests. `gpus` is the number needed if the requests come evenly."""
 
     requests_per_day: int
     seconds_per_request: float
@@ -118,6 +121,7 @@ class Load(Value, frozen=True):
 
 
 def load(amount: Amount, seconds: float | None) -> Load | None:
+    """Compute the GPU load of a day of requests; None if unknown."""
     if not amount.requests_per_day or seconds is None:
         return None
     hours = amount.requests_per_day * seconds / HOUR_S
@@ -130,19 +134,22 @@ def load(amount: Amount, seconds: float | None) -> Load | None:
 
 
 def dollars(hours: float | None, price_usd_per_hour: float, amount: Amount) -> float | None:
-    """Of the training; of a month (30 days) of requests, for the hours at work."""
+    """Compute the cost of the training, or of the busy hours of 30 days of requests."""
     if hours is None:
         return None
     return hours * price_usd_per_hour * (DAYS_A_MONTH if amount.requests_per_day else 1)
 
 
 def cpu_seconds(plan: Plan, amount: Amount) -> float | None:
-    """The training on a laptop's processor; None where the amount is not known."""
+    """Compute the seconds of the training on a laptop CPU; None if the amount is unknown."""
     work = flops(plan, amount)
     return work / CPU_FLOPS if work else None
 
 
 def cpu_token_seconds(plan: Plan) -> float:
-    """One token (or item) of use there: all weights are read once, and all sums done."""
+    """Compute the seconds of one token (or item) of inference on a laptop CPU.
+
+    All weights are read once, and all operations done.
+    """
     work = plan.measured.item_flops if plan.measured else 0
     return max(weights(plan) / CPU_BYTES_PER_S, work / CPU_FLOPS)

@@ -1,4 +1,4 @@
-"""Constants, each with its source; where one is an assumption, it says so.
+"""Constants of the estimate, each with its source or marked as an assumption.
 
 Sources, as the rest of the package names them:
 
@@ -38,17 +38,17 @@ BYTES: dict[str, float] = {
 
 # Trained with an fp32 copy of the weights (Micikevicius et al., 2017, arXiv:1710.03740).
 MIXED = frozenset({"fp16", "bf16", "fp8"})
-# Of weights alone, for use: nothing is trained in them.
-QUANTISED = frozenset({"int8", "int4"})
+# Only for weights in inference, not for training.
+QUANTIZED = frozenset({"int8", "int4"})
 
 MASTER_BYTES = 4
-# How many numbers an optimizer keeps for each parameter.
+# Number of values that an optimizer keeps per parameter.
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "adam8bit": 2}
-# Of each such number. ZeRO: fp32 ones; 8-bit: one byte.
+# Bytes of each of these values. ZeRO: fp32; 8-bit: one byte.
 STATE_BYTES = {"sgd": 4, "momentum": 4, "adam": 4, "adamw": 4, "adam8bit": 1}
 
 # Assumption: fp8 is for products, gradients stay in bf16 (Micikevicius et al., 2022,
-# arXiv:2209.05433, use fp8 for the inputs of matrix products alone).
+# arXiv:2209.05433, use fp8 only for the inputs of matrix products).
 FP8_GRADIENT_BYTES = 2
 
 # Assumption where none is given: Llama 2's (arXiv:2307.09288); BERT has 30,522.
@@ -72,19 +72,19 @@ CPU_FLOPS = 100e9
 CPU_BYTES_PER_S = 30e9
 # Assumption: a training that a laptop ends within this needs no GPU.
 CPU_PATIENCE_S = 1800.0
-# Assumption: a reply at ten tokens a second is about as fast as people read.
+# Assumption: ten tokens per second is about as fast as people read.
 CPU_TOKEN_S = 0.1
-# Assumption: networks up to here train on a CPU, where nothing is known of the data's amount.
+# Assumption: networks up to this size train on a CPU, if the amount of data is unknown.
 SMALL_PARAMETERS = 1_000_000
-# Assumption: as long as one item costs no more than this, forward and backward.
+# Assumption: the same, if one item needs at most this many operations, forward and backward.
 SMALL_ITEM_FLOPS = 1e9
-# Assumption: up to so many values, trees and linear models are a CPU's work.
+# Assumption: up to this many values, a CPU is enough for trees and linear models.
 TABLE_VALUES = 1e9
 
 DAYS_A_MONTH = 30
 
 # Cards with GDDR memory: a sixteenth of it goes to error correction (nvidia-smi shows 15,360 MiB on
-# a T4, 23,034 MiB on an L4). HBM has memory of its own for that.
+# a T4, 23,034 MiB on an L4). HBM has separate memory for it.
 SOFT_ECC = frozenset({"K80", "M60", "T4", "T4G", "A10G", "L4", "L40S"})
 SOFT_ECC_SHARE = 15 / 16
 # Before Ampere. bf16 and TF32 run there at the speed of fp32 at best.

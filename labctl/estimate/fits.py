@@ -1,4 +1,4 @@
-"""Which GPUs hold it."""
+"""Which GPUs have enough memory for a plan."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from labctl.model import Value
 
 
 class Fit(Value, frozen=True):
-    """One kind of GPU. `share` is how much of what it can really give is taken (1.0: all).
+    """One GPU type. `share` is the used share of its usable memory (1.0: all of it).
 
-    `current` is False where today's PyTorch leaves the card out. `hours` is on as many of them as
-    the plan has GPUs; None where the amount of work is not known.
+    `current` is False if current PyTorch does not support it. `hours` is for as many of them as the
+    plan has GPUs; None if the amount of work is unknown.
     """
 
     gpu: str
@@ -28,50 +28,53 @@ class Fit(Value, frozen=True):
 
 
 def usable_bytes(name: str, memory_bytes: int) -> int:
-    """What is left of a GPU's memory as printed on the box, or as its provider tells it."""
-    known = card(name, memory_bytes)
-    printed = known.memory_bytes if known else memory_bytes
-    kept = SOFT_ECC_SHARE if known and known.name in SOFT_ECC else 1 - NOMINAL
-    return min(memory_bytes, int(printed * kept)) if known else int(memory_bytes * kept)
+    """Return the usable part of a GPU's memory, given its nominal or reported size."""
+    listed = card(name, memory_bytes)
+    nominal = listed.memory_bytes if listed else memory_bytes
+    share = SOFT_ECC_SHARE if listed and listed.name in SOFT_ECC else 1 - NOMINAL
+    return min(memory_bytes, int(nominal * share)) if listed else int(memory_bytes * share)
 
 
-def label(one: Card) -> str:
-    return f"{one.name} {one.memory_bytes // GIB}GB"
+def label(gpu: Card) -> str:
+    """Return a GPU's name with its memory size, such as `A100 80GB`."""
+    return f"{gpu.name} {gpu.memory_bytes // GIB}GB"
 
 
 def fits(plan: Plan, amount: Amount, total_bytes: int) -> tuple[Fit, ...]:
-    """A row for each kind of GPU whose figures are known, the smallest first."""
-    ordered = sorted(CARDS, key=lambda one: (one.memory_bytes, one.fp16_tflops))
-    return tuple(_fit(one, plan, amount, total_bytes) for one in ordered)
+    """Compare a plan with every listed GPU type, the smallest first."""
+    ordered = sorted(CARDS, key=lambda gpu: (gpu.memory_bytes, gpu.fp16_tflops))
+    return tuple(_fit(gpu, plan, amount, total_bytes) for gpu in ordered)
 
 
-def _fit(one: Card, plan: Plan, amount: Amount, total_bytes: int) -> Fit:
-    usable = usable_bytes(one.name, one.memory_bytes)
+def _fit(gpu: Card, plan: Plan, amount: Amount, total_bytes: int) -> Fit:
+    usable = usable_bytes(gpu.name, gpu.memory_bytes)
     fit = total_bytes <= usable
-    slow = plan.precision in ("bf16", "tf32") and one.name in NO_BF16
-    note = f"no {plan.precision}: as slow as fp32" if slow else ""
+    slow = plan.precision in ("bf16", "tf32") and gpu.name in NO_BF16
+    note = f"no {plan.precision} support: as slow as fp32" if slow else ""
     return Fit(
-        gpu=label(one),
-        memory_bytes=one.memory_bytes,
+        gpu=label(gpu),
+        memory_bytes=gpu.memory_bytes,
         usable_bytes=usable,
         fits=fit,
         share=total_bytes / usable,
-        hours=hours_on(one, plan, amount),
-        seconds_per_token=token_seconds(plan, amount, one),
-        current=one.name not in OLD_CARDS,
-        note="too old for current PyTorch" if one.name in OLD_CARDS else note,
+        hours=hours_on(gpu, plan, amount),
+        seconds_per_token=token_seconds(plan, amount, gpu),
+        current=gpu.name not in OLD_CARDS,
+        note="too old for current PyTorch" if gpu.name in OLD_CARDS else note,
     )
 
 
 def largest_usable() -> tuple[str, int]:
-    """The GPU that holds most, and how much."""
-    best = max(CARDS, key=lambda one: usable_bytes(one.name, one.memory_bytes))
+    """Return the GPU with the most usable memory, and its bytes."""
+    best = max(CARDS, key=lambda gpu: usable_bytes(gpu.name, gpu.memory_bytes))
     return label(best), usable_bytes(best.name, best.memory_bytes)
 
 
 def smallest_for(total_bytes: int) -> str:
-    """The smallest GPU that holds it; "" where none does."""
-    ordered = sorted(CARDS, key=lambda one: (one.memory_bytes, one.fp16_tflops))
-    current = (one for one in ordered if one.name not in OLD_CARDS)
-    found = (one for one in current if total_bytes <= usable_bytes(one.name, one.memory_bytes))
-    return next((label(one) for one in found), "")
+    """Return the smallest GPU with enough memory; "" if there is none."""
+    ordered = sorted(CARDS, key=lambda gpu: (gpu.memory_bytes, gpu.fp16_tflops))
+    current = (gpu for gpu in ordered if gpu.name not in OLD_CARDS)
+    large_enough = (
+        gpu for gpu in current if total_bytes <= usable_bytes(gpu.name, gpu.memory_bytes)
+    )
+    return next((label(gpu) for gpu in large_enough), "")

@@ -1,6 +1,6 @@
-"""Bytes per GPU: weights, gradients, optimizer, activations, KV cache, overhead.
+"""Compute bytes per GPU: weights, gradients, optimizer, activations, KV cache, overhead.
 
-Formulas and their sources are in each docstring; `figures` names the papers in full.
+Each docstring has the formula and its source; `constants` names the papers in full.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labctl.model import Value
 
 
 class Memory(Value, frozen=True):
-    """Bytes on one GPU. `simple_rule_bytes` is the rule of thumb for the whole, undivided model."""
+    """Bytes on one GPU. `simple_rule_bytes` is the rule of thumb for the undivided model."""
 
     weights_bytes: int
     gradients_bytes: int
@@ -35,9 +35,9 @@ TERMS = ("weights", "gradients", "optimizer", "activations", "kv_cache", "overhe
 
 
 def memory(plan: Plan) -> Memory:
-    """The sum for a checked plan."""
+    """Compute all terms and their sum for a checked plan."""
     if plan.kind != "network":
-        return _of_table(plan)
+        return _table_memory(plan)
     parts = {
         "weights_bytes": weights(plan),
         "gradients_bytes": gradients(plan),
@@ -46,14 +46,14 @@ def memory(plan: Plan) -> Memory:
         "kv_cache_bytes": 0 if plan.training else kv_cache(plan, plan.kv_heads),
         "overhead_bytes": OVERHEAD_BYTES,
     }
-    whole = {name: round(size) for name, size in parts.items()}
+    sizes = {name: round(size) for name, size in parts.items()}
     return Memory(
-        **whole, total_bytes=sum(whole.values()), simple_rule_bytes=round(simple_rule(plan))
+        **sizes, total_bytes=sum(sizes.values()), simple_rule_bytes=round(simple_rule(plan))
     )
 
 
-def _of_table(plan: Plan) -> Memory:
-    """A table in fp32 and one working copy of it: an assumption. It lies in main memory."""
+def _table_memory(plan: Plan) -> Memory:
+    """Assume a table in fp32 and one working copy of it, both in main memory."""
     table = plan.rows * plan.columns * 4
     return Memory(
         weights_bytes=0,
@@ -67,75 +67,87 @@ def _of_table(plan: Plan) -> Memory:
     )
 
 
-def _parts(plan: Plan, from_stage: int) -> int:
-    """Among how many GPUs a term is divided: always tensor and pipeline parallel, and data parallel
-    from a stage of ZeRO on (1: optimizer, 2: gradients, 3: weights; ZeRO, section 5)."""
+def _count_shards(plan: Plan, from_stage: int) -> int:
+    """Return the number of GPUs that a term is divided among.
+
+    That is always tensor and pipeline parallelism, and data parallelism from a stage of ZeRO on
+    (1: optimizer, 2: gradients, 3: weights; ZeRO, section 5).
+    """
     shards = plan.data_parallel if plan.zero >= from_stage else 1
     return plan.tensor_parallel * plan.pipeline_parallel * shards
 
 
 def weights(plan: Plan) -> float:
-    """Parameters x bytes each; from code, parameters and buffers in their own types."""
+    """Compute parameters x bytes; from code, parameters and buffers in their own types."""
     if plan.measured is not None:
-        return plan.measured.weight_bytes / _parts(plan, 3)
-    return plan.params * BYTES[plan.precision] / _parts(plan, 3)
+        return plan.measured.weight_bytes / _count_shards(plan, 3)
+    return plan.params * BYTES[plan.precision] / _count_shards(plan, 3)
 
 
 def gradients(plan: Plan) -> float:
-    """One per trained parameter, in the type of its weight (ZeRO: 2 bytes in mixed precision)."""
+    """Compute the gradients: one per trained parameter, in the type of its weight.
+
+    In mixed precision that is 2 bytes (ZeRO).
+    """
     if not plan.training:
         return 0
     if plan.measured is not None:
-        return plan.measured.trained_bytes / _parts(plan, 2)
+        return plan.measured.trained_bytes / _count_shards(plan, 2)
     each = FP8_GRADIENT_BYTES if plan.precision == "fp8" else BYTES[plan.precision]
-    return plan.params * each / _parts(plan, 2)
+    return plan.params * each / _count_shards(plan, 2)
 
 
 def optimizer(plan: Plan) -> float:
-    """The optimizer's numbers, and in mixed precision the fp32 weights: for Adam 4 + 4 + 4 bytes a
-    parameter, which with 2 + 2 for weights and gradients makes the 16 of ZeRO, section 3.1.
+    """Compute the optimizer's states and, in mixed precision, the fp32 weights.
 
-    PyTorch's own optimizers keep their numbers in the type of the weight, and autocast leaves
-    weights in fp32: so from code there is no second copy.
+    For Adam that is 4 + 4 + 4 bytes per parameter; with 2 + 2 for weights and gradients, it makes
+    the 16 of ZeRO, section 3.1. PyTorch's own optimizers keep their states in the type of the
+    weight, and autocast leaves weights in fp32, so from code there is no second copy.
     """
     if not plan.training:
         return 0
     assert plan.optimizer
     if plan.measured is not None:
-        own = plan.measured.trained_bytes * STATES[plan.optimizer]
+        states = plan.measured.trained_bytes * STATES[plan.optimizer]
         if plan.optimizer == "adam8bit":
-            own = plan.measured.trained_parameters * STATES["adam8bit"]
-        return own / _parts(plan, 1)
+            states = plan.measured.trained_parameters * STATES["adam8bit"]
+        return states / _count_shards(plan, 1)
     each = STATES[plan.optimizer] * STATE_BYTES[plan.optimizer]
-    return plan.params * (each + (MASTER_BYTES if mixed(plan) else 0)) / _parts(plan, 1)
+    return plan.params * (each + (MASTER_BYTES if mixed(plan) else 0)) / _count_shards(plan, 1)
 
 
 def element_bytes(plan: Plan) -> int:
-    """Of an activation: products are computed in 16 bits at least."""
+    """Return the bytes per element of an activation: products use at least 16 bits."""
     return 4 if plan.precision in ("fp32", "tf32") else 2
 
 
 def activations(plan: Plan) -> float:
-    """Training: what is kept for the backward pass, on the pipeline stage that keeps most.
-    Use: the working set of one layer and the last token's logits."""
+    """Compute the activations.
+
+    Training: what is kept for the backward pass, on the pipeline stage that keeps the most.
+    Inference: the working set of one layer, and the last token's logits.
+    """
     if plan.measured is not None:
-        found = plan.measured
-        return found.fixed_bytes + found.item_bytes * plan.micro_batch
+        measured = plan.measured
+        return measured.fixed_bytes + measured.item_bytes * plan.micro_batch
     if not plan.shaped:
         return 0
     if not plan.training:
         return _layer(plan, masks=0) + plan.micro_batch * _vocabulary(plan) * 4
-    here = -(-plan.layers // plan.pipeline_parallel)
+    layers = -(-plan.layers // plan.pipeline_parallel)
     in_flight = min(plan.pipeline_parallel, plan.accumulate)
-    first = _stage(plan, here) * in_flight
-    last = _stage(plan, here) + _logits(plan)
+    first = _stage(plan, layers) * in_flight
+    last = _stage(plan, layers) + _logits(plan)
     return last if plan.pipeline_parallel == 1 else max(first, last)
 
 
 def _stage(plan: Plan, layers: int) -> float:
-    """Recomputation, sections 4.1 and 5: with checkpointing each layer keeps its input alone, and
-    one layer at a time is computed again. A pipeline's first stage holds as many micro-batches as
-    there are stages (section 4.2.3), or as there are at all."""
+    """Compute the activations of a pipeline stage (Recomputation, sections 4.1 and 5).
+
+    With checkpointing each layer keeps only its input, and one layer at a time is recomputed. A
+    pipeline's first stage holds as many micro-batches as there are stages (section 4.2.3), or fewer
+    if there are fewer.
+    """
     if not plan.checkpointing:
         return _layer(plan) * layers
     kept = plan.seq * plan.micro_batch * plan.hidden * element_bytes(plan) * layers
@@ -143,10 +155,13 @@ def _stage(plan: Plan, layers: int) -> float:
 
 
 def _layer(plan: Plan, masks: int = 2) -> float:
-    """Recomputation, equations 1 and 2, with e bytes an element in place of 2, and with fewer key
-    and value heads: s b h ((4e + 2) + e (10 + 2 kv/a) / t), and where attention keeps its scores
-    a s^2 b (2e + 1) / t. For e = 2 that is s b h (34 + 5 a s / h). Fused attention (FlashAttention,
-    arXiv:2205.14135) keeps no scores."""
+    """Compute the activations of one layer (Recomputation, equations 1 and 2).
+
+    With e bytes per element instead of 2, and fewer key and value heads:
+    s b h ((4e + 2) + e (10 + 2 kv/a) / t), plus a s^2 b (2e + 1) / t if attention stores its
+    scores. For e = 2 that is s b h (34 + 5 a s / h). Fused attention (FlashAttention,
+    arXiv:2205.14135) stores no scores.
+    """
     e, t = element_bytes(plan), plan.tensor_parallel
     tokens = plan.seq * plan.micro_batch
     share = (plan.kv_heads or plan.all_heads) / plan.all_heads
@@ -161,33 +176,39 @@ def _vocabulary(plan: Plan) -> int:
 
 
 def _logits(plan: Plan) -> float:
-    """A score per word of the vocabulary and token: in the computing type, and in fp32 for the loss
-    (Recomputation, section 4.3: 4 s b v)."""
+    """Compute the logits, a score per token and word of the vocabulary.
+
+    They exist in the computing type, and in fp32 for the loss (Recomputation, section 4.3: 4 sbv).
+    """
     tokens = plan.seq * plan.micro_batch
     return tokens * _vocabulary(plan) * (4 + element_bytes(plan)) / plan.tensor_parallel
 
 
 def simple_activations(plan: Plan) -> int:
-    """The rule of thumb: one tensor a layer. batch x tokens x hidden x layers x bytes."""
+    """Apply the rule of thumb: one tensor per layer, batch x tokens x hidden x layers x bytes."""
     each = element_bytes(plan)
     return plan.batch * plan.seq * plan.hidden * plan.layers * each if plan.shaped else 0
 
 
 def kv_cache(plan: Plan, kv_heads: int = 0) -> float:
-    """2 x layers x kv heads x head width x tokens x batch x bytes (Pope et al., 2022,
-    arXiv:2211.05102, section 2), in 16 bits also beside quantised weights. 0 heads: as many as
-    there are at all, so the hidden width."""
+    """Compute the KV cache: 2 x layers x kv heads x head width x tokens x batch x bytes.
+
+    Source: Pope et al., 2022, arXiv:2211.05102, section 2. It uses 16 bits, also with quantized
+    weights. 0 `kv_heads` means all heads, so the hidden width.
+    """
     if not plan.shaped or plan.measured is not None:
         return 0
     heads = kv_heads or plan.all_heads
-    here = heads / min(heads, plan.tensor_parallel) * plan.hidden / plan.all_heads
+    width = heads / min(heads, plan.tensor_parallel) * plan.hidden / plan.all_heads
     tokens = plan.seq * plan.micro_batch
-    return 2 * plan.layers * here * tokens * element_bytes(plan) / plan.pipeline_parallel
+    return 2 * plan.layers * width * tokens * element_bytes(plan) / plan.pipeline_parallel
 
 
 def simple_rule(plan: Plan) -> float:
-    """The rule of thumb: everything in the weights' own type. Training with Adam: weights, as many
-    gradients, and twice as many states, so four times the weights."""
+    """Apply the rule of thumb: everything in the weights' own type.
+
+    Training with Adam: weights, as many gradients, and twice as many states, so 4 x the weights.
+    """
     if plan.measured is not None:
         own, params = float(plan.measured.weight_bytes), plan.measured.parameters
     else:
@@ -199,8 +220,10 @@ def simple_rule(plan: Plan) -> float:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """A file to go on from: weights in fp32 (or in their own type where there is no such copy) and
-    the optimizer's numbers, undivided."""
+    """Compute the size of a resumable checkpoint: weights and optimizer states, undivided.
+
+    The weights are in fp32, or in their own type if there is no fp32 copy.
+    """
     if not plan.optimizer:
         return 0
     if plan.measured is not None:
@@ -212,6 +235,6 @@ def checkpoint_bytes(plan: Plan) -> int:
     return plan.params * (MASTER_BYTES + each)
 
 
-def largest(found: Memory) -> str:
-    """The name of the term that dominates."""
-    return max(TERMS, key=lambda term: getattr(found, f"{term}_bytes"))
+def largest(needed: Memory) -> str:
+    """Return the name of the largest term."""
+    return max(TERMS, key=lambda term: getattr(needed, f"{term}_bytes"))

@@ -1,8 +1,8 @@
-"""From the first steps of a run to its whole time: a mean without the warm-up, and a range.
+"""Predict a run's time from its first steps: a mean without the warm-up, and a range.
 
-A run tells now and then how many steps it has done. Between two such words lies a stretch; its pace
-is its seconds for each step. The first stretches are slower (kernels are chosen, files are read for
-the first time), so they are dropped; what they cost once is kept as part of the start.
+A run regularly reports its number of steps. The time between two reports is a stretch; its pace is
+its seconds per step. The first stretches are slower (kernels are chosen, files are read for the
+first time), so they are dropped; their extra time counts as part of the start.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 from labctl.model import Value
 
-# A leading stretch so much slower than the rest's median belongs to the warm-up.
+# A first stretch belongs to the warm-up if it is slower than the median of the rest by this factor.
 WARM = 1.25
 LEAST_STRETCHES = 6
 LEAST_SPAN_S = 5.0
-# Nobody knows a run's time better than to so much, however even its first steps are.
+# The range is at least this share of the mean, however even the first steps are.
 LEAST_MARGIN = 0.05
 
 
 class Point(NamedTuple):
-    """That so many steps were done at this moment (seconds on one clock, whichever)."""
+    """The number of steps done at a moment (seconds of any one clock)."""
 
     at: float
     step: float
@@ -39,10 +39,10 @@ class Stretch(NamedTuple):
 
 
 class Pace(Value, frozen=True):
-    """Seconds for each step after the warm-up: the mean, and what to expect at best and worst.
+    """Seconds per step after the warm-up: the mean, the best and the worst to expect.
 
-    `start_s` is what the start cost beyond these: from the container's start until the first steps,
-    and what the warm-up's steps took longer. `steps` were measured, `warm_up_steps` dropped.
+    `start_s` is the additional time of the start: from the container's start until the first steps,
+    plus the extra time of the warm-up's steps. `steps` were measured, `warm_up_steps` dropped.
     """
 
     seconds_per_step: float
@@ -63,20 +63,21 @@ class Whole(Value, frozen=True):
 
 
 def pace(points: Sequence[Point], started_at: float) -> Pace | None:
-    """The pace of the steps in `points` (in order of time); None where they tell too little yet.
+    """Compute the pace of the steps in `points` (in order of time); None with too few points.
 
-    The range is that of the slower and of the faster half of the stretches, and at least
-    LEAST_MARGIN to both sides. Points that go back (a run that resumed) begin anew.
+    The range is from the mean of the faster half of the stretches to that of the slower half, and
+    at least LEAST_MARGIN to both sides. Where the step decreases (a resumed run), it starts over.
     """
-    points = _forward(points)
-    stretches = _stretches(points)
-    warm = _warm_up(stretches)
+    points = _drop_repeated(points)
+    stretches = _to_stretches(points)
+    warm = _count_warm_up(stretches)
     kept = stretches[warm:]
-    steps, seconds = sum(one.steps for one in kept), sum(one.seconds for one in kept)
+    steps = sum(stretch.steps for stretch in kept)
+    seconds = sum(stretch.seconds for stretch in kept)
     if len(kept) < LEAST_STRETCHES or seconds < LEAST_SPAN_S:
         return None
     mean = seconds / steps
-    ordered = sorted(one.pace for one in kept)
+    ordered = sorted(stretch.pace for stretch in kept)
     half = len(ordered) // 2
     low = min(fmean(ordered[:half]), mean * (1 - LEAST_MARGIN))
     high = max(fmean(ordered[-half:]), mean * (1 + LEAST_MARGIN))
@@ -92,16 +93,16 @@ def pace(points: Sequence[Point], started_at: float) -> Pace | None:
     )
 
 
-def whole(found: Pace, total_steps: float) -> Whole:
-    """The time of all steps at this pace, the start included."""
+def whole(measured_pace: Pace, total_steps: float) -> Whole:
+    """Compute the time of all steps at this pace, including the start."""
     return Whole(
-        seconds=found.start_s + total_steps * found.seconds_per_step,
-        low_s=found.start_s + total_steps * found.low_seconds_per_step,
-        high_s=found.start_s + total_steps * found.high_seconds_per_step,
+        seconds=measured_pace.start_s + total_steps * measured_pace.seconds_per_step,
+        low_s=measured_pace.start_s + total_steps * measured_pace.low_seconds_per_step,
+        high_s=measured_pace.start_s + total_steps * measured_pace.high_seconds_per_step,
     )
 
 
-def _forward(points: Sequence[Point]) -> list[Point]:
+def _drop_repeated(points: Sequence[Point]) -> list[Point]:
     kept: list[Point] = []
     for point in points:
         if kept and point.step < kept[-1].step:
@@ -111,18 +112,18 @@ def _forward(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def _stretches(points: Sequence[Point]) -> list[Stretch]:
+def _to_stretches(points: Sequence[Point]) -> list[Stretch]:
     return [Stretch(b.at - a.at, b.step - a.step) for a, b in pairwise(points)]
 
 
-def _warm_up(stretches: Sequence[Stretch]) -> int:
-    """How many of the first stretches are warm-up: the very first, and slower ones behind it.
+def _count_warm_up(stretches: Sequence[Stretch]) -> int:
+    """Count the stretches of the warm-up: the first one, and slower ones after it.
 
-    At most half of them: what is slow for so long is not the start.
+    At most half of all stretches: a longer slow phase is not the start.
     """
     warm = min(1, len(stretches))
     while warm < len(stretches) // 2:
-        rest = median(one.pace for one in stretches[warm + 1 :])
+        rest = median(stretch.pace for stretch in stretches[warm + 1 :])
         if stretches[warm].pace <= WARM * rest:
             break
         warm += 1

@@ -1,4 +1,4 @@
-"""What is asked: a model, how it is used or trained, and over how many GPUs."""
+"""The input of an estimate: a model, its training or use, and the number of GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from labctl.errors import UsageError
-from labctl.estimate.constants import HEAD_WIDTH, MIXED, QUANTISED, Optimizer, Precision
+from labctl.estimate.constants import HEAD_WIDTH, MIXED, QUANTIZED, Optimizer, Precision
 from labctl.model import Value
 
 Kind = Literal["network", "tabular", "trees"]
@@ -18,11 +18,11 @@ MOST = 10**18
 
 
 class Measured(Value, frozen=True):
-    """What was found by building the model. Activations of n items: fixed + n x item bytes.
+    """The measurements of a model that was built. Activations of n items: fixed + n x item bytes.
 
     `weight_bytes` counts parameters and buffers in the types that the code gave them,
-    `trained_bytes` those that get gradients. `item_flops` is one item's forward and, where it
-    trains, backward pass.
+    `trained_bytes` those that get gradients. `item_flops` is one item's forward and, in training,
+    backward pass.
     """
 
     parameters: int
@@ -41,10 +41,11 @@ class Measured(Value, frozen=True):
 
 
 class Plan(Value, frozen=True):
-    """One question. `optimizer` "" is use (inference); 0 is not given.
+    """One estimate's input. `optimizer` "" means inference; 0 means not given.
 
-    `batch` is what one optimizer step (or one forward pass) takes, all GPUs together; `accumulate`
-    and `data_parallel` divide it. Shapes are a transformer's: hidden width, layers, heads.
+    `batch` is the number of items of one optimizer step (or forward pass), of all GPUs together;
+    `accumulate` and `data_parallel` divide it. Shapes are a transformer's: hidden width, layers,
+    heads.
     """
 
     kind: Kind = "network"
@@ -79,12 +80,12 @@ class Plan(Value, frozen=True):
 
     @property
     def micro_batch(self) -> int:
-        """Items that go through one model replica at a time."""
+        """Number of items that one model replica processes at a time."""
         return -(-self.batch // (self.data_parallel * self.accumulate))
 
     @property
     def shaped(self) -> bool:
-        """Whether activations and the KV cache can be counted from the shape."""
+        """Whether activations and the KV cache can be computed from the shape."""
         return bool(self.seq and self.hidden and self.layers)
 
     @property
@@ -93,24 +94,24 @@ class Plan(Value, frozen=True):
 
 
 def parse_count(text: str) -> int:
-    """`8B`, `512M`, `1.5T`, `100k`, `3e11` or a plain number. ValueError says what is allowed."""
+    """Parse `8B`, `512M`, `1.5T`, `100k`, `3e11` or a plain number; ValueError otherwise."""
     match = _COUNT.fullmatch(text.strip().lower().replace(",", "").replace("_", ""))
     if match is None:
         raise ValueError(f"{text!r} is not a number: write 8B, 512M, 100k, 3e11 or plain digits")
     number = round(float(match[1]) * _UNITS[match[2]])
     if not 0 < number <= MOST:
-        raise ValueError(f"{text!r} is out of range: more than 0, at most 1e18")
+        raise ValueError(f"{text!r} is out of range: expected more than 0 and at most 1e18")
     return number
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan, if it makes sense; UsageError with what to type instead."""
+    """Return the plan if it is consistent; UsageError with what to type instead."""
     if plan.kind != "network":
-        return _checked_table(plan)
+        return _check_table(plan)
     if not plan.params and plan.measured is None:
         raise UsageError(
             "there is no model to estimate",
-            why="either its number of parameters or a function that builds it is needed",
+            why="labctl needs the number of its parameters, or a function that builds it",
             hint="labctl estimate --params 8B, or labctl estimate train.py:build_model --batch 64",
         )
     _check_precision(plan)
@@ -119,28 +120,28 @@ def checked(plan: Plan) -> Plan:
     return plan
 
 
-def _checked_table(plan: Plan) -> Plan:
+def _check_table(plan: Plan) -> Plan:
     if not plan.rows or not plan.columns:
         raise UsageError(
-            f"how large is the table? --kind {plan.kind} needs --rows and --columns",
+            f"--kind {plan.kind} needs --rows and --columns",
             hint=f"labctl estimate --kind {plan.kind} --rows 100k --columns 50",
         )
     return plan
 
 
 def _check_precision(plan: Plan) -> None:
-    if plan.training and plan.precision in QUANTISED:
+    if plan.training and plan.precision in QUANTIZED:
         raise UsageError(
             f"{plan.precision} weights cannot be trained",
-            why="they are too coarse for small steps; QLoRA (arXiv:2305.14314) keeps them frozen "
-            "and trains small adapters over them",
-            hint="--precision bf16 --train adam8bit, or --serve for using the model",
+            why="their resolution is too low for small steps; QLoRA (arXiv:2305.14314) keeps them "
+            "frozen and trains small adapters",
+            hint="use --precision bf16 --train adam8bit, or --serve for inference",
         )
-    if plan.measured is not None and plan.precision in QUANTISED | {"fp8"}:
+    if plan.measured is not None and plan.precision in QUANTIZED | {"fp8"}:
         raise UsageError(
             f"a model built from code is not measured in {plan.precision}",
-            why="PyTorch would need another library's layers for it",
-            hint="--precision fp32, tf32, fp16 or bf16; or labctl estimate --params 8B",
+            why="PyTorch would need layers of another library for it",
+            hint="use --precision fp32, tf32, fp16 or bf16; or labctl estimate --params 8B",
         )
 
 
@@ -151,50 +152,51 @@ def _check_shape(plan: Plan) -> None:
     missing = [name for name, value in shape.items() if not value]
     if 0 < len(missing) < 3 and missing != ["--hidden", "--layers"]:
         raise UsageError(
-            f"the shape is not whole: {' and '.join(missing)} missing",
-            why="activations and the KV cache are counted from all three",
-            hint="--seq 2048 --hidden 4096 --layers 32",
+            f"the shape is incomplete: {' and '.join(missing)} missing",
+            why="activations and the KV cache are computed from all three",
+            hint="add --seq 2048 --hidden 4096 --layers 32",
         )
     if plan.hidden and plan.hidden % plan.all_heads:
         raise UsageError(
             f"--hidden {plan.hidden} is not a multiple of --heads {plan.all_heads}",
-            hint=f"--heads {max(1, plan.hidden // HEAD_WIDTH)} makes heads of {HEAD_WIDTH}",
+            hint=f"--heads {max(1, plan.hidden // HEAD_WIDTH)} gives heads of width {HEAD_WIDTH}",
         )
     if plan.kv_heads and plan.all_heads % plan.kv_heads:
         raise UsageError(
             f"--heads {plan.all_heads} is not a multiple of --kv-heads {plan.kv_heads}",
             why="each key-value head serves the same number of heads (arXiv:2305.13245)",
-            hint="Llama 3 8B: --heads 32 --kv-heads 8",
+            hint="for example, Llama 3 8B: --heads 32 --kv-heads 8",
         )
 
 
 def _check_sharing(plan: Plan) -> None:
     if plan.zero and (not plan.training or plan.data_parallel == 1):
-        why = "ZeRO divides a training's state among the GPUs of data parallelism"
         raise UsageError(
-            f"--zero {plan.zero} has nothing to divide", why=why, hint="--zero 3 --data-parallel 8"
+            f"--zero {plan.zero} has nothing to divide",
+            why="ZeRO divides a training's state among the GPUs of data parallelism",
+            hint="use --zero 3 --data-parallel 8 with --train",
         )
     if plan.measured is not None and plan.tensor_parallel * plan.pipeline_parallel > 1:
         raise UsageError(
-            "a model built from code is measured whole",
-            why="how it would be cut into tensor or pipeline parts is not known",
-            hint="--data-parallel N, with --zero 1, 2 or 3",
+            "a model built from code is measured whole, without tensor or pipeline parallelism",
+            why="labctl does not know how it would be split into such parts",
+            hint="use --data-parallel N with --zero 1, 2 or 3",
         )
     if plan.data_parallel * plan.accumulate > plan.batch and plan.training:
         parts = plan.data_parallel * plan.accumulate
         raise UsageError(
             f"--batch {plan.batch} cannot be divided into {parts} parts",
             why="--batch counts all GPUs and all accumulated parts together",
-            hint=f"--batch {parts}",
+            hint=f"use --batch {parts}",
         )
     if plan.layers and plan.pipeline_parallel > plan.layers:
         raise UsageError(
-            f"--pipeline-parallel {plan.pipeline_parallel} with {plan.layers} layers",
-            why="a stage has one layer at least",
-            hint=f"--pipeline-parallel {plan.layers}",
+            f"--pipeline-parallel {plan.pipeline_parallel} is too large for {plan.layers} layers",
+            why="a stage needs at least one layer",
+            hint=f"use --pipeline-parallel {plan.layers}",
         )
 
 
 def mixed(plan: Plan) -> bool:
-    """Whether it trains 16-bit (or fp8) weights beside an fp32 copy of them."""
+    """Whether the training keeps an fp32 copy beside 16-bit (or fp8) weights."""
     return plan.training and plan.precision in MIXED and plan.measured is None

@@ -1,4 +1,4 @@
-"""An estimate: what a model needs, joined with what the provider offers and what that costs."""
+"""Estimate a model's memory and time, and join them with the provider's offers and prices."""
 
 from __future__ import annotations
 
@@ -44,14 +44,17 @@ FULL_DAY_H = 24.0
 
 
 class Time(Value, frozen=True):
-    """Of the training, or of a day's requests; None where it cannot be told."""
+    """The time of the training, or of a day's requests; None if unknown."""
 
     hours: float | None
 
 
 class Cost(Value, frozen=True):
-    """One offer. `usd` is for the training, or for 30 days of requests at the hours of work;
-    `always_on_usd` is for 30 days in which the servers stay on. None: not known."""
+    """The cost of one offer. None: unknown.
+
+    `usd` is for the training, or for the busy hours of 30 days of requests; `always_on_usd` is for
+    30 days in which the servers stay on.
+    """
 
     provider: str
     type: str
@@ -69,11 +72,11 @@ class Cost(Value, frozen=True):
 
 
 class Details(Value, frozen=True):
-    """What the four answers rest on.
+    """Details behind an estimate.
 
-    `time_on` is the GPU (or the measurement) that `time` is for. `kv_cache_all_heads_bytes` is the
-    full-head formula, beside `memory`'s with the given heads. `seconds_per_token` and
-    `weights_seconds` are least times, at the bandwidth given or at `time_on`'s.
+    `time_on` is the GPU (or the measurement) that `time` is for. `kv_cache_all_heads_bytes` uses
+    the full-head formula, while `memory` uses the given heads. `seconds_per_token` and
+    `weights_seconds` are lower bounds, at the given bandwidth or that of `time_on`.
     """
 
     gpus: int
@@ -93,10 +96,10 @@ class Details(Value, frozen=True):
 
 
 class Estimate(Value, frozen=True):
-    """All of it: `memory` per GPU, a row of `fits` per kind of GPU, a row of `costs` per offer.
+    """A whole estimate: `memory` per GPU, a row of `fits` per GPU type, a row of `costs` per offer.
 
-    `cheapest` is the first of the costs whose machine holds it. `ways` is what to change, filled
-    where no offer holds it or, without offers, no GPU of the list.
+    `cheapest` is the first of the costs with enough memory. `ways` suggests changes if no offer or,
+    without offers, no listed GPU has enough memory.
     """
 
     plan: Plan
@@ -112,44 +115,44 @@ class Estimate(Value, frozen=True):
 
 
 def estimate(ground: Ground, plan: Plan, amount: Amount, source: Source | None = None) -> Estimate:
-    """The estimate for a plan; with a source its model is built and measured first.
+    """Compute the estimate for a plan; with a source, build and measure its model first.
 
-    UsageError where the plan makes no sense. A provider that cannot be asked is told in
-    `details.costs_note`, and is no failure.
+    UsageError for an inconsistent plan. If the provider cannot be queried, that is not an error:
+    `details.costs_note` says why.
     """
     if source is not None:
-        checked(replace(plan, measured=_unbuilt()))
+        checked(replace(plan, measured=_placeholder()))
         plan = replace(plan, measured=measured(source, plan, ground.reporter))
     plan = checked(plan)
     _check_amount(plan, amount)
-    found = memory(plan)
-    said = verdict(plan, amount)
-    rows = fits(plan, amount, found.total_bytes)
-    offers, note = _offers(ground, plan, amount, said)
-    costs = _costs(plan, amount, found, offers, said)
+    needed = memory(plan)
+    gpu_verdict = verdict(plan, amount)
+    rows = fits(plan, amount, needed.total_bytes)
+    offers, note = _list_offers(ground, plan, amount, gpu_verdict)
+    costs = _compute_costs(plan, amount, needed, offers, gpu_verdict)
     cheapest = next((cost for cost in costs if cost.fits), None)
-    on = _time_card(cheapest, found.total_bytes)
-    hours, time_on = _time(plan, amount, on, said)
-    holds = cheapest is not None if costs else any(row.fits for row in rows)
+    on = _choose_card(cheapest, needed.total_bytes)
+    hours, time_on = _compute_time(plan, amount, on, gpu_verdict)
+    has_fit = cheapest is not None if costs else any(row.fits for row in rows)
     if amount.price_usd_per_hour is not None:
-        costs = (_stated(plan, amount, amount.price_usd_per_hour, hours),)
+        costs = (_stated_cost(plan, amount, amount.price_usd_per_hour, hours),)
         cheapest = None
     return Estimate(
         plan=plan,
         amount=amount,
-        memory=found,
+        memory=needed,
         time=Time(hours=hours),
         fits=rows,
         costs=costs,
-        gpu=said,
+        gpu=gpu_verdict,
         cheapest=cheapest,
-        ways=() if holds else ways(plan),
-        details=_details(plan, amount, found, on, time_on, note),
+        ways=() if has_fit else ways(plan),
+        details=_details(plan, amount, needed, on, time_on, note),
     )
 
 
-def _unbuilt() -> Measured:
-    """Stands for a model before it is built, so that a plan is refused before the wait."""
+def _placeholder() -> Measured:
+    """Return a placeholder for a model before it is built, to check the plan before the wait."""
     return Measured(
         parameters=1,
         weight_bytes=4,
@@ -164,83 +167,90 @@ def _unbuilt() -> Measured:
 def _check_amount(plan: Plan, amount: Amount) -> None:
     if plan.training and amount.requests_per_day:
         raise UsageError(
-            "requests are for a model in use",
-            why="--train asks about making it",
-            hint="--serve --requests-per-day 10k, without --train",
+            "--requests-per-day cannot be combined with --train",
+            why="requests are served by a trained model",
+            hint="labctl estimate ... --serve --requests-per-day 10k   # without --train",
         )
     if amount.items and plan.measured is None:
         raise UsageError(
-            "--items are counted for a model from code",
-            why="a size alone does not tell what one item costs",
+            "--items needs a model from code",
+            why="the cost of one item cannot be derived from the model's size",
             hint="labctl estimate train.py:build_model --items 60k, or --tokens 100M",
         )
     if amount.tokens and plan.measured is not None and not amount.per_second:
         raise UsageError(
-            "a model from code is measured per item",
-            why="an item is one of its batch: for a language model, a whole sequence",
-            hint="--items 60k",
+            "--tokens cannot be used with a model from code",
+            why="it is measured per item of a batch; for a language model, that is a sequence",
+            hint="use --items 60k instead",
         )
     if amount.per_second and not (amount.tokens or amount.items):
         raise UsageError(
-            "--tokens-per-second needs to know how many", hint="--tokens 512M, or --items 60k"
+            "--tokens-per-second needs the total number",
+            hint="add --tokens 512M, or --items 60k",
         )
 
 
-def _offers(
-    ground: Ground, plan: Plan, amount: Amount, said: Verdict
+def _list_offers(
+    ground: Ground, plan: Plan, amount: Amount, gpu_verdict: Verdict
 ) -> tuple[Sequence[Offer], str]:
-    """What the provider offers, and a word on why that is nothing. A stated price asks nobody."""
+    """Return (the provider's offers, why there are none). Empty with a price given by the user."""
     if amount.price_usd_per_hour is not None:
         return (), ""
-    other = "--provider aws asks AWS, --price 1.50 takes your own figure"
-    need = _need(ground.config.server.need, plan, said)
+    other = "use --provider aws for AWS prices, or --price 1.50 for your own"
+    need = _choose_need(ground.config.server.need, plan, gpu_verdict)
     try:
-        found = ground.provider.offers(need)
+        offers = ground.provider.offers(need)
     except (ConfigError, InterruptError):
         raise
     except LabError as error:
         why = f" ({error.why.splitlines()[0]})" if error.why else ""
         return (), f"{error.what}{why}; {other}"
-    if not found:
-        return (), f"{ground.config.server.provider} offers nothing; {other}"
-    return found, ""
+    if not offers:
+        return (), f"{ground.config.server.provider} has no matching offers; {other}"
+    return offers, ""
 
 
-def _need(need: Need, plan: Plan, said: Verdict) -> Need:
-    """The lab's own need; where that leaves the GPU open, what the estimate asks for."""
+def _choose_need(need: Need, plan: Plan, gpu_verdict: Verdict) -> Need:
+    """Return the lab's need; if that leaves the GPU open, fill it in from the estimate."""
     if need.gpu.kind != "auto":
         return need
-    if not said.needed:
+    if not gpu_verdict.needed:
         return replace(need, gpu=GpuNeed(kind="none"))
     count = min(plan.gpus, MOST_GPUS_OF_A_SERVER)
     memory_bytes = need.gpu.min_memory_bytes
     return replace(need, gpu=GpuNeed(kind="any", count=count, min_memory_bytes=memory_bytes))
 
 
-def _costs(
-    plan: Plan, amount: Amount, found: Memory, offers: Sequence[Offer], said: Verdict
+def _compute_costs(
+    plan: Plan, amount: Amount, needed: Memory, offers: Sequence[Offer], gpu_verdict: Verdict
 ) -> tuple[Cost, ...]:
-    """What holds it first, by dollars where hours are known (of a month left on, for requests),
-    else by price."""
-    rows = [_cost(plan, amount, found, offer, said) for offer in offers]
+    """Compute the cost of each offer: first those with enough memory, then by cost.
+
+    The cost is in dollars if the hours are known (for requests, of a month left on), else per hour.
+    """
+    rows = [_compute_cost(plan, amount, needed, offer, gpu_verdict) for offer in offers]
     return tuple(sorted(rows, key=_rank))
 
 
-def _rank(one: Cost) -> tuple[bool, bool, float, float]:
-    price = one.price_usd_per_hour * one.servers
-    usd = one.usd if one.always_on_usd is None else one.always_on_usd
-    return not one.fits, usd is None, price if usd is None else usd, price
+def _rank(cost: Cost) -> tuple[bool, bool, float, float]:
+    price = cost.price_usd_per_hour * cost.servers
+    usd = cost.usd if cost.always_on_usd is None else cost.always_on_usd
+    return not cost.fits, usd is None, price if usd is None else usd, price
 
 
-def _cost(plan: Plan, amount: Amount, found: Memory, offer: Offer, said: Verdict) -> Cost:
+def _compute_cost(
+    plan: Plan, amount: Amount, needed: Memory, offer: Offer, gpu_verdict: Verdict
+) -> Cost:
     if offer.gpu_count:
-        known = card(offer.gpu_name, offer.gpu_memory_bytes)
-        fit = found.total_bytes <= usable_bytes(offer.gpu_name, offer.gpu_memory_bytes)
-        hours = hours_on(known, plan, amount) if known else measured_hours(amount)
+        gpu_card = card(offer.gpu_name, offer.gpu_memory_bytes)
+        fit = needed.total_bytes <= usable_bytes(offer.gpu_name, offer.gpu_memory_bytes)
+        hours = hours_on(gpu_card, plan, amount) if gpu_card else measured_hours(amount)
         servers = -(-plan.gpus // offer.gpu_count)
     else:
-        # Main memory is not told by every provider; where it is, a quarter is the system's.
-        fit = not said.needed and found.total_bytes <= (offer.memory_bytes * 0.75 or float("inf"))
+        # Not every provider reports main memory. A quarter of it is left for the system.
+        fit = not gpu_verdict.needed and needed.total_bytes <= (
+            offer.memory_bytes * 0.75 or float("inf")
+        )
         hours, servers = _cpu_hours(plan, amount), 1
     price = offer.price_usd_per_hour * servers
     return Cost(
@@ -275,8 +285,8 @@ def _always_on(plan: Plan, amount: Amount, hours: float | None, price: float) ->
     return replicas * FULL_DAY_H * DAYS_A_MONTH * price
 
 
-def _stated(plan: Plan, amount: Amount, price: float, hours: float | None) -> Cost:
-    """The price that was given on the command line, for all GPUs together."""
+def _stated_cost(plan: Plan, amount: Amount, price: float, hours: float | None) -> Cost:
+    """Compute the cost at the price given on the command line, for all GPUs together."""
     return Cost(
         provider="",
         type="stated",
@@ -294,45 +304,48 @@ def _stated(plan: Plan, amount: Amount, price: float, hours: float | None) -> Co
     )
 
 
-def _time_card(cheapest: Cost | None, total_bytes: int) -> Card:
-    """The GPU that the time is for: the cheapest offer's, else the smallest that holds it, else the
-    yardstick."""
-    if cheapest is not None and (known := card(cheapest.gpu, cheapest.gpu_memory_bytes)):
-        return known
-    fitting = smallest_for(total_bytes)
-    yardstick = next(one for one in CARDS if one.name == YARDSTICK)
-    return next((one for one in CARDS if label(one) == fitting), yardstick)
+def _choose_card(cheapest: Cost | None, total_bytes: int) -> Card:
+    """Choose the GPU for the time: the cheapest offer's, the smallest that fits, or YARDSTICK."""
+    if cheapest is not None and (offered := card(cheapest.gpu, cheapest.gpu_memory_bytes)):
+        return offered
+    smallest = smallest_for(total_bytes)
+    yardstick = next(listed for listed in CARDS if listed.name == YARDSTICK)
+    return next((listed for listed in CARDS if label(listed) == smallest), yardstick)
 
 
-def _time(plan: Plan, amount: Amount, on: Card, said: Verdict) -> tuple[float | None, str]:
-    """Hours, and on what."""
+def _compute_time(
+    plan: Plan, amount: Amount, on: Card, gpu_verdict: Verdict
+) -> tuple[float | None, str]:
+    """Return (hours, what they were computed for)."""
     if amount.requests_per_day and amount.seconds_per_request:
         return hours_on(on, plan, amount), "your seconds per request"
     if measured_hours(amount) is not None:
         return measured_hours(amount), "your throughput"
-    if not said.needed and plan.training and cpu_seconds(plan, amount):
-        return _cpu_hours(plan, amount), "a laptop's processor"
-    many = f"{plan.gpus} x " if plan.gpus > 1 else ""
-    return hours_on(on, plan, amount), f"{many}{label(on)}"
+    if not gpu_verdict.needed and plan.training and cpu_seconds(plan, amount):
+        return _cpu_hours(plan, amount), "a laptop's CPU"
+    count = f"{plan.gpus} x " if plan.gpus > 1 else ""
+    return hours_on(on, plan, amount), f"{count}{label(on)}"
 
 
 def _details(
-    plan: Plan, amount: Amount, found: Memory, on: Card, time_on: str, note: str
+    plan: Plan, amount: Amount, needed: Memory, on: Card, time_on: str, note: str
 ) -> Details:
-    use = not plan.training and plan.kind == "network"
+    is_serving = not plan.training and plan.kind == "network"
     bandwidth = amount.bandwidth_bytes_per_s or on.bandwidth_gb_per_s * 1e9
     return Details(
         gpus=plan.gpus,
-        largest_term=largest(found),
-        simple_rule_leaves_out=why_simple_differs(plan, found),
+        largest_term=largest(needed),
+        simple_rule_leaves_out=why_simple_differs(plan, needed),
         simple_activations_bytes=simple_activations(plan),
         checkpoint_bytes=checkpoint_bytes(plan),
-        kv_cache_all_heads_bytes=round(kv_cache(plan)) if use else 0,
+        kv_cache_all_heads_bytes=round(kv_cache(plan)) if is_serving else 0,
         flops=flops(plan, amount),
         utilisation=amount.utilisation,
         time_on=time_on,
         seconds_per_token=token_seconds(plan, amount, on),
-        weights_seconds=weight_seconds(plan, bandwidth) if use and not plan.measured else None,
+        weights_seconds=weight_seconds(plan, bandwidth)
+        if is_serving and not plan.measured
+        else None,
         load=load(amount, request_seconds(plan, amount, on)),
         model=plan.measured,
         costs_note=note,

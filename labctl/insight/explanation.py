@@ -1,4 +1,4 @@
-"""Why a run is slow or wrong: gathers what the run left and applies the rules of `explain/`."""
+"""Explain why a run is slow or wrong: load its logs, and apply the rules of `explain/`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from labctl.estimate.plan import Plan
 
 LOG_TAIL_BYTES = 256 * 1024
-# Of event files: reading as much of scalars takes about a second, which is shown.
+# Reading more bytes of event files than this takes about a second, so progress is shown.
 SLOW_BYTES = 4 * 1024**2
-# What Python with PyTorch takes of a container's memory before there is a model: an assumption.
+# Memory of Python with PyTorch in a container, before it loads a model. An assumption.
 PROCESS_BYTES = 256 * 1024**2
 MOST_SCRIPTS = 50
 LARGEST_SCRIPT_BYTES = 256 * 1024
@@ -36,7 +36,7 @@ BUILDS = re.compile(r"^def build_model\b", re.MULTILINE)
 
 
 class Read(Value, frozen=True):
-    """What an explanation rests on. `flaws` are parts of event files that could not be read."""
+    """The data behind an explanation. `flaws` are parts of event files that could not be read."""
 
     samples: int
     curves: int
@@ -46,7 +46,7 @@ class Read(Value, frozen=True):
 
 
 class Explanation(Value, frozen=True):
-    """`findings` in the order in which they matter; `unknown` is what could not be told."""
+    """`findings` by importance, and `unknown`: questions that the data cannot answer."""
 
     run: Run
     findings: tuple[Finding, ...]
@@ -55,25 +55,25 @@ class Explanation(Value, frozen=True):
 
 
 def explain(ground: Ground, run: Run) -> Explanation:
-    """Everything that the rules say of a run, from what is here of it."""
+    """Apply the rules to a run, from its files on this machine."""
     if run.id.startswith(runs.PROFILES):
         from labctl.insight.profile import own_command
 
         run = own_command(run)
-    material = _gathered(ground, run)
-    found = ran_out(material)
-    if found is not None:
-        material = msgspec.structs.replace(material, fit=_fit(ground, material, found))
-    said = verdict(material)
+    material = _load_material(ground, run)
+    failure = ran_out(material)
+    if failure is not None:
+        material = msgspec.structs.replace(material, fit=_estimate_fit(ground, material, failure))
+    diagnosis = verdict(material)
     scalars = material.scalars
     return Explanation(
         run=run,
-        findings=said.findings,
-        unknown=said.unknown,
+        findings=diagnosis.findings,
+        unknown=diagnosis.unknown,
         read=Read(
             samples=len(material.samples),
             curves=len(scalars.series),
-            points=sum(len(one.steps) for one in scalars.series),
+            points=sum(len(series.steps) for series in scalars.series),
             log_bytes=len(material.log.encode()),
             flaws=scalars.flaws,
         ),
@@ -84,15 +84,15 @@ def _directory(ground: Ground, run: Run) -> Path:
     return ground.config.root / "runs" / run.id
 
 
-def _gathered(ground: Ground, run: Run) -> Material:
+def _load_material(ground: Ground, run: Run) -> Material:
     directory = _directory(ground, run)
     try:
         return Material(
             run=run,
             samples=read_samples(directory / "logs" / TELEMETRY_FILE),
-            scalars=_scalars(ground, directory),
-            log=_tail(directory / "logs" / "run.log"),
-            options=_options(ground.config.root),
+            scalars=_load_scalars(ground, directory),
+            log=_read_log_end(directory / "logs" / "run.log"),
+            options=_find_options(ground.config.root),
             now=time.time(),
         )
     except OSError as error:
@@ -103,22 +103,22 @@ def _gathered(ground: Ground, run: Run) -> Material:
         ) from error
 
 
-def _scalars(ground: Ground, directory: Path) -> Scalars:
-    """From the logs; where those hold none, from all that the run brought home."""
+def _load_scalars(ground: Ground, directory: Path) -> Scalars:
+    """Read the scalars from the logs; if those have none, from all pulled files of the run."""
     sizes = [path.stat().st_size for path in directory.rglob("*tfevents*") if path.is_file()]
     step = Step(name="reading TensorBoard's curves")
     slow = sum(sizes) > SLOW_BYTES
     if slow:
         ground.reporter.emit(step)
-    found = read_scalars(directory / "logs")
-    found = found if found.files else read_scalars(directory)
+    scalars = read_scalars(directory / "logs")
+    scalars = scalars if scalars.files else read_scalars(directory)
     if slow:
         ground.reporter.emit(msgspec.structs.replace(step, done=True))
-    return found
+    return scalars
 
 
-def _tail(path: Path) -> str:
-    """The end of a log, as text."""
+def _read_log_end(path: Path) -> str:
+    """Read the last LOG_TAIL_BYTES of a log, as text."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:
@@ -126,30 +126,30 @@ def _tail(path: Path) -> str:
         return file.read(LOG_TAIL_BYTES).decode("utf-8", errors="replace")
 
 
-def _scripts(root: Path) -> dict[str, str]:
-    """The lab's own Python files, by name."""
-    found = {}
+def _read_scripts(root: Path) -> dict[str, str]:
+    """Read the lab's own Python files; name -> text."""
+    scripts = {}
     for path in sorted(root.glob("*.py"))[:MOST_SCRIPTS]:
         if path.is_file() and path.stat().st_size <= LARGEST_SCRIPT_BYTES:
-            found[path.name] = path.read_text(encoding="utf-8", errors="replace")
-    return found
+            scripts[path.name] = path.read_text(encoding="utf-8", errors="replace")
+    return scripts
 
 
-def _options(root: Path) -> frozenset[str]:
-    """What looks like an option in the lab's scripts: commands that change one can be told."""
-    every = _scripts(root).values()
-    return frozenset(option for text in every for option in OPTION.findall(text))
+def _find_options(root: Path) -> frozenset[str]:
+    """Find what looks like an option in the lab's scripts, so that suggestions can change it."""
+    scripts = _read_scripts(root).values()
+    return frozenset(option for text in scripts for option in OPTION.findall(text))
 
 
-def _fit(ground: Ground, material: Material, found: OutOfMemory) -> Fit | None:
-    """The plan of the model that the run's script builds; None where it builds none for us."""
+def _estimate_fit(ground: Ground, material: Material, failure: OutOfMemory) -> Fit | None:
+    """Estimate the memory of the model that the run's script builds; None without build_model."""
     from labctl.estimate.plan import Plan
     from labctl.insight.model_measurement import Source, measured
 
-    scripts = _scripts(ground.config.root)
+    scripts = _read_scripts(ground.config.root)
     named = [Path(word).name for word in material.run.command if word.endswith(".py")]
-    name = next((one for one in named if BUILDS.search(scripts.get(one, ""))), "")
-    if not name or not found.limit_bytes:
+    name = next((script for script in named if BUILDS.search(scripts.get(script, ""))), "")
+    if not name or not failure.limit_bytes:
         return None
     root = ground.config.root
     source = Source(file=root / name, function="build_model", root=root)
@@ -157,10 +157,12 @@ def _fit(ground: Ground, material: Material, found: OutOfMemory) -> Fit | None:
     try:
         model = measured(source, plan, ground.reporter)
     except LabError as error:
-        text = f"no plan of its memory: {error.what}"
+        text = f"cannot estimate the model's memory: {error.what}"
         ground.reporter.emit(Note(text=text, level="warning"))
         return None
-    return _fitting(msgspec.structs.replace(plan, measured=model), found, f"{name}:build_model")
+    return _compute_fit(
+        msgspec.structs.replace(plan, measured=model), failure, f"{name}:build_model"
+    )
 
 
 def _precision(log: str) -> Precision:
@@ -169,23 +171,23 @@ def _precision(log: str) -> Precision:
     return "fp16" if "float16" in log else "fp32"
 
 
-def _fitting(plan: Plan, found: OutOfMemory, target: str) -> Fit:
-    """The largest power of two that fits, by the sum that `labctl estimate` shows."""
+def _compute_fit(plan: Plan, failure: OutOfMemory, target: str) -> Fit:
+    """Compute the largest power of two that fits, with the numbers of `labctl estimate`."""
     from labctl.estimate.memory import memory
 
     assert plan.measured is not None
     item = plan.measured.item_bytes
-    of_one = memory(plan)
-    fixed = of_one.total_bytes - item
-    if found.whose == "container":
-        fixed += PROCESS_BYTES - of_one.overhead_bytes  # no CUDA takes it there
-    room = found.limit_bytes - fixed
-    most = room // item if item > 0 and room > 0 else 0
+    single = memory(plan)
+    fixed = single.total_bytes - item
+    if failure.whose == "container":
+        fixed += PROCESS_BYTES - single.overhead_bytes  # that overhead is CUDA's, on the GPU
+    available = failure.limit_bytes - fixed
+    largest = available // item if item > 0 and available > 0 else 0
     return Fit(
         target=target,
         item="x".join(map(str, plan.measured.input_shape)) or "its example's shape",
         fixed_bytes=fixed,
         item_bytes=item,
-        limit_bytes=found.limit_bytes,
-        batch=1 << (most.bit_length() - 1) if most else 0,
+        limit_bytes=failure.limit_bytes,
+        batch=1 << (largest.bit_length() - 1) if largest else 0,
     )

@@ -1,4 +1,4 @@
-"""A model built by the lab's own code and measured, in a child process of the lab's Python."""
+"""Build a model with the lab's own code and measure it, in a child process of the lab's Python."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ BY_SIZE = "labctl estimate --params 8B   # by its size, without code"
 
 
 class Source(Value, frozen=True):
-    """Which code to call. `input_shape` is of one item; empty leaves it to the code or to a guess.
+    """The code to call. `input_shape` is of one item; if empty, the code tells it or it is guessed.
 
-    `python` "" is the lab's: a virtual environment in its directory, else the one labctl runs on.
+    If `python` is "", it is that of a virtual environment in the lab directory, else labctl's own.
     """
 
     file: Path
@@ -42,29 +42,30 @@ class Source(Value, frozen=True):
 
 
 def parse_target(text: str, root: Path) -> tuple[Path, str]:
-    """`train.py:build_model`, the file below the lab or absolute; UsageError, NotFoundError."""
+    """Parse `train.py:build_model`, a file in the lab or absolute. UsageError, NotFoundError."""
     name, colon, function = text.rpartition(":")
     if not colon or not name or not function.isidentifier():
         raise UsageError(
-            f"{text!r} names no function in a file", hint="labctl estimate train.py:build_model"
+            f"{text!r} does not name a function in a file",
+            hint="labctl estimate train.py:build_model",
         )
     file = (root / name).resolve()
     if not file.is_file():
         raise NotFoundError(
-            f"there is no {name} in {root}",
-            why=_python_files(root),
+            f"{root} has no file {name}",
+            why=_list_python_files(root),
             hint="labctl -C DIR estimate train.py:build_model",
         )
     return file, function
 
 
-def _python_files(root: Path) -> str:
-    found = sorted(path.name for path in root.glob("*.py"))[:10] if root.is_dir() else []
-    return f"Python files there: {', '.join(found)}" if found else "no Python file is there"
+def _list_python_files(root: Path) -> str:
+    names = sorted(path.name for path in root.glob("*.py"))[:10] if root.is_dir() else []
+    return f"its Python files: {', '.join(names)}" if names else "it has no Python files"
 
 
 def lab_python(root: Path) -> str:
-    """The interpreter of a virtual environment in the lab, else labctl's own."""
+    """Find the interpreter of a virtual environment in the lab, else return labctl's own."""
     for venv in VENVS:
         python = root / venv / "bin" / "python"
         if python.is_file():
@@ -73,21 +74,21 @@ def lab_python(root: Path) -> str:
 
 
 def measured(source: Source, plan: Plan, reporter: Reporter) -> Measured:
-    """Parameters counted, activations and operations measured; LabError says what stood in the way.
+    """Count a model's parameters, and measure its activations and operations. LabError on failure.
 
-    Two small batches run on the CPU; what a larger one takes is a straight line through them.
+    Runs two small batches on the CPU; larger ones are extrapolated linearly.
     """
     python = source.python or lab_python(source.root)
     name = f"building {source.file.name}:{source.function}"
     reporter.emit(Step(name=name))
-    answer = _answer(source, python, _asked(source, plan))
+    answer = _run_program(source, python, _build_request(source, plan))
     if "error" in answer:
-        raise _refusal(source, python, answer)
+        raise _explain_refusal(source, python, answer)
     reporter.emit(Step(name=name, done=True))
     return msgspec.convert(answer, Measured)
 
 
-def _asked(source: Source, plan: Plan) -> dict[str, Any]:
+def _build_request(source: Source, plan: Plan) -> dict[str, Any]:
     return {
         "file": str(source.file),
         "function": source.function,
@@ -99,7 +100,7 @@ def _asked(source: Source, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _answer(source: Source, python: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _run_program(source: Source, python: str, request: Mapping[str, Any]) -> dict[str, Any]:
     import labctl.estimate
 
     program = Path(labctl.estimate.__file__).with_name("measure.py").read_text()
@@ -116,27 +117,27 @@ def _answer(source: Source, python: str, asked: Mapping[str, Any]) -> dict[str, 
         )
     except OSError as error:
         raise LabError(
-            f"{python} cannot be started", why=str(error.strerror), hint="--python PATH"
+            f"{python} cannot be started", why=str(error.strerror), hint="set --python PATH"
         ) from None
-    out, err = _finished(child, source, json.dumps(asked) + "\n")
+    out, err = _communicate(child, source, json.dumps(request) + "\n")
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
             body: dict[str, Any] = json.loads(line.removeprefix(MARK))
             return body
-    raise _crash(source, python, child.returncode, err or out)
+    raise _explain_crash(source, python, child.returncode, err or out)
 
 
-def _finished(child: subprocess.Popen[str], source: Source, asked: str) -> tuple[str, str]:
-    """All that it said. What it started ends with it, whatever happens."""
+def _communicate(child: subprocess.Popen[str], source: Source, request: str) -> tuple[str, str]:
+    """Send the request and return (stdout, stderr). Kills the process group on a timeout."""
     try:
-        return child.communicate(asked, timeout=source.time_limit_s)
+        return child.communicate(request, timeout=source.time_limit_s)
     except subprocess.TimeoutExpired:
         _end(child)
         raise LabError(
-            f"{source.file.name}:{source.function} was not done after {source.time_limit_s} s",
-            why="it was ended; it is built and run on this machine's processor. Data loading and "
-            "training belong behind `if __name__ == '__main__':`",
-            hint=f"--time-limit 10m; or {BY_SIZE}",
+            f"{source.file.name}:{source.function} did not finish within {source.time_limit_s} s",
+            why="labctl stopped it. It runs on this machine's CPU; put data loading and training "
+            "under `if __name__ == '__main__':`",
+            hint=f"set --time-limit 10m; or {BY_SIZE}",
         ) from None
     except KeyboardInterrupt:
         _end(child)
@@ -149,52 +150,52 @@ def _end(child: subprocess.Popen[str]) -> None:
     child.communicate()
 
 
-def _crash(source: Source, python: str, code: int, said: str) -> LabError:
-    lines = [line for line in said.strip().splitlines() if line.strip()]
+def _explain_crash(source: Source, python: str, code: int, output: str) -> LabError:
+    lines = [line for line in output.strip().splitlines() if line.strip()]
     name = f"{source.file.name}:{source.function}"
     if any("can't allocate memory" in line or "MemoryError" in line for line in lines[-3:]):
         return LabError(
-            f"{name} needs more memory than this machine has to spare", why=lines[-1], hint=BY_SIZE
+            f"{name} needs more memory than this machine has free", why=lines[-1], hint=BY_SIZE
         )
     if code < 0:
-        return LabError(f"{name} was ended by signal {-code}", why=_tail(lines), hint=BY_SIZE)
+        return LabError(f"{name} was killed by signal {-code}", why=_tail(lines), hint=BY_SIZE)
     if lines and lines[-1].startswith("ModuleNotFoundError"):
-        missing = f"{python} -m pip install what is missing; or --python PATH; or {BY_SIZE}"
-        return LabError(f"{name} cannot be imported", why=lines[-1], hint=missing)
-    told = "--input 3x224x224 if the shape is wrong (--input-type int64 for tokens)"
-    return LabError(f"{name} failed", why=_tail(lines), hint=told)
+        install = f"{python} -m pip install PACKAGE; or set --python PATH; or {BY_SIZE}"
+        return LabError(f"{name} cannot be imported", why=lines[-1], hint=install)
+    hint = "if the shape is wrong, set --input 3x224x224 (--input-type int64 for tokens)"
+    return LabError(f"{name} failed", why=_tail(lines), hint=hint)
 
 
 def _tail(lines: list[str]) -> str:
     return "\n".join(line[:200] for line in lines[-TAIL_LINES:])
 
 
-def _refusal(source: Source, python: str, answer: dict[str, Any]) -> LabError:
+def _explain_refusal(source: Source, python: str, answer: dict[str, Any]) -> LabError:
     name, why = f"{source.file.name}:{source.function}", str(answer.get("why", ""))
     if answer["error"] == "torch":
         own = python == sys.executable
         install = "pip install 'labctl[train]'" if own else f"{python} -m pip install torch"
         return LabError(
             f"PyTorch is not installed in {python}",
-            why=f"{source.file.name} is imported there, to build the model and count",
-            hint=f"{install}; or --python PATH; or {BY_SIZE}",
+            why=f"labctl imports {source.file.name} there to build and measure the model",
+            hint=f"{install}; or set --python PATH; or {BY_SIZE}",
         )
     if answer["error"] == "function":
         return NotFoundError(
-            f"there is no function {source.function} in {source.file.name}",
-            why=f"functions there: {why}" if why else "it has none of its own",
-            hint="write one that returns the model, or (model, an example of its input)",
+            f"{source.file.name} has no function {source.function}",
+            why=f"its functions: {why}" if why else "it defines no functions",
+            hint="write one that returns the model, or (model, an example input)",
         )
     if answer["error"] == "model":
         return LabError(
             f"{name} did not return a PyTorch module",
             why=why,
-            hint="return the model, or (model, an example of its input)",
+            hint="return the model, or (model, an example input)",
         )
     if answer["error"] == "input":
         return UsageError(
-            f"what goes into {name} is not known",
+            f"the input shape of {name} is unknown",
             why=why,
-            hint="--input 3x224x224 (of one item), or return (model, an example of its input)",
+            hint="set --input 3x224x224 (of one item), or return (model, an example input)",
         )
     return LabError(f"{name} cannot be measured", why=why, hint=BY_SIZE)

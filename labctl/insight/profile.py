@@ -1,7 +1,7 @@
-"""A few steps of a run in PyTorch's profiler: a short run of its own, and its page in a forward.
+"""Profile a few steps in PyTorch's profiler: in a short run of its own, with a page in a forward.
 
-What profiles travels in the run's environment, as a zip in base64: the container's Python imports
-`sitecustomize` from it (labctl/profiler), whatever the image and whatever the program.
+The profiler is passed in the run's environment, as a zip in base64. The container's Python imports
+`sitecustomize` from it (insight/profiler), whatever the image and the program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEPS, WARMUP = 5, 10
 LEAST_WARMUP = 3
 MOST_STEPS = 50
 ZIP = "/tmp/labctl-profiler.zip"
-# Stands before the run's own command: `sh -c WRAP labctl-profile COMMAND...`.
+# Prefix of the run's own command: `sh -c WRAP labctl-profile COMMAND...`.
 WRAP = (
     f'printf %s "$LABCTL_PROFILER" | base64 -d >{ZIP} || exit 70; unset LABCTL_PROFILER; '
     f'export PYTHONPATH="{ZIP}${{PYTHONPATH:+:$PYTHONPATH}}"; exec "$@"'
@@ -46,9 +46,9 @@ CANCEL_GRACE_S = 5
 
 
 class Profiled(Value, frozen=True):
-    """A profile: `directory` holds its page and trace here, `findings` say what it tells.
+    """A profile. `directory` holds its page and trace on this machine, `findings` are its results.
 
-    `there` says that the lab's server has it, too, and can show it.
+    `there` is whether the lab's server has the profile too, and can show it.
     """
 
     run: str
@@ -61,32 +61,32 @@ class Profiled(Value, frozen=True):
 def profile(
     ground: Ground, run_id: str = "", *, steps: int = STEPS, warmup: int = WARMUP
 ) -> Profiled:
-    """Profile the command of a run (the latest; lab.yaml's where there was none), in another run.
+    """Profile the command of a run (by default the latest, else lab.yaml's) in a new run.
 
-    The code is the lab's as it is now. A run that is a profile itself is looked at again. LabError
-    where the command failed, or made too few optimizer steps.
+    Uses the lab's current code. For a run that is a profile itself, return that profile. LabError
+    if the command failed, or made too few optimizer steps.
     """
     if warmup < LEAST_WARMUP or not 1 <= steps <= MOST_STEPS:
         raise UsageError(
-            f"{steps} steps after {warmup} of warm-up cannot be profiled",
-            why=f"it takes 1 to {MOST_STEPS} steps, after {LEAST_WARMUP} at least",
+            f"cannot profile {steps} steps after {warmup} warm-up steps",
+            why=f"allowed are 1 to {MOST_STEPS} steps, after at least {LEAST_WARMUP}",
             hint="labctl profile --steps 5 --warmup 10",
         )
     if run_id.startswith(PREFIX):
-        return _again(ground, runs.latest(ground, run_id))
+        return _load_earlier(ground, runs.latest(ground, run_id))
     server = ground.server()
-    wanted = runs.spec(ground, server, _command(ground, run_id), PREFIX + runs.new_id(), False)
+    wanted = runs.spec(ground, server, _find_command(ground, run_id), PREFIX + runs.new_id(), False)
     settings = {"LABCTL_PROFILE_STEPS": str(steps), "LABCTL_PROFILE_WARMUP": str(warmup)}
-    inside = {**wanted.env, **settings, "LABCTL_PROFILER": packed()}
+    env = {**wanted.env, **settings, "LABCTL_PROFILER": packed()}
     command = ("sh", "-c", WRAP, NAME, *wanted.command)
-    wanted = msgspec.structs.replace(wanted, env=inside, command=command)
+    wanted = msgspec.structs.replace(wanted, env=env, command=command)
     renew(ground, server)
     _warn_of_others(ground, server)
     lab_files.push(ground, server, force=False)
-    return _found(ground, server, *_run(ground, server, wanted))
+    return _load_profile(ground, server, *_run(ground, server, wanted))
 
 
-def _command(ground: Ground, run_id: str) -> tuple[str, ...]:
+def _find_command(ground: Ground, run_id: str) -> tuple[str, ...]:
     try:
         return runs.latest(ground, run_id).command
     except NotFoundError:
@@ -96,13 +96,13 @@ def _command(ground: Ground, run_id: str) -> tuple[str, ...]:
 
 
 def own_command(run: Run) -> Run:
-    """The run with the command that was profiled, where it is a profile's."""
+    """Return a profile's run with the command that was profiled; other runs unchanged."""
     wrapped = run.command[3:4] == (NAME,)
     return msgspec.structs.replace(run, command=run.command[4:]) if wrapped else run
 
 
 def packed() -> str:
-    """The zip that the container's Python imports from, in base64; the same at every call."""
+    """Build the zip that the container's Python imports from, in base64. Deterministic."""
     import labctl.insight.profiler
 
     source = Path(labctl.insight.profiler.__file__).parent
@@ -120,12 +120,12 @@ def packed() -> str:
 
 
 def page() -> str:
-    """The page of a profile, whose figures take the place of PROFILE_AS_JSON."""
+    """Read the page of a profile, in which PROFILE_AS_JSON is replaced by the figures."""
     return (data_dir() / "templates" / "profile" / "index.html").read_text(encoding="utf-8")
 
 
 def shelf() -> tuple[str, ...]:
-    """The command of the container that shows every profile of a lab's runs."""
+    """Return the command of the container that serves the profiles of a lab's runs."""
     import labctl.insight.profiler
 
     program = Path(labctl.insight.profiler.__file__).with_name("trace_server.py")
@@ -133,18 +133,18 @@ def shelf() -> tuple[str, ...]:
 
 
 def _warn_of_others(ground: Ground, server: Server) -> None:
-    busy = [
-        runs.to_run(one, server.id).id
-        for one in runs.refresh(ground, server)["runs"]
-        if one["state"] == "running"
+    active = [
+        runs.to_run(status, server.id).id
+        for status in runs.refresh(ground, server)["runs"]
+        if status["state"] == "running"
     ]
-    if busy:
-        text = f"run {busy[0]} is at work there, too: the figures are those of a shared server"
+    if active:
+        text = f"another run is active ({active[0]}), so timings are affected"
         ground.reporter.emit(Note(text=text, level="warning"))
 
 
-class _Tail:
-    """The end of what a program says."""
+class _OutputTail:
+    """Keeps the end of a program's output."""
 
     def __init__(self, emit: Callable[[Note], None]) -> None:
         self.text = b""
@@ -157,10 +157,10 @@ class _Tail:
 
 
 def _run(ground: Ground, server: Server, wanted: RunSpec) -> tuple[Run, str]:
-    """The profiled run, ended, and its last words."""
+    """Run the profile to its end; return the run and the end of its output."""
     name = "profiling a few steps"
     ground.reporter.emit(Step(name=name))
-    tail = _Tail(ground.reporter.emit)
+    tail = _OutputTail(ground.reporter.emit)
     try:
         run = runs.start(
             ground,
@@ -172,30 +172,30 @@ def _run(ground: Ground, server: Server, wanted: RunSpec) -> tuple[Run, str]:
         )
     except KeyboardInterrupt:
         runs.cancel(ground, server, wanted.id, CANCEL_GRACE_S)
-        raise InterruptError("interrupted; the profiled run was ended") from None
+        raise InterruptError("interrupted; the profile run was canceled") from None
     ground.reporter.emit(Step(name=name, done=True))
     return run, tail.text.decode(errors="replace").strip()
 
 
-def _again(ground: Ground, run: Run) -> Profiled:
-    """A profile that was made before; where its server is gone, as it was brought home."""
+def _load_earlier(ground: Ground, run: Run) -> Profiled:
+    """Load an earlier profile; if its server is gone, from the files that were pulled."""
     server = ground.state.server_of_lab(ground.lab_id)
-    there = server is not None and server.state == "running" and server.id == run.server_id
-    return _found(ground, server if there else None, run)
+    is_live = server is not None and server.state == "running" and server.id == run.server_id
+    return _load_profile(ground, server if is_live else None, run)
 
 
-def _found(ground: Ground, server: Server | None, run: Run, said: str = "") -> Profiled:
-    """What a profiled run wrote, brought here; `said` are its last words."""
+def _load_profile(ground: Ground, server: Server | None, run: Run, output: str = "") -> Profiled:
+    """Pull and read what a profile run wrote; `output` is the end of its output."""
     if server is not None:
         outputs.pull(ground, server, [run.id], only=("logs",))
     directory = ground.config.root / "runs" / run.id / "logs" / "profile"
     try:
-        found = read_profile(directory)
+        result = read_profile(directory)
     except NotFoundError as error:
         if run.exit_code:
             raise LabError(
-                f"the command did not get as far as being profiled: {run.told}",
-                why=said,
+                f"the command failed before it could be profiled: {run.told}",
+                why=output,
                 hint=f"labctl explain {run.id}",
             ) from None
         hint = "labctl profile --warmup 3 --steps 2, or a command with more steps"
@@ -204,24 +204,24 @@ def _found(ground: Ground, server: Server | None, run: Run, said: str = "") -> P
         run=run.id,
         directory=str(directory),
         there=server is not None,
-        profile=found,
-        findings=advise(found),
+        profile=result,
+        findings=advise(result),
     )
 
 
 def forward(ground: Ground, found: Profiled, port: int = 0) -> Forwarding:
-    """The profile's page on the server, behind an open forward."""
+    """Open a forward to the profile's page on the server."""
     server = ground.server()
     wanted = request(ground)
 
-    def shown(server: Server) -> Service:
-        service = _ensured(ground, server, wanted)
+    def ensure(server: Server) -> Service:
+        service = _ensure_service(ground, server, wanted)
         return msgspec.structs.replace(service, path=f"/{found.run}/")
 
-    return lab_services.open_forward(ground, server, shown(server), port or PORT, shown)
+    return lab_services.open_forward(ground, server, ensure(server), port or PORT, ensure)
 
 
-def _ensured(ground: Ground, server: Server, wanted: services.ServiceRequest) -> Service:
+def _ensure_service(ground: Ground, server: Server, wanted: services.ServiceRequest) -> Service:
     remote = ground.remote(server)
 
     def provide() -> None:
@@ -232,7 +232,7 @@ def _ensured(ground: Ground, server: Server, wanted: services.ServiceRequest) ->
 
 
 def request(ground: Ground) -> services.ServiceRequest:
-    """A container of the lab's image that shows every profile of the lab's runs."""
+    """Build the request for the container that serves the profiles of the lab's runs."""
     return services.ServiceRequest(
         lab=ground.config.name,
         lab_id=ground.lab_id,

@@ -1,7 +1,7 @@
-"""The results presentation of a run: what is known here of it, gathered into one HTML file.
+"""Write the report of a run: one HTML file of everything that this machine knows about it.
 
-Nothing is asked of a server or a provider: what was pulled, evaluated and written into the ledger
-is all there is, and what is missing is said to be.
+Uses only pulled files, evaluations and the ledger, without asking a server or a provider. Missing
+values are shown as not measured.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ LARGEST_MANIFEST = 1024**2
 T = TypeVar("T", bound=Value)
 
 
-class _Manifest(Value, frozen=True):
-    """What is read of a checkpoint's manifest.json."""
+class _CheckpointManifest(Value, frozen=True):
+    """The fields of a checkpoint's manifest.json that a report uses."""
 
     step: Annotated[int, msgspec.Meta(ge=0, le=10**15)]
     epoch: Annotated[int, msgspec.Meta(ge=0, le=10**15)] = 0
@@ -46,7 +46,7 @@ class _Manifest(Value, frozen=True):
 
 
 class Report(Value, frozen=True):
-    """What was written. `lacks` names what the report says "not measured" of, for want of it."""
+    """A written report. `lacks` lists missing data, each with the command that provides it."""
 
     run: str
     file: str
@@ -57,9 +57,9 @@ class Report(Value, frozen=True):
 def report(
     ground: Ground, run_id: str = "", out: Path | None = None, *, version: str = ""
 ) -> Report:
-    """Write the report of a run (the latest) to `out`, by default `runs/<run>/report.html`.
+    """Write the report of a run (by default the latest) to `out`, else `runs/<run>/report.html`.
 
-    NotFoundError where the run was not pulled. `version` is labctl's, to be named on the page.
+    NotFoundError if the run was not pulled. `version` is labctl's, shown on the page.
     """
     ground.reporter.emit(Step(name="writing the report"))
     facts = gather(ground, run_id, version)
@@ -69,7 +69,7 @@ def report(
     ground.reporter.emit(Step(name="writing the report", done=True))
     for note in facts.notes:
         ground.reporter.emit(Note(text=note, level="warning"))
-    return Report(run=facts.run.id, file=str(file), bytes=len(text), lacks=_lacks(facts))
+    return Report(run=facts.run.id, file=str(file), bytes=len(text), lacks=_list_missing(facts))
 
 
 def _write(file: Path, text: bytes) -> None:
@@ -86,54 +86,60 @@ def _write(file: Path, text: bytes) -> None:
 
 
 def gather(ground: Ground, run_id: str = "", version: str = "") -> Facts:
-    """All that this machine knows of a run."""
-    home = (ground.config.root / "runs").resolve()
-    run = _run(ground, home, run_id)
-    directory = home / run.id
+    """Gather everything that this machine knows about a run."""
+    runs_dir = (ground.config.root / "runs").resolve()
+    run = _find_run(ground, runs_dir, run_id)
+    directory = runs_dir / run.id
     if not directory.is_dir():
-        raise NotFoundError(f"run {run.id} is not here", hint=f"labctl pull {run.id}")
+        raise NotFoundError(
+            f"run {run.id} was not pulled to this machine", hint=f"labctl pull {run.id}"
+        )
     notes: list[str] = []
-    newest = _evaluation(directory / FILE, notes)
-    on_server = _evaluation(directory / ON_SERVER, notes)
-    told = _evaluation(directory / "logs" / FILE, notes)
-    found = newest or on_server or told
-    name = found.checkpoint if found else ""
-    there = [one for one in (on_server, told) if one and one.checkpoint == name]
-    checkpoints = _checkpoints(directory / "checkpoints")
+    newest = _read_evaluation(directory / FILE, notes)
+    on_server = _read_evaluation(directory / ON_SERVER, notes)
+    by_run = _read_evaluation(directory / "logs" / FILE, notes)
+    evaluation = newest or on_server or by_run
+    name = evaluation.checkpoint if evaluation else ""
+    servers = [one for one in (on_server, by_run) if one and one.checkpoint == name]
+    checkpoints = _read_checkpoints(directory / "checkpoints")
     return Facts(
         lab=ground.config.name,
         run=run,
-        evaluation=found,
+        evaluation=evaluation,
         here=newest if newest and newest.where == "here" else None,
-        server=there[0] if there else None,
+        server=servers[0] if servers else None,
         server_accuracy=accuracy_on_server(directory, name) if name else None,
-        scalars=_scalars(directory / "logs", notes),
-        samples=_samples(directory / "logs" / TELEMETRY_FILE, notes),
+        scalars=_read_logged(directory / "logs", notes),
+        samples=_read_telemetry(directory / "logs" / TELEMETRY_FILE, notes),
         checkpoints=checkpoints,
-        chosen_step=_step(name, checkpoints),
-        code=_code(ground, run),
-        machine=_machine(ground, run),
-        bill=_bill(ground, run),
-        reclaims=_reclaims(ground, run),
-        pictures=_pictures(directory, found),
+        chosen_step=_find_step(name, checkpoints),
+        code=_read_code(ground, run),
+        machine=_read_machine(ground, run),
+        bill=_compute_bill(ground, run),
+        reclaims=_read_reclaims(ground, run),
+        pictures=_read_pictures(directory, evaluation),
         notes=tuple(notes),
         made_at=time.time(),
         labctl=version,
     )
 
 
-def _run(ground: Ground, home: Path, run_id: str) -> Run:
-    """The run as recorded, else as it was when it was pulled; NotFoundError where there is none."""
+def _find_run(ground: Ground, runs_dir: Path, run_id: str) -> Run:
+    """Return the recorded run, else its record from the last pull; else NotFoundError."""
     if run_id and not NAME_PATTERN.fullmatch(run_id):
         raise NotFoundError(f"there is no run {run_id}", hint="labctl status")
     try:
         return runs.latest(ground, run_id)
     except NotFoundError:
-        # The record on this machine may have been begun anew since.
-        places = [home / run_id] if run_id else sorted(home.glob("*"), key=_modified, reverse=True)
-        for place in places:
+        # This machine's records may have been deleted since the pull.
+        directories = (
+            [runs_dir / run_id]
+            if run_id
+            else sorted(runs_dir.glob("*"), key=_modified, reverse=True)
+        )
+        for directory in directories:
             with contextlib.suppress(OSError, msgspec.MsgspecError):
-                return msgspec.json.decode((place / RECORD).read_bytes(), type=Run)
+                return msgspec.json.decode((directory / RECORD).read_bytes(), type=Run)
         raise
 
 
@@ -141,28 +147,28 @@ def _modified(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def _evaluation(path: Path, notes: list[str]) -> Evaluation | None:
+def _read_evaluation(path: Path, notes: list[str]) -> Evaluation | None:
     try:
         return read_evaluation(path)
     except NotFoundError:
         return None
     except LabError as error:
-        notes.append(f"{path.name} was left out: {error.why}")
+        notes.append(f"skipped {path.name}: {error.why}")
         return None
 
 
-def _scalars(logs: Path, notes: list[str]) -> Scalars:
+def _read_logged(logs: Path, notes: list[str]) -> Scalars:
     try:
-        found = read_scalars(logs)
+        scalars = read_scalars(logs)
     except OSError as error:
         notes.append(f"the logs cannot be read: {error.strerror}")
         return Scalars()
-    notes += [f"{one.file or 'the logs'}: {one.what}" for one in found.flaws if not one.cut]
-    notes += [f"{one.file} ends in the middle of a record" for one in found.flaws if one.cut]
-    return found
+    notes += [f"{flaw.file or 'the logs'}: {flaw.what}" for flaw in scalars.flaws if not flaw.cut]
+    notes += [f"{flaw.file} ends in the middle of a record" for flaw in scalars.flaws if flaw.cut]
+    return scalars
 
 
-def _samples(path: Path, notes: list[str]) -> tuple[Sample, ...]:
+def _read_telemetry(path: Path, notes: list[str]) -> tuple[Sample, ...]:
     try:
         return read_samples(path)
     except OSError as error:
@@ -170,65 +176,65 @@ def _samples(path: Path, notes: list[str]) -> tuple[Sample, ...]:
         return ()
 
 
-def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
-    """Those that are here, by their manifests; one that cannot be read is no checkpoint."""
-    found = []
+def _read_checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
+    """List the pulled checkpoints by their manifests; those with an invalid one are left out."""
+    checkpoints = []
     for path in sorted(folder.glob("*/manifest.json"))[:MOST_CHECKPOINTS]:
         with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):
             with path.open("rb") as file:
-                body = msgspec.json.decode(file.read(LARGEST_MANIFEST), type=_Manifest)
-            known = {k: float(v) for k, v in body.metrics.items() if isinstance(v, int | float)}
-            found.append(
-                Checkpoint(name=path.parent.name, step=body.step, epoch=body.epoch, metrics=known)
+                body = msgspec.json.decode(file.read(LARGEST_MANIFEST), type=_CheckpointManifest)
+            metrics = {k: float(v) for k, v in body.metrics.items() if isinstance(v, int | float)}
+            checkpoints.append(
+                Checkpoint(name=path.parent.name, step=body.step, epoch=body.epoch, metrics=metrics)
             )
-    return tuple(sorted(found, key=lambda one: one.step))
+    return tuple(sorted(checkpoints, key=lambda checkpoint: checkpoint.step))
 
 
-def _step(name: str, checkpoints: tuple[Checkpoint, ...]) -> int | None:
-    """The step of a checkpoint, from its manifest or from its name."""
-    known = next((one.step for one in checkpoints if one.name == name), None)
+def _find_step(name: str, checkpoints: tuple[Checkpoint, ...]) -> int | None:
+    """Return the step of a checkpoint, from its manifest or its name."""
+    step = next((one.step for one in checkpoints if one.name == name), None)
     match = re.fullmatch(r"step-(\d{1,15})", name)
-    return known if known is not None else int(match[1]) if match else None
+    return step if step is not None else int(match[1]) if match else None
 
 
-def _pictures(directory: Path, found: Evaluation | None) -> dict[str, str]:
-    """The pictures that an evaluation names by a path, none through a link."""
-    shown: dict[str, str] = {}
-    for one in found.worst if found else ():
-        if not one.picture or one.picture.startswith("data:"):
+def _read_pictures(directory: Path, evaluation: Evaluation | None) -> dict[str, str]:
+    """Read the pictures that an evaluation names by path, without following links."""
+    uris: dict[str, str] = {}
+    for mistake in evaluation.worst if evaluation else ():
+        if not mistake.picture or mistake.picture.startswith("data:"):
             continue
-        path = directory / one.picture
+        path = directory / mistake.picture
         with contextlib.suppress(OSError, ValueError):
             if path.resolve() == path and path.stat().st_size <= pictures.MOST_BYTES:
                 picture, _ = pictures.from_bytes(path.read_bytes())
-                shown[one.picture] = picture
-    return shown
+                uris[mistake.picture] = picture
+    return uris
 
 
-def _code(ground: Ground, run: Run) -> Code | None:
+def _read_code(ground: Ground, run: Run) -> Code | None:
     lines = ground.state.events(lab_id=ground.lab_id, run_id=run.id, kind=provenance.CODE, limit=1)
-    return _converted(lines[0].detail, Code) if lines else None
+    return _convert(lines[0].detail, Code) if lines else None
 
 
-def _machine(ground: Ground, run: Run) -> Machine | None:
-    """The server's hardware as it was found when it was last made ready."""
+def _read_machine(ground: Ground, run: Run) -> Machine | None:
+    """Read the server's hardware as recorded when it was last prepared."""
     lines = ground.state.events(server_id=run.server_id, kind="ready", limit=1)
     detail = lines[0].detail if lines else {}
-    return _converted(detail, Machine) if detail.get("cpus") else None
+    return _convert(detail, Machine) if detail.get("cpus") else None
 
 
-def _converted(detail: dict[str, Any], kind: type[T]) -> T | None:
-    """A line of the ledger, which another version may have written."""
+def _convert(detail: dict[str, Any], kind: type[T]) -> T | None:
+    """Convert a ledger entry, which another version may have written; None if it does not fit."""
     try:
         return msgspec.convert(detail, kind)
     except msgspec.ValidationError:
         return None
 
 
-def _bill(ground: Ground, run: Run) -> Bill:
-    known = cost.costs(ground)
-    own = next((one for one in known.servers if one.server_id == run.server_id), None)
-    share = next((one for one in known.runs if one.run_id == run.id), None)
+def _compute_bill(ground: Ground, run: Run) -> Bill:
+    costs = cost.costs(ground)
+    own = next((server for server in costs.servers if server.server_id == run.server_id), None)
+    share = next((one for one in costs.runs if one.run_id == run.id), None)
     return Bill(
         provider=own.provider if own else "",
         type=own.type if own else "",
@@ -236,13 +242,13 @@ def _bill(ground: Ground, run: Run) -> Bill:
         price_usd_per_hour=own.price_usd_per_hour if own else None,
         run_hours=share.hours if share else None,
         run_usd=share.cost_usd if share else None,
-        lab_usd=known.total_usd if known.servers else None,
-        lab_complete=known.complete,
+        lab_usd=costs.total_usd if costs.servers else None,
+        lab_complete=costs.complete,
         idle_share=own.idle_share if own else None,
     )
 
 
-def _reclaims(ground: Ground, run: Run) -> tuple[Reclaim, ...] | None:
+def _read_reclaims(ground: Ground, run: Run) -> tuple[Reclaim, ...] | None:
     if not ground.state.events(lab_id=ground.lab_id, limit=1):
         return None
     lines = ground.state.events(lab_id=ground.lab_id, run_id=run.id, kind="recovered")
@@ -258,17 +264,17 @@ def _reclaims(ground: Ground, run: Run) -> tuple[Reclaim, ...] | None:
     )
 
 
-def _lacks(facts: Facts) -> tuple[str, ...]:
-    """What to do for what is missing, each with its command."""
-    lacks = []
+def _list_missing(facts: Facts) -> tuple[str, ...]:
+    """List the missing data, each with the command that provides it."""
+    missing = []
     if facts.evaluation is None:
-        lacks.append("no evaluation: labctl eval")
+        missing.append("no evaluation: labctl eval")
     elif facts.here is None:
-        lacks.append("no evaluation on this machine: labctl eval")
+        missing.append("no evaluation on this machine: labctl eval")
     elif facts.server is None and facts.server_accuracy is None:
-        lacks.append("no evaluation on the server: labctl eval --on-server")
+        missing.append("no evaluation on the server: labctl eval --on-server")
     if not facts.scalars.series:
-        lacks.append("no curves: the run logged no TensorBoard scalars to logs/")
+        missing.append("no curves: the run logged no TensorBoard scalars to logs/")
     if not facts.samples:
-        lacks.append("no telemetry: the run was too short, or its server's watchdog did not run")
-    return tuple(lacks)
+        missing.append("no telemetry: the run was too short, or the watchdog was not running")
+    return tuple(missing)

@@ -1,10 +1,10 @@
-"""TensorBoard's scalars, read without TensorBoard: the curves that a run has logged.
+"""Read TensorBoard's scalars, the curves that a run has logged, without TensorBoard.
 
 An event file is a row of TFRecords: length (uint64), masked CRC-32C of it, data, masked CRC-32C of
 the data, all little-endian. The data is a `tensorflow.Event`, of which only steps, times, scalars
 and restarts are read here. Formats: tensorflow/core/lib/io/record_writer.h, and event.proto,
-summary.proto, tensor.proto of TensorFlow. The files may be a stranger's, cut or damaged: what can
-be read is, and the rest is told in `Scalars.flaws`.
+summary.proto, tensor.proto of TensorFlow. The files may be untrusted, incomplete or damaged: all
+readable parts are read, and `Scalars.flaws` lists the others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from labctl.model import Value
 MOST_FILES = 500
 MOST_TAGS = 2_000
 MOST_POINTS = 500_000
-# A scalar takes some 50 bytes; what is larger (pictures, graphs) is passed over unread.
+# A scalar takes about 50 bytes; larger records (images, graphs) are skipped.
 LARGEST_RECORD_BYTES = 64 * 1024
 LONGEST_TAG = 300
 TRAINING = {"train", "training"}
-# Words of a tag that tell what its curve was measured on.
+# Words of a tag for curves that were measured on held-out data.
 HELD_OUT = {"val", "valid", "validation", "eval", "test", "dev", "heldout"}
 
 _HEAD = struct.Struct("<QI")
@@ -39,13 +39,13 @@ _TENSOR_LISTS = {5: "<f", 6: "<d"}
 
 
 def words(tag: str) -> set[str]:
-    """`train/epoch_loss` -> train, epoch, loss; `trainLoss` too."""
+    """Split a tag into words: `train/epoch_loss` -> train, epoch, loss; also `trainLoss`."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", tag)
     return {word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word}
 
 
 class Series(Value, frozen=True):
-    """One curve, its steps rising. A value may be NaN or infinite. Times are Unix seconds."""
+    """One curve, in order of its steps. A value may be NaN or infinite. Times are Unix seconds."""
 
     tag: str
     steps: tuple[int, ...]
@@ -54,7 +54,7 @@ class Series(Value, frozen=True):
 
 
 class Flaw(Value, frozen=True):
-    """What of a file could not be read. `cut`: it ends within a record, as a growing one may."""
+    """An unreadable part of a file. `cut`: the file ends within a record, as a growing one may."""
 
     file: str
     at_byte: int
@@ -63,14 +63,14 @@ class Flaw(Value, frozen=True):
 
 
 class Scalars(Value, frozen=True):
-    """All curves below a directory, by tag; `files` is how many event files there were."""
+    """All curves below a directory, by tag; `files` is the number of event files."""
 
     series: tuple[Series, ...] = ()
     files: int = 0
     flaws: tuple[Flaw, ...] = ()
 
     def get(self, tag: str) -> Series | None:
-        return next((one for one in self.series if one.tag == tag), None)
+        return next((series for series in self.series if series.tag == tag), None)
 
 
 class _Point(NamedTuple):
@@ -79,80 +79,80 @@ class _Point(NamedTuple):
     value: float
 
 
-class _Full(Exception):
-    """There is more than is read."""
+class _LimitError(Exception):
+    """The files hold more than the limits allow to read."""
 
 
 def read_scalars(directory: Path) -> Scalars:
-    """Every curve of the event files below `directory`; nothing where there is no such directory.
+    """Read every curve of the event files below `directory`; empty if that does not exist.
 
-    A file in a subdirectory has its path before the tag, as TensorBoard names its runs:
-    `validation/epoch_loss`. As there, a restart forgets what was logged from its step on. Links are
-    not followed. OSError where a file is there and cannot be read.
+    A file in a subdirectory gets its path as a prefix of the tag, as in TensorBoard:
+    `validation/epoch_loss`. As there, a restart discards what was logged from its step on. Links
+    are not followed. OSError if an existing file cannot be read.
     """
-    found = _event_files(directory)
+    paths = _event_files(directory)
     curves = _Curves()
     flaws: list[Flaw] = []
-    for path in found[:MOST_FILES]:
+    for path in paths[:MOST_FILES]:
         name = path.relative_to(directory).as_posix()
         group = name.rpartition("/")[0]
         try:
             with path.open("rb") as file:
                 flaws += _read_file(file, name, group, curves)
-        except _Full as full:
-            flaws.append(Flaw(file=name, at_byte=0, what=str(full)))
+        except _LimitError as limit:
+            flaws.append(Flaw(file=name, at_byte=0, what=str(limit)))
             break
-    if len(found) > MOST_FILES:
-        what = f"{len(found)} files: the first {MOST_FILES} were read"
+    if len(paths) > MOST_FILES:
+        what = f"{len(paths)} files: only the first {MOST_FILES} were read"
         flaws.append(Flaw(file="", at_byte=0, what=what))
-    return Scalars(series=curves.series(), files=len(found), flaws=tuple(flaws))
+    return Scalars(series=curves.series(), files=len(paths), flaws=tuple(flaws))
 
 
 def _event_files(directory: Path) -> list[Path]:
-    """In the order of their names, which begin with the time when they were made."""
-    found = []
+    """List event files by name, which is by time: names begin with the time of creation."""
+    paths = []
     for folder, folders, names in os.walk(directory):
         folders.sort()
-        place = Path(folder)
-        found += [place / name for name in sorted(names) if "tfevents" in name]
-    return [path for path in found if path.is_file() and not path.is_symlink()]
+        directory = Path(folder)
+        paths += [directory / name for name in sorted(names) if "tfevents" in name]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
 class _Curves:
-    """Points as they come in, by tag and directory."""
+    """Collects points by directory and tag."""
 
     def __init__(self) -> None:
         self.points: dict[str, dict[str, list[_Point]]] = {}
         self.count = 0
 
     def add(self, group: str, tag: str, point: _Point) -> None:
-        own = self.points.setdefault(group, {}).setdefault(tag, [])
-        # A step that comes again stands for itself: the run began anew from before it.
-        while own and own[-1].step >= point.step:
-            own.pop()
-        own.append(point)
+        points = self.points.setdefault(group, {}).setdefault(tag, [])
+        # A repeated step replaces the earlier points: the run was restarted before it.
+        while points and points[-1].step >= point.step:
+            points.pop()
+        points.append(point)
         self.count += 1
         if self.count > MOST_POINTS:
-            raise _Full(f"more than {MOST_POINTS:,} points: the first were read")
-        if len(own) == 1 and sum(map(len, self.points.values())) > MOST_TAGS:
-            raise _Full(f"more than {MOST_TAGS:,} curves: the first were read")
+            raise _LimitError(f"more than {MOST_POINTS:,} points: only the first were read")
+        if len(points) == 1 and sum(map(len, self.points.values())) > MOST_TAGS:
+            raise _LimitError(f"more than {MOST_TAGS:,} curves: only the first were read")
 
     def restart(self, group: str, step: int) -> None:
-        for own in self.points.get(group, {}).values():
-            while own and own[-1].step >= step:
-                own.pop()
+        for points in self.points.get(group, {}).values():
+            while points and points[-1].step >= step:
+                points.pop()
 
     def series(self) -> tuple[Series, ...]:
         return tuple(
             Series(
                 tag=f"{group}/{tag}" if group else tag,
-                steps=tuple(point.step for point in own),
-                values=tuple(point.value for point in own),
-                times=tuple(point.time for point in own),
+                steps=tuple(point.step for point in points),
+                values=tuple(point.value for point in points),
+                times=tuple(point.time for point in points),
             )
             for group, tags in sorted(self.points.items())
-            for tag, own in sorted(tags.items())
-            if own
+            for tag, points in sorted(tags.items())
+            if points
         )
 
 
@@ -298,13 +298,13 @@ def _scalar(data: bytes, group: str, step: int, time: float, curves: _Curves) ->
         elif number == 2:
             (scalar,) = struct.unpack("<f", value)
         elif number == 8:
-            scalar = _of_tensor(value)
+            scalar = _parse_tensor(value)
     if tag and scalar is not None:
         curves.add(group, tag, _Point(step, time, scalar))
 
 
-def _of_tensor(data: bytes) -> float | None:
-    """The one number of a tensor; None where it holds text, or more than one."""
+def _parse_tensor(data: bytes) -> float | None:
+    """Return the single number of a tensor; None for text, or more than one number."""
     kind, content, numbers = 0, b"", []
     for number, value in _fields(data):
         if number == 1 and isinstance(value, int):
@@ -312,9 +312,9 @@ def _of_tensor(data: bytes) -> float | None:
         elif number == 4 and isinstance(value, bytes):
             content = value
         elif number in _TENSOR_LISTS and isinstance(value, bytes):
-            numbers += [one for (one,) in struct.iter_unpack(_TENSOR_LISTS[number], value)]
+            numbers += [item for (item,) in struct.iter_unpack(_TENSOR_LISTS[number], value)]
         elif number in (7, 10):
-            numbers += [_signed(one) for one in _varints(value)]
+            numbers += [_signed(item) for item in _varints(value)]
     layout = _TENSOR_FORMATS.get(kind)
     if layout is None:
         return None

@@ -1,10 +1,10 @@
-"""What the server measured while a run was on it: one sample a line, kept with the run's logs.
+"""Read the telemetry of a run: one sample per line, stored with the run's logs.
 
 The server's watchdog writes `runs/<run>/logs/telemetry.jsonl` (`agent/host/telemetry.py`): one
-JSON object every 10 s, after six hours once a minute, at most 8 MiB. What could not be measured is
-absent from the line and None here, never 0. Samples stand in the order in which they were written;
-between two attempts, and wherever nobody measured, there are gaps. The run could write into that
-file as well, so it proves nothing.
+JSON object every 10 s, after six hours once a minute, at most 8 MiB. A value that could not be
+measured is absent from the line and None here, never 0. Samples are in the order of writing, with
+gaps between attempts and while the watchdog did not run. The run itself could write to the file,
+so it proves nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import msgspec
 
 from labctl.model import Value
 
-# Its name below a run's `logs`.
+# File name in a run's `logs`.
 TELEMETRY_FILE = "telemetry.jsonl"
 
-# What is read of one file: twice of what the watchdog writes.
+# bytes read of one file at most: twice what the watchdog writes
 MOST_BYTES = 16 * 1024**2
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -29,8 +29,8 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 class GpuSample(Value, frozen=True):
     """One GPU (or MIG instance) at one moment.
 
-    `energy_j` is the card's own counter, a total. `throttle` says why its clock is held down:
-    "thermal", "power", "hardware" (the board's own protection); empty where it is not.
+    `energy_j` is the total of the GPU's own counter. `throttle` lists why its clock is reduced:
+    "thermal", "power", "hardware" (the board's own protection).
     """
 
     uuid: str = ""
@@ -50,9 +50,9 @@ class GpuSample(Value, frozen=True):
 class Sample(Value, frozen=True):
     """One moment of a run's container. `at` is Unix time on the server's clock.
 
-    `cpu_cores` is how many cores it kept busy since the sample before, of `cores` that it may use.
-    Disk and network are totals since the container began. `attempt` counts the servers that a
-    recovered run was on, from 1. `gpus` are those that the run was given.
+    `cpu_cores` is the number of cores busy since the previous sample, of `cores` that it may use.
+    Disk and network are totals since the container's start. `attempt` counts the servers of a
+    recovered run, from 1. `gpus` are those of the run.
     """
 
     at: Amount
@@ -72,10 +72,10 @@ class Sample(Value, frozen=True):
 
 
 def read_samples(path: Path) -> tuple[Sample, ...]:
-    """The samples in this file, in its order; none where there is no such file.
+    """Read the samples of this file, in its order; empty if the file does not exist.
 
-    A last line that was cut and lines that are no sample are passed over. OSError where the file
-    is there and cannot be read.
+    An incomplete last line and invalid lines are skipped. OSError if an existing file cannot be
+    read.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The server as it is now: samples of a second each, over one channel, through cut links."""
+"""Live metrics of the server: a sample per second over one channel, with reconnects."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ MOST_LINE_BYTES = 4 * 1024**2
 
 
 class GpuNow(GpuSample, frozen=True):
-    """A GPU of the server. `parent` is the card's uuid where it is a MIG instance of one."""
+    """A GPU of the server. For a MIG instance, `parent` is the uuid of its GPU."""
 
     index: str = ""
     parent: str = ""
 
 
 class OnGpu(Value, frozen=True):
-    """That a process computes on a GPU; None where its memory there is not told."""
+    """A process's use of a GPU. `memory_bytes` is None if not reported."""
 
     uuid: str = ""
     memory_bytes: int | None = None
 
 
 class RunNow(Value, frozen=True):
-    """One container: a run (of anybody's on this server), a service, or what somebody started.
+    """One container: a run of any user of the server, a service, or another container.
 
-    Of `run` and `service` at most one is set. `person` is the account that it runs as. `gpus` are
-    uuids. Disk and network are totals since it began.
+    At most one of `run` and `service` is set. `person` is the account that it runs as. `gpus` are
+    uuids. Disk and network are totals since its start.
     """
 
     name: str
@@ -64,7 +64,7 @@ class RunNow(Value, frozen=True):
 
     @property
     def started_s(self) -> float | None:
-        """Unix time, None where the engine did not tell."""
+        """Unix second of the start; None if the engine did not report it."""
         try:
             return datetime.fromisoformat(self.started_at[:19]).replace(tzinfo=UTC).timestamp()
         except ValueError:
@@ -72,7 +72,7 @@ class RunNow(Value, frozen=True):
 
 
 class ProcessNow(Value, frozen=True):
-    """A process that computes, on a processor or a GPU; `name` is its container's, "" for none."""
+    """A process that uses a CPU or a GPU; `name` is that of its container, "" for none."""
 
     pid: int
     person: str = ""
@@ -88,7 +88,7 @@ class ProcessNow(Value, frozen=True):
 
 
 class ServerNow(Value, frozen=True):
-    """One second of a server. `at` is its own clock; rates are None in the very first sample."""
+    """The metrics of one second. `at` is the server's clock; rates are None in the first sample."""
 
     at: float
     cores: float
@@ -108,12 +108,12 @@ class ServerNow(Value, frozen=True):
 
 
 def look(ground: Ground) -> ServerNow:
-    """The lab's server now, of two readings half a second apart. CommandError: it is silent."""
-    seen: list[ServerNow] = []
-    _stream(ground, ground.server(), {"count": 1}, seen.append)
-    if not seen:
-        raise CommandError("the server told nothing about itself", code=1, hint="labctl doctor")
-    return seen[-1]
+    """Measure the lab's server now, over half a second. CommandError without a sample."""
+    samples: list[ServerNow] = []
+    _stream(ground, ground.server(), {"count": 1}, samples.append)
+    if not samples:
+        raise CommandError("the server sent no metrics", code=1, hint="labctl doctor")
+    return samples[-1]
 
 
 def follow(
@@ -124,25 +124,27 @@ def follow(
     on_cut: Callable[[ConnectError, float], None] = lambda error, pause_s: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Every sample as it comes, until `on_sample` raises (or a person interrupts).
+    """Pass each sample to `on_sample` until that raises, or the user interrupts.
 
-    `on_cut` is told of a lost link and of the seconds until the next try. NotFoundError where the
-    server is removed meanwhile; a link that never was is a ConnectError.
+    `on_cut` is called with a lost connection's error and the seconds until the next try.
+    NotFoundError if the server is removed meanwhile; ConnectError if the first connection fails.
     """
-    heard = False
+    was_connected = False
     pause_s = 0.5
 
-    def sampled(now: ServerNow) -> None:
-        nonlocal heard, pause_s
-        heard, pause_s = True, 0.5
+    def receive(now: ServerNow) -> None:
+        nonlocal was_connected, pause_s
+        was_connected, pause_s = True, 0.5
         on_sample(now)
 
     while True:
         try:
-            _stream(ground, ground.server(), {"interval_s": interval_s}, sampled)
-            raise CommandError("the server's program ended", code=0, hint="labctl top")
+            _stream(ground, ground.server(), {"interval_s": interval_s}, receive)
+            raise CommandError(
+                "the labctl agent on the server ended unexpectedly", code=0, hint="labctl top"
+            )
         except ConnectError as error:
-            if not heard:
+            if not was_connected:
                 raise
             on_cut(error, pause_s)
             look_where_it_is(ground, ground.server())
@@ -156,12 +158,12 @@ def _stream(
     request: dict[str, Any],
     on_sample: Callable[[ServerNow], None],
 ) -> None:
-    lines = _Lines(on_sample)
+    lines = _SampleLines(on_sample)
     ground.remote(server).stream("top", request, on_reply=lambda reply: None, on_bytes=lines.feed)
 
 
-class _Lines:
-    """Cuts bytes into lines, and reads each as a sample; what is none is passed over."""
+class _SampleLines:
+    """Splits bytes into lines and parses each as a sample; invalid lines are skipped."""
 
     def __init__(self, on_sample: Callable[[ServerNow], None]) -> None:
         self.on_sample = on_sample
@@ -174,7 +176,7 @@ class _Lines:
             self.rest = b""
         for line in lines:
             try:
-                found = self.decoder.decode(line)
+                sample = self.decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            self.on_sample(found)
+            self.on_sample(sample)

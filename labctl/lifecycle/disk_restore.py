@@ -1,4 +1,4 @@
-"""Results that only a kept disk holds come back: a server near it, mounted, and copied in place."""
+"""Copy results from a kept disk to the lab's server, which mounts the disk for that."""
 
 from __future__ import annotations
 
@@ -21,40 +21,41 @@ COPY_S = 12 * 3600.0
 
 
 def restore(ground: Ground, server: Server) -> None:
-    """Have on `server` what the lab's kept disks hold and it lacks. Repeated, it changes nothing.
+    """Copy to `server` what the lab's kept disks hold and it lacks. Idempotent.
 
-    A disk that cannot be had is told, and stays as it is.
+    A disk that cannot be attached or read causes a warning, and stays as it is.
     """
     if not isinstance(ground.provider, Keep):
         return
-    made_here = ground.state.events(server_id=server.id, kind="created", limit=1)
-    known = list_kept_disks(ground.state, ground.lab_id)
-    done = list_restored(ground, server)
-    # Whoever made the server has looked just before.
-    if made_here and not [one for one in known if one.disk.id not in done]:
+    creations = ground.state.events(server_id=server.id, kind="created", limit=1)
+    kept_disks = list_kept_disks(ground.state, ground.lab_id)
+    restored_ids = list_restored(ground, server)
+    # Creating the server has just listed the disks.
+    if creations and not [kept for kept in kept_disks if kept.disk.id not in restored_ids]:
         return
     for disk in look(ground):
-        if disk.id in done:
+        if disk.id in restored_ids:
             continue
         try:
-            _bring(ground, ground.provider, server, disk)
+            _copy_disk(ground, ground.provider, server, disk)
         except LabError as error:
-            said = f"what is on {short(disk)} did not come back: {error.what}"
-            text = "\n  ".join(filter(None, [said, error.why, f"it stays: {costs(disk)}"]))
+            message = f"cannot restore the files on {short(disk)}: {error.what}"
+            price = f"the disk is kept: {costs(disk)}"
+            text = "\n  ".join(filter(None, [message, error.why, price]))
             ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def pending(ground: Ground, server: Server) -> bool:
-    """Whether a kept disk of the lab is on record that this server has not got yet."""
-    done = list_restored(ground, server)
-    known = list_kept_disks(ground.state, ground.lab_id)
-    return any(one.disk.id not in done and not one.missed_at for one in known)
+    """Whether the records name a kept disk that was not yet copied to this server."""
+    restored_ids = list_restored(ground, server)
+    kept_disks = list_kept_disks(ground.state, ground.lab_id)
+    return any(kept.disk.id not in restored_ids and not kept.missed_at for kept in kept_disks)
 
 
-def _bring(ground: Ground, provider: Keep, server: Server, disk: Resource) -> None:
-    step = Step(name=f"bringing back what is on {short(disk)}")
+def _copy_disk(ground: Ground, provider: Keep, server: Server, disk: Resource) -> None:
+    step = Step(name=f"restoring files from {short(disk)}")
     ground.reporter.emit(step)
-    device = _attached(provider, server, disk)
+    device = _attach(provider, server, disk)
     about = {"lab": ground.config.name, "lab_id": ground.lab_id, "device": device}
     reply = ground.remote(server).call("restore", about, timeout_s=COPY_S)
     ground.reporter.emit(msgspec.structs.replace(step, done=True))
@@ -62,16 +63,16 @@ def _bring(ground: Ground, provider: Keep, server: Server, disk: Resource) -> No
     ground.state.record(RESTORED, lab_id=ground.lab_id, server_id=server.id, detail=detail)
     runs.refresh(ground, server)
     count, edits = len(reply["runs"]), len(reply["edits"])
-    came = [
+    parts = [
         f"{count} run{'' if count == 1 else 's'} with {reply['files']} files" if count else "",
         f"{edits} edited file{'' if edits == 1 else 's'}" if edits else "",
     ]
-    what = " and ".join(filter(None, came)) or "nothing that was not here already"
-    text = f"back from {short(disk)}: {what}"
+    summary = " and ".join(filter(None, parts)) or "nothing new"
+    text = f"restored from {short(disk)}: {summary}"
     ground.reporter.emit(Note(text=f"{text}; next: labctl pull" if count or edits else text))
 
 
-def _attached(provider: Keep, server: Server, disk: Resource) -> str:
-    """Its device there. The server that had it may be ending still."""
+def _attach(provider: Keep, server: Server, disk: Resource) -> str:
+    """Attach the disk and return its device. Waits while the old server still holds it."""
     policy = retry_on(BusyError, pause_s=PAUSE_S, deadline_s=ATTACH_S)
     return policy(provider.attach_kept, disk, server.id)

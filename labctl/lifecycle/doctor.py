@@ -1,4 +1,4 @@
-"""Is everything here that labctl needs? Each line says how to mend what is not."""
+"""Checks of everything that labctl needs. Each failed check names the command that fixes it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from labctl.servers.prepare import probe
 
 
 def doctor(ground: Ground) -> list[Check]:
-    """This machine, the provider, and the server if there is one."""
-    return [*_here(), *_provider(ground), *_server(ground)]
+    """Check this machine, the provider, and the server if there is one."""
+    return [*_check_ssh(), *_check_provider(ground), *_check_server(ground)]
 
 
-def _here() -> list[Check]:
+def _check_ssh() -> list[Check]:
     if not shutil.which("ssh"):
-        said = "not found; it serves forwards, attach and quick commands"
-        mend = "sudo apt-get install openssh-client   (macOS: brew install openssh)"
-        return [Check(name="ssh", ok=False, detail=said, next=mend)]
+        detail = "not found; forwards, attach and quick commands need it"
+        fix = "sudo apt-get install openssh-client   (macOS: brew install openssh)"
+        return [Check(name="ssh", ok=False, detail=detail, next=fix)]
     done = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False)
-    said = (done.stdout or done.stderr).strip().splitlines()[0][:60]
-    return [Check(name="ssh", ok=True, detail=said)]
+    version = (done.stdout or done.stderr).strip().splitlines()[0][:60]
+    return [Check(name="ssh", ok=True, detail=version)]
 
 
-def _provider(ground: Ground) -> list[Check]:
+def _check_provider(ground: Ground) -> list[Check]:
     try:
         return ground.provider.check(ground.config.server.need)
     except LabError as error:
         return [Check(name="provider", ok=False, detail=error.what, next=error.hint)]
 
 
-def _server(ground: Ground) -> list[Check]:
+def _check_server(ground: Ground) -> list[Check]:
     try:
         server = ground.server()
     except NotFoundError as error:
@@ -44,9 +44,9 @@ def _server(ground: Ground) -> list[Check]:
     except LabError as error:
         return [Check(name=server.alias, ok=False, detail=error.what, next=error.hint)]
     gpus = ", ".join(gpu.name for gpu in facts.gpus) or "no GPU"
-    said = f"{facts.os}, Docker {facts.docker or 'missing'}, {facts.cpus} CPUs, {gpus}"
-    lacking = [
+    summary = f"{facts.os}, Docker {facts.docker or 'missing'}, {facts.cpus} CPUs, {gpus}"
+    failures = [
         Check(name=server.alias, ok=False, detail=lack.words, next=lack.command)
         for lack in missing(facts)
     ]
-    return [Check(name=server.alias, ok=not lacking, detail=said), *lacking]
+    return [Check(name=server.alias, ok=not failures, detail=summary), *failures]

@@ -1,4 +1,4 @@
-"""The end of a server. Nothing here destroys the only copy of a run's outputs."""
+"""Remove a lab's server. Nothing here destroys the only copy of a run's outputs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from labctl.sync.local_results import Missing
 
 GRACE_S = 60
 DAY_S = 86_400
-# As the watchdog has it.
+# How long a disk with unsaved results is kept; the watchdog uses the same time.
 KEPT_S = 30 * DAY_S
 NAMED_AT_MOST = 20
-PULL_AGAIN = "labctl up && labctl pull, or labctl down --discard to lose what is there"
-LOOK_THERE = (
+PULL_AGAIN = "labctl up && labctl pull; or, to delete the unsaved files, labctl down --discard"
+FIX_FILES = (
     "labctl up && labctl ssh   # rename them or make them readable, then labctl down; "
-    "or labctl down --discard to lose them"
+    "or labctl down --discard to delete them"
 )
 
 
 class Ending(Value, frozen=True):
-    """What `down` did and what is left. `servers_left` empty means that nothing bills."""
+    """What `down` did and what remains. If `servers_left` is empty, no server bills."""
 
     removed: str = ""
     pulled_files: int = 0
@@ -43,14 +43,14 @@ class Ending(Value, frozen=True):
 
 
 def down(ground: Ground, *, discard: bool) -> Ending:
-    """Pull what is not here, remove the lab's server, ask the provider what is left.
+    """Pull what is not here, remove the lab's server, and ask the provider what remains.
 
-    PolicyError where the person says no, or where results could not be saved: compute ends then
-    and the disk stays.
+    PolicyError if the user declines, or if results could not be saved: the server is stopped then,
+    and its disk is kept.
     """
     with ground.state.exclusive(ground.lab_id, "down"), told_what_bills(ground):
         reconcile.hear(ground)
-        server = _ours(ground, discard) or _unheard(ground)
+        server = _find_server(ground, discard) or _await_unconfirmed(ground)
         if server is None:
             reconcile.released(ground, discard=discard)
             ending = ground.state.server_of_lab(ground.lab_id)
@@ -59,9 +59,9 @@ def down(ground: Ground, *, discard: bool) -> Ending:
                 removed=rest.server_id, servers_left=rest.survivors, leftovers=rest.leftovers
             )
         discard = discard or adoption.is_fresh(ground, server)
-        running = [] if server.state == "stopped" else _running(ground, server, discard)
-        _agree(ground, server, running, discard)
-        # Whoever follows a run of it must not take this end for a loss.
+        running = [] if server.state == "stopped" else _list_running(ground, server, discard)
+        _require_consent(ground, server, running, discard)
+        # A process that follows one of its runs must not mistake this for a lost server.
         ground.state.record(PUT_DOWN, lab_id=ground.lab_id, server_id=server.id)
         lab_services.stop_forwards(ground, server)
         files = edits = 0
@@ -80,30 +80,30 @@ def down(ground: Ground, *, discard: bool) -> Ending:
 
 
 def emptied(ground: Ground, server: Server, *, discard: bool) -> tuple[int, int]:
-    """Everything of `down` but the removal: what runs is stopped, all of it is here, verified.
+    """Do all of `down` but the removal: stop what runs, then pull and verify everything.
 
-    (files pulled, edits saved). Nobody is asked. PolicyError where not everything could be saved:
-    compute ends then and the disk stays.
+    Returns (files pulled, edits saved). Asks no questions. PolicyError if not everything could be
+    saved: the server is stopped then, and its disk is kept.
     """
     discard = discard or adoption.is_fresh(ground, server)
-    running = [] if server.state == "stopped" else _running(ground, server, discard)
+    running = [] if server.state == "stopped" else _list_running(ground, server, discard)
     ground.state.record(PUT_DOWN, lab_id=ground.lab_id, server_id=server.id)
     lab_services.stop_forwards(ground, server)
     return (0, 0) if discard else _save(ground, server, running)
 
 
 def _close_store(ground: Ground) -> None:
-    """The key of the server that has gone opens the lab's store no more; what is there stays."""
+    """Revoke the removed server's access to the lab's store. The store's content stays."""
     try:
         lab_store.forget_store(ground)
     except LabError as error:
-        said = f"the server's key is still let into {ground.config.store}: {error.what}"
-        text = f"{said}; the next `labctl up` replaces it"
+        message = f"the server's key still has access to {ground.config.store}: {error.what}"
+        text = f"{message}; the next `labctl up` replaces it"
         ground.reporter.emit(Note(text=text, level="warning"))
 
 
-def _ours(ground: Ground, discard: bool) -> Server | None:
-    """The lab's server. One with a foreign host key can be removed, but only unsaved."""
+def _find_server(ground: Ground, discard: bool) -> Server | None:
+    """Return the lab's server. One whose host key changed can be removed only with `discard`."""
     try:
         return adoption.adopt(ground)
     except HostKeyError:
@@ -112,21 +112,21 @@ def _ours(ground: Ground, discard: bool) -> Server | None:
         return ground.state.server_of_lab(ground.lab_id)
 
 
-def _unheard(ground: Ground) -> Server | None:
-    """The server of an attempt whose answer was lost, which may take a while to be shown."""
+def _await_unconfirmed(ground: Ground) -> Server | None:
+    """Return the server of a create request whose reply was lost; it may take a while to appear."""
     if attempts.unheard(ground):
-        ground.reporter.emit(Step(name="waiting whether an interrupted `up` has made a server"))
+        ground.reporter.emit(Step(name="checking whether an interrupted `up` created a server"))
     while attempts.unheard(ground):
         time.sleep(min(1.0, ground.provider.settle_s))
-        if found := adoption.adopt(ground):
-            return found
+        if server := adoption.adopt(ground):
+            return server
     for attempt in ground.state.open_attempts(ground.lab_id):
         if attempt.provider == ground.provider.name:
             ground.state.end_attempt(attempt.token, "never seen")
     return None
 
 
-def _running(ground: Ground, server: Server, discard: bool) -> list[str]:
+def _list_running(ground: Ground, server: Server, discard: bool) -> list[str]:
     try:
         runs.refresh(ground, server)
     except LabError as error:
@@ -135,63 +135,65 @@ def _running(ground: Ground, server: Server, discard: bool) -> list[str]:
         if isinstance(error, HostKeyError):
             raise
         raise kept_there(ground, server, error) from error
-    known = ground.state.runs(ground.lab_id)
-    return [run.id for run in known if run.state == "running" and run.server_id == server.id]
+    all_runs = ground.state.runs(ground.lab_id)
+    return [run.id for run in all_runs if run.state == "running" and run.server_id == server.id]
 
 
-def _agree(ground: Ground, server: Server, running: list[str], discard: bool) -> None:
-    going = f"{', '.join(running)} still runs there and would be cancelled. " if running else ""
-    lost = "Results that are not here will be LOST. " if discard else ""
-    question = f"{lost}{going}remove the server {server.alias} ({server.provider})?"
+def _require_consent(ground: Ground, server: Server, running: list[str], discard: bool) -> None:
+    verb = "is" if len(running) == 1 else "are"
+    live = f"{', '.join(running)} {verb} still running and would be canceled. " if running else ""
+    lost = "Results that were not pulled will be LOST. " if discard else ""
+    question = f"{lost}{live}remove the server {server.alias} ({server.provider})?"
     if not ground.reporter.ask(Decision(question=question)):
         raise PolicyError(
             "nothing was removed",
-            why=f"{server.alias} goes on, at {server.offer.price_usd_per_hour:.2f} dollars an hour",
+            why=f"{server.alias} is still running, "
+            f"at {server.offer.price_usd_per_hour:.2f} dollars an hour",
             hint="labctl down --yes",
         )
 
 
 def _save(ground: Ground, server: Server, running: list[str]) -> tuple[int, int]:
-    """Stop what runs, bring everything home and verify it; (files pulled, edits saved)."""
+    """Stop what runs, pull everything and verify it; return (files pulled, edits saved)."""
     if server.state == "stopped":
         server = up.make_ready(ground, server)
     try:
         for run_id in running:
             run, _ = runs.cancel(ground, server, run_id, GRACE_S)
             ground.reporter.emit(Note(text=f"{run.id}: {run.told}"))
-        # What a notebook saves after it was looked at would go with the server.
+        # A file that a notebook saves after the pull would be lost with the server.
         _stop_services(ground, server)
         pulled = outputs.pull(ground, server, [], everything=True)
         edits = lab_files.save_edits(ground, server)
         unsaved = [
-            *(_told_missing(one) for one in outputs.list_missing(ground, server)),
+            *(_describe_missing(file) for file in outputs.list_missing(ground, server)),
             *(f"code/{skipped}" for skipped in edits.skipped),
         ]
     except LabError as error:
         raise kept_there(ground, server, error) from error
     if unsaved:
-        raise kept_there(ground, server, _only_there(unsaved), hint=LOOK_THERE)
+        raise kept_there(ground, server, _unsaved_error(unsaved), hint=FIX_FILES)
     kept_disks.note_saved(ground, server)
     try:
         lab_services.remove_containers(ground, server)
     except EngineError:
-        # A machine that goes takes its containers along; one that others get next must not.
+        # A deleted machine loses its containers. A leased one must not pass them to the next user.
         if isinstance(ground.provider, Lease):
             raise
-    return sum(one.files for one in pulled), len(edits.saved)
+    return sum(run.files for run in pulled), len(edits.saved)
 
 
 def _stop_services(ground: Ground, server: Server) -> None:
-    """Without an engine none runs; whether that matters at the end, `_save` knows."""
+    """Stop the lab's services. Without an engine none can run; `_save` handles that case."""
     with suppress(EngineError):
         lab_services.stop_services(ground, server)
 
 
-def _told_missing(one: Missing) -> str:
-    return f"runs/{one.run}/{one.path}" + (f": {one.reason}" if one.reason else "")
+def _describe_missing(file: Missing) -> str:
+    return f"runs/{file.run}/{file.path}" + (f": {file.reason}" if file.reason else "")
 
 
-def _only_there(names: list[str]) -> LabError:
+def _unsaved_error(names: list[str]) -> LabError:
     shown = "\n".join(f"  {name}" for name in names[:NAMED_AT_MOST])
     more = f"\n  and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
     count = "1 file exists" if len(names) == 1 else f"{len(names)} files exist"
@@ -201,45 +203,50 @@ def _only_there(names: list[str]) -> LabError:
 def kept_there(
     ground: Ground, server: Server, error: LabError, *, hint: str = PULL_AGAIN
 ) -> PolicyError:
-    """Compute ends, the disk stays, and the person knows both."""
+    """Stop the server but keep its disk; return the error that tells the user both."""
     ground.connections.close(server)
-    what = _stopped(ground, server) or _disk_kept(ground, server) or "it goes on as it is"
+    outcome = (
+        _stop_server(ground, server)
+        or _keep_disk(ground, server)
+        or "the server is still running, unchanged"
+    )
     return PolicyError(
         f"{server.alias} was not removed: not everything on it could be saved",
-        why="\n".join(filter(None, [error.what, error.why, what])),
+        why="\n".join(filter(None, [error.what, error.why, outcome])),
         hint=hint,
     )
 
 
-def _stopped(ground: Ground, server: Server) -> str:
-    """What was done, in words; "" where such a server cannot be stopped."""
+def _stop_server(ground: Ground, server: Server) -> str:
+    """Stop the server and say so in a sentence; "" if this server cannot be stopped."""
     if not isinstance(ground.provider, Stoppable):
         return ""
     try:
         ground.provider.stop(server.id)
     except ProviderError as error:
-        # Spot machines mostly cannot; trouble of any other kind is no reason to end it.
+        # Most spot machines cannot be stopped. Any other error is no reason to terminate it.
         if type(error) is not ProviderError:
             raise
         return ""
-    found = ground.provider.find(server.id)
-    if found is not None:
-        ground.state.save_server(ground.as_ours(found, server))
+    stopped = ground.provider.find(server.id)
+    if stopped is not None:
+        ground.state.save_server(ground.as_ours(stopped, server))
     ground.state.record("stopped", lab_id=ground.lab_id, server_id=server.id)
-    # Its disk holds the only copy: what would end the server must not take it along.
+    # The disk holds the only copy: no timer may terminate the server together with its disk.
     deadlines.postpone(ground, server, time.time() + KEPT_S)
     if held_disks.is_held(ground, server):
         held_disks.keep_until(ground, server, time.time() + KEPT_S)
-    return "it was stopped and its disk kept"
+    return "the server was stopped and its disk kept"
 
 
-def _disk_kept(ground: Ground, server: Server) -> str:
-    """End the server, but not its disk: what was done, in words; "" where disks cannot stay."""
+def _keep_disk(ground: Ground, server: Server) -> str:
+    """Terminate the server but keep its disk, and say so; "" if the provider cannot keep disks."""
     if not isinstance(ground.provider, Keep):
         return ""
     disks = ground.provider.keep_disk(server.id, time.time() + KEPT_S)
     if not disks:
         return ""
     end_server.remove(ground, server, keep_disks=True)
-    said = [f"{one.id} at {one.price_usd_per_month:.2f} dollars a month" for one in disks]
-    return f"it was ended and its disk kept for {KEPT_S // DAY_S} days: {', '.join(said)}"
+    prices = [f"{disk.id} at {disk.price_usd_per_month:.2f} dollars a month" for disk in disks]
+    days = KEPT_S // DAY_S
+    return f"the server was terminated and its disk kept for {days} days: {', '.join(prices)}"

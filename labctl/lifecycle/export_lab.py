@@ -1,4 +1,4 @@
-"""Handing a lab to a keeper: all that it needs to recover the lab's run with the laptop closed."""
+"""Export a lab to a keeper: everything it needs to recover the run while the laptop is off."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ from labctl.sync.scan import hash_file, scan_data
 
 MIB = 1024**2
 LAB_RECORD = ".labctl/lab.json"
-# Settings that lead to a directory here.
-OF_THIS_MACHINE = ("wheelhouse",)
-# Path in the ward -> where it lies here, its size, its sha256.
+# Settings that name a directory on this machine; the keeper's machine does not have it.
+MACHINE_SETTINGS = ("wheelhouse",)
+# Path in the exported lab -> local path, size in bytes, sha256.
 Files = dict[str, tuple[Path, int, str]]
 
 
 def check(ground: Ground, keeper: KeeperHost, server: Server) -> Known:
-    """Whether the keeper is there, of our version, and can reach such a server at all.
+    """Check that the keeper answers, has our version, and can reach such a server.
 
-    Before anything is started: what is lacking is said while it costs nothing.
+    Runs before anything is started, while a failure costs nothing.
     """
-    if _only_from_here(server) and not keeper.is_here:
+    if _is_local_only(server) and not keeper.is_here:
         raise UsageError(
             f"{keeper.host} cannot keep {ground.config.name}",
-            why=f"its server is reached at {server.endpoint.host}, from this machine alone",
-            hint="another provider in lab.yaml: server: {provider: aws}; or labctl run --recover",
+            why=f"its server's address, {server.endpoint.host}, works only on this machine",
+            hint="use another provider in lab.yaml: server: {provider: aws}; "
+            "or labctl run --recover",
         )
     return keeper.hello()
 
 
-def _only_from_here(server: Server) -> bool:
+def _is_local_only(server: Server) -> bool:
     endpoint = server.endpoint
     try:
         return ip_address(endpoint.host).is_loopback and not endpoint.jump
@@ -58,25 +59,27 @@ def _only_from_here(server: Server) -> bool:
 
 
 def hand_over(ground: Ground, keeper: KeeperHost, server: Server, run_id: str) -> Taken:
-    """Have the keeper look after the lab's run. Repeated, it updates what was handed over.
+    """Export the lab to the keeper, which then recovers its run. Repeated, it updates the export.
 
-    What the keeper lacks is an error, and then nothing was handed over.
+    If the keeper lacks something, that is an error, and nothing was exported.
     """
     known = check(ground, keeper, server)
-    step = Step(name=f"handing {ground.config.name} over to {keeper.host}")
+    step = Step(name=f"exporting {ground.config.name} to {keeper.host}")
     ground.reporter.emit(step)
-    files, data = _files(ground, run_id)
-    parcel = _parcel(ground, server, run_id, files, data)
-    wanted = {path: place for path, (place, _, sha) in files.items() if known.have.get(path) != sha}
-    size = sum(files[path][1] for path in wanted)
+    files, data = _list_files(ground, run_id)
+    parcel = _make_parcel(ground, server, run_id, files, data)
+    missing = {
+        path: local for path, (local, _, sha) in files.items() if known.have.get(path) != sha
+    }
+    size = sum(files[path][1] for path in missing)
     if size > MIB:
-        many = f"{len(wanted)} files, {size / MIB:.0f} MiB"
-        ground.reporter.emit(Note(text=f"sending {many} to {keeper.host}"))
+        amount = f"{len(missing)} files, {size / MIB:.0f} MiB"
+        ground.reporter.emit(Note(text=f"sending {amount} to {keeper.host}"))
     ground.paths.cache_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=ground.paths.cache_dir) as packed:
-        write(packed, parcel, wanted)
+        write(packed, parcel, missing)
         packed.flush()
-        # The file's pages, not a copy of them: a data set may be larger than the memory here.
+        # Map the file instead of reading it: a data set may be larger than this machine's memory.
         taken = keeper.add(memoryview(mmap.mmap(packed.fileno(), 0, access=mmap.ACCESS_READ)))
     ground.state.record(
         HANDED,
@@ -87,52 +90,55 @@ def hand_over(ground: Ground, keeper: KeeperHost, server: Server, run_id: str) -
     )
     ground.reporter.emit(msgspec.structs.replace(step, done=True))
     if not taken.running:
-        text = f"no labctl keep runs at {keeper.host} now: nothing is watched until it does"
+        text = f"labctl keep is not running on {keeper.host}: nothing is watched until it runs"
         ground.reporter.emit(
-            Note(text=f"{text}\n  next, at {keeper.host}: labctl keep --install", level="warning")
+            Note(text=f"{text}\n  next, on {keeper.host}: labctl keep --install", level="warning")
         )
     return taken
 
 
-def _files(ground: Ground, run_id: str) -> tuple[Files, dict[str, str]]:
-    """What the keeper needs of the lab directory, and where in it each data set lies then."""
+def _list_files(ground: Ground, run_id: str) -> tuple[Files, dict[str, str]]:
+    """Return the files that the keeper needs, and the path in the lab of each data set."""
     root = ground.config.root
     files: Files = {}
     for name in (LAB_RECORD,):
-        files[name] = _one(root / name)
-    files[LAB_FILE] = _one(ground.config.path)
+        files[name] = _describe_file(root / name)
+    files[LAB_FILE] = _describe_file(ground.config.path)
     kept = root / restore.KEPT / run_id
     if not (kept / "spec.json").is_file():
         raise NotFoundError(
-            f"the code of run {run_id} was not kept here",
-            why="it was not started with --recover",
+            f"this machine has no copy of the code of run {run_id}",
+            why="the run was not started with --recover",
             hint="labctl run --recover --keeper HOST   # a new run",
         )
     for path in sorted(kept.rglob("*")):
         if path.is_file() and not path.is_symlink():
-            files[str(path.relative_to(root))] = _one(path)
+            files[str(path.relative_to(root))] = _describe_file(path)
     data: dict[str, str] = {}
     for name, source in ground.config.data.items():
         if source.path is None:
             continue
         inside = source.inside_lab and source.path.is_relative_to(root)
-        place = source.path.relative_to(root) if inside else OUTSIDE / name
-        data[name] = str(place)
+        directory = source.path.relative_to(root) if inside else OUTSIDE / name
+        data[name] = str(directory)
         for entry in scan_data(root, name, source.path, ground.reporter):
-            found = (source.path / entry.path, entry.size, entry.sha256)
-            files[str(place / entry.path)] = found
+            files[str(directory / entry.path)] = (
+                source.path / entry.path,
+                entry.size,
+                entry.sha256,
+            )
     return files, data
 
 
-def _one(path: Path) -> tuple[Path, int, str]:
+def _describe_file(path: Path) -> tuple[Path, int, str]:
     return path, path.stat().st_size, hash_file(path)
 
 
-def _parcel(
+def _make_parcel(
     ground: Ground, server: Server, run_id: str, files: Files, data: dict[str, str]
 ) -> Parcel:
     config, state = ground.config, ground.state
-    bare = secret_values(ground.paths, ground.lab_id, config, environment())
+    secrets = secret_values(ground.paths, ground.lab_id, config, environment())
     run = state.run(ground.lab_id, run_id)
     ward = Ward(
         lab=config.name,
@@ -152,11 +158,11 @@ def _parcel(
         server=server,
         runs=(run,) if run else (),
         ledger=tuple(ledgers.lines(state, ground.lab_id)),
-        secrets={name: value.reveal() for name, value in bare.items()},
+        secrets={name: value.reveal() for name, value in secrets.items()},
         key=ground.identity.read_text() if ground.identity.is_file() else "",
     )
 
 
 def _settings(config: LabConfig) -> dict[str, str]:
-    """What this machine and its user have added to lab.yaml."""
-    return {key: text for key, text in config.beside.items() if key not in OF_THIS_MACHINE}
+    """Return the settings that this machine and its user added to lab.yaml."""
+    return {key: value for key, value in config.beside.items() if key not in MACHINE_SETTINGS}

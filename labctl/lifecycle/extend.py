@@ -1,4 +1,4 @@
-"""More time for a server: its watchdog first, then the provider's own timer."""
+"""Extend a server's lifetime: first in its watchdog, then in the provider's own timer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from labctl.servers.context import Ground
 
 
 def extend(ground: Ground, span_s: int, *, latest_at: float | None = None) -> dict[str, Any]:
-    """The watchdog's clocks after the server was given `span_s` seconds more.
+    """Extend the server's lifetime by `span_s` seconds and return the watchdog's clocks.
 
     PolicyError beyond `max_ttl` or the budget. The provider's timer is never set later than
-    `latest_at` (Unix time): where somebody else is root, the watchdog says what they want.
+    `latest_at` (Unix time): where somebody else is root, they control what the watchdog answers.
     """
     server = ground.server()
     watch = guard.extend(ground, server, span_s)
     keep_watch(ground, server, watch)
-    said = watch.get("ttl_left_s")
-    left_s = said if isinstance(said, int | float) and math.isfinite(said) else None
+    reported = watch.get("ttl_left_s")
+    left_s = reported if isinstance(reported, int | float) and math.isfinite(reported) else None
     detail = {"span_s": span_s, "ttl_left_s": left_s}
     ground.state.record("extended", lab_id=ground.lab_id, server_id=server.id, detail=detail)
     deadlines.follow(ground, server, watch, latest_at=latest_at)

@@ -1,6 +1,6 @@
-"""The servers of many labs at once: what they share is asked once, and waiting is done together.
+"""Handle the servers of many labs at once: shared requests are sent once, and waits overlap.
 
-One lab's failure stops no other, and the same call again mends what failed.
+One lab's failure does not stop another, and repeating the call retries what failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """What came of one lab: `value`, or `error`."""
+    """The result of one lab: `value`, or `error`."""
 
     ground: Ground
     value: T | None = None
@@ -34,21 +34,21 @@ class Outcome(Generic[T]):
 
 def each(
     grounds: Iterable[Ground],
-    deed: Callable[[Ground], T],
+    action: Callable[[Ground], T],
     *,
     at_once: int = AT_ONCE,
     tell: Callable[[Outcome[T]], None] = lambda outcome: None,
     stopping: Callable[[], None] = lambda: None,
 ) -> list[Outcome[T]]:
-    """Do `deed` for every lab, `at_once` at a time; outcomes in the order of the labs.
+    """Call `action` for every lab, `at_once` at a time; return outcomes in the order of the labs.
 
-    `tell` hears of each as it ends, in the thread where it ended. Interrupted, it begins with no
-    further lab, and waits for those that it has begun, once it has called `stopping`.
+    `tell` is called with each outcome, in the thread that produced it. When interrupted, this calls
+    `stopping`, starts no further lab, and waits for those in progress.
     """
 
-    def one(ground: Ground) -> Outcome[T]:
+    def run_one(ground: Ground) -> Outcome[T]:
         try:
-            outcome = Outcome(ground, value=deed(ground))
+            outcome = Outcome(ground, value=action(ground))
         except Exception as error:
             outcome = Outcome(ground, error=as_lab_error(error, partial(_log, ground)))
         tell(outcome)
@@ -56,7 +56,7 @@ def each(
 
     with ThreadPoolExecutor(at_once) as threads:
         try:
-            return list(threads.map(one, grounds))
+            return list(threads.map(run_one, grounds))
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             stopping()
@@ -73,32 +73,36 @@ def up(
     at_once: int = AT_ONCE,
     tell: Callable[[Outcome[Server]], None] = lambda outcome: None,
 ) -> list[Outcome[Server]]:
-    """A ready server for each lab. They share one provider (`Ground.beside`)."""
+    """Get a ready server for each lab. The labs share one provider (`Ground.beside`)."""
     listed = grounds[0].provider.servers() if grounds else []
-    return each(grounds, lambda one: server_up.up(one, listed), at_once=at_once, tell=tell)
+    return each(grounds, lambda lab: server_up.up(lab, listed), at_once=at_once, tell=tell)
 
 
 def reach(grounds: Sequence[Ground], *, at_once: int = AT_ONCE) -> list[Outcome[Server]]:
-    """Like `up`, but only to the first login: nothing is prepared there."""
+    """Get a server for each lab, up to the first login; unlike `up`, prepare nothing on it."""
     listed = grounds[0].provider.servers() if grounds else []
 
-    def one(ground: Ground) -> Server:
+    def reach_one(ground: Ground) -> Server:
         need = ground.config.server.need
         server = adoption.adopt(ground, listed) or attempts.make(ground, need)
         return reachability.reach(ground, server)[0]
 
-    return each(grounds, one, at_once=at_once)
+    return each(grounds, reach_one, at_once=at_once)
 
 
 def end(grounds: Sequence[Ground], servers: Sequence[Server]) -> None:
-    """Terminate all of these, ordered and waited for together; their records go.
+    """Terminate all of these together, wait for them, and delete their records.
 
-    What their group shared goes with them.
+    Resources that their group shares are deleted too.
     """
     if not grounds:
         return
     first = grounds[0]
     end_server.end(first, servers)
     if first.group:
-        shared = [one for one in first.provider.leftovers() if one.lab_id == first.group]
-        end_server.take_away(first, [one for one in shared if one.expires_at is None])
+        shared = [
+            resource for resource in first.provider.leftovers() if resource.lab_id == first.group
+        ]
+        end_server.take_away(
+            first, [resource for resource in shared if resource.expires_at is None]
+        )

@@ -1,4 +1,4 @@
-"""Giving up on what nobody can ask about any more, such as servers of a closed account."""
+"""Drop records that no credentials can check any more, such as servers of a closed account."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labctl.state.disks import KeptDisk, list_kept_disks
 
 
 class Lost(Value, frozen=True):
-    """Records of what the credentials in use do not show, and nobody knows to have ended."""
+    """Records of resources that the current credentials do not show and that may still exist."""
 
     servers: tuple[Server, ...] = ()
     attempts: tuple[Attempt, ...] = ()
@@ -23,17 +23,17 @@ class Lost(Value, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         return (
-            *(one.id for one in self.servers),
-            *(f"attempt {one.token}" for one in self.attempts),
-            *(one.disk.id for one in self.disks),
+            *(record.id for record in self.servers),
+            *(f"attempt {record.token}" for record in self.attempts),
+            *(record.disk.id for record in self.disks),
         )
 
 
 def forget(ground: Ground) -> Lost:
-    """Drop the lab's records of what these credentials do not show. Nothing is ended.
+    """Drop the lab's records of what these credentials do not show, without ending anything.
 
-    PolicyError where the person says no, NotFoundError where there is nothing to forget. What
-    other providers have stays on record.
+    PolicyError if the user declines, NotFoundError if there is nothing to forget. Records of other
+    providers stay.
     """
     with ground.state.exclusive(ground.lab_id, "down"):
         lost = find_lost(ground, [ground.lab_id])
@@ -43,32 +43,38 @@ def forget(ground: Ground) -> Lost:
 
 
 def find_lost(ground: Ground, lab_ids: Iterable[str]) -> Lost:
-    """What of these labs nobody can tell the end of. What has ended in this account, `down` drops.
+    """Return records of these labs whose end cannot be confirmed with these credentials.
 
-    Asks the provider about servers whose account is not on record.
+    Asks the provider about servers whose account is not on record. Resources that ended in this
+    account are not included: `down` drops those.
     """
     state, name = ground.state, ground.provider.name
     labs = list(lab_ids)
-    servers = [one for lab in labs for one in state.servers(lab) if one.provider == name]
-    attempts = [one for lab in labs for one in state.open_attempts(lab) if one.provider == name]
-    kept = [one for lab in labs for one in list_kept_disks(state, lab)]
+    servers = [server for lab in labs for server in state.servers(lab) if server.provider == name]
+    attempts = [
+        attempt for lab in labs for attempt in state.open_attempts(lab) if attempt.provider == name
+    ]
+    kept_disks = [kept for lab in labs for kept in list_kept_disks(state, lab)]
     return Lost(
         servers=tuple(
-            one
-            for one in servers
-            if is_lost(ground, one.id, one.account, one.offer.price_usd_per_hour)
+            server
+            for server in servers
+            if is_lost(ground, server.id, server.account, server.offer.price_usd_per_hour)
         ),
-        attempts=tuple(one for one in attempts if accounts.is_elsewhere(ground, one.account)),
+        attempts=tuple(
+            attempt for attempt in attempts if accounts.is_elsewhere(ground, attempt.account)
+        ),
         disks=tuple(
-            one
-            for one in kept
-            if one.disk.provider == name
-            and (one.missed_at or accounts.is_elsewhere(ground, one.disk.account))
+            kept
+            for kept in kept_disks
+            if kept.disk.provider == name
+            and (kept.missed_at or accounts.is_elsewhere(ground, kept.disk.account))
         ),
     )
 
 
 def is_lost(ground: Ground, server_id: str, account: str, usd_per_hour: float) -> bool:
+    """Whether the server belongs to another account, or to none on record and is not found."""
     if accounts.is_elsewhere(ground, account):
         return True
     attributed = accounts.is_attributed(ground, account, costs=bool(usd_per_hour))
@@ -76,28 +82,29 @@ def is_lost(ground: Ground, server_id: str, account: str, usd_per_hour: float) -
 
 
 def require_consent(ground: Ground, names: Iterable[str], command: str) -> None:
-    """NotFoundError where there are no names, PolicyError where the person says no."""
+    """Ask before records are dropped; NotFoundError without names, PolicyError on a refusal."""
     listed = list(names)
     if not listed:
         raise NotFoundError(
-            f"there is nothing of {ground.config.name} to forget",
-            why=f"{ground.provider.name} can be asked about all that is on record",
+            f"{ground.config.name} has no records to forget",
+            why=f"your {ground.provider.name} credentials can check everything on record",
             hint=command,
         )
     what = "one record" if len(listed) == 1 else f"{len(listed)} records"
-    asked = Decision(
+    decision = Decision(
         question=f"forget {what} of {ground.config.name} without ending anything?",
         detail="\n".join(
-            [*listed, "Whatever still exists keeps billing, and labctl never ends it."]
+            [*listed, "Anything that still exists keeps billing, and labctl will never end it."]
         ),
     )
-    if not ground.reporter.ask(asked):
+    if not ground.reporter.ask(decision):
         raise PolicyError(
-            "nothing was forgotten", why="it was not agreed to", hint=f"{command} --forget --yes"
+            "nothing was forgotten", why="you did not confirm", hint=f"{command} --forget --yes"
         )
 
 
 def drop(ground: Ground, lost: Lost) -> None:
+    """Drop these records, and the connections and keys that go with them."""
     for server in lost.servers:
         ground.connections.close(server)
         ground.connections.forget(server.id)
@@ -105,10 +112,10 @@ def drop(ground: Ground, lost: Lost) -> None:
         note_forgotten(ground, server.lab_id, server.id)
     for attempt in lost.attempts:
         ground.state.end_attempt(attempt.token, accounts.FORGOTTEN)
-    for one in lost.disks:
-        disks.removed(ground, one.disk)
+    for kept in lost.disks:
+        disks.removed(ground, kept.disk)
 
 
 def note_forgotten(ground: Ground, lab_id: str, server_id: str) -> None:
-    """Write down that its absence counts as its end from now on."""
+    """Record that from now on, the server's absence counts as its end."""
     ground.state.record(accounts.FORGOTTEN, lab_id=lab_id, server_id=server_id)

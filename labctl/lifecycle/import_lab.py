@@ -1,4 +1,4 @@
-"""A lab is handed to this machine: staged, tried, and only then taken into its keeper's care."""
+"""Import a lab into this machine's keeper: stage its files, test the access, then install it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from labctl.stores.lab_store import lab_store
 
 LOGIN_S = 30.0
 PAUSE_S = 1.0
-# What an earlier hand-over of the same lab left stays: its own mirror, and other runs' code.
+# Directories that survive a second import of the same lab: its mirror, and other runs' code.
 CARRIED = ("runs", ".labctl/kept")
 
 
 class Known(Value, frozen=True):
-    """What a keeper's machine says before anything is sent. `have` is path -> sha256."""
+    """What the keeper's machine reports before anything is sent. `have` is path -> sha256."""
 
     version: str
     host: str
@@ -44,75 +44,76 @@ class Known(Value, frozen=True):
 
 
 class Taken(Value, frozen=True):
-    """A lab that is kept now."""
+    """A lab that this keeper now keeps."""
 
     name: str
     runs: tuple[str, ...]
     running: bool
 
 
-def know(places: Paths, name: str, running: bool) -> Known:
-    """What is here of this lab already, byte for byte as it came."""
+def know(paths: Paths, name: str, running: bool) -> Known:
+    """Describe this keeper, and list the lab's files that it already holds unchanged."""
     import socket
 
     have: dict[str, str] = {}
     try:
-        one = kept_labs.ward(places, name)
+        lab = kept_labs.ward(paths, name)
     except NotFoundError:
         pass
     else:
-        root = kept_labs.directory(places, one.name)
-        have = {path: sha for path, (_, sha) in one.files.items() if _as_it_came(root, one, path)}
+        root = kept_labs.directory(paths, lab.name)
+        have = {path: sha for path, (_, sha) in lab.files.items() if _is_unchanged(root, lab, path)}
     return Known(version=version(), host=socket.gethostname(), running=running, have=have)
 
 
-def _as_it_came(root: Path, ward: Ward, path: str) -> bool:
-    """Nobody but the keeper writes there, so that the size tells."""
-    place = root / path
+def _is_unchanged(root: Path, ward: Ward, path: str) -> bool:
+    """Whether a file is as it was imported. Only the keeper writes there, so its size is enough."""
+    local = root / path
     return (
-        place.is_file() and not place.is_symlink() and place.stat().st_size == ward.files[path][0]
+        local.is_file() and not local.is_symlink() and local.stat().st_size == ward.files[path][0]
     )
 
 
 def take_in(
     stream: BinaryIO,
-    places: Paths,
+    paths: Paths,
     state: State,
     environ: Mapping[str, str],
     reporter: Reporter,
     *,
     running: bool,
 ) -> Taken:
-    """Read a parcel, try that its lab can be kept from here, and keep it. Repeated, it updates.
+    """Read an exported lab, test that it can be kept here, and install it. Repeated, it updates it.
 
-    Whatever is lacking is an error, and nothing has changed then: the provider does not know the
-    server, it lets nobody in from here, the store cannot be read or written.
+    If a test fails, that is an error and nothing has changed: the provider does not list the
+    server, the server rejects the login from here, or the store cannot be read or written.
     """
     unpacking = Unpacking(stream)
     parcel = unpacking.parcel
-    name = _checked(parcel)
-    with kept_labs.worked_on(places, name, "keep --add", wait_s=kept_labs.DROP_S):
-        staging = places.keep_dir / f".arriving-{name}"
+    name = _check(parcel)
+    with kept_labs.worked_on(paths, name, "keep --add", wait_s=kept_labs.DROP_S):
+        staging = paths.keep_dir / f".arriving-{name}"
         shutil.rmtree(staging, ignore_errors=True)
         (staging / ".labctl").mkdir(parents=True, mode=0o700)
         try:
             arrived = unpacking.files(staging)
-            known = _completed(places, name, staging, parcel.ward, arrived)
-            ground = kept_labs.ground(known, places, state, reporter, environ, root=staging)
-            found = _proved(ground, parcel, staging)
+            lab = _complete(paths, name, staging, parcel.ward, arrived)
+            ground = kept_labs.ground(lab, paths, state, reporter, environ, root=staging)
+            server = _test_access(ground, parcel, staging)
             (staging / "lab-key").unlink(missing_ok=True)
-            _placed(places, name, staging, known)
+            _install(paths, name, staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        kept = kept_labs.ground(known, places, state, reporter, environ)
-        _settled(kept, parcel, found)
-    return Taken(name=name, runs=known.runs, running=running)
+        kept = kept_labs.ground(lab, paths, state, reporter, environ)
+        _store_records(kept, parcel, server)
+    return Taken(name=name, runs=lab.runs, running=running)
 
 
-def _checked(parcel: Parcel) -> str:
+def _check(parcel: Parcel) -> str:
+    """Return the lab's directory name; UsageError for another version or an invalid name."""
     if parcel.version != version():
         raise UsageError(
-            f"labctl here is {version()}, the one that hands over {parcel.version}",
+            f"labctl here is {version()}, but the lab was exported by {parcel.version}",
             hint=f"pipx install --force labctl=={parcel.version}",
         )
     try:
@@ -121,51 +122,54 @@ def _checked(parcel: Parcel) -> str:
         raise UsageError(str(error)) from None
 
 
-def _completed(places: Paths, name: str, staging: Path, ward: Ward, arrived: set[str]) -> Ward:
-    """The staged lab with what was here before; its record names the runs of both."""
-    root = kept_labs.directory(places, name)
+def _complete(paths: Paths, name: str, staging: Path, ward: Ward, arrived: set[str]) -> Ward:
+    """Add the files that were already here to the staged lab; its record names the runs of both."""
+    root = kept_labs.directory(paths, name)
     for path in ward.files.keys() - arrived:
-        if not _as_it_came(root, ward, path):
-            raise BusyError(f"{path} did not come along", why="it was here a moment ago")
-        _linked(root / path, staging / path)
+        if not _is_unchanged(root, ward, path):
+            raise BusyError(
+                f"{path} is missing from the export",
+                why="the copy on this machine changed or disappeared meanwhile",
+            )
+        _link(root / path, staging / path)
     runs = ward.runs
     if root.is_dir():
-        runs = tuple(dict.fromkeys([*kept_labs.ward(places, name).runs, *ward.runs]))
-    known_now = msgspec.structs.replace(ward, runs=runs)
-    (staging / kept_labs.RECORD).write_bytes(msgspec.json.encode(known_now))
-    return known_now
+        runs = tuple(dict.fromkeys([*kept_labs.ward(paths, name).runs, *ward.runs]))
+    merged = msgspec.structs.replace(ward, runs=runs)
+    (staging / kept_labs.RECORD).write_bytes(msgspec.json.encode(merged))
+    return merged
 
 
-def _proved(ground: Ground, parcel: Parcel, staging: Path) -> Server:
-    """The server as the provider shows it from here, after a login; the store let us in too."""
-    ground.reporter.emit(Step(name=f"asking {ground.provider.name} for the server"))
+def _test_access(ground: Ground, parcel: Parcel, staging: Path) -> Server:
+    """Find the server at the provider, log in to it, and write to the store; return the server."""
+    ground.reporter.emit(Step(name=f"looking up the server at {ground.provider.name}"))
     accounts.require_same_account(ground, [parcel.server])
-    found = ground.provider.find(parcel.server.id)
-    if found is None or found.state in ENDED:
+    server = ground.provider.find(parcel.server.id)
+    if server is None or server.state in ENDED:
         raise NotFoundError(
-            f"{ground.provider.name} shows no server {parcel.server.id} from here",
-            why="it has ended, or this machine works in another account or region",
-            hint="labctl status --refresh   # at the laptop",
+            f"{ground.provider.name} does not list server {parcel.server.id} for this machine",
+            why="the server has ended, or this machine uses another account or region",
+            hint="labctl status --refresh   # on the laptop",
         )
     ground.reporter.emit(Step(name="logging in to the server"))
     key = staging / "lab-key"
     if parcel.key:
         replace_file(key, parcel.key.encode())
-    _log_in(ground, found, found.endpoint.identity or (str(key) if parcel.key else ""))
+    _log_in(ground, server, server.endpoint.identity or (str(key) if parcel.key else ""))
     if ground.config.store:
-        ground.reporter.emit(Step(name=f"trying {ground.config.store}"))
+        ground.reporter.emit(Step(name=f"testing {ground.config.store}"))
         store = lab_store(ground)
-        said = {"version": 1, "keeper": ground.place, "at": time.time()}
-        store.write("keeper.json", msgspec.json.encode(said))
+        body = {"version": 1, "keeper": ground.place, "at": time.time()}
+        store.write("keeper.json", msgspec.json.encode(body))
         store.read("keeper.json")
-    return found
+    return server
 
 
-def _log_in(ground: Ground, found: Server, identity: str) -> None:
-    """From this machine's own address: the provider's gate is opened for it first."""
-    known = found.endpoint
-    endpoint = msgspec.structs.replace(known, identity=identity)
-    admit(ground, found)
+def _log_in(ground: Ground, server: Server, identity: str) -> None:
+    """Log in from this machine, after opening the provider's firewall for its address."""
+    address = server.endpoint
+    endpoint = msgspec.structs.replace(address, identity=identity)
+    admit(ground, server)
 
     def log_in() -> None:
         transport = ground.connections.connect(endpoint)
@@ -174,25 +178,25 @@ def _log_in(ground: Ground, found: Server, identity: str) -> None:
         finally:
             transport.close()
 
-    # A gate takes a moment to open.
+    # A firewall rule takes a moment to apply.
     policy = retry_on(ConnectError, pause_s=PAUSE_S, deadline_s=LOGIN_S)
     try:
         policy(log_in)
     except ConnectError as error:
         raise ConnectError(
-            f"the server {found.id} cannot be reached from here: {error.what}",
+            f"the server {server.id} cannot be reached from here: {error.what}",
             why=error.why,
-            hint=f"ssh -p {known.port} {known.user}@{known.host}   # from that machine",
+            hint=f"ssh -p {address.port} {address.user}@{address.host}   # on the keeper's machine",
         ) from error
 
 
-def _placed(places: Paths, name: str, staging: Path, ward: Ward) -> None:
-    """The staged directory in place of what was there; no moment shows half of it for long."""
-    root = kept_labs.directory(places, name)
+def _install(paths: Paths, name: str, staging: Path) -> None:
+    """Replace the lab's directory with the staged one, by two renames."""
+    root = kept_labs.directory(paths, name)
     for carried in CARRIED:
         if (root / carried).is_dir():
             _carry(root / carried, staging / carried)
-    old = places.keep_dir / f".old-{name}"
+    old = paths.keep_dir / f".old-{name}"
     shutil.rmtree(old, ignore_errors=True)
     if root.is_dir():
         root.rename(old)
@@ -202,25 +206,25 @@ def _placed(places: Paths, name: str, staging: Path, ward: Ward) -> None:
 
 
 def _carry(source: Path, target: Path) -> None:
-    """What `target` lacks of `source`, by links: an interruption loses nothing."""
+    """Link into `target` what it lacks of `source`; with links, an interruption loses nothing."""
     for folder, _, names in os.walk(source):
         for name in names:
             path = Path(folder) / name
-            place = target / path.relative_to(source)
-            if not place.exists() and path.is_file() and not path.is_symlink():
-                _linked(path, place)
+            link = target / path.relative_to(source)
+            if not link.exists() and path.is_file() and not path.is_symlink():
+                _link(path, link)
 
 
-def _linked(path: Path, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
+def _link(path: Path, link: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
     try:
-        place.hardlink_to(path)
-    except OSError:  # no links on this file system
-        shutil.copy2(path, place)
+        link.hardlink_to(path)
+    except OSError:  # this file system has no hard links
+        shutil.copy2(path, link)
 
 
-def _settled(ground: Ground, parcel: Parcel, found: Server) -> None:
-    """The key, the secrets, the approval and the records, each where labctl keeps it."""
+def _store_records(ground: Ground, parcel: Parcel, server: Server) -> None:
+    """Store the key, the secrets, the trust in lab.yaml, and the records of servers and runs."""
     if parcel.key:
         ground.identity.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(ground.identity, parcel.key.encode())
@@ -229,7 +233,7 @@ def _settled(ground: Ground, parcel: Parcel, found: Server) -> None:
         set_secret(ground.paths, ground.lab_id, name, value)
     trust(ground.paths, ground.config)
     ledgers.take_over(ground.state, ground.lab_id, parcel.ledger)
-    ours = ground.as_ours(found, ground.state.server(found.id))
+    ours = ground.as_ours(server, ground.state.server(server.id))
     ground.state.save_server(ours)
     ground.connections.write(ours)
     note_life(ground.state, ours)

@@ -1,4 +1,4 @@
-"""The keeper on another machine, from the laptop: asked by ssh, `labctl keep` there answers."""
+"""Client of a keeper on another machine: runs `labctl keep` there over ssh and reads its reply."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from labctl.sync.pull import PulledRun
 from labctl.transports import Transport
 
 ANSWER_S = 60.0
+# exit code of the prefix below if labctl is not installed
 ABSENT = 97
-# Where pipx puts programs is on few machines' PATH for commands that come by ssh.
-WAY = (
+# On few machines does the PATH of ssh commands contain the directory where pipx puts programs.
+PREFIX = (
     'PATH="$PATH:$HOME/.local/bin:/usr/local/bin"; export PATH; '
     f"command -v labctl >/dev/null 2>&1 || exit {ABSENT}; exec "
 )
 
 
 class Told(Value, frozen=True):
-    """What a keeper knows of a lab: its ledger, its runs, its last round (None: none yet)."""
+    """What a keeper knows of a lab: ledger, runs, and its last check (None before the first)."""
 
     lines: tuple[Line, ...] = ()
     runs: tuple[Run, ...] = ()
@@ -52,19 +53,19 @@ class KeeperHost:
 
     @cached_property
     def endpoint(self) -> Endpoint:
-        """The way there, its host key pinned, as the user's own ssh_config would have it."""
-        user, host, port = _parsed(self.host)
-        found = self.ground.connections.resolve_alias(host)
-        # Another port is another sshd, whose key may be another.
-        key = found.host_key if not port or port == found.port else ""
-        given = msgspec.structs.replace(
-            found, user=user or found.user, port=port or found.port, host_key=key
+        """The keeper's address, resolved by the user's own ssh_config, with its host key pinned."""
+        user, host, port = _parse_host(self.host)
+        alias = self.ground.connections.resolve_alias(host)
+        # Another port is another sshd, which may have another key.
+        key = alias.host_key if not port or port == alias.port else ""
+        endpoint = msgspec.structs.replace(
+            alias, user=user or alias.user, port=port or alias.port, host_key=key
         )
-        return self.ground.connections.settle_host_key(given, self.ground.reporter)
+        return self.ground.connections.settle_host_key(endpoint, self.ground.reporter)
 
     @property
     def is_here(self) -> bool:
-        """Whether that is this very machine."""
+        """Whether the keeper runs on this machine."""
         host = self.endpoint.host
         if host in ("localhost", socket.gethostname()):
             return True
@@ -78,16 +79,16 @@ class KeeperHost:
         return ward_name(self.ground.config.name, self.ground.lab_id)
 
     def hello(self) -> Known:
-        """What is there; an error that says how to install labctl there where it is not."""
-        known = msgspec.convert(self._ask("--hello", self.name)["known"], Known)
+        """Return the keeper's version and files; the error says how to install labctl there."""
+        known = msgspec.convert(self._request("--hello", self.name)["known"], Known)
         if known.version != version():
-            raise self._other_version(known.version)
+            raise self._version_error(known.version)
         return known
 
     def add(self, parcel: memoryview) -> Taken:
-        """Hand a parcel over. What the keeper lacks is an error here, and nothing is kept then."""
+        """Send an exported lab. On an error, the keeper has kept nothing of it."""
         try:
-            return msgspec.convert(self._ask("--add", stdin=parcel)["taken"], Taken)
+            return msgspec.convert(self._request("--add", stdin=parcel)["taken"], Taken)
         except LabError as error:
             what = f"the keeper at {self.host} cannot keep this lab: {error.what}"
             error.args, error.what = (what,), what
@@ -95,74 +96,75 @@ class KeeperHost:
             raise
 
     def told(self) -> Told:
-        """NotFoundError where it does not keep this lab (any more)."""
-        return msgspec.convert(self._ask("--told", self.name)["told"], Told)
+        """Fetch what the keeper knows of this lab; NotFoundError if it does not keep the lab."""
+        return msgspec.convert(self._request("--told", self.name)["told"], Told)
 
     def drop(self) -> None:
-        """It keeps the lab no longer; BusyError in the middle of a recovery."""
-        self._ask("--drop", self.name, "--json")
+        """Make the keeper forget the lab; BusyError during a recovery."""
+        self._request("--drop", self.name, "--json")
 
     def copy_of(self, run_id: str, have: dict[str, str], run: Run | None) -> PulledRun:
-        """What it has mirrored of a run, but for what is here already (`have`: path -> sha256)."""
+        """Pull the run's files that the keeper mirrored and `have` (path -> sha256) lacks."""
         with tempfile.TemporaryFile() as kept:
             code = self._transport.stream(
-                WAY + command("labctl", "keep", "--give", self.name, run_id).render(),
+                PREFIX + command("labctl", "keep", "--give", self.name, run_id).render(),
                 stdin=json.dumps(have).encode() + b"\n",
-                on_stdout=lambda block: _into(kept, block),
+                on_stdout=lambda block: _append(kept, block),
             )
             kept.seek(0)
             head = reply_in(kept.readline().decode(errors="replace")) or {}
-            self._checked(code, head, "")
+            self._check_reply(code, head, "")
             return from_copy(self.ground, run_id, head["files"], kept, run)
 
     @cached_property
     def _transport(self) -> Transport:
         return self.ground.connections.connect(self.endpoint)
 
-    def _ask(self, *words: str, stdin: memoryview | bytes = b"") -> dict[str, Any]:
+    def _request(self, *words: str, stdin: memoryview | bytes = b"") -> dict[str, Any]:
         out, err = bytearray(), bytearray()
-        line = WAY + command("labctl", "keep", *words).render()
+        line = PREFIX + command("labctl", "keep", *words).render()
         code = self._transport.stream(line, stdin=stdin, on_stdout=out.extend, on_stderr=err.extend)
         body = reply_in(out.decode(errors="replace"))
-        return self._checked(code, body or {}, err.decode(errors="replace"))
+        return self._check_reply(code, body or {}, err.decode(errors="replace"))
 
-    def _checked(self, code: int, body: dict[str, Any], said: str) -> dict[str, Any]:
+    def _check_reply(self, code: int, body: dict[str, Any], stderr: str) -> dict[str, Any]:
+        """Return the reply's body, or raise the error that it reports."""
         if (error := raised(body)) is not None:
             raise error
         if code == 0 and body:
             return body
         if code == ABSENT:
             raise LabError(
-                f"there is no labctl at {self.host}",
-                why="its keeper is the `labctl keep` of that machine",
-                hint=f"ssh {_shown(self.host)} {_install_command()}",
+                f"labctl is not installed on {self.host}",
+                why="the keeper is `labctl keep`, running on that machine",
+                hint=f"ssh {_ssh_arguments(self.host)} {_install_command()}",
             )
-        if "no command 'keep'" in said.lower() or "no such option" in said.lower():
-            raise self._other_version("an older one")
+        if "no command 'keep'" in stderr.lower() or "no such option" in stderr.lower():
+            raise self._version_error("an older version")
         raise LabError(
-            f"labctl at {self.host} does not answer as a keeper does (exit {code})",
-            why=said.strip()[-500:],
-            hint=f"ssh {_shown(self.host)} labctl keep --list",
+            f"labctl on {self.host} did not reply as a keeper (exit code {code})",
+            why=stderr.strip()[-500:],
+            hint=f"ssh {_ssh_arguments(self.host)} labctl keep --list",
         )
 
-    def _other_version(self, there: str) -> LabError:
+    def _version_error(self, keeper_version: str) -> LabError:
         return UsageError(
-            f"labctl at {self.host} is {there}, here it is {version()}",
-            why="a keeper must be of the same version",
-            hint=f"ssh {_shown(self.host)} {_install_command()}",
+            f"labctl on {self.host} is {keeper_version}, this one is {version()}",
+            why="both must be the same version",
+            hint=f"ssh {_ssh_arguments(self.host)} {_install_command()}",
         )
 
 
-def _into(file: IO[bytes], block: bytes) -> None:
+def _append(file: IO[bytes], block: bytes) -> None:
     file.write(block)
 
 
-def _parsed(host: str) -> tuple[str, str, int]:
-    """(user or "", host, port or 0) of `[user@]host[:port]`."""
-    user, _, place = host.rpartition("@")
-    name, colon, port = place.rpartition(":")
+def _parse_host(host: str) -> tuple[str, str, int]:
+    """Parse `[user@]host[:port]` into (user or "", host, port or 0)."""
+    user, _, address = host.rpartition("@")
+    name, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or ":" in name:
-        name, port = place, ""
+        name, port = address, ""
     return (
         check_user(user) if user else "",
         check_host(name.strip("[]")),
@@ -170,10 +172,10 @@ def _parsed(host: str) -> tuple[str, str, int]:
     )
 
 
-def _shown(host: str) -> str:
-    user, name, port = _parsed(host)
-    whom = f"{user}@{name}" if user else name
-    return f"-p {port} {whom}" if port else whom
+def _ssh_arguments(host: str) -> str:
+    user, name, port = _parse_host(host)
+    destination = f"{user}@{name}" if user else name
+    return f"-p {port} {destination}" if port else destination
 
 
 def _install_command() -> str:

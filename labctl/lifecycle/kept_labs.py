@@ -1,9 +1,9 @@
-"""Labs in the care of this machine's keeper: what was handed over, and where it lies.
+"""The labs that this machine's keeper looks after, and their directories.
 
 <keep>/<lab>-<lab id>/            a lab directory: lab.yaml, runs/, .labctl/{lab.json,kept/}
-<keep>/<lab>-<lab id>/keep.json   who handed it over, when, which runs (`Ward`)
-<keep>/.locks/<lab>-<lab id>      held while somebody works on that lab
-<keep>/.rounds.json               what the keeper saw last of each (`Round`)
+<keep>/<lab>-<lab id>/keep.json   who exported it, when, which runs (`Ward`)
+<keep>/.locks/<lab>-<lab id>      held while a process works on that lab
+<keep>/.rounds.json               the result of the last check of each (`Round`)
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from labctl.state.locks import hold_lock
 
 RECORD = "keep.json"
 ROUNDS = ".rounds.json"
-# Where data lies that is outside the lab at its owner's.
+# Where the keeper puts data sets that are outside the lab directory on the owner's machine.
 OUTSIDE = Path(".labctl") / "data"
 DROP_S = 20.0
 
 
 class Ward(Value, frozen=True):
-    """A lab that was handed over by `by` ("user@host") at `at`, with these `runs` to be recovered.
+    """A lab that `by` ("user@host") exported at Unix second `at`, with `runs` to recover.
 
-    `settings` are those that its owner's machine added to lab.yaml, by dotted key. `data` says
-    where in the lab directory each data set lies. `ceiling_usd_per_hour` is the most that another
-    server may cost where lab.yaml does not say so. `spent_usd` is what the lab had cost by then.
-    `files` is what came: path -> (size, sha256).
+    `settings` are those that its owner's machine added to lab.yaml, by dotted key. `data` maps each
+    data set to its path in the lab directory. `ceiling_usd_per_hour` limits the price of another
+    server where lab.yaml sets no limit. `spent_usd` is what the lab had cost at the export.
+    `files` is what was exported: path -> (size in bytes, sha256).
     """
 
     lab: str
@@ -58,7 +58,7 @@ class Ward(Value, frozen=True):
 
 
 class Round(Value, frozen=True):
-    """What the last look at a ward found, at Unix second `at`. `error` is "" where all is well."""
+    """The result of a kept lab's last check, at Unix second `at`. `error` is "" if it passed."""
 
     at: float
     state: str
@@ -68,29 +68,29 @@ class Round(Value, frozen=True):
 
 
 def ward_name(lab: str, lab_id: str) -> str:
-    """A ward's directory. ValueError for names that are none."""
+    """Return the name of a kept lab's directory. ValueError for an invalid lab name or id."""
     if not NAME_PATTERN.fullmatch(lab) or not NAME_PATTERN.fullmatch(lab_id):
-        raise ValueError(f"no lab: {lab!a} {lab_id!a}")
+        raise ValueError(f"invalid lab name or id: {lab!a} {lab_id!a}")
     return f"{lab}-{lab_id}"
 
 
-def wards(places: Paths) -> list[Ward]:
-    """Every lab that was handed to this machine, by name."""
-    found = sorted(places.keep_dir.glob(f"[!.]*/{RECORD}"))
-    return [one for path in found if (one := _read(path)) is not None]
+def wards(paths: Paths) -> list[Ward]:
+    """List the labs that this machine keeps, by name."""
+    records = sorted(paths.keep_dir.glob(f"[!.]*/{RECORD}"))
+    return [lab for path in records if (lab := _read(path)) is not None]
 
 
-def ward(places: Paths, name: str) -> Ward:
-    """The ward of this name, or of this lab where only one has it; NotFoundError."""
-    if (one := _read(places.keep_dir / name / RECORD)) is not None:
-        return one
-    every = wards(places)
-    found = [one for one in every if name == one.lab]
-    if len(found) == 1:
-        return found[0]
+def ward(paths: Paths, name: str) -> Ward:
+    """Find a kept lab by directory name, or by lab name if that is unique; else NotFoundError."""
+    if (lab := _read(paths.keep_dir / name / RECORD)) is not None:
+        return lab
+    kept = wards(paths)
+    matches = [lab for lab in kept if name == lab.lab]
+    if len(matches) == 1:
+        return matches[0]
     raise NotFoundError(
-        f"several labs called {name} are kept here" if found else f"no lab {name} is kept here",
-        why=", ".join(one.name for one in found or every),
+        f"several labs called {name} are kept here" if matches else f"no lab {name} is kept here",
+        why=", ".join(lab.name for lab in matches or kept),
         hint="labctl keep --list",
     )
 
@@ -108,13 +108,13 @@ def _read(path: Path) -> Ward | None:
         ) from error
 
 
-def directory(places: Paths, name: str) -> Path:
-    return places.keep_dir / name
+def directory(paths: Paths, name: str) -> Path:
+    return paths.keep_dir / name
 
 
 def ground(
-    one: Ward,
-    places: Paths,
+    lab: Ward,
+    paths: Paths,
     state: State,
     reporter: Reporter,
     environ: Mapping[str, str],
@@ -122,37 +122,37 @@ def ground(
     root: Path | None = None,
     record_only: bool = False,
 ) -> Ground:
-    """What flows on a ward stand on. With `record_only` its provider is not loaded."""
-    config = _config(one, root or directory(places, one.name), environ, record_only)
+    """Build the context for flows on a kept lab. With `record_only` its provider is not loaded."""
+    config = _config(lab, root or directory(paths, lab.name), environ, record_only)
     return Ground(
         config,
-        one.lab_id,
-        places,
+        lab.lab_id,
+        paths,
         state,
         reporter,
-        owner=one.by.partition("@")[0],
+        owner=lab.by.partition("@")[0],
         place=f"{socket.gethostname()}-keeper",
     )
 
 
-def _config(one: Ward, root: Path, environ: Mapping[str, str], record_only: bool) -> LabConfig:
+def _config(lab: Ward, root: Path, environ: Mapping[str, str], record_only: bool) -> LabConfig:
     def loaded(overrides: dict[str, str]) -> LabConfig:
         return load_lab(
             root,
-            overrides={**overrides, "lab": one.lab},
+            overrides={**overrides, "lab": lab.lab},
             environ=environ,
             settings_type=None if record_only else lambda name: provider_class(name).settings_type,
         )
 
-    # What this machine's owner has set for it counts more than what the laptop had.
+    # This machine's own settings override those of the laptop.
     own = loaded({}).beside
-    config = loaded({key: text for key, text in one.settings.items() if key not in own})
+    config = loaded({key: text for key, text in lab.settings.items() if key not in own})
     need = config.server.need
     if need.max_price_usd_per_hour is None:
-        need = msgspec.structs.replace(need, max_price_usd_per_hour=one.ceiling_usd_per_hour)
+        need = msgspec.structs.replace(need, max_price_usd_per_hour=lab.ceiling_usd_per_hour)
     data = {
-        name: msgspec.structs.replace(source, path=root / one.data[name])
-        if source.path is not None and name in one.data
+        name: msgspec.structs.replace(source, path=root / lab.data[name])
+        if source.path is not None and name in lab.data
         else source
         for name, source in config.data.items()
     }
@@ -160,72 +160,72 @@ def _config(one: Ward, root: Path, environ: Mapping[str, str], record_only: bool
     return msgspec.structs.replace(config, data=data, server=server)
 
 
-def known_runs(state: State, one: Ward) -> list[Run]:
-    """The ward's runs as last seen; one that nobody has seen yet is left out."""
-    return [run for run_id in one.runs if (run := state.run(one.lab_id, run_id)) is not None]
+def known_runs(state: State, lab: Ward) -> list[Run]:
+    """Return the lab's recorded runs; runs without a record are left out."""
+    return [run for run_id in lab.runs if (run := state.run(lab.lab_id, run_id)) is not None]
 
 
 def is_over(run: Run) -> bool:
-    """Whether there is nothing left to recover: it ended by itself, or a limit ended it."""
+    """Whether nothing is left to recover: the run ended by itself, or a limit stopped it."""
     return run.state in ("exited", "cancelled") or bool(run.stopped_by)
 
 
-def read_rounds(places: Paths) -> dict[str, Round]:
-    """What the keeper saw last of each ward; nothing where it never ran."""
+def read_rounds(paths: Paths) -> dict[str, Round]:
+    """Read the last check of each kept lab; empty if the keeper never ran."""
     try:
-        content = (places.keep_dir / ROUNDS).read_bytes()
+        content = (paths.keep_dir / ROUNDS).read_bytes()
         return msgspec.json.decode(content, type=dict[str, Round])
     except (FileNotFoundError, msgspec.MsgspecError):
         return {}
 
 
-def write_rounds(places: Paths, seen: Mapping[str, Round]) -> None:
-    """For `labctl keep --list`; nothing where no lab was ever handed over."""
-    target = places.keep_dir / ROUNDS
+def write_rounds(paths: Paths, rounds: Mapping[str, Round]) -> None:
+    """Write the checks for `labctl keep --list`; do nothing if no lab was ever imported."""
+    target = paths.keep_dir / ROUNDS
     if not target.parent.is_dir():
         return
     draft = target.with_suffix(".new")
-    draft.write_bytes(msgspec.json.encode(seen))
+    draft.write_bytes(msgspec.json.encode(rounds))
     draft.replace(target)
 
 
 @contextmanager
-def worked_on(places: Paths, name: str, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold the ward alone; BusyError where somebody else works on it after `wait_s`."""
-    with hold_lock(places.keep_dir / ".locks" / name, what, wait_s=wait_s):
+def worked_on(paths: Paths, name: str, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Lock the kept lab; BusyError if another process still holds it after `wait_s` seconds."""
+    with hold_lock(paths.keep_dir / ".locks" / name, what, wait_s=wait_s):
         yield
 
 
-def drop(places: Paths, state: State, name: str) -> Ward:
-    """End the keeping of a lab, and remove its directory. What it has at its provider stays.
+def drop(paths: Paths, state: State, name: str) -> Ward:
+    """Stop keeping a lab, and delete its directory. Its resources at the provider stay.
 
-    BusyError while the keeper works on it: a recovery must not be cut in two.
+    BusyError while the keeper works on it, since a recovery must not be interrupted.
     """
-    one = ward(places, name)
+    lab = ward(paths, name)
     try:
-        with worked_on(places, one.name, "keep --drop", wait_s=DROP_S):
-            gone = places.keep_dir / f".dropped-{one.name}"
-            shutil.rmtree(gone, ignore_errors=True)
-            directory(places, one.name).rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
-            _forget(places, state, one)
+        with worked_on(paths, lab.name, "keep --drop", wait_s=DROP_S):
+            trash = paths.keep_dir / f".dropped-{lab.name}"
+            shutil.rmtree(trash, ignore_errors=True)
+            directory(paths, lab.name).rename(trash)
+            shutil.rmtree(trash, ignore_errors=True)
+            _forget(paths, state, lab)
     except BusyError as error:
         raise BusyError(
-            f"{one.lab} is being recovered just now",
+            f"{lab.lab} is being recovered right now",
             why=error.what,
-            hint=f"labctl keep --drop {one.name}   # again, in a few minutes",
+            hint=f"labctl keep --drop {lab.name}   # again, in a few minutes",
         ) from None
-    return one
+    return lab
 
 
-def _forget(places: Paths, state: State, one: Ward) -> None:
-    """Records of servers that this machine looks after no more, and the key that opens them."""
+def _forget(paths: Paths, state: State, lab: Ward) -> None:
+    """Delete the records of the lab's servers, and the key that logs in to them."""
     from labctl.servers.connections import Connections
 
-    connections = Connections(places.ssh_dir, None)
-    for server in state.servers(one.lab_id):
+    connections = Connections(paths.ssh_dir, None)
+    for server in state.servers(lab.lab_id):
         connections.close(server)
         connections.forget(server.id)
         state.drop_server(server.id)
-    shutil.rmtree(places.keys_dir / one.lab_id, ignore_errors=True)
-    (places.config_dir / "secrets" / f"{one.lab_id}.json").unlink(missing_ok=True)
+    shutil.rmtree(paths.keys_dir / lab.lab_id, ignore_errors=True)
+    (paths.config_dir / "secrets" / f"{lab.lab_id}.json").unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""What travels when a lab is handed over: one tar stream, its first member a `Parcel`.
+"""The archive in which a lab is exported: one tar stream, its first member a `Parcel`.
 
-parcel.json         the Parcel; it alone holds secrets and the lab's private key
-files/<path>        files of the ward's directory that the keeper does not have yet
+parcel.json         the Parcel; only it holds secrets and the lab's private key
+files/<path>        files of the lab's directory that the keeper does not have yet
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ CHUNK_BYTES = 1024 * 1024
 
 
 def version() -> str:
-    """Of labctl: both sides of a hand-over must be of the same."""
+    """Return labctl's version: the exporting and the importing side must have the same."""
     from importlib.metadata import version as installed
 
     return installed("labctl")
 
 
 class Parcel(Value, frozen=True):
-    """A lab as it is handed over. `ward.files` names every file of it; not all need travel.
+    """An exported lab. `ward.files` names all its files, also those that the archive leaves out.
 
-    `key` is the private key that opens its servers, "" where labctl has none. `runs` and `ledger`
-    are what the laptop knows.
+    `key` is the private key for its servers, "" if labctl has none. `runs` and `ledger` are what
+    the laptop knows.
     """
 
     version: str
@@ -52,16 +52,16 @@ class Parcel(Value, frozen=True):
     key: str = ""
 
 
-def write(stream: BinaryIO, parcel: Parcel, places: Mapping[str, Path]) -> None:
-    """The parcel and the files at `places` (path in the ward -> where it lies here)."""
+def write(stream: BinaryIO, parcel: Parcel, files: Mapping[str, Path]) -> None:
+    """Write the parcel and these files (path in the lab -> local path) to `stream`."""
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         head = msgspec.json.encode(parcel)
         archive.addfile(_member(HEAD, len(head)), io.BytesIO(head))
-        for path, place in places.items():
+        for path, local in files.items():
             size, _ = parcel.ward.files[path]
-            with place.open("rb") as file:
+            with local.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < size:
-                    raise _changed(path)
+                    raise _changed_error(path)
                 archive.addfile(_member(FILES + path, size), file)
 
 
@@ -71,59 +71,65 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
     return member
 
 
-def _changed(path: str) -> TransferError:
-    return TransferError(f"{path} changed while it was sent", hint="labctl run --recover --keeper")
+def _changed_error(path: str) -> TransferError:
+    return TransferError(
+        f"{path} changed while it was being sent", hint="labctl run --recover --keeper"
+    )
 
 
 class Unpacking:
-    """A parcel on its way in. `parcel` is read at once, `files` puts the rest where it belongs."""
+    """Reads an archive. `parcel` is read at once; `files` writes the other members to disk."""
 
     def __init__(self, stream: BinaryIO) -> None:
         try:
             self._archive = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115 (read in parts)
             member = self._archive.next()
             if member is None or member.name != HEAD or not 0 < member.size <= MOST_HEAD_BYTES:
-                raise TransferError("what arrived is no lab")
+                raise TransferError("the received archive is not an exported lab")
             head = self._archive.extractfile(member)
             self.parcel = msgspec.json.decode(head.read() if head else b"", type=Parcel)
         except (tarfile.TarError, msgspec.MsgspecError) as error:
-            raise TransferError("what arrived is no lab", why=str(error)) from error
+            raise TransferError(
+                "the received archive is not an exported lab", why=str(error)
+            ) from error
 
     def files(self, staging: Path) -> set[str]:
-        """Every file that travelled, verified, below `staging`; their paths.
+        """Write the archive's files below `staging`, verify them, and return their paths.
 
-        PolicyError for a name that leaves it, TransferError for content that was not promised.
+        PolicyError for a path outside of it, TransferError for content other than announced.
         """
-        wanted = self.parcel.ward.files
-        arrived: set[str] = set()
+        announced = self.parcel.ward.files
+        written: set[str] = set()
         try:
             while (member := self._archive.next()) is not None:
                 path = contained(member.name.removeprefix(FILES))
-                if not member.isreg() or not member.name.startswith(FILES) or path not in wanted:
-                    raise TransferError(f"{member.name!a} arrived, which was not announced")
-                _room(staging, member.size)
-                self._place(member, staging / path, wanted[path])
-                arrived.add(path)
+                if not member.isreg() or not member.name.startswith(FILES) or path not in announced:
+                    raise TransferError(
+                        f"the archive contains {member.name!a} without announcing it"
+                    )
+                _require_space(staging, member.size)
+                self._extract(member, staging / path, announced[path])
+                written.add(path)
         except tarfile.TarError as error:
-            raise TransferError("the lab did not arrive whole", why=str(error)) from error
-        return arrived
+            raise TransferError("the received archive is incomplete", why=str(error)) from error
+        return written
 
-    def _place(self, member: tarfile.TarInfo, place: Path, known: tuple[int, str]) -> None:
+    def _extract(self, member: tarfile.TarInfo, target: Path, announced: tuple[int, str]) -> None:
         source, digest, size = self._archive.extractfile(member), hashlib.sha256(), 0
         assert source is not None
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with place.open("wb") as file:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
             while block := source.read(CHUNK_BYTES):
                 digest.update(block)
                 size += file.write(block)
-        if (size, digest.hexdigest()) != known:
-            raise _changed(member.name.removeprefix(FILES))
+        if (size, digest.hexdigest()) != announced:
+            raise _changed_error(member.name.removeprefix(FILES))
 
 
-def _room(staging: Path, size: int) -> None:
-    found = os.statvfs(staging)
-    free = found.f_bavail * found.f_frsize
+def _require_space(staging: Path, size: int) -> None:
+    usage = os.statvfs(staging)
+    free = usage.f_bavail * usage.f_frsize
     if size + RESERVE_BYTES > free:
         raise DiskFullError(
-            "the keeper's disk has no room for the lab", why=f"{free // 1024**2} MiB are free"
+            "the keeper's disk is too full for the lab", why=f"{free // 1024**2} MiB are free"
         )

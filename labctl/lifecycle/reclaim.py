@@ -1,4 +1,4 @@
-"""A drill: the lab's server is taken back on purpose, and what that cost is measured."""
+"""A reclaim drill: take the lab's server away on purpose, and measure what that costs."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from labctl.servers.context import Ground
 
 LOOK_S = 0.2
 SAMPLE_S = 0.5
-# So long is a run watched at most for how fast it goes.
+# how long a run is watched to measure its speed, at most
 SPEED_WITHIN_S = 5.0
 GONE_WITHIN_S = 180.0
 STEP_WITHIN_S = 900.0
 BEFORE_END_S = 0.5
-TOLD = "its server was taken back (a drill)"
+REASON = "its server was reclaimed (drill)"
 
 
 class Drill(Value, frozen=True):
-    """What one reclaim cost. Times are Unix seconds by this machine's clock.
+    """What one reclaim cost. Times are Unix seconds of this machine's clock.
 
-    Steps are what the run itself says of them in logs/progress.json, None where it says nothing.
-    `lost_steps` were done twice, which took `lost_s` at the speed before. `recover_s` is from the
-    kill to the first new step. `cost_usd` pays for the lost steps, for the rest of the notice after
-    the run had ended, and for the new server until its first step.
+    Steps are those that the run writes to logs/progress.json, None if it writes none. `lost_steps`
+    had to be repeated, which took `lost_s` at the earlier speed. `recover_s` is from the kill to
+    the first new step. `cost_usd` covers the lost steps, the rest of the notice after the run had
+    ended, and the new server until its first step.
     """
 
     run: str
@@ -66,36 +66,36 @@ class Drill(Value, frozen=True):
     cost_usd: float | None = None
 
 
-class _Seen:
-    """What is seen of the run before its server goes. Samples are (server's clock, step)."""
+class _RunMonitor:
+    """Polls the run until its server is gone. Samples are (Unix second of the server, step)."""
 
     def __init__(self, ground: Ground, server: Server, run_id: str) -> None:
         self.ground, self.server = ground, server
         self.about = {"lab": ground.config.name, "lab_id": ground.lab_id}
         self.run_id = run_id
         self.samples: list[tuple[float, float]] = []
-        self.ahead_s = 0.0
+        self.clock_offset_s = 0.0
         self.reclaim: dict[str, Any] = {}
 
-    def look(self) -> dict[str, Any]:
-        """The run as the server tells it now. LabErrors as they come."""
+    def poll(self) -> dict[str, Any]:
+        """Return the run's current state from the server, and sample its step. Raises LabErrors."""
         remote = self.ground.remote(self.server)
         reply = remote.call("status", {**self.about, "runs": [self.run_id]})
         if not reply["runs"]:
             raise NotFoundError(
-                f"there is no run {self.run_id} on {self.server.alias}",
+                f"{self.server.alias} has no run {self.run_id}",
                 hint="labctl status --refresh",
             )
-        found: dict[str, Any] = reply["runs"][0]
-        self.ahead_s = reply["now"] - time.time()
-        at, step = found.get("progress_at"), found["progress"].get("step")
+        state: dict[str, Any] = reply["runs"][0]
+        self.clock_offset_s = reply["now"] - time.time()
+        at, step = state.get("progress_at"), state["progress"].get("step")
         if at and step is not None and (not self.samples or at > self.samples[-1][0]):
             self.samples.append((at, step))
-        return found
+        return state
 
-    def look_at_notice(self) -> None:
-        """Steps, and how far the wind-down is. A run that has been recorded tells no more steps."""
-        self.look()
+    def poll_notice(self) -> None:
+        """Sample the step, and fetch the shutdown's progress. An ended run has no more steps."""
+        self.poll()
         request = {**self.about, "run": self.run_id}
         self.reclaim = self.ground.remote(self.server).call("reclaimed", request)["reclaim"]
 
@@ -105,42 +105,41 @@ class _Seen:
 
     @property
     def steps_per_s(self) -> float | None:
-        """Between the first and the last that was seen; None for too few."""
+        """The speed between the first and the last sample; None for fewer than two."""
         if len(self.samples) < 2:
             return None
         (first_at, first), (last_at, last) = self.samples[0], self.samples[-1]
         return (last - first) / (last_at - first_at) if last > first else None
 
-    def here(self, at: float | None) -> float | None:
-        """A moment of the server's clock, by this machine's."""
-        return None if at is None else at - self.ahead_s
+    def to_local_time(self, at: float | None) -> float | None:
+        """Convert a Unix second of the server's clock to this machine's."""
+        return None if at is None else at - self.clock_offset_s
 
 
 def drill(ground: Ground, run_id: str, notice_s: float, taker: Reclaim | None = None) -> Drill:
-    """Take the server of a live run back and have the run recovered; asks before it does.
+    """Reclaim the server of an active run, after a question, and recover the run.
 
-    `notice_s` 0 is without notice. `taker` stands for the provider where somebody else takes its
-    servers back. PolicyError where the person says no; NotFoundError where nothing runs, or nothing
-    of it would be there to go on from.
+    `notice_s` 0 means without notice. `taker` replaces the provider in the reclaim. PolicyError if
+    the user declines; NotFoundError if no run is active, or nothing is saved to recover it from.
     """
     server = ground.server()
-    taker = taker or _taker(ground)
+    taker = taker or _require_reclaim(ground)
     runs.refresh(ground, server)
-    run = _live(ground, run_id)
-    restore.record(ground, run.id)  # what could not go on elsewhere is not killed
-    seen = _Seen(ground, server, run.id)
-    _measure(ground, seen)
-    _agree(ground, server, run, seen, notice_s)
+    run = _find_active_run(ground, run_id)
+    restore.record(ground, run.id)  # a run that could not be recovered is not killed
+    monitor = _RunMonitor(ground, server, run.id)
+    _measure_speed(ground, monitor)
+    _require_consent(ground, server, run, monitor, notice_s)
     if notice_s and not guard.watch(ground, server).get("alive"):
         guard.arm(ground, server, always=True)
     began_at = time.time()
-    announced = _taken(ground, server, taker, seen, notice_s)
-    gone_at = _gone(ground, server)
+    announced = _reclaim(ground, server, taker, monitor, notice_s)
+    gone_at = _await_end(ground, server)
     ground.state.record("reclaimed", lab_id=ground.lab_id, server_id=server.id, run_id=run.id)
-    recovery = recover(ground, run.id, told=TOLD)
+    recovery = recover(ground, run.id, told=REASON)
     new = ground.server()
-    first_at, first_step = _first_step(ground, new, run.id)
-    made = Drill(
+    first_at, first_step = _await_first_step(ground, new, run.id)
+    result = Drill(
         run=run.id,
         server_id=server.id,
         notice_s=notice_s,
@@ -151,77 +150,85 @@ def drill(ground: Ground, run_id: str, notice_s: float, taker: Reclaim | None = 
         first_step_at=first_at,
         first_step_after=first_step,
     )
-    return _reckoned(made, seen, server, new)
+    return _add_costs(result, monitor, server, new)
 
 
-def _taker(ground: Ground) -> Reclaim:
+def _require_reclaim(ground: Ground) -> Reclaim:
     if isinstance(ground.provider, Reclaim):
         return ground.provider
     raise UsageError(
-        f"servers of {ground.provider.name} are never taken back",
-        why="there is nothing to rehearse on machines that stay",
+        f"servers of {ground.provider.name} are never reclaimed",
+        why="a drill needs a provider that can take a server back",
         hint="labctl rehearse reclaim   # in a lab on local or a cloud",
     )
 
 
-def _live(ground: Ground, run_id: str) -> Run:
+def _find_active_run(ground: Ground, run_id: str) -> Run:
     if run_id:
         run = runs.latest(ground, run_id)
         if run.state == "running":
             return run
-        raise NotFoundError(f"run {run_id} does not run", why=run.told, hint="labctl run --detach")
-    here = ground.server().id
-    known = ground.state.runs(ground.lab_id)
-    live = [one for one in known if one.state == "running" and one.server_id == here]
+        raise NotFoundError(f"run {run_id} is not active", why=run.told, hint="labctl run --detach")
+    server_id = ground.server().id
+    all_runs = ground.state.runs(ground.lab_id)
+    live = [run for run in all_runs if run.state == "running" and run.server_id == server_id]
     if not live:
-        raise NotFoundError("nothing runs, so nothing could be lost", hint="labctl run --detach")
+        raise NotFoundError(
+            "no run is active", why="a drill needs one to recover", hint="labctl run --detach"
+        )
     return live[-1]
 
 
-def _measure(ground: Ground, seen: _Seen) -> None:
-    """Watch the run for a moment, for its speed."""
-    with _step(ground, "watching the run's steps"):
+def _measure_speed(ground: Ground, monitor: _RunMonitor) -> None:
+    """Poll the run for up to SPEED_WITHIN_S seconds, until three steps are sampled."""
+    with _step(ground, "measuring the run's speed"):
         until = time.monotonic() + SPEED_WITHIN_S
-        while len(seen.samples) < 3 and time.monotonic() < until:
-            seen.look()
+        while len(monitor.samples) < 3 and time.monotonic() < until:
+            monitor.poll()
             time.sleep(LOOK_S)
 
 
-def _agree(ground: Ground, server: Server, run: Run, seen: _Seen, notice_s: float) -> None:
-    stays = held_disks.is_held(ground, server)
-    lost = "" if ground.config.store or stays else _only_there(ground, server)
-    step = "" if seen.step is None else f" at step {seen.step:.0f}"
-    told = f"{notice_s:.0f} s after a notice" if notice_s else "without notice"
-    detail = f"{run.id} runs there{step}; it goes on on another server afterwards. {lost}".strip()
-    disk = "its disk stays" if stays else "disk and all"
-    question = f"have {server.alias} ({server.id}) taken back {told}, {disk}?"
+def _require_consent(
+    ground: Ground, server: Server, run: Run, monitor: _RunMonitor, notice_s: float
+) -> None:
+    keeps_disk = held_disks.is_held(ground, server)
+    lost = "" if ground.config.store or keeps_disk else _describe_losses(ground, server)
+    step = "" if monitor.step is None else f" at step {monitor.step:.0f}"
+    when = f"{notice_s:.0f} s after a notice" if notice_s else "without notice"
+    detail = f"{run.id} is running there{step} and resumes on another server. {lost}".strip()
+    disk = "its disk is kept" if keeps_disk else "its disk is deleted"
+    question = f"reclaim {server.alias} ({server.id}) {when}, {disk}?"
     if not ground.reporter.ask(Decision(question=question, detail=detail)):
         raise PolicyError(
-            "nothing was taken", why=f"{run.id} runs on", hint="labctl rehearse reclaim --yes"
+            "nothing was reclaimed",
+            why=f"{run.id} is still running",
+            hint="labctl rehearse reclaim --yes",
         )
 
 
-def _only_there(ground: Ground, server: Server) -> str:
+def _describe_losses(ground: Ground, server: Server) -> str:
     reply = ground.remote(server).call(
         "manifest", {"lab": ground.config.name, "lab_id": ground.lab_id, "runs": []}
     )
-    count = sum(found["unpulled"] for found in reply["runs"].values())
+    count = sum(run["unpulled"] for run in reply["runs"].values())
     return (
         f"The lab has no store: {count} files that were not pulled will be LOST." if count else ""
     )
 
 
-def _taken(ground: Ground, server: Server, taker: Reclaim, seen: _Seen, notice_s: float) -> bool:
-    """Until the server is about to go; whether its provider itself gave the notice."""
+def _reclaim(
+    ground: Ground, server: Server, taker: Reclaim, monitor: _RunMonitor, notice_s: float
+) -> bool:
+    """Reclaim the server after the notice; return whether the provider itself gave the notice."""
     if not notice_s:
-        seen.look()
+        monitor.poll()
         taker.reclaim(server.id, 0)
         return False
     announced = taker.reclaim(server.id, notice_s)
     end = time.monotonic() + notice_s
     if not announced:
         if taker.no_notice:
-            text = f"{taker.no_notice}: the server's watchdog is handed one instead"
+            text = f"{taker.no_notice}: labctl sends one to the server's watchdog instead"
             ground.reporter.emit(Note(text=text))
         about = {"lab_id": ground.lab_id, "left_s": notice_s, "source": "labctl's drill"}
         ground.remote(server).call("reclaim-notice", about)
@@ -229,77 +236,80 @@ def _taken(ground: Ground, server: Server, taker: Reclaim, seen: _Seen, notice_s
         while (left_s := end - time.monotonic()) > 0:
             if left_s > BEFORE_END_S:
                 with suppress(ConnectError):
-                    seen.look_at_notice()
+                    monitor.poll_notice()
             time.sleep(min(SAMPLE_S, max(0.0, end - time.monotonic())))
     if not announced:
         try:
             taker.reclaim(server.id, 0)
         except (ProviderError, NotFoundError):
-            # Whoever follows the run may have heard the notice, and ended what was lost anyway.
+            # A process that follows the run may have seen the notice and terminated the server.
             if ground.provider.find(server.id) is not None:
                 raise
     return announced
 
 
-def _gone(ground: Ground, server: Server) -> float:
-    """When the provider said that the server has ended (Unix)."""
-    with _step(ground, "the server goes"):
+def _await_end(ground: Ground, server: Server) -> float:
+    """Wait until the provider reports the server's end; return that Unix second."""
+    with _step(ground, "waiting for the server to end"):
         until = time.monotonic() + GONE_WITHIN_S
         while time.monotonic() < until:
-            found = ground.provider.find(server.id)
-            if found is None or found.state in ENDED:
+            current = ground.provider.find(server.id)
+            if current is None or current.state in ENDED:
                 return time.time()
             time.sleep(LOOK_S)
     raise BusyError(
-        f"{server.id} is still there {GONE_WITHIN_S:.0f} s after its end",
+        f"{server.id} still exists {GONE_WITHIN_S:.0f} s after it was reclaimed",
         hint="labctl status --refresh",
     )
 
 
-def _first_step(ground: Ground, server: Server, run_id: str) -> tuple[float | None, float | None]:
-    """(when, which) the run first told on its new server; None where it ended without."""
-    with _step(ground, f"{run_id}: its first new step"):
-        seen = _Seen(ground, server, run_id)
+def _await_first_step(
+    ground: Ground, server: Server, run_id: str
+) -> tuple[float | None, float | None]:
+    """Return (Unix second, step) of the run's first new step; Nones if it ended without one."""
+    with _step(ground, f"waiting for the first new step of {run_id}"):
+        monitor = _RunMonitor(ground, server, run_id)
         until = time.monotonic() + STEP_WITHIN_S
         while time.monotonic() < until:
             with suppress(ConnectError):
-                found = seen.look()
-                at = found.get("progress_at")
-                if at and found.get("started_at") and at > found["started_at"]:
-                    return seen.here(at), found["progress"].get("step")
-                if found["state"] in ("exited", "lost", "cancelled"):
+                state = monitor.poll()
+                at = state.get("progress_at")
+                if at and state.get("started_at") and at > state["started_at"]:
+                    return monitor.to_local_time(at), state["progress"].get("step")
+                if state["state"] in ("exited", "lost", "cancelled"):
                     return None, None
             time.sleep(LOOK_S)
     return None, None
 
 
-def _reckoned(made: Drill, seen: _Seen, old: Server, new: Server) -> Drill:
+def _add_costs(result: Drill, monitor: _RunMonitor, old: Server, new: Server) -> Drill:
+    """Complete the drill with the times of the reclaim, the lost steps and their price."""
     from msgspec.structs import replace
 
-    told, whole = seen.reclaim, seen.reclaim.get("whole") or {}
-    before, after = seen.step, made.first_step_after
+    reclaim, checkpoint = monitor.reclaim, monitor.reclaim.get("whole") or {}
+    before, after = monitor.step, result.first_step_after
     lost = None if before is None or after is None else max(0.0, before - after + 1)
-    rate = seen.steps_per_s
+    rate = monitor.steps_per_s
     lost_s = 0.0 if lost == 0 else (lost / rate if lost is not None and rate else None)
-    first_at, ended_at = made.first_step_at, seen.here(told.get("ended_at"))
+    first_at, ended_at = result.first_step_at, monitor.to_local_time(reclaim.get("ended_at"))
     cost = None
     if first_at is not None and lost_s is not None:
-        idle_s = max(0.0, made.gone_at - ended_at) if ended_at else 0.0
+        idle_s = max(0.0, result.gone_at - ended_at) if ended_at else 0.0
         paid = old.offer.price_usd_per_hour * (lost_s + idle_s)
         paid += new.offer.price_usd_per_hour * max(0.0, first_at - new.created_at)
         cost = round(paid / 3600, 6)
     return replace(
-        made,
-        notice_at=seen.here((told.get("notice") or {}).get("heard_at")),
-        sigterm_at=seen.here(told.get("sigterm_at")),
-        checkpoint=whole.get("checkpoint") or "",
-        checkpoint_at=seen.here(whole.get("at")),
-        mirrored_at=seen.here(told.get("mirrored_at")),
+        result,
+        notice_at=monitor.to_local_time((reclaim.get("notice") or {}).get("heard_at")),
+        sigterm_at=monitor.to_local_time(reclaim.get("sigterm_at")),
+        checkpoint=checkpoint.get("checkpoint") or "",
+        checkpoint_at=monitor.to_local_time(checkpoint.get("at")),
+        mirrored_at=monitor.to_local_time(reclaim.get("mirrored_at")),
         last_step_before=before,
         steps_per_s=rate,
         lost_steps=lost,
         lost_s=lost_s,
-        recover_s=None if first_at is None else first_at - made.gone_at,
+        recover_s=None if first_at is None else first_at - result.gone_at,
         cost_usd=cost,
     )
 

@@ -1,6 +1,6 @@
-"""Coming back to a lab that a keeper looked after: what it did becomes known here, once.
+"""Merge what a lab's keeper did into this machine's records, when the user returns to the lab.
 
-Nothing here fails since a keeper cannot be reached: that is said, and what is known here counts.
+An unreachable keeper is never an error here: a warning says so, and the local records are used.
 """
 
 from __future__ import annotations
@@ -30,61 +30,64 @@ from labctl.sync.pull import PulledRun
 
 
 def hear(ground: Ground) -> str:
-    """Take over what the lab's keeper has written down meanwhile; its host, "" where it has none.
+    """Merge the keeper's ledger and runs; return the keeper's host, "" if the lab has none.
 
-    The provider is not asked: `adopt` does that.
+    Does not ask the provider: `adopt` does that.
     """
     host = handed_to(ground)
     if not host:
         return ""
     try:
-        told = KeeperHost(ground, host).told()
+        report = KeeperHost(ground, host).told()
     except NotFoundError:
-        _end(ground, host)
-        ground.reporter.emit(Note(text=f"{host} keeps {ground.config.name} no longer"))
+        _record_end(ground, host)
+        ground.reporter.emit(Note(text=f"{host} no longer keeps {ground.config.name}"))
         return ""
     except LabError as error:
-        text = f"the keeper at {host} cannot be asked: {error.what}; this is what is known here"
+        text = f"cannot reach the keeper at {host}: {error.what}; using this machine's records"
         ground.reporter.emit(Note(text=text, level="warning"))
         return host
-    ledgers.take_over(ground.state, ground.lab_id, told.lines)
-    for run in told.runs:
-        known = ground.state.run(ground.lab_id, run.id)
-        if known is None or known.seen_at < run.seen_at:
+    ledgers.take_over(ground.state, ground.lab_id, report.lines)
+    for run in report.runs:
+        recorded = ground.state.run(ground.lab_id, run.id)
+        if recorded is None or recorded.seen_at < run.seen_at:
             ground.state.save_run(run)
-    if told.round is not None and told.round.error:
-        text = f"the keeper at {host} says: {told.round.error}"
+    if report.round is not None and report.round.error:
+        text = f"the keeper at {host} reports: {report.round.error}"
         ground.reporter.emit(Note(text=text, level="warning"))
-    if not told.running:
-        text = f"no labctl keep runs at {host} now; next, there: labctl keep --install"
+    if not report.running:
+        text = f"labctl keep is not running on {host}; next, on {host}: labctl keep --install"
         ground.reporter.emit(Note(text=text, level="warning"))
     return host
 
 
-def _end(ground: Ground, host: str) -> None:
+def _record_end(ground: Ground, host: str) -> None:
     ground.state.record(BACK, lab_id=ground.lab_id, detail={"keeper": host})
 
 
 def come_back(ground: Ground, *, ask: bool = True) -> str:
-    """`hear`, and with `ask` the lab's server as its provider knows it now; the keeper's host."""
+    """Merge the keeper's records, and with `ask` the provider's; return the keeper's host."""
     host = hear(ground)
     if host and ask:
         try:
             adoption.adopt(ground)
         except (BusyError, ProviderError) as error:
-            text = f"{ground.provider.name} cannot be asked: {error.what}"
+            text = f"cannot query {ground.provider.name}: {error.what}"
             ground.reporter.emit(Note(text=text, level="warning"))
     return host
 
 
 def has_copies(ground: Ground) -> bool:
-    """Whether results may lie somewhere besides the server: in a store, or at a keeper."""
+    """Whether results may exist outside the server: in a store, or at a keeper."""
     return bool(ground.config.store or handed_to(ground))
 
 
 def pull(ground: Ground, run_ids: list[str], *, everything: bool) -> list[PulledRun]:
-    """Outputs of these runs (of all, if empty) from the server; where it has ended, from the lab's
-    store or its keeper. NotFoundError where nobody has them."""
+    """Pull the outputs of these runs (all, if empty) from the server.
+
+    If the server has ended, pull them from the lab's store or its keeper. NotFoundError if neither
+    has them.
+    """
     try:
         server = ground.server()
         held_disks.renew(ground, server)
@@ -92,39 +95,39 @@ def pull(ground: Ground, run_ids: list[str], *, everything: bool) -> list[Pulled
             disk_restore.restore(ground, server)
         return outputs.pull(ground, server, run_ids, everything=everything)
     except (NotFoundError, ConnectError) as error:
-        if not has_copies(ground) or (isinstance(error, ConnectError) and _is_there(ground)):
-            raise _explained(ground, error) from None
+        if not has_copies(ground) or (isinstance(error, ConnectError) and _has_server(ground)):
+            raise _explain(ground, error) from None
     try:
         return saved_elsewhere(ground, run_ids)
     except NotFoundError as error:
         raise kept_disks.explained(ground, error) from None
 
 
-def _is_there(ground: Ground) -> bool:
+def _has_server(ground: Ground) -> bool:
     return adoption.adopt(ground) is not None
 
 
-def _explained(ground: Ground, error: LabError) -> LabError:
+def _explain(ground: Ground, error: LabError) -> LabError:
     return kept_disks.explained(ground, error) if isinstance(error, NotFoundError) else error
 
 
 def saved_elsewhere(ground: Ground, run_ids: list[str]) -> list[PulledRun]:
-    """These runs' outputs (all runs', if empty) from the lab's store, or else from its keeper.
+    """Pull these runs' outputs (all runs, if empty) from the lab's store, or else its keeper.
 
-    NotFoundError where neither has anything of them.
+    NotFoundError if neither has any of them.
     """
-    known = run_ids or [run.id for run in ground.state.runs(ground.lab_id)]
-    found = [one for run_id in known if (one := _elsewhere(ground, run_id)) is not None]
-    if not found:
+    ids = run_ids or [run.id for run in ground.state.runs(ground.lab_id)]
+    pulled = [run for run_id in ids if (run := _pull_copy(ground, run_id)) is not None]
+    if not pulled:
         raise NotFoundError(
-            f"nothing of {', '.join(known) or 'any run'} is saved elsewhere",
-            why="the server has ended, and there is no store or keeper that has it",
+            f"no copy of {', '.join(ids) or 'any run'} is saved outside the server",
+            why="the server has ended, and neither a store nor a keeper has a copy",
             hint="labctl status --refresh",
         )
-    return found
+    return pulled
 
 
-def _elsewhere(ground: Ground, run_id: str) -> PulledRun | None:
+def _pull_copy(ground: Ground, run_id: str) -> PulledRun | None:
     if ground.config.store:
         try:
             return from_store(ground, run_id)
@@ -136,20 +139,20 @@ def _elsewhere(ground: Ground, run_id: str) -> PulledRun | None:
 
 
 def copied(ground: Ground, keeper: KeeperHost, run_id: str) -> PulledRun | None:
-    """What the keeper has mirrored of a run, here; None where that is nothing."""
-    have = {one.path: one.sha256 for one in index_of(ground.config.root, run_id)}
+    """Pull the run's files that the keeper mirrored; None if there are none."""
+    have = {file.path: file.sha256 for file in index_of(ground.config.root, run_id)}
     pulled = keeper.copy_of(run_id, have, ground.state.run(ground.lab_id, run_id))
-    home = ground.config.root / "runs" / run_id
-    return pulled if pulled.files or have or any(home.glob("*")) else None
+    directory = ground.config.root / "runs" / run_id
+    return pulled if pulled.files or have or any(directory.glob("*")) else None
 
 
 def log_here(ground: Ground, run_id: str) -> Path:
-    """Where a pull puts the run's log."""
+    """Return the local path of the run's pulled log."""
     return ground.config.root / "runs" / runs.latest(ground, run_id).id / "logs" / "run.log"
 
 
 def log_elsewhere(ground: Ground, run_id: str) -> bytes:
-    """A run's log as it was saved or pulled; NotFoundError where it was not."""
+    """Read a run's log from a saved or pulled copy; NotFoundError if there is no copy."""
     path = log_here(ground, run_id)
     if has_copies(ground) or not path.is_file():
         saved_elsewhere(ground, [run_id])
@@ -159,17 +162,17 @@ def log_elsewhere(ground: Ground, run_id: str) -> bytes:
 
 
 def bring_logs(ground: Ground, run_id: str = "") -> Run:
-    """The run (the latest) as it is now, its logs here.
+    """Fetch the logs of the run (by default the latest) and return its current state.
 
-    They come from the server or from where they were saved; where neither can be reached, those
-    that are here count, which is said. NotFoundError where there are none.
+    They come from the server or a saved copy. If neither can be reached, the logs that were pulled
+    before are used, with a warning. NotFoundError if there are none.
     """
     come_back(ground)
     run = runs.latest(ground, run_id)
     try:
         _fetch_logs(ground, run)
     except (NotFoundError, BusyError) as error:
-        _fetch_logs_elsewhere(ground, run, error)
+        _fetch_saved_logs(ground, run, error)
     return runs.latest(ground, run.id)
 
 
@@ -183,8 +186,8 @@ def _fetch_logs(ground: Ground, run: Run) -> None:
     ground.reporter.emit(Step(name=name, done=True))
 
 
-def _fetch_logs_elsewhere(ground: Ground, run: Run, error: LabError) -> None:
-    """From the store or the keeper, else as they were pulled before."""
+def _fetch_saved_logs(ground: Ground, run: Run, error: LabError) -> None:
+    """Fetch the logs from the store or the keeper, else use those that were pulled before."""
     if has_copies(ground):
         try:
             saved_elsewhere(ground, [run.id])
@@ -193,25 +196,25 @@ def _fetch_logs_elsewhere(ground: Ground, run: Run, error: LabError) -> None:
             pass
     if not log_here(ground, run.id).parent.is_dir():
         raise NotFoundError(
-            f"nothing that run {run.id} logged is here", why=error.what, hint=error.hint
+            f"no logs of run {run.id} on this machine", why=error.what, hint=error.hint
         ) from error
     if not run.ended:
-        text = f"{error.what}; this is what was pulled before"
+        text = f"{error.what}; using the logs that were pulled before"
         ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def released(ground: Ground, *, discard: bool) -> None:
-    """The keeper looks after the lab no more, once what it alone has is home.
+    """Pull what only the keeper has, then make it forget the lab.
 
-    Before the lab's server ends: a keeper that does not know would replace it. PolicyError where
-    it cannot be told; with `discard` that is only said.
+    Must run before the lab's server is removed: a keeper that does not know would replace it.
+    PolicyError if the keeper cannot be reached; with `discard` that is only a warning.
     """
     host = handed_to(ground)
     if not host:
         return
     keeper = KeeperHost(ground, host)
     try:
-        for run_id in [] if discard else [one.id for one in keeper.told().runs]:
+        for run_id in [] if discard else [run.id for run in keeper.told().runs]:
             copied(ground, keeper, run_id)
         keeper.drop()
     except NotFoundError:
@@ -219,11 +222,12 @@ def released(ground: Ground, *, discard: bool) -> None:
     except LabError as error:
         if not discard:
             raise PolicyError(
-                f"the keeper at {host} cannot be told: {error.what}",
-                why="it would replace a server that ends, and that would cost money",
-                hint="labctl down   # again, once it can be reached; or labctl down --discard",
+                f"cannot reach the keeper at {host}: {error.what}",
+                why="it would replace the removed server with a new one, which costs money",
+                hint="labctl down   # again, once the keeper is reachable; "
+                "or labctl down --discard",
             ) from error
-        text = f"the keeper at {host} was not told ({error.what}) and may make another server"
+        text = f"cannot reach the keeper at {host} ({error.what}); it may create another server"
         hint = f"labctl keep --drop {ground.config.name}"
-        ground.reporter.emit(Note(text=f"{text}; next, there: {hint}", level="warning"))
-    _end(ground, host)
+        ground.reporter.emit(Note(text=f"{text}; next, on {host}: {hint}", level="warning"))
+    _record_end(ground, host)

@@ -1,7 +1,7 @@
-"""A run goes on when its server is gone: another server, what was saved, the next attempt.
+"""Recover a run whose server is lost: get another server, restore the saved files, resume.
 
-What was saved lies in the lab's store, or, without one, in what `pull --follow` has brought here.
-A run that ended by itself is never recovered: another server would not help it.
+The saved files are in the lab's store or, without one, in what `pull --follow` copied here. A run
+that ended by itself is never recovered: another server would not help it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,20 @@ from labctl.servers import adoption
 from labctl.servers.context import Ground
 from labctl.sync import lab_files
 
-# Recoveries of one run, one after the other, from the same checkpoint.
+# consecutive recoveries of one run from the same checkpoint, at most
 MOST_IN_VAIN = 5
-# Between two rounds of bringing outputs here.
+# seconds between two pulls of a followed run's outputs
 MIRROR_S = 20.0
-# What passes: no machine left just now, or none at the agreed price; somebody else's turn; a
-# network that is down.
-LATER = (BusyError, CapacityError, NoOfferError, ThrottledError)
+# Errors that pass: no capacity, no offer at the agreed price, another recovery, no network.
+TEMPORARY = (BusyError, CapacityError, NoOfferError, ThrottledError)
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 120.0
 # States in which a run can be in need of recovery.
-LOST = ("claimed", "starting", "running", "lost")
+UNFINISHED = ("claimed", "starting", "running", "lost")
 
 
 class EndedError(PolicyError):
-    """The run ended by itself, perhaps on a server that somebody else had made for it."""
+    """The run ended by itself, perhaps on a server that another process created for it."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(
@@ -63,10 +62,10 @@ class EndedError(PolicyError):
 
 
 class Recovery(Value, frozen=True):
-    """One recovery. Steps are the run's own, None where it tells none; seconds of the wall clock.
+    """One recovery. Steps are the run's own, None if it reports none; `took_s` is wall-clock time.
 
-    `from_step` is that of the checkpoint from which it goes on. `log_offset` is the byte of the
-    run's log at which the gap is marked.
+    `from_step` is the step of the checkpoint that the run resumes from. `log_offset` is the byte
+    of the run's log at which the gap is marked.
     """
 
     run: Run
@@ -80,22 +79,22 @@ class Recovery(Value, frozen=True):
 
 
 def follow(ground: Ground, run_id: str, *, on_log: Callable[[bytes], None], offset: int = 0) -> Run:
-    """A run's log to its real end, on however many servers that takes.
+    """Follow a run's log until the run ends, across as many servers as that takes.
 
-    One that a limit stopped (`Run.stopped_by`) has ended too: money was its limit. PolicyError
-    where budget or price refuse another server, or after MOST_IN_VAIN recoveries in vain.
+    A run that a limit stopped (`Run.stopped_by`) has ended too: money was its limit. PolicyError
+    if budget or price rule out another server, or after MOST_IN_VAIN recoveries without progress.
     """
-    with _mirrored(ground, run_id):
-        return _through(ground, run_id, on_log, offset)
+    with _mirror_outputs(ground, run_id):
+        return _follow_attempts(ground, run_id, on_log, offset)
 
 
-def _through(ground: Ground, run_id: str, on_log: Callable[[bytes], None], at: int) -> Run:
+def _follow_attempts(ground: Ground, run_id: str, on_log: Callable[[bytes], None], at: int) -> Run:
     silences = Silences()
     while True:
         server = ground.state.server_of_lab(ground.lab_id)
         try:
             if server is None:
-                raise GoneError("the lab has no server any more")
+                raise GoneError("the lab no longer has a server")
             run = runs.watch(
                 ground,
                 server,
@@ -105,26 +104,26 @@ def _through(ground: Ground, run_id: str, on_log: Callable[[bytes], None], at: i
                 on_cut=partial(check_there, ground, server, silences),
             )
         except GoneError as error:
-            told = error.what
-        except NotFoundError:  # a newer server, to which it has not been brought
-            told = "the lab's server does not have it"
+            reason = error.what
+        except NotFoundError:  # a newer server, to which the run was not restored
+            reason = "the lab's server does not have this run"
         else:
             if run.state != "lost" or run.stopped_by:
                 return run
-            told = run.told
+            reason = run.told
         not_put_down(ground, server)
-        ground.reporter.emit(Note(text=f"{run_id}: {told}", level="warning"))
+        ground.reporter.emit(Note(text=f"{run_id}: {reason}", level="warning"))
         try:
-            at = _await_recovery(ground, run_id, told)
+            at = _await_recovery(ground, run_id, reason)
         except EndedError as error:
-            found = _elsewhere(ground, run_id)
-            if found is None:
+            log_offset = _find_other_recovery(ground, run_id)
+            if log_offset is None:
                 return error.run
-            at = found
+            at = log_offset
 
 
 def _await_recovery(ground: Ground, run_id: str, told: str) -> int:
-    """Have it go on, here or by a keeper, however long that takes; where its log goes on."""
+    """Wait until the run is resumed, here or by a keeper; return where its log resumes (bytes)."""
     announced = ""
 
     def announce(message: str) -> None:
@@ -133,53 +132,53 @@ def _await_recovery(ground: Ground, run_id: str, told: str) -> int:
             ground.reporter.emit(Note(text=message, level="warning"))
             announced = message
 
-    def go_on() -> int:
-        if (at := _elsewhere(ground, run_id)) is not None:
+    def resume() -> int:
+        if (at := _find_other_recovery(ground, run_id)) is not None:
             return at
         return recover(ground, run_id, told=told).log_offset
 
     while_others_recover = retry_on(
         NotOursError,
         pause_s=FIRST_PAUSE_S,
-        before_pause=lambda error: announce(f"{error}; waiting for it"),
+        before_pause=lambda error: announce(f"{error}; waiting for that recovery"),
     )
     until_possible = retry_on(
-        LATER,
+        TEMPORARY,
         pause_s=FIRST_PAUSE_S,
         longest_pause_s=LONGEST_PAUSE_S,
-        before_pause=lambda error: announce(f"{run_id} cannot go on yet: {error}; trying again"),
+        before_pause=lambda error: announce(f"{run_id} cannot resume yet: {error}; trying again"),
     )
-    offset: int = until_possible(while_others_recover, go_on)
+    offset: int = until_possible(while_others_recover, resume)
     return offset
 
 
-def _elsewhere(ground: Ground, run_id: str) -> int | None:
-    """Where the log goes on of a run that somebody else has recovered; None where nobody has."""
+def _find_other_recovery(ground: Ground, run_id: str) -> int | None:
+    """Return where the log resumes if another process has recovered the run, else None."""
     with contextlib.suppress(LabError):
         server = adoption.adopt(ground)
-        found = None if server is None else _there(ground, server, run_id)
-        if server is not None and found is not None:
-            run = runs.keep(ground, server, found)
+        status = None if server is None else _fetch_run_status(ground, server, run_id)
+        if server is not None and status is not None:
+            run = runs.keep(ground, server, status)
             if run.state != "lost" or run.stopped_by:
-                return int(found.get("log_offset") or 0)
+                return int(status.get("log_offset") or 0)
     return None
 
 
 def tend(
     ground: Ground, run_id: str, silences: Silences | None = None, *, wait: bool = False
 ) -> Run:
-    """One look at a run, and its recovery where its server is gone and it is our turn.
+    """Check a run once, and recover it if its server is gone and no one else recovers it.
 
-    Returns the run as it is then. One whose server cannot be reached is left as it was last seen,
-    until `silences`, kept from look to look, tell that it is dead. With `wait` another watcher's
-    turn is waited for, and taken where that watcher has died.
+    Returns the run's state then. A run whose server cannot be reached stays as last seen, until
+    `silences`, passed from check to check, shows that the server is dead. With `wait`, this waits
+    for another watcher's recovery, and takes over from a watcher that has died.
     """
     known = runs.latest(ground, run_id)
     server = ground.state.server_of_lab(ground.lab_id) or adoption.adopt(ground)
     try:
         if server is None:
-            raise GoneError("the lab has no server any more")
-        known = _seen(ground, server, run_id) or known
+            raise GoneError("the lab no longer has a server")
+        known = _refresh_run(ground, server, run_id)
         if known.state != "lost" or known.stopped_by:
             return known
         told = known.told
@@ -197,17 +196,17 @@ def tend(
     return runs.latest(ground, run_id)
 
 
-def _seen(ground: Ground, server: Server, run_id: str) -> Run | None:
-    """The run as its server tells it; GoneError where the server does not know it."""
-    found = _there(ground, server, run_id)
-    if found is None:
-        raise GoneError(f"the server {server.id} does not have it")
-    return runs.keep(ground, server, found)
+def _refresh_run(ground: Ground, server: Server, run_id: str) -> Run:
+    """Record the run's state on the server; GoneError if the server does not have the run."""
+    status = _fetch_run_status(ground, server, run_id)
+    if status is None:
+        raise GoneError(f"the server {server.id} does not have this run")
+    return runs.keep(ground, server, status)
 
 
 @contextmanager
-def _mirrored(ground: Ground, run_id: str) -> Iterator[None]:
-    """Where the lab has no store, what the run makes comes here while it is followed."""
+def _mirror_outputs(ground: Ground, run_id: str) -> Iterator[None]:
+    """Pull the run's outputs regularly while it is followed, if the lab has no store."""
     if ground.config.store:
         yield
         return
@@ -216,8 +215,8 @@ def _mirrored(ground: Ground, run_id: str) -> Iterator[None]:
 
     def keep_up() -> None:
         while not ended.wait(MIRROR_S):
-            # The next round, or the recovery, meets the same trouble and tells it. The end of the
-            # run is not held up by somebody else's transfer: nobody waits for that in silence.
+            # The next round or the recovery reports a lasting error. With wait_s=0, the end of
+            # the run does not wait in silence for another process's transfer.
             with contextlib.suppress(LabError):
                 server = quiet.state.server_of_lab(quiet.lab_id)
                 if server is not None:
@@ -235,124 +234,127 @@ def _mirrored(ground: Ground, run_id: str) -> Iterator[None]:
 def recover(
     ground: Ground, run_id: str, *, told: str = "its server was lost", wait: bool = True
 ) -> Recovery:
-    """Have the run go on, on the lab's server or a new one. Repeated, it finds it running.
+    """Resume the run on the lab's server or a new one. Repeated, it finds the run active.
 
-    PolicyError where the run ended by itself, or where it got no further MOST_IN_VAIN times;
-    NotFoundError where nothing of it was saved; NotOursError where a keeper sees to it, or, without
-    `wait`, where another watcher is at it now.
+    PolicyError if the run ended by itself, or made no progress in MOST_IN_VAIN recoveries;
+    NotFoundError if nothing of it was saved; NotOursError if a keeper recovers it, or, without
+    `wait`, if another watcher does so now.
     """
-    begun = time.monotonic()
-    known = ground.state.run(ground.lab_id, run_id)
-    last_step = known.progress.get("step") if known else None
+    started_s = time.monotonic()
+    recorded = ground.state.run(ground.lab_id, run_id)
+    last_step = recorded.progress.get("step") if recorded else None
     with our_turn(ground, run_id, wait=wait) as turn:
-        # Nothing is made, or ended, for what could not go on.
-        _not_in_vain(ground, run_id)
-        _not_ended(ground, run_id, restore.record(ground, run_id).run)
+        # Check first: for a run that cannot resume, no server is created or ended.
+        _require_progress(ground, run_id)
+        _require_unfinished(ground, run_id, restore.record(ground, run_id).run)
         clear_away(ground, run_id)
         turn.check()
         server = up.up(unasked(ground, run_id))
-        spec, files = _brought(ground, server, run_id)
+        spec, files = _restore_run(ground, server, run_id)
         lab_files.push_data(ground, server)
-        ground.reporter.emit(Step(name=f"going on with {run_id}"))
-        reply = _resumed(ground, server, spec, told, turn)
+        ground.reporter.emit(Step(name=f"resuming {run_id}"))
+        reply = _resume(ground, server, spec, told, turn)
         run = runs.keep(ground, server, reply["run"])
-        made = Recovery(
+        recovery = Recovery(
             run=run,
             server_id=server.id,
             last_step=last_step,
             from_step=reply.get("step"),
-            took_s=time.monotonic() - begun,
+            took_s=time.monotonic() - started_s,
             files=files,
             log_offset=int(reply["offset"]),
             told=told,
         )
-        ground.reporter.emit(Step(name=f"going on with {run_id}", done=True, detail=server.id))
+        ground.reporter.emit(Step(name=f"resuming {run_id}", done=True, detail=server.id))
         if not reply["found"]:
-            _record(ground, made)
-    return made
+            _record(ground, recovery)
+    return recovery
 
 
-def _record(ground: Ground, made: Recovery) -> None:
+def _record(ground: Ground, recovery: Recovery) -> None:
+    """Write the recovery to the ledger."""
     detail = {
-        "told": made.told,
-        "took_s": made.took_s,
-        "last_step": made.last_step,
-        "step": made.from_step,
-        "files": made.files,
+        "told": recovery.told,
+        "took_s": recovery.took_s,
+        "last_step": recovery.last_step,
+        "step": recovery.from_step,
+        "files": recovery.files,
     }
     ground.state.record(
         "recovered",
         lab_id=ground.lab_id,
-        server_id=made.server_id,
-        run_id=made.run.id,
+        server_id=recovery.server_id,
+        run_id=recovery.run.id,
         detail=detail,
     )
 
 
-def _not_in_vain(ground: Ground, run_id: str) -> None:
-    """PolicyError where the last recoveries all began at the same step."""
-    done = ground.state.events(
+def _require_progress(ground: Ground, run_id: str) -> None:
+    """PolicyError if the last MOST_IN_VAIN recoveries all resumed from the same step."""
+    recoveries = ground.state.events(
         lab_id=ground.lab_id, run_id=run_id, kind="recovered", limit=MOST_IN_VAIN
     )
-    steps = {event.detail.get("step") for event in done}
-    if len(done) == MOST_IN_VAIN and len(steps) == 1:
+    steps = {event.detail.get("step") for event in recoveries}
+    if len(recoveries) == MOST_IN_VAIN and len(steps) == 1:
         (step,) = steps
-        where = "its beginning" if step is None else f"step {step:.0f}"
+        start = "its beginning" if step is None else f"step {step:.0f}"
         raise PolicyError(
             f"run {run_id} is not recovered again",
-            why=f"it went on from {where} {MOST_IN_VAIN} times, and saved nothing after that",
+            why=f"it resumed from {start} {MOST_IN_VAIN} times without saving a later checkpoint",
             hint=f"labctl logs {run_id}   # does it write checkpoints often enough?",
         )
 
 
-def _resumed(
-    ground: Ground, server: Server, spec: RunSpec, told: str, turn: Turn
-) -> dict[str, Any]:
-    """The next attempt, started exactly once: {"run", "found", "offset", "step"}."""
+def _resume(ground: Ground, server: Server, spec: RunSpec, told: str, turn: Turn) -> dict[str, Any]:
+    """Start the next attempt exactly once; returns {"run", "found", "offset", "step"}."""
     remote = ground.remote(server)
-    request = {**runs.asked(ground, spec), "told": f"{told}; it goes on here"}
+    request = {**runs.asked(ground, spec), "told": f"{told}; resuming here"}
     for _ in range(2):
         turn.check()
         reply = remote.call("resume", request)
         if "missing" not in reply:
             return reply
         images.ensure(ground, server, remote, spec.image, of_run=spec.id)
-    raise LabError(f"{spec.image} is not on the server after it was made", hint="labctl doctor")
+    raise LabError(
+        f"the server does not have {spec.image}, although it was just built", hint="labctl doctor"
+    )
 
 
-def _there(ground: Ground, server: Server, run_id: str) -> dict[str, Any] | None:
-    """What the server says of the run; None where it has none of that name."""
+def _fetch_run_status(ground: Ground, server: Server, run_id: str) -> dict[str, Any] | None:
+    """Fetch the run's status from the server; None if the server does not have the run."""
     about = {"lab": ground.config.name, "lab_id": ground.lab_id, "runs": [run_id]}
     reply = ground.remote(server).call("status", about)
-    return next((found for found in reply["runs"] if found["id"] == run_id), None)
+    return next((run for run in reply["runs"] if run["id"] == run_id), None)
 
 
-def _brought(ground: Ground, server: Server, run_id: str) -> tuple[RunSpec, int]:
-    """The run's directory on the server: there already, or made of what was saved."""
-    there = _there(ground, server, run_id)
-    kept = restore.record(ground, run_id)
-    _not_ended(ground, run_id, there or kept.run)
-    return kept.spec, 0 if there else restore.restore(ground, server, run_id)
+def _restore_run(ground: Ground, server: Server, run_id: str) -> tuple[RunSpec, int]:
+    """Restore the run's directory unless the server has it; return (spec, files restored)."""
+    status = _fetch_run_status(ground, server, run_id)
+    saved = restore.record(ground, run_id)
+    _require_unfinished(ground, run_id, status or saved.run)
+    return saved.spec, 0 if status else restore.restore(ground, server, run_id)
 
 
-def _not_ended(ground: Ground, run_id: str, said: dict[str, Any]) -> None:
-    """EndedError where the run is said to have ended by itself; that is recorded."""
-    if said.get("state", "lost") in LOST:
+def _require_unfinished(ground: Ground, run_id: str, status: dict[str, Any]) -> None:
+    """EndedError if the status says that the run ended by itself; records that end."""
+    if status.get("state", "lost") in UNFINISHED:
         return
     known = ground.state.run(ground.lab_id, run_id)
-    run = runs.to_run({"lab_id": ground.lab_id, **said}, known.server_id if known else "")
+    run = runs.to_run({"lab_id": ground.lab_id, **status}, known.server_id if known else "")
     ground.state.save_run(run)
     raise EndedError(run)
 
 
 def unfinished(ground: Ground, run_id: str) -> bool:
-    """Whether this run began, has not ended by itself, and is not on the lab's present server."""
-    known = ground.state.run(ground.lab_id, run_id)
+    """Whether this run started, has not ended by itself, and is not on the lab's current server."""
+    recorded = ground.state.run(ground.lab_id, run_id)
     server = ground.state.server_of_lab(ground.lab_id)
-    if known is not None and (known.state not in LOST or (server and known.server_id == server.id)):
+    if recorded is not None and (
+        recorded.state not in UNFINISHED or (server and recorded.server_id == server.id)
+    ):
         return False
     try:
-        kept = restore.record(ground, run_id)
+        saved = restore.record(ground, run_id)
     except NotFoundError:
         return False
-    return kept.run.get("state", "lost") in LOST
+    return saved.run.get("state", "lost") in UNFINISHED

@@ -1,10 +1,10 @@
-"""Whose turn it is to recover a run, where several watch it.
+"""The lock that lets only one of several watchers recover a run.
 
-On one machine the lab's lock decides. Between a laptop and a keeper with a store it is a lease
-there, `runs/<run>/watch.json`: {"holder", "beat", "at"}, taken by a conditional put for the length
-of one recovery and renewed every BEAT_S. A holder that falls silent for STALE_S, by the clock of
-the one who waits, is replaced; it notices that before it does anything more. Without a store only
-the keeper that the lab was handed to recovers.
+On one machine, the lab's lock decides. A laptop and a keeper with a store use a lease in the store,
+`runs/<run>/watch.json`: {"holder", "beat", "at"}. It is taken by a conditional put, held for one
+recovery, and renewed every BEAT_S seconds. A holder that is silent for STALE_S seconds, by the
+waiting watcher's clock, is replaced, and notices that before its next step. Without a store, only
+the keeper that the lab was exported to recovers.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ LONGEST_WAIT_S = 3600.0
 
 
 class NotOursError(BusyError):
-    """Somebody else recovers this run now."""
+    """Another watcher is recovering this run."""
 
 
 def handed_to(ground: Ground) -> str:
-    """The host whose keeper this lab was handed to; "" where it is this machine's own."""
-    given = ground.state.events(lab_id=ground.lab_id, kind=HANDED, limit=1)
-    taken = ground.state.events(lab_id=ground.lab_id, kind=BACK, limit=1)
-    if not given or (taken and taken[0].at >= given[0].at):
+    """Return the host of the keeper that this lab was exported to, "" if none keeps it."""
+    exports = ground.state.events(lab_id=ground.lab_id, kind=HANDED, limit=1)
+    returns = ground.state.events(lab_id=ground.lab_id, kind=BACK, limit=1)
+    if not exports or (returns and returns[0].at >= exports[0].at):
         return ""
-    return str(given[0].detail.get("keeper", ""))
+    return str(exports[0].detail.get("keeper", ""))
 
 
 class Turn:
-    """One recovery's right to go on. `check` before each step that could be done twice."""
+    """The lock for one recovery. Call `check` before each step that must not be done twice."""
 
     def __init__(self, store: Store | None, key: str) -> None:
         self._store = store
@@ -56,55 +56,55 @@ class Turn:
         self._ended = threading.Event()
 
     def take(self) -> str:
-        """Take it where it is free: "" then, else who has it. Errors of the store as they come."""
+        """Take the lock if it is free; return "", or the holder. Raises the store's errors."""
         if self._store is None:
             return ""
         raw = self._store.read(self._key)
         holder = _holder(raw)
         if holder and holder != self._holder:
             return holder
-        return "" if self._swap(raw, self._holder) else "somebody else"
+        return "" if self._swap(raw, self._holder) else "another watcher"
 
     def take_from(self, silent: bytes) -> bool:
-        """Replace a holder whose last words were `silent`; False where it has spoken since."""
+        """Replace a holder whose last record is `silent`; False if it was renewed since."""
         return self._swap(silent, self._holder)
 
     def seen(self) -> bytes | None:
         return None if self._store is None else self._store.read(self._key)
 
     def check(self) -> None:
-        """NotOursError where it was taken over meanwhile, as after a long sleep of this machine."""
+        """NotOursError if another watcher took over, as after a long sleep of this machine."""
         with self._lock:
-            if not self._swap(self._raw, self._holder) and not self._ours_after_all():
+            if not self._swap(self._raw, self._holder) and not self._is_still_holder():
                 raise NotOursError(
                     "another watcher has taken over this recovery",
-                    why="this machine was silent for too long",
+                    why=f"this machine did not renew its lease for {STALE_S:.0f} s",
                     hint="labctl logs -f",
                 )
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Renewed meanwhile, free afterwards."""
+        """Renew the lock in a thread meanwhile, and release it afterwards."""
         if self._store is None:
             yield
             return
-        beats = threading.Thread(target=self._beats, daemon=True)
+        beats = threading.Thread(target=self._renew_regularly, daemon=True)
         beats.start()
         try:
             yield
         finally:
             self._ended.set()
             beats.join()
-            with suppress(LabError):  # one that stays behind is stale after STALE_S
+            with suppress(LabError):  # a lease that is not released is stale after STALE_S
                 self._swap(self._raw, "")
 
-    def _beats(self) -> None:
+    def _renew_regularly(self) -> None:
         while not self._ended.wait(BEAT_S):
-            with suppress(LabError):  # `check` says it, where it matters
+            with suppress(LabError):  # the next `check` of the recovery itself reports it
                 self.check()
 
-    def _ours_after_all(self) -> bool:
-        """A write whose answer was lost has been done all the same."""
+    def _is_still_holder(self) -> bool:
+        """Whether this watcher still holds the lock: a write whose reply was lost did succeed."""
         raw = self.seen()
         if _holder(raw) != self._holder:
             return False
@@ -125,18 +125,18 @@ class Turn:
 
 @contextmanager
 def our_turn(ground: Ground, run_id: str, *, wait: bool) -> Iterator[Turn]:
-    """Hold the turn to recover a run; without `wait`, NotOursError where another has it.
+    """Hold the lock to recover a run; without `wait`, NotOursError if another watcher holds it.
 
-    The lab's own rule comes first: one that was handed to a keeper, and has no store, is not
-    recovered here.
+    NotOursError too for a lab without a store that was exported to a keeper: only that keeper
+    recovers it.
     """
-    with _alone_here(ground, run_id, wait):
-        yield from _agreed(ground, run_id, wait)
+    with _lock_machine(ground, run_id, wait):
+        yield from _lock_store(ground, run_id, wait)
 
 
 @contextmanager
-def _alone_here(ground: Ground, run_id: str, wait: bool) -> Iterator[None]:
-    """No other process of this machine recovers a run of this lab meanwhile."""
+def _lock_machine(ground: Ground, run_id: str, wait: bool) -> Iterator[None]:
+    """Exclude other processes of this machine from recovering a run of this lab."""
     name, wait_s = f"{ground.lab_id}-recover", LONGEST_WAIT_S if wait else 0.0
     with ExitStack() as held:
         try:
@@ -146,13 +146,13 @@ def _alone_here(ground: Ground, run_id: str, wait: bool) -> Iterator[None]:
         yield
 
 
-def _agreed(ground: Ground, run_id: str, wait: bool) -> Iterator[Turn]:
-    """Hold the turn among machines."""
+def _lock_store(ground: Ground, run_id: str, wait: bool) -> Iterator[Turn]:
+    """Hold the lock among machines, a lease in the lab's store."""
     if not ground.config.store:
         if keeper := handed_to(ground):
             raise NotOursError(
-                f"{ground.config.name} was handed to the keeper at {keeper}",
-                why="the lab has no store, in which two watchers could agree",
+                f"{ground.config.name} was exported to the keeper at {keeper}",
+                why="without a store, only the keeper can recover its runs",
                 hint="labctl status",
             )
         yield Turn(None, "")
@@ -162,17 +162,17 @@ def _agreed(ground: Ground, run_id: str, wait: bool) -> Iterator[Turn]:
     turn = Turn(lab_store(ground), f"runs/{run_id}/watch.json")
     holder = turn.take()
     if holder and not wait:
-        raise NotOursError(f"{_host(holder)} recovers {run_id} now", hint="labctl status")
+        raise NotOursError(f"{_host(holder)} is recovering {run_id}", hint="labctl status")
     if holder:
-        text = f"{_host(holder)} recovers {run_id} now; waiting for it"
+        text = f"{_host(holder)} is recovering {run_id}; waiting for it to finish"
         ground.reporter.emit(Note(text=text))
-        _wait(turn)
+        _await_lock(turn)
     with turn.kept():
         yield turn
 
 
-def _wait(turn: Turn) -> None:
-    """Until the turn is ours: given free, or silent for too long."""
+def _await_lock(turn: Turn) -> None:
+    """Wait until the lock is released, or its holder was silent for too long; then take it."""
     last, since = turn.seen(), time.monotonic()
     while turn.take():
         time.sleep(LOOK_S)

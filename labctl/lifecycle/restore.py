@@ -1,8 +1,8 @@
-"""What is saved of a run, and putting it on another server.
+"""The saved copy of a run, and its restore on another server.
 
-That is the lab's store, to which the server mirrors. Without one it is here: the code as it was
-pushed, kept when a run that may be recovered starts, and the outputs that `pull --follow` brings to
-runs/<run>.
+The copy is in the lab's store, to which the server mirrors. Without a store it is on this machine:
+the code as pushed, kept when a run starts with --recover, and the outputs that `pull --follow`
+copies to runs/<run>.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ NOT_OUTPUTS = ("run.json", "report.html")
 
 
 class Kept(Value, frozen=True):
-    """A run as it was saved: what it is, and what was last said of it (`Run`'s fields)."""
+    """A saved run: its spec, and its last recorded state (`Run`'s fields)."""
 
     spec: RunSpec
     run: dict[str, Any]
 
 
 def keep_code(ground: Ground, spec: RunSpec) -> None:
-    """Keep the run's code here, hash by hash what a push of this moment sends.
+    """Keep a copy of the run's code, exactly the files that a push would send now.
 
-    It is small, and a run that goes on elsewhere must go on with the code that it began with.
+    The code is small, and a run must resume with the code that it started with.
     """
     config = ground.config
-    inside = [one.path for one in config.data.values() if one.path and one.inside_lab]
+    inside = [data.path for data in config.data.values() if data.path and data.inside_lab]
     files = scan_code(config.root, ground.reporter, data=inside)
     kept = config.root / KEPT / spec.id
     staging = kept.with_name(f".{spec.id}.new")
@@ -57,65 +57,65 @@ def keep_code(ground: Ground, spec: RunSpec) -> None:
 
 
 def record(ground: Ground, run_id: str) -> Kept:
-    """What was saved of a run; NotFoundError where that is nothing."""
-    return _in_store(ground, run_id) or _here(ground, run_id)
+    """Read what was saved of a run; NotFoundError if nothing was."""
+    return _read_from_store(ground, run_id) or _read_local(ground, run_id)
 
 
-def _in_store(ground: Ground, run_id: str) -> Kept | None:
+def _read_from_store(ground: Ground, run_id: str) -> Kept | None:
     if not ground.config.store:
         return None
     text = lab_store(ground).read(f"runs/{run_id}/run.json")
     if text is None:
         return None
     try:
-        found = msgspec.json.decode(text, type=_Stored)
+        stored = msgspec.json.decode(text, type=_Stored)
     except msgspec.MsgspecError as error:
         raise LabError(
             f"the record of run {run_id} in {ground.config.store} cannot be read",
             why=str(error),
-            hint="labctl run   # a new one",
+            hint="labctl run   # starts a new run",
         ) from error
-    return Kept(spec=found.spec, run=found.record)
+    return Kept(spec=stored.spec, run=stored.record)
 
 
 class _Stored(Value, frozen=True):
-    """What recovery reads of run.json in a store (labctl/agent/mirror/store_index.py)."""
+    """The fields of a store's run.json that recovery reads (labctl/agent/mirror/store_index.py)."""
 
     spec: RunSpec
     record: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def _here(ground: Ground, run_id: str) -> Kept:
+def _read_local(ground: Ground, run_id: str) -> Kept:
     path = ground.config.root / KEPT / run_id / "spec.json"
     try:
         spec = msgspec.json.decode(path.read_bytes(), type=RunSpec)
     except (FileNotFoundError, msgspec.MsgspecError):
         raise NotFoundError(
-            f"nothing of run {run_id} was saved here",
-            why="there is no store, and it was not started with --recover",
-            hint="labctl run --recover   # a new one",
+            f"nothing of run {run_id} was saved on this machine",
+            why="the lab has no store, and the run was not started with --recover",
+            hint="labctl run --recover   # starts a new run",
         ) from None
     known = ground.state.run(ground.lab_id, run_id)
     return Kept(spec=spec, run=msgspec.to_builtins(known) if known else {})
 
 
 def restore(ground: Ground, server: Server, run_id: str) -> int:
-    """Put what is saved of a run on the server as a lost run; how many files that took."""
-    if _in_store(ground, run_id) is not None:
+    """Copy what is saved of a run to the server, as a lost run; return the number of files."""
+    if _read_from_store(ground, run_id) is not None:
         done = restore_run(ground, server, run_id)
         for name, why in done["left_out"]:
-            text = f"{name} is not whole in the store and was left out: {why}"
+            text = f"skipped {name}, which is incomplete in the store: {why}"
             ground.reporter.emit(Note(text=text, level="warning"))
         return int(done["files"])
-    return _from_here(ground, server, run_id)
+    return _restore_local(ground, server, run_id)
 
 
-def _from_here(ground: Ground, server: Server, run_id: str) -> int:
-    kept = _here(ground, run_id)
+def _restore_local(ground: Ground, server: Server, run_id: str) -> int:
+    saved = _read_local(ground, run_id)
     config, remote = ground.config, ground.remote(server)
-    tree = _tree(ground, run_id)
+    tree = _build_tree(ground, run_id)
     if not any(entry.path.startswith("checkpoints/") for entry in tree.files):
-        text = f"no whole checkpoint of {run_id} was saved: it begins anew"
+        text = f"no complete checkpoint of {run_id} was saved: it starts from the beginning"
         ground.reporter.emit(Note(text=text, level="warning"))
     target = f"restore/{run_id}"
     with hold_transfers(config.root, "push", ground.reporter):
@@ -130,10 +130,10 @@ def _from_here(ground: Ground, server: Server, run_id: str) -> int:
             force=True,
             index=tree.index,
         )
-    created_at = kept.run.get("created_at") or 0.0
+    created_at = saved.run.get("created_at") or 0.0
     attempts = len(ground.state.events(lab_id=ground.lab_id, run_id=run_id, kind="recovered")) + 1
     request = {
-        "spec": msgspec.to_builtins(kept.spec),
+        "spec": msgspec.to_builtins(saved.spec),
         "created_at": created_at,
         "attempts": attempts,
     }
@@ -142,39 +142,39 @@ def _from_here(ground: Ground, server: Server, run_id: str) -> int:
 
 
 @dataclass(frozen=True)
-class _Tree:
+class _RunTree:
     root: Path
     files: tuple[FileEntry, ...]
     index: Index
 
 
-def _tree(ground: Ground, run_id: str) -> _Tree:
-    """The run's directory as it is to be, made of links to what lies here."""
+def _build_tree(ground: Ground, run_id: str) -> _RunTree:
+    """Build the run's directory from links to the local files."""
     root = ground.config.root
-    whole = root / ".labctl" / "restoring" / run_id
-    shutil.rmtree(whole, ignore_errors=True)
-    _linked(root / KEPT / run_id / "code", whole / "code")
+    directory = root / ".labctl" / "restoring" / run_id
+    shutil.rmtree(directory, ignore_errors=True)
+    _link_tree(root / KEPT / run_id / "code", directory / "code")
     outputs = root / "runs" / run_id
     if outputs.is_dir():
-        _linked(outputs, whole, but=NOT_OUTPUTS)
+        _link_tree(outputs, directory, skipped=NOT_OUTPUTS)
     name = f"restore-{run_id}"
     index = Index(root, f"data/{name}")
-    files = scan_data(root, name, whole, ground.reporter, later=index)
-    return _Tree(root=whole, files=files, index=index)
+    files = scan_data(root, name, directory, ground.reporter, later=index)
+    return _RunTree(root=directory, files=files, index=index)
 
 
-def _linked(source: Path, target: Path, but: Sequence[str] = ()) -> None:
-    """A copy of a tree that takes no room where the file system can link."""
+def _link_tree(source: Path, target: Path, skipped: Sequence[str] = ()) -> None:
+    """Copy a tree by hard links, or by content if the file system has no hard links."""
     for path in source.rglob("*"):
         relative = path.relative_to(source)
-        if path.is_symlink() or not path.is_file() or str(relative) in but:
+        if path.is_symlink() or not path.is_file() or str(relative) in skipped:
             continue
         if relative.parts[0].startswith(".labctl"):
             continue
-        place = target / relative
-        place.parent.mkdir(parents=True, exist_ok=True)
+        link = target / relative
+        link.parent.mkdir(parents=True, exist_ok=True)
         try:
-            place.hardlink_to(path)
+            link.hardlink_to(path)
         except OSError:
-            shutil.copy2(path, place)
+            shutil.copy2(path, link)
     target.mkdir(parents=True, exist_ok=True)

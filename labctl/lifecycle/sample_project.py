@@ -1,4 +1,4 @@
-"""A sample project in a new directory."""
+"""The sample project that `labctl init` writes into a new directory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SKIPPED = {"__pycache__", "ruff.toml", ".ruff_cache", ".mypy_cache"}
 
 
 def init(templates: Path, target: Path, provider: str, reporter: Reporter) -> Path:
-    """Copy the sample project to `target` and return its lab.yaml. Nothing that exists is changed.
+    """Copy the sample project to `target` and return its lab.yaml. Changes no existing file.
 
-    UsageError for a name that no lab can have, PolicyError where `target` is not empty. The data
-    set is made here where scikit-learn and Pillow are installed; else the first run makes it.
+    UsageError for an invalid lab name, PolicyError if `target` is not empty. The data set is
+    created here if scikit-learn and Pillow are installed; otherwise the first run creates it.
     """
     try:
         name = parse_name(target.absolute().name)
     except ValueError as error:
         raise UsageError(
-            f"a lab cannot be called {target.name!r}", why=str(error), hint="labctl init digits"
+            f"{target.name!r} is not a valid lab name", why=str(error), hint="labctl init digits"
         ) from None
     if target.exists() and any(target.iterdir()):
         raise PolicyError(
@@ -43,8 +43,8 @@ def init(templates: Path, target: Path, provider: str, reporter: Reporter) -> Pa
         shutil.copytree(
             source, staging, dirs_exist_ok=True, ignore=lambda _, names: SKIPPED & {*names}
         )
-        made = _dataset(staging, reporter)
-        _render(staging, name, provider, made)
+        has_dataset = _make_dataset(staging, reporter)
+        _render(staging, name, provider, has_dataset)
         staging.chmod(0o755)
         if target.exists():
             target.rmdir()
@@ -70,12 +70,13 @@ def _render(directory: Path, name: str, provider: str, has_dataset: bool) -> Non
     source.unlink()
 
 
-def _dataset(directory: Path, reporter: Reporter) -> bool:
-    """Make ./dataset with the project's own program, where its libraries are here."""
+def _make_dataset(directory: Path, reporter: Reporter) -> bool:
+    """Create ./dataset with the project's own program; False if its libraries are missing here."""
     if not all(importlib.util.find_spec(name) for name in ("sklearn", "PIL", "numpy")):
-        reporter.emit(Note(text="the digits are made on the server: scikit-learn is not here"))
+        text = "scikit-learn is not installed here: the first run creates the data set"
+        reporter.emit(Note(text=text))
         return False
-    step = Step(name="making the data set")
+    step = Step(name="creating the data set")
     reporter.emit(step)
     done = subprocess.run(
         [sys.executable, "prepare_data.py", "--out", "dataset"],
@@ -88,7 +89,7 @@ def _dataset(directory: Path, reporter: Reporter) -> bool:
         raise LabError(
             "prepare_data.py failed",
             why=done.stderr.strip()[-800:],
-            hint="labctl init digits   # again, once that is mended",
+            hint="labctl init digits   # again, after you fix the error above",
         )
     reporter.emit(Step(name=step.name, done=True))
     return True

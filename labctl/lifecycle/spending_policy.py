@@ -1,4 +1,4 @@
-"""What a recovery may spend without asking, since nobody may be there to be asked."""
+"""The price limit of servers that a recovery creates without asking, since no user may be there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from labctl.servers.context import Ground
 EVENT = "recoverable"
 
 
-class _Agreed:
-    """A Reporter whose person has agreed to prices before; all else is asked as ever."""
+class _PriceApproved:
+    """A Reporter that approves prices without asking and passes on all other questions."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -26,28 +26,27 @@ class _Agreed:
 
 
 def agree(ground: Ground, server: Server, run_id: str) -> None:
-    """Write down what another server for this run may cost: what this one's price allows."""
-    most = agreed_usd_per_hour(server.offer)
-    detail = {"most_usd_per_hour": most}
+    """Record the price limit of another server for this run, derived from this server's price."""
+    detail = {"most_usd_per_hour": agreed_usd_per_hour(server.offer)}
     ground.state.record(
         EVENT, lab_id=ground.lab_id, server_id=server.id, run_id=run_id, detail=detail
     )
 
 
 def unasked(ground: Ground, run_id: str) -> Ground:
-    """The ground on which another server is made for the run: dearer offers do not exist there.
+    """Return a context in which a server for the run is created without asking, up to a limit.
 
-    lab.yaml's own max_price, where it names one, is the limit. Where nothing was agreed to for this
-    run, every price is asked about.
+    The limit is max_price of lab.yaml, if set, else the recorded one; dearer offers are left out.
+    If no limit was recorded for this run, the user is asked about every price.
     """
     need = ground.config.server.need
-    said = ground.state.events(lab_id=ground.lab_id, run_id=run_id, kind=EVENT, limit=1)
-    most = need.max_price_usd_per_hour
-    if most is None and said:
-        most = said[0].detail.get("most_usd_per_hour")
-    if most is None or not said:
+    agreements = ground.state.events(lab_id=ground.lab_id, run_id=run_id, kind=EVENT, limit=1)
+    limit = need.max_price_usd_per_hour
+    if limit is None and agreements:
+        limit = agreements[0].detail.get("most_usd_per_hour")
+    if limit is None or not agreements:
         return ground
-    need = msgspec.structs.replace(need, max_price_usd_per_hour=most)
+    need = msgspec.structs.replace(need, max_price_usd_per_hour=limit)
     server = msgspec.structs.replace(ground.config.server, need=need)
     config = msgspec.structs.replace(ground.config, server=server)
-    return ground.beside(config, ground.lab_id, reporter=_Agreed(ground.reporter))
+    return ground.beside(config, ground.lab_id, reporter=_PriceApproved(ground.reporter))

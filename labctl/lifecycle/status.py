@@ -1,4 +1,4 @@
-"""What there is: from the record at once, or asked of the provider and the server."""
+"""The status of a lab: from the records at once, or refreshed from provider and server."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from labctl.state.disks import list_kept_disks
 
 
 def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any]:
-    """Server, runs, clocks and dollars of a lab, as plain values.
+    """Return a lab's server, runs, clocks and costs (US dollars) as plain values.
 
-    `keeper` is the host whose keeper looks after it, "" for none, or where nobody asked.
-    `server` is None where there is none. `reachable` is None when nobody asked. `watch` is what its
-    watchdog last said, and `watched_at` when; {} where none was heard. Costs are those of the
-    ledger; "kept" are the lab's disks that outlived a server; "ended" says, by server, why it
-    ended, where its provider told. With `why` the watchdog's last
-    decisions are in `watch`, as "decisions".
+    "keeper" is the host of the keeper that looks after the lab, "" if none does or without
+    `refresh`. "server" is None if the lab has none. "reachable" is None without `refresh`. "watch"
+    is the last report of the server's watchdog, {} if there is none, and "watched_at" its Unix
+    second. Costs come from the ledger. "kept" lists the lab's disks that outlived a server. "ended"
+    maps server ids to the reason that the provider gave for their end. With `why`, "watch" includes
+    the watchdog's last "decisions".
     """
     machine: dict[str, Any] = {}
     reachable: bool | None = None
-    said = ""
+    failure = ""
     keeper = ""
     if refresh:
         from labctl.servers.adoption import adopt
@@ -53,7 +53,7 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
             watched = guard.watch(ground, server) if why else machine.get("watch")
             keep_watch(ground, server, watched or {})
         except ConnectError as error:
-            reachable, said = False, error.what
+            reachable, failure = False, error.what
     now = time.time()
     watch, watched_at = _last_watch(ground, server) if server else ({}, None)
     return {
@@ -62,27 +62,27 @@ def status(ground: Ground, *, refresh: bool, why: bool = False) -> dict[str, Any
         "keeper": keeper,
         "server": server,
         "reachable": reachable,
-        "why": said,
+        "why": failure,
         "disk": machine.get("disk"),
         "clocks": _clocks(ground, server, watch, now) if server else {},
         "watch": watch,
         "watched_at": watched_at,
         "cost_usd": round(spent_usd(ground.state, ground.lab_id, now), 4),
         "kept": list_kept_disks(ground.state, ground.lab_id),
-        "ended": _ended(ground),
+        "ended": _list_ends(ground),
         "runs": list(reversed(ground.state.runs(ground.lab_id))),
         "now": now,
     }
 
 
-def _ended(ground: Ground) -> dict[str, str]:
-    """Why servers have ended, by id, where their provider said it."""
-    gone = ground.state.events(lab_id=ground.lab_id, kind="gone")
-    return {one.server_id: one.detail["why"] for one in gone if one.detail.get("why")}
+def _list_ends(ground: Ground) -> dict[str, str]:
+    """Return the reasons that the provider gave for servers' ends, by server id."""
+    ends = ground.state.events(lab_id=ground.lab_id, kind="gone")
+    return {end.server_id: end.detail["why"] for end in ends if end.detail.get("why")}
 
 
 def _clocks(ground: Ground, server: Server, watch: dict[str, Any], now: float) -> dict[str, Any]:
-    """The server's age and the limits that lab.yaml names; `enforced` whether it acts on them."""
+    """Return the server's age, lab.yaml's limits, and whether the watchdog enforces them."""
     need = ground.config.server.need
     return {
         "up_s": now - server.created_at,
@@ -94,7 +94,7 @@ def _clocks(ground: Ground, server: Server, watch: dict[str, Any], now: float) -
 
 
 def keep_watch(ground: Ground, server: Server, watch: dict[str, Any]) -> None:
-    """Write down what the watchdog says: the ledger's only knowledge of idle hours."""
+    """Record the watchdog's report, the ledger's only source for idle hours."""
     if not watch:
         return
     elapsed_s, idle_s = watch.get("elapsed_s") or 0.0, watch.get("idle_total_s") or 0.0
@@ -108,5 +108,5 @@ def keep_watch(ground: Ground, server: Server, watch: dict[str, Any]) -> None:
 
 
 def _last_watch(ground: Ground, server: Server) -> tuple[dict[str, Any], float | None]:
-    said = ground.state.events(server_id=server.id, kind="watch", limit=1)
-    return (said[0].detail["watch"], said[0].at) if said else ({}, None)
+    reports = ground.state.events(server_id=server.id, kind="watch", limit=1)
+    return (reports[0].detail["watch"], reports[0].at) if reports else ({}, None)

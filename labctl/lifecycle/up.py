@@ -1,4 +1,4 @@
-"""Getting a server ready: the one that the lab has, or a new one."""
+"""Get a server ready: the one that the lab has, or a new one."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from labctl.stores.lab_store import prepare_store
 
 
 def up(ground: Ground, listed: Sequence[Server] | None = None) -> Server:
-    """A ready server for the lab: the one it has, or a new one. Safe to repeat and to interrupt.
+    """Get a ready server, the lab's own or a new one. Safe to repeat and to interrupt.
 
-    `listed` is what the provider has just shown, where somebody has asked it already.
+    `listed` is the provider's list of servers, if the caller has just fetched it.
     """
     with ground.state.exclusive(ground.lab_id, "up"):
         try:
@@ -34,14 +34,14 @@ def up(ground: Ground, listed: Sequence[Server] | None = None) -> Server:
                 return server
         except KeyboardInterrupt:
             raise InterruptError(
-                "interrupted while the server was being made",
-                why="it may exist already",
-                hint="labctl up goes on, labctl down removes it",
+                "interrupted while the server was being created",
+                why="the server may already exist and bill",
+                hint="labctl up to continue, or labctl down to remove it",
             ) from None
 
 
 def make_ready(ground: Ground, server: Server) -> Server:
-    """Wait for the machine and its sshd, then for what labctl needs on it."""
+    """Wait for the machine and its sshd, then install what labctl needs on it."""
     deadlines.note_declined(ground, server)
     server, transport = reach(ground, server)
     server = first_contact.settle(ground, server, transport)
@@ -60,8 +60,8 @@ def make_ready(ground: Ground, server: Server) -> Server:
     need = ground.config.server.need
     left = attempts.budget_left_usd(ground, need, but=server.id)
     watch = guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
-    for lack in watch.get("cannot") or ():
-        ground.reporter.emit(Note(text=lack, level="warning"))
+    for warning in watch.get("cannot") or ():
+        ground.reporter.emit(Note(text=warning, level="warning"))
     if text := deadlines.describe(ground, server, watch):
         ground.reporter.emit(Note(text=text))
     detail = provenance.machine(facts)
@@ -71,7 +71,7 @@ def make_ready(ground: Ground, server: Server) -> Server:
 
 
 def _needs_boto3(ground: Ground) -> bool:
-    """Whether the server is to have its disk kept when it ends, or to use S3."""
+    """Whether the server needs boto3: it keeps its own disk at its end, or uses S3."""
     provider = ground.provider
     keeps = isinstance(provider, Keep) and provider.keeps_itself
     addresses = [ground.config.store, *(source.url for source in ground.config.data.values())]

@@ -1,4 +1,4 @@
-"""What `docker build` prints, told as steps: the classic builder's lines and BuildKit's."""
+"""Progress of `docker build` from its output, for the classic builder and BuildKit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STEP = re.compile(r"^(?:Step (\d+)/(\d+) : (.*)|#\d+ \[[^\]]*?(\d+)/(\d+)\] (.*)
 
 
 class BuildLines:
-    """Takes a build's output in pieces of any size, and tells each step that begins."""
+    """Takes a build's output in pieces of any size, and reports each step that begins."""
 
     def __init__(self, reporter: Reporter, name: str) -> None:
         self._reporter = reporter
@@ -21,8 +21,8 @@ class BuildLines:
         *lines, self._rest = (self._rest + block).split(b"\n")
         for raw in lines:
             if match := STEP.match(raw.decode(errors="replace")):
-                at, of = match[1] or match[4], match[2] or match[5]
-                event = Progress(name=self._name, done=int(at), total=int(of), unit="steps")
+                step, total = match[1] or match[4], match[2] or match[5]
+                event = Progress(name=self._name, done=int(step), total=int(total), unit="steps")
                 self._reporter.emit(event)
-                told = f"{at}/{of} {match[3] or match[6]}"
-                self._reporter.emit(Note(text=told, level="detail"))
+                text = f"{step}/{total} {match[3] or match[6]}"
+                self._reporter.emit(Note(text=text, level="detail"))

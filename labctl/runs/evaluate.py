@@ -1,7 +1,7 @@
-"""A checkpoint evaluated by the lab's own evaluate.py: here, or shut in on the server.
+"""Evaluate a checkpoint with the lab's own evaluate.py: here, or in a sandbox on the server.
 
-What comes of it is kept beside what was pulled: `evaluation.json` (here, or the server's where
-nobody has evaluated it here) and `evaluation-on-server.json`.
+The result is stored in the run's directory: `evaluation.json` (from here, or from the server if
+the checkpoint was not evaluated here) and `evaluation-on-server.json`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from labctl.servers.context import Ground
 from labctl.servers.prepare import gpu_for
 
 ON_SERVER = "evaluation-on-server.json"
-# What the way there and back may take beside the evaluation itself.
+# Seconds added to the evaluation's own limit, for the connection.
 LINK_S = 60.0
 SAME = 1e-9
 THERE_LIMIT_S = 3600
 
 
 class Choice(Value, frozen=True):
-    """What to evaluate: `path` is below the run's directory: "checkpoints", or one of them."""
+    """What to evaluate. `path`, in the run's directory, is "checkpoints" or one of them."""
 
     run: Run
     path: str
@@ -43,10 +43,10 @@ class Choice(Value, frozen=True):
 
 
 class Evaluated(Value, frozen=True):
-    """Accuracies are shares from 0 to 1, None where not measured for this checkpoint.
+    """The result of an evaluation. Accuracies are from 0 to 1, None if not measured.
 
-    `same` when both are there and agree to the last counted item. `evaluation` is all that is
-    known of the newer one; None where evaluate.py told its accuracy alone.
+    `same` is whether both were measured and agree to the last item. `evaluation` holds the details
+    of the newer one; None if evaluate.py reported only its accuracy.
     """
 
     run: str
@@ -60,96 +60,103 @@ class Evaluated(Value, frozen=True):
 
 
 def chosen(ground: Ground, which: str) -> Choice:
-    """What `which` names: "" (the latest run), a run, a checkpoint of the latest, or a path.
+    """Resolve `which`: "" (the latest run), a run, a checkpoint of the latest run, or a path.
 
-    UsageError for a path outside of the lab's runs; NotFoundError for what is not here.
+    UsageError for a path outside of the lab's runs; NotFoundError if nothing here has that name.
     """
-    home = (ground.config.root / "runs").resolve()
+    runs_dir = (ground.config.root / "runs").resolve()
     if not which or (NAME_PATTERN.fullmatch(which) and ground.state.run(ground.lab_id, which)):
         run = runs.latest(ground, which)
-        return Choice(run=run, path="checkpoints", directory=home / run.id)
-    for base in (Path.cwd(), ground.config.root, home):
+        return Choice(run=run, path="checkpoints", directory=runs_dir / run.id)
+    for base in (Path.cwd(), ground.config.root, runs_dir):
         path = (base / which).resolve()
-        if path.is_dir() and path != home:
-            if not path.is_relative_to(home):
+        if path.is_dir() and path != runs_dir:
+            if not path.is_relative_to(runs_dir):
                 continue
-            run_id, *inner = path.relative_to(home).parts
+            run_id, *inner = path.relative_to(runs_dir).parts
             run = runs.latest(ground, run_id)
-            return Choice(run=run, path="/".join(inner) or "checkpoints", directory=home / run_id)
+            return Choice(
+                run=run, path="/".join(inner) or "checkpoints", directory=runs_dir / run_id
+            )
     latest = runs.latest(ground)
-    if (home / latest.id / "checkpoints" / which).is_dir() and "/" not in which:
-        return Choice(run=latest, path=f"checkpoints/{which}", directory=home / latest.id)
+    if (runs_dir / latest.id / "checkpoints" / which).is_dir() and "/" not in which:
+        return Choice(run=latest, path=f"checkpoints/{which}", directory=runs_dir / latest.id)
     if Path(which).is_dir():
         raise UsageError(
-            f"{which} is not among this lab's runs",
-            why="eval keeps what it finds beside the run that made the checkpoint",
+            f"{which} is not in this lab's runs directory",
+            why="eval stores its result in the directory of the run that wrote the checkpoint",
             hint=f"python evaluate.py {which}",
         )
     raise NotFoundError(
-        f"there is no run and no checkpoint called {which} here",
-        why=_known(home / latest.id),
+        f"no run or checkpoint called {which} on this machine",
+        why=_list_checkpoints(runs_dir / latest.id),
         hint="labctl status, labctl pull",
     )
 
 
-def _known(run: Path) -> str:
+def _list_checkpoints(run: Path) -> str:
     names = sorted(p.name for p in run.glob("checkpoints/*") if p.is_dir())
     return f"checkpoints of {run.name}: {', '.join(names[-5:])}" if names else ""
 
 
 def evaluate(ground: Ground, which: str = "") -> Evaluated:
-    """Run evaluate.py here on what `pull` brought; LabError where torch or the script is missing.
+    """Run evaluate.py here on pulled checkpoints; LabError if torch or the script is missing.
 
-    PolicyError where that holds pickles. The script's last line must be a JSON object with
-    accuracy and checkpoint; what it writes to the file LABCTL_EVALUATION is kept.
+    PolicyError if a checkpoint holds pickles. The script's last line must be a JSON object with
+    accuracy and checkpoint; the file that it writes to LABCTL_EVALUATION is kept.
     """
     choice = chosen(ground, which)
-    place = choice.directory / choice.path
-    if not place.is_dir():
-        raise NotFoundError(f"run {choice.run.id} is not here", hint=f"labctl pull {choice.run.id}")
+    path = choice.directory / choice.path
+    if not path.is_dir():
+        raise NotFoundError(
+            f"run {choice.run.id} was not pulled to this machine",
+            hint=f"labctl pull {choice.run.id}",
+        )
     if not (ground.config.root / "evaluate.py").is_file():
         raise NotFoundError(
             "this lab has no evaluate.py",
-            why="eval runs `python evaluate.py CHECKPOINTS` in the lab's directory",
+            why="eval runs `python evaluate.py CHECKPOINTS` in the lab directory",
             hint="see the sample project: labctl init digits",
         )
-    refuse_pickles(place, hint="labctl eval --on-server   # there it is shut in, without network")
+    refuse_pickles(
+        path, hint="labctl eval --on-server   # runs in a sandbox there, without network"
+    )
     if importlib.util.find_spec("torch") is None:
         raise LabError(
-            "PyTorch is not installed beside labctl",
+            "PyTorch is not installed in labctl's Python environment",
             why=f"evaluate.py runs with {sys.executable}",
             hint="pip install 'labctl[train]'; or labctl eval --on-server",
         )
     ground.reporter.emit(Step(name="evaluating"))
     staging = choice.directory / f".{FILE}.{secrets.token_hex(4)}"
     try:
-        said = _run_here(ground.config.root, place, staging)
-        found = _parsed(staging.read_bytes(), "here") if staging.is_file() else None
+        last_line = _run_evaluate(ground.config.root, path, staging)
+        evaluation = _parse(staging.read_bytes(), "here") if staging.is_file() else None
     finally:
         staging.unlink(missing_ok=True)
     ground.reporter.emit(Step(name="evaluating", done=True))
-    if found is None:
-        _tell_plain(ground)
+    if evaluation is None:
+        _report_no_details(ground)
     else:
-        _keep(choice.directory / FILE, found)
-    checkpoint = found.checkpoint if found else str(said.get("checkpoint", ""))
-    return _compared(
+        _keep(choice.directory / FILE, evaluation)
+    checkpoint = evaluation.checkpoint if evaluation else str(last_line.get("checkpoint", ""))
+    return _compare(
         choice.run.id,
         checkpoint,
-        here=found.accuracy if found else float(said["accuracy"]),
+        here=evaluation.accuracy if evaluation else float(last_line["accuracy"]),
         server=accuracy_on_server(choice.directory, checkpoint),
-        total=found.items if found else int(said.get("total", 0)),
-        evaluation=found,
-        file=str(choice.directory / FILE) if found else "",
+        total=evaluation.items if evaluation else int(last_line.get("total", 0)),
+        evaluation=evaluation,
+        file=str(choice.directory / FILE) if evaluation else "",
     )
 
 
 def evaluate_there(
     ground: Ground, which: str = "", *, time_limit_s: int = THERE_LIMIT_S
 ) -> Evaluated:
-    """The same on the server, with the run's own code and image; see agent/sandbox/evaluation.py.
+    """Evaluate on the server, with the run's own code and image; see agent/sandbox/evaluation.py.
 
-    Nothing need be pulled. LabError with its last words where evaluate.py fails or writes no
+    Works without a pull. LabError with the last output if evaluate.py fails or writes no
     evaluation.
     """
     choice = chosen(ground, which)
@@ -171,45 +178,46 @@ def evaluate_there(
         reply = remote.call("evaluate", request, timeout_s=time_limit_s + LINK_S)
     ground.reporter.emit(Step(name=name, done=True))
     if reply.get("code") != 0 or not reply.get("evaluation"):
-        raise _failed_there(choice.run.id, reply)
-    found = _parsed(msgspec.json.encode(reply["evaluation"]), "server")
+        raise _server_failure(choice.run.id, reply)
+    evaluation = _parse(msgspec.json.encode(reply["evaluation"]), "server")
     choice.directory.mkdir(parents=True, exist_ok=True)
-    _keep(choice.directory / ON_SERVER, found)
-    here = accuracy_here(choice.directory, found.checkpoint)
+    _keep(choice.directory / ON_SERVER, evaluation)
+    here = accuracy_here(choice.directory, evaluation.checkpoint)
     if here is None:
-        _keep(choice.directory / FILE, found)
-    return _compared(
+        _keep(choice.directory / FILE, evaluation)
+    return _compare(
         choice.run.id,
-        found.checkpoint,
+        evaluation.checkpoint,
         here=here,
-        server=found.accuracy,
-        total=found.items,
-        evaluation=found,
+        server=evaluation.accuracy,
+        total=evaluation.items,
+        evaluation=evaluation,
         file=str(choice.directory / ON_SERVER),
     )
 
 
 def accuracy_here(directory: Path, checkpoint: str) -> float | None:
-    """What evaluating this checkpoint on this machine came to; None where nobody has."""
-    found = _read(directory / FILE)
-    mine = found is not None and found.where == "here" and found.checkpoint == checkpoint
-    return found.accuracy if found and mine else None
+    """Return the checkpoint's accuracy as measured on this machine; None if it was not."""
+    evaluation = _read(directory / FILE)
+    if evaluation is None or evaluation.where != "here" or evaluation.checkpoint != checkpoint:
+        return None
+    return evaluation.accuracy
 
 
 def accuracy_on_server(directory: Path, checkpoint: str) -> float | None:
-    """What the server came to for this checkpoint: asked with --on-server, or told by the run."""
+    """Return the checkpoint's accuracy on the server: from eval --on-server, or from the run."""
     for path in (directory / ON_SERVER, directory / "logs" / FILE):
-        found = _read(path)
-        if found is not None and found.checkpoint == checkpoint:
-            return found.accuracy
-    told = _figures(directory / "logs" / "metrics.json")
-    if str(told.get("checkpoint", checkpoint)) != checkpoint:
+        evaluation = _read(path)
+        if evaluation is not None and evaluation.checkpoint == checkpoint:
+            return evaluation.accuracy
+    metrics = _read_metrics(directory / "logs" / "metrics.json")
+    if str(metrics.get("checkpoint", checkpoint)) != checkpoint:
         return None
-    accuracy = told.get("accuracy")
+    accuracy = metrics.get("accuracy")
     return float(accuracy) if isinstance(accuracy, int | float) else None
 
 
-def _compared(
+def _compare(
     run: str,
     checkpoint: str,
     *,
@@ -231,14 +239,14 @@ def _compared(
     )
 
 
-def _parsed(text: bytes, where: Literal["here", "server"]) -> Evaluation:
-    found = parse_evaluation(text, "what evaluate.py wrote")
-    return msgspec.structs.replace(found, where=where, at=time.time())
+def _parse(text: bytes, where: Literal["here", "server"]) -> Evaluation:
+    evaluation = parse_evaluation(text, "the file that evaluate.py wrote")
+    return msgspec.structs.replace(evaluation, where=where, at=time.time())
 
 
-def _keep(path: Path, found: Evaluation) -> None:
+def _keep(path: Path, evaluation: Evaluation) -> None:
     staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    staging.write_bytes(msgspec.json.encode(found) + b"\n")
+    staging.write_bytes(msgspec.json.encode(evaluation) + b"\n")
     staging.replace(path)
 
 
@@ -249,10 +257,10 @@ def _read(path: Path) -> Evaluation | None:
         return None
 
 
-def _run_here(root: Path, place: Path, out: Path) -> dict[str, Any]:
-    """The object on evaluate.py's last line."""
+def _run_evaluate(root: Path, checkpoints: Path, out: Path) -> dict[str, Any]:
+    """Run evaluate.py and return the JSON object on its last line."""
     done = subprocess.run(
-        [sys.executable, "evaluate.py", str(place)],
+        [sys.executable, "evaluate.py", str(checkpoints)],
         cwd=root,
         env={**environment(), "LABCTL_EVALUATION": str(out)},
         stdin=subprocess.DEVNULL,
@@ -266,37 +274,39 @@ def _run_here(root: Path, place: Path, out: Path) -> dict[str, Any]:
         body = json.loads(lines[-1])
         float(body["accuracy"])
     except (IndexError, ValueError, KeyError, TypeError):
-        said = (done.stderr or done.stdout).strip()[-1500:]
+        output = (done.stderr or done.stdout).strip()[-1500:]
         raise LabError(
-            f"evaluate.py ended with {done.returncode}",
-            why=said,
-            hint="mend evaluate.py, then: labctl eval",
+            f"evaluate.py failed with exit code {done.returncode}"
+            if done.returncode
+            else "evaluate.py printed no accuracy",
+            why=output,
+            hint="fix evaluate.py, then: labctl eval",
         ) from None
     result: dict[str, Any] = body
     return result
 
 
-def _tell_plain(ground: Ground) -> None:
-    text = "evaluate.py told its accuracy alone: a report will have no classes and no mistakes"
+def _report_no_details(ground: Ground) -> None:
+    text = "evaluate.py reported only its accuracy: the report will show no classes or mistakes"
     ground.reporter.emit(Note(text=text))
 
 
-def _failed_there(run_id: str, reply: dict[str, Any]) -> LabError:
-    said = str(reply.get("said", "")).strip()[-1500:]
+def _server_failure(run_id: str, reply: dict[str, Any]) -> LabError:
+    output = str(reply.get("said", "")).strip()[-1500:]
     if reply.get("code") == 0:
         return LabError(
             "evaluate.py wrote no evaluation on the server",
-            why=f"it writes to the file that LABCTL_EVALUATION names\n{said}",
+            why=f"it must write to the file named by LABCTL_EVALUATION\n{output}",
             hint="see the sample project: labctl init digits",
         )
     return LabError(
-        f"evaluate.py ended with {reply.get('code')} on the server",
-        why=said,
-        hint=f"labctl eval {run_id}   # here",
+        f"evaluate.py failed on the server with exit code {reply.get('code')}",
+        why=output,
+        hint=f"labctl eval {run_id}   # on this machine",
     )
 
 
-def _figures(path: Path) -> dict[str, Any]:
+def _read_metrics(path: Path) -> dict[str, Any]:
     try:
         body = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""How well a checkpoint does on a split: what `labctl eval` keeps as `runs/<run>/evaluation.json`.
+"""The evaluation of a checkpoint on a split, which `labctl eval` stores as evaluation.json.
 
-The file may be a stranger's (it comes home with a run): whatever does not fit together is refused.
+The file may come from an untrusted run, so it is refused if its parts are inconsistent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PICTURE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/]+={0,2}")
 
 
 class Mistake(Value, frozen=True):
-    """An item that was classified wrongly. `probability` is what the model gave to `said`.
+    """An item that was classified wrongly as `said`, with this `probability`.
 
     `picture` is a data URI (PNG or JPEG), a path below the run's directory, or "".
     """
@@ -39,12 +39,12 @@ class Mistake(Value, frozen=True):
 
 
 class Evaluation(Value, frozen=True):
-    """A checkpoint's answers on a split. Shares are from 0 to 1.
+    """A checkpoint's predictions on a split. Shares are from 0 to 1.
 
-    `confusion` counts items: a row for each true class, a column for each answer, both in the
-    order of `classes`. `baseline_accuracy` is that of always saying the training set's most
-    frequent class; None where nobody counted. `where` is the machine that computed it. `worst`
-    begins with the mistake that the model was surest of. Hashes are SHA-256 in hex, or "".
+    `confusion` counts items: a row for each true class, a column for each predicted class, both in
+    the order of `classes`. `baseline_accuracy` is that of always predicting the training set's
+    majority class; None if not computed. `where` is the machine that computed the evaluation.
+    `worst` lists mistakes, the most confident first. Hashes are SHA-256 in hex, or "".
     """
 
     checkpoint: str
@@ -69,7 +69,7 @@ class Evaluation(Value, frozen=True):
 
 
 class ClassFigures(Value, frozen=True):
-    """One class: `items` bear it, `said` were called it. A share of nothing is None."""
+    """One class: `items` belong to it, `said` were predicted. A share of zero items is None."""
 
     name: str
     items: int
@@ -81,32 +81,32 @@ class ClassFigures(Value, frozen=True):
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """The evaluation in a file; NotFoundError where there is none, LabError where it is no such."""
+    """Read an evaluation; NotFoundError if the file is missing, LabError if it is invalid."""
     try:
         with path.open("rb") as file:
             text = file.read(LARGEST_BYTES + 1)
     except FileNotFoundError:
-        raise NotFoundError(f"{path} is not there", hint="labctl eval") from None
+        raise NotFoundError(f"{path} does not exist", hint="labctl eval") from None
     except OSError as error:
         raise LabError(f"{path} cannot be read", why=str(error), hint="labctl eval") from error
     return parse_evaluation(text, str(path))
 
 
 def parse_evaluation(text: bytes, what: str = FILE) -> Evaluation:
-    """The evaluation that JSON says; LabError (about `what`) where it is none."""
+    """Parse an evaluation from JSON; LabError (about `what`) if it is invalid."""
     if len(text) > LARGEST_BYTES:
-        raise _refused(what, f"it is larger than {LARGEST_BYTES // 1024**2} MiB")
+        raise _invalid(what, f"it is larger than {LARGEST_BYTES // 1024**2} MiB")
     try:
-        found = msgspec.json.decode(text, type=Evaluation)
+        evaluation = msgspec.json.decode(text, type=Evaluation)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise _refused(what, str(error)) from None
-    if wrong := _wrong(found):
-        raise _refused(what, wrong)
-    return found
+        raise _invalid(what, str(error)) from None
+    if problem := _find_problem(evaluation):
+        raise _invalid(what, problem)
+    return evaluation
 
 
 def interval(correct: int, items: int, z: float = Z_95) -> tuple[float, float] | None:
-    """Wilson's interval for a share of `items`; None where there are none.
+    """Return Wilson's interval for the share `correct` / `items`; None for 0 items.
 
     Unlike p ± z * sqrt(p(1-p)/n) it stays between 0 and 1, and is not empty at 100 %.
     Source: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927) 209; L. D. Brown, T. T. Cai, A. DasGupta,
@@ -122,11 +122,11 @@ def interval(correct: int, items: int, z: float = Z_95) -> tuple[float, float] |
 
 
 def class_figures(evaluation: Evaluation) -> tuple[ClassFigures, ...]:
-    """Precision, recall and F1 of each class, in their order."""
+    """Compute precision, recall and F1 of each class, in the order of `classes`."""
     rows = evaluation.confusion
-    said = [sum(column) for column in zip(*rows, strict=True)]
+    predicted = [sum(column) for column in zip(*rows, strict=True)]
     return tuple(
-        _figures(name, sum(rows[number]), said[number], rows[number][number])
+        _figures(name, sum(rows[number]), predicted[number], rows[number][number])
         for number, name in enumerate(evaluation.classes)
     )
 
@@ -139,48 +139,51 @@ def _figures(name: str, items: int, said: int, correct: int) -> ClassFigures:
         correct=correct,
         precision=correct / said if said else None,
         recall=correct / items if items else None,
-        # The harmonic mean of the two, written so that no hit at all is 0 and not 0 / 0.
+        # The harmonic mean of the two, written so that a class without hits gets 0, not 0 / 0.
         f1=2 * correct / (items + said) if items + said else None,
     )
 
 
-def _wrong(one: Evaluation) -> str:
-    """What does not fit together; "" where all does."""
-    size = len(one.classes)
-    if one.version != VERSION:
-        return f"version {one.version} is unknown here, {VERSION} is known"
-    if not 1 <= size <= MOST_CLASSES or len(set(one.classes)) != size:
-        return f"classes: 1 to {MOST_CLASSES} different names are allowed"
-    if any(not name or len(name) > LONGEST_NAME for name in one.classes):
-        return f"classes: a name has 1 to {LONGEST_NAME} characters"
-    if len(one.confusion) != size or any(len(row) != size for row in one.confusion):
+def _find_problem(evaluation: Evaluation) -> str:
+    """Describe the first inconsistency; "" if there is none."""
+    size = len(evaluation.classes)
+    if evaluation.version != VERSION:
+        return f"version {evaluation.version} is not supported, only {VERSION} is"
+    if not 1 <= size <= MOST_CLASSES or len(set(evaluation.classes)) != size:
+        return f"classes: expected 1 to {MOST_CLASSES} distinct names"
+    if any(not name or len(name) > LONGEST_NAME for name in evaluation.classes):
+        return f"classes: expected names of 1 to {LONGEST_NAME} characters"
+    if len(evaluation.confusion) != size or any(len(row) != size for row in evaluation.confusion):
         return f"confusion: {size} classes need {size} rows of {size} counts"
-    if any(count < 0 for row in one.confusion for count in row):
-        return "confusion: counts are not negative"
-    if one.items < 1 or sum(map(sum, one.confusion)) != one.items:
-        return f"confusion: its counts do not add up to the {one.items} items"
-    if not math.isclose(one.accuracy, one.correct / one.items, abs_tol=1e-6):
-        return f"accuracy: {one.accuracy:g} is not that of the confusion matrix"
-    if one.baseline_accuracy is not None and not 0 <= one.baseline_accuracy <= 1:
-        return "baseline_accuracy is no share"
-    return next((wrong for mistake in one.worst if (wrong := _wrong_mistake(mistake, one))), "")
+    if any(count < 0 for row in evaluation.confusion for count in row):
+        return "confusion: counts must not be negative"
+    if evaluation.items < 1 or sum(map(sum, evaluation.confusion)) != evaluation.items:
+        return f"confusion: the counts do not add up to {evaluation.items} items"
+    if not math.isclose(evaluation.accuracy, evaluation.correct / evaluation.items, abs_tol=1e-6):
+        return f"accuracy: {evaluation.accuracy:g} does not match the confusion matrix"
+    if evaluation.baseline_accuracy is not None and not 0 <= evaluation.baseline_accuracy <= 1:
+        return "baseline_accuracy: expected a number from 0 to 1"
+    problems = (_find_mistake_problem(mistake, evaluation) for mistake in evaluation.worst)
+    return next((problem for problem in problems if problem), "")
 
 
-def _wrong_mistake(mistake: Mistake, one: Evaluation) -> str:
-    if not {mistake.truth, mistake.said} <= set(one.classes):
-        return f"worst: {mistake.item!r} names a class that is not there"
+def _find_mistake_problem(mistake: Mistake, evaluation: Evaluation) -> str:
+    if not {mistake.truth, mistake.said} <= set(evaluation.classes):
+        return f"worst: {mistake.item!r} names an unknown class"
     if not 0 <= mistake.probability <= 1:
         return f"worst: {mistake.item!r} has a probability of {mistake.probability:g}"
     picture = mistake.picture
     if picture.startswith("data:"):
         return (
-            "" if _PICTURE.fullmatch(picture) else f"worst: {mistake.item!r} has a strange picture"
+            ""
+            if _PICTURE.fullmatch(picture)
+            else f"worst: {mistake.item!r} has an invalid picture (not a PNG or JPEG data URI)"
         )
     outside = picture.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", picture)
     if outside or ":" in picture or "\0" in picture:
-        return f"worst: {mistake.item!r} has a picture outside of the run"
+        return f"worst: {mistake.item!r} has a picture outside the run's directory"
     return ""
 
 
-def _refused(what: str, why: str) -> LabError:
-    return LabError(f"{what} is no evaluation", why=why, hint="labctl eval")
+def _invalid(what: str, why: str) -> LabError:
+    return LabError(f"{what} is not a valid evaluation", why=why, hint="labctl eval")

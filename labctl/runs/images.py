@@ -1,4 +1,4 @@
-"""The image of a run: which one, is it on the server, and how it gets there."""
+"""The image of a run: its reference, and how it gets onto the server."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from labctl.shell import portable
 from labctl.sync.scan import NEVER_AT_TOP, Index, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
-# So long waits a second process for the first to make the lab's image.
+# seconds a second process waits while the first builds the lab's image
 BUILD_S = 3600.0
 COPY = re.compile(r"^\s*(?:COPY|ADD)\s+(.*)$", re.IGNORECASE)
 
 
 def build_args(ground: Ground, image: ImageConfig) -> dict[str, str]:
-    """lab.yaml's args, with this machine's switches on top."""
+    """Return lab.yaml's build arguments, overridden by this machine's settings."""
     args = dict(image.args)
     if ground.config.base_image:
         args["BASE"] = ground.config.base_image
@@ -37,12 +37,12 @@ def build_args(ground: Ground, image: ImageConfig) -> dict[str, str]:
 
 
 def reference(ground: Ground) -> str:
-    """The image that a run uses; for a build a tag that holds the hash of all that goes in."""
+    """Return the image of a run. For a build, its tag is a hash of everything that goes into it."""
     image = ground.config.image
     if image.reference:
         return image.reference
     directory = ground.config.root / image.build
-    # What never reaches the server cannot be in the image: a pull must not change the tag.
+    # Files that are never pushed cannot be in the image: a pull must not change the tag.
     absent = NEVER_AT_TOP if directory == ground.config.root else frozenset[str]()
     digest = content_hash(directory, build_args(ground, image), absent)
     return f"labctl/{ground.config.name}:{digest[:16]}"
@@ -51,9 +51,9 @@ def reference(ground: Ground) -> str:
 def content_hash(
     directory: Path, args: dict[str, str], absent: frozenset[str] = frozenset()
 ) -> str:
-    """Hash of the Dockerfile, the build arguments and every file that COPY or ADD names.
+    """Hash the Dockerfile, the build arguments and every file that COPY or ADD names.
 
-    `absent` are names at the top of the directory that do not count.
+    `absent` are names at the top of the directory that are left out.
     """
     digest = hashlib.sha256(repr(sorted(args.items())).encode())
     text = (directory / "Dockerfile").read_text(encoding="utf-8", errors="replace")
@@ -68,8 +68,8 @@ def content_hash(
 
 
 def copied_files(directory: Path, dockerfile: str) -> set[Path]:
-    """Files of the context that the Dockerfile takes in; links and .git never count."""
-    found: set[Path] = set()
+    """Return the files of the context that the Dockerfile copies, without links and .git."""
+    matches: set[Path] = set()
     for line in dockerfile.replace("\\\n", " ").splitlines():
         match = COPY.match(line)
         if not match or "--from=" in line:
@@ -78,10 +78,10 @@ def copied_files(directory: Path, dockerfile: str) -> set[Path]:
         for word in words[:-1]:
             pattern = "**" if "$" in word else word.strip("/").removeprefix("./")
             for path in [directory] if pattern in ("", ".") else directory.glob(pattern):
-                found.update(p for p in (path.rglob("*") if path.is_dir() else [path]))
+                matches.update(p for p in (path.rglob("*") if path.is_dir() else [path]))
     return {
         p
-        for p in found
+        for p in matches
         if p.is_file()
         and not p.is_symlink()
         and not {".git", ".labctl"} & {*p.relative_to(directory).parts}
@@ -89,12 +89,12 @@ def copied_files(directory: Path, dockerfile: str) -> set[Path]:
 
 
 def ensure(ground: Ground, server: Server, remote: Remote, wanted: str, of_run: str = "") -> None:
-    """Get `wanted` onto the server: built there, or pulled, or sent from this machine.
+    """Build the image `wanted` on the server, pull it there, or send it from this machine.
 
-    It is built from the code that was pushed, or from the snapshot of the run `of_run`.
+    A build uses the pushed code, or the code snapshot of the run `of_run`.
     """
     image = ground.config.image
-    with ground.state.exclusive(f"{ground.lab_id}-image", "make the image", wait_s=BUILD_S):
+    with ground.state.exclusive(f"{ground.lab_id}-image", "build the image", wait_s=BUILD_S):
         if image.build:
             _build(ground, server, remote, image, wanted, of_run)
         else:
@@ -102,8 +102,8 @@ def ensure(ground: Ground, server: Server, remote: Remote, wanted: str, of_run: 
 
 
 def fetch(ground: Ground, server: Server, remote: Remote, wanted: str) -> None:
-    """A finished image onto the server: sent where this machine has it, else pulled there."""
-    if not _send_if_here(ground, server, wanted):
+    """Get a finished image onto the server: send it if this machine has it, else pull it there."""
+    if not _send_local_image(ground, server, wanted):
         _pull(ground, remote, wanted)
 
 
@@ -134,16 +134,16 @@ def _build(
     )
     if closing["code"] != 0:
         raise BuildError(
-            "the image did not build",
+            "the image build failed",
             log_path=closing["log"],
             why="\n".join(closing["tail"]),
-            hint=f"the whole log: labctl ssh -- cat {closing['log']}",
+            hint=f"labctl ssh -- cat {closing['log']}   # the full log",
         )
     ground.reporter.emit(Step(name=name, done=True))
 
 
 def push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
-    """This machine's wheels, for pip in a build; without any, nothing happens."""
+    """Push this machine's wheelhouse, for pip in a build; do nothing if none is configured."""
     from labctl.sync.push import push
 
     if not ground.config.wheelhouse:
@@ -151,9 +151,9 @@ def push_wheelhouse(ground: Ground, server: Server, remote: Remote) -> None:
     root, wheels = ground.config.root, Path(ground.config.wheelhouse)
     index = Index(root, "data/wheelhouse")
     files = scan_data(root, "wheelhouse", wheels, ground.reporter, later=index)
-    about = (remote, ground.config.name, ground.lab_id, "wheelhouse")
+    target = (remote, ground.config.name, ground.lab_id, "wheelhouse")
     with hold_transfers(ground.config.root, "push", ground.reporter):
-        push(*about, wheels, files, ground.reporter, index=index)
+        push(*target, wheels, files, ground.reporter, index=index)
 
 
 def _pull(ground: Ground, remote: Remote, wanted: str) -> None:
@@ -167,21 +167,21 @@ def _pull(ground: Ground, remote: Remote, wanted: str) -> None:
         raise LabError(
             f"the server cannot pull {wanted}",
             why="\n".join(closing["tail"][-3:]),
-            hint="check `image:` in lab.yaml, or name a base image with LABCTL_BASE_IMAGE",
+            hint="check `image:` in lab.yaml, or set a base image with LABCTL_BASE_IMAGE",
         )
     ground.reporter.emit(Step(name=name, done=True))
 
 
-def _send_if_here(ground: Ground, server: Server, wanted: str) -> bool:
-    """`docker save` here into `docker load` there, where this machine's engine has the image.
+def _send_local_image(ground: Ground, server: Server, wanted: str) -> bool:
+    """Pipe `docker save` here into `docker load` there; False if this machine lacks the image.
 
-    For machines without a container registry, and for images that were only built here.
+    For labs without a container registry, and for images that exist only on this machine.
     """
     if not shutil.which("docker") or not shutil.which("ssh"):
         return False
-    shown = ["docker", "image", "inspect", "--format", "{{.Size}}", wanted]
-    here = subprocess.run(shown, capture_output=True, text=True, check=False)
-    if here.returncode != 0:
+    inspect = ["docker", "image", "inspect", "--format", "{{.Size}}", wanted]
+    inspected = subprocess.run(inspect, capture_output=True, text=True, check=False)
+    if inspected.returncode != 0:
         return False
     name = f"sending {wanted}"
     ground.reporter.emit(Step(name=name))
@@ -191,24 +191,25 @@ def _send_if_here(ground: Ground, server: Server, wanted: str) -> bool:
         subprocess.Popen(["docker", "save", wanted], stdout=subprocess.PIPE) as save,
         subprocess.Popen(load, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as loading,
     ):
-        _pump(ground, name, save, loading, int(here.stdout.strip() or 0))
+        _copy_stream(ground, name, save, loading, int(inspected.stdout.strip() or 0))
     if save.returncode != 0 or loading.returncode != 0:
         raise LabError(
-            f"{wanted} did not arrive on the server",
-            why=f"docker save ended with {save.returncode}, docker load with {loading.returncode}",
+            f"cannot send {wanted} to the server",
+            why=f"exit code of docker save: {save.returncode}, of docker load: "
+            f"{loading.returncode}",
             hint="labctl doctor",
         )
     ground.reporter.emit(Step(name=name, done=True))
     return True
 
 
-def _pump(ground: Ground, name: str, save: Any, loading: Any, total: int) -> None:
-    done = 0
+def _copy_stream(ground: Ground, name: str, save: Any, loading: Any, total: int) -> None:
+    sent = 0
     try:
         while block := save.stdout.read(1 << 20):
             loading.stdin.write(block)
-            done += len(block)
-            progress = Progress(name=name, done=done, total=max(total, done), unit="bytes")
+            sent += len(block)
+            progress = Progress(name=name, done=sent, total=max(total, sent), unit="bytes")
             ground.reporter.emit(progress)
         loading.stdin.close()
     except BrokenPipeError:

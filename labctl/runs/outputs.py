@@ -1,4 +1,4 @@
-"""Outputs of runs, from their server to here: once, or while a run goes on."""
+"""Pull outputs of runs from their server: once, or repeatedly while a run is active."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labctl.sync.transfer_lock import WAIT_S
 
 EVERY_S = 15.0
 LONGEST_PAUSE_S = 60.0
-# So long is a lost run waited for: `run --recover`, or a keeper, may have it go on elsewhere.
+# Seconds to wait for a lost run: `run --recover` or a keeper may resume it on another server.
 RECOVERED_WITHIN_S = 600.0
 
 
@@ -31,10 +31,10 @@ def pull(
     only: Sequence[str] = (),
     wait_s: float = WAIT_S,
 ) -> list[PulledRun]:
-    """Outputs of these runs (of all, if empty) to `<lab>/runs/`, whole and verified.
+    """Pull the outputs of these runs (all, if empty) to `<lab>/runs/` and verify them.
 
-    With `only`, nothing but these directories of them. BusyError where another transfer of the lab
-    goes on for longer than `wait_s`.
+    With `only`, pull only these directories of the runs. BusyError if another transfer of the lab
+    lasts longer than `wait_s` seconds.
     """
     remote = ground.remote(server)
     runs.refresh(ground, server, remote)
@@ -54,9 +54,9 @@ def pull(
 
 
 def list_missing(ground: Ground, server: Server) -> tuple[Missing, ...]:
-    """Every file that runs have left on the server and that is not on the disk here."""
-    about = (ground.remote(server), ground.config.name, ground.lab_id)
-    return transfer.verify(*about, [], ground.config.root, everything=True)
+    """List the files of runs that are on the server but not on this machine's disk."""
+    source = (ground.remote(server), ground.config.name, ground.lab_id)
+    return transfer.verify(*source, [], ground.config.root, everything=True)
 
 
 def mirror_here(
@@ -66,28 +66,27 @@ def mirror_here(
     every_s: float = EVERY_S,
     on_round: Callable[[PulledRun], None] = lambda pulled: None,
 ) -> PulledRun:
-    """Pull the run every `every_s` seconds until it has ended and all of it is here.
+    """Pull the run every `every_s` seconds until it has ended and all its outputs are here.
 
-    A server that does not answer is asked again; the one that replaces it is found by the record.
-    NotFoundError where there is none after RECOVERED_WITHIN_S, or where there was none to begin
-    with.
+    Retries if the server does not answer, and switches to a replacement once it is on record.
+    NotFoundError if the lab has no server at the start, or for RECOVERED_WITHIN_S seconds.
     """
-    pause_s, lived_s = every_s, -math.inf
+    pause_s, last_active_s = every_s, -math.inf
     while True:
-        patient = time.monotonic() - lived_s < RECOVERED_WITHIN_S
+        may_recover = time.monotonic() - last_active_s < RECOVERED_WITHIN_S
         try:
             (pulled,) = pull(ground, ground.server(), [run_id])
         except (BusyError, NotFoundError) as error:
-            if isinstance(error, NotFoundError) and not patient:
+            if isinstance(error, NotFoundError) and not may_recover:
                 raise
             ground.reporter.emit(Note(text=f"{error.what}; trying again", level="warning"))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         else:
             on_round(pulled)
             run, pause_s = runs.latest(ground, run_id), every_s
-            may_go_on = patient and run.state == "lost" and not run.stopped_by
-            if not may_go_on and (pulled.complete or run.ended):
+            may_resume = may_recover and run.state == "lost" and not run.stopped_by
+            if not may_resume and (pulled.complete or run.ended):
                 return pulled
             if not run.ended:
-                lived_s = time.monotonic()
+                last_active_s = time.monotonic()
         time.sleep(pause_s)

@@ -1,4 +1,4 @@
-"""No pickle is loaded on this machine: loading one runs whatever code it holds."""
+"""Refuse pickles on this machine, because loading one runs whatever code it contains."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from labctl.wire.judge import judge_file
 
 
 def refuse_pickles(place: Path, hint: str) -> None:
-    """PolicyError, with the first one's name, where a file at or below `place` is a pickle, holds
-    one, or cannot be judged."""
-    for path in sorted(_files(place)):
+    """PolicyError for the first file at or below `place` that is, holds, or may be a pickle."""
+    for path in sorted(_list_files(place)):
         if reason := describe_pickle(path):
             name = path.name if path == place else path.relative_to(place.parent).as_posix()
             raise PolicyError(
                 f"{name} {reason}",
-                why="loading a pickle runs any code that its writer put there; safetensors does not"
+                why="loading a pickle runs any code that its author put there; safetensors does not"
                 " (safetensors.torch.save_file)",
                 hint=hint,
             )
 
 
 def describe_pickle(path: Path) -> str:
-    """Why a file must not be loaded here, as the rest of a sentence; "" where it may be."""
+    """Say why a file must not be loaded here, as the end of a sentence; "" if it may be."""
     try:
         with path.open("rb") as file:
             verdict = judge_file(path.name, file, os.fstat(file.fileno()).st_size)
@@ -36,7 +35,7 @@ def describe_pickle(path: Path) -> str:
     return f"is refused: {verdict.hazard}" if verdict.hazard else ""
 
 
-def _files(place: Path) -> Iterator[Path]:
+def _list_files(place: Path) -> Iterator[Path]:
     if place.is_file():
         yield place
     for folder, _, names in os.walk(place):

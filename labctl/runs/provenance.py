@@ -1,6 +1,6 @@
-"""Where a run's code came from and what it ran on, written into the ledger when it starts.
+"""The git commit, command and machine of each run, recorded in the ledger when the run starts.
 
-Of git only what it says of itself is asked, by a process that runs while the server starts the run.
+git runs in a process of its own, while the server starts the run.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 from labctl.model import Facts, Run, RunSpec, Value
 from labctl.servers.context import Ground
 
-# The ledger's kind of line: a Code, and how the run was started.
+# Kind of ledger entry: a Code, and how the run was started.
 CODE = "code"
 GIT_S = 5.0
 MOST_CHANGED = 20
 NOT_CODE = ("runs/", ".labctl/", "server-edits/")
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
-# What in a repository's own settings has `git status` start programs, or may.
+# Settings of a repository with which `git status` starts, or may start, programs.
 PROGRAMS = re.compile(rb"^\s*\[\s*(filter|include|includeif)\b|fsmonitor", re.IGNORECASE | re.M)
 
 
 class Code(Value, frozen=True):
     """The lab's git state when a run started. `commit` is "" outside of a repository.
 
-    `dirty` is whether files of the lab differed from it (`changed` names the first ones), None
-    where that was not asked; `why` says why not.
+    `dirty` is whether files of the lab differed from the commit (`changed` lists the first ones),
+    None if that is unknown; `why` is the reason then.
     """
 
     commit: str = ""
@@ -39,19 +39,19 @@ class Code(Value, frozen=True):
 
 
 class Looking:
-    """git, asked about a directory; `code` waits for its answer. Leaving it ends the asking."""
+    """A `git status` process for a directory. `code` waits for its result; leaving kills it."""
 
     def __init__(self, root: Path) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.why = ""
-        repository = _repository(root)
+        repository = _find_repository(root)
         if repository is None:
-            self.why = "the lab is in no git repository"
+            self.why = "the lab is not in a git repository"
             return
-        if _starts_programs(repository):
-            self.why = "its own git settings name programs, which are not started for this"
+        if _can_start_programs(repository):
+            self.why = "the repository's settings start programs, so labctl does not run git in it"
             return
-        # Nothing is locked or written, no program of the repository's is started.
+        # These options keep git from locking, writing, and starting the repository's programs.
         words = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(root)]
         words += [
             "status",
@@ -70,7 +70,7 @@ class Looking:
                 stderr=subprocess.DEVNULL,
             )
         except OSError:
-            self.why = "git is not installed here"
+            self.why = "git is not installed on this machine"
 
     def __enter__(self) -> Looking:
         return self
@@ -82,6 +82,7 @@ class Looking:
             self.process = None
 
     def code(self) -> Code:
+        """Wait up to GIT_S seconds for git and return the state; its `why` says what failed."""
         if self.process is None:
             return Code(why=self.why)
         try:
@@ -93,7 +94,7 @@ class Looking:
 
 
 def parse_status(out: bytes) -> Code:
-    """What `git status --porcelain=v2 --branch -z` says."""
+    """Parse the output of `git status --porcelain=v2 --branch -z`."""
     commit = branch = ""
     changed: list[str] = []
     entries = iter(out.decode(errors="replace").split("\0"))
@@ -104,10 +105,10 @@ def parse_status(out: bytes) -> Code:
         elif entry.startswith("# branch.head "):
             branch = entry.removeprefix("# branch.head ")
         elif kind in ("1", "2", "u", "?"):
-            # Eight fields stand before the path, nine of a rename, ten of a conflict.
+            # The path follows eight fields, nine for a rename, ten for a conflict.
             path = entry.split(" ", {"1": 8, "2": 9, "u": 10, "?": 1}[kind])[-1]
             if kind == "2":
-                next(entries, "")  # where it was before
+                next(entries, "")  # the path before the rename
             if not path.startswith(NOT_CODE):
                 changed.append(path)
     commit = "" if commit == "(initial)" else commit
@@ -121,7 +122,7 @@ def parse_status(out: bytes) -> Code:
 
 
 def keep(ground: Ground, run: Run, wanted: RunSpec, looking: Looking) -> None:
-    """Write down once how this run came about; variables that sound secret without their values."""
+    """Record once how this run was started, without values of variables that look like secrets."""
     if ground.state.events(lab_id=ground.lab_id, run_id=run.id, kind=CODE, limit=1):
         return
     code = looking.code()
@@ -143,7 +144,7 @@ def keep(ground: Ground, run: Run, wanted: RunSpec, looking: Looking) -> None:
 
 
 def machine(facts: Facts) -> dict[str, Any]:
-    """What a server is made of, for the ledger: it outlives the server."""
+    """Describe a server's hardware and software for the ledger, which outlives the server."""
     return {
         "os": facts.os,
         "arch": facts.arch,
@@ -158,17 +159,17 @@ def machine(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _repository(root: Path) -> Path | None:
-    """The .git that `root` belongs to."""
+def _find_repository(root: Path) -> Path | None:
+    """Find the .git directory or file of the repository that contains `root`."""
     for folder in (root.resolve(), *root.resolve().parents):
         if (folder / ".git").exists():
             return folder / ".git"
     return None
 
 
-def _starts_programs(repository: Path) -> bool:
-    """Whether a repository, which may have come in an archive, would have git start programs."""
-    if not repository.is_dir():  # of a worktree or a submodule: its settings lie elsewhere
+def _can_start_programs(repository: Path) -> bool:
+    """Whether git could start programs that a repository, perhaps a stranger's, configures."""
+    if not repository.is_dir():  # a worktree or submodule has its settings elsewhere
         return True
     for name in ("config", "config.worktree"):
         with contextlib.suppress(FileNotFoundError):

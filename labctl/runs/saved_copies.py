@@ -1,6 +1,7 @@
-"""A run's outputs from where they were saved: the lab's store, or the copy that its keeper has.
+"""Pull a run's outputs from a saved copy: the lab's store, or the keeper's mirror.
 
-They come as a pull from the server does: verified, renamed into place, whole checkpoints only.
+As in a pull from the server, files are verified, then renamed into place; incomplete checkpoints
+are left out.
 """
 
 from __future__ import annotations
@@ -29,168 +30,173 @@ from labctl.sync.pull import PulledRun
 from labctl.sync.scan import hash_file, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
-# Puts a file as it was promised at a path, by rename; TransferError or NotFoundError.
+# Writes one verified file to a path, by rename; raises TransferError or NotFoundError.
 Fetch = Callable[[Due, Path], None]
 
 
 def from_store(ground: Ground, run_id: str) -> PulledRun:
-    """What the lab's store has of a run, and how it ended; NotFoundError where it has nothing."""
+    """Pull a run's files and final state from the lab's store; NotFoundError if it has none."""
     store = lab_store(ground)
-    about = _object(store.read(f"runs/{run_id}/run.json"))
-    index = _object(store.read(f"runs/{run_id}/index.json"))
-    if not about:
+    stored = _parse_object(store.read(f"runs/{run_id}/run.json"))
+    index = _parse_object(store.read(f"runs/{run_id}/index.json"))
+    if not stored:
         raise NotFoundError(
-            f"there is nothing of run {run_id} in {ground.config.store}",
+            f"{ground.config.store} has nothing of run {run_id}",
             hint="labctl status --refresh",
         )
-    run = _recorded(ground, run_id, about.get("record"))
-    wanted, pending = _listed(index.get("files")), _listed(index.get("pending"))
+    run = _record_end(ground, run_id, stored.get("record"))
+    wanted, pending = _parse_files(index.get("files")), _parse_files(index.get("pending"))
 
     def fetch(due: Due, path: Path) -> None:
-        either = [known[due.path] for known in (wanted, pending) if due.path in known]
-        for number, (size, sha256) in enumerate(either, 1):
+        versions = [files[due.path] for files in (wanted, pending) if due.path in files]
+        for number, (size, sha256) in enumerate(versions, 1):
             try:
                 store.fetch(f"runs/{run_id}/files/{due.path}", path, size, sha256)
                 return
             except TransferError:
-                if number == len(either):
+                if number == len(versions):
                     raise
 
-    return _bring(ground, run_id, {**pending, **wanted}, fetch, run)
+    return _pull_files(ground, run_id, {**pending, **wanted}, fetch, run)
 
 
 def from_copy(
     ground: Ground, run_id: str, files: dict[str, Any], archive: BinaryIO, run: Run | None
 ) -> PulledRun:
-    """What a keeper gave (`give`): the files that it has, and a tar of those that are lacking."""
-    with tempfile.TemporaryDirectory(dir=_made(ground.config.root / ".labctl")) as folder:
-        came = Path(folder)
+    """Pull a keeper's copy: `files` is its index, `archive` a tar of the files missing here."""
+    with tempfile.TemporaryDirectory(dir=_make_directory(ground.config.root / ".labctl")) as folder:
+        received = Path(folder)
         with tarfile.open(fileobj=archive, mode="r|") as tar:
             for member in tar:
-                place = came / contained(member.name)
+                target = received / contained(member.name)
                 source = tar.extractfile(member) if member.isreg() else None
                 if source is not None:
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    with place.open("wb") as file:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with target.open("wb") as file:
                         shutil.copyfileobj(source, file)
 
         def fetch(due: Due, path: Path) -> None:
-            place = came / due.path
-            if not place.is_file() or hash_file(place) != due.sha256:
+            target = received / due.path
+            if not target.is_file() or hash_file(target) != due.sha256:
                 raise TransferError(
-                    f"{due.path} did not arrive whole", hint="labctl pull   # again"
+                    f"{due.path} was not fully received", hint="labctl pull   # again"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
-            place.replace(path)
+            target.replace(path)
 
-        return _bring(ground, run_id, _listed(files), fetch, run)
+        return _pull_files(ground, run_id, _parse_files(files), fetch, run)
 
 
 def index_of(root: Path, run_id: str) -> tuple[FileEntry, ...]:
-    """The outputs of a run in a lab directory; none where there are none."""
-    home = root / "runs" / run_id
-    if not NAME_PATTERN.fullmatch(run_id) or not home.is_dir():
+    """List the outputs of a run in a lab directory, with their hashes."""
+    directory = root / "runs" / run_id
+    if not NAME_PATTERN.fullmatch(run_id) or not directory.is_dir():
         return ()
-    found = scan_data(root, f"give-{run_id}", home, Silent())
-    return tuple(one for one in found if one.path != RECORD and not one.path.startswith(PARTIAL))
+    files = scan_data(root, f"give-{run_id}", directory, Silent())
+    return tuple(
+        file for file in files if file.path != RECORD and not file.path.startswith(PARTIAL)
+    )
 
 
 def give(root: Path, run_id: str, files: Sequence[FileEntry], out: BinaryIO) -> None:
-    """A tar of these files of a run."""
+    """Write a tar of these files of a run to `out`."""
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for one in files:
-            member = tarfile.TarInfo(one.path)
-            member.size = one.size
-            content = (root / "runs" / run_id / one.path).open("rb")
+        for file in files:
+            member = tarfile.TarInfo(file.path)
+            member.size = file.size
+            content = (root / "runs" / run_id / file.path).open("rb")
             with content:
-                tar.addfile(member, _exactly(content, one.size))
+                tar.addfile(member, _read_exactly(content, file.size))
 
 
-def _exactly(file: BinaryIO, size: int) -> BinaryIO:
-    """A log may have been cut meanwhile: the other side's hash check says so, not the archive."""
+def _read_exactly(file: BinaryIO, size: int) -> BinaryIO:
+    """Pad a file that was truncated meanwhile; the hash check of the receiver rejects it."""
     if size <= 1 << 20:
         return io.BytesIO(file.read(size).ljust(size, b"\0"))
     return file
 
 
-def _bring(
+def _pull_files(
     ground: Ground, run_id: str, files: dict[str, tuple[int, str]], fetch: Fetch, run: Run | None
 ) -> PulledRun:
     ended = run is not None and run.ended
-    listed = [[path, size, sha256, False] for path, (size, sha256) in sorted(files.items())]
-    found = {"ended": ended, "directory": "", "files": listed, "skipped": []}
+    entries = [[path, size, sha256, False] for path, (size, sha256) in sorted(files.items())]
+    manifest = {"ended": ended, "directory": "", "files": entries, "skipped": []}
     with hold_transfers(ground.config.root, "pull", ground.reporter):
-        look = Look(ground.config.root, run_id, found)
+        look = Look(ground.config.root, run_id, manifest)
         make_home(look.home, run)
-        came, skipped = _fetched(ground, look, run_id, fetch)
-        good, spoiled = confirm(look.home / PARTIAL, came)
-        reason = "the disk here did not keep it; labctl pull brings it again"
+        received, skipped = _fetch_files(ground, look, run_id, fetch)
+        good, corrupt = confirm(look.home / PARTIAL, received)
+        reason = "corrupted on this machine's disk; labctl pull downloads it again"
         skipped += [
-            Missing(run=run_id, path=one.path, size=one.size, reason=reason) for one in spoiled
+            Missing(run=run_id, path=file.path, size=file.size, reason=reason) for file in corrupt
         ]
-        missing = {one.path for one in skipped}
-        count = settle(look, good, [one for one in look.files.values() if one.path in missing])
+        missing = {file.path for file in skipped}
+        count = settle(look, good, [file for file in look.files.values() if file.path in missing])
         shutil.rmtree(look.home / PARTIAL, ignore_errors=True)
     skipped += look.skipped
     return PulledRun(
         run=run_id,
         directory=str(look.home),
         files=count,
-        bytes=sum(one.size for one in came),
+        bytes=sum(file.size for file in received),
         skipped=tuple(skipped),
         complete=ended and not skipped,
     )
 
 
-def _fetched(
+def _fetch_files(
     ground: Ground, look: Look, run_id: str, fetch: Fetch
 ) -> tuple[list[Due], list[Missing]]:
-    """(what came to the partial directory, what did not and why)."""
+    """Fetch files to the partial directory; return (received files, missing files and why)."""
     due, size = look.due(), 0
-    came: list[Due] = []
+    received: list[Due] = []
     missing: list[Missing] = []
-    total = sum(one.size for one in due)
-    for one in due:
+    total = sum(file.size for file in due)
+    for file in due:
         try:
-            fetch(one, look.home / PARTIAL / one.path)
-            size += one.size
-            came.append(one)
+            fetch(file, look.home / PARTIAL / file.path)
+            size += file.size
+            received.append(file)
         except (TransferError, NotFoundError) as error:
-            missing.append(Missing(run=run_id, path=one.path, size=one.size, reason=error.what))
+            missing.append(Missing(run=run_id, path=file.path, size=file.size, reason=error.what))
         ground.reporter.emit(Progress(name=f"pull {run_id}", done=size, total=total, unit="bytes"))
-    return came, missing
+    return received, missing
 
 
-def _made(folder: Path) -> Path:
+def _make_directory(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     return folder
 
 
-def _object(content: bytes | None) -> dict[str, Any]:
+def _parse_object(content: bytes | None) -> dict[str, Any]:
     try:
         body = json.loads(content or b"{}")
     except ValueError as error:
         raise LabError(
-            "a record in the store cannot be read",
+            "a record in the store is not valid JSON",
             why=str(error),
-            hint="labctl pull   # from the server, while it is there",
+            hint="labctl pull   # from the server, while it exists",
         ) from error
     return body if isinstance(body, dict) else {}
 
 
-def _listed(found: Any) -> dict[str, tuple[int, str]]:
-    every = found.items() if isinstance(found, dict) else ()
-    return {str(path): (max(0, int(known[0])), str(known[1])) for path, known in every}
+def _parse_files(value: Any) -> dict[str, tuple[int, str]]:
+    """Parse {path: [size, sha256]} of an index."""
+    entries = value.items() if isinstance(value, dict) else ()
+    return {str(path): (max(0, int(entry[0])), str(entry[1])) for path, entry in entries}
 
 
-def _recorded(ground: Ground, run_id: str, record: Any) -> Run | None:
-    """The run as its store tells it, kept where it says more than what is known here: its end."""
-    known = ground.state.run(ground.lab_id, run_id)
-    told = record if isinstance(record, dict) else {}
-    if told.get("state") not in ("exited", "cancelled") and not told.get("stopped_by"):
-        return known
-    fields = {key: value for key, value in told.items() if key in KNOWN_RUN_FIELDS}
-    before = msgspec.to_builtins(known) if known else {"server_id": "", "lab_id": ground.lab_id}
-    run = msgspec.convert({**before, **fields, "id": run_id}, Run)
+def _record_end(ground: Ground, run_id: str, record: Any) -> Run | None:
+    """Record the run's end from the store's record, if that has it; return the run."""
+    recorded = ground.state.run(ground.lab_id, run_id)
+    stored = record if isinstance(record, dict) else {}
+    if stored.get("state") not in ("exited", "cancelled") and not stored.get("stopped_by"):
+        return recorded
+    fields = {key: value for key, value in stored.items() if key in KNOWN_RUN_FIELDS}
+    old_fields = (
+        msgspec.to_builtins(recorded) if recorded else {"server_id": "", "lab_id": ground.lab_id}
+    )
+    run = msgspec.convert({**old_fields, **fields, "id": run_id}, Run)
     ground.state.save_run(run)
     return run

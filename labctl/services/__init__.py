@@ -1,7 +1,7 @@
 """Services on a server (TensorBoard, Jupyter, a served model), and the forwards to them.
 
-`services` starts them, `forward` is one local port that leads to one, `forwards` keeps several
-alive, `lab_services` applies lab.yaml, `model_serving` is `labctl serve`; `model_server/` is the
+`services` starts them, `forward` is one local port of a service, `forwards` manages background
+forwards, `lab_services` applies lab.yaml, `model_serving` is `labctl serve`; `model_server/` is the
 program that serves a model in its container, and imports nothing of labctl but `wire`.
 
 May import: runs, sync, stores, servers and the layers below.

@@ -1,7 +1,7 @@
-"""One forward: a local port that leads to a service, through the user's OpenSSH, kept alive.
+"""One forward: a local port of a service on the server, through the user's OpenSSH.
 
-It has a connection of its own. A supervising thread notices when it is dead (ssh itself, within
-6 s; a service that is gone, by knocking) and connects anew until it is closed.
+It has its own connection. A thread notices when that is dead (ssh itself, within 6 s; a service
+that is gone, by a health check), and reconnects until the forward is closed.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from labctl.retry import retry_on
 from labctl.services.services import usual_port
 
 READY_S = 20.0
-KNOCK_EVERY_S = 10.0
+HEALTHCHECK_EVERY_S = 10.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-# Errors that trying again does not mend.
+# Errors for which a retry is useless.
 FATAL = (HostKeyError, AuthenticationError)
 
-# Brings the server's ssh_config up to date and the service up; called before trying again.
+# Updates the server's ssh_config and restarts the service; called before a retry.
 Refresh = Callable[[], Service]
 
 
 class ForwardSpec(Value, frozen=True, kw_only=True):
-    """What leads where: the server's ssh_config, its name in there, and the service.
+    """A forward's target: the server's ssh_config, its name in there, and the service.
 
-    `local_port` 0 means the usual port of the service, or a free one where that is taken.
+    `local_port` 0 means the usual port of the service, or a free one if that is in use.
     """
 
     config: str
@@ -50,7 +50,7 @@ class ForwardSpec(Value, frozen=True, kw_only=True):
 
 
 def url_of(service: Service, local_port: int, *, token: bool = True) -> str:
-    """Where a browser finds the service."""
+    """Return the service's URL on this machine."""
     ending = f"?token={service.token}" if service.token and token else ""
     return f"http://127.0.0.1:{local_port}{service.path}{ending}"
 
@@ -58,7 +58,7 @@ def url_of(service: Service, local_port: int, *, token: bool = True) -> str:
 class Forwarding:
     """One forward of this process. `open` (or `with`) returns once the service answers through it.
 
-    It tells of lost and regained links through `reporter`, from a thread of its own.
+    Reports lost and restored connections to `reporter`, from its own thread.
     """
 
     def __init__(
@@ -81,22 +81,22 @@ class Forwarding:
 
     @property
     def connected(self) -> bool:
-        """Whether ssh holds the port just now; the link may have died within the last 6 s."""
+        """Whether ssh holds the port now; the connection may have died within the last 6 s."""
         return self._ssh is not None and self._ssh.process.poll() is None
 
     def open(self) -> Forwarding:
-        """Connect; NotFoundError without ssh, ConnectError and so on as for any command."""
+        """Connect; NotFoundError without ssh, ConnectError etc. as for any command."""
         if self._thread.is_alive():
             return self
         if not shutil.which("ssh"):
             raise NotFoundError(
-                "a forward needs OpenSSH, and there is no ssh on this machine",
+                "a forward needs OpenSSH, which is not installed on this machine",
                 hint="sudo apt install openssh-client",
             )
         wanted = self._spec.local_port or usual_port(self.service.name, self.service)
         self.local_port = free_port(wanted)
         if self.local_port != wanted:
-            self._tell(f"port {wanted} is taken here, so {self.service.name} is at {self.url}")
+            self._report(f"local port {wanted} is in use; {self.service.name} is at {self.url}")
         try:
             self._connect()
         except _PortTakenError:
@@ -106,14 +106,14 @@ class Forwarding:
         return self
 
     def wait(self) -> None:
-        """Block until `close`, or until it is of no use to go on: then that error is raised."""
+        """Block until `close`, or raise the error for which a retry is useless."""
         while self._thread.is_alive():
             self._thread.join(1.0)
         if self.failure is not None:
             raise self.failure
 
     def close(self) -> None:
-        """End it; repeated, it does nothing."""
+        """Close the forward. Idempotent."""
         self._closing.set()
         self._drop()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -130,7 +130,7 @@ class Forwarding:
     ) -> None:
         self.close()
 
-    def _tell(self, text: str, level: str = "info") -> None:
+    def _report(self, text: str, level: str = "info") -> None:
         self._reporter.emit(Note(text=text, level=level))
 
     def _drop(self) -> None:
@@ -150,60 +150,61 @@ class Forwarding:
         deadline = time.monotonic() + READY_S
         while not answers(self.local_port, self.service.path):
             if ssh.process.poll() is not None:
-                raise self._ended(ssh)
+                raise self._exit_error(ssh)
             if time.monotonic() > deadline:
                 self._drop()
                 raise ConnectError(
                     f"{self.service.name} does not answer through the forward",
-                    why=f"the server has nothing at its port {self.service.port}",
+                    why=f"nothing listens on port {self.service.port} of the server",
                     hint=f"labctl forward {self.service.name}",
                 )
             if self._closing.wait(0.1):
                 return
         if ssh.process.poll() is not None:
-            # Whoever answered is not ours: the port was taken in between.
-            raise self._ended(ssh)
+            # Another program answered: it took the port in between.
+            raise self._exit_error(ssh)
 
-    def _ended(self, ssh: _Ssh) -> LabError:
+    def _exit_error(self, ssh: _Ssh) -> LabError:
+        """Return the error for an ssh process that has ended."""
         from labctl.transports import failures
 
-        said = ssh.said()
+        stderr = ssh.read_stderr()
         self._drop()
-        if "cannot listen to port" in said or "Address already in use" in said:
+        if "cannot listen to port" in stderr or "Address already in use" in stderr:
             return _PortTakenError(
-                f"port {self.local_port} is taken on this machine",
+                f"local port {self.local_port} is in use",
                 hint=f"labctl forward {self.service.name}",
             )
-        return failures.of_ssh(self._spec.endpoint, said)
+        return failures.of_ssh(self._spec.endpoint, stderr)
 
     def _watch(self) -> None:
         while not self._closing.is_set():
-            refused = self._stay()
-            # Ctrl-C reaches ssh before it reaches us: nothing is lost then.
+            refused = self._await_loss()
+            # Ctrl-C reaches ssh before this process: then the connection is not lost.
             if self._closing.wait(0.2):
                 return
-            self._tell(f"{self.service.name}: link lost, reconnecting", "warning")
+            self._report(f"{self.service.name}: connection lost, reconnecting", "warning")
             if not self._reconnect(ask=refused):
                 return
             at = url_of(self.service, self.local_port, token=False)
-            self._tell(f"{self.service.name}: connected again, {at}")
+            self._report(f"{self.service.name}: reconnected, {at}")
 
-    def _stay(self) -> bool:
-        """Until ssh has ended (False), or the service has refused twice (True)."""
+    def _await_loss(self) -> bool:
+        """Wait until ssh has ended (False), or the service has refused twice (True)."""
         refused = 0
         while self._ssh is not None and refused < 2:
             ssh = self._ssh
             with contextlib.suppress(subprocess.TimeoutExpired):
-                ssh.process.wait(1.0 if refused else KNOCK_EVERY_S)
+                ssh.process.wait(1.0 if refused else HEALTHCHECK_EVERY_S)
                 return False
             refused = refused + 1 if _refuses(self.local_port) else 0
         return refused > 0
 
     def _reconnect(self, *, ask: bool) -> bool:
-        """Try until it works; False when closed meanwhile, or when it never can.
+        """Retry until connected; False if closed meanwhile, or if a retry is useless.
 
-        Most often only the link was lost, so the server is asked for the service (`ask`) when
-        that alone did not do.
+        Usually only the connection was lost, so the service itself is checked on the server (`ask`)
+        only after a first retry has failed.
         """
         from tenacity import sleep_using_event
 
@@ -219,7 +220,7 @@ class Forwarding:
                 self._connect()
             except FATAL as error:
                 self.failure = error
-                self._tell(f"{self.service.name}: {error.what}", "warning")
+                self._report(f"{self.service.name}: {error.what}", "warning")
                 return False
             return not self._closing.is_set()
 
@@ -228,21 +229,21 @@ class Forwarding:
 
 
 class _PortTakenError(LabError):
-    """Somebody else has the local port."""
+    """Another program uses the local port."""
 
 
 class _Ssh:
-    """One ssh process and what it said."""
+    """One ssh process and its error output."""
 
     def __init__(self, argv: list[str]) -> None:
-        # A file without a name: a pipe that nobody empties would stop ssh one day.
+        # An unnamed file: a pipe that is never read would block ssh when it is full.
         self._errors, name = tempfile.mkstemp()
         Path(name).unlink()
         self.process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors
         )
 
-    def said(self) -> str:
+    def read_stderr(self) -> str:
         return os.pread(self._errors, 16_384, 0).decode(errors="replace")
 
     def end(self) -> None:
@@ -256,7 +257,7 @@ class _Ssh:
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` if nobody listens there on the loopback, else (and for 0) any free port."""
+    """Return `wanted` if it is free on the loopback, else (and for 0) any free port."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -266,24 +267,24 @@ def free_port(wanted: int) -> int:
     raise LabError("this machine has no free port", hint="labctl forward --list")
 
 
-def answers(port: int, path: str, *, patience_s: float = 5.0) -> bool:
-    """Whether a request to a local port reaches somebody. A service that listens in silence does.
+def answers(port: int, path: str, *, timeout_s: float = 5.0) -> bool:
+    """Whether a request to a local port reaches the service, even if that sends no reply.
 
-    ssh takes every connection and drops it at once when the other end refuses.
+    ssh accepts every connection, and drops it at once if the server's port refuses.
     """
     request = f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n"
-    return _knock(port, request.encode(), patience_s)
+    return _check_health(port, request.encode(), timeout_s)
 
 
 def _refuses(port: int) -> bool:
-    return not _knock(port, b"", 0.5)
+    return not _check_health(port, b"", 0.5)
 
 
-def _knock(port: int, request: bytes, patience_s: float) -> bool:
+def _check_health(port: int, request: bytes, timeout_s: float) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2.0) as connection:
             connection.sendall(request)
-            connection.settimeout(patience_s)
+            connection.settimeout(timeout_s)
             try:
                 return bool(connection.recv(1))
             except TimeoutError:

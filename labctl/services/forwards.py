@@ -1,8 +1,8 @@
-"""Forwards: one or several of this process, and those that a process of their own keeps.
+"""Background forwards, each held by its own process.
 
 `run_detached` starts that process, which outlives the terminal: `python -m
-labctl.services.forwards ID`, with what it should do on standard input, so that no token is in argv.
-What is recorded holds no token either.
+labctl.services.forwards ID`. Its specification is sent on standard input, so that no token is in
+argv. Records of forwards do not contain tokens either.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _MODULE = "labctl.services.forwards"
 
 
 class DetachedSpec(Value, frozen=True, kw_only=True):
-    """A forward that a process of its own keeps.
+    """A background forward.
 
-    `request` starts the service again after the server lost it. `refresh_argv` is a command (no
-    secrets) that rewrites the server's ssh_config where its address may have changed.
+    `request` restarts the service after the server lost it. `refresh_argv` is a command (without
+    secrets) that rewrites the server's ssh_config after its address may have changed.
     """
 
     forward: ForwardSpec
@@ -55,7 +55,7 @@ class DetachedSpec(Value, frozen=True, kw_only=True):
 
 
 class Record(Protocol):
-    """Where detached forwards are written down (`labctl.state.State`)."""
+    """The records of background forwards (`labctl.state.State`)."""
 
     def save_forward(self, forward: Forward) -> None: ...
 
@@ -65,14 +65,14 @@ class Record(Protocol):
 
 
 def run_detached(spec: DetachedSpec, record: Record) -> Forward:
-    """Have a process of its own keep the forward; the one that there is already, if it lives.
+    """Start a background forward, or return the one that already runs.
 
-    The Forward's `url` has the token; what is recorded has not.
+    The returned `url` contains the token; the record does not.
     """
     wanted = spec.forward
-    for known in list_forwards(record, wanted.server_id):
-        if known.service == wanted.service.name and wanted.local_port in (0, known.local_port):
-            return msgspec.structs.replace(known, url=url_of(wanted.service, known.local_port))
+    for running in list_forwards(record, wanted.server_id):
+        if running.service == wanted.service.name and wanted.local_port in (0, running.local_port):
+            return msgspec.structs.replace(running, url=url_of(wanted.service, running.local_port))
     Path(spec.log_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     forward_id = secrets.token_hex(4)
     child = subprocess.Popen(
@@ -82,14 +82,14 @@ def run_detached(spec: DetachedSpec, record: Record) -> Forward:
         stderr=subprocess.DEVNULL,
     )
     with child:
-        to, back = child.stdin, child.stdout
-        if to is None or back is None:
+        request_pipe, reply_pipe = child.stdin, child.stdout
+        if request_pipe is None or reply_pipe is None:
             raise RuntimeError("the process has no pipes")
-        to.write(msgspec.json.encode(spec) + b"\n")
-        to.flush()
-        reply = msgspec.json.decode(back.readline() or b"{}")
+        request_pipe.write(msgspec.json.encode(spec) + b"\n")
+        request_pipe.flush()
+        reply = msgspec.json.decode(reply_pipe.readline() or b"{}")
         if "pid" not in reply:
-            raise _told(reply)
+            raise _to_error(reply)
         port = int(reply["local_port"])
         forward = Forward(
             id=forward_id,
@@ -102,22 +102,22 @@ def run_detached(spec: DetachedSpec, record: Record) -> Forward:
             created_at=time.time(),
         )
         record.save_forward(forward)
-        # Only now does it go on without us: a forward that nobody wrote down ends with us.
-        to.write(b"kept\n")
-        to.flush()
+        # Until this line the process ends with this one: a forward without a record never stays.
+        request_pipe.write(b"kept\n")
+        request_pipe.flush()
     return msgspec.structs.replace(forward, url=url_of(wanted.service, port))
 
 
-def _told(reply: dict[str, Any]) -> LabError:
+def _to_error(reply: dict[str, Any]) -> LabError:
     kind = getattr(errors, reply.get("kind", ""), LabError)
-    what = reply.get("what", "the process that keeps the forward ended at once")
-    made = kind if kind in (*FATAL, NotFoundError, ConnectError) else LabError
-    error: LabError = made(what, why=reply.get("why", ""), hint=reply.get("hint", ""))
+    what = reply.get("what", "the process of the background forward ended at once")
+    error_type = kind if kind in (*FATAL, NotFoundError, ConnectError) else LabError
+    error: LabError = error_type(what, why=reply.get("why", ""), hint=reply.get("hint", ""))
     return error
 
 
 def list_forwards(record: Record, server_id: str | None = None) -> list[Forward]:
-    """The detached forwards that live; those that died are dropped from the record."""
+    """List the running background forwards, and drop the records of those that have ended."""
     living = []
     for forward in record.forwards(server_id):
         if is_ours(forward):
@@ -128,18 +128,18 @@ def list_forwards(record: Record, server_id: str | None = None) -> list[Forward]
 
 
 def stop_forward(record: Record, which: str, server_id: str | None = None) -> list[Forward]:
-    """End the detached forwards with this id or service name, or "all"; those that were ended.
+    """Stop the background forwards with this id or service name, or "all"; return them.
 
-    NotFoundError where a named one is not there. No other process is touched.
+    NotFoundError if there is none of that name. Touches no other process.
     """
-    found = [
+    matches = [
         forward
         for forward in list_forwards(record, server_id)
         if which in ("all", forward.id, forward.service)
     ]
-    if not found and which != "all":
+    if not matches and which != "all":
         raise NotFoundError(f"there is no forward {which}", hint="labctl forward --list")
-    for forward in found:
+    for forward in matches:
         for number, patience_s in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 2.0)):
             deadline = time.monotonic() + patience_s
             with contextlib.suppress(ProcessLookupError):
@@ -148,29 +148,29 @@ def stop_forward(record: Record, which: str, server_id: str | None = None) -> li
             while is_ours(forward) and time.monotonic() < deadline:
                 time.sleep(0.05)
         record.drop_forward(forward.id)
-    return found
+    return matches
 
 
 def is_ours(forward: Forward) -> bool:
-    """Whether the recorded process is still the one that keeps this forward.
+    """Whether the recorded process still holds this forward.
 
-    Its command line has the forward's random id, so a pid that was used again does not pass.
+    Its command line contains the forward's random id, so that a reused pid does not match.
     """
     if forward.pid <= 1:
         return False
-    words = Path(f"/proc/{forward.pid}/cmdline")
+    cmdline = Path(f"/proc/{forward.pid}/cmdline")
     if Path("/proc/self/cmdline").exists():
         try:
-            line = words.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            line = cmdline.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             return False
     else:
-        asked = ["ps", "-ww", "-o", "command=", "-p", str(forward.pid)]
-        line = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+        ps_words = ["ps", "-ww", "-o", "command=", "-p", str(forward.pid)]
+        line = subprocess.run(ps_words, capture_output=True, text=True, check=False).stdout
     return f"{_MODULE} {forward.id}" in line
 
 
-class _Log:
+class _LogFile:
     """A Reporter that writes notes into a file."""
 
     def __init__(self, path: str) -> None:
@@ -185,7 +185,7 @@ class _Log:
         return False
 
 
-def _refresher(spec: DetachedSpec) -> Refresh:
+def _make_refresh(spec: DetachedSpec) -> Refresh:
     def refresh() -> Service:
         if spec.refresh_argv:
             done = subprocess.run(
@@ -193,7 +193,7 @@ def _refresher(spec: DetachedSpec) -> Refresh:
             )
             if done.returncode != 0:
                 raise ConnectError(
-                    "the server's address could not be asked for", hint="labctl doctor"
+                    "cannot refresh the server's address", hint="labctl status --refresh"
                 )
         if spec.request is None:
             return spec.forward.service
@@ -209,7 +209,7 @@ def _refresher(spec: DetachedSpec) -> Refresh:
 
 
 @contextlib.contextmanager
-def _ending_on_sigterm(forwarding: Forwarding) -> Iterator[None]:
+def _close_on_sigterm(forwarding: Forwarding) -> Iterator[None]:
     def end(*_: object) -> None:
         raise SystemExit(0)
 
@@ -223,15 +223,15 @@ def _ending_on_sigterm(forwarding: Forwarding) -> Iterator[None]:
 
 
 def main() -> int:
-    """Keep one forward: its DetachedSpec as a line of JSON on standard input, an answer back."""
+    """Hold one forward. Reads its DetachedSpec as a line of JSON on stdin, and writes a reply."""
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=DetachedSpec)
     if os.fork():
-        # Whoever started us need not wait for, or reap, the process that stays.
+        # The starting process need not wait for the process that stays, or reap it.
         os._exit(0)
     os.setsid()
     os.chdir("/")
-    forwarding = Forwarding(spec.forward, _Log(spec.log_path), _refresher(spec))
-    with _ending_on_sigterm(forwarding):
+    forwarding = Forwarding(spec.forward, _LogFile(spec.log_path), _make_refresh(spec))
+    with _close_on_sigterm(forwarding):
         try:
             forwarding.open()
         except LabError as error:
@@ -241,9 +241,9 @@ def main() -> int:
         _answer({"pid": os.getpid(), "local_port": forwarding.local_port})
         if sys.stdin.buffer.readline() != b"kept\n":
             return 1
-        nothing = os.open(os.devnull, os.O_RDWR)
+        null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
-            os.dup2(nothing, number)
+            os.dup2(null, number)
         forwarding.wait()
     return 0
 

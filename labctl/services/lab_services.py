@@ -1,4 +1,4 @@
-"""The services of a lab and the forwards to them, by the settings of its lab.yaml."""
+"""Services and forwards of a lab, with the settings of its lab.yaml."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from labctl.sync import lab_files
 
 
 def forward(ground: Ground, server: Server, name: str, port: int) -> Forwarding:
-    """An open forward to a service that runs; it comes back by itself after a cut."""
-    wanted = _request(ground, server, name)
+    """Start a service and open a forward to it, which reconnects after a lost connection."""
+    wanted = _build_request(ground, server, name)
     service = _ensure(ground, server, wanted)
     return open_forward(ground, server, service, port, lambda now: _ensure(ground, now, wanted))
 
 
 def forward_detached(ground: Ground, service_name: str, port: int) -> Forward:
-    """A forward that goes on when this process ends."""
+    """Start a service and a background forward to it, which outlives this process."""
     server = ground.server()
-    wanted = _request(ground, server, service_name)
+    wanted = _build_request(ground, server, service_name)
     return detach_forward(ground, server, _ensure(ground, server, wanted), wanted, port)
 
 
-def _request(ground: Ground, server: Server, name: str) -> services.ServiceRequest:
-    """A service by name: TensorBoard, Jupyter, one of lab.yaml's, or a port of the server."""
+def _build_request(ground: Ground, server: Server, name: str) -> services.ServiceRequest:
+    """Build the request for TensorBoard, Jupyter, a service of lab.yaml, or a port number."""
     config = ground.config
     own = config.services.get(name)
     port = own.port if own else 0
@@ -48,8 +48,8 @@ def _request(ground: Ground, server: Server, name: str) -> services.ServiceReque
         except ValueError:
             known = ", ".join(dict.fromkeys([*KNOWN_SERVICE_PORTS, *config.services]))
             raise UsageError(
-                f"there is no service called {name!r}",
-                why=f"known: {known}, and any port number of the server",
+                f"unknown service {name!r}",
+                why=f"available: {known}, or any port number of the server",
                 hint="add it to services: in lab.yaml",
             ) from None
     return services.ServiceRequest(
@@ -88,9 +88,9 @@ def open_forward(
     port: int,
     restart: Callable[[Server], Service],
 ) -> Forwarding:
-    """A local port that leads to `service` while this process lives.
+    """Open a local port to `service` while this process runs.
 
-    `restart` has the service run again after a cut, on the server as its provider then knows it.
+    `restart` restarts the service after a lost connection, on the server's current address.
     """
 
     def reopen() -> Service:
@@ -107,7 +107,7 @@ def open_forward(
 def detach_forward(
     ground: Ground, server: Server, service: Service, request: services.ServiceRequest, port: int
 ) -> Forward:
-    """The same in a process of its own, which goes on when this one ends."""
+    """Open a local port to `service` in a background process, which outlives this one."""
     lab = str(ground.config.root)
     spec = DetachedSpec(
         forward=_forward_spec(ground, server, service, port),
@@ -129,17 +129,18 @@ def _forward_spec(ground: Ground, server: Server, service: Service, port: int) -
 
 
 def stop_services(ground: Ground, server: Server) -> None:
+    """Stop all services of the lab on the server."""
     services.stop_service(ground.remote(server), ground.config.name, ground.lab_id)
 
 
 def remove_containers(ground: Ground, server: Server) -> None:
-    """Leave no container of ours behind on a server that others may get next."""
+    """Remove all containers of the lab from a server that other users may get next."""
     stop_services(ground, server)
     remote = ground.remote(server)
     remote.call("clear", {"lab": ground.config.name, "lab_id": ground.lab_id})
 
 
 def stop_forwards(ground: Ground, server: Server) -> None:
-    """End what leads to a server that is about to go."""
-    for one in list_forwards(ground.state, server.id):
-        stop_forward(ground.state, one.id, server.id)
+    """Stop all background forwards to a server that is about to be removed."""
+    for background in list_forwards(ground.state, server.id):
+        stop_forward(ground.state, background.id, server.id)

@@ -1,4 +1,4 @@
-"""A trained model, or any image with a port, behind a forward: what `labctl serve` does."""
+"""Serve a trained model, or any image with a port, behind a forward (`labctl serve`)."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from labctl.sync.transfer_lock import hold_transfers
 
 NAME = "serve"
 PORT = 8000
-# What the server program imports; added to the run's own image where it lacks one of them.
+# Packages of the server program, installed into the run's image if it lacks one of them.
 PACKAGES = "fastapi uvicorn python-multipart prometheus-client pillow"
-# How long a model may take to load, if the caller says nothing else.
+# default limit in seconds for loading a model
 LOADING_S = 600.0
 NEXT = "labctl serve --stop, then labctl serve"
 LARGEST_REPLY_BYTES = 1 << 20
 
 
 class Choice(Value, frozen=True, kw_only=True):
-    """Which model is served, and how.
+    """Which model to serve, and how.
 
-    `run` "" is the latest. `checkpoint` is below the run's checkpoints, "" lets the project choose.
-    With `push` the code as it is here loads the model, else the run's own. `env` may hold the
-    settings of labctl/services/model_server/settings.py.
+    `run` "" is the latest. `checkpoint` is one of the run's checkpoints, "" lets the project
+    choose. With `push`, the lab's current code loads the model, else the run's own code. `env` may
+    contain settings of labctl/services/model_server/settings.py.
     """
 
     run: str = ""
@@ -51,38 +51,38 @@ class Choice(Value, frozen=True, kw_only=True):
 
 
 class Health(Value, frozen=True):
-    """The model that is served: its run, its checkpoint, and how many classes it tells apart."""
+    """The served model: its run, its checkpoint, and its number of classes."""
 
     run: str
     checkpoint: str
     classes: int
 
 
-class _Told(Value, frozen=True):
+class _HealthReply(Value, frozen=True):
     status: str
     model: Health
 
 
 def of_model(ground: Ground, server: Server, choice: Choice) -> ServiceRequest:
-    """The service that serves a run's model; code and checkpoints are sent where need be.
+    """Build the request for a service that serves a run's model; send code and checkpoints.
 
-    NotFoundError where the run is neither on the server nor here, PolicyError where what was pulled
-    holds more than data.
+    NotFoundError if the run is neither on the server nor on this machine, PolicyError if its pulled
+    checkpoints contain pickles.
     """
     run = runs.latest(ground, choice.run)
-    there = run.server_id == server.id
-    if not there:
-        _send(ground, server, run)
-    own_code = there and not choice.push
+    is_on_server = run.server_id == server.id
+    if not is_on_server:
+        _send_checkpoints(ground, server, run)
+    own_code = is_on_server and not choice.push
     if not own_code:
         lab_files.push(ground, server, force=False)
     model = ServedModel(
         run=run.id,
-        where="run" if there else "here",
+        where="run" if is_on_server else "here",
         code="run" if own_code else "lab",
         checkpoint=choice.checkpoint,
     )
-    base = _request(ground, server, NAME, choice.env, choice.loading_s)
+    base = _base_request(ground, server, NAME, choice.env, choice.loading_s)
     return msgspec.structs.replace(
         base,
         image=run.image if own_code and run.image else images.reference(ground),
@@ -103,73 +103,72 @@ def of_image(
     env: dict[str, str] | None = None,
     loading_s: float = LOADING_S,
 ) -> ServiceRequest:
-    """Any image that listens at `port`; `command` follows its own entrypoint."""
-    base = _request(ground, server, f"{NAME}-{port}", env or {}, loading_s)
+    """Build the request for any image that listens on `port`; `command` follows its entrypoint."""
+    base = _base_request(ground, server, f"{NAME}-{port}", env or {}, loading_s)
     return msgspec.structs.replace(base, image=image, port=port, command=command, as_is=True)
 
 
 def forward(ground: Ground, server: Server, wanted: ServiceRequest, port: int = 0) -> Forwarding:
-    """The service, running, and an open forward to it; `port` 0 is the one it has itself."""
-    # Somebody may serve another model by the time of a cut: that one stays.
+    """Start the service and open a forward to it; `port` 0 is the service's own port."""
+    # After a lost connection, a different model that was served meanwhile is kept.
     later = msgspec.structs.replace(wanted, replace=False)
     return lab_services.open_forward(
         ground,
         server,
-        _ensured(ground, server, wanted),
+        _ensure(ground, server, wanted),
         port or wanted.port or PORT,
-        lambda now: _ensured(ground, now, later),
+        lambda now: _ensure(ground, now, later),
     )
 
 
 def forward_detached(
     ground: Ground, server: Server, wanted: ServiceRequest, port: int = 0
 ) -> Forward:
-    """The same with a forward that goes on when this process ends."""
-    service = _ensured(ground, server, wanted)
-    for one in list_forwards(ground.state, server.id):
-        # It leads to where the service was before it was started anew.
-        if one.service == service.name and one.remote_port != service.port:
-            stop_forward(ground.state, one.id, server.id)
+    """Start the service, and a background forward that outlives this process."""
+    service = _ensure(ground, server, wanted)
+    for old in list_forwards(ground.state, server.id):
+        # This one leads to the service's port before its restart.
+        if old.service == service.name and old.remote_port != service.port:
+            stop_forward(ground.state, old.id, server.id)
     later = msgspec.structs.replace(wanted, replace=False)
     port = port or wanted.port or PORT
     return lab_services.detach_forward(ground, server, service, later, port)
 
 
 def stop(ground: Ground, server: Server) -> list[str]:
-    """End whatever `serve` started on the server, and the forwards to it; the services' names."""
+    """Stop all that `serve` started on the server, and the forwards; return the services' names."""
     remote = ground.remote(server)
-    for one in list_forwards(ground.state, server.id):
-        if _is_ours(one.service):
-            stop_forward(ground.state, one.id, server.id)
-    found = services(remote, ground.config.name, ground.lab_id)
-    ended: list[str] = []
-    for service in found:
+    for background in list_forwards(ground.state, server.id):
+        if _is_ours(background.service):
+            stop_forward(ground.state, background.id, server.id)
+    stopped: list[str] = []
+    for service in services(remote, ground.config.name, ground.lab_id):
         if _is_ours(service.name):
-            ended += stop_service(remote, ground.config.name, ground.lab_id, service.name)
-    return ended
+            stopped += stop_service(remote, ground.config.name, ground.lab_id, service.name)
+    return stopped
 
 
 def health(port: int) -> Health:
-    """What labctl's server says of its model at a local port; LabError where it is not well."""
+    """Ask the model server at a local port for its health; LabError if it is not healthy."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         connection.request("GET", "/healthz")
         with connection.getresponse() as reply:
-            found = msgspec.json.decode(reply.read(LARGEST_REPLY_BYTES), type=_Told)
+            body = msgspec.json.decode(reply.read(LARGEST_REPLY_BYTES), type=_HealthReply)
     except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
-        raise LabError("the model's server does not answer", why=str(error), hint=NEXT) from None
+        raise LabError("the model server does not answer", why=str(error), hint=NEXT) from None
     finally:
         connection.close()
     if reply.status != 200:
-        raise LabError("the model's server is not well", why=found.status, hint=NEXT)
-    return found.model
+        raise LabError("the model server is not healthy", why=body.status, hint=NEXT)
+    return body.model
 
 
 def _is_ours(name: str) -> bool:
     return name == NAME or name.startswith(f"{NAME}-")
 
 
-def _request(
+def _base_request(
     ground: Ground, server: Server, name: str, env: dict[str, str], loading_s: float
 ) -> ServiceRequest:
     limits = ground.config.limits
@@ -188,7 +187,7 @@ def _request(
     )
 
 
-def _ensured(ground: Ground, server: Server, wanted: ServiceRequest) -> Service:
+def _ensure(ground: Ground, server: Server, wanted: ServiceRequest) -> Service:
     remote = ground.remote(server)
     model = wanted.model
     of_run = model.run if model is not None and model.code == "run" else ""
@@ -208,20 +207,20 @@ def _ensured(ground: Ground, server: Server, wanted: ServiceRequest) -> Service:
     )
 
 
-def _send(ground: Ground, server: Server, run: Run) -> None:
-    """The checkpoints that were pulled, onto a server that never saw the run."""
+def _send_checkpoints(ground: Ground, server: Server, run: Run) -> None:
+    """Send the pulled checkpoints to a server that does not have the run."""
     from labctl.services.model_server.checkpoint import check
     from labctl.services.model_server.refusals import ModelError
 
-    here = ground.config.root / "runs" / run.id / "checkpoints"
-    if not here.is_dir():
+    checkpoints = ground.config.root / "runs" / run.id / "checkpoints"
+    if not checkpoints.is_dir():
         raise NotFoundError(
-            f"run {run.id} is neither on this server nor here",
-            why="its checkpoints are served from where it ran, or from what was pulled",
+            f"run {run.id} is neither on this server nor on this machine",
+            why="serve needs the checkpoints on the server that the run was on, or a pulled copy",
             hint=f"labctl pull {run.id}",
         )
     try:
-        check(here)
+        check(checkpoints)
     except ModelError as error:
         raise PolicyError(
             f"the checkpoints of run {run.id} are refused",
@@ -230,7 +229,7 @@ def _send(ground: Ground, server: Server, run: Run) -> None:
         ) from None
     root, name = ground.config.root, f"model-{run.id}"
     index = Index(root, f"data/{name}")
-    files = scan_data(root, name, here, ground.reporter, later=index)
-    about = (ground.remote(server), ground.config.name, ground.lab_id, f"model/{run.id}")
+    files = scan_data(root, name, checkpoints, ground.reporter, later=index)
+    target = (ground.remote(server), ground.config.name, ground.lab_id, f"model/{run.id}")
     with hold_transfers(root, "push", ground.reporter):
-        push(*about, here, files, ground.reporter, force=True, index=index)
+        push(*target, checkpoints, files, ground.reporter, force=True, index=index)

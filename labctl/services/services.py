@@ -1,4 +1,4 @@
-"""Services on the server: started on first use, found when they run, their image extended once."""
+"""Services on the server, started on first use in an image that is extended as needed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from labctl.model import Service, Value
 from labctl.runs.build_output import BuildLines
 from labctl.servers.agent import Remote
 
-# Above the time that the server gives a service to answer.
+# Longer than the time that the agent waits for a service to answer.
 START_TIMEOUT_S = 180.0
 
 
 class ServedModel(Value, frozen=True, kw_only=True):
-    """Which model labctl's own server program serves.
+    """The model that labctl's own server program serves.
 
-    `where` is "run" (what the run left on this server) or "here" (what was pulled, sent back),
-    `code` "run" (the run's own) or "lab" (what was pushed last). `checkpoint` is below the run's
+    `where` is "run" (the run's files on this server) or "here" (a pulled copy, sent back), `code`
+    is "run" (the run's own) or "lab" (what was pushed last). `checkpoint` is one of the run's
     checkpoints, "" for all of them.
     """
 
@@ -34,12 +34,12 @@ class ServedModel(Value, frozen=True, kw_only=True):
 
 
 class ServiceRequest(Value, frozen=True, kw_only=True):
-    """A service as wanted. `command` is argv in the container, () for what labctl knows.
+    """A requested service. `command` is argv in the container, () for services known to labctl.
 
-    `port` is the one it listens on in its container, 0 for a known one's usual. `args` and
-    `wheelhouse` are for building the image that adds its programs, should it be needed. With
-    `as_is` the image's own entrypoint runs, `command` behind it. One that runs with other settings
-    stays, unless `replace` ends it. The limits are for a `model` and for `as_is`; 0 is none.
+    `port` is its port in the container, 0 for a known service's usual one. `args` and `wheelhouse`
+    are for building an image with its programs, if needed. With `as_is`, the image's own entrypoint
+    runs, followed by `command`. A running service with other settings is kept, unless `replace`
+    is set. The limits apply to a `model` and to `as_is`; 0 means no limit.
     """
 
     lab: str
@@ -69,12 +69,12 @@ def ensure_service(
     provide_image: Callable[[], None] | None = None,
     provide_wheels: Callable[[], None] = lambda: None,
 ) -> Service:
-    """The service, running and answering on the server's loopback.
+    """Start the service if needed, and wait until it answers on the server's loopback.
 
-    One without a command that labctl does not know is somebody else's: its port is taken as it
-    is. `provide_image` is called once when the image is not on the server; without it that is a
-    NotFoundError. `provide_wheels` is called before the image is extended; BuildError where that
-    cannot be done. LabError with the container's last words where the service does not answer.
+    An unknown service without a command is not labctl's: its port is used as it is. `provide_image`
+    is called once if the server does not have the image; without it that is a NotFoundError.
+    `provide_wheels` is called before the image is extended; BuildError if that fails. LabError with
+    the container's last output if the service does not answer.
     """
     ours = wanted.name in KNOWN_SERVICE_PORTS or wanted.as_is or wanted.model is not None
     if not wanted.command and not ours:
@@ -86,83 +86,85 @@ def ensure_service(
         provide_image()
         reply = _call(remote, wanted)
     if "missing" in reply:
-        raise NotFoundError(f"the image {wanted.image} is not on the server", hint="labctl run")
+        raise NotFoundError(f"the server does not have the image {wanted.image}", hint="labctl run")
     if "lacks" in reply:
         provide_wheels()
         _extend(remote, wanted, reporter)
         reply = _call(remote, wanted)
     if reply.get("stale"):
-        told = f"{wanted.name} runs with earlier settings; stop it to have it started with these"
-        reporter.emit(Note(text=told, level="warning"))
+        text = f"{wanted.name} is running with earlier settings; stop it to apply the new ones"
+        reporter.emit(Note(text=text, level="warning"))
     if reply.get("replaced"):
-        reporter.emit(Note(text=f"the {wanted.name} that ran with other settings was ended"))
-    reporter.emit(Step(name=step, done=True, detail="it ran already" if reply["found"] else ""))
-    return _service(reply)
+        text = f"stopped the running {wanted.name}, which had other settings"
+        reporter.emit(Note(text=text))
+    detail = f"{wanted.name} is already running" if reply["found"] else ""
+    reporter.emit(Step(name=step, done=True, detail=detail))
+    return _to_service(reply)
 
 
 def services(remote: Remote, lab: str, lab_id: str) -> list[Service]:
-    """The lab's services that run on the server."""
+    """List the lab's services that are running on the server."""
     reply = remote.call("services", {"lab": lab, "lab_id": lab_id})
-    return [_service(one) for one in reply["services"] if one["running"]]
+    return [_to_service(service) for service in reply["services"] if service["running"]]
 
 
 def stop_service(remote: Remote, lab: str, lab_id: str, name: str = "") -> list[str]:
-    """Stop one service, or all of the lab; the names of those that were there."""
+    """Stop one service, or all of the lab; return the names of those that were running."""
     reply = remote.call("service-stop", {"lab": lab, "lab_id": lab_id, "name": name})
     return list(reply["stopped"])
 
 
 def usual_port(name: str, service: Service) -> int:
-    """The local port that people expect a service at."""
+    """Return the local port that a service usually has."""
     return KNOWN_SERVICE_PORTS.get(name, service.port)
 
 
-def _service(told: dict[str, Any]) -> Service:
-    return msgspec.convert({k: told[k] for k in Service.__struct_fields__ if k in told}, Service)
+def _to_service(reply: dict[str, Any]) -> Service:
+    return msgspec.convert({k: reply[k] for k in Service.__struct_fields__ if k in reply}, Service)
 
 
-def _request(wanted: ServiceRequest) -> dict[str, Any]:
+def _build_request(wanted: ServiceRequest) -> dict[str, Any]:
     dockerfile = (data_dir() / "images" / "services" / "Dockerfile").read_text(encoding="utf-8")
     body = {**msgspec.to_builtins(wanted), "dockerfile": dockerfile}
     return {**body, "app": serving_files()} if wanted.model else body
 
 
 def serving_files() -> dict[str, str]:
-    """labctl's server program for models, as it goes to a server: name -> text.
+    """Return the files of the model server, as they are sent to a server: name -> text.
 
-    Its rooms stand beside each other there as they do here, in a package of another name.
+    Its packages have the same layout there, in a package of another name.
     """
-    home = Path(__file__).parents[1]
+    package = Path(__file__).parents[1]
     paths = [
         path
-        for room in ("services/model_server", "wire")
-        for path in sorted((home / room).glob("*.py"))
+        for folder in ("services/model_server", "wire")
+        for path in sorted((package / folder).glob("*.py"))
     ]
-    texts = {str(path.relative_to(home)): path.read_text(encoding="utf-8") for path in paths}
+    texts = {str(path.relative_to(package)): path.read_text(encoding="utf-8") for path in paths}
     return {"__init__.py": "", "services/__init__.py": "", **texts}
 
 
 def _call(remote: Remote, wanted: ServiceRequest) -> dict[str, Any]:
     timeout_s = START_TIMEOUT_S + wanted.deadline_s
-    return remote.call("service", _request(wanted), timeout_s=timeout_s)
+    return remote.call("service", _build_request(wanted), timeout_s=timeout_s)
 
 
 def _extend(remote: Remote, wanted: ServiceRequest, reporter: Reporter) -> None:
-    """Build the image that has the programs which the lab's own lacks."""
-    what = "what serves a model" if wanted.model else "TensorBoard and Jupyter"
-    name = f"adding {what} to {wanted.image}"
+    """Build an image that adds the service's programs to the lab's image."""
+    what = "the serving dependencies" if wanted.model else "TensorBoard and Jupyter"
+    name = f"installing {what} in {wanted.image}"
     reporter.emit(Step(name=name))
     closing = remote.stream(
         "service-image",
-        _request(wanted),
+        _build_request(wanted),
         on_reply=lambda _: None,
         on_bytes=BuildLines(reporter, name).feed,
     )
     if closing["code"] != 0:
         raise BuildError(
-            f"{wanted.image} lacks {wanted.name}, and it could not be added",
+            f"cannot install {wanted.name}, which {wanted.image} lacks",
             log_path=closing["log"],
             why="\n".join(closing["tail"]),
-            hint=f"install it in the lab's own image; the log: labctl ssh -- cat {closing['log']}",
+            hint=f"install it in the lab's image; the log: labctl ssh -- cat {closing['log']}",
         )
     reporter.emit(Step(name=name, done=True))

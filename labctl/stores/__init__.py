@@ -16,12 +16,12 @@ from labctl.model import Endpoint, Value
 
 
 class Surroundings(Value, frozen=True):
-    """What a store may know of the machine and the user.
+    """What a store may use of this machine and the user's settings.
 
     `connect` takes an Endpoint and returns a Transport; `settle_host_key` returns the Endpoint with
-    a key to pin, confirmed by the user where nobody knows it; `resolve_alias` tells what the user's
-    own ssh_config says of a host. `profile` is one of ~/.aws/config. `gateway` is the program that
-    serves a store on an SSH server (agent/mirror/ssh_gateway.py), `keys` the one that lets in.
+    a key to pin, confirmed by the user if it is new; `resolve_alias` resolves a host by the user's
+    own ssh_config. `profile` is one of ~/.aws/config. `gateway` is the program that serves a store
+    on an SSH server (agent/mirror/ssh_gateway.py), `keys` the one that grants access.
     """
 
     connect: Callable[[Endpoint], Any]
@@ -36,36 +36,36 @@ class Surroundings(Value, frozen=True):
 class Store(Protocol):
     """One lab's prefix. Keys are relative to it, with `/`.
 
-    ConnectError where the store cannot be reached now, CredentialsError or DeniedError where it
-    does not let this user, DiskFullError where it is full, TransferError for anything else.
+    ConnectError if the store cannot be reached, CredentialsError or DeniedError if it denies access
+    to this user, DiskFullError if it is full, TransferError for anything else.
     """
 
     url: str
 
     def read(self, key: str) -> bytes | None:
-        """The whole content; None where there is none."""
+        """Read the whole content; None if the key does not exist."""
 
     def write(self, key: str, data: bytes | Path) -> None:
-        """The store has checked the bytes by their hash when this returns."""
+        """Write the content. When this returns, the store has verified its hash."""
 
     def fetch(self, key: str, path: Path, size: int, sha256: str) -> None:
-        """The first `size` bytes to `path`, by rename and only if they have this hash.
+        """Write the first `size` bytes to `path`, by rename and only if they have this hash.
 
-        NotFoundError where there is none, TransferError where it is not what was promised.
+        NotFoundError if the key does not exist, TransferError if size or hash differ.
         """
 
     def names(self, prefix: str = "") -> list[str]:
-        """The keys that begin so, sorted."""
+        """List the keys with this prefix, sorted."""
 
     def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """Write where the content is `expected` (None: where there is none), else change nothing.
+        """Write if the current content is `expected` (None: the key does not exist).
 
-        Of several who try at once with data of their own each, one is told True.
+        Returns False otherwise. Of several concurrent calls with different data, one returns True.
         """
 
 
 def open_store(url: str, prefix: str, around: Surroundings) -> Store:
-    """The store at `url`, below `prefix` ("<lab>-<lab id>")."""
+    """Open the store at `url`, below `prefix` ("<lab>-<lab id>")."""
     if url.startswith("s3://"):
         from labctl.stores.s3 import S3Store
 
@@ -74,11 +74,13 @@ def open_store(url: str, prefix: str, around: Surroundings) -> Store:
         from labctl.stores.ssh import SshStore
 
         return SshStore(url, prefix, around)
-    raise UsageError(f"{url!a} is no store", hint="store: s3://... or ssh://... in lab.yaml")
+    raise UsageError(
+        f"{url!a} is not a valid store", hint="set store: s3://... or ssh://... in lab.yaml"
+    )
 
 
 def staged(path: Path, size: int, sha256: str, write: Callable[[Path], None]) -> None:
-    """Have `write` fill a file beside `path`, check its first bytes, and rename it into place."""
+    """Let `write` fill a draft of `path`, verify its first `size` bytes, and rename it."""
     import hashlib
 
     from labctl.errors import TransferError
@@ -89,11 +91,11 @@ def staged(path: Path, size: int, sha256: str, write: Callable[[Path], None]) ->
         write(draft)
         with draft.open("r+b") as file:
             file.truncate(min(size, draft.stat().st_size))
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256 or draft.stat().st_size != size:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != sha256 or draft.stat().st_size != size:
             raise TransferError(
-                f"{path.name} is not in the store as its index promises",
-                hint="labctl pull   # from the server, while it is there",
+                f"{path.name} in the store does not match the store's index",
+                hint="labctl pull   # from the server, while it exists",
             )
         draft.replace(path)
     finally:

@@ -1,4 +1,4 @@
-"""The lab's store, from here: opened, and made ready for the server that will write to it."""
+"""Open the lab's store, and give the lab's server access to it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ LONG_S = 6 * 3600.0
 
 
 def prefix(ground: Ground) -> str:
-    """The lab's own prefix in whatever store."""
+    """Return the lab's own prefix in its store."""
     return f"{ground.config.name}-{ground.lab_id}"
 
 
 def lab_store(ground: Ground) -> Store:
-    """The lab's prefix of its store; NotFoundError where lab.yaml names none."""
+    """Open the lab's prefix of its store; NotFoundError if lab.yaml has no store."""
     if not ground.config.store:
-        raise NotFoundError(f"{ground.config.name} has no store", hint="store: in lab.yaml")
+        raise NotFoundError(f"{ground.config.name} has no store", hint="set store: in lab.yaml")
     return open_store(ground.config.store, prefix(ground), _surroundings(ground))
 
 
 def prepare_store(ground: Ground, server: Server) -> None:
-    """Give the server what it needs to mirror to the lab's store; safe to repeat.
+    """Give the server what it needs to mirror to the lab's store. Idempotent.
 
-    On an SSH server, a key that the server makes itself replaces the one that the lab had there: an
-    earlier server of the lab writes no more. What is lacking is told; the server is usable without.
+    On an SSH store, a key that the server generates replaces the lab's earlier one, so that an
+    earlier server of the lab can no longer write. Problems cause a warning only: the server is
+    usable without a store.
     """
-    request: dict[str, Any] = {**_about(ground), "url": ground.config.store}
+    request: dict[str, Any] = {**_lab_request(ground), "url": ground.config.store}
     request["mirror_s"] = ground.config.mirror_s
     remote = ground.remote(server)
     if not ground.config.store:
@@ -47,8 +48,8 @@ def prepare_store(ground: Ground, server: Server) -> None:
         endpoint = store.endpoint()
         request |= {"host": endpoint.host, "port": endpoint.port, "user": endpoint.user}
         request |= {"host_key": endpoint.host_key, "directory": prefix(ground)}
-        if lack := _roundabout(endpoint):
-            _warn(ground, lack)
+        if problem := _find_detour(endpoint):
+            _warn(ground, problem)
     reply = remote.call("store", request, timeout_s=PREPARE_S)
     if isinstance(store, SshStore) and reply["public_key"]:
         store.admit(prefix(ground), reply["public_key"])
@@ -60,7 +61,7 @@ def prepare_store(ground: Ground, server: Server) -> None:
 
 
 def forget_store(ground: Ground) -> None:
-    """No server of the lab writes to its store any more; what is there stays. Safe to repeat."""
+    """Revoke the lab's servers' access to its store; its content stays. Idempotent."""
     if ground.config.store.startswith("ssh://"):
         store = lab_store(ground)
         if isinstance(store, SshStore):
@@ -68,32 +69,34 @@ def forget_store(ground: Ground) -> None:
 
 
 def mirror_now(ground: Ground, server: Server, run_id: str = "") -> dict[str, Any]:
-    """Have the server send what is new: {"sent", "bytes", "behind_bytes", "failed", "why"}."""
-    request = {**_about(ground), **({"run": run_id} if run_id else {})}
+    """Make the server send new files: {"sent", "bytes", "behind_bytes", "failed", "why"}."""
+    request = {**_lab_request(ground), **({"run": run_id} if run_id else {})}
     return ground.remote(server).call("mirror-now", request, timeout_s=LONG_S)
 
 
 def restore_run(ground: Ground, server: Server, run_id: str) -> dict[str, Any]:
-    """Have the server make a run of what the store has: {"run", "files", "bytes", "left_out"}.
+    """Make the server restore a run from the store; returns {"run", "files", "bytes", "left_out"}.
 
-    NotFoundError where the store has nothing of it.
+    NotFoundError if the store has nothing of it.
     """
-    request = {**_about(ground), "run": run_id, "store": ground.config.store}
+    request = {**_lab_request(ground), "run": run_id, "store": ground.config.store}
     return ground.remote(server).call("restore-run", request, timeout_s=LONG_S)
 
 
-def _about(ground: Ground) -> dict[str, Any]:
+def _lab_request(ground: Ground) -> dict[str, Any]:
     return {"lab": ground.config.name, "lab_id": ground.lab_id}
 
 
-def _warn(ground: Ground, lack: str) -> None:
-    text = f"results cannot be mirrored to {ground.config.store}: {lack}; use labctl pull --follow"
+def _warn(ground: Ground, problem: str) -> None:
+    text = (
+        f"results cannot be mirrored to {ground.config.store}: {problem}; use labctl pull --follow"
+    )
     ground.reporter.emit(Note(text=text, level="warning"))
 
 
-def _roundabout(endpoint: Endpoint) -> str:
+def _find_detour(endpoint: Endpoint) -> str:
     if endpoint.jump or endpoint.proxy_command:
-        return "you reach it through another machine, which the server cannot"
+        return "your connection uses a jump host, which the server cannot use"
     return ""
 
 
@@ -102,10 +105,10 @@ def _surroundings(ground: Ground) -> Surroundings:
     config = ground.config.server
     settings = config.provider_settings.get(config.provider)
 
-    def settled(endpoint: Endpoint) -> Endpoint:
+    def settle_host_key(endpoint: Endpoint) -> Endpoint:
         return ground.connections.settle_host_key(endpoint, ground.reporter)
 
-    def resolved(host: str) -> Endpoint:
+    def resolve_alias(host: str) -> Endpoint:
         try:
             return ground.connections.resolve_alias(host)
         except LabError:
@@ -113,8 +116,8 @@ def _surroundings(ground: Ground) -> Surroundings:
 
     return Surroundings(
         connect=ground.connections.connect,
-        settle_host_key=settled,
-        resolve_alias=resolved,
+        settle_host_key=settle_host_key,
+        resolve_alias=resolve_alias,
         gateway=(mirror / "ssh_gateway.py").read_bytes(),
         keys=(mirror / "authorized_keys.py").read_bytes(),
         profile=getattr(settings, "profile", ""),

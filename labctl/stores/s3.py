@@ -1,4 +1,4 @@
-"""A store in S3. S3 itself checks every upload by the checksum that goes with it."""
+"""A store in S3. S3 itself verifies every upload by its checksum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store in a directory of an SSH server, through the person's own login and ssh_gateway.py."""
+"""A store in a directory of an SSH server, through the user's own login and ssh_gateway.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from labctl.stores import Surroundings, staged
 PART_BYTES = 8 * 1024 * 1024
 NOT_INSTALLED, FULL = 97, 98
 FOLDER = ".local/share/labctl"
-FULL_HINT = "labctl config   # store; make room there, then run the same command again"
+FULL_HINT = "labctl config   # shows the store; free space there, then run the same command again"
 Body = bytes | Callable[[], Iterator[bytes]]
 
 
@@ -36,7 +36,7 @@ class SshStore:
         self.url = url
         self._around = around
         parts = urllib.parse.urlsplit(url)
-        self._place = _check_place(f"{parts.path.rstrip('/')}/{prefix}".removeprefix("/~/"))
+        self._directory = _check_directory(f"{parts.path.rstrip('/')}/{prefix}".removeprefix("/~/"))
         self._parts = parts
         self._transport: Any = None
         self._endpoint: Endpoint | None = None
@@ -44,23 +44,23 @@ class SshStore:
         self._gateway = f"{FOLDER}/store-gateway-{digest}.py"
 
     def endpoint(self) -> Endpoint:
-        """The way there with its host key pinned, as the user's own ssh_config would have it."""
+        """Resolve the address by the user's own ssh_config, and pin its host key."""
         if self._endpoint is None:
-            found = self._around.resolve_alias(self._parts.hostname or "")
-            port, user = self._parts.port or found.port, self._parts.username or found.user
-            # Another port is another sshd, whose key may be another.
-            known = found.host_key if port == found.port else ""
-            given = msgspec.structs.replace(found, port=port, user=user, host_key=known)
-            self._endpoint = self._around.settle_host_key(given)
+            alias = self._around.resolve_alias(self._parts.hostname or "")
+            port, user = self._parts.port or alias.port, self._parts.username or alias.user
+            # Another port is another sshd, which may have another key.
+            host_key = alias.host_key if port == alias.port else ""
+            endpoint = msgspec.structs.replace(alias, port=port, user=user, host_key=host_key)
+            self._endpoint = self._around.settle_host_key(endpoint)
         return self._endpoint
 
     def admit(self, lab: str, key: str) -> str:
-        """Let `key`, in place of the one that `lab` had, use this prefix; its directory's path."""
+        """Give `key` access to this prefix, replacing the lab's earlier key; return its path."""
         self._install()
-        return self._keys("admit", f"~/{self._gateway}", self._place, lab, key).strip()
+        return self._keys("admit", f"~/{self._gateway}", self._directory, lab, key).strip()
 
     def forget(self, lab: str) -> None:
-        """The lab's key is let in no longer. What it wrote stays."""
+        """Revoke the access of the lab's key. What it wrote stays."""
         self._keys("forget", lab)
 
     def read(self, key: str) -> bytes | None:
@@ -79,15 +79,17 @@ class SshStore:
         sha256 = _hash(data)
         request = {"do": "put", "key": key, "size": size, "sha256": sha256, "offset": 0}
         if isinstance(data, bytes):
-            self._ask({**request, "length": size}, data)
+            self._request({**request, "length": size}, data)
             return
         if size:
             self._send_draft(data, f"{sha256}.{size}", size)
-        if not self._ask({**request, "length": 0})[0]["done"]:
-            raise TransferError(f"{key} changed while it was sent", hint="labctl pull   # again")
+        if not self._request({**request, "length": 0})[0]["done"]:
+            raise TransferError(
+                f"{key} changed while it was being sent", hint="labctl pull   # again"
+            )
 
     def fetch(self, key: str, path: Path, size: int, sha256: str) -> None:
-        def bring(draft: Path) -> None:
+        def download(draft: Path) -> None:
             with draft.open("wb") as file:
                 while True:
                     wanted = min(size - file.tell(), PART_BYTES)
@@ -96,18 +98,18 @@ class SshStore:
                     if not block or file.tell() >= size:
                         return
 
-        staged(path, size, sha256, bring)
+        staged(path, size, sha256, download)
 
     def names(self, prefix: str = "") -> list[str]:
-        return list(self._ask({"do": "list", "prefix": prefix})[0]["names"])
+        return list(self._request({"do": "list", "prefix": prefix})[0]["names"])
 
     def swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        known = "" if expected is None else hashlib.sha256(expected).hexdigest()
-        request = {"do": "swap", "key": key, "expected": known, "length": len(data)}
-        return bool(self._ask(request, data)[0]["done"])
+        digest = "" if expected is None else hashlib.sha256(expected).hexdigest()
+        request = {"do": "swap", "key": key, "expected": digest, "length": len(data)}
+        return bool(self._request(request, data)[0]["done"])
 
     def _send_draft(self, data: Path, name: str, size: int) -> None:
-        folder = f"{self._place}/.incoming"
+        folder = f"{self._directory}/.incoming"
         line = (
             f"umask 077; cd && mkdir -p -- '{folder}' && cd -- '{folder}' || exit; "
             f"cat > {name} && exit; rm -f {name}; free=$(df -Pk . | awk 'NR == 2 {{ print $4 }}'); "
@@ -121,19 +123,20 @@ class SshStore:
                 hint=FULL_HINT,
             )
         if code:
-            raise self._failed(code, err)
+            raise self._command_error(code, err)
 
     def _get(self, key: str, offset: int, length: int) -> tuple[int, bytes]:
-        """(size of the whole, the bytes)."""
-        reply, body = self._ask({"do": "get", "key": key, "offset": offset, "length": length})
+        """Read a part of a file; return (size of the whole file, the bytes)."""
+        reply, body = self._request({"do": "get", "key": key, "offset": offset, "length": length})
         if len(body) != reply["length"]:
             raise TransferError(
-                f"{key} broke off on its way from {self.url}", hint="labctl pull   # again"
+                f"the download of {key} from {self.url} was interrupted",
+                hint="labctl pull   # again",
             )
         return int(reply["size"]), body
 
-    def _ask(self, request: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """(reply, bytes after it)."""
+    def _request(self, request: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """Send a request to the gateway; return (reply, the bytes that follow it)."""
         line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
         output = self._serve(line + body)
         head, _, rest = output.partition(b"\n")
@@ -141,34 +144,34 @@ class SshStore:
             reply: dict[str, Any] = json.loads(head)
         except ValueError:
             raise TransferError(
-                f"{self.url} does not answer as a store does",
+                f"{self.url} sent an unexpected reply",
                 why=output[:300].decode("ascii", "replace"),
-                hint="labctl config   # store: an account that labctl may log in to",
+                hint="labctl config   # check store: it needs an account with a plain shell",
             ) from None
         if "error" in reply:
-            raise self._refused(request.get("key", ""), reply)
+            raise self._to_error(request.get("key", ""), reply)
         return reply, rest
 
-    def _refused(self, key: str, reply: dict[str, str]) -> LabError:
+    def _to_error(self, key: str, reply: dict[str, str]) -> LabError:
         why = reply["why"]
         if reply["error"] == "missing":
-            return NotFoundError(f"{key!a} is not in {self.url}", why=why)
+            return NotFoundError(f"{self.url} does not contain {key!a}", why=why)
         if reply["error"] == "full":
             return DiskFullError(f"{self.url} is full", why=why, hint=FULL_HINT)
-        return TransferError(f"{self.url} refuses {key!a}", why=why)
+        return TransferError(f"{self.url} refused {key!a}", why=why)
 
     def _serve(self, stdin: bytes) -> bytes:
-        """The gateway's output for one input; it is installed on first need."""
+        """Run the gateway on one input and return its output; installs it if needed."""
         line = (
             f"cd && [ -f '{self._gateway}' ] || exit {NOT_INSTALLED}; "
-            f"exec python3 -I -S '{self._gateway}' serve '{self._place}'"
+            f"exec python3 -I -S '{self._gateway}' serve '{self._directory}'"
         )
         code, out, err = self._stream(line, stdin)
         if code == NOT_INSTALLED:
             self._install()
             code, out, err = self._stream(line, stdin)
         if code:
-            raise self._failed(code, err)
+            raise self._command_error(code, err)
         return out
 
     def _install(self) -> None:
@@ -186,12 +189,12 @@ class SshStore:
     def _run(self, line: str, stdin: Body) -> bytes:
         code, out, err = self._stream(line, stdin)
         if code:
-            raise self._failed(code, err)
+            raise self._command_error(code, err)
         return out
 
-    def _failed(self, code: int, err: str) -> LabError:
+    def _command_error(self, code: int, err: str) -> LabError:
         if code == 127:
-            return CommandError(f"{self.url}: there is no python3", code=code, stderr=err)
+            return CommandError(f"{self.url}: python3 is not installed", code=code, stderr=err)
         return CommandError(f"{self.url} cannot be used", code=code, stderr=err)
 
     def _stream(self, line: str, stdin: Body) -> tuple[int, bytes, str]:
@@ -219,10 +222,11 @@ def _hash(data: bytes | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _check_place(place: str) -> str:
-    """Relative to the home directory or absolute: no more than a path for the shell."""
-    if not re.fullmatch(r"[A-Za-z0-9._/+@~,=-]+", place):
+def _check_directory(directory: str) -> str:
+    """Check a directory, relative to the home directory or absolute, that a shell command uses."""
+    if not re.fullmatch(r"[A-Za-z0-9._/+@~,=-]+", directory):
         raise UsageError(
-            f"{place!a} cannot be the directory of a store", hint="labctl config   # store"
+            f"{directory!a} is not a valid directory of a store",
+            hint="labctl config   # check store",
         )
-    return place
+    return directory

@@ -1,4 +1,4 @@
-"""Whether it pays to compress what is about to travel: a sample says so, on either side."""
+"""Decide from a sample whether to compress a transfer. Both sides use this."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from pathlib import Path
 
 SAMPLES = 16
 SAMPLE_BYTES = 64 * 1024
-# Less travels in a moment anyway.
+# Smaller transfers are so short that compression does not pay.
 LEAST_BYTES = 128 * 1024
-# Compressed to this share or less: the quickest levels then save more time than they take.
+# If a sample shrinks to this share or less, the fastest levels save more time than they take.
 WORTH = 0.8
 LEVEL = 1
 
 
 def worth_packing(files: Iterable[tuple[Path, int]]) -> bool:
-    """Whether `files`, each with its size in bytes, shrink enough; what cannot be read is left out.
+    """Whether `files`, each with its size in bytes, shrink enough. Unreadable files are left out.
 
-    At most 16 pieces of 64 KiB are read, spread evenly over all the bytes, and compressed: some
-    20 ms.
+    Reads and compresses at most 16 pieces of 64 KiB, spread evenly over all bytes: about 20 ms.
     """
     sized = [(path, size) for path, size in files if size > 0]
     total = sum(size for _, size in sized)
     if total < LEAST_BYTES:
         return False
-    taken = packed = 0
+    read_bytes = packed_bytes = 0
     for path, offset in _spread(sized, total):
         try:
             with path.open("rb") as file:
@@ -33,19 +32,19 @@ def worth_packing(files: Iterable[tuple[Path, int]]) -> bool:
                 piece = file.read(SAMPLE_BYTES)
         except OSError:
             continue
-        taken += len(piece)
-        packed += len(zlib.compress(piece, LEVEL))
-    return taken > 0 and packed <= WORTH * taken
+        read_bytes += len(piece)
+        packed_bytes += len(zlib.compress(piece, LEVEL))
+    return read_bytes > 0 and packed_bytes <= WORTH * read_bytes
 
 
 def _spread(sized: list[tuple[Path, int]], total: int) -> list[tuple[Path, int]]:
-    """(file, offset) of each piece to be read, the same number of bytes apart."""
+    """Return (file, offset) of each piece to read, the same number of bytes apart."""
     step = max(SAMPLE_BYTES, total // SAMPLES)
-    found, before = [], 0
-    at = 0
+    pieces, start = [], 0
+    position = 0
     for path, size in sized:
-        while at < before + size:
-            found.append((path, at - before))
-            at += step
-        before += size
-    return found
+        while position < start + size:
+            pieces.append((path, position - start))
+            position += step
+        start += size
+    return pieces

@@ -1,4 +1,4 @@
-"""Names from a server: what may become a path here."""
+"""Checks of file names from a server before they become local paths."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ LONGEST_NAME_BYTES = 255
 
 
 def contained(name: str) -> str:
-    """`name`, a relative path from a server; PolicyError where it could lead anywhere else."""
+    """Return the relative path `name` from a server; PolicyError if it leads outside."""
     parts = name.split("/")
     if name.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in name:
         raise PolicyError(
             f"the server sent the name {name!a}, which leaves its directory",
-            why="no honest server does that; nothing was written under it",
+            why="a correct agent never sends such a name; labctl wrote nothing to it",
             hint="labctl ssh",
         )
     return name
 
 
 def unwelcome(name: str, *, reserved: Sequence[str] = ()) -> str:
-    """Why a contained name is left out here, "" if it is not. PolicyError as `contained`."""
+    """Say why a contained name is skipped here; "" if it is not. PolicyError as in `contained`."""
     parts = contained(name).split("/")
     if parts[0] in reserved or parts[0].startswith(".labctl"):
-        return "its name is labctl's own"
+        return "its name is reserved by labctl"
     if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
         return "a control character in its name"
     try:

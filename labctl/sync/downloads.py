@@ -1,8 +1,8 @@
-"""Files on their way home: into a partial directory of our own, and checked on the disk.
+"""Download files from the server into a private partial directory, and verify them on the disk.
 
-rsync guards the transfer with a checksum of its own. What counts is what the disk has: it is
-synced, read back from there, and compared with the hash that the server promised. A file for which
-none was promised is hashed by the server while it travels.
+rsync checks the transfer with its own checksum. In addition, each file is synced, read back from
+the disk, and compared with the hash that the server announced. Files without an announced hash are
+hashed by the server during the transfer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from labctl.sync.file_transfer import LONG_S, FetchedFile, RemoteFolder, fetch_f
 from labctl.sync.scan import hash_file
 
 RESERVE_BYTES = 64 * 1024**2
-SURPLUS_BYTES = RESERVE_BYTES // 2  # so much more than was promised may come before it is stopped
+SURPLUS_BYTES = RESERVE_BYTES // 2  # a server may send this much more than announced, then stops
 
 
 class Due(Value, frozen=True):
-    """A file that the server promises; without a `sha256`, that comes when the file has come.
+    """A file that the server announced. An empty `sha256` follows after the transfer.
 
-    A `growing` one counts up to `size` bytes only. `identity` is that of the file here whose
-    content was found right on the disk.
+    Of a `growing` file, only the first `size` bytes count. `identity` is that of the local file
+    whose content was verified on the disk.
     """
 
     path: str
@@ -46,38 +46,38 @@ class Due(Value, frozen=True):
 
 
 def renamed_identity(found: os.stat_result) -> tuple[int, int, int]:
-    """What a rename leaves as it is, and a change of the contents does not."""
+    """Return what a rename leaves unchanged and a change of the contents does not."""
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def confirm(partial: Path, came: Iterable[Due]) -> tuple[list[Due], list[Due]]:
-    """Sync the files that came to `partial`, and hash what the disk has of them.
+    """Sync the files received in `partial`, and hash what the disk has of them.
 
-    (those that are as promised, with their identity; those that are not, and are gone).
-    TransferError where the disk fails.
+    Returns (files with the announced hash, with their identity; other files, now deleted).
+    TransferError if the disk fails.
     """
     due = list(came)
     if due:
-        sync_files(partial, [partial / one.path for one in due])
+        sync_files(partial, [partial / file.path for file in due])
     good, bad = [], []
-    for one in due:
-        path = partial / one.path
-        with contextlib.suppress(OSError):  # a disk that cannot read it does not have it
+    for file in due:
+        path = partial / file.path
+        with contextlib.suppress(OSError):  # a file that cannot be read back was not stored
             sha256, found = hash_on_disk(path)
-            if (sha256, found.st_size) == (one.sha256, one.size):
-                good.append(msgspec.structs.replace(one, identity=renamed_identity(found)))
+            if (sha256, found.st_size) == (file.sha256, file.size):
+                good.append(msgspec.structs.replace(file, identity=renamed_identity(found)))
                 continue
         path.unlink(missing_ok=True)
-        bad.append(one)
+        bad.append(file)
     return good, bad
 
 
 class Download:
-    """Brings files of one directory of the server to `partial`, and goes on after a cut.
+    """Downloads files of one directory of the server to `partial`; a new call resumes.
 
-    `request` says to verbs of the server's program which directory `folder` is. Files in `basis`
-    are what theirs may begin like, None without them. `sent_bytes` are those that had to travel in
-    the last `fetch`.
+    `request` names the directory `folder` to the agent. Files in `basis` may share content with
+    those on the server; None without such files. `sent_bytes` counts what the last `fetch` had to
+    transfer.
     """
 
     def __init__(
@@ -103,50 +103,50 @@ class Download:
         self.sent_bytes = 0
 
     def fetch(self, due: Sequence[Due]) -> tuple[list[Due], list[Due]]:
-        """Bring `due`: (those that are on the disk here, with their hashes; those that did not
-        come, or different).
+        """Download `due`; return (verified files, with their hashes; missing or different files).
 
-        DiskFullError before anything has come where the room is short, else in the middle;
-        LinkLostError and TransferError leave what has arrived for the next time.
+        DiskFullError before the transfer if the disk is too small, or during it. LinkLostError and
+        TransferError keep what has arrived for the next call.
         """
         self.sent_bytes = 0
         if not due:
             return [], []
-        wanted = {one.path for one in due}
-        _clear(self.partial, wanted)
-        self._require_room(due)
-        missing = [one for one in due if not self._has_arrived(one)]
-        hashes = _ServerHashes(self.remote, self.request, [one for one in due if not one.sha256])
-        with self._room(), resumable(self.hint):
+        paths = {file.path for file in due}
+        _clear(self.partial, paths)
+        self._require_space(due)
+        missing = [file for file in due if not self._has_arrived(file)]
+        unhashed = [file for file in due if not file.sha256]
+        hashes = _ServerHashes(self.remote, self.request, unhashed)
+        with self._report_full_disk(), resumable(self.hint):
             if missing:
                 self._transfer(missing)
-                _clear(self.partial, wanted)
-            promised = {one.path: one.sha256 for one in due} | hashes.wait()
-        came, bad = [], []
-        for one in due:
-            if promised[one.path] and self._trim(one):
-                came.append(msgspec.structs.replace(one, sha256=promised[one.path]))
+                _clear(self.partial, paths)
+            announced = {file.path: file.sha256 for file in due} | hashes.wait()
+        received, bad = [], []
+        for file in due:
+            if announced[file.path] and self._trim(file):
+                received.append(msgspec.structs.replace(file, sha256=announced[file.path]))
             else:
-                bad.append(one)
-        good, spoiled = confirm(self.partial, came)
-        return good, [*bad, *spoiled]
+                bad.append(file)
+        good, corrupt = confirm(self.partial, received)
+        return good, [*bad, *corrupt]
 
     def _transfer(self, missing: Sequence[Due]) -> None:
-        total = sum(one.size for one in missing)
-        most = total + SURPLUS_BYTES + sum(one.size for one in missing if one.growing)
+        total = sum(file.size for file in missing)
+        limit = total + SURPLUS_BYTES + sum(file.size for file in missing if file.growing)
 
-        def tell(done: int) -> None:
-            if done > most:
+        def on_bytes(done: int) -> None:
+            if done > limit:
                 raise TransferError(
-                    "the server sends more than it promised",
-                    why=f"{_mib(done)} MiB came, {_mib(total)} MiB were to come",
+                    "the server sends more than it announced",
+                    why=f"received {_mib(done)} MiB, expected {_mib(total)} MiB",
                 )
             if done < total:
                 self._progress(done, total)
 
-        files = [FetchedFile(path=one.path, size=one.size) for one in missing]
+        files = [FetchedFile(path=file.path, size=file.size) for file in missing]
         copied = fetch_files(
-            self.remote, self.request, self.folder, self.partial, self.basis, files, tell
+            self.remote, self.request, self.folder, self.partial, self.basis, files, on_bytes
         )
         self.sent_bytes = copied.sent_bytes
         if copied.is_disk_error:
@@ -155,20 +155,20 @@ class Download:
 
     def _disk_error(self, complaint: str) -> TransferError:
         why = complaint.strip()[-300:]
-        hint = f"make room, then {self.hint}  ({KEPT})"
+        hint = f"free some disk space, then {self.hint}  ({KEPT})"
         if shutil.disk_usage(self.partial).free < RESERVE_BYTES:
             return DiskFullError("the disk of this machine is full", why=why, hint=hint)
         return TransferError("a file could not be written or read", why=why)
 
     def _has_arrived(self, due: Due) -> bool:
-        """Whether an earlier try has brought it whole, as far as is known before the transfer."""
+        """Whether an earlier transfer has already completed the file."""
         path = self.partial / due.path
         if not due.sha256 or not path.is_file() or path.stat().st_size != due.size:
             return False
         return hash_file(path) == due.sha256
 
     def _trim(self, due: Due) -> bool:
-        """Whether it came, as long as it was promised; a growing one loses what it has more."""
+        """Whether the file has the announced size; a growing one is truncated to it."""
         path = self.partial / due.path
         try:
             size = path.lstat().st_size
@@ -179,67 +179,68 @@ class Download:
             return False
         return size == due.size
 
-    def _require_room(self, due: Sequence[Due]) -> None:
-        """DiskFullError where so many bytes have no room."""
-        total = sum(max(0, one.size - _size(self.partial / one.path)) for one in due)
+    def _require_space(self, due: Sequence[Due]) -> None:
+        """DiskFullError if the files do not fit on the disk."""
+        total = sum(max(0, file.size - _size(self.partial / file.path)) for file in due)
         free = shutil.disk_usage(self.partial).free
         if total + RESERVE_BYTES > free:
             raise DiskFullError(
-                "there is no room here for the results",
-                why=f"{_mib(total)} MiB are to come, {_mib(free)} MiB are free at "
-                f"{self.partial.parent}, and {_mib(RESERVE_BYTES)} are kept free",
-                hint=f"make room, then {self.hint}  (nothing was brought)",
+                "not enough disk space on this machine for the results",
+                why=f"the download needs {_mib(total)} MiB; {self.partial.parent} has "
+                f"{_mib(free)} MiB free, and labctl leaves {_mib(RESERVE_BYTES)} MiB free",
+                hint=f"free some disk space, then {self.hint}  (nothing was downloaded)",
             )
 
     def _progress(self, done: int, total: int) -> None:
         self.reporter.emit(Progress(name=self.name, done=done, total=total, unit="bytes"))
 
     @contextlib.contextmanager
-    def _room(self) -> Iterator[None]:
+    def _report_full_disk(self) -> Iterator[None]:
+        """Turn an OSError about a full disk into a DiskFullError."""
         try:
             yield
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            hint = f"make room, then {self.hint}  ({KEPT})"
+            hint = f"free some disk space, then {self.hint}  ({KEPT})"
             raise DiskFullError(
                 "the disk of this machine is full", why=str(error), hint=hint
             ) from error
 
 
 class _ServerHashes:
-    """The server's hashes of files for which it promised none, taken while they travel."""
+    """Fetches the server's hashes of files announced without one, during their transfer."""
 
     def __init__(self, remote: Remote, request: dict[str, Any], due: Sequence[Due]) -> None:
         self.remote = remote
-        self.paths = [one.path for one in due]
-        self.request = {**request, "parts": [[one.path, one.size] for one in due]}
+        self.paths = [file.path for file in due]
+        self.request = {**request, "parts": [[file.path, file.size] for file in due]}
         self.hashes: dict[str, str] = {}
         self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._ask, daemon=True)
+        self.thread = threading.Thread(target=self._request_hashes, daemon=True)
         if due:
             self.thread.start()
 
     def wait(self) -> dict[str, str]:
-        """Hashes by path, "" for a file that is no longer what the server named."""
+        """Return hashes by path, "" for a file that changed since the server announced it."""
         if self.paths:
             self.thread.join()
         if self.error is not None:
             raise self.error
         return self.hashes
 
-    def _ask(self) -> None:
+    def _request_hashes(self) -> None:
         try:
             reply = self.remote.call("hashes", self.request, timeout_s=LONG_S)
             self.hashes = dict(zip(self.paths, reply["sha256"], strict=True))
-        except BaseException as error:  # raised again in `wait`, by the thread that pulls
+        except BaseException as error:  # raised again in `wait`, in the thread that pulls
             self.error = error
 
 
 def _clear(partial: Path, wanted: set[str]) -> None:
-    """Have a private directory with nothing in it but `wanted`, as regular files of one name each.
+    """Make `partial` a private directory that holds only `wanted`, without any links.
 
-    Whatever a server has sent, nothing here is written or read through a link.
+    Hard links go too: whatever a server has sent, nothing is written or read through a link.
     """
     if partial.is_symlink():
         partial.unlink()
@@ -247,10 +248,10 @@ def _clear(partial: Path, wanted: set[str]) -> None:
     partial.chmod(0o700)
     for folder, folders, names in os.walk(partial, topdown=False):
         for path in (Path(folder) / name for name in (*folders, *names)):
-            found = path.lstat()
+            status = path.lstat()
             is_wanted = str(path.relative_to(partial)) in wanted
-            if not stat.S_ISDIR(found.st_mode):
-                if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or not is_wanted:
+            if not stat.S_ISDIR(status.st_mode):
+                if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or not is_wanted:
                     path.unlink()
             elif is_wanted or not any(path.iterdir()):
                 shutil.rmtree(path)

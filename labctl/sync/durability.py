@@ -1,4 +1,4 @@
-"""Files that survive a crash of this machine: written to its disk, and read back from there."""
+"""Make files survive a crash of this machine: flush them to the disk, and read them back."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 
 from labctl.errors import DiskFullError, TransferError
 
-# How a kernel, a sandbox or a file system says that it has no such call.
+# Errors with which a kernel, a sandbox or a file system says that it lacks a call.
 NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 
 
 def sync_files(folder: Path, files: Iterable[Path]) -> None:
     """Wait until the contents of `files`, all in the file system of `folder`, are on the disk.
 
-    One syncfs where the system has it, else one fsync for each file. TransferError where the disk
-    fails, DiskFullError where it turns out to be full only now.
+    Uses one syncfs where the system has it, else one fsync for each file. TransferError if the disk
+    fails, DiskFullError if it turns out to be full only now.
     """
     try:
         if not _sync_filesystem(folder):
             for path in files:
                 _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
-        raise _lost(error) from error
+        raise _disk_error(error) from error
 
 
 def sync_directories(paths: Iterable[Path], top: Path) -> None:
@@ -43,22 +43,22 @@ def sync_directories(paths: Iterable[Path], top: Path) -> None:
         for directory in directories:
             _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise _lost(error) from error
+        raise _disk_error(error) from error
 
 
 def hash_on_disk(path: Path) -> tuple[str, os.stat_result]:
-    """The sha256 of what the disk has of a file that was synced, and the stat it belongs to."""
+    """Hash what the disk holds of a synced file; return (sha256, the stat it belongs to)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         if sys.platform == "linux":
-            # Else the page cache would answer, whatever the disk has made of it.
+            # Otherwise the read would come from the page cache and not from the disk.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         found = os.fstat(descriptor)
         return hashlib.file_digest(file, "sha256").hexdigest(), found
 
 
 def _sync_filesystem(folder: Path) -> bool:
-    """Whether there is a syncfs; OSError where it reports an error of the disk."""
+    """Call syncfs; False if the system has none, OSError if it reports a disk error."""
     if sys.platform != "linux":
         return False
     import ctypes
@@ -89,12 +89,12 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-def _lost(error: OSError) -> TransferError:
+def _disk_error(error: OSError) -> TransferError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "make room, then labctl pull"
+        hint = "free some disk space, then labctl pull"
         return DiskFullError("the disk of this machine is full", why=str(error), hint=hint)
     return TransferError(
-        "the disk of this machine did not keep what arrived",
+        "the disk of this machine failed to store the downloaded files",
         why=str(error),
         hint="check the disk (dmesg), then labctl pull",
     )

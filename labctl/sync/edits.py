@@ -1,4 +1,4 @@
-"""What people changed in the code on the server: kept, or brought back into the lab."""
+"""Code that was edited on the server: save it, or merge it into the lab."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG_S = 3600.0
 
 
 class EditsResult(Value, frozen=True):
-    """`saved` lie below `directory` (""if none), `brought` in the lab itself; `skipped` nowhere."""
+    """Edited files: `saved` below `directory` ("" if none), `brought` into the lab, `skipped`."""
 
     directory: str = ""
     saved: tuple[str, ...] = ()
@@ -46,13 +46,15 @@ def pull_edits(
     *,
     reporter: Reporter,
 ) -> EditsResult:
-    """Save what was edited on the server to `<lab_root>/server-edits/<UTC time>/`; the lab's own
-    files stay as they are. Nothing edited makes nothing."""
+    """Save files that were edited on the server to `<lab_root>/server-edits/<UTC time>/`.
+
+    The lab's own files stay as they are. Without edits, the directory is not created.
+    """
     with hold_transfers(lab_root, "pull", reporter):
-        one = _Edits(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
-        edits = one.fetch()
-        names = tuple(one.keep(edit.due) for edit in edits)
-        return one.result(saved=names)
+        download = _EditsDownload(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
+        edits = download.fetch()
+        names = tuple(download.keep(edit.due) for edit in edits)
+        return download.result(saved=names)
 
 
 def pull_code(
@@ -63,37 +65,39 @@ def pull_code(
     *,
     reporter: Reporter,
 ) -> EditsResult:
-    """Bring what was edited on the server into the lab itself.
+    """Copy files that were edited on the server into the lab itself.
 
-    A file that changed here as well stays, and the server's is saved beside the lab's code as in
-    `pull_edits`.
+    A file that also changed here stays, and the server's version is saved as in `pull_edits`.
     """
     with hold_transfers(lab_root, "pull --code", reporter):
-        one = _Edits(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
-        return _bring_back(one, lab_root)
+        download = _EditsDownload(remote, {"lab": lab_name, "lab_id": lab_id}, lab_root, reporter)
+        return _merge(download, lab_root)
 
 
-def _bring_back(one: _Edits, lab_root: Path) -> EditsResult:
+def _merge(download: _EditsDownload, lab_root: Path) -> EditsResult:
     brought, saved = [], []
-    for edit in one.fetch():
-        here = _hash_here(_inside(lab_root, edit.due.path))
-        if here not in ("", edit.base, edit.due.sha256):
-            saved.append(one.keep(edit.due))
+    for edit in download.fetch():
+        local_hash = _hash_local(_inside(lab_root, edit.due.path))
+        if local_hash not in ("", edit.base, edit.due.sha256):
+            saved.append(download.keep(edit.due))
         else:
-            one.replace(edit.due)
+            download.replace(edit.due)
             brought.append(edit.due.path)
     if saved:
-        one.reporter.emit(
+        download.reporter.emit(
             Note(
-                text=f"changed here and on the server: {', '.join(saved)}. Yours stay; the "
-                f"server's are in {one.directory}. Merge them, then labctl push --force",
+                text=f"changed here and on the server: {', '.join(saved)}. Your files are "
+                f"unchanged; the server's are in {download.directory}. "
+                "Merge them, then labctl push --force",
                 level="warning",
             )
         )
-    return one.result(saved=tuple(saved), brought=tuple(brought))
+    return download.result(saved=tuple(saved), brought=tuple(brought))
 
 
-class _Edits:
+class _EditsDownload:
+    """Downloads edited files, and puts each into the lab or beside it."""
+
     def __init__(
         self,
         remote: Remote,
@@ -112,7 +116,7 @@ class _Edits:
         self.placed: list[Path] = []
 
     def fetch(self) -> Sequence[_Edit]:
-        """All edited files, checked, in the partial directory."""
+        """Download all edited files to the partial directory and verify them."""
         reply = self.remote.call("edits", self.request, timeout_s=LONG_S)
         edits = []
         self.skipped += [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply["skipped"]]
@@ -127,7 +131,7 @@ class _Edits:
             {**self.request, "run": ""},
             RemoteFolder(directory=reply["root"], rsync_version=reply["rsync"]),
             self.partial,
-            basis=None,  # the server learns nothing of files here that it does not have
+            basis=None,  # so that the server learns nothing about the local files
             reporter=self.reporter,
             name="pull code",
             hint="labctl pull --code",
@@ -135,33 +139,33 @@ class _Edits:
         _, bad = download.fetch([edit.due for edit in edits])
         if bad:
             raise TransferError(
-                f"{bad[0].path} changed on the server while it was pulled",
+                f"{bad[0].path} changed on the server during the download",
                 hint="labctl pull --code",
             )
         self.held = [[edit.due.path, edit.due.sha256] for edit in edits]
         return edits
 
     def keep(self, due: Due) -> str:
-        place = self.directory / due.path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        (self.partial / due.path).replace(place)
-        self.placed.append(place)
+        target = self.directory / due.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (self.partial / due.path).replace(target)
+        self.placed.append(target)
         return due.path
 
     def replace(self, due: Due) -> None:
-        place = _inside(self.root, due.path)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target = _inside(self.root, due.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
         arrived = self.partial / due.path
-        if place.exists():
-            arrived.chmod(place.stat().st_mode & 0o777)
-        arrived.replace(place)
-        self.placed.append(place)
+        if target.exists():
+            arrived.chmod(target.stat().st_mode & 0o777)
+        arrived.replace(target)
+        self.placed.append(target)
 
     def result(self, *, saved: tuple[str, ...] = (), brought: tuple[str, ...] = ()) -> EditsResult:
         sync_directories(self.placed, self.root)
         shutil.rmtree(self.partial, ignore_errors=True)
         if self.held:
-            # Its watchdog saves only what is not safe here.
+            # The watchdog then saves only edits that are not on this machine.
             self.remote.call("pulled", {**self.request, "edits": self.held})
         return EditsResult(
             directory=str(self.directory) if saved else "",
@@ -177,15 +181,15 @@ def _inside(root: Path, name: str) -> Path:
         path = path / part
         if path.is_symlink():
             raise PolicyError(
-                f"{path} is a link",
-                why=f"the server's {name} is not written through links",
-                hint="labctl pull --code after the link is gone",
+                f"{path} is a symbolic link",
+                why=f"labctl does not write the server's {name} through links",
+                hint=f"rm {path}, then labctl pull --code",
             )
     return path
 
 
-def _hash_here(path: Path) -> str:
-    """The hash of the lab's own file, "" if there is none."""
+def _hash_local(path: Path) -> str:
+    """Hash the lab's own file; "" if it does not exist."""
     if not os.path.lexists(path):
         return ""
     return hash_file(path) if path.is_file() else "not a file"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from labctl.events import Note, Progress, Reporter
 from labctl.model import Value
@@ -12,7 +11,7 @@ from labctl.servers.agent import Remote
 
 
 class Fetched(Value, frozen=True):
-    """One data set on the server. `unchanged` means that nothing had to be fetched."""
+    """A data set on the server. `unchanged` means that nothing had to be fetched."""
 
     name: str
     files: int
@@ -43,29 +42,26 @@ def fetch_data(
         "sources": dict(sources),
         "s3_endpoint": s3_endpoint,
     }
-    told = _Told(reporter)
-    reply = remote.stream("fetch", request, on_reply=_nothing, on_bytes=told.feed)
-    found = [Fetched(name=name, **what) for name, what in sorted(reply["sets"].items())]
-    return tuple(found)
+    progress = _FetchProgress(reporter)
+    reply = remote.stream("fetch", request, on_reply=lambda reply: None, on_bytes=progress.feed)
+    return tuple(Fetched(name=name, **result) for name, result in sorted(reply["sets"].items()))
 
 
-def _nothing(_: dict[str, Any]) -> None:
-    pass
-
-
-class _Told:
-    """Reads the server's lines: [name, done, total] in bytes, or [name, text]."""
+class _FetchProgress:
+    """Reports the server's lines: [name, done, total] in bytes, or [name, text]."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
         self.rest = b""
 
     def feed(self, block: bytes) -> None:
-        *found, self.rest = (self.rest + block).split(b"\n")
-        for line in found:
-            name, *what = json.loads(line)
-            if len(what) == 2:
-                event = Progress(name=f"fetch {name}", done=what[0], total=what[1], unit="bytes")
+        *lines, self.rest = (self.rest + block).split(b"\n")
+        for line in lines:
+            name, *values = json.loads(line)
+            if len(values) == 2:
+                event = Progress(
+                    name=f"fetch {name}", done=values[0], total=values[1], unit="bytes"
+                )
                 self.reporter.emit(event)
             else:
-                self.reporter.emit(Note(text=f"data {name}: {what[0]}", level="warning"))
+                self.reporter.emit(Note(text=f"data {name}: {values[0]}", level="warning"))

@@ -1,6 +1,6 @@
-"""Files to and from a directory of the server: by rsync where both sides have it, else as a stream.
+"""Copy files to and from a directory of the server: by rsync if both sides have it, or a stream.
 
-Either way they land in a private staging directory, and whoever asked for them checks what arrived.
+Both write to a private staging directory, and the caller verifies what arrived.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from labctl.sync.compression import worth_packing
 from labctl.transports import Transport
 from labctl.transports.rsync import Copied, RsyncUnusableError, copy, find_program
 
-LONG_S = 6 * 3600.0  # for calls that carry much; a dead link is noticed much earlier
-TIMED_FROM_BYTES = 16 * 1024**2  # for less, timing the link is not worth a round trip
+LONG_S = 6 * 3600.0  # for large transfers; a dead connection is noticed much earlier
+TIMED_FROM_BYTES = 16 * 1024**2  # for less, measuring the speed is not worth a round trip
 TIMED_BYTES = 1024**2
-SLOW_BYTES_PER_S = 20e6  # zstd compresses at least so much, beside everything else
+SLOW_BYTES_PER_S = 20e6  # zstd compresses at least this fast, beside everything else
 BLOCK_BYTES = 512 * 1024
 NO_PROGRAM = 127
 
 
 class Destination(Value, frozen=True):
-    """Where files go: `staging` on the server, whose live tree is `basis` ("" if it has none).
+    """Where files go: `staging` on the server, for the live tree `basis` ("" if there is none).
 
-    `rsync_version` is what the server's rsync says of itself, "" if it has none.
+    `rsync_version` is the output of the server's rsync --version, "" if it has no rsync.
     """
 
     staging: str
@@ -48,10 +48,10 @@ def send_files(
     destination: Destination,
     on_bytes: Callable[[int], None],
 ) -> Copied:
-    """Have `files` (below `root`) sent to the staging directory, which exists.
+    """Send `files` (below `root`) to the staging directory, which must exist.
 
-    `on_bytes` hears how many of their bytes are done. A file that cannot be read is left out.
-    LinkLostError and TransferError leave what has arrived.
+    `on_bytes` is called with the number of bytes done. A file that cannot be read is left out.
+    LinkLostError and TransferError keep what has arrived.
     """
     shell = transport.remote_shell() if destination.rsync_version else None
     program = find_program()
@@ -69,19 +69,19 @@ def send_files(
         try:
             return copy(transport.endpoint, shell, argv, names, on_bytes)
         except RsyncUnusableError:
-            pass  # tar asks nothing of the other side's rsync, and a banner does it no harm
+            pass  # tar does not need the server's rsync, and a login banner does not disturb it
     return _send_tar(transport, root, files, destination.staging, on_bytes)
 
 
 class RemoteFolder(Value, frozen=True):
-    """A directory of the server that files are fetched from, as the server names it."""
+    """A directory of the server to fetch files from, as the server names it."""
 
     directory: str
     rsync_version: str = ""
 
 
 class FetchedFile(Value, frozen=True):
-    """A file that is fetched: its path below the directory, and the size that was promised."""
+    """A file to fetch: its path below the directory, and its announced size in bytes."""
 
     path: str
     size: int
@@ -96,14 +96,16 @@ def fetch_files(
     files: Sequence[FetchedFile],
     on_bytes: Callable[[int], None],
 ) -> Copied:
-    """Have `files` of `folder` in `partial`, a private directory; their names were checked.
+    """Fetch `files` of `folder` to the private directory `partial`; their names were checked.
 
-    A server may send what it likes: whoever calls looks at what has come. `request` names the
-    folder to the server's program. Errors as of `send_files`.
+    The server is not trusted: the caller verifies what has arrived. `request` names the folder to
+    the agent. Raises the same errors as `send_files`.
     """
     directory = folder.directory
     if not directory.startswith("/") or not directory.isprintable():
-        raise PolicyError(f"the server named {directory!a}, which is no directory")
+        raise PolicyError(
+            f"the server sent an invalid directory: {directory!a}", hint="labctl doctor"
+        )
     transport = remote.transport
     shell = transport.remote_shell() if folder.rsync_version else None
     program = find_program()
@@ -117,7 +119,7 @@ def fetch_files(
             compression=_choose_fetch_compression(transport, program, other, files),
         )
         argv = rsync.transfer_argv(program, transfer)
-        names = rsync.name_list(one.path for one in files)
+        names = rsync.name_list(file.path for file in files)
         with contextlib.suppress(RsyncUnusableError):
             return copy(transport.endpoint, shell, argv, names, on_bytes)
     return _fetch_stream(remote, request, partial, files, on_bytes)
@@ -129,15 +131,15 @@ def _choose_fetch_compression(
     other: rsync.RsyncProgram,
     files: Sequence[FetchedFile],
 ) -> str:
-    """As for what is sent, without a sample: on a slow link zstd costs nothing."""
+    """Choose the compression of a fetch, without a sample: on a slow link zstd costs nothing."""
     if "zstd" not in program.compressions & other.compressions:
         return ""
-    if sum(one.size for one in files) < TIMED_FROM_BYTES:
+    if sum(file.size for file in files) < TIMED_FROM_BYTES:
         return "zstd"
-    begun = time.monotonic()
+    started_s = time.monotonic()
     line = f"exec head -c {TIMED_BYTES} /dev/zero"
     transport.stream(line, on_stdout=lambda block: None)
-    return "zstd" if TIMED_BYTES / (time.monotonic() - begun) < SLOW_BYTES_PER_S else ""
+    return "zstd" if TIMED_BYTES / (time.monotonic() - started_s) < SLOW_BYTES_PER_S else ""
 
 
 def _fetch_stream(
@@ -147,8 +149,8 @@ def _fetch_stream(
     files: Sequence[FetchedFile],
     on_bytes: Callable[[int], None],
 ) -> Copied:
-    """Not tar: as each file's size is known, there is nothing that a server could make us read."""
-    parts = [[one.path, one.size] for one in files]
+    """Fetch files as one stream. Not as tar: with known sizes, there are no headers to parse."""
+    parts = [[file.path, file.size] for file in files]
     with contextlib.closing(_StreamWriter(partial, files, on_bytes)) as writer:
         remote.stream(
             "send", {**request, "parts": parts}, on_reply=lambda reply: None, on_bytes=writer.feed
@@ -174,7 +176,7 @@ class _StreamWriter:
         piece = memoryview(chunk)
         while piece:
             if self._file is None:
-                raise TransferError("the server sends more than it promised")
+                raise TransferError("the server sends more than it announced")
             part, piece = piece[: self._left], piece[self._left :]
             self._file.write(part)
             self._left -= len(part)
@@ -189,14 +191,14 @@ class _StreamWriter:
             self._file = None
 
     def _open_next(self) -> None:
-        """Open the next file that has bytes; empty ones are made on the way."""
+        """Open the next file that has content; create empty ones on the way."""
         self.close()
-        for one in self._files:
-            path = self._partial / one.path
+        for file in self._files:
+            path = self._partial / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("wb")
-            self._left = one.size
-            if one.size:
+            self._left = file.size
+            if file.size:
                 return
             self.close()
 
@@ -208,7 +210,7 @@ def _choose_compression(
     files: Sequence[FileEntry],
     destination: Destination,
 ) -> str:
-    """zstd where both sides have it, a sample shrinks, and the link is slower than that."""
+    """Choose zstd if both sides have it, a sample shrinks, and the link is slower than zstd."""
     other = rsync.parse_program(destination.rsync_version)
     if "zstd" not in program.compressions & other.compressions:
         return ""
@@ -220,11 +222,11 @@ def _choose_compression(
 
 
 def _time_link(transport: Transport) -> float:
-    """Bytes per second that the link takes."""
+    """Measure the upload speed of the link in bytes per second."""
     noise = os.urandom(TIMED_BYTES)
-    begun = time.monotonic()
+    started_s = time.monotonic()
     transport.run("exec cat > /dev/null", stdin=noise, timeout_s=LONG_S)
-    return TIMED_BYTES / (time.monotonic() - begun)
+    return TIMED_BYTES / (time.monotonic() - started_s)
 
 
 def _send_tar(
@@ -234,7 +236,7 @@ def _send_tar(
     staging: str,
     on_bytes: Callable[[int], None],
 ) -> Copied:
-    # Without its time (-m) a file is not taken for whole before its content was read.
+    # -m sets no modification times, so that a partial file is not mistaken for a complete one.
     line = f"umask 022; cd {shlex.quote(staging)} && exec tar -xmf -"
     result = transport.run(
         line, stdin=lambda: tar_stream(root, files, on_bytes), timeout_s=LONG_S, check=False
@@ -251,7 +253,7 @@ def _send_tar(
 def tar_stream(
     root: Path, files: Sequence[FileEntry], on_bytes: Callable[[int], None]
 ) -> Iterator[bytes]:
-    """`files` as one archive. It never fails: what cannot be read by now is sent as zeros."""
+    """Yield `files` as one tar archive. Never fails: unreadable content is sent as zeros."""
     done = 0
     for entry in files:
         member = tarfile.TarInfo(f"./{entry.path}")
@@ -266,16 +268,16 @@ def tar_stream(
 
 
 def _contents(path: Path, size: int) -> Iterator[bytes]:
-    """Exactly `size` bytes."""
-    left = size
+    """Yield exactly `size` bytes of the file, padded with zeros."""
+    left_bytes = size
     try:
         with path.open("rb", buffering=0) as file:
-            while left and (block := file.read(min(BLOCK_BYTES, left))):
-                left -= len(block)
+            while left_bytes and (block := file.read(min(BLOCK_BYTES, left_bytes))):
+                left_bytes -= len(block)
                 yield block
     except OSError:
-        pass  # gone, or not to be read any more: the receiver sees that it arrived different
-    while left:
-        zeros = bytes(min(BLOCK_BYTES, left))
-        left -= len(zeros)
+        pass  # deleted or unreadable by now: the receiver's hash check finds the difference
+    while left_bytes:
+        zeros = bytes(min(BLOCK_BYTES, left_bytes))
+        left_bytes -= len(zeros)
         yield zeros

@@ -1,4 +1,4 @@
-"""A lab's code and data, to its server; and code that was edited there, back."""
+"""Push a lab's code and data to its server, and pull code that was edited there."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from labctl.sync.fetch import fetch_data
 from labctl.sync.scan import Index, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers
 
-# Where it goes on the server, where it lies here, its files, and the index that they are in.
+# Target on the server, local directory, its files, and the index of their hashes.
 Tree = tuple[str, Path, Sequence[FileEntry], Index]
 
 
 class Pushed(Value, frozen=True):
-    """What one tree took. `sent` and `unchanged` count files."""
+    """The result of pushing one tree. `sent`, `removed` and `unchanged` count files."""
 
     target: str
     sent: int
@@ -30,9 +30,9 @@ class Pushed(Value, frozen=True):
 
 
 def push(ground: Ground, server: Server, *, force: bool) -> list[Pushed]:
-    """The lab's code and its data directories; what has an address is fetched by the server."""
+    """Push the lab's code and data directories; the server fetches data with an address."""
     config = ground.config
-    inside = [one.path for one in config.data.values() if one.path and one.inside_lab]
+    inside = [data.path for data in config.data.values() if data.path and data.inside_lab]
     index = Index(config.root, "code")
     code = scan_code(config.root, ground.reporter, data=inside, later=index)
     return [
@@ -42,7 +42,7 @@ def push(ground: Ground, server: Server, *, force: bool) -> list[Pushed]:
 
 
 def push_data(ground: Ground, server: Server, *, force: bool = False) -> list[Pushed]:
-    """The data alone: directories from here, addresses fetched by the server."""
+    """Push only the data directories; the server fetches data with an address."""
     config, reporter = ground.config, ground.reporter
     trees = []
     for name, source in config.data.items():
@@ -50,11 +50,11 @@ def push_data(ground: Ground, server: Server, *, force: bool = False) -> list[Pu
             index = Index(config.root, f"data/{name}")
             files = scan_data(config.root, name, source.path, reporter, later=index)
             trees.append((f"data/{name}", source.path, files, index))
-    done = _push_trees(ground, server, trees, force=force) if trees else []
+    pushed = _push_trees(ground, server, trees, force=force) if trees else []
     urls = {name: source.url for name, source in config.data.items() if source.url}
     if urls:
         fetch_data(ground.remote(server), config.name, ground.lab_id, urls, reporter)
-    return done
+    return pushed
 
 
 def _push_trees(
@@ -88,17 +88,17 @@ def _push_tree(ground: Ground, remote: Remote, tree: Tree, *, force: bool) -> Pu
 
 
 def save_edits(ground: Ground, server: Server) -> EditsResult:
-    """Keep what was edited on the server below `<lab>/server-edits/`."""
-    return _bring_edits(ground, server, edits.pull_edits)
+    """Save files that were edited on the server to `<lab>/server-edits/`."""
+    return _run_edits(ground, server, edits.pull_edits)
 
 
 def pull_code(ground: Ground, server: Server) -> list[str]:
-    """Bring what was edited on the server into the lab; the paths of all that came."""
-    result = _bring_edits(ground, server, edits.pull_code)
+    """Copy files that were edited on the server into the lab; return the paths of all of them."""
+    result = _run_edits(ground, server, edits.pull_code)
     return [*result.brought, *(f"{result.directory}/{name}" for name in result.saved)]
 
 
-def _bring_edits(ground: Ground, server: Server, flow: Callable[..., EditsResult]) -> EditsResult:
+def _run_edits(ground: Ground, server: Server, flow: Callable[..., EditsResult]) -> EditsResult:
     return flow(
         ground.remote(server),
         ground.config.name,

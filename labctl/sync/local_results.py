@@ -1,6 +1,6 @@
-"""What is here of a run's results: compared with what the server has, and renamed into place.
+"""The local copy of a run's results: compare it with the server's, and rename files into place.
 
-Nothing is written through links, and what the index knows was found right on the disk here.
+Nothing is written through links, and every hash in the index was verified on the local disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 
 
 class Missing(Value, frozen=True):
-    """A file of a run that is not here. `reason` is "" where a pull would bring it."""
+    """A file of a run that is not on this machine. `reason` is "" if a pull would fetch it."""
 
     run: str
     path: str
@@ -35,29 +35,29 @@ class Missing(Value, frozen=True):
 
 
 def run_index(lab_root: Path, run: str) -> Index:
-    """Hashes of a run's files, as they were found on the disk here."""
-    # Not "runs/": there, earlier versions kept hashes of what had come, not of what was on disk.
+    """Open the index of a run's file hashes, as verified on the local disk."""
+    # Not "runs/": there, earlier versions kept hashes of received data, not of what was on disk.
     return Index(lab_root.resolve(), f"pulled/{run}")
 
 
 class Look:
-    """What the server has of one run, compared with what is here."""
+    """One run's files on the server, compared with those on this machine."""
 
-    def __init__(self, lab_root: Path, run: str, found: dict[str, Any]) -> None:
-        # The user may have put runs/ itself elsewhere; below it nothing is followed.
+    def __init__(self, lab_root: Path, run: str, manifest: dict[str, Any]) -> None:
+        # runs/ itself may be a link of the user's; links below it are not followed.
         self.home = (lab_root / "runs").resolve() / run
         self.index = run_index(lab_root, run)
-        self.ended = bool(found["ended"])
-        self.unpulled = int(found.get("unpulled", 0))
+        self.ended = bool(manifest["ended"])
+        self.unpulled = int(manifest.get("unpulled", 0))
         self.folder = RemoteFolder(
-            directory=found["directory"], rsync_version=found.get("rsync", "")
+            directory=manifest["directory"], rsync_version=manifest.get("rsync", "")
         )
         self.files: dict[str, Due] = {}
         self.skipped = [
             Missing(run=run, path=ascii(path)[1:-1], reason=reason)
-            for path, reason in found["skipped"]
+            for path, reason in manifest["skipped"]
         ]
-        for path, size, sha256, growing in found["files"]:
+        for path, size, sha256, growing in manifest["files"]:
             if reason := unwelcome(path, reserved=(PARTIAL, RECORD)):
                 self.skipped.append(
                     Missing(run=run, path=ascii(path)[1:-1], size=size, reason=reason)
@@ -67,41 +67,43 @@ class Look:
                 self.files[contained(path)] = due
 
     def due(self) -> list[Due]:
-        """The files that are not here as they are there."""
-        missing = [due for due in self.files.values() if not self._here(due)]
+        """Return the files that are missing here or differ from the server's."""
+        missing = [due for due in self.files.values() if not self._is_local(due)]
         self.index.save(keep=True)
         return missing
 
     def here(self) -> Iterator[Path]:
-        """The files that lie here under the names of those there, right or not."""
+        """Yield local files that have the name of a file on the server, whatever their content."""
         for due in self.files.values():
             path = inside(self.home, due.path)
             if path.is_file() and not path.is_symlink():
                 yield path
 
-    def _here(self, due: Due) -> bool:
+    def _is_local(self, due: Due) -> bool:
+        """Whether the local file has the server's content, by index or by reading it."""
         path = inside(self.home, due.path)
         if not due.sha256 or not path.is_file() or path.is_symlink():
             return False
-        found = path.lstat()
-        if found.st_size != due.size:
+        status = path.lstat()
+        if status.st_size != due.size:
             return False
-        sha256 = self.index.known(due.path, found)
+        sha256 = self.index.known(due.path, status)
         if not sha256:
             try:
-                sha256, found = hash_on_disk(path)
+                sha256, status = hash_on_disk(path)
             except OSError:
                 return False
-            self.index.learn(due.path, found, sha256)
+            self.index.learn(due.path, status, sha256)
         return sha256 == due.sha256
 
 
 def make_home(home: Path, record: Run | None) -> None:
+    """Create the run's directory and write its record; PolicyError if it is a link."""
     if home.is_symlink():
         raise PolicyError(
-            f"{home} is a link",
-            why="results are not written through links",
-            hint=f"mv {home} somewhere else, then labctl pull",
+            f"{home} is a symbolic link",
+            why="labctl does not write results through links",
+            hint=f"mv {home} {home}.link, then labctl pull",
         )
     home.mkdir(parents=True, exist_ok=True)
     if record is not None:
@@ -111,50 +113,50 @@ def make_home(home: Path, record: Run | None) -> None:
 
 
 def inside(home: Path, name: str) -> Path:
-    """`home/name`, refused where the way there passes through a link."""
+    """Return `home/name`; PolicyError if a directory on the way is a link."""
     path = home
     for part in name.split("/")[:-1]:
         path = path / part
         if path.is_symlink():
             raise PolicyError(
-                f"{path} is a link",
-                why="results are not written through links",
-                hint=f"mv {path} somewhere else, then labctl pull",
+                f"{path} is a symbolic link",
+                why="labctl does not write results through links",
+                hint=f"mv {path} {path}.link, then labctl pull",
             )
     return home / name
 
 
 def settle(look: Look, confirmed: list[Due], bad: list[Due]) -> int:
-    """Rename what was found right on the disk into place; a checkpoint with a file missing waits.
+    """Rename verified files into place and count them; an incomplete checkpoint is left out.
 
-    The names are on the disk before the index knows them: what it knows survives a crash.
+    The index is written after the renames are on the disk, so that its entries survive a crash.
     """
     partial = look.home / PARTIAL
-    tops = _tops(look.files)
-    waiting = {top for one in bad if (top := _top_of(one.path, tops))}
-    good = [d for d in confirmed if _top_of(d.path, tops) not in waiting]
+    tops = _list_tops(look.files)
+    incomplete = {top for file in bad if (top := _find_top(file.path, tops))}
+    good = [file for file in confirmed if _find_top(file.path, tops) not in incomplete]
     count = 0
-    for top, members in _grouped(good, tops).items():
-        place = inside(look.home, top.rstrip("/")) if top else look.home
-        if top and not place.exists() and len(members) == _members(look.files, top):
-            _keep_only(partial / top, {partial / one.path for one in members})
-            place.parent.mkdir(parents=True, exist_ok=True)
-            (partial / top).rename(place)
+    for top, members in _group(good, tops).items():
+        target = inside(look.home, top.rstrip("/")) if top else look.home
+        if top and not target.exists() and len(members) == _count_members(look.files, top):
+            _keep_only(partial / top, {partial / file.path for file in members})
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (partial / top).rename(target)
         else:
-            for one in sorted(members, key=lambda d: d.path == top + MANIFEST):
-                _place(partial / one.path, inside(look.home, one.path))
+            for file in sorted(members, key=lambda file: file.path == top + MANIFEST):
+                _move(partial / file.path, inside(look.home, file.path))
         count += len(members)
-    sync_directories([look.home / one.path for one in good], look.home.parent.parent)
-    for one in good:
-        found = (look.home / one.path).lstat()
-        if renamed_identity(found) == one.identity:
-            look.index.put(one.path, found, one.sha256)
+    sync_directories([look.home / file.path for file in good], look.home.parent.parent)
+    for file in good:
+        status = (look.home / file.path).lstat()
+        if renamed_identity(status) == file.identity:
+            look.index.put(file.path, status, file.sha256)
     look.index.save(keep=True)
     return count
 
 
-def _tops(files: Iterable[str]) -> list[str]:
-    """Directories (with "/") that hold a manifest, outermost ones only."""
+def _list_tops(files: Iterable[str]) -> list[str]:
+    """List the outermost directories (with "/") that hold a manifest."""
     tops: list[str] = []
     for name in sorted(files, key=len):
         if name.endswith("/" + MANIFEST):
@@ -164,23 +166,23 @@ def _tops(files: Iterable[str]) -> list[str]:
     return tops
 
 
-def _top_of(name: str, tops: list[str]) -> str:
+def _find_top(name: str, tops: list[str]) -> str:
     return next((top for top in tops if name.startswith(top)), "")
 
 
-def _grouped(due: list[Due], tops: list[str]) -> dict[str, list[Due]]:
+def _group(due: list[Due], tops: list[str]) -> dict[str, list[Due]]:
     groups: dict[str, list[Due]] = {}
-    for one in due:
-        groups.setdefault(_top_of(one.path, tops), []).append(one)
+    for file in due:
+        groups.setdefault(_find_top(file.path, tops), []).append(file)
     return groups
 
 
-def _members(files: Iterable[str], top: str) -> int:
+def _count_members(files: Iterable[str], top: str) -> int:
     return sum(name.startswith(top) for name in files)
 
 
 def _keep_only(directory: Path, wanted: set[Path]) -> None:
-    """Drop what an earlier, cut pull left here and is no part of it any more."""
+    """Delete leftovers of an interrupted pull that are no longer part of the directory."""
     for folder, _, names in os.walk(directory):
         for name in names:
             path = Path(folder) / name
@@ -188,12 +190,12 @@ def _keep_only(directory: Path, wanted: set[Path]) -> None:
                 path.unlink()
 
 
-def _place(arrived: Path, place: Path) -> None:
+def _move(arrived: Path, target: Path) -> None:
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        arrived.replace(place)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        arrived.replace(target)
     except (FileExistsError, IsADirectoryError, NotADirectoryError):
         raise PolicyError(
-            f"{place} cannot be written: a file and a directory of one name",
-            hint=f"mv {place} somewhere else, then labctl pull",
+            f"{target} cannot be written: a file and a directory have the same name",
+            hint=f"mv {target} {target}.old, then labctl pull",
         ) from None

@@ -1,9 +1,9 @@
-"""Pull: bring the outputs of runs home, whole or not at all.
+"""Pull the outputs of runs, so that every file is complete or absent.
 
-The server names whole files, bytes land in `<run>/.labctl-partial`, are checked against its hashes
-on the disk and renamed. A directory with a manifest.json (a checkpoint) appears in one rename, or
-gets its manifest last. Every name that a server sends is checked before it becomes a path here.
-Nobody but the holder of the lab's transfers writes there.
+The server lists complete files. They are downloaded to `<run>/.labctl-partial`, verified on the
+disk against the server's hashes, and renamed. A directory with a manifest.json (a checkpoint)
+appears in one rename, or gets its manifest last. Every name that a server sends is checked before
+it becomes a local path. Only the holder of the lab's transfer lock writes there.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LONG_S = 6 * 3600.0
 
 
 class PulledRun(Value, frozen=True):
-    """What a pull did for one run. `files` and `bytes` count what came now.
+    """The result of pulling one run. `files` and `bytes` count what this pull downloaded.
 
-    `complete` says that the run has ended and all of its outputs are here.
+    `complete` means that the run has ended and all of its outputs are on this machine.
     """
 
     run: str
@@ -62,24 +62,26 @@ def pull(
     records: Iterable[Run] = (),
     wait_s: float = WAIT_S,
 ) -> PullResult:
-    """Bring the outputs of `run_ids` (all runs if empty) to `<lab_root>/runs/<run>/`.
+    """Pull the outputs of `run_ids` (all runs if empty) to `<lab_root>/runs/<run>/`.
 
-    `outputs` adds to what each run was started with; `everything` brings all new files, `only`
+    `outputs` adds to what each run was started with; `everything` pulls all new files, `only`
     nothing but these outputs, after which no run counts as complete. `records` are written to
-    `run.json`. DiskFullError, LinkLostError and TransferError leave what arrived for the next
-    pull; PolicyError where the server sends a name that leaves its directory; BusyError where
-    another transfer of the lab goes on for longer than `wait_s`.
+    `run.json`. DiskFullError, LinkLostError and TransferError keep what arrived for the next pull;
+    PolicyError if the server sends a name that leaves its directory; BusyError if another transfer
+    of the lab lasts longer than `wait_s` seconds.
     """
     request = {"lab": lab_name, "lab_id": lab_id, "outputs": list(outputs), "all": everything}
     if only:
         request["only"] = list(only)
-    known = {record.id: record for record in records}
+    record_by_id = {record.id: record for record in records}
     with hold_transfers(lab_root, "pull", reporter, wait_s=wait_s):
-        runs = _manifest(remote, {**request, "quick": True}, run_ids)
+        runs = _fetch_manifest(remote, {**request, "quick": True}, run_ids)
         return PullResult(
             runs=tuple(
-                _Pull(remote, request, name, lab_root, reporter).run(found, known.get(name))
-                for name, found in sorted(runs.items())
+                _Pull(remote, request, name, lab_root, reporter).run(
+                    manifest, record_by_id.get(name)
+                )
+                for name, manifest in sorted(runs.items())
             )
         )
 
@@ -94,25 +96,25 @@ def verify(
     *,
     everything: bool = False,
 ) -> tuple[Missing, ...]:
-    """Everything among the runs' outputs (with `everything`, their new files elsewhere too) that
-    is not on the disk here, hashes compared; nothing is written but the index.
+    """List the runs' outputs (with `everything`, other new files too) that are not on this disk.
 
-    What the server cannot hand out counts as missing. TransferError where the disk here fails.
+    Compares hashes, and writes only the index. Files that the server cannot deliver count as
+    missing. TransferError if the local disk fails.
     """
     request = {"lab": lab_name, "lab_id": lab_id, "outputs": list(outputs), "all": everything}
-    runs = sorted(_manifest(remote, request, run_ids).items())
-    looks = [(name, Look(lab_root, name, found)) for name, found in runs]
-    here = [path for _, one in looks for path in one.here()]
-    if here:
-        sync_files(here[0].parent, here)
+    runs = sorted(_fetch_manifest(remote, request, run_ids).items())
+    looks = [(name, Look(lab_root, name, manifest)) for name, manifest in runs]
+    local_files = [path for _, look in looks for path in look.here()]
+    if local_files:
+        sync_files(local_files[0].parent, local_files)
     missing: list[Missing] = []
-    for name, one in looks:
-        missing += [Missing(run=name, path=d.path, size=d.size) for d in one.due()]
-        missing += one.skipped
+    for name, look in looks:
+        missing += [Missing(run=name, path=file.path, size=file.size) for file in look.due()]
+        missing += look.skipped
     return tuple(missing)
 
 
-def _manifest(
+def _fetch_manifest(
     remote: Remote, request: dict[str, Any], run_ids: Sequence[str]
 ) -> Mapping[str, dict[str, Any]]:
     reply = remote.call("manifest", {**request, "runs": list(run_ids)}, timeout_s=LONG_S)
@@ -120,13 +122,15 @@ def _manifest(
     for name in runs:
         if not NAME_PATTERN.match(name) or (run_ids and name not in run_ids):
             raise PolicyError(
-                f"the server sent a run called {name!a}, which was not asked for",
+                f"the server sent run {name!a}, which labctl did not request",
                 hint="labctl doctor",
             )
     return runs
 
 
 class _Pull:
+    """Pulls one run, in up to TRIES transfers."""
+
     def __init__(
         self,
         remote: Remote,
@@ -141,8 +145,8 @@ class _Pull:
         self.lab_root = lab_root
         self.reporter = reporter
 
-    def run(self, found: dict[str, Any], record: Run | None) -> PulledRun:
-        look = Look(self.lab_root, self.name, found)
+    def run(self, manifest: dict[str, Any], record: Run | None) -> PulledRun:
+        look = Look(self.lab_root, self.name, manifest)
         make_home(look.home, record)
         files = size = 0
         for tries_left in reversed(range(TRIES)):
@@ -160,15 +164,15 @@ class _Pull:
                 hint="labctl pull",
             )
             good, bad = download.fetch(due)
-            look.files |= {one.path: one for one in good}
+            look.files |= {file.path: file for file in good}
             size += download.sent_bytes
             files += settle(look, good, bad)
             if bad and tries_left:
-                found = _manifest(self.remote, self.request, [self.name])[self.name]
-                look = Look(self.lab_root, self.name, found)
-        late = look.due()
-        self._tell(look, late)
-        skipped = [*look.skipped, *self._late(late, look.ended)]
+                manifest = _fetch_manifest(self.remote, self.request, [self.name])[self.name]
+                look = Look(self.lab_root, self.name, manifest)
+        remaining = look.due()
+        self._report_local_files(look, remaining)
+        skipped = [*look.skipped, *self._list_remaining(remaining, look.ended)]
         shutil.rmtree(look.home / PARTIAL, ignore_errors=True)
         return PulledRun(
             run=self.name,
@@ -179,21 +183,25 @@ class _Pull:
             complete=look.ended and not skipped and "only" not in self.request,
         )
 
-    def _tell(self, look: Look, late: list[Due]) -> None:
-        """Have the server know what is safe here: its watchdog saves only the rest."""
-        lacking = {d.path for d in late}
-        held = [d for d in look.files.values() if d.path not in lacking]
-        if look.unpulled and held:
-            files = [[d.path, d.size, d.sha256] for d in held]
-            about = {key: self.request[key] for key in ("lab", "lab_id")}
-            self.remote.call("pulled", {**about, "runs": {self.name: files}})
+    def _report_local_files(self, look: Look, remaining: list[Due]) -> None:
+        """Tell the server which files are safe here, so that its watchdog saves only the rest."""
+        missing = {file.path for file in remaining}
+        local = [file for file in look.files.values() if file.path not in missing]
+        if look.unpulled and local:
+            files = [[file.path, file.size, file.sha256] for file in local]
+            lab = {key: self.request[key] for key in ("lab", "lab_id")}
+            self.remote.call("pulled", {**lab, "runs": {self.name: files}})
 
-    def _late(self, late: list[Due], ended: bool) -> list[Missing]:
-        if late and ended:
+    def _list_remaining(self, remaining: list[Due], ended: bool) -> list[Missing]:
+        """List files that changed during every transfer; TransferError if the run has ended."""
+        if remaining and ended:
             raise TransferError(
-                f"{late[0].path} of run {self.name} arrived different {TRIES} times",
-                why="its hash is not the one that the server told",
+                f"{remaining[0].path} of run {self.name} arrived corrupted {TRIES} times",
+                why="its hash differs from the server's",
                 hint="labctl pull",
             )
-        reason = "changed each time while it was pulled"
-        return [Missing(run=self.name, path=d.path, size=d.size, reason=reason) for d in late]
+        reason = "changed during every download"
+        return [
+            Missing(run=self.name, path=file.path, size=file.size, reason=reason)
+            for file in remaining
+        ]

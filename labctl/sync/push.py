@@ -1,9 +1,9 @@
-"""Push: bring one tree of the server to what it is here, or change nothing good there.
+"""Push: make one tree of the server equal to the local one, or change nothing there.
 
-The server says what it needs. rsync (or tar) brings that to a staging directory there, and it is
-renamed once this side knows that no file changed meanwhile. A large file that is new is hashed
-while it travels. What little was edited since the last scan goes along with the question, so that
-one call does.
+The server replies which files it needs. rsync (or tar) copies them to a staging directory there,
+and they are renamed once labctl knows that no local file changed meanwhile. A large new file is
+hashed during its transfer. Small edits since the last scan are sent with the first request, so that
+one call is enough.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from labctl.sync.scan import Index, identity, refresh
 
 TRIES = 3
 NAMED_AT_MOST = 20
-ALONG_BYTES = 256 * 1024  # so much travels with the question: it costs less than a second call
+# Content up to this size is sent with the plan request: that costs less than a second call.
+INLINE_BYTES = 256 * 1024
 BLOCK_BYTES = 1024**2
 
 
 class PushPlan(Value, frozen=True):
-    """What the server says that it needs (`plan` in agent/files/files.py).
+    """The server's reply to a plan request (`plan` in agent/files/files.py).
 
-    `bad` is None where nothing went along that was committed at once.
+    `bad` is None if the request carried no content that the server committed at once.
     """
 
     needed: tuple[str, ...]
@@ -54,7 +55,7 @@ class PushPlan(Value, frozen=True):
 
 
 class PushResult(Value, frozen=True):
-    """`sent` and `unchanged` count files, `bytes` what travelled (without what was staged)."""
+    """The result of a push. `sent` and `unchanged` count files, `bytes` what was transferred."""
 
     sent: int = 0
     bytes: int = 0
@@ -74,14 +75,14 @@ def push(
     force: bool = False,
     index: Index | None = None,
 ) -> PushResult:
-    """Make `target` ("code", "data/<name>", "wheelhouse") on the server what `files` are here.
+    """Make `target` ("code", "data/<name>", "wheelhouse") on the server equal to `files`.
 
-    `files` (from `scan`) lie below `root`; those without a `sha256` are hashed on their way, or
-    before where the server may have them already. `index`, which the scan was given, learns that.
+    `files` (from `scan`) are below `root`; those without a `sha256` are hashed during the transfer,
+    or before it if the server may already have them. `index`, the scan's own, stores the hashes.
 
-    PolicyError where the server holds edits that `force` does not give up, or where much is to be
-    sent and the person says no; DiskFullError before anything is sent; LinkLostError and
-    TransferError leave what arrived for the next push.
+    PolicyError if the server holds edits and `force` is false, or if the user declines a large
+    transfer; DiskFullError before anything is sent; LinkLostError and TransferError keep what
+    arrived for the next push.
     """
     request = {"lab": lab_name, "lab_id": lab_id, "target": target, "force": force}
     try:
@@ -92,6 +93,8 @@ def push(
 
 
 class _Push:
+    """Pushes one tree, in up to TRIES transfers."""
+
     def __init__(
         self,
         remote: Remote,
@@ -125,44 +128,44 @@ class _Push:
                 return self._result(files, sent, removed)
             sent |= missing
             if plan.bad is not None:
-                bad = self._went_along(needed, plan.bad)
+                bad = self._count_inline(needed, plan.bad)
             else:
-                agreed = agreed or self._agree(needed, plan.staged_bytes)
+                agreed = agreed or self._require_consent(needed, plan.staged_bytes)
                 bad = self._send(needed, plan)
             if not bad:
                 return self._result(files, sent, removed)
             files = self._refresh(files, bad)
-        why = f"{len(bad)} files differ from what was read a moment before"
+        why = f"{len(bad)} file{'' if len(bad) == 1 else 's'} changed while being sent"
         raise TransferError(
-            f"{bad[0]!a} changed each time while it was sent",
+            f"{bad[0]!a} changed during each of {TRIES} transfers",
             why=f"{why}; {self.complaint}" if self.complaint else why,
-            hint="stop what writes them, or name them in .labignore, then labctl push",
+            hint="stop the program that writes to it, or add it to .labignore, then labctl push",
         )
 
     def _plan(self, files: tuple[FileEntry, ...]) -> tuple[tuple[FileEntry, ...], PushPlan]:
-        """What the server needs, and the files, with those hashes that it had to know."""
+        """Return the server's plan, and the files with all hashes that the server asked for."""
         while True:
-            plan = self._ask(files)
-            self._refuse(plan)
+            plan = self._request_plan(files)
+            self._check(plan)
             if not plan.unsure:
                 return files, plan
             files = self._refresh(files, plan.unsure)
 
-    def _ask(self, files: tuple[FileEntry, ...]) -> PushPlan:
-        """The server's plan; `bad` in it tells that what went along was all that it needs."""
+    def _request_plan(self, files: tuple[FileEntry, ...]) -> PushPlan:
+        """Request the server's plan. Its `bad` is set if the inline content was all it needs."""
         request: dict[str, Any] = {"files": [_wire(f) for f in files]}
-        along = [f for f in files if f.path in self.edited and f.sha256]
+        inline = [f for f in files if f.path in self.edited and f.sha256]
         self.edited = set()
-        if sum(f.size for f in along) <= ALONG_BYTES:
+        if sum(f.size for f in inline) <= INLINE_BYTES:
             request["contents"] = {
                 f.path: base64.b64encode(content).decode()
-                for f in along
-                if (content := self._content(f)) is not None
+                for f in inline
+                if (content := self._read_content(f)) is not None
             }
         return msgspec.convert(self._call("plan", request), PushPlan)
 
-    def _content(self, entry: FileEntry) -> bytes | None:
-        """The whole of a small file; None where it is no longer what was scanned."""
+    def _read_content(self, entry: FileEntry) -> bytes | None:
+        """Read a small file; None if its size changed since the scan."""
         try:
             with (self.root / entry.path).open("rb") as file:
                 content = file.read(entry.size + 1)
@@ -170,8 +173,8 @@ class _Push:
             return None
         return content if len(content) == entry.size else None
 
-    def _went_along(self, needed: list[FileEntry], bad: tuple[str, ...]) -> list[str]:
-        """The paths that arrived different."""
+    def _count_inline(self, needed: list[FileEntry], bad: tuple[str, ...]) -> list[str]:
+        """Count content that was sent with the plan request; return the paths that differ."""
         size = sum(f.size for f in needed)
         self.sent_bytes += size
         self._progress(size, size)
@@ -194,17 +197,17 @@ class _Push:
         with resumable("labctl push"):
             return self.remote.call(verb, {**self.request, **more}, timeout_s=LONG_S)
 
-    def _refuse(self, plan: PushPlan) -> None:
+    def _check(self, plan: PushPlan) -> None:
         if plan.conflicts:
-            raise _edited(plan.conflicts)
+            raise _conflict_error(plan.conflicts)
         if plan.short_bytes:
             raise DiskFullError(
-                f"the server's disk has no room for {self.request['target']}",
+                f"not enough disk space on the server for {self.request['target']}",
                 why=_shortage(plan),
                 hint="labctl ssh -- df -h  (nothing was sent)",
             )
 
-    def _agree(self, needed: list[FileEntry], staged_bytes: int) -> bool:
+    def _require_consent(self, needed: list[FileEntry], staged_bytes: int) -> bool:
         size = sum(f.size for f in needed) - staged_bytes
         if size <= GIB:
             return True
@@ -215,13 +218,13 @@ class _Push:
         if not self.reporter.ask(question):
             raise PolicyError(
                 "nothing was pushed",
-                why=f"{size / GIB:.1f} GiB would be sent, and nobody agreed",
-                hint="labctl push --yes, or leave something out in .labignore",
+                why=f"sending {size / GIB:.1f} GiB was not confirmed",
+                hint="labctl push --yes, or exclude files in .labignore",
             )
         return True
 
     def _send(self, needed: list[FileEntry], plan: PushPlan) -> list[str]:
-        """Send and commit; returns the paths that changed meanwhile, or arrived different."""
+        """Send and commit; return the paths that changed meanwhile or arrived corrupted."""
         sources = _Sources(self.root, needed)
         if changed := sources.list_changed():
             return changed
@@ -233,11 +236,11 @@ class _Push:
             hashes = hashing.wait()
         if changed := sources.list_changed():
             return changed
-        whole = [msgspec.structs.replace(f, sha256=f.sha256 or hashes[f.path]) for f in needed]
-        request = {"files": [_wire(f) for f in whole], "removed": plan.removed}
+        hashed = [msgspec.structs.replace(f, sha256=f.sha256 or hashes[f.path]) for f in needed]
+        request = {"files": [_wire(f) for f in hashed], "removed": plan.removed}
         reply = self._call("commit", request)
         if reply["conflicts"]:
-            raise _edited(reply["conflicts"])
+            raise _conflict_error(reply["conflicts"])
         bad: list[str] = reply["bad"]
         if self.index:
             for path in hashes.keys() - set(bad):
@@ -262,13 +265,13 @@ class _Push:
         self._progress(total, total)
 
     def _disk_error(self) -> TransferError:
-        """Why the server could not write: full by now, as its plan says, or broken."""
-        plan = self._ask(self.files)
+        """Return the error for a failed write: a full disk, if the server's plan says so."""
+        plan = self._request_plan(self.files)
         hint = f"labctl ssh -- df -h, then labctl push  ({KEPT})"
         if plan.short_bytes:
             return DiskFullError("the server's disk is full", why=_shortage(plan), hint=hint)
         return TransferError(
-            "the server could not write what arrived", why=self.complaint, hint=hint
+            "the server could not write the received files", why=self.complaint, hint=hint
         )
 
     def _progress(self, done: int, total: int) -> None:
@@ -277,19 +280,19 @@ class _Push:
 
 
 class _Sources:
-    """The files of one transfer, as they were when it began: who changed meanwhile is sent anew."""
+    """The state of a transfer's files at its start; files that change meanwhile are sent again."""
 
     def __init__(self, root: Path, files: Sequence[FileEntry]) -> None:
         self.root = root
         self.files = files
         self.stats: dict[str, os.stat_result] = {}
         for entry in files:
-            found = self._stat(entry.path)
-            if found and (found.st_size, found.st_mtime_ns) == (entry.size, entry.mtime_ns):
-                self.stats[entry.path] = found
+            status = self._stat(entry.path)
+            if status and (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns):
+                self.stats[entry.path] = status
 
     def list_changed(self) -> list[str]:
-        """Paths that are no more what was scanned."""
+        """List the paths whose file has changed since the scan."""
         return [entry.path for entry in self.files if not self._is_same(entry.path)]
 
     def _is_same(self, path: str) -> bool:
@@ -304,7 +307,7 @@ class _Sources:
 
 
 class _Hashing:
-    """Takes the hashes of files beside their transfer. OSError for one that may not be read."""
+    """Hashes files in a thread during their transfer. OSError for an unreadable file."""
 
     def __init__(self, root: Path, files: Sequence[FileEntry]) -> None:
         self.root = root
@@ -326,13 +329,13 @@ class _Hashing:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.ending.set()
         self.thread.join()
 
     def wait(self) -> dict[str, str]:
-        """All hashes by path, "" for a file that is gone."""
+        """Return all hashes by path, "" for a file that was deleted."""
         self.thread.join()
         if self.error is not None:
             raise self.error
@@ -360,20 +363,20 @@ def _wire(entry: FileEntry) -> list[Any]:
     return [entry.path, entry.size, entry.sha256, entry.mode, entry.mtime_ns]
 
 
-def _edited(names: Sequence[str]) -> PolicyError:
+def _conflict_error(names: Sequence[str]) -> PolicyError:
     shown = "\n".join(f"  {ascii(name)[1:-1]}" for name in names[:NAMED_AT_MOST])
     more = f"\n  and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
     return PolicyError(
         "files were changed on the server since the last push",
         why=f"a push would overwrite them:\n{shown}{more}",
-        hint="labctl pull --code  brings them here; labctl push --force  gives them up",
+        hint="labctl pull --code  copies them here; labctl push --force  discards them",
     )
 
 
 def _shortage(plan: PushPlan) -> str:
     return (
-        f"{_mib(plan.short_bytes)} MiB are missing, {_mib(plan.free_bytes)} MiB are free, "
-        "and a little is kept free for the server itself"
+        f"{_mib(plan.short_bytes)} MiB more are needed, {_mib(plan.free_bytes)} MiB are free, "
+        "of which a small reserve is left for the server itself"
     )
 
 

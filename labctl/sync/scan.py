@@ -1,7 +1,7 @@
-"""What a lab consists of here: regular files, their hashes, and what is left out.
+"""List the files of a lab and their hashes, after its ignore rules.
 
 Links are never followed. Hashes are kept in `<lab>/.labctl/index.json` by size, times and inode,
-so that a scan reads only what changed.
+so that a scan reads only files that changed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits", "assignment.yaml"})
 RACY_S = 2.0
 NAMED_AT_MOST = 5
 SMALL_BYTES = 256 * 1024
-# From here on a file that is to travel had better be hashed on its way.
+# Files of at least this size are hashed during their transfer.
 LARGE_BYTES = 32 * 1024**2
 MANY_FILES = 1000
-# How often reading is told of.
-TOLD_BYTES = 4 * 1024**2
+# bytes between two progress reports
+REPORT_BYTES = 4 * 1024**2
 Rules = tuple[tuple[bool, re.Pattern[str]], ...]
 Ignore = tuple[tuple[str, Rules], ...]
 Found = tuple[str, os.stat_result]
@@ -49,11 +49,11 @@ class Index:
         self._section = section
         self._known = _read_index(self._path).get(section, {})
         self._fresh: dict[str, Entry] = {}
-        # Names of what `hash` did not know.
+        # Names of the files that `hash` had to read.
         self.read: set[str] = set()
 
     def known(self, name: str, found: os.stat_result) -> str:
-        """The hash of the file that stat describes, "" if it must be read."""
+        """Return the stored hash of the file that `found` describes, "" if it must be read."""
         entry = self._fresh.get(name) or self._known.get(name)
         if entry is None or entry[:4] != identity(found):
             return ""
@@ -61,7 +61,7 @@ class Index:
         return entry[4]
 
     def hash(self, name: str, path: Path) -> tuple[str, os.stat_result]:
-        """The file's hash and the stat it belongs to; read only where it is not known."""
+        """Return the file's hash and the stat it belongs to; read it only if needed."""
         found = path.stat(follow_symlinks=False)
         sha256 = self.known(name, found)
         if sha256:
@@ -72,23 +72,24 @@ class Index:
         return sha256, found
 
     def learn(self, name: str, found: os.stat_result, sha256: str) -> None:
-        """`put`, for a file that was found here and may have been written just now."""
+        """Store a hash unless the file is so new that it may change without a new time."""
         if time.time() - found.st_mtime > RACY_S:
             self.put(name, found, sha256)
 
     def put(self, name: str, found: os.stat_result, sha256: str) -> None:
+        """Store the hash of the file that `found` describes."""
         self._fresh[name] = (*identity(found), sha256)
 
     def save(self, *, keep: bool = False) -> None:
-        """Write what was asked for since; with `keep`, also what was known but not asked for."""
+        """Write the entries used since loading; with `keep`, also those that were not used."""
         entries = {**self._known, **self._fresh} if keep else self._fresh
         if entries == self._known:
             return
         self._known = dict(entries)
         self._path.parent.mkdir(exist_ok=True)
-        whole = {**_read_index(self._path), self._section: entries}
+        sections = {**_read_index(self._path), self._section: entries}
         staging = self._path.with_name(f".index.{secrets.token_hex(4)}")
-        staging.write_bytes(msgspec.json.encode(whole))
+        staging.write_bytes(msgspec.json.encode(sections))
         staging.replace(self._path)
 
 
@@ -100,19 +101,19 @@ def _read_index(path: Path) -> dict[str, dict[str, Entry]]:
 
 
 def identity(found: os.stat_result) -> tuple[int, int, int, int]:
-    """What changes whenever a file's contents do."""
+    """Return what changes whenever a file's contents change."""
     return found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
 
 
 def hash_file(path: Path, length: int | None = None) -> str:
-    """sha256 of a file in hex, or of its first `length` bytes."""
+    """Hash a file, or its first `length` bytes; sha256 in hex."""
     with path.open("rb", buffering=0) as file:
         if length is None:
             size = os.fstat(file.fileno()).st_size
             if size < SMALL_BYTES:
-                whole = file.read(size + 1)
-                if len(whole) == size:
-                    return hashlib.sha256(whole).hexdigest()
+                content = file.read(size + 1)
+                if len(content) == size:
+                    return hashlib.sha256(content).hexdigest()
                 file.seek(0)
             return hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256()
@@ -129,12 +130,12 @@ def scan_code(
     data: Iterable[Path] = (),
     later: Index | None = None,
 ) -> tuple[FileEntry, ...]:
-    """The lab's code, in order of name: what its ignore files and `data` (directories) leave.
+    """List the lab's code by name, without ignored files and the `data` directories.
 
-    With `later`, the index to use, large files that it does not know have no `sha256`, and nothing
-    has one where much is scanned for the first time: `push` takes it on the way.
+    With `later`, the index to use, new large files get no `sha256`, and in a large first scan no
+    file does: `push` hashes them during the transfer.
 
-    UsageError for names with control characters; links and names that are not UTF-8 are told.
+    UsageError for names with control characters; a warning for links and names that are not UTF-8.
     """
     root = lab_root.resolve()
     excluded = frozenset(path.resolve() for path in data)
@@ -146,14 +147,14 @@ def scan_code(
 def scan_data(
     lab_root: Path, name: str, directory: Path, reporter: Reporter, *, later: Index | None = None
 ) -> tuple[FileEntry, ...]:
-    """The files of a data set, in order of name. Nothing is ignored, only links are left out.
+    """List the files of a data set by name. Ignore rules do not apply; links are left out.
 
-    `later` as for `scan_code`.
+    `later` as in `scan_code`.
     """
     if not directory.is_dir():
         raise NotFoundError(
-            f"the data set {name} is not there: {directory} is no directory",
-            hint=f"mend data.{name} in lab.yaml",
+            f"the data set {name} does not exist: {directory} is not a directory",
+            hint=f"fix data.{name} in lab.yaml",
         )
     index = later or Index(lab_root.resolve(), f"data/{name}")
     root = directory.resolve()
@@ -168,24 +169,24 @@ def refresh(
     reporter: Reporter,
     index: Index | None,
 ) -> tuple[FileEntry, ...]:
-    """`files` with the `changed` ones read anew; those that are gone are left out."""
+    """Return `files` with the `changed` ones hashed again, without deleted ones."""
     kept = []
     done, total = 0, sum(entry.size for entry in files if entry.path in changed)
     for entry in files:
         if entry.path in changed:
             path = root / entry.path
             try:
-                found = path.stat(follow_symlinks=False)
-                if not stat.S_ISREG(found.st_mode):
+                status = path.stat(follow_symlinks=False)
+                if not stat.S_ISREG(status.st_mode):
                     continue
                 sha256 = hash_file(path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             if index:
-                index.learn(entry.path, found, sha256)
+                index.learn(entry.path, status, sha256)
             done += entry.size
             reporter.emit(Progress(name="hash", done=done, total=total, unit="bytes"))
-            entry = _entry(entry.path, found, sha256)
+            entry = _entry(entry.path, status, sha256)
         kept.append(entry)
     return tuple(kept)
 
@@ -195,35 +196,35 @@ def _scan(
 ) -> tuple[FileEntry, ...]:
     found = sorted(walk.files())
     walk.tell(reporter)
-    known = [index.known(name, before) for name, before in found]
-    most = _most_read(found, known) if later else sys.maxsize
-    pairs = zip(found, known, strict=True)
-    unread = sum(s.st_size for (_, s), sha256 in pairs if not sha256 and s.st_size < most)
+    hashes = [index.known(name, status) for name, status in found]
+    limit = _choose_hash_limit(found, hashes) if later else sys.maxsize
+    pairs = zip(found, hashes, strict=True)
+    unread = sum(s.st_size for (_, s), sha256 in pairs if not sha256 and s.st_size < limit)
     files: list[FileEntry] = []
-    done = told = 0
-    for (name, before), sha256 in zip(found, known, strict=True):
-        if not sha256 and before.st_size < most:
+    done = reported = 0
+    for (name, status), sha256 in zip(found, hashes, strict=True):
+        if not sha256 and status.st_size < limit:
             try:
-                sha256, before = index.hash(name, root / name)
+                sha256, status = index.hash(name, root / name)
             except FileNotFoundError:
                 continue
-            done += before.st_size
-            if done - told >= TOLD_BYTES or done >= unread:
-                told = done
+            done += status.st_size
+            if done - reported >= REPORT_BYTES or done >= unread:
+                reported = done
                 reporter.emit(Progress(name="hash", done=done, total=unread, unit="bytes"))
-        files.append(_entry(name, before, sha256))
+        files.append(_entry(name, status, sha256))
     index.save()
     return tuple(files)
 
 
-def _most_read(found: list[Found], known: list[str]) -> int:
-    """The size from which on files that are not known are left to be hashed on their way.
+def _choose_hash_limit(found: list[Found], hashes: list[str]) -> int:
+    """Return the size in bytes from which files without a hash are hashed during their transfer.
 
-    A first push of much hashes all of it so. A later one had better know the hashes of what has
-    changed: the server has files of these names, and would have to ask.
+    That is 0 for a large first push. A later push hashes changed files before: the server has files
+    of these names, and would have to ask for their hashes.
     """
-    much = len(found) >= MANY_FILES or sum(one.st_size for _, one in found) >= LARGE_BYTES
-    return 0 if much and not any(known) else LARGE_BYTES
+    is_large = len(found) >= MANY_FILES or sum(status.st_size for _, status in found) >= LARGE_BYTES
+    return 0 if is_large and not any(hashes) else LARGE_BYTES
 
 
 def _entry(name: str, found: os.stat_result, sha256: str) -> FileEntry:
@@ -234,7 +235,7 @@ def _entry(name: str, found: os.stat_result, sha256: str) -> FileEntry:
 
 
 class _Walk:
-    """One look through a tree: which files count, and what was left out and why."""
+    """One walk through a tree: lists its files, and remembers what it left out and why."""
 
     def __init__(self, root: Path, excluded: frozenset[Path], *, code: bool) -> None:
         self._root = root
@@ -245,26 +246,26 @@ class _Walk:
         self._bad_rules: list[str] = []
 
     def files(self) -> Iterator[Found]:
-        """(path relative to the root, stat) of each regular file that counts."""
-        return self._below("", ())
+        """Yield (path relative to the root, stat) of each regular file that is not left out."""
+        return self._walk("", ())
 
-    def _below(self, prefix: str, ignore: Ignore) -> Iterator[Found]:
+    def _walk(self, prefix: str, ignore: Ignore) -> Iterator[Found]:
         with os.scandir(self._root / prefix) as listing:
             entries = list(listing)
         if self._code:
-            ignore = self._rules(prefix, entries, ignore)
+            ignore = self._read_rules(prefix, entries, ignore)
         for entry in entries:
             name = prefix + entry.name
-            if self._left_out(name, entry, ignore):
+            if self._is_excluded(name, entry, ignore):
                 continue
             if entry.is_symlink():
                 self._links.append(name)
             elif entry.is_dir():
-                yield from self._below(name + "/", ignore)
+                yield from self._walk(name + "/", ignore)
             elif entry.is_file():
                 yield name, entry.stat(follow_symlinks=False)
 
-    def _left_out(self, name: str, entry: os.DirEntry[str], ignore: Ignore) -> bool:
+    def _is_excluded(self, name: str, entry: os.DirEntry[str], ignore: Ignore) -> bool:
         if self._code and (entry.name in NEVER_ANYWHERE or name in NEVER_AT_TOP):
             return True
         is_folder = entry.is_dir(follow_symlinks=False)
@@ -279,12 +280,12 @@ class _Walk:
         if not plain and any(ord(c) < 32 or ord(c) == 127 for c in entry.name):
             raise UsageError(
                 f"{name!a} has a control character in its name",
-                why="a terminal could be deceived by it; labctl carries no such names",
-                hint=f"rename it, or name its directory in {IGNORE_FILES[1]}",
+                why="such a name can deceive a terminal, so labctl does not transfer it",
+                hint=f"rename it, or add its directory to {IGNORE_FILES[1]}",
             )
         return False
 
-    def _rules(self, prefix: str, entries: list[os.DirEntry[str]], ignore: Ignore) -> Ignore:
+    def _read_rules(self, prefix: str, entries: list[os.DirEntry[str]], ignore: Ignore) -> Ignore:
         lines: list[str] = []
         for wanted in IGNORE_FILES:
             for entry in entries:
@@ -298,10 +299,11 @@ class _Walk:
         return (*ignore, (prefix, spec))
 
     def tell(self, reporter: Reporter) -> None:
+        """Emit a warning for each kind of files and rules that were left out."""
         for what, names in (
-            ("links are not carried", self._links),
-            ("names that are not UTF-8 are not carried", self._odd),
-            ("ignore rules that cannot be read are skipped", self._bad_rules),
+            ("skipped symbolic links", self._links),
+            ("skipped files whose names are not UTF-8", self._odd),
+            ("skipped invalid ignore rules", self._bad_rules),
         ):
             if names:
                 shown = ", ".join(ascii(n)[1:-1] for n in sorted(names)[:NAMED_AT_MOST])
@@ -310,13 +312,13 @@ class _Walk:
 
 
 def parse_rules(lines: list[str]) -> tuple[Rules, list[str]]:
-    """The rules of one directory's ignore files, in order, and the lines that are no rules."""
+    """Parse one directory's ignore files; return the rules in order, and the invalid lines."""
     from pathspec import GitIgnoreSpec
 
     rules: list[tuple[bool, re.Pattern[str]]] = []
     bad = []
     for line in lines:
-        # With git, `a/**` is all that lies in `a`, not `a` itself, so that `!a/keep` can follow.
+        # In git, `a/**` is everything inside `a`, but not `a` itself, so that `!a/keep` can follow.
         read = re.sub(r"/\*\*(/?)\s*$", r"/**/*\1", line)
         try:
             parsed = GitIgnoreSpec.from_lines([read]).patterns
@@ -328,20 +330,20 @@ def parse_rules(lines: list[str]) -> tuple[Rules, list[str]]:
 
 
 def ignored(ignore: Ignore, name: str, *, is_folder: bool) -> bool:
-    """Whether the rules leave `name` out: the last one counts, the nearest directory's first.
+    """Whether the rules exclude `name`: the last match counts, the nearest directory's first.
 
     `ignore` holds (the directory's prefix, its rules) from the root down to `name`'s directory.
-    What lies in an ignored directory is not asked about, so a rule counts only where it means
-    the very name; pathspec's own look would count what it says of the directories above too.
+    The walk never enters an ignored directory, so a rule must match the name itself; pathspec's own
+    matching would also apply rules that match a directory above.
     """
     for prefix, rules in reversed(ignore):
-        asked = name[len(prefix) :] + ("/" if is_folder else "")
+        relative = name[len(prefix) :] + ("/" if is_folder else "")
         for include, regex in reversed(rules):
             if regex.pattern.startswith("^"):
-                meant = regex.fullmatch(asked) is not None
+                matches = regex.fullmatch(relative) is not None
             else:  # `**` means everything, `**/` every directory
-                meant = is_folder or not regex.groups
-            if meant:
+                matches = is_folder or not regex.groups
+            if matches:
                 return include
     return False
 

@@ -109,7 +109,7 @@ def test_damaged_parts_are_left_out_and_named(labctl: Any, pulled: Path) -> None
     said = labctl("report")
     assert said.code == 0
     page = (pulled / "report.html").read_text()
-    for part in ("evaluation.json was left out", "ends in the middle of a record"):
+    for part in ("skipped evaluation.json", "ends in the middle of a record"):
         assert part in said.err
         assert part in page
     assert "90.0\u00a0%" in page
@@ -231,7 +231,7 @@ class TestEval:
             0,
             "here:          0.9000  (step-00000030)",
         )
-        assert "its accuracy alone" in said.err
+        assert "only its accuracy" in said.err
         assert not (pulled / "evaluation.json").exists()
 
     def test_what_it_wrote_is_not_believed_without_a_look(
@@ -239,7 +239,10 @@ class TestEval:
     ) -> None:
         (lab / "body.json").write_text('{"accuracy": 2}')
         said = labctl("eval")
-        assert (said.code, "what evaluate.py wrote is no evaluation" in said.err) == (1, True)
+        assert (
+            said.code,
+            "the file that evaluate.py wrote is not a valid evaluation" in said.err,
+        ) == (1, True)
         assert [path.name for path in pulled.glob("*evaluation*")] == []
 
     def test_a_program_that_fails_is_quoted(self, labctl: Any, lab: Path) -> None:

@@ -201,10 +201,18 @@ def test_a_run_is_explained_from_what_it_left(lab: Lab, frozen: Frozen) -> None:
     now = msgspec.json.decode(
         msgspec.json.encode(explain(lab.ground, reconcile.bring_logs(lab.ground, "first")))
     )
-    for one in (before, now):
-        one["run"].pop("seen_at")
-    assert list(find_changes(before, now)) == []
+    for explanation in (before, now):
+        explanation["run"].pop("seen_at")
+    assert list(find_changes(drop_sentences(before), drop_sentences(now))) == []
     assert before["read"]["samples"] == 30
+
+
+def drop_sentences(value: Any) -> Any:
+    """Without sentences for people, whose wording may change: a rule's name never does."""
+    if isinstance(value, dict):
+        sentences = ("what", "why", "next", "said", "title")
+        return {key: drop_sentences(one) for key, one in value.items() if key not in sentences}
+    return [drop_sentences(one) for one in value] if isinstance(value, list) else value
 
 
 def test_the_keeper_of_before_keeps_no_more(lab: Lab) -> None:

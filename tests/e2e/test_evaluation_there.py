@@ -77,7 +77,7 @@ def test_on_the_server_it_is_shut_in(lab: LabDirectory) -> None:
         "writes_home": "yes",
     }
     failed = lab.labctl("eval", f"{kept}/checkpoints/step-3", "--on-server", code=1)
-    assert "evaluate.py ended with 3" in failed.stderr
+    assert "evaluate.py failed on the server with exit code 3" in failed.stderr
     assert "broken model" in failed.stderr
     left = lab.student(
         "docker ps -aq --filter label=labctl.runs.evaluation; ls -A " + lab.place("judged")

@@ -113,12 +113,12 @@ def test_it_comes_back_after_the_link_was_cut(
         began = time.monotonic()
         service_lab.box.black_hole()
         try:
-            wait_for(lambda: recorder.count("link lost, reconnecting") == 1)
+            wait_for(lambda: recorder.count("connection lost, reconnecting") == 1)
             noticed_s = time.monotonic() - began
         finally:
             service_lab.box.mend()
         assert noticed_s < limit_s
-        wait_for(lambda: recorder.count("connected again") == 1, BACK_S)
+        wait_for(lambda: recorder.count("reconnected") == 1, BACK_S)
         assert works(forwarding.local_port)
 
 
@@ -127,7 +127,7 @@ def test_it_comes_back_after_sshd_was_killed(
 ) -> None:
     with forwarded(service_lab, web, recorder) as forwarding:
         service_lab.box.sh("pkill -9 -x sshd")
-        wait_for(lambda: recorder.count("connected again") == 1, BACK_S)
+        wait_for(lambda: recorder.count("reconnected") == 1, BACK_S)
         assert works(forwarding.local_port)
 
 
@@ -141,7 +141,7 @@ def test_it_comes_back_after_the_service_was_lost(
 
     with forwarded(service_lab, lost, recorder, refresh) as forwarding:
         service_lab.box.sh(f"docker rm -f {lost.container}")
-        wait_for(lambda: recorder.count("connected again") == 1, BACK_S + 20)
+        wait_for(lambda: recorder.count("reconnected") == 1, BACK_S + 20)
         assert works(forwarding.local_port)
     stop_service(service_lab.remote, LAB, LAB_ID, "lost")
 
@@ -153,7 +153,7 @@ def test_it_comes_back_after_the_server_restarted_at_another_port(
     with forwarded(service_lab, service_lab.web(), recorder, service_lab.web) as forwarding:
         docker("restart", "-t", "30", service_lab.box.name)
         wait_for(lambda: greets(service_lab.box.port))
-        wait_for(lambda: recorder.count("connected again") == 1, BACK_S + 30)
+        wait_for(lambda: recorder.count("reconnected") == 1, BACK_S + 30)
         assert works(forwarding.local_port)
     # Docker gives a restarted container another port, or the test would show nothing.
     assert service_lab.box.port != before
@@ -216,7 +216,7 @@ def test_a_detached_one_is_found_outlives_a_cut_and_is_stopped(
     assert os.getsid(kept.pid) == kept.pid
     assert works(kept.local_port)
     service_lab.box.sh("pkill -9 -x sshd")
-    wait_for(lambda: "connected again" in log.read_text(), BACK_S)
+    wait_for(lambda: "reconnected" in log.read_text(), BACK_S)
     wait_for(lambda: works(kept.local_port), BACK_S)
     assert stop_forward(state, "web") == [kept]
     assert list_forwards(state) == []

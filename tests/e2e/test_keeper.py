@@ -83,9 +83,9 @@ def ended_amid_a_recovery(lab: AwsLab, box: KeeperBox, server: str) -> None:
     before = time.monotonic()
     assert box.stop() == 0
     assert time.monotonic() - before < 45
-    recovered = box.said.count("going on with night: done")
+    recovered = box.said.count("resuming night: done")
     box.start()
-    wait_for(lambda: box.said.count("going on with night: done") > recovered)
+    wait_for(lambda: box.said.count("resuming night: done") > recovered)
     assert len(lab.bed.living()) == 1
 
 
@@ -100,7 +100,7 @@ def test_the_keeper_recovers_while_the_laptop_is_gone(lab: AwsLab, box: KeeperBo
     wait_for(lambda: stored(lab, checkpoint) and stored(lab, "night/index.json"))
 
     taken(lab, first)
-    box.heard("going on with night: done")
+    box.heard("resuming night: done")
     assert box.rss_bytes() < 60e6
 
     # The laptop is back, and asks nobody but itself to be asked.
@@ -115,7 +115,7 @@ def test_the_keeper_recovers_while_the_laptop_is_gone(lab: AwsLab, box: KeeperBo
     assert [one["running"] for one in costs] == [False, True]
     log = lab.labctl("logs", "night")
     assert log.count("token shown-nowhere of the data") == 2
-    assert "it goes on here (attempt 2) ---" in log
+    assert "resuming here (attempt 2) ---" in log
 
     ended_amid_a_recovery(lab, box, said["server"]["id"])
 

@@ -158,9 +158,9 @@ def test_what_cannot_be_had_stays_and_is_told_until_its_time_is_over(
     with machines.set(capacity=(Capacity(zone=there),)):
         said = lab.labctl("up", "--yes")
     assert zone(lab) != there
-    assert f"what is on {volume['VolumeId']} did not come back" in said
+    assert f"cannot restore the files on {volume['VolumeId']}" in said
     assert f"it is in {there}, the server in {zone(lab)}" in said
-    assert "it stays: " in said
+    assert "the disk is kept: " in said
     over = [{"Key": "labctl:expires", "Value": "1700000000"}]
     machines.client("ec2").create_tags(Resources=[volume["VolumeId"]], Tags=over)
     said = lab.labctl("down", "--yes")

@@ -190,7 +190,7 @@ def recoverable(lab: LabDirectory, run: str) -> None:
 def test_drills_ask_first_and_tell_what_they_cost(drilled: LabDirectory) -> None:
     recoverable(drilled, "killed")
     refused = drilled.labctl("rehearse", "reclaim", code=3)
-    assert "taken back 120 s after a notice, disk and all?" in refused.stderr
+    assert "120 s after a notice, its disk is deleted?" in refused.stderr
     assert "killed runs there at step" in refused.stderr
     assert drilled.seen("killed")["state"] == "running"
 
@@ -212,5 +212,5 @@ def test_drills_ask_first_and_tell_what_they_cost(drilled: LabDirectory) -> None
     assert "lost: " in said
     drilled.server_id = drilled.json("status")["server"]["id"]
     log = drilled.log("killed")
-    assert "its server was taken back (a drill); it goes on here (attempt 3)" in log
+    assert "its server was reclaimed (drill); resuming here (attempt 3)" in log
     drilled.labctl("cancel", "killed")

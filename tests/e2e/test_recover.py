@@ -68,7 +68,7 @@ def test_a_run_whose_server_is_gone_goes_on_with_its_own_code(lab: LabDirectory)
     assert begun[1].startswith("first begins at ")
     step = int(begun[1].rpartition(" ")[2])
     assert step >= 2
-    assert "it goes on here (attempt 2) ---" in said
+    assert "resuming here (attempt 2) ---" in said
     after = said.partition("(attempt 2) ---\n")[2].splitlines()
     assert after[1:-1] == [f"step {number}" for number in range(step + 1, 41)]
     assert after[-1] == "first ends"
@@ -98,7 +98,7 @@ def test_two_who_watch_one_run_recover_it_once(lab: LabDirectory) -> None:
     lab.server_id = lab.json("status")["server"]["id"]
     assert lab.server_id != before
     for said in (one.stdout, other.stdout):
-        assert said.count("it goes on here (attempt 2) ---") == 1
+        assert said.count("resuming here (attempt 2) ---") == 1
         assert said.endswith("twice ends\n")
     assert "attempt 3" not in lab.log("twice")
     with engine.connected() as docker:
@@ -125,5 +125,5 @@ def test_a_server_that_its_owner_ended_is_not_replaced(lab: LabDirectory) -> Non
     process.said("step 2\n")
     lab.labctl("down", "--yes", "--discard")
     process.end(255)
-    assert "was ended by `labctl down`" in process.stderr
+    assert "was removed by `labctl down`" in process.stderr
     assert lab.json("status")["server"] is None

@@ -45,7 +45,7 @@ def test_ssh_sessions_and_sshd_die_and_the_follower_resumes(
     old = lab.sh("pgrep --oldest --exact sshd").strip()
     lab.sh("pkill -9 -x sshd")
     wait_for(lambda: lab.sh("pgrep --oldest --exact sshd", check=False).strip() not in ("", old))
-    process.said("trying again")
+    process.said("reconnecting")
     next_lines(lab, "sshd", process)
     assert lab.inspected("sshd")["State"]["Pid"] == before
     ends_whole(lab, "sshd", process)
@@ -73,7 +73,7 @@ def test_a_black_hole_is_noticed_and_the_follower_resumes(
     limit_s = dead_link_limit_s()
     begun = time.monotonic()
     with black_hole(lab):
-        process.said("trying again")
+        process.said("reconnecting")
         assert time.monotonic() - begun < limit_s
     next_lines(lab, "hole", process)
     ends_whole(lab, "hole", process)
@@ -196,7 +196,7 @@ def test_a_restarted_server_is_found_again_and_the_run_told_as_lost(
             box.kill()
             box.start()
     if how == "power loss":  # at a reboot the run's end may be heard while the server goes down
-        process.said("trying again")
+        process.said("reconnecting")
     process.end(255)
     found = lab.json("up", "--yes")["server"]
     assert found["id"] == lab.server_id

@@ -269,7 +269,7 @@ def test_a_dockerfile_that_fails_shows_its_last_lines(lab: LabDirectory) -> None
     bad = "ARG BASE\nFROM ${BASE}\nRUN echo one\nRUN echo no such wheel >&2; exit 9\n"
     with lab.holding("Dockerfile", bad):
         done = lab.labctl("run", "--id", "unbuilt", code=255)
-    assert "the image did not build" in done.stderr
+    assert "the image build failed" in done.stderr
     assert "no such wheel" in done.stderr
     hint = next(row for row in done.stderr.splitlines() if "labctl ssh -- cat" in row)
     log = hint.split("cat ")[1]
@@ -278,7 +278,7 @@ def test_a_dockerfile_that_fails_shows_its_last_lines(lab: LabDirectory) -> None
 
 
 def test_a_run_is_refused_where_its_name_or_command_is_no_good(lab: LabDirectory) -> None:
-    assert "cannot name a run" in lab.run("true", "--id", "Not/This", code=255).stderr
+    assert "is not a valid run name" in lab.run("true", "--id", "Not/This", code=255).stderr
     assert "there is no run never" in lab.labctl("cancel", "never", code=4).stderr
 
 

@@ -231,7 +231,7 @@ def test_a_timer_that_stays_behind_is_told_with_its_time(
 def test_a_server_that_is_off_for_its_disks_sake_is_spared_by_the_timer(lab: World) -> None:
     cloud, server = cloud_of(lab), up(lab)
     told = down.kept_there(lab.ground(), server, LabError("it cannot be saved"))
-    assert "it was stopped and its disk kept" in told.why
+    assert "the server was stopped and its disk kept" in told.why
     assert cloud.timers[server.id] > time.time() + 29 * 86400
 
 

@@ -297,9 +297,11 @@ def test_a_drill_says_that_a_held_disk_stays(lab: World) -> None:
     lab.machine.run_with("night", model="weights")
     ground = lab.ground(reporter)
     night = Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running")
-    reclaim._agree(ground, server, night, reclaim._Seen(ground, server, "night"), 30.0)
+    reclaim._require_consent(
+        ground, server, night, reclaim._RunMonitor(ground, server, "night"), 30.0
+    )
     [asked] = reporter.asked
-    assert asked.question.endswith("its disk stays?")
+    assert asked.question.endswith("its disk is kept?")
     assert "LOST" not in asked.detail
 
 

@@ -90,7 +90,7 @@ def test_where_nothing_can_be_stopped_it_goes_on(tmp_path: Path) -> None:
     lab.machine.error = unreachable()
     with pytest.raises(PolicyError) as caught:
         end(lab)
-    assert "it goes on as it is" in caught.value.why
+    assert "the server is still running, unchanged" in caught.value.why
     assert lab.cloud.calls == ["create"]
 
 

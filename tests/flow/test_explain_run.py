@@ -14,7 +14,7 @@ from lab_ground import LAB_ID, Recorded, World, unreachable, world
 from labctl.errors import NotFoundError
 from labctl.estimate.plan import Measured, Plan
 from labctl.insight.explain.memory import OutOfMemory
-from labctl.insight.explanation import Explanation, _fitting
+from labctl.insight.explanation import Explanation, _compute_fit
 from labctl.insight.explanation import explain as explain_run
 from labctl.lifecycle.reconcile import bring_logs
 from labctl.lifecycle.up import up
@@ -130,12 +130,12 @@ def test_without_its_server_what_was_fetched_before_counts(there: World) -> None
     run = runs.latest(ground, "night")
     ground.state.save_run(Run(id="night", lab_id=LAB_ID, server_id=run.server_id, state="running"))
     explain(ground, "night")
-    assert "this is what was pulled before" in reporter.said
+    assert "using the logs that were pulled before" in reporter.said
 
 
 def test_without_anything_the_way_is_named(there: World) -> None:
     there.machine.error = unreachable()
-    with pytest.raises(NotFoundError, match="nothing that run night logged is here") as caught:
+    with pytest.raises(NotFoundError, match="no logs of run night on this machine") as caught:
         explain(there.ground())
     assert caught.value.why
     with pytest.raises(NotFoundError):
@@ -184,10 +184,10 @@ def test_the_batch_that_fits(item: int, limit: int, batch: int) -> None:
     )
     plan = Plan(precision="fp32", optimizer="momentum", measured=model)
     found = OutOfMemory(whose="gpu", limit_bytes=limit, batch=64, evidence=())
-    fit = _fitting(plan, found, "train.py:build_model")
+    fit = _compute_fit(plan, found, "train.py:build_model")
     # Weights, gradients and one state of 1 GiB each, and the overhead of 1 GiB.
     assert (fit.fixed_bytes, fit.batch, fit.item) == (4 * GIB, batch, "3x224x224")
-    inside = _fitting(
+    inside = _compute_fit(
         plan, OutOfMemory(whose="container", limit_bytes=limit, batch=1, evidence=()), ""
     )
     assert inside.fixed_bytes == 3 * GIB + 256 * 1024**2

@@ -125,7 +125,7 @@ def test_handed_over_again_only_what_is_new_travels_and_earlier_runs_stay(
 def test_where_no_keeper_runs_that_and_the_command_are_said(two: Pair) -> None:
     reporter = Recorded()
     assert not two.hand_over(reporter=reporter).running
-    assert f"no labctl keep runs at {HOST}" in reporter.said
+    assert f"labctl keep is not running on {HOST}" in reporter.said
     assert "labctl keep --install" in reporter.said
 
 
@@ -188,12 +188,12 @@ def test_a_server_of_this_machine_alone_goes_to_no_other(
 def test_a_machine_without_labctl_or_with_another_says_how_to_get_it(two: Pair) -> None:
     ground = two.lab.ground()
     keeper = KeeperHost(ground, "alice@login.example:2222")
-    with pytest.raises(LabError, match="there is no labctl at") as caught:
-        keeper._checked(97, {}, "")
+    with pytest.raises(LabError, match="labctl is not installed on") as caught:
+        keeper._check_reply(97, {}, "")
     assert caught.value.hint.startswith('ssh -p 2222 alice@login.example "pipx install')
     assert f"=={version()}" in caught.value.hint
-    with pytest.raises(UsageError, match="is an older one, here it is"):
-        keeper._checked(2, {}, "Error: There is no command 'keep'.")
+    with pytest.raises(UsageError, match="is an older version, this one is"):
+        keeper._check_reply(2, {}, "Error: There is no command 'keep'.")
 
 
 def test_what_was_not_announced_or_leaves_the_directory_is_refused(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_keeper_that_cannot_be_reached_is_a_note(two: Pair) -> None:
     reporter = Recorded()
     said = status(two.lab.ground(reporter), refresh=True)
     assert said["server"].id == two.server().id
-    assert f"the keeper at {HOST} cannot be asked" in reporter.said
+    assert f"cannot reach the keeper at {HOST}" in reporter.said
 
 
 def test_a_lab_dropped_at_the_keeper_is_its_owners_again(two: Pair) -> None:
@@ -281,7 +281,7 @@ def test_a_lab_dropped_at_the_keeper_is_its_owners_again(two: Pair) -> None:
     assert holders(two.home, "shown-nowhere") == []
     reporter = Recorded()
     status(two.lab.ground(reporter), refresh=True)
-    assert f"{HOST} keeps digits no longer" in reporter.said
+    assert f"{HOST} no longer keeps digits" in reporter.said
     assert handed_to(two.lab) == ""
 
 
@@ -308,7 +308,7 @@ def test_down_ends_nothing_that_a_keeper_would_replace(two: Pair) -> None:
     two.hand_over()
     two.lab.machine.run_with("night", **{"model.pt": "weights"})
     two.error = cut()
-    with pytest.raises(PolicyError, match="cannot be told") as caught:
+    with pytest.raises(PolicyError, match="cannot reach the keeper") as caught:
         down(two.lab.ground(), discard=False)
     assert "would replace" in caught.value.why
     assert len(two.cloud.machines) == 1
@@ -316,7 +316,7 @@ def test_down_ends_nothing_that_a_keeper_would_replace(two: Pair) -> None:
     reporter = Recorded()
     down(two.lab.ground(reporter), discard=True)
     assert two.cloud.machines == {}
-    assert "may make another server" in reporter.said
+    assert "may create another server" in reporter.said
 
 
 def test_without_a_server_a_pull_brings_the_keepers_copy(two: Pair) -> None:
@@ -400,7 +400,7 @@ def test_without_a_server_a_pull_brings_what_the_store_has_but_no_broken_checkpo
     content["runs/night/files/checkpoints/step-2/model"] = b"step-2 model"
     (again,) = reconcile.pull(ground, ["night"], everything=False)
     assert (again.files, again.complete) == (2, True)
-    with pytest.raises(NotFoundError, match="nothing of day is saved elsewhere"):
+    with pytest.raises(NotFoundError, match="no copy of day is saved outside the server"):
         reconcile.pull(ground, ["day"], everything=False)
 
 

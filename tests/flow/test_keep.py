@@ -191,7 +191,7 @@ def test_a_lab_at_work_is_not_dropped_and_is_afterwards(
     kept.attend = recovering
     (thread,) = kept.keeper.tick()
     assert working.wait(120)
-    with pytest.raises(BusyError, match="is being recovered just now"):
+    with pytest.raises(BusyError, match="is being recovered right now"):
         kept_labs.drop(kept.two.places, kept.two.state, "digits")
     assert kept.two.ward.is_dir()
     go_on.set()

@@ -85,8 +85,8 @@ def test_a_server_is_made_near_the_disk_and_one_that_cannot_have_it_is_ready(lab
     [server] = lab.cloud.machines.values()
     assert server.offer.zone == "b"
     assert "vol-1 holds earlier results: a server in b comes first" in reporter.said
-    assert "what is on vol-1 did not come back: no slot left" in reporter.said
-    assert "it stays: 8.00 dollars a month, kept until" in reporter.said
+    assert "cannot restore the files on vol-1: no slot left" in reporter.said
+    assert "the disk is kept: 8.00 dollars a month, kept until" in reporter.said
 
 
 def test_where_no_offer_is_near_it_says_what_stays(lab: World) -> None:
@@ -104,7 +104,7 @@ def test_a_disk_that_is_held_for_a_moment_is_waited_for(
 ) -> None:
     monkeypatch.setattr(disk_restore, "PAUSE_S", 0.01)
     reporter = refused(lab, BusyError("in use"), BusyError("in use"), ProviderError("gone"))
-    assert "did not come back: gone" in reporter.said
+    assert "cannot restore the files on vol-1: gone" in reporter.said
 
 
 def test_a_lab_of_a_group_asks_only_once_it_had_a_server(lab: World) -> None:

@@ -20,7 +20,7 @@ from labctl.commands import rsync
 from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError
 from labctl.events import Event, Progress
 from labctl.servers.agent import Remote
-from labctl.sync.push import ALONG_BYTES, PushResult, push
+from labctl.sync.push import INLINE_BYTES, PushResult, push
 from labctl.sync.scan import LARGE_BYTES, Index, scan_code
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.transports.rsync import find_program
@@ -95,7 +95,7 @@ def test_much_arrives_whichever_way_it_goes(server: DirectoryServer, lab: Path) 
     for number in range(40):
         write_old(lab / f"d {number % 3}" / f"näme {number} 'quoted'.bin", os.urandom(MIB // 4))
     write_old(lab / "#comment", os.urandom(3))
-    write_old(lab / "-rf", b"x" * ALONG_BYTES)
+    write_old(lab / "-rf", b"x" * INLINE_BYTES)
     write_old(lab / "large.bin", os.urandom(LARGE_BYTES + 17))
     (lab / "large.bin").chmod(0o400)
     reporter = Recorded()
@@ -270,11 +270,11 @@ def test_a_file_that_never_stands_still_is_named_and_nothing_is_changed(
     push_code(with_rsync, lab)
     before = tree(code(with_rsync))
     moving = lab / "moving.log"
-    moving.write_bytes(os.urandom(ALONG_BYTES + 1))
+    moving.write_bytes(os.urandom(INLINE_BYTES + 1))
 
     def change(line: str) -> None:
         if line.endswith(" plan"):
-            moving.write_bytes(os.urandom(ALONG_BYTES + 1))
+            moving.write_bytes(os.urandom(INLINE_BYTES + 1))
 
     with_rsync.on_line = change
     with pytest.raises(TransferError, match=r"moving\.log"):
@@ -293,7 +293,7 @@ def test_a_small_file_that_changes_after_the_scan_arrives_as_it_is_now(
 
 
 def test_a_file_that_vanishes_meanwhile_is_left_out(with_rsync: DirectoryServer, lab: Path) -> None:
-    write_old(lab / "gone.bin", os.urandom(ALONG_BYTES + 1))
+    write_old(lab / "gone.bin", os.urandom(INLINE_BYTES + 1))
 
     def remove(line: str) -> None:
         (lab / "gone.bin").unlink(missing_ok=True)
@@ -320,7 +320,7 @@ def test_an_edit_made_while_it_travels_stays(
 
 
 def test_what_lies_in_the_way_in_staging_goes(with_rsync: DirectoryServer, lab: Path) -> None:
-    write_old(lab / "big" / "file.bin", os.urandom(ALONG_BYTES + 1))
+    write_old(lab / "big" / "file.bin", os.urandom(INLINE_BYTES + 1))
     staging = code(with_rsync).parent / ".labctl" / ".staging-code"
     (staging / "run.sh").mkdir(parents=True)
     (staging / "run.sh" / "inner").write_text("x")
@@ -363,7 +363,7 @@ def test_a_disk_that_is_full_there_is_told_and_what_arrived_is_kept(
     )
     (bin_ / "rsync").chmod(0o755)
     with_rsync.prelude = f"PATH={bin_}:$PATH"
-    write_old(lab / "model.bin", os.urandom(ALONG_BYTES + 1))
+    write_old(lab / "model.bin", os.urandom(INLINE_BYTES + 1))
     with pytest.raises(TransferError) as caught:
         push_code(with_rsync, lab)
     assert not code(with_rsync).exists()
@@ -399,6 +399,6 @@ def test_no_room_is_told_before_anything_is_sent(with_rsync: DirectoryServer, la
     with huge.open("wb") as file:
         file.truncate(2**43)
     files = [f for f in scan_code(lab, Recorded(), later=index) if f.path == "huge.bin"]
-    with pytest.raises(DiskFullError, match="no room"):
+    with pytest.raises(DiskFullError, match="not enough disk space"):
         push(Remote(with_rsync), *LAB, "code", lab, files, Recorded(), index=index)
     assert with_rsync.shells == 0

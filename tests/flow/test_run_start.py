@@ -139,7 +139,7 @@ def test_the_ledger_keeps_once_how_a_run_came_about(started: Started) -> None:
     assert (line.detail["command"], line.detail["image"]) == (["python"], IMAGE)
     assert line.detail["env"] == {"SEED": "1", "API_KEY": "hidden"}
     assert (line.detail["commit"], line.detail["dirty"]) == ("", None)
-    assert line.detail["why"] == "the lab is in no git repository"
+    assert line.detail["why"] == "the lab is not in a git repository"
 
 
 def test_the_ledger_keeps_what_a_server_is_made_of(started: Started) -> None:
@@ -176,7 +176,7 @@ def test_a_wire_cut_later_resumes_at_the_byte_where_it_was_cut(started: Started)
     assert [verb for verb, _ in wire.asked] == ["run", "follow", "follow", "follow"]
     assert [request["offset"] for _, request in wire.asked[1:]] == [11, 11, 16]
     assert run.told == "done"
-    assert "trying again in 0.5 s" in started.reporter.said
+    assert "reconnecting in 0.5 s" in started.reporter.said
 
 
 def test_an_image_that_is_not_there_is_fetched_and_the_run_started_once(started: Started) -> None:

@@ -103,7 +103,7 @@ def test_a_log_is_followed_through_a_cut_link(lab: World) -> None:
     run = runs.watch(ground, server, "night", on_log=got.extend)
     assert (run.state, run.exit_code, run.told) == ("exited", 0, "done")
     assert got == b"one\ntwo\n"
-    assert "the run goes on" in reporter.said
+    assert "the run is still active" in reporter.said
     lab.machine.error = unreachable()
     with pytest.raises(ConnectError):
         runs.watch(ground, server, "night", follow=False, on_log=got.extend)
@@ -111,7 +111,7 @@ def test_a_log_is_followed_through_a_cut_link(lab: World) -> None:
 
 def test_the_latest_run_and_one_that_is_not_there(lab: World) -> None:
     ground = lab.ground()
-    with pytest.raises(NotFoundError, match="has no run yet"):
+    with pytest.raises(NotFoundError, match="has no runs yet"):
         runs.latest(ground)
     for number, name in enumerate(("a", "b")):
         run = Run(id=name, lab_id=ground.lab_id, server_id="s", state="exited", created_at=number)

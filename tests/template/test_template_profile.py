@@ -95,7 +95,7 @@ def test_too_few_steps_are_told_and_the_program_left_to_its_end(tmp_path: Path) 
     done = profiled(tmp_path, sys.executable, str(script), "4")
     assert (done.returncode, done.stdout) == (0, "went on to its end\n"), done.stderr
     note = json.loads((tmp_path / "logs" / "profile" / "note.json").read_text())
-    assert note == {"why": "it made 4 optimizer steps; 15 are needed", "steps": 4}
+    assert note == {"why": "the program made 4 optimizer steps; 15 are needed", "steps": 4}
 
 
 def test_a_program_without_pytorch_pays_and_leaves_nothing(tmp_path: Path) -> None:

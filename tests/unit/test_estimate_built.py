@@ -75,7 +75,7 @@ def test_what_is_no_target(text: str, tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("")
-    with pytest.raises(NotFoundError, match="there is no train") as raised:
+    with pytest.raises(NotFoundError, match="has no file train") as raised:
         parse_target("train.py:build_model", tmp_path)
     assert "model.py" in raised.value.why
 
@@ -115,7 +115,7 @@ def test_a_python_that_is_not_there(code: Callable[..., Source]) -> None:
         (
             "import torch\ndef build_model(): return torch.nn.Identity()\n",
             UsageError,
-            "what goes into",
+            "input shape of",
         ),
         (
             "import torch\nclass Words(torch.nn.Linear):\n"
@@ -139,7 +139,7 @@ def test_code_that_cannot_be_measured_says_why(
 def test_functions_of_the_file_alone_are_named(code: Callable[..., Source]) -> None:
     with pytest.raises(NotFoundError) as raised:
         measured(code("from os.path import join\ndef mine(): ...\n"), PLAN, Silent())
-    assert raised.value.why == "functions there: mine"
+    assert raised.value.why == "its functions: mine"
 
 
 @needs_torch
@@ -167,7 +167,7 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(
     )
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     began = time.monotonic()
-    with pytest.raises(LabError, match="not done after 5 s") as raised:
+    with pytest.raises(LabError, match="did not finish within 5 s") as raised:
         measured(code(text, time_limit_s=5), PLAN, Silent())
     os.set_blocking(reader, True)
     assert os.read(reader, 1) == b""  # every writer is gone

@@ -110,7 +110,7 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     [
         ({"version": 2}, "version 2"),
         ({"classes": []}, "classes"),
-        ({"classes": ["cat", "cat"]}, "different"),
+        ({"classes": ["cat", "cat"]}, "distinct"),
         ({"classes": ["cat", "x" * 201]}, "characters"),
         ({"confusion": [[8, 2]]}, "rows"),
         ({"confusion": [[8, 2], [1]]}, "rows"),
@@ -118,19 +118,25 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
         ({"confusion": [[8, 2], [1, 8]]}, "add up"),
         ({"confusion": [[0, 0], [0, 0]], "items": 0, "accuracy": 0}, "add up"),
         ({"accuracy": 0.99}, "confusion matrix"),
-        ({"baseline_accuracy": 1.5}, "share"),
+        ({"baseline_accuracy": 1.5}, "from 0 to 1"),
         ({"where": "elsewhere"}, "where"),
-        ({"worst": [BODY["worst"][0] | {"said": "<b>"}]}, "not there"),
+        ({"worst": [BODY["worst"][0] | {"said": "<b>"}]}, "unknown class"),
         ({"worst": [BODY["worst"][0] | {"probability": 7}]}, "probability"),
         ({"worst": [BODY["worst"][0] | {"picture": "../../.ssh/id_ed25519"}]}, "outside"),
         ({"worst": [BODY["worst"][0] | {"picture": "/etc/passwd"}]}, "outside"),
         ({"worst": [BODY["worst"][0] | {"picture": "https://example.org/a.png"}]}, "outside"),
-        ({"worst": [BODY["worst"][0] | {"picture": "data:text/html;base64,AAAA"}]}, "strange"),
+        (
+            {"worst": [BODY["worst"][0] | {"picture": "data:text/html;base64,AAAA"}]},
+            "invalid picture",
+        ),
         (
             {"worst": [BODY["worst"][0] | {"picture": 'data:image/png;base64,A" onerror="'}]},
-            "strange",
+            "invalid picture",
         ),
-        ({"worst": [BODY["worst"][0] | {"picture": "data:image/svg+xml;base64,AAAA"}]}, "strange"),
+        (
+            {"worst": [BODY["worst"][0] | {"picture": "data:image/svg+xml;base64,AAAA"}]},
+            "invalid picture",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -163,7 +169,7 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "evaluation.json"
     with path.open("wb") as file:
         file.truncate(LARGEST_BYTES * 100)
-    with pytest.raises(LabError, match="is no evaluation"):
+    with pytest.raises(LabError, match="is not a valid evaluation"):
         read_evaluation(path)
 
 

@@ -55,10 +55,10 @@ def test_the_start_of_a_run_is_no_measure() -> None:
 @pytest.mark.parametrize(
     ("curve", "fields", "why", "next_"),
     [
-        (WAITS, {}, "waits for data, while the processor has cores", "--workers 8"),
-        (WAITS, {"cpu_cores": 7.9}, "no core left", "labctl offers"),
+        (WAITS, {}, "waits for data, although the CPU has idle cores", "--workers 8"),
+        (WAITS, {"cpu_cores": 7.9}, "none is left to prepare", "labctl offers"),
         (IN_TIME, {}, "too small to fill it", "--batch-size 256"),
-        (IN_TIME, {"cpu_cores": 7.9}, "the processor is at its limit", "labctl profile"),
+        (IN_TIME, {"cpu_cores": 7.9}, "the CPU is at its limit", "labctl profile"),
     ],
 )
 def test_an_idle_gpu_has_a_cause(curve: Any, fields: Any, why: str, next_: str) -> None:
@@ -188,7 +188,7 @@ def test_shared_memory() -> None:
 def test_the_processor_where_no_gpu_is(busy: float, rule: str) -> None:
     made = material(samples=samples(cpu_cores=busy))
     assert rule in findings(made)
-    assert "no GPU was given" in findings(made)[rule].evidence[1].said
+    assert "the run had no GPU" in findings(made)[rule].evidence[1].said
 
 
 def creeping(per_sample: int, **fields: Any) -> Material:
@@ -200,7 +200,7 @@ def creeping(per_sample: int, **fields: Any) -> Material:
 def test_memory_that_creeps() -> None:
     found = findings(creeping(GIB // 10, cpu_cores=7.9))["memory-creeps"]
     assert "GiB an hour" in found.evidence[0].said
-    assert "full in 5 min" in found.what
+    assert "will be full in 5 min" in found.what
     assert "memory-creeps" not in findings(creeping(1024))
     card = samples(change=lambda n: {"gpus": (gpu(memory_bytes=2 * GIB + n * GIB // 4),)})
     assert "gpu-memory-creeps" in findings(material(samples=card))
@@ -241,7 +241,7 @@ def test_the_gpus_memory_ran_out_with_the_plans_numbers() -> None:
     said = " ".join(line.said for line in found.evidence)
     assert CUDA in said
     assert "2.0 GiB for weights" in said
-    assert "a batch of 64 (the command) that is 18.0 GiB, of 14.0 GiB" in said
+    assert "with a batch of 64 (the command) that is 18.0 GiB, of 14.0 GiB" in said
     assert found.next == ("labctl run -- python train.py --lr 0.01 --batch-size 32 --accumulate 2")
     assert "exception" not in findings(made)
 
@@ -252,7 +252,7 @@ def test_out_of_memory_without_a_plan_halves_the_batch() -> None:
     bare = material(log=CUDA, run=run(exit_code=1, command=("sh", "-c", "go")), options=frozenset())
     assert (
         findings(bare)["gpu-out-of-memory"].next
-        == "half the batch, and the gradients of two added up"
+        == "Halve the batch size and accumulate gradients over two batches"
     )
 
 
@@ -286,7 +286,7 @@ def test_the_containers_memory_ran_out() -> None:
     made = material(run=run(exit_code=137, told=told), samples=samples(gpu(), count=5))
     found = findings(made)["out-of-memory"]
     assert found.evidence[0].said == told
-    assert "at most 2.0 GiB was seen" in found.evidence[1].said
+    assert "peak use 2.0 GiB" in found.evidence[1].said
     assert "--batch-size 32" in found.next
     assert "killed" not in findings(made)
 

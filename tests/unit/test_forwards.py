@@ -81,7 +81,7 @@ def test_who_answers_or_listens_in_silence_is_there() -> None:
     with listener(lambda wire: wire.sendall(b"x")) as port:
         assert answers(port, "/")
     with listener(lambda wire: heard.append(wire.recv(100) + wire.recv(1))) as port:
-        assert answers(port, "/lab", patience_s=0.2)
+        assert answers(port, "/lab", timeout_s=0.2)
     assert heard[0].startswith(b"GET /lab HTTP/1.0\r\n")
 
 
@@ -96,7 +96,7 @@ def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     spec = ForwardSpec(
         config="/nowhere", server_id="box-1", endpoint=Endpoint(host="h"), service=JUPYTER
     )
-    with pytest.raises(NotFoundError, match="there is no ssh on this machine") as caught:
+    with pytest.raises(NotFoundError, match="which is not installed on this machine") as caught:
         Forwarding(spec).open()
     assert "openssh-client" in caught.value.hint
 

@@ -16,7 +16,7 @@ from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError, Pro
 from labctl.errors.replies import as_reply, raised, reply_in
 from labctl.events import Silent
 from labctl.lifecycle import kept_labs
-from labctl.lifecycle.keeper_host import _parsed, _shown
+from labctl.lifecycle.keeper_host import _parse_host, _ssh_arguments
 from labctl.model import NAME_PATTERN
 from labctl.state import State
 
@@ -90,18 +90,18 @@ def test_a_strange_kind_is_some_error() -> None:
     ],
 )
 def test_hosts_are_read_as_ssh_reads_them(host: str, parts: tuple[str, str, int]) -> None:
-    assert _parsed(host) == parts
+    assert _parse_host(host) == parts
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=x", "a b", "alice@-x", "x:99999", "", "a@b@-c"])
 def test_hosts_that_could_be_options_are_refused(host: str) -> None:
     with pytest.raises(UsageError):
-        _parsed(host)
+        _parse_host(host)
 
 
 def test_a_host_is_shown_as_ssh_takes_it() -> None:
-    assert _shown("alice@gpu-box:2222") == "-p 2222 alice@gpu-box"
-    assert _shown("gpu-box") == "gpu-box"
+    assert _ssh_arguments("alice@gpu-box:2222") == "-p 2222 alice@gpu-box"
+    assert _ssh_arguments("gpu-box") == "gpu-box"
 
 
 def test_a_ward_is_named_by_lab_and_id_and_by_nothing_else() -> None:

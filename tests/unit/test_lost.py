@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labctl.lifecycle.server_loss import DEAD_LOOKS, DEAD_S, PAUSE_S, Silences
+from labctl.lifecycle.server_loss import DEAD_CHECKS, DEAD_S, PAUSE_S, Silences
 
 
 def looks(silences: Silences, start_s: float, count: int, apart_s: float) -> bool:
@@ -10,9 +10,9 @@ def looks(silences: Silences, start_s: float, count: int, apart_s: float) -> boo
 
 
 def test_ten_minutes_of_silence_are_death() -> None:
-    apart_s = DEAD_S / DEAD_LOOKS
-    assert not looks(Silences(), 0.0, DEAD_LOOKS, apart_s)
-    assert looks(Silences(), 0.0, DEAD_LOOKS + 1, apart_s)
+    apart_s = DEAD_S / DEAD_CHECKS
+    assert not looks(Silences(), 0.0, DEAD_CHECKS, apart_s)
+    assert looks(Silences(), 0.0, DEAD_CHECKS + 1, apart_s)
 
 
 def test_many_looks_in_a_moment_are_not() -> None:
@@ -21,13 +21,13 @@ def test_many_looks_in_a_moment_are_not() -> None:
 
 def test_a_machine_that_slept_begins_anew() -> None:
     silences = Silences()
-    assert not looks(silences, 0.0, DEAD_LOOKS - 1, 30.0)
-    assert not silences.dead("one", DEAD_LOOKS * 30.0 + PAUSE_S + 1)
+    assert not looks(silences, 0.0, DEAD_CHECKS - 1, 30.0)
+    assert not silences.dead("one", DEAD_CHECKS * 30.0 + PAUSE_S + 1)
 
 
 def test_an_answer_begins_anew_and_servers_are_counted_each() -> None:
     silences = Silences()
-    assert not looks(silences, 0.0, DEAD_LOOKS, 50.0)
+    assert not looks(silences, 0.0, DEAD_CHECKS, 50.0)
     silences.answered("one")
     assert not silences.dead("one", DEAD_S + 1)
     assert not silences.dead("two", DEAD_S + 2)

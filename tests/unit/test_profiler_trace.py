@@ -219,5 +219,5 @@ def test_why_nothing_was_profiled_is_told(tmp_path: Path) -> None:
 )
 def test_what_is_no_profile_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(text, errors="surrogateescape")
-    with pytest.raises(LabError, match="is no profile"):
+    with pytest.raises(LabError, match="is not a valid profile"):
         read_profile(tmp_path)

@@ -79,7 +79,7 @@ def test_before_the_first_commit(tmp_path: Path) -> None:
 
 
 def test_outside_of_a_repository(tmp_path: Path) -> None:
-    assert looked(tmp_path).why == "the lab is in no git repository"
+    assert looked(tmp_path).why == "the lab is not in a git repository"
 
 
 @needs_git

@@ -50,15 +50,15 @@ def test_a_line_goes_through_its_points() -> None:
 def test_what_is_no_number_interrupts_the_line_and_is_counted() -> None:
     drawn = one(1.0, NAN, 2.0, 3.0, INFINITY, -INFINITY)
     assert drawn.lines[0].path.count("M") == 2
-    assert "3 of 6 values are no numbers" in drawn.note
+    assert "3 of 6 values are NaN or infinite" in drawn.note
 
 
 @pytest.mark.parametrize("ys", [(NAN,), (NAN, INFINITY, NAN), (-1.7e308, 1.7e308), ()])
 def test_a_curve_of_nothing_that_can_be_drawn_says_so(ys: tuple[float, ...]) -> None:
     drawn = one(*ys)
     assert drawn.lines == ()
-    assert drawn.note == "no value was a number"
-    assert drawn.alt == "Loss: no value was a number."
+    assert drawn.note == "all values are NaN or infinite"
+    assert drawn.alt == "Loss: all values are NaN or infinite."
 
 
 @settings(max_examples=60)
@@ -167,7 +167,7 @@ def test_a_thousand_figures_are_a_dozen_charts() -> None:
     many = Scalars(series=tuple(series(f"layer-{n}/norm{n}", 1.0, 2.0) for n in range(1000)))
     charts, left = logged(facts(scalars=many))
     assert len(charts) == MOST_CHARTS
-    assert left == "988\u00a0more figures of the logs are not drawn."
+    assert left == "988\u00a0more logged values are not drawn."
 
 
 def test_what_was_measured_has_gaps_where_nobody_measured() -> None:

@@ -64,8 +64,8 @@ def test_it_says_what_was_measured_first() -> None:
     said = read(facts()).words
     assert "90.0 % of the test set classified correctly" in said
     assert "18 of 20 items. The 95 % confidence interval is 69.9 to 97.2 % (Wilson)." in said
-    assert "most frequent class would get 50.0 %" in said
-    assert "after 3 epochs: 90.0 % on validation, the best of those kept" in said
+    assert "always predicting the majority class would get 50.0 %" in said
+    assert "after 3 epochs: 90.0 % on validation, the best of the saved checkpoints" in said
 
 
 def test_it_says_what_it_ran_on_and_cost() -> None:
@@ -74,14 +74,14 @@ def test_it_says_what_it_ran_on_and_cost() -> None:
     assert rows["GPU"] == "NVIDIA T4 (16.0 GiB)"
     assert rows["GPU driver"] == "550.90"
     assert rows["GPU use"].startswith("80 % busy, 60 W, memory up to 8.0 GiB of 16.0 GiB")
-    assert rows["Energy of the GPU"] == "9.8 Wh, by the card's own counter"
-    assert (rows["Cost of this run"], rows["Idle share of the server"]) == (
+    assert rows["GPU energy"] == "9.8 Wh, by the GPU's own counter"
+    assert (rows["Cost of this run"], rows["Server idle"]) == (
         "0.03 dollars",
         "25.0 %",
     )
     assert (
-        "taken back; it went on from step 20 (5 steps were done twice), 95 s later"
-        in (rows["Servers lost under the run"])
+        "taken back; resumed from step 20 (5 steps were repeated), 95 s later"
+        in (rows["Servers lost during the run"])
     )
 
 
@@ -99,7 +99,7 @@ def test_it_says_where_it_comes_from_and_how_to_make_it_again() -> None:
         "labctl up",
         "labctl run -- python train.py",
     ]
-    assert made.versus_said.startswith("Both come to the same figure")
+    assert made.versus_said.startswith("Both accuracies are equal")
     assert made.warning == ""
 
 
@@ -132,14 +132,14 @@ def test_nan_everywhere() -> None:
     nan = float("nan")
     scalars = Scalars(series=(series("train/loss", nan, nan), series("val/accuracy", nan)))
     said = read(facts(scalars=scalars)).words
-    assert said.count("no value was a number") == 2
+    assert said.count("all values are NaN or infinite") == 2
 
 
 def test_machines_without_a_gpu_have_none_and_not_an_unknown_one() -> None:
     machine = Machine(cpus=2, memory_bytes=1)
     rows = {r.name: r.value for r in page(facts(machine=machine, samples=())).server}
     assert (rows["GPU"], rows["GPU driver"], rows["GPU use"]) == ("none", "none", "none")
-    assert rows["Processor use"] == "not measured"
+    assert rows["CPU use"] == "not measured"
 
 
 def test_the_page_needs_nothing_from_anywhere_and_runs_nothing() -> None:
@@ -234,7 +234,7 @@ def test_many_classes_are_told_by_what_is_confused_most() -> None:
     made = page(facts(evaluation=evaluation(names)))
     assert made.matrix == ()
     assert [(p.truth, p.said, p.count) for p in made.pairs] == [("class 0", "class 1", "2")]
-    assert "A matrix of 100 classes cannot be read" in made.pairs_note
+    assert "A matrix of 100 classes would be unreadable" in made.pairs_note
     assert len(made.classes) == 100
 
 
@@ -245,7 +245,7 @@ def test_confusions_are_counted_where_they_are_not_all_shown() -> None:
     made = page(facts(evaluation=found))
     assert len(made.pairs) == MOST_PAIRS
     assert made.pairs_note == f"{56 - MOST_PAIRS}\u00a0rarer confusions not shown."
-    assert made.mistakes_note == "56\u00a0items wrong; none of them was kept."
+    assert made.mistakes_note == "56\u00a0items wrong; no examples were saved."
 
 
 def test_a_matrix_shows_counts_and_shares() -> None:

@@ -38,7 +38,7 @@ def test_shares(share: float | None, said: str) -> None:
         (-2.5, "−2.5"),
         (2e-5, "2.00e-5"),
         (3e300, "3.00e300"),
-        (float("nan"), "no number"),
+        (float("nan"), "not a number"),
     ],
 )
 def test_numbers(value: float, said: str) -> None:
@@ -82,8 +82,8 @@ def test_small_pictures_are_shown_as_they_are() -> None:
         (data_uri(JPEG[:12], "jpeg"), "damaged"),
         (data_uri(b"\xff\xd8" + b"\xff\xd0" * 50, "jpeg"), "damaged"),
         ("data:image/png;base64,!!!!", "damaged"),
-        ("data:image/svg+xml;base64,PHN2Zz4=", "no PNG"),
-        ("javascript:alert(1)", "no PNG"),
+        ("data:image/svg+xml;base64,PHN2Zz4=", "not a PNG"),
+        ("javascript:alert(1)", "not a PNG"),
     ],
 )
 def test_other_pictures_are_not(picture: str, why: str) -> None:

@@ -82,9 +82,9 @@ BAD: dict[str, tuple[str, Callable[[Path], bytes], str]] = {
     "an old pickle": ("model.pkl", lambda at: evil(at, 0), "called .pkl"),
     "an old pickle as JSON": ("a.json", lambda at: evil(at, 0), "is not JSON"),
     "bytes as text": ("notes.txt", lambda _: b"\xff\xfe\x00", "is not text"),
-    "cut off": ("a.safetensors", lambda _: safetensors()[:-1], "cut off"),
+    "cut off": ("a.safetensors", lambda _: safetensors()[:-1], "truncated"),
     "more behind it": ("a.safetensors", lambda _: safetensors() + b"more", "more than"),
-    "a header without end": ("a.safetensors", lambda _: b"\xff" * 16, "cut off"),
+    "a header without end": ("a.safetensors", lambda _: b"\xff" * 16, "truncated"),
     "no header": ("a.safetensors", lambda _: b"\x02" + bytes(7) + b"[]", "damaged header"),
     "deep JSON": ("a.json", lambda _: b"[" * 100_000, "is not JSON"),
 }

@@ -116,7 +116,7 @@ def test_links_are_told_and_never_followed(tmp_path: Path) -> None:
     (lab / "round").symlink_to(lab)
     told = Notes()
     assert [f.path for f in scan_code(lab, told)] == ["real.py"]
-    assert told.texts == ["links are not carried: dir, file, round"]
+    assert told.texts == ["skipped symbolic links: dir, file, round"]
 
 
 def test_control_characters_are_refused_and_shown_escaped(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_names_that_are_not_utf8_are_left_out_and_told(tmp_path: Path) -> None:
     put(tmp_path, "café")
     told = Notes()
     assert [f.path for f in scan_code(tmp_path, told)] == ["café"]
-    assert told.texts == [r"names that are not UTF-8 are not carried: caf\udce9"]
+    assert told.texts == [r"skipped files whose names are not UTF-8: caf\udce9"]
 
 
 def test_a_line_that_is_no_rule_is_told_and_the_others_count(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_line_that_is_no_rule_is_told_and_the_others_count(tmp_path: Path) -> 
     put(tmp_path, "a.log")
     told = Notes()
     assert [f.path for f in scan_code(tmp_path, told)] == [".gitignore"]
-    assert told.texts == ["ignore rules that cannot be read are skipped: .gitignore: !"]
+    assert told.texts == ["skipped invalid ignore rules: .gitignore: !"]
 
 
 def age(path: Path, by_s: float = 60.0) -> None:

@@ -94,7 +94,7 @@ def test_who_falls_silent_is_replaced_and_notices() -> None:
     store = Memory()
     asleep, awake = Turn(store, KEY), Turn(store, KEY)
     assert asleep.take() == ""
-    recovery_lock._wait(awake)
+    recovery_lock._await_lock(awake)
     awake.check()
     with pytest.raises(NotOursError, match="taken over"):
         asleep.check()
@@ -105,7 +105,7 @@ def test_who_goes_on_speaking_is_not_replaced() -> None:
     store = Memory()
     busy, waiting = Turn(store, KEY), Turn(store, KEY)
     assert busy.take() == ""
-    waiter = threading.Thread(target=recovery_lock._wait, args=(waiting,))
+    waiter = threading.Thread(target=recovery_lock._await_lock, args=(waiting,))
     with busy.kept():
         waiter.start()
         waiter.join(1.0)  # three times as long as one may be silent

@@ -1,5 +1,5 @@
-"""Why a run is slow or wrong: rules over what it left. Pure functions of a `Material`.
+"""The rules of `labctl explain`: why a run is slow or wrong. Pure functions of a `Material`.
 
-docs/explain.md lists them. `material` says what they look at and what they answer, `sources` whom
-they follow; each other module holds the rules about one thing, and `verdict` asks them all.
+docs/explain.md lists them. `evidence` defines their input and output, `sources` their references.
+Each other module holds the rules about one topic, and `diagnosis` applies them all.
 """

@@ -1,4 +1,4 @@
-"""Which of a run's curves is which, by the words in their names, and what is seen in a curve."""
+"""Find a run's curves (loss, accuracy, ...) by the words in their names, and summarize them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from labctl.insight.explain.samples import LEAST
 from labctl.insight.scalars import HELD_OUT, TRAINING, Scalars, Series, words
 from labctl.model import Value
 
-# A curve is looked at in tenths.
+# A curve is summarized in tenths.
 PARTS = 10
-# Fewer points than this tell nothing about a curve's course.
+# With fewer points, the trend of a curve is unknown.
 LEAST_POINTS = 20
 
 
@@ -35,87 +35,94 @@ def _is_gradient_norm(names: set[str]) -> bool:
     )
 
 
-def _chosen(found: Sequence[Series]) -> Series | None:
-    """The one that stands for the whole: named for training, in few words, with many points."""
+def _choose(candidates: Sequence[Series]) -> Series | None:
+    """Choose the main curve: named for training, in few words, with many points."""
 
-    def rank(one: Series) -> tuple[bool, int, int]:
-        names = words(one.tag)
-        return not names & TRAINING, len(names), -len(one.steps)
+    def rank(series: Series) -> tuple[bool, int, int]:
+        names = words(series.tag)
+        return not names & TRAINING, len(names), -len(series.steps)
 
-    return min(found, key=rank, default=None)
+    return min(candidates, key=rank, default=None)
 
 
 def train_losses(scalars: Scalars) -> list[Series]:
-    named = [(one, words(one.tag)) for one in scalars.series]
-    return [one for one, names in named if _is_loss(names) and not names & HELD_OUT]
+    """Find the curves with a loss in their names that were not measured on held-out data."""
+    named = [(series, words(series.tag)) for series in scalars.series]
+    return [series for series, names in named if _is_loss(names) and not names & HELD_OUT]
 
 
 def train_loss(scalars: Scalars) -> Series | None:
-    return _chosen(train_losses(scalars))
+    return _choose(train_losses(scalars))
 
 
 def held_out_loss(scalars: Scalars) -> Series | None:
-    named = [(one, words(one.tag)) for one in scalars.series]
-    return _chosen([one for one, names in named if _is_loss(names) and names & HELD_OUT])
+    named = [(series, words(series.tag)) for series in scalars.series]
+    return _choose([series for series, names in named if _is_loss(names) and names & HELD_OUT])
 
 
 def accuracies(scalars: Scalars) -> tuple[Series | None, Series | None]:
-    """(in training, on what was held out)"""
-    named = [(one, words(one.tag)) for one in scalars.series]
-    own = [(one, names) for one, names in named if _is_accuracy(names)]
-    trained = _chosen([one for one, names in own if not names & HELD_OUT])
-    return trained, _chosen([one for one, names in own if names & HELD_OUT])
+    """Return the accuracy curves (on training data, on held-out data)."""
+    named = [(series, words(series.tag)) for series in scalars.series]
+    candidates = [(series, names) for series, names in named if _is_accuracy(names)]
+    trained = _choose([series for series, names in candidates if not names & HELD_OUT])
+    return trained, _choose([series for series, names in candidates if names & HELD_OUT])
 
 
 def learning_rate(scalars: Scalars) -> Series | None:
-    return _chosen([one for one in scalars.series if _is_rate(words(one.tag))])
+    return _choose([series for series in scalars.series if _is_rate(words(series.tag))])
 
 
 def gradient_norm(scalars: Scalars) -> Series | None:
-    return _chosen([one for one in scalars.series if _is_gradient_norm(words(one.tag))])
+    return _choose([series for series in scalars.series if _is_gradient_norm(words(series.tag))])
 
 
 def data_wait(scalars: Scalars) -> Series | None:
-    """A share from 0 to 1 with `data` and `wait` in its name."""
-    named = [one for one in scalars.series if {"data", "wait"} <= words(one.tag)]
-    shares = [one for one in named if all(0 <= v <= 1 for v in one.values if math.isfinite(v))]
-    return _chosen(shares)
+    """Find the curve of the share (0 to 1) of time waiting for data, by `data` and `wait`."""
+    named = [series for series in scalars.series if {"data", "wait"} <= words(series.tag)]
+    shares = [
+        series
+        for series in named
+        if all(0 <= value <= 1 for value in series.values if math.isfinite(value))
+    ]
+    return _choose(shares)
 
 
 def data_wait_share(material: Material) -> float | None:
-    """The median share of time waiting for data, the beginning left out."""
-    found = data_wait(material.scalars)
-    if found is None:
+    """Return the median share of time waiting for data, without the first fifth."""
+    curve = data_wait(material.scalars)
+    if curve is None:
         return None
-    later = finite(found)[len(found.values) // 5 :]
-    return median(v for _, v in later) if len(later) >= LEAST else None
+    later = finite(curve)[len(curve.values) // 5 :]
+    return median(value for _, value in later) if len(later) >= LEAST else None
 
 
 def setting(scalars: Scalars, name: str) -> float | None:
-    """A number that the run logged once about itself: `setup/batch_size`."""
-    found = scalars.get(f"setup/{name}")
-    values = [] if found is None else [v for v in found.values if math.isfinite(v)]
+    """Return a number that the run logged about itself, such as `setup/batch_size`."""
+    series = scalars.get(f"setup/{name}")
+    values = [] if series is None else [value for value in series.values if math.isfinite(value)]
     return values[-1] if values else None
 
 
 def finite(series: Series) -> list[tuple[int, float]]:
-    """(step, value) without NaN and infinities."""
+    """Return (step, value) pairs without NaN and infinities."""
     pairs = zip(series.steps, series.values, strict=True)
     return [(step, value) for step, value in pairs if math.isfinite(value)]
 
 
 def at(series: Series | None, step: int) -> float | None:
-    """The last value logged at or before a step."""
+    """Return the last value logged at or before a step."""
     if series is None:
         return None
     pairs = zip(series.steps, series.values, strict=True)
-    before = [value for own, value in pairs if own <= step]
+    before = [value for at_step, value in pairs if at_step <= step]
     return before[-1] if before else None
 
 
 class Course(Value, frozen=True):
-    """A curve in tenths: the median of each, and the step where it ends. `noise` is the median
-    distance of the points from their tenth's median."""
+    """The trend of a curve in tenths: the median of each, and the step where it ends.
+
+    `noise` is the median distance of the points from their tenth's median.
+    """
 
     medians: tuple[float, ...]
     ends: tuple[int, ...]
@@ -131,46 +138,50 @@ class Course(Value, frozen=True):
 
     @property
     def lowest(self) -> int:
-        """Which tenth."""
+        """The index of the tenth with the lowest median."""
         return min(range(len(self.medians)), key=lambda part: self.medians[part])
 
 
 def course(series: Series) -> Course | None:
-    """None where there are too few finite points."""
+    """Summarize a curve in tenths; None with fewer than LEAST_POINTS finite points."""
     points = finite(series)
     if len(points) < LEAST_POINTS:
         return None
     medians, ends, distances = [], [], []
     for part in range(PARTS):
-        own = points[len(points) * part // PARTS : len(points) * (part + 1) // PARTS]
-        middle = median(value for _, value in own)
+        tenth = points[len(points) * part // PARTS : len(points) * (part + 1) // PARTS]
+        middle = median(value for _, value in tenth)
         medians.append(middle)
-        ends.append(own[-1][0])
-        distances += [abs(value - middle) for _, value in own]
+        ends.append(tenth[-1][0])
+        distances += [abs(value - middle) for _, value in tenth]
     return Course(medians=tuple(medians), ends=tuple(ends), noise=median(distances))
 
 
 class Spike(Value, frozen=True):
+    """A point far above its neighbors. `around` is their median."""
+
     step: int
     value: float
     around: float
 
 
 def spikes(series: Series, times: float, least: float = 0.0, reach: int = 10) -> list[Spike]:
-    """Points `times` as high as the median of up to `reach` before and after, higher than it by
-    `least` and by far more than they scatter. The beginning, where everything falls, is left out.
+    """Find points above `times` the median of up to `reach` neighbors on each side.
+
+    They must also exceed it by `least`, and by 8 times the neighbors' scatter. The first tenth is
+    left out, since every curve falls there.
     """
     points = finite(series)
-    found = []
+    result = []
     for index in range(len(points) // PARTS, len(points)):
-        near = points[max(0, index - reach) : index] + points[index + 1 : index + 1 + reach]
-        if len(near) < reach:
+        neighbors = points[max(0, index - reach) : index] + points[index + 1 : index + 1 + reach]
+        if len(neighbors) < reach:
             continue
-        values = [value for _, value in near]
+        values = [value for _, value in neighbors]
         around = median(values)
         scatter = median(abs(value - around) for value in values)
         step, value = points[index]
         above = value - around
         if around > 0 and value > times * around and above > max(least, 8 * scatter):
-            found.append(Spike(step=step, value=value, around=around))
-    return found
+            result.append(Spike(step=step, value=value, around=around))
+    return result

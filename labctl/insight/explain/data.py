@@ -1,6 +1,6 @@
-"""Does data come in time? Waiting, workers, /dev/shm, and the processor where there is no GPU.
+"""Rules about data loading: waiting, workers, /dev/shm, and the CPU of runs without a GPU.
 
-Shares of waiting (20 and 50 %), of busy cores (85 %) and of /dev/shm (90 %) are rules of thumb.
+The thresholds for waiting (20 and 50 %), busy cores (85 %) and /dev/shm (90 %) are rules of thumb.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from labctl.insight.explain.wording import (
 MUCH_WAITING = 0.5
 SOME_WAITING = 0.2
 BUSY = 0.85
-# Bytes a second read from disk.
+# bytes per second of disk reads that are worth a line of evidence
 WORTH_TELLING = 1024**2
 FULL_SHM = 0.9
-# What Docker gives where nobody asks for more.
+# Docker's default size of /dev/shm
 SMALL_SHM_BYTES = 64 * 1024**2
 TOO_MANY_WORKERS = re.compile(
     r"This DataLoader will create (\d+) worker processes in total\. Our suggested max number of "
@@ -57,14 +57,14 @@ SHM_WORDS = ("insufficient shared memory", "out of shared memory", "killed by si
 
 
 def waiting(material: Material) -> Iterator[Answer]:
-    """The share of time in which the training waited for its next batch."""
+    """Judge the share of time in which the training waited for its next batch."""
     share = data_wait_share(material)
     curve = data_wait(material.scalars)
     if share is None or curve is None:
         yield Unknown(
             rule="data-wait",
             what="how long the training waits for data",
-            why="it logs no share of time spent waiting for data",
+            why="it does not log the share of time spent waiting for data",
             next="log it as speed/data_wait_share, as the sample project does; or: labctl profile",
         )
         return
@@ -72,25 +72,25 @@ def waiting(material: Material) -> Iterator[Answer]:
     samples = settled(material.samples)
     processor = processor_share(samples)
     if processor is not None:
-        evidence.append(measured(f"processor: {percent(processor)} of its cores busy (median)"))
-    speed = rate(samples, lambda one: one.disk_read_bytes) or 0.0
+        evidence.append(measured(f"CPU: {percent(processor)} of its cores busy (median)"))
+    speed = rate(samples, lambda sample: sample.disk_read_bytes) or 0.0
     if speed >= WORTH_TELLING:
-        evidence.append(measured(f"read from disk: {gib(speed)} a second"))
-    without_gpu = material.samples and not any(one.gpus for one in material.samples)
+        evidence.append(measured(f"read from disk: {gib(speed)} per second"))
+    without_gpu = material.samples and not any(sample.gpus for sample in material.samples)
     if share < (MUCH_WAITING if without_gpu else SOME_WAITING):
         yield Finding(
             rule="data-in-time",
             level="good",
-            what=f"data comes in time ({percent(share)} of the time is spent waiting for it)",
-            why="without a GPU the same cores prepare data and compute: workers gain little"
+            what=f"data arrives in time ({percent(share)} of the time is spent waiting for it)",
+            why="without a GPU, the same cores prepare data and compute, so workers gain little"
             if without_gpu and share >= SOME_WAITING
-            else "faster loading would gain no more than that",
+            else "faster loading could save at most that share of the time",
             evidence=tuple(evidence),
             next="nothing to do",
             source=TUNING,
         )
         return
-    why, next_ = _way_out(material, processor)
+    why, next_ = _suggest_loading(material, processor)
     yield Finding(
         rule="data-wait",
         level="problem" if share >= MUCH_WAITING else "advice",
@@ -102,91 +102,92 @@ def waiting(material: Material) -> Iterator[Answer]:
     )
 
 
-def _way_out(material: Material, processor: float | None) -> tuple[str, str]:
-    workers = _workers(material)
+def _suggest_loading(material: Material, processor: float | None) -> tuple[str, str]:
+    """Return (why the training waits for data, what to try)."""
+    workers = _count_workers(material)
     if processor is not None and processor >= BUSY:
-        why = "the processor has no core left to prepare more of it"
+        why = "all CPU cores are busy, so none is left to prepare more data"
         return why, (
-            "prepare it once instead of in every epoch (smaller pictures, decoded arrays); "
-            "or a server with more cores: labctl offers"
+            "prepare the data once instead of in every epoch (smaller images, decoded arrays); "
+            "or use a server with more cores: labctl offers"
         )
     if workers == 0:
-        why = "batches are prepared by the training process itself, between two steps"
+        why = "the training process itself prepares the batches, between two steps"
         otherwise = "DataLoader(num_workers=4, pin_memory=True, persistent_workers=True)"
         return why, again(material, {WORKERS: "4"}, otherwise)
-    known = f"{workers:.0f} workers" if workers else "its workers"
-    why = f"{known} prepare it too slowly, though the processor has cores to spare"
+    who = f"{workers:.0f} workers" if workers else "its workers"
+    why = f"{who} prepare data too slowly, although the CPU has idle cores"
     if processor is None:
-        why = f"{known} prepare it too slowly"
+        why = f"{who} prepare data too slowly"
     more = str(int(workers * 2)) if workers else "8"
-    otherwise = "more DataLoader workers, or files that are read faster (few large ones)"
+    otherwise = "use more DataLoader workers, or a few large files, which are faster to read"
     return why, again(material, {WORKERS: more}, otherwise)
 
 
-def _workers(material: Material) -> float | None:
-    """Of the DataLoader, as the run logged it, or as its command says."""
-    told = setting(material.scalars, "workers")
-    return told if told is not None else given_number(material, WORKERS)
+def _count_workers(material: Material) -> float | None:
+    """Return the number of DataLoader workers that the run logged, or that its command sets."""
+    logged_workers = setting(material.scalars, "workers")
+    return logged_workers if logged_workers is not None else given_number(material, WORKERS)
 
 
 def workers(material: Material) -> Iterator[Answer]:
-    """DataLoader workers against the cores that the run may use."""
-    found = TOO_MANY_WORKERS.search(material.log)
-    count = _workers(material)
-    have = cores(material.samples)
+    """Compare the DataLoader workers with the cores that the run may use."""
+    warning = TOO_MANY_WORKERS.search(material.log)
+    count = _count_workers(material)
+    available = cores(material.samples)
     evidence: list[Evidence] = []
-    if found:
-        count, suggested = float(found[1]), float(found[2])
-        evidence.append(printed(found[0]))
-        have = suggested if have is None else min(have, suggested)
-    if count is None or have is None or count <= max(have, 1):
+    if warning:
+        count, suggested = float(warning[1]), float(warning[2])
+        evidence.append(printed(warning[0]))
+        available = suggested if available is None else min(available, suggested)
+    if count is None or available is None or count <= max(available, 1):
         return
-    if not found:
+    if not warning:
         evidence.append(logged(f"setup/workers: {count:.0f}"))
-    evidence.append(measured(f"the run may use {number(have)} cores"))
-    fewer = str(max(1, int(have)))
+    evidence.append(measured(f"the run may use {number(available)} cores"))
+    fewer = str(max(1, int(available)))
     yield Finding(
         rule="workers-above-cores",
         level="advice",
-        what=f"{count:.0f} DataLoader workers share {number(have)} cores",
-        why="they take turns, also with the training itself, and each holds its own memory",
+        what=f"{count:.0f} DataLoader workers share {number(available)} cores",
+        why="they compete with each other and with the training, and each uses its own memory",
         evidence=tuple(evidence),
-        next=again(material, {WORKERS: fewer}, f"at most {fewer} workers"),
+        next=again(material, {WORKERS: fewer}, f"use at most {fewer} workers"),
         source=DATA_LOADER,
     )
 
 
 def shared_memory(material: Material) -> Iterator[Answer]:
-    """/dev/shm, through which DataLoader workers hand over batches."""
-    said = next((w for w in SHM_WORDS if w in material.log), "")
-    limits = [one.shm_limit_bytes for one in material.samples if one.shm_limit_bytes]
-    used = [one.shm_bytes for one in material.samples if one.shm_bytes is not None]
+    """Check the size of /dev/shm, through which DataLoader workers pass batches."""
+    message = next((w for w in SHM_WORDS if w in material.log), "")
+    limits = [sample.shm_limit_bytes for sample in material.samples if sample.shm_limit_bytes]
+    used = [sample.shm_bytes for sample in material.samples if sample.shm_bytes is not None]
     limit = limits[-1] if limits else None
     evidence: list[Evidence] = []
-    if said:
-        line = next(line for line in material.log.splitlines() if said in line)
+    if message:
+        line = next(line for line in material.log.splitlines() if message in line)
         evidence.append(printed(line.strip()[:200]))
     if limit is not None:
         most = f", at most {gib(max(used))} used" if used else ""
         evidence.append(measured(f"/dev/shm has {gib(limit)}{most}"))
     larger = f"{max(2, -(-4 * (limit or 0) // 1024**3))}GB"
     next_ = f"in lab.yaml, limits: {{shm: {larger}}}, then: labctl run"
-    if said or (limit and used and max(used) >= FULL_SHM * limit):
+    if message or (limit and used and max(used) >= FULL_SHM * limit):
         yield Finding(
             rule="shm-full",
             level="problem",
             what="/dev/shm is too small",
-            why="DataLoader workers hand over batches through it; where it is full they are killed",
+            why="DataLoader workers pass batches through it, and are killed when it is full",
             evidence=tuple(evidence),
             next=next_,
             source=SHARED_MEMORY,
         )
-    elif limit is not None and limit <= SMALL_SHM_BYTES and (_workers(material) or 0) > 0:
+    elif limit is not None and limit <= SMALL_SHM_BYTES and (_count_workers(material) or 0) > 0:
         yield Finding(
             rule="shm-small",
             level="advice",
             what=f"/dev/shm has only {gib(limit)}",
-            why="that is what Docker gives unasked; larger batches or more workers will fill it",
+            why="that is Docker's default; larger batches or more workers will fill it",
             evidence=tuple(evidence),
             next=next_,
             source=SHARED_MEMORY,
@@ -194,67 +195,68 @@ def shared_memory(material: Material) -> Iterator[Answer]:
 
 
 def processor(material: Material) -> Iterator[Answer]:
-    """Where no GPU is: does the run use the cores it has?"""
+    """For a run without a GPU, check whether it uses its cores."""
     samples = settled(material.samples)
-    if not material.samples or any(one.gpus for one in material.samples):
+    if not material.samples or any(sample.gpus for sample in material.samples):
         return
     if len(samples) < LEAST:
         yield Unknown(
             rule="processor-use",
-            what="what limits its speed (processor, memory, disk)",
+            what="what limits its speed (CPU, memory, disk)",
             why=taken_samples(len(material.samples), LEAST),
-            next="let it run for a minute (more epochs), then: labctl explain",
+            next="train for at least a minute (more epochs), then: labctl explain",
         )
         return
     share, have = processor_share(samples), cores(samples)
     if share is None or have is None:
         yield Unknown(
             rule="processor-use",
-            what="whether the processor was busy",
+            what="whether the CPU was busy",
             why="the server could not measure it",
             next="labctl ssh -- top",
         )
         return
-    busy = middle(one.cpu_cores for one in samples) or 0.0
+    busy = middle(sample.cpu_cores for sample in samples) or 0.0
     evidence = (
         measured(
             f"{busy:.1f} of {number(have)} cores busy (median over {minutes(span_s(samples))})"
         ),
-        recorded("no GPU was given to the run"),
+        recorded("the run had no GPU"),
     )
     if share >= BUSY:
-        yield _at_its_limit(share, evidence)
+        yield _busy_finding(share, evidence)
     elif have >= 2 and 0.9 <= busy <= 1.2:
         yield Finding(
             rule="processor-one-core",
             level="advice",
             what=f"one core of {number(have)} does the work",
             why="the code runs in one thread: OMP_NUM_THREADS=1, Python loops, or batches too "
-            "small to be shared",
+            "small to split",
             evidence=evidence,
-            next="unset OMP_NUM_THREADS (env: in lab.yaml), larger batches, or DataLoader workers",
+            next="unset OMP_NUM_THREADS (env: in lab.yaml), or use larger batches or DataLoader "
+            "workers",
             source=TUNING,
         )
     elif share < 0.5:
         yield Finding(
             rule="processor-idle",
             level="advice",
-            what=f"the processor was busy for {percent(share)} only",
-            why="the run waits: for files, for the network, or for single-threaded parts",
+            what=f"only {percent(share)} of the CPU was used",
+            why="the run waits for files, for the network, or for single-threaded code",
             evidence=evidence,
             next="labctl profile   # shows what a step waits for",
             source=TUNING,
         )
 
 
-def _at_its_limit(share: float, evidence: tuple[Evidence, ...]) -> Finding:
+def _busy_finding(share: float, evidence: tuple[Evidence, ...]) -> Finding:
     return Finding(
         rule="processor-busy",
         level="good",
-        what=f"the processor was busy: {percent(share)} of its cores",
-        why="the run is limited by arithmetic, as it should be without a GPU",
+        what=f"the CPU was busy: {percent(share)} of its cores",
+        why="the run is limited by computation, as it should be without a GPU",
         evidence=evidence,
-        next="labctl estimate train.py:build_model --batch 64 --items 60k   # would a GPU pay?",
+        next="labctl estimate train.py:build_model --batch 64 --items 60k   # is a GPU worth it?",
         source=TUNING,
     )
 

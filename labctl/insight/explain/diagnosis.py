@@ -1,4 +1,4 @@
-"""All rules asked, and their answers in order: problems, advice, what is good, what is unknown."""
+"""Apply all rules to a run, and order the answers: problems, advice, good results, unknown."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ RULES: tuple[Rule, ...] = (
     *learning.RULES,
 )
 ORDER = ("problem", "advice", "good")
-# Rules whose finding is part of another's, where that was found.
-SAID_BY = {"data-wait": {"gpu-idle", "gpu-half-used", "gpu-fair"}, "disk-full": {"shm-full"}}
+# Finding -> findings that cover it, so that it is left out beside them.
+COVERED_BY = {"data-wait": {"gpu-idle", "gpu-half-used", "gpu-fair"}, "disk-full": {"shm-full"}}
 
 
 class Verdict(Value, frozen=True):
-    """`findings` in the order in which they matter; `unknown` is what could not be told."""
+    """`findings` by importance, and `unknown`: questions that the data cannot answer."""
 
     findings: tuple[Finding, ...]
     unknown: tuple[Unknown, ...]
 
 
 def verdict(material: Material) -> Verdict:
-    """What every rule says of this run. No input makes one fail."""
+    """Apply every rule to this run. Rules do not raise, whatever the input."""
     answers = [answer for rule in RULES for answer in rule(material)]
-    rules = {one.rule for one in answers if isinstance(one, Finding)}
+    rules = {answer.rule for answer in answers if isinstance(answer, Finding)}
     findings = [
-        one
-        for one in answers
-        if isinstance(one, Finding) and not rules & SAID_BY.get(one.rule, set())
+        answer
+        for answer in answers
+        if isinstance(answer, Finding) and not rules & COVERED_BY.get(answer.rule, set())
     ]
-    unknown = [one for one in answers if isinstance(one, Unknown)]
-    findings.sort(key=lambda one: ORDER.index(one.level))
+    unknown = [answer for answer in answers if isinstance(answer, Unknown)]
+    findings.sort(key=lambda answer: ORDER.index(answer.level))
     return Verdict(findings=tuple(findings), unknown=tuple(unknown))

@@ -1,4 +1,4 @@
-"""How the run ended, and what it said on its way: known messages of PyTorch, CUDA and Linux."""
+"""Rules about how the run ended, and about known messages of PyTorch, CUDA and Linux in its log."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from labctl.insight.explain.samples import middle
 from labctl.insight.explain.sources import CUDA_NOTES, DATA_LOADER, LAB_FILE, LABCTL, TUNING, Source
 from labctl.insight.explain.wording import minutes
 
-# So long without progress, and idle, is standing still. A rule of thumb.
-STILL_S = 300.0
+# A run that is idle and makes no progress for this long is stuck. A rule of thumb.
+STUCK_S = 300.0
 
 
-class Saying(NamedTuple):
+class KnownMessage(NamedTuple):
     """A message, what it means, and what to do. `{0}` stands for the first group of the match."""
 
     rule: str
@@ -41,112 +41,112 @@ class Saying(NamedTuple):
     level: str = "problem"
 
 
-def _saying(
+def _known_message(
     rule: str, pattern: str, what: str, why: str, next_: str, source: Source, level: str = "problem"
-) -> Saying:
-    return Saying(rule, re.compile(pattern), what, why, next_, source, level)
+) -> KnownMessage:
+    return KnownMessage(rule, re.compile(pattern), what, why, next_, source, level)
 
 
-SAYINGS = (
-    _saying(
+KNOWN_MESSAGES = (
+    _known_message(
         "module-missing",
         r"ModuleNotFoundError: No module named '([\w.]+)'",
         "the image has no Python module {0}",
-        "the container holds what its Dockerfile installed, not what your own machine has",
+        "the container has only what its Dockerfile installs, not what is on your machine",
         "add it to requirements.txt (which the Dockerfile installs), then: labctl run",
         LABCTL,
     ),
-    _saying(
+    _known_message(
         "card-unknown-to-pytorch",
         r"no kernel image is available for execution",
         "this PyTorch was not built for this GPU",
-        "the card is newer or older than those that it was compiled for",
-        "another base image in the Dockerfile or lab.yaml, with a newer PyTorch (for an old card "
-        "an older one)",
+        "the GPU is newer or older than those that PyTorch was compiled for",
+        "use another base image in the Dockerfile or lab.yaml, with a newer PyTorch (an older one "
+        "for an old GPU)",
         CUDA_NOTES,
     ),
-    _saying(
+    _known_message(
         "driver-too-old",
         r"(driver version is insufficient|NVIDIA driver on your system is too old)",
         "the server's NVIDIA driver is too old for this image",
-        "an image brings its CUDA along, the driver belongs to the server",
-        "an image with an older CUDA; or another server: labctl down && labctl up",
+        "an image contains its own CUDA, but uses the server's driver",
+        "use an image with an older CUDA; or another server: labctl down && labctl up",
         CUDA_NOTES,
     ),
-    _saying(
+    _known_message(
         "device-side-assert",
         r"device-side assert triggered",
-        "a kernel refused what it was given",
-        "nearly always a label or index out of range: a class number as large as the number of "
-        "classes. Kernels run later than they are called, so the line in the traceback is not it",
-        "labctl run -- env CUDA_LAUNCH_BLOCKING=1 {command}   # the traceback is right then",
+        "a CUDA kernel refused its input",
+        "nearly always a label or index out of range, such as a class number equal to the number "
+        "of classes. Kernels run asynchronously, so the traceback names the wrong line",
+        "labctl run -- env CUDA_LAUNCH_BLOCKING=1 {command}   # gives the right traceback",
         CUDA_NOTES,
     ),
-    _saying(
+    _known_message(
         "worker-killed",
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal: Killed|exited unexp)",
         "a DataLoader worker was killed",
-        "mostly for want of memory: every worker has its own copy of what it touches",
-        "fewer workers, or limits: {{memory: ...}} in lab.yaml",
+        "usually memory ran out: every worker has its own copy of the data that it uses",
+        "use fewer workers, or raise limits: {{memory: ...}} in lab.yaml",
         DATA_LOADER,
     ),
-    _saying(
+    _known_message(
         "too-many-files",
         r"Too many open files",
         "too many files are open",
-        "each tensor that a DataLoader worker hands over is an open file",
-        "torch.multiprocessing.set_sharing_strategy('file_system'); and close what you open",
+        "each tensor that a DataLoader worker passes on is an open file",
+        "torch.multiprocessing.set_sharing_strategy('file_system'); and close files after use",
         DATA_LOADER,
     ),
-    _saying(
+    _known_message(
         "disk-full",
         r"No space left on device",
         "a disk was full",
-        "the server's, or /dev/shm, which is memory",
+        "either the server's disk, or /dev/shm, which is in memory",
         "labctl ssh -- df -h   # and: labctl exec -- df -h /dev/shm",
         LAB_FILE,
     ),
-    _saying(
+    _known_message(
         "data-read-only",
         r"Read-only file system: '?(/lab/data[^'\s]*)?",
-        "it tried to write where it may not",
-        "/lab/data is read-only, so that no run spoils another's data",
+        "it tried to write to a read-only directory",
+        "/lab/data is read-only, so that no run can damage another run's data",
         "write below $LABCTL_RUN_DIR (kept with the run) or $LABCTL_CACHE_DIR",
         LAB_FILE,
     ),
-    _saying(
+    _known_message(
         "file-missing",
         r"FileNotFoundError: .*?'([^']+)'",
-        "it did not find {0}",
-        "in the container code is at /lab/code, data at /lab/data/NAME; paths of your own machine "
-        "mean nothing there",
-        "name it under data: in lab.yaml and read it from $LABCTL_DATA_DIR; labctl exec -- ls "
-        "/lab/data",
+        "the file {0} does not exist",
+        "in the container, code is in /lab/code and data in /lab/data/NAME; paths of your own "
+        "machine do not exist there",
+        "add it under data: in lab.yaml and read it from $LABCTL_DATA_DIR; to list the data: "
+        "labctl exec -- ls /lab/data",
         LAB_FILE,
     ),
-    _saying(
+    _known_message(
         "shapes",
         r"((?:mat1 and mat2 shapes|size mismatch|shape .* is invalid for input)[^\n]{0,120})",
-        "shapes do not fit together",
-        "one layer hands on another size than the next one expects",
-        "print the shapes before that line; labctl estimate train.py:build_model runs the model "
-        "here",
+        "tensor shapes do not match",
+        "the output size of one layer is not the input size of the next",
+        "print the shapes before that line; or run the model on this machine: labctl estimate "
+        "train.py:build_model",
         TUNING,
     ),
-    _saying(
+    _known_message(
         "two-devices",
         r"Expected all tensors to be on the same device",
         "some tensors are on the GPU and some are not",
-        "an operation needs all of its inputs in one place",
-        "model.to(device), and .to(device) for every batch and every tensor made on the way",
+        "an operation needs all its inputs on one device",
+        "call model.to(device), and .to(device) on every batch and every tensor that you create",
         CUDA_NOTES,
     ),
-    _saying(
+    _known_message(
         "scheduler-before-optimizer",
         r"`lr_scheduler\.step\(\)` before `optimizer\.step\(\)`",
-        "the schedule steps before the optimizer",
-        "the first value of the learning rate is skipped",
-        "optimizer.step() first, then scheduler.step()",
+        "the scheduler steps before the optimizer",
+        "this skips the first value of the learning rate",
+        "call optimizer.step() first, then scheduler.step()",
         TUNING,
         "advice",
     ),
@@ -155,43 +155,43 @@ LAST_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): 
 
 
 def sayings(material: Material) -> Iterator[Answer]:
-    """Messages that are known."""
-    for saying in SAYINGS:
-        matches = list(saying.pattern.finditer(material.log))
+    """Find known messages in the log."""
+    for message in KNOWN_MESSAGES:
+        matches = list(message.pattern.finditer(material.log))
         if not matches:
             continue
-        found = matches[-1]
-        groups = [group or "" for group in found.groups()] or [""]
-        start = material.log.rfind("\n", 0, found.start()) + 1
+        match = matches[-1]
+        groups = [group or "" for group in match.groups()] or [""]
+        start = material.log.rfind("\n", 0, match.start()) + 1
         line = material.log[start:].split("\n", 1)[0].strip()
         yield Finding(
-            rule=saying.rule,
-            level="advice" if saying.level == "advice" else "problem",
-            what=saying.what.format(*groups),
-            why=saying.why,
+            rule=message.rule,
+            level="advice" if message.level == "advice" else "problem",
+            what=message.what.format(*groups),
+            why=message.why,
             evidence=(printed(line[:240]),),
-            next=saying.next.format(*groups, command=shlex.join(material.run.command)),
-            source=saying.source,
+            next=message.next.format(*groups, command=shlex.join(material.run.command)),
+            source=message.source,
         )
 
 
 def outcome(material: Material) -> Iterator[Answer]:
-    """What the record says of its end, where no message explained it."""
+    """Explain the end from the run's record, if no known message does."""
     run = material.run
     if run.state == "lost":
         yield Finding(
             rule="lost",
             level="problem",
             what="the run ended with its server",
-            why=run.told or "the server went away while it ran",
+            why=run.told or "the server ended while the run was active",
             evidence=(recorded(run.told or "lost"),),
-            next="labctl run --recover   # goes on elsewhere from the last checkpoint"
+            next="labctl run --recover   # resumes on a new server from the last checkpoint"
             if run.stopped_by == ""
-            else "a longer life or a larger budget: ttl: and budget: in lab.yaml, labctl extend 1h",
+            else "set a longer ttl: or a larger budget: in lab.yaml; or: labctl extend 1h",
             source=LABCTL,
         )
         return
-    if run.state != "exited" or run.exit_code in (0, None) or _explained(material):
+    if run.state != "exited" or run.exit_code in (0, None) or _is_explained(material):
         return
     code = run.exit_code or 0
     last = _last_error(material.log)
@@ -199,8 +199,8 @@ def outcome(material: Material) -> Iterator[Answer]:
         yield Finding(
             rule="exception",
             level="problem",
-            what=f"it ended with an error: {last[:160]}",
-            why="an exception that nobody caught; the traceback above it names the line",
+            what=f"it failed with an error: {last[:160]}",
+            why="the code did not catch this exception; the traceback above it shows the line",
             evidence=(recorded(run.told), printed(last[:240])),
             next=f"labctl logs {run.id} -n 40",
             source=LABCTL,
@@ -210,30 +210,29 @@ def outcome(material: Material) -> Iterator[Answer]:
             rule="killed",
             level="problem",
             what="it was killed (SIGKILL)",
-            why="by somebody, or by the kernel for want of memory, of which the container was not "
-            "told",
+            why="a user killed it, or the server ran out of memory and the kernel did",
             evidence=(recorded(run.told),),
-            next="labctl ssh -- dmesg | tail   # says whether memory ran out on the server",
+            next="labctl ssh -- dmesg | tail   # shows whether memory ran out on the server",
             source=LAB_FILE,
         )
     else:
         yield Finding(
             rule="failed",
             level="problem",
-            what=f"it ended with exit code {code}",
-            why="its own last lines say why, if anything does",
+            what=f"it failed with exit code {code}",
+            why="Check the end of the log.",
             evidence=(recorded(run.told or f"exit code {code}"), *_last_line(material)),
             next=f"labctl logs {run.id} -n 40",
             source=LABCTL,
         )
 
 
-def _explained(material: Material) -> bool:
-    """Whether another rule says why it ended."""
+def _is_explained(material: Material) -> bool:
+    """Whether another rule explains why the run ended."""
     last = material.log.rstrip().rpartition("\n")[2]
-    known = any(saying.pattern.search(material.log) for saying in SAYINGS)
-    known = known or has_lost_gpu(material)
-    return known or ran_out(material) is not None or IN_LOG.search(last) is not None
+    is_known = any(message.pattern.search(material.log) for message in KNOWN_MESSAGES)
+    is_known = is_known or has_lost_gpu(material)
+    return is_known or ran_out(material) is not None or IN_LOG.search(last) is not None
 
 
 def _last_error(log: str) -> str:
@@ -246,49 +245,52 @@ def _last_line(material: Material) -> tuple[Evidence, ...]:
     return (printed(lines[-1].strip()[:240]),) if lines else ()
 
 
-def still(material: Material) -> Iterator[Answer]:
-    """It lives, and nothing moves."""
+def stuck(material: Material) -> Iterator[Answer]:
+    """Detect a run that is active but makes no progress."""
     run = material.run
     if run.ended or run.state != "running":
         return
-    times = [time for one in material.scalars.series for time in one.times]
+    times = [time for item in material.scalars.series for time in item.times]
     last = max([*times, run.started_at or 0.0])
     recent = material.samples[-6:]
     if not last or not recent:
         return
     quiet_s = recent[-1].at - last
-    if quiet_s < STILL_S:
+    if quiet_s < STUCK_S:
         return
-    busy = middle(one.cpu_cores for one in recent)
-    use = middle(gpu.use_percent for one in recent for gpu in one.gpus)
+    busy = middle(item.cpu_cores for item in recent)
+    use = middle(gpu.use_percent for item in recent for gpu in item.gpus)
     if (busy is not None and busy > 0.2) or (use is not None and use > 5):
         return
     cores = "not measured" if busy is None else f"{busy:.2f}"
     yield Finding(
         rule="stands-still",
         level="problem",
-        what=f"nothing has moved for {minutes(quiet_s)}",
-        why="it waits for something that does not come: a lock, a download, another process",
-        evidence=(measured(f"cores busy: {cores}; GPU: {use or 0:.0f} %"), _since(quiet_s)),
-        next=f"labctl logs {run.id} -n 40   # its last words; labctl attach looks inside, labctl "
-        f"cancel {run.id} ends it",
+        what=f"no progress for {minutes(quiet_s)}",
+        why="it probably waits for a lock, a download, or another process",
+        evidence=(
+            measured(f"cores busy: {cores}; GPU: {use or 0:.0f} %"),
+            _progress_evidence(quiet_s),
+        ),
+        next=f"labctl logs {run.id} -n 40   # to look inside: labctl attach; to stop it: labctl "
+        f"cancel {run.id}",
         source=LABCTL,
     )
 
 
-def _since(quiet_s: float) -> Evidence:
-    return Evidence(said=f"no curve has had a new point for {minutes(quiet_s)}", of="TensorBoard")
+def _progress_evidence(quiet_s: float) -> Evidence:
+    return Evidence(said=f"no new point in any curve for {minutes(quiet_s)}", of="TensorBoard")
 
 
-def nothing(material: Material) -> Iterator[Answer]:
-    """A run of which there is no log."""
+def missing_log(material: Material) -> Iterator[Answer]:
+    """Report a missing or empty log."""
     if not material.log.strip():
         yield Unknown(
             rule="log",
-            what="what it said",
-            why=f"{LOG} is empty or not here",
+            what="what it printed",
+            why=f"{LOG} is empty or was not pulled",
             next=f"labctl logs {material.run.id}",
         )
 
 
-RULES = (sayings, outcome, still, nothing)
+RULES = (sayings, outcome, stuck, missing_log)

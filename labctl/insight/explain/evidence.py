@@ -1,4 +1,4 @@
-"""What the rules look at, and what they answer."""
+"""The input of the rules (`Material`) and their output (`Finding`, `Unknown`)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ EVENTS = "TensorBoard"
 
 
 class Evidence(Value, frozen=True):
-    """A figure or a line, and the file it comes from."""
+    """A measured value or a line of text, and the file that it comes from."""
 
     said: str
     of: str
 
 
 class Finding(Value, frozen=True):
-    """One thing that is known. `rule` names it for programs and never changes.
+    """One result of a rule. `rule` identifies it for programs and never changes.
 
-    `why` says what it means, `next` the thing to try: a command where there is one.
+    `why` explains it, `next` is what to try: a command if there is one.
     """
 
     rule: str
@@ -40,7 +40,7 @@ class Finding(Value, frozen=True):
 
 
 class Unknown(Value, frozen=True):
-    """Something that cannot be told from what is here, and how it could be."""
+    """A question that the data cannot answer: why not, and what would answer it."""
 
     rule: str
     what: str
@@ -52,11 +52,11 @@ Answer = Finding | Unknown
 
 
 class Fit(Value, frozen=True):
-    """A plan of the model's memory, for the batch that ran out and for the one that fits.
+    """An estimate of the model's memory, for the batch that ran out and for the one that fits.
 
     Bytes as `labctl estimate` counts them: `fixed_bytes` without activations, `item_bytes` for
-    each item of the batch, which is an `item` ("1x16x16"). `batch` is the largest power of two
-    that fits, 0 where not even one item does.
+    each item of the batch, whose shape is `item` ("1x16x16"). `batch` is the largest power of two
+    that fits, 0 if not even one item does.
     """
 
     target: str
@@ -68,11 +68,11 @@ class Fit(Value, frozen=True):
 
 
 class Material(Value, frozen=True):
-    """All that is known of a run. What is missing is empty.
+    """Everything known about a run. Missing parts are empty.
 
-    `log` is the end of what it printed. `options` are those that the lab's scripts take ("--lr").
-    `now` is Unix time, for a run that goes on. `fit` is there where memory ran out and the model
-    could be built.
+    `log` is the end of its output. `options` are those that the lab's scripts accept ("--lr").
+    `now` is Unix time, for an active run. `fit` is set if memory ran out and the model could be
+    built.
     """
 
     run: Run

@@ -1,4 +1,4 @@
-"""A container that lost access to its GPU while the run went on."""
+"""The rule for a container that lost access to its GPU during the run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ IN_LOG = re.compile(r"^.*Failed to initialize NVML: Unknown Error.*$", re.MULTIL
 
 
 def has_lost_gpu(material: Material) -> bool:
-    """Whether the server saw it, or the log has NVML's message."""
+    """Whether the server detected the loss, or the log has NVML's message."""
     return material.run.gpu_lost_at is not None or IN_LOG.search(material.log) is not None
 
 
 def lost(material: Material) -> Iterator[Answer]:
-    """The GPU went away from the container; the card itself may be fine."""
+    """Report that the container lost its GPU; the GPU itself may be fine."""
     if not has_lost_gpu(material):
         return
     run = material.run
@@ -28,19 +28,19 @@ def lost(material: Material) -> Iterator[Answer]:
         level="problem",
         what="its container lost access to its GPU",
         why="usually after systemd was reloaded on the server, for example by a package update. "
-        "Programs that have the GPU open go on; the next program that opens it fails. This "
-        "container does not get it back, a new one has it",
-        evidence=tuple(_evidence(material)),
-        next=f"{ending}labctl run   # in a new container; if the GPU is missing there, too: "
+        "Programs that have the GPU open continue; the next program that opens it fails. This "
+        "container does not get the GPU back, but a new one has it",
+        evidence=tuple(_list_evidence(material)),
+        next=f"{ending}labctl run   # in a new container; if the GPU is missing there too: "
         "labctl ssh -- nvidia-smi -L",
         source=GPU_LOSS,
     )
 
 
-def _evidence(material: Material) -> Iterator[Evidence]:
+def _list_evidence(material: Material) -> Iterator[Evidence]:
     if material.run.gpu_lost_at is not None:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(material.run.gpu_lost_at))
-        yield recorded(f"opening its GPU from inside the container fails since {at}")
+        yield recorded(f"opening the GPU inside the container has failed since {at}")
     if match := IN_LOG.search(material.log):
         yield printed(match[0].strip()[:240])
 

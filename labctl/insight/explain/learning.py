@@ -1,4 +1,4 @@
-"""Gradients, the learning rate, and whether what is learned holds on data that was held out.
+"""Rules about gradients, the learning rate, and overfitting.
 
 Thresholds are rules of thumb: a gradient norm ten times its median is a spike, a held-out loss that
 has risen by a tenth of its fall is overfitting, and so is an accuracy that lags by ten points.
@@ -39,27 +39,27 @@ VANISHED = 1e-6
 LEAST_EPOCHS = 4
 RISEN = 0.1
 GAP = 0.1
-# A rise above the lowest held-out loss that is worth a word, but is no fault.
+# A rise above the lowest held-out loss that is worth mentioning, but not a problem.
 LITTLE = 0.2
 IDLE_END = 0.2
 
 
 def gradients(material: Material) -> Iterator[Answer]:
-    """Gradient norms that jump, vanish, or are no numbers."""
+    """Find gradient norms that jump, vanish, or are NaN or infinite."""
     series = gradient_norm(material.scalars)
     if series is None:
         if material.scalars.series:
             yield Unknown(
                 rule="gradient-norm",
                 what="whether gradients explode or vanish",
-                why="no curve is called gradient norm",
-                next="log what torch.nn.utils.clip_grad_norm_ returns as train/gradient_norm",
+                why="no curve is named gradient norm",
+                next="log the result of torch.nn.utils.clip_grad_norm_ as train/gradient_norm",
             )
         return
     points = finite(series)
     lost = [s for s, v in zip(series.steps, series.values, strict=True) if not math.isfinite(v)]
     if lost:
-        yield _no_number(material, series, lost)
+        yield _not_finite(material, series, lost)
     if len(points) < LEAST_POINTS:
         return
     usual = median(value for _, value in points)
@@ -68,22 +68,22 @@ def gradients(material: Material) -> Iterator[Answer]:
             rule="gradients-vanish",
             level="problem",
             what="the gradients vanish",
-            why="nothing reaches the weights: activations that saturate, many layers without "
-            "normalisation, fp16 without loss scaling, or a graph that was detached",
+            why="almost no gradient reaches the weights: saturated activations, many layers "
+            "without normalization, fp16 without loss scaling, or a detached graph",
             evidence=(logged(f"{series.tag}: {number(usual)} (median)"),),
-            next="normalisation and residual connections; loss scaling where fp16 is used",
+            next="use normalization and residual connections, and loss scaling with fp16",
             source=MIXED_PRECISION,
         )
-    # Norms fall as training goes on: what is lower than in the beginning does no harm.
+    # Norms fall during training: a spike below the first values does no harm.
     begin = median(value for _, value in points[: len(points) // PARTS])
-    seen = [one for one in spikes(series, SPIKE_TIMES) if one.value > begin]
-    if seen:
-        top = max(seen, key=lambda spike: spike.value)
+    found = [spike for spike in spikes(series, SPIKE_TIMES) if spike.value > begin]
+    if found:
+        top = max(found, key=lambda spike: spike.value)
         yield Finding(
             rule="gradient-spikes",
             level="advice",
-            what=f"the gradient norm jumps ({len(seen)} of {len(series.values)} points)",
-            why="a single batch pulls hard; without clipping such a step can undo much",
+            what=f"the gradient norm has spikes ({len(found)} of {len(series.values)} points)",
+            why="a single batch has a large gradient; without clipping, such a step can undo much",
             evidence=(
                 logged(
                     f"{series.tag}: {number(top.value)} at step {top.step}, {number(top.around)} "
@@ -95,11 +95,11 @@ def gradients(material: Material) -> Iterator[Answer]:
         )
 
 
-def _no_number(material: Material, series: Series, lost: list[int]) -> Finding:
+def _not_finite(material: Material, series: Series, lost: list[int]) -> Finding:
     share = len(lost) / len(series.steps)
     evidence = (
         logged(
-            f"{series.tag}: no number at {len(lost)} of {len(series.steps)} points, first at "
+            f"{series.tag}: not finite at {len(lost)} of {len(series.steps)} points, first at "
             f"step {lost[0]}"
         ),
     )
@@ -110,9 +110,9 @@ def _no_number(material: Material, series: Series, lost: list[int]) -> Finding:
         what="some gradients were infinite, as fp16's loss scaling expects"
         if few
         else "gradients were NaN or infinite",
-        why="the scaler skips such a step and scales less"
+        why="the scaler skips such a step and reduces its scale"
         if few
-        else "a step with them makes every weight NaN",
+        else "a step with such gradients makes every weight NaN",
         evidence=evidence,
         next="nothing to do" if few else smaller_rate(material),
         source=MIXED_PRECISION,
@@ -121,24 +121,24 @@ def _no_number(material: Material, series: Series, lost: list[int]) -> Finding:
 
 def _clip(material: Material, usual: float) -> str:
     if given(material, CLIP):
-        return "look at the batch of that step; the norm is clipped already"
-    # The name of the option tells that the script clips; its value shows as the default does.
+        return "look at the batch of that step; the norm is already clipped"
+    # The option's name shows that the script clips. Its value has the magnitude of usual norms.
     if taken(material, CLIP):
         return "look at the batch of that step; " + again(
-            material, {CLIP: f"{usual * 2:.2g}"}, "a smaller largest norm"
+            material, {CLIP: f"{usual * 2:.2g}"}, "a smaller maximum norm"
         )
     return f"torch.nn.utils.clip_grad_norm_(model.parameters(), {usual * 2:.2g})"
 
 
 def rate(material: Material) -> Iterator[Answer]:
-    """The learning rate itself."""
+    """Find learning rates that are 0, or constant while the loss does not fall."""
     series = learning_rate(material.scalars)
     if series is None:
         if material.scalars.series:
             yield Unknown(
                 rule="learning-rate",
                 what="whether the learning rate is right",
-                why="no curve is called learning rate or lr",
+                why="no curve is named learning rate or lr",
                 next="log optimizer.param_groups[0]['lr'] as train/learning_rate",
             )
         return
@@ -147,54 +147,55 @@ def rate(material: Material) -> Iterator[Answer]:
         return
     values = [value for _, value in points]
     if max(values) <= 0:
-        yield _zero(series, "the learning rate is 0", f"{series.tag}: 0 at every point")
+        yield _zero_rate_finding(
+            series, "the learning rate is 0", f"{series.tag}: 0 at every point"
+        )
         return
     idle = next((i for i, v in enumerate(reversed(values)) if v > 0), 0) / len(values)
     if idle >= IDLE_END and len(values) >= LEAST_POINTS:
         step = next(s for s, v in reversed(points) if v > 0)
         what = f"the learning rate is 0 for the last {percent(idle)} of the run"
-        yield _zero(series, what, f"{series.tag}: 0 after step {step}")
+        yield _zero_rate_finding(series, what, f"{series.tag}: 0 after step {step}")
         return
     loss = train_loss(material.scalars)
-    found = course(loss) if loss is not None else None
+    trend = course(loss) if loss is not None else None
     steady = max(values) - min(values) <= 1e-3 * max(values)
-    if loss is None or found is None or not steady or len(values) < LEAST_POINTS:
+    if loss is None or trend is None or not steady or len(values) < LEAST_POINTS:
         return
-    fell = found.first - found.last > 3 * found.noise
-    if fell and found.medians[6] - found.last < 3 * found.noise:
+    fell = trend.first - trend.last > 3 * trend.noise
+    if fell and trend.medians[6] - trend.last < 3 * trend.noise:
         yield Finding(
             rule="learning-rate-constant",
             level="advice",
             what="the learning rate never changes, and the loss has stopped falling",
-            why="a rate that decays lets it settle lower",
+            why="with a decaying learning rate, the loss can fall further",
             evidence=(
                 logged(f"{series.tag}: {number(values[-1])} throughout"),
                 logged(
-                    f"{loss.tag}: {number(found.medians[6])} at two thirds, "
-                    f"{number(found.last)} at the end"
+                    f"{loss.tag}: {number(trend.medians[6])} at two thirds, "
+                    f"{number(trend.last)} at the end"
                 ),
             ),
-            next="torch.optim.lr_scheduler.CosineAnnealingLR, or smaller from here on: "
+            next="use torch.optim.lr_scheduler.CosineAnnealingLR; or "
             + smaller_rate(material, 3.0),
             source=LEARNING_RATES,
         )
 
 
-def _zero(series: Series, what: str, said: str) -> Finding:
+def _zero_rate_finding(series: Series, what: str, text: str) -> Finding:
     return Finding(
         rule="learning-rate-zero",
         level="problem",
         what=what,
-        why="steps of length 0 change nothing and cost the same",
-        evidence=(logged(said),),
-        next="the schedule's number of steps must be that of the run: total steps = epochs x "
-        "batches of an epoch",
+        why="steps of size 0 change nothing and cost the same",
+        evidence=(logged(text),),
+        next="give the schedule the run's number of steps: epochs x batches per epoch",
         source=PLAYBOOK,
     )
 
 
 def held_out(material: Material) -> Iterator[Answer]:
-    """Overfitting: the loss on held-out data turns, or its accuracy lags."""
+    """Detect overfitting: the held-out loss rises again, or the held-out accuracy lags."""
     loss = held_out_loss(material.scalars)
     trained, other = accuracies(material.scalars)
     if loss is None and other is None:
@@ -202,14 +203,14 @@ def held_out(material: Material) -> Iterator[Answer]:
             yield Unknown(
                 rule="overfitting",
                 what="whether it overfits",
-                why="nothing was logged on held-out data (a curve with val and loss in its name)",
+                why="no held-out data was logged (a curve with val and loss in its name)",
                 next="evaluate on a validation set after every epoch, and log val/loss",
             )
         return
-    turned = _turned(material, loss) if loss is not None else None
-    lags = _lags(trained, other) if trained is not None and other is not None else None
+    turned = _find_rise(material, loss) if loss is not None else None
+    lags = _find_gap(trained, other) if trained is not None and other is not None else None
     if turned or lags:
-        yield from (one for one in (turned or lags,) if one)
+        yield from (finding for finding in (turned or lags,) if finding)
         return
     points = finite(loss) if loss is not None else []
     if loss is not None and len(points) >= LEAST_EPOCHS:
@@ -220,9 +221,9 @@ def held_out(material: Material) -> Iterator[Answer]:
             level="good",
             what=f"hardly any overfitting, since step {best[0]}"
             if little
-            else "no overfitting is seen",
-            why="what it learns holds on data that it has not seen"
-            + (", if a little less than it did" if little else ""),
+            else "no sign of overfitting",
+            why="the model generalizes to data that it was not trained on"
+            + (", though slightly less than at its best" if little else ""),
             evidence=(
                 logged(
                     f"{loss.tag}: lowest at step {best[0]} ({number(best[1])}), "
@@ -236,12 +237,12 @@ def held_out(material: Material) -> Iterator[Answer]:
         yield Unknown(
             rule="overfitting",
             what="whether it overfits",
-            why=f"{loss.tag} has {len(points)} points; it takes {LEAST_EPOCHS}",
+            why=f"{loss.tag} has {len(points)} points; this rule needs {LEAST_EPOCHS}",
             next="train longer, or evaluate more often",
         )
 
 
-def _turned(material: Material, loss: Series) -> Finding | None:
+def _find_rise(material: Material, loss: Series) -> Finding | None:
     points = finite(loss)
     if len(points) < LEAST_EPOCHS:
         return None
@@ -249,7 +250,7 @@ def _turned(material: Material, loss: Series) -> Finding | None:
     first, last = points[0], points[-1]
     fallen, risen = first[1] - best[1], last[1] - best[1]
     ended = [value for step, value in points if step > best[0]]
-    # The last point alone may be chance: the later half of what followed must be above as well.
+    # The last point may be chance: the median of the later half must be above as well.
     later = median(ended[len(ended) // 2 :]) - best[1] if ended else 0.0
     if len(ended) < 2 or min(risen, later) <= RISEN * max(fallen, 0.05 * abs(best[1])):
         return None
@@ -265,21 +266,21 @@ def _turned(material: Material, loss: Series) -> Finding | None:
     ]
     if train is not None and before and after:
         evidence.append(
-            logged(f"{train.tag}: {number(before[-1])} then, {number(after[-1])} at the end")
+            logged(f"{train.tag}: {number(before[-1])} there, {number(after[-1])} at the end")
         )
     return Finding(
         rule="overfitting",
         level="problem" if risen > 0.5 * max(fallen, 0.0) else "advice",
         what=f"it overfits after step {best[0]}",
-        why="from there on it learns the training data by heart, which helps nobody else",
+        why="after that step it memorizes the training data, which does not help on new data",
         evidence=tuple(evidence),
-        next=f"use the checkpoint of step {best[0]} (labctl eval); then more data or augmentation, "
-        "weight decay, dropout, a smaller model, or stop earlier",
+        next=f"use the checkpoint of step {best[0]} (labctl eval); then try more data or "
+        "augmentation, weight decay, dropout, a smaller model, or stop earlier",
         source=EARLY_STOPPING,
     )
 
 
-def _lags(trained: Series, other: Series) -> Finding | None:
+def _find_gap(trained: Series, other: Series) -> Finding | None:
     own, held = finite(trained), finite(other)
     if not own or not held:
         return None
@@ -291,14 +292,14 @@ def _lags(trained: Series, other: Series) -> Finding | None:
     return Finding(
         rule="overfitting-gap",
         level="advice",
-        what=f"it does worse on held-out data ({gap / scale * 100:.0f} points of accuracy)",
-        why="it has learned some of its training data by heart, or the two sets differ",
+        what=f"accuracy on held-out data is {gap / scale * 100:.0f} points lower",
+        why="it has memorized some of its training data, or the two data sets differ",
         evidence=(
             logged(f"{trained.tag}: {number(recent)} (median of the last points)"),
             logged(f"{other.tag}: {number(held[-1][1])}"),
         ),
-        next="more data or augmentation, weight decay, dropout, or a smaller model; and check that "
-        "both sets are prepared alike",
+        next="try more data or augmentation, weight decay, dropout, or a smaller model; and check "
+        "that both data sets are prepared in the same way",
         source=EARLY_STOPPING,
     )
 

@@ -1,4 +1,4 @@
-"""Did memory run out, or will it? The GPU's, and the container's."""
+"""Rules about memory that ran out or will run out, of the GPU and of the container."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from labctl.insight.telemetry import Sample
 from labctl.model import Value
 
 LEAST_SAMPLES = 12
-# Share of the variance that a steady rise explains...
+# The share of the variance that a straight line must explain in a steady rise...
 STRAIGHT = 0.9
-# ...and how much it must have risen, as a share of where it began. Both are rules of thumb.
+# ...and the least rise, as a share of the first value. Both are rules of thumb.
 RISE_SHARE = 0.1
 NEARLY_FULL = 0.95
 OUT = re.compile(r"(CUDA|HIP) out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
@@ -46,7 +46,7 @@ UNITS = {"MiB": 1024**2, "GiB": GIB}
 
 
 class OutOfMemory(Value, frozen=True):
-    """Whose memory ran out, with what is known of it. `batch` is what the run used, 0 unknown."""
+    """Whose memory ran out, and the details. `batch` is the run's batch size, 0 if unknown."""
 
     whose: Literal["gpu", "container"]
     limit_bytes: int
@@ -56,152 +56,156 @@ class OutOfMemory(Value, frozen=True):
 
 
 def ran_out(material: Material) -> OutOfMemory | None:
-    """Whether memory ran out in this run, and where."""
+    """Find out whether memory ran out in this run, and whose; None if it did not."""
     batch, where = used_batch(material)
     lines = [line for line in material.log.splitlines() if OUT.search(line)]
     if lines:
         return OutOfMemory(
             whose="gpu",
-            limit_bytes=_capacity(lines[-1]) or _card_bytes(material.samples),
+            limit_bytes=_parse_capacity(lines[-1]) or _find_gpu_memory(material.samples),
             batch=batch,
             evidence=(printed(lines[-1].strip()[:300]),),
             where_batch=where,
         )
     if material.run.told.startswith("out of memory"):
-        limits = [one.memory_limit_bytes for one in material.samples if one.memory_limit_bytes]
-        told = re.search(r"its limit of ([\d.]+) GiB", material.run.told)
-        limit = round(float(told[1]) * GIB) if told else (limits[-1] if limits else 0)
+        limits = [
+            sample.memory_limit_bytes for sample in material.samples if sample.memory_limit_bytes
+        ]
+        match = re.search(r"its limit of ([\d.]+) GiB", material.run.told)
+        limit = round(float(match[1]) * GIB) if match else (limits[-1] if limits else 0)
         return OutOfMemory(
             whose="container",
             limit_bytes=limit,
             batch=batch,
-            evidence=(recorded(material.run.told), *_most(material.samples)),
+            evidence=(recorded(material.run.told), *_peak_evidence(material.samples)),
             where_batch=where,
         )
     return None
 
 
 def used_batch(material: Material) -> tuple[int, str]:
-    """(items of a batch, where that is said): the command, the curves, else the log; 0 unknown."""
-    typed = given_number(material, BATCH)
-    if typed:
-        return int(typed), "the command"
-    told = setting(material.scalars, "batch_size")
-    if told:
-        return int(told), "setup/batch_size"
-    found = IN_LOG.search(material.log)
-    return (int(found[1]), "the log") if found else (0, "")
+    """Return (batch size, its source): the command, the curves, else the log; 0 if unknown."""
+    option = given_number(material, BATCH)
+    if option:
+        return int(option), "the command"
+    logged_size = setting(material.scalars, "batch_size")
+    if logged_size:
+        return int(logged_size), "setup/batch_size"
+    match = IN_LOG.search(material.log)
+    return (int(match[1]), "the log") if match else (0, "")
 
 
-def _capacity(line: str) -> int:
-    found = CAPACITY.search(line)
-    if not found:
+def _parse_capacity(line: str) -> int:
+    match = CAPACITY.search(line)
+    if not match:
         return 0
-    size, unit = (found[1], found[2]) if found[1] else (found[3], found[4])
+    size, unit = (match[1], match[2]) if match[1] else (match[3], match[4])
     return round(float(size) * UNITS[unit])
 
 
-def _card_bytes(samples: tuple[Sample, ...]) -> int:
-    totals = [gpu.memory_total_bytes for one in samples for gpu in one.gpus]
+def _find_gpu_memory(samples: tuple[Sample, ...]) -> int:
+    totals = [gpu.memory_total_bytes for sample in samples for gpu in sample.gpus]
     return max((total for total in totals if total), default=0)
 
 
-def _most(samples: tuple[Sample, ...]) -> tuple[Evidence, ...]:
-    used = [one.memory_bytes for one in samples if one.memory_bytes]
-    return (measured(f"its memory: at most {gib(max(used))} was seen in use"),) if used else ()
+def _peak_evidence(samples: tuple[Sample, ...]) -> tuple[Evidence, ...]:
+    used = [sample.memory_bytes for sample in samples if sample.memory_bytes]
+    return (measured(f"container memory: peak use {gib(max(used))}"),) if used else ()
 
 
 def exhausted(material: Material) -> Iterator[Answer]:
-    """Out of memory, with the plan's numbers and the batch to use."""
-    found = ran_out(material)
-    if found is None:
+    """Report memory that ran out, with the estimate's numbers and the batch to use."""
+    failure = ran_out(material)
+    if failure is None:
         return
-    gpu = found.whose == "gpu"
-    why, evidence = _plan(material, found)
+    gpu = failure.whose == "gpu"
+    why, evidence = _explain_size(material, failure)
     yield Finding(
         rule="gpu-out-of-memory" if gpu else "out-of-memory",
         level="problem",
         what="the GPU's memory ran out" if gpu else "the container's memory ran out",
         why=why,
-        evidence=(*found.evidence, *evidence),
-        next=_smaller(material, found),
+        evidence=(*failure.evidence, *evidence),
+        next=_suggest_smaller(material, failure),
         source=CUDA_NOTES if gpu else DOCKER_LIMITS,
     )
 
 
-def _plan(material: Material, found: OutOfMemory) -> tuple[str, tuple[Evidence, ...]]:
+def _explain_size(material: Material, failure: OutOfMemory) -> tuple[str, tuple[Evidence, ...]]:
+    """Return (why memory ran out, evidence from the estimate)."""
     fit = material.fit
-    used = f"a batch of {found.batch} ({found.where_batch})" if found.batch else "its batch"
+    used = f"a batch of {failure.batch} ({failure.where_batch})" if failure.batch else "its batch"
     if fit is None:
         what = (
-            "activations grow with the batch"
-            if found.whose == "gpu"
+            "activations grow with the batch size"
+            if failure.whose == "gpu"
             else ("data kept in memory, DataLoader workers and activations add up")
         )
-        return f"{what}; {used} was too much", ()
+        return f"{what}; {used} was too large", ()
     evidence = [
         Evidence(
-            said=f"plan: {gib(fit.fixed_bytes)} for weights, gradients, optimizer and overhead, "
-            f"and {gib(fit.item_bytes)} for each item of {fit.item}",
+            said=f"estimate: {gib(fit.fixed_bytes)} for weights, gradients, optimizer and "
+            f"overhead, and {gib(fit.item_bytes)} for each item of {fit.item}",
             of=f"labctl estimate {fit.target}",
         )
     ]
-    if not found.batch:
-        return "weights, gradients, optimizer and activations did not fit", tuple(evidence)
-    total = fit.fixed_bytes + found.batch * fit.item_bytes
-    said = f"at {used} that is {gib(total)}, of {gib(fit.limit_bytes)} that can be used"
-    evidence.append(Evidence(said=said, of=f"labctl estimate {fit.target}"))
+    if not failure.batch:
+        return "weights, gradients, optimizer and activations do not fit", tuple(evidence)
+    total = fit.fixed_bytes + failure.batch * fit.item_bytes
+    text = f"with {used} that is {gib(total)}, of {gib(fit.limit_bytes)} available"
+    evidence.append(Evidence(said=text, of=f"labctl estimate {fit.target}"))
     if total <= fit.limit_bytes:
         why = (
-            f"by the plan it should have fitted, so something else took the memory: larger items "
-            f"than {fit.item}, data or results that are kept (a list of losses with their graphs), "
-            "DataLoader workers, another process"
+            f"the estimate fits, so something else took the memory: items larger than {fit.item}, "
+            "stored data or results (a list of losses with their graphs), DataLoader workers, or "
+            "another process"
         )
     else:
         why = f"{used} does not fit"
     return why, tuple(evidence)
 
 
-def _smaller(material: Material, found: OutOfMemory) -> str:
-    """The command with the batch that fits."""
+def _suggest_smaller(material: Material, failure: OutOfMemory) -> str:
+    """Suggest the command with a batch that fits."""
     fit = material.fit
     if fit is not None and fit.batch == 0:
-        larger = "a GPU with more memory: labctl offers; or checkpointing, a smaller model"
-        return (
-            larger if found.whose == "gpu" else "limits: {memory: ...} in lab.yaml, then labctl run"
-        )
-    batch = found.batch // 2
+        larger = "use a GPU with more memory: labctl offers; or checkpointing, or a smaller model"
+        raise_limit = "raise limits: {memory: ...} in lab.yaml, then: labctl run"
+        return larger if failure.whose == "gpu" else raise_limit
+    batch = failure.batch // 2
     if fit is not None:
         batch = min(batch, fit.batch) if batch else fit.batch
     if batch < 1:
-        halve = "half the batch, and the gradients of two added up"
-        return halve if found.whose == "gpu" else f"{halve}; or limits: {{memory: ...}} in lab.yaml"
-    parts = -(-found.batch // batch) if found.batch else 1
+        halve = "Halve the batch size and accumulate gradients over two batches"
+        raise_limit = "raise limits: {memory: ...} in lab.yaml"
+        return halve if failure.whose == "gpu" else f"{halve}; or {raise_limit}"
+    parts = -(-failure.batch // batch) if failure.batch else 1
     changes: dict[tuple[str, ...], str] = {BATCH: str(batch)}
     if parts > 1:
         changes[ACCUMULATE] = str(parts)
-    return again(material, changes, f"a batch of {batch}, and gradients of {parts} added up")
+    otherwise = f"use a batch size of {batch}, and accumulate gradients over {parts} batches"
+    return again(material, changes, otherwise)
 
 
 def creeping(material: Material) -> Iterator[Answer]:
-    """Memory that rises steadily: the container's, and each GPU's."""
+    """Find memory that rises steadily, of the container and of each GPU."""
     samples = settled(material.samples)
-    if len({one.attempt for one in samples}) > 1:
+    if len({sample.attempt for sample in samples}) > 1:
         last = samples[-1].attempt
-        samples = tuple(one for one in samples if one.attempt == last)
-    own = [(one.at, one.memory_bytes) for one in samples if one.memory_bytes]
-    limits = [one.memory_limit_bytes for one in samples if one.memory_limit_bytes]
-    yield from _creeping(material, own, limits[-1] if limits else 0, "the container's memory")
-    for number in range(max((len(one.gpus) for one in samples), default=0)):
-        rows = [one.gpus[number] for one in samples if len(one.gpus) > number]
-        ats = [one.at for one in samples if len(one.gpus) > number]
+        samples = tuple(sample for sample in samples if sample.attempt == last)
+    points = [(sample.at, sample.memory_bytes) for sample in samples if sample.memory_bytes]
+    limits = [sample.memory_limit_bytes for sample in samples if sample.memory_limit_bytes]
+    yield from _find_rise(material, points, limits[-1] if limits else 0, "the container's memory")
+    for number in range(max((len(sample.gpus) for sample in samples), default=0)):
+        rows = [sample.gpus[number] for sample in samples if len(sample.gpus) > number]
+        ats = [sample.at for sample in samples if len(sample.gpus) > number]
         points = [(at, g.memory_bytes) for at, g in zip(ats, rows, strict=True) if g.memory_bytes]
         totals = [gpu.memory_total_bytes for gpu in rows if gpu.memory_total_bytes]
         name = f"the memory of GPU {number}"
-        yield from _creeping(material, points, totals[-1] if totals else 0, name)
+        yield from _find_rise(material, points, totals[-1] if totals else 0, name)
 
 
-def _creeping(
+def _find_rise(
     material: Material, points: list[tuple[float, int]], limit: int, whose: str
 ) -> Iterator[Answer]:
     if len(points) < LEAST_SAMPLES:
@@ -215,42 +219,42 @@ def _creeping(
     evidence = [
         measured(
             f"from {gib(points[0][1])} to {gib(points[-1][1])} in {minutes(took_s)}: "
-            f"{gib(per_s * 3600)} an hour, {percent(straight)} of it a straight line"
+            f"{gib(per_s * 3600)} an hour; a straight line explains {percent(straight)} of it"
         )
     ]
-    left = ""
+    full_in = ""
     if limit > points[-1][1]:
         left_s = (limit - points[-1][1]) / per_s
-        left = f"; at this rate it is full in {minutes(left_s)}"
+        full_in = f"; at this rate it will be full in {minutes(left_s)}"
         evidence.append(measured(f"its limit is {gib(limit)}"))
     gpu = "GPU" in whose
     yield Finding(
         rule="gpu-memory-creeps" if gpu else "memory-creeps",
         level="problem",
-        what=f"{whose} rises steadily{left}",
-        why="something is kept from step to step: `total += loss` keeps every graph, a list of "
-        "outputs, a cache without a bound, or DataLoader workers that copy Python objects",
+        what=f"{whose} rises steadily{full_in}",
+        why="something accumulates from step to step: `total += loss` keeps every graph; or a list "
+        "of outputs, an unbounded cache, or DataLoader workers that copy Python objects",
         evidence=tuple(evidence),
-        next="use loss.item() or .detach() for what is kept; arrays instead of lists in the "
-        "dataset" + ("" if gpu else _fewer_workers(material)),
+        next="store loss.item() or .detach() instead; use arrays instead of lists in the "
+        "dataset" + ("" if gpu else _suggest_fewer_workers(material)),
         source=FAQ,
     )
 
 
-def _fewer_workers(material: Material) -> str:
-    typed = again(material, {WORKERS: "0"}, "")
-    return f"; to see whether it is the workers: {typed}" if typed else ""
+def _suggest_fewer_workers(material: Material) -> str:
+    command = again(material, {WORKERS: "0"}, "")
+    return f"; to check whether the workers are the cause: {command}" if command else ""
 
 
 def nearly_full(material: Material) -> Iterator[Answer]:
-    """No room left, though it went well so far."""
+    """Warn about a container whose memory is nearly full."""
     samples = settled(material.samples)
     if ran_out(material) is not None or not samples:
         return
     shares = [
-        one.memory_bytes / one.memory_limit_bytes
-        for one in samples
-        if one.memory_bytes and one.memory_limit_bytes
+        sample.memory_bytes / sample.memory_limit_bytes
+        for sample in samples
+        if sample.memory_bytes and sample.memory_limit_bytes
     ]
     if shares and max(shares) >= NEARLY_FULL:
         limit = next(s.memory_limit_bytes for s in reversed(samples) if s.memory_limit_bytes)
@@ -258,9 +262,9 @@ def nearly_full(material: Material) -> Iterator[Answer]:
             rule="memory-nearly-full",
             level="advice",
             what="the container's memory is nearly full",
-            why="at its limit the kernel kills the run",
-            evidence=(measured(f"at most {percent(max(shares))} of {gib(limit)} in use"),),
-            next="fewer workers or a smaller batch; or limits: {memory: ...} in lab.yaml",
+            why="the kernel kills the run when it reaches its limit",
+            evidence=(measured(f"peak use {percent(max(shares))} of {gib(limit)}"),),
+            next="use fewer workers or a smaller batch; or raise limits: {memory: ...} in lab.yaml",
             source=DOCKER_LIMITS,
         )
 

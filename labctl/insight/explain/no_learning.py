@@ -1,4 +1,4 @@
-"""A loss that shows that nothing was learned: flat, or where guessing alone would be."""
+"""Rules for a loss that shows that nothing was learned: flat, or at the level of guessing."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from labctl.insight.explain.sources import RECIPE
 from labctl.insight.explain.wording import number, percent
 from labctl.insight.scalars import Scalars, Series
 
-# For so many classes the loss of guessing is known: ln(classes).
+# Numbers of classes for which the loss is compared with that of guessing, ln(classes).
 CLASSES: tuple[int, ...] = (*range(2, 21), 100, 1000)
 NEAR, VERY_NEAR = 0.03, 0.01
 ACCURACY_NEAR = 0.25
 
 
-def guessed(scalars: Scalars, found: Course) -> int:
-    """Among how many classes the loss says that it guesses; 0 where it was ever better.
+def guessed(scalars: Scalars, trend: Course) -> int:
+    """Return the number of classes among which the model only guesses; 0 if it was ever better.
 
-    The cross entropy of a uniform guess among k classes is ln k. An accuracy must be near 1 / k;
-    without one only a loss that never moved tells: any other may well come by such a number.
+    The cross entropy of a uniform guess among k classes is ln k. An accuracy must be near 1 / k.
+    Without an accuracy, the loss must never have moved: any other may pass ln k by chance.
     """
     accuracy = _accuracy(scalars)
-    unmoved = max(found.medians) < min(found.medians) * (1 + NEAR)
+    unmoved = max(trend.medians) < min(trend.medians) * (1 + NEAR)
     for classes in CLASSES:
         chance = math.log(classes)
-        off = abs(found.last / chance - 1)
-        if off > NEAR or min(found.medians) < chance * (1 - NEAR):
+        off = abs(trend.last / chance - 1)
+        if off > NEAR or min(trend.medians) < chance * (1 - NEAR):
             continue
         if accuracy is None:
-            told = unmoved and off <= VERY_NEAR
+            is_guess = unmoved and off <= VERY_NEAR
         else:
-            told = abs(accuracy * classes - 1) < ACCURACY_NEAR
-        if told:
+            is_guess = abs(accuracy * classes - 1) < ACCURACY_NEAR
+        if is_guess:
             return classes
     return 0
 
 
 def _accuracy(scalars: Scalars) -> float | None:
-    """The last that was logged, as a share; of held-out data, if there is."""
+    """Return the last accuracy that was logged, from 0 to 1; on held-out data, if there is any."""
     trained, held_out = accuracies(scalars)
     curve = held_out or trained
     points = finite(curve) if curve is not None else []
@@ -49,54 +49,54 @@ def _accuracy(scalars: Scalars) -> float | None:
     return points[-1][1] / (100 if points[-1][1] > 1 else 1)
 
 
-def _chance(scalars: Scalars, classes: int) -> list[Evidence]:
-    said = f"ln {classes} is {math.log(classes):.3f}: who guesses among {classes} gets that loss"
+def _chance_evidence(scalars: Scalars, classes: int) -> list[Evidence]:
+    text = f"ln {classes} is {math.log(classes):.3f}: the loss of guessing among {classes} classes"
     accuracy = _accuracy(scalars)
     if accuracy is None:
-        return [logged(said)]
+        return [logged(text)]
     return [
-        logged(f"{said}, and {percent(1 / classes)} right; the accuracy is {percent(accuracy)}")
+        logged(f"{text}, which gets {percent(1 / classes)} right; accuracy {percent(accuracy)}")
     ]
 
 
-def guesses(material: Material, series: Series, found: Course, classes: int) -> Finding:
-    """It fell, perhaps from a wild beginning, but to no more than guessing."""
-    lowest = number(min(found.medians))
-    said = f"{series.tag}: {number(found.last)} at the end, never lower than {lowest}"
+def guesses(material: Material, series: Series, trend: Course, classes: int) -> Finding:
+    """Report a loss that fell, perhaps from a high start, but only to the level of guessing."""
+    lowest = number(min(trend.medians))
+    text = f"{series.tag}: {number(trend.last)} at the end, never lower than {lowest}"
     return Finding(
         rule="loss-guesses",
         level="problem",
-        what=f"nothing was learned: it guesses among {classes}",
-        why="a learning rate so large that the first steps destroyed the network, or one far too "
-        "small; gradients that do not reach the weights; labels that do not match",
+        what=f"nothing was learned: it guesses among {classes} classes",
+        why="the learning rate is so large that the first steps destroyed the network, or far too "
+        "small; or gradients do not reach the weights; or labels do not match their inputs",
         evidence=(
-            logged(f"{said} (medians of tenths)"),
-            *_chance(material.scalars, classes),
-            *beside(material, found.ends[0]),
+            logged(f"{text} (medians of tenths)"),
+            *_chance_evidence(material.scalars, classes),
+            *beside(material, trend.ends[0]),
         ),
         next=other_rate(material),
         source=RECIPE,
     )
 
 
-def flat(material: Material, series: Series, found: Course) -> Finding:
-    """It never moved."""
-    said = (
-        f"{series.tag}: {number(found.first)} in the beginning, {number(found.last)} at the end "
-        f"(medians of tenths; single points scatter by {number(found.noise)})"
+def flat(material: Material, series: Series, trend: Course) -> Finding:
+    """Report a loss that never moved."""
+    text = (
+        f"{series.tag}: {number(trend.first)} at the start, {number(trend.last)} at the end "
+        f"(medians of tenths; single points scatter by {number(trend.noise)})"
     )
-    evidence = [logged(said)]
-    classes = guessed(material.scalars, found)
-    evidence += _chance(material.scalars, classes) if classes else []
-    evidence += beside(material, found.ends[-1])
+    evidence = [logged(text)]
+    classes = guessed(material.scalars, trend)
+    evidence += _chance_evidence(material.scalars, classes) if classes else []
+    evidence += beside(material, trend.ends[-1])
     return Finding(
         rule="loss-flat",
         level="problem",
         what="the loss does not fall" + (": it guesses" if classes else ""),
-        why="nothing is learned: a learning rate far too small or too large, gradients that do not "
-        "reach the weights (frozen, detached, no optimizer step), or labels that do not match",
+        why="nothing is learned: the learning rate is far too small or too large, gradients do not "
+        "reach the weights (frozen, detached, no optimizer step), or labels do not match",
         evidence=tuple(evidence),
-        next="first train on a single batch until the loss is nearly 0; if that fails the code is "
-        f"wrong. Then {other_rate(material)}",
+        next="first train on a single batch until the loss is nearly 0; if that fails, the code "
+        f"has a bug. Then {other_rate(material)}",
         source=RECIPE,
     )

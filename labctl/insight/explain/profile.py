@@ -1,4 +1,4 @@
-"""What a profile of a few steps says: its figures as values, and rules over them.
+"""The profile of a few steps: its figures, and rules that find a step's bottlenecks.
 
 Thresholds are rules of thumb.
 """
@@ -30,7 +30,7 @@ FP32_PRODUCTS = ("sgemm", "gemm_fp32", "_fp32_")
 
 
 class Row(Value, frozen=True):
-    """An operation or a kernel: microseconds and calls per step, its share of all of its kind."""
+    """An operation or a kernel: microseconds and calls per step, and its share of its kind."""
 
     name: str
     us: float
@@ -68,16 +68,16 @@ class _Note(Value, frozen=True):
 
 
 def read_profile(directory: Path) -> Profile:
-    """The profile in a run's logs/profile.
+    """Read the profile in a run's logs/profile.
 
-    NotFoundError says why there is none, LabError that what is there is no profile.
+    NotFoundError, with the reason, if there is none; LabError if it is invalid.
     """
     try:
         with (directory / FILE).open("rb") as file:
             text = file.read(LARGEST_BYTES + 1)
     except FileNotFoundError:
         raise NotFoundError(
-            "nothing was profiled", why=_why(directory), hint="labctl profile"
+            "nothing was profiled", why=_read_note(directory), hint="labctl profile"
         ) from None
     try:
         if len(text) > LARGEST_BYTES:
@@ -85,157 +85,175 @@ def read_profile(directory: Path) -> Profile:
         return msgspec.json.decode(text, type=Profile)
     except (msgspec.MsgspecError, ValueError) as error:
         raise LabError(
-            f"{directory / FILE} is no profile", why=str(error), hint="labctl profile"
+            f"{directory / FILE} is not a valid profile", why=str(error), hint="labctl profile"
         ) from None
 
 
-def _why(directory: Path) -> str:
+def _read_note(directory: Path) -> str:
     try:
         with (directory / NOTE).open("rb") as file:
             return msgspec.json.decode(file.read(LARGEST_BYTES), type=_Note).why
     except (FileNotFoundError, msgspec.MsgspecError):
         return (
             "the command never imported PyTorch's optimizers in a Python that reads "
-            "PYTHONPATH (python -I and -E do not)"
+            "PYTHONPATH (python -I and -E ignore it)"
         )
 
 
-def advise(found: Profile) -> tuple[Finding, ...]:
-    """What holds a step up, the worst first."""
-    every = [*_host(found), *_gpu(found)]
-    return tuple(sorted(every, key=lambda one: ("problem", "advice", "good").index(one.level)))
+def advise(profile: Profile) -> tuple[Finding, ...]:
+    """Find the bottlenecks of a step, the worst first."""
+    findings = [*_check_host(profile), *_check_gpu(profile)]
+    levels = ("problem", "advice", "good")
+    return tuple(sorted(findings, key=lambda finding: levels.index(finding.level)))
 
 
-def _seen(said: str) -> Evidence:
-    return Evidence(said=said, of="profile.json")
+def _from_profile(text: str) -> Evidence:
+    return Evidence(said=text, of="profile.json")
 
 
-def _host(found: Profile) -> Iterator[Finding]:
-    """What the training's own thread does."""
-    data = found.phases.get("data", 0.0)
+def _check_host(profile: Profile) -> Iterator[Finding]:
+    """Check what the training's own thread does."""
+    data = profile.phases.get("data", 0.0)
     # Without a GPU the same cores prepare data and compute.
-    if data >= (HALF if found.gpu_busy is None else MUCH_WAITING):
+    if data >= (HALF if profile.gpu_busy is None else MUCH_WAITING):
         yield Finding(
             rule="step-waits-for-data",
             level="problem" if data >= HALF else "advice",
-            what=f"{percent(data)} of a step goes into getting the next batch",
-            why="the DataLoader is not done when the step is: too few workers, slow files, or "
-            "costly preparation",
-            evidence=(_seen(f"enumerate(DataLoader): {percent(data)} of {_ms(found.step_us)}"),),
-            next="more DataLoader workers with pin_memory and persistent_workers; or prepare once",
+            what=f"{percent(data)} of a step is spent getting the next batch",
+            why="the DataLoader is slower than the step: too few workers, slow files, or expensive "
+            "preparation",
+            evidence=(
+                _from_profile(f"enumerate(DataLoader): {percent(data)} of {_ms(profile.step_us)}"),
+            ),
+            next="use more DataLoader workers with pin_memory and persistent_workers; or prepare "
+            "the data once",
             source=TUNING,
         )
-    optimizer = found.phases.get("optimizer", 0.0)
+    optimizer = profile.phases.get("optimizer", 0.0)
     if optimizer >= MUCH_OPTIMIZER:
         yield Finding(
             rule="step-optimizer",
             level="advice",
-            what=f"{percent(optimizer)} of a step goes into the optimizer",
-            why="it updates tensor by tensor, which costs a launch each",
-            evidence=(_seen(f"Optimizer.step and zero_grad: {percent(optimizer)}"),),
-            next="optimizer(..., fused=True) on a GPU, foreach=True else; a larger batch needs "
+            what=f"{percent(optimizer)} of a step is spent in the optimizer",
+            why="it updates tensor by tensor, with a kernel launch for each",
+            evidence=(_from_profile(f"Optimizer.step and zero_grad: {percent(optimizer)}"),),
+            next="use optimizer(..., fused=True) on a GPU, else foreach=True; a larger batch needs "
             "fewer steps",
             source=TUNING,
         )
-    other = found.phases.get("other", 0.0)
-    if other >= MUCH_PYTHON and (found.gpu_busy is None or found.gpu_busy < BUSY):
+    other = profile.phases.get("other", 0.0)
+    if other >= MUCH_PYTHON and (profile.gpu_busy is None or profile.gpu_busy < BUSY):
         yield Finding(
             rule="step-python",
             level="advice",
             what=f"{percent(other)} of a step is Python between operations",
-            why="loops, logging, conversions: nothing that a tensor operation does",
-            evidence=(_seen(f"no operation runs for {percent(other)} of {_ms(found.step_us)}"),),
-            next="torch.compile(model); log every 100 steps; take loops over tensors out",
+            why="loops, logging and conversions run outside of tensor operations",
+            evidence=(
+                _from_profile(f"no operation runs for {percent(other)} of {_ms(profile.step_us)}"),
+            ),
+            next="use torch.compile(model); log every 100 steps; avoid loops over tensors",
             source=TUNING,
         )
 
 
-def _gpu(found: Profile) -> Iterator[Finding]:
-    if found.gpu_busy is None:
-        if found.operations:
-            yield _processor(found)
+def _check_gpu(profile: Profile) -> Iterator[Finding]:
+    if profile.gpu_busy is None:
+        if profile.operations:
+            yield _processor_finding(profile)
         return
-    waiting = found.phases.get("waiting", 0.0)
-    if found.syncs >= 1 and found.gpu_busy < BUSY:
+    waiting = profile.phases.get("waiting", 0.0)
+    if profile.syncs >= 1 and profile.gpu_busy < BUSY:
         yield Finding(
             rule="step-syncs",
             level="advice",
-            what=f"each step asks the GPU for a value {found.syncs:.0f} times, and waits",
+            what=f"each step waits {profile.syncs:.0f} times for a value from the GPU",
             why=".item(), float(loss), print(tensor) and `if tensor` stop the program until the "
-            "GPU is done, so that nothing is queued meanwhile",
+            "GPU is done, and nothing is queued meanwhile",
             evidence=(
-                _seen(f"{found.syncs:.1f} a step; {percent(waiting)} of it in synchronisation"),
+                _from_profile(
+                    f"{profile.syncs:.1f} per step; synchronization takes {percent(waiting)} of it"
+                ),
             ),
             next="keep tensors (loss.detach()) and read them every 100 steps",
             source=CUDA_NOTES,
         )
-    if found.kernel_us < SMALL_KERNEL_US and found.kernel_count > MANY_KERNELS:
+    if profile.kernel_us < SMALL_KERNEL_US and profile.kernel_count > MANY_KERNELS:
         yield Finding(
             rule="step-small-kernels",
             level="advice",
-            what=f"{found.kernel_count:.0f} small kernels a step",
-            why="to launch one takes some 5 microseconds, as long as such a kernel runs",
-            evidence=(_seen(f"half of the kernels take less than {found.kernel_us:.1f} us"),),
-            next="a larger batch, torch.compile (which joins kernels), or CUDA graphs",
+            what=f"{profile.kernel_count:.0f} small kernels per step",
+            why="a launch takes about 5 microseconds, as long as such a kernel runs",
+            evidence=(
+                _from_profile(f"half of the kernels take less than {profile.kernel_us:.1f} us"),
+            ),
+            next="use a larger batch, torch.compile (which fuses kernels), or CUDA graphs",
             source=GPU_BACKGROUND,
         )
-    copying = found.copies_us / found.step_us if found.step_us else 0.0
+    copying = profile.copies_us / profile.step_us if profile.step_us else 0.0
     if copying >= MUCH_COPYING:
         yield Finding(
             rule="step-copies",
             level="advice",
-            what=f"{percent(copying)} of a step is copying to or from the GPU",
-            why="from ordinary memory a copy cannot run beside the computation",
-            evidence=(_seen(f"memory copies: {_ms(found.copies_us)} of {_ms(found.step_us)}"),),
-            next="DataLoader(pin_memory=True) and .to(device, non_blocking=True); bytes in "
-            "place of floats",
+            what=f"{percent(copying)} of a step is spent copying to or from the GPU",
+            why="copies from memory that is not pinned cannot overlap with computation",
+            evidence=(
+                _from_profile(f"memory copies: {_ms(profile.copies_us)} of {_ms(profile.step_us)}"),
+            ),
+            next="use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy bytes "
+            "instead of floats",
             source=TUNING,
         )
-    yield from _kernels(found)
+    yield from _check_kernels(profile)
 
 
-def _kernels(found: Profile) -> Iterator[Finding]:
-    assert found.gpu_busy is not None
-    busy = percent(found.gpu_busy)
-    plain = sum(r.share for r in found.kernels if any(w in r.name for w in FP32_PRODUCTS))
+def _check_kernels(profile: Profile) -> Iterator[Finding]:
+    assert profile.gpu_busy is not None
+    busy = percent(profile.gpu_busy)
+    plain = sum(r.share for r in profile.kernels if any(w in r.name for w in FP32_PRODUCTS))
     if plain >= 0.2:
         yield Finding(
             rule="step-fp32-products",
             level="advice",
-            what=f"{percent(plain)} of the GPU's time goes into fp32 matrix products",
-            why="tensor cores do them many times as fast in bf16, fp16 or TF32",
-            evidence=tuple(_seen(f"{row.name}: {percent(row.share)}") for row in found.kernels[:2]),
-            next="torch.autocast('cuda', torch.bfloat16), or "
+            what=f"{percent(plain)} of the GPU's time is spent in fp32 matrix products",
+            why="in bf16, fp16 or TF32, tensor cores compute them many times faster",
+            evidence=tuple(
+                _from_profile(f"{row.name}: {percent(row.share)}") for row in profile.kernels[:2]
+            ),
+            next="use torch.autocast('cuda', torch.bfloat16), or "
             "torch.set_float32_matmul_precision('high')",
             source=TUNING,
         )
-    top = found.kernels[0] if found.kernels else None
-    evidence = (_seen(f"{top.name}: {percent(top.share)} of it"),) if top else ()
-    if found.gpu_busy >= BUSY:
+    top = profile.kernels[0] if profile.kernels else None
+    evidence = (
+        (_from_profile(f"{top.name}: {percent(top.share)} of the GPU's time"),) if top else ()
+    )
+    if profile.gpu_busy >= BUSY:
         yield Finding(
             rule="step-gpu-busy",
             level="good",
-            what=f"the GPU works {busy} of a step",
-            why="only other or fewer kernels make it faster",
-            evidence=evidence or (_seen(f"{busy} busy"),),
-            next="mixed precision, torch.compile, channels_last",
+            what=f"the GPU is busy for {busy} of a step",
+            why="only faster or fewer kernels can speed it up",
+            evidence=evidence or (_from_profile(f"{busy} busy"),),
+            next="try mixed precision, torch.compile, channels_last",
             source=NVML_USE,
         )
 
 
-def _processor(found: Profile) -> Finding:
-    top = found.operations[:3]
+def _processor_finding(profile: Profile) -> Finding:
+    top = profile.operations[:3]
     return Finding(
         rule="step-on-processor",
         level="good",
-        what="the step was computed on the processor"
-        + (f", on {found.threads} threads" if found.threads else ""),
-        why="no GPU was traced",
+        what="the step was computed on the CPU"
+        + (f", by {profile.threads} threads" if profile.threads else ""),
+        why="the trace has no GPU",
         evidence=tuple(
-            _seen(f"{row.name}: {percent(row.share)} of all operations, {row.count:.0f} a step")
+            _from_profile(
+                f"{row.name}: {percent(row.share)} of all operations, {row.count:.0f} per step"
+            )
             for row in top
         ),
-        next="whether a GPU would pay: labctl estimate train.py:build_model --batch 64",
+        next="labctl estimate train.py:build_model --batch 64   # is a GPU worth it?",
         source=TUNING,
     )
 

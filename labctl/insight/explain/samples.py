@@ -1,4 +1,4 @@
-"""Telemetry as the rules ask of it: medians and rates of the time when the run was at work."""
+"""Medians and rates of telemetry over the time after the start of a run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from statistics import median
 from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Value
 
-# Imports, downloads and the first batches are no measure of a training...
+# Imports, downloads and the first batches are not typical of a training, so they are left out...
 START_S = 60.0
-# ...but of a short run they must not be all that is left.
+# ...up to this share of a short run.
 START_SHARE = 0.2
-# Fewer samples than this prove nothing.
+# Fewer samples than this are not enough.
 LEAST = 3
-# Between two samples: beyond it nobody measured, and no rate is taken.
+# Seconds between two samples. Over a longer gap, no rate is computed.
 LONGEST_GAP_S = 180.0
 
 
 class Card(Value, frozen=True):
-    """One GPU over the settled time. Medians; None where the card does not tell."""
+    """Medians of one GPU after the start; None for what the GPU does not report."""
 
     name: str
     uuid: str
@@ -36,51 +36,56 @@ class Card(Value, frozen=True):
 
 
 def settled(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """The samples without each attempt's start."""
+    """Return the samples without each attempt's start."""
     kept: list[Sample] = []
-    for attempt in sorted({one.attempt for one in samples}):
-        own = [one for one in samples if one.attempt == attempt]
-        span_s = own[-1].at - own[0].at
-        begin = own[0].at + min(START_S, START_SHARE * span_s)
-        kept += [one for one in own if one.at >= begin]
+    for attempt in sorted({sample.attempt for sample in samples}):
+        of_attempt = [sample for sample in samples if sample.attempt == attempt]
+        span_s = of_attempt[-1].at - of_attempt[0].at
+        begin = of_attempt[0].at + min(START_S, START_SHARE * span_s)
+        kept += [sample for sample in of_attempt if sample.at >= begin]
     return tuple(kept)
 
 
 def span_s(samples: Sequence[Sample]) -> float:
+    """Return the seconds between the first and the last sample."""
     return max(0.0, samples[-1].at - samples[0].at) if samples else 0.0
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """The median of what was measured; None where that is too little."""
-    known = [one for one in values if one is not None]
-    return median(known) if len(known) >= LEAST else None
+    """Return the median of the measured values; None with fewer than LEAST of them."""
+    measured = [value for value in values if value is not None]
+    return median(measured) if len(measured) >= LEAST else None
 
 
 def cards(samples: Sequence[Sample]) -> tuple[Card, ...]:
-    """Every GPU that was seen often enough, in the order of first sight."""
-    seen: dict[str, list[GpuSample]] = {}
+    """Summarize every GPU that has enough samples, in the order of first appearance."""
+    by_uuid: dict[str, list[GpuSample]] = {}
     for sample in samples:
         for gpu in sample.gpus:
-            seen.setdefault(gpu.uuid, []).append(gpu)
-    return tuple(_card(own) for own in seen.values() if len(own) >= LEAST)
+            by_uuid.setdefault(gpu.uuid, []).append(gpu)
+    return tuple(_summarize(gpus) for gpus in by_uuid.values() if len(gpus) >= LEAST)
 
 
-def _card(own: Sequence[GpuSample]) -> Card:
-    reasons = {reason for one in own for reason in one.throttle}
-    totals = [one.memory_total_bytes for one in own if one.memory_total_bytes]
+def _summarize(samples: Sequence[GpuSample]) -> Card:
+    reasons = {reason for sample in samples for reason in sample.throttle}
+    totals = [sample.memory_total_bytes for sample in samples if sample.memory_total_bytes]
     return Card(
-        name=own[-1].name or "GPU",
-        uuid=own[-1].uuid,
-        count=len(own),
-        use_percent=middle(one.use_percent for one in own),
-        power_w=middle(one.power_w for one in own),
-        power_limit_w=middle(one.power_limit_w for one in own),
-        memory_share=middle(_share(one.memory_bytes, one.memory_total_bytes) for one in own),
+        name=samples[-1].name or "GPU",
+        uuid=samples[-1].uuid,
+        count=len(samples),
+        use_percent=middle(sample.use_percent for sample in samples),
+        power_w=middle(sample.power_w for sample in samples),
+        power_limit_w=middle(sample.power_limit_w for sample in samples),
+        memory_share=middle(
+            _share(sample.memory_bytes, sample.memory_total_bytes) for sample in samples
+        ),
         memory_total_bytes=totals[-1] if totals else None,
-        temperature_c=middle(one.temperature_c for one in own),
-        clock_share=middle(_share(one.sm_clock_mhz, one.sm_clock_max_mhz) for one in own),
+        temperature_c=middle(sample.temperature_c for sample in samples),
+        clock_share=middle(
+            _share(sample.sm_clock_mhz, sample.sm_clock_max_mhz) for sample in samples
+        ),
         throttled={
-            reason: sum(reason in one.throttle for one in own) / len(own)
+            reason: sum(reason in sample.throttle for sample in samples) / len(samples)
             for reason in sorted(reasons)
         },
     )
@@ -91,16 +96,17 @@ def _share(part: float | None, whole: float | None) -> float | None:
 
 
 def processor_share(samples: Sequence[Sample]) -> float | None:
-    """Busy cores as a share of those it may use."""
-    return middle(_share(one.cpu_cores, one.cores) for one in samples)
+    """Return busy CPU cores as a share of those that the run may use."""
+    return middle(_share(sample.cpu_cores, sample.cores) for sample in samples)
 
 
 def cores(samples: Sequence[Sample]) -> float | None:
-    return next((one.cores for one in reversed(samples) if one.cores), None)
+    """Return the number of CPU cores that the run may use, as last reported."""
+    return next((sample.cores for sample in reversed(samples) if sample.cores), None)
 
 
 def rate(samples: Sequence[Sample], total: Callable[[Sample], int | None]) -> float | None:
-    """Bytes a second of a counter, where it was counted without a gap or a new beginning."""
+    """Return a counter's bytes per second, without gaps and restarts of the counter."""
     size = seconds = 0.0
     for before, after in pairwise(samples):
         first, last = total(before), total(after)
@@ -113,7 +119,7 @@ def rate(samples: Sequence[Sample], total: Callable[[Sample], int | None]) -> fl
 
 
 def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(rise per unit, share of the variance that a straight line explains) by least squares."""
+    """Fit a line by least squares; return (rise per unit, share of the variance explained)."""
     count = len(points)
     mean_x = sum(x for x, _ in points) / count
     mean_y = sum(y for _, y in points) / count

@@ -1,4 +1,4 @@
-"""Whom the rules follow. A threshold that no source gives is a rule of thumb, and docs say so."""
+"""The references of the rules. The docs mark thresholds without a reference as rules of thumb."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Source(Value, frozen=True):
 
 
 NVML_USE = Source(
-    title="NVIDIA, NVML reference: utilisation is the share of time in which any kernel ran",
+    title="NVIDIA, NVML reference: utilization is the share of time in which any kernel ran",
     url="https://docs.nvidia.com/deploy/nvml-api/structnvmlUtilization__t.html",
 )
 NVML_THROTTLE = Source(

@@ -1,4 +1,4 @@
-"""How figures are said, and the commands that try something else."""
+"""Formats of numbers in findings, and the commands that they suggest."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def gib(size: float) -> str:
 
 
 def taken_samples(count: int, least: int) -> str:
-    """Why so many samples of telemetry tell nothing."""
-    said = "1 sample was taken" if count == 1 else f"{count} samples were taken"
-    return f"{said}, one every 10 s; it takes {least} after the start"
+    """Explain that `count` samples of telemetry are too few."""
+    taken = "there is 1 sample" if count == 1 else f"there are {count} samples"
+    return f"{taken} of telemetry, one every 10 s; this rule needs {least} after the start"
 
 
 def percent(share: float) -> str:
@@ -53,56 +53,57 @@ def minutes(seconds: float) -> str:
 
 
 def given(material: Material, names: Iterable[str]) -> tuple[str, str] | None:
-    """The option of these names that the run's command has, and its value."""
+    """Find an option with one of these names in the run's command; return (name, value)."""
     words = material.run.command
-    for at, word in enumerate(words):
+    for index, word in enumerate(words):
         for name in names:
-            if word == name and at + 1 < len(words):
-                return name, words[at + 1]
+            if word == name and index + 1 < len(words):
+                return name, words[index + 1]
             if name.startswith("--") and word.startswith(name + "="):
                 return name, word.partition("=")[2]
     return None
 
 
 def given_number(material: Material, names: Iterable[str]) -> float | None:
-    found = given(material, names)
-    return float(found[1]) if found and _NUMBER.fullmatch(found[1]) else None
+    """Return the numeric value of an option of the run's command; None if it has none."""
+    option = given(material, names)
+    return float(option[1]) if option and _NUMBER.fullmatch(option[1]) else None
 
 
 def taken(material: Material, names: Iterable[str]) -> str:
-    """The option of these names that the command has, or the lab's scripts take; "" for none."""
+    """Find an option of these names in the command or the lab's scripts; "" if there is none."""
     names = tuple(names)
-    found = given(material, names)
-    if found:
-        return found[0]
+    option = given(material, names)
+    if option:
+        return option[0]
     return next((name for name in names if name in material.options), "")
 
 
 def again(material: Material, changes: Mapping[tuple[str, ...], str], otherwise: str) -> str:
-    """The run's command with these options changed; `otherwise` where it takes none of them."""
+    """Build the run's command with these options changed, or `otherwise` if it has none of them."""
     words = list(material.run.command)
     if not any(word.endswith(".py") or word == "-m" for word in words):
-        return otherwise  # a shell's line, say: what would be added to it goes nowhere
+        return otherwise  # such as a shell command, which would ignore additional options
     changed = False
     for names, value in changes.items():
         name = taken(material, names)
         if name:
-            words = _with(words, name, value)
+            words = _set_option(words, name, value)
             changed = True
     return f"labctl run -- {shlex.join(words)}" if changed else otherwise
 
 
 def also(first: str, more: str) -> str:
-    """Two things to try; behind a command the second is a comment, so that it can be copied."""
+    """Join two suggestions. After a command the second is a comment, so that it can be copied."""
     if not more:
         return first
     return f"{first}   # {more}" if first.startswith("labctl ") else f"{first}; {more}"
 
 
-def _with(words: list[str], name: str, value: str) -> list[str]:
-    for at, word in enumerate(words):
-        if word == name and at + 1 < len(words):
-            return [*words[: at + 1], value, *words[at + 2 :]]
+def _set_option(words: list[str], name: str, value: str) -> list[str]:
+    for index, word in enumerate(words):
+        if word == name and index + 1 < len(words):
+            return [*words[: index + 1], value, *words[index + 2 :]]
         if name.startswith("--") and word.startswith(name + "="):
-            return [*words[:at], f"{name}={value}", *words[at + 1 :]]
+            return [*words[:index], f"{name}={value}", *words[index + 1 :]]
     return [*words, name, value]

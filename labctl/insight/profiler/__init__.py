@@ -1,6 +1,6 @@
-"""Profiling a run's own program, whatever it is: what goes into the container, and what comes out.
+"""The profiler of a run's program: what runs inside the container, and how its trace is read.
 
-`sitecustomize` is a program for the container's Python, which imports it at its start; `trace`
-reads what PyTorch's profiler wrote, there and here. Both use the standard library alone and keep to
-Python 3.8. `advice` (here alone) says what to make of the figures.
+The container's Python imports `sitecustomize` at its start; `trace` reads what PyTorch's profiler
+wrote, there and here; `trace_server` serves the page. All use only the standard library and
+Python 3.8. `explain/profile.py` interprets the figures.
 """

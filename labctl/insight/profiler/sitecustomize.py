@@ -1,9 +1,9 @@
-"""Profiles a few optimizer steps of whatever PyTorch program starts here, and then ends it.
+"""Profile a few optimizer steps of the PyTorch program of this process, and then end it.
 
-Python imports `sitecustomize` at its start, before the program; this one waits until PyTorch is
-imported, follows the first optimizer's steps, lets PyTorch's own profiler trace some of them, and
+Python imports `sitecustomize` at its start, before the program. This one waits until PyTorch is
+imported, follows the first optimizer's steps, traces some of them with PyTorch's own profiler, and
 writes to LABCTL_LOG_DIR/profile: trace.json.gz, profile.json (labctl_trace's summary), index.html,
-or note.json where it came to nothing. Standard library and Python 3.8 only.
+or note.json if it failed. Standard library and Python 3.8 only.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH120, PTH100 (may lie within a zip)
+HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH120, PTH100 (may be inside a zip)
 PAGE_MARK = "PROFILE_AS_JSON"
 LARGEST_TRACE_BYTES = 512 * 1024**2
 
 
-def beside(name: str) -> str:
-    """A file that travelled with this one, in the same directory or zip."""
+def read_sibling(name: str) -> str:
+    """Read a file of the same directory or zip as this one."""
     import pkgutil
 
     content = pkgutil.get_data("sitecustomize", name)
@@ -34,7 +34,7 @@ def beside(name: str) -> str:
 
 
 class Profiling:
-    """One program's steps. `note` is what came of it."""
+    """Follows and profiles the optimizer steps of one program."""
 
     def __init__(self, logs: str, warmup: int, steps: int) -> None:
         self.directory = Path(logs) / "profile"
@@ -46,18 +46,18 @@ class Profiling:
         self.done = False
 
     def attach(self, optimizers: Any) -> None:
-        """PyTorch has been imported: `optimizers` is its module torch.optim.optimizer."""
+        """Register the hooks; called with the module torch.optim.optimizer after its import."""
         register = getattr(optimizers, "register_optimizer_step_post_hook", None)
         if register is None:
-            self.tell(
-                "this PyTorch has no hook for every optimizer's steps: 2.0 or newer is needed"
+            self.write_note(
+                "profiling needs PyTorch 2.0 or newer, which has a hook for optimizer steps"
             )
             return
-        register(self.stepped)
-        atexit.register(self.ended)
+        register(self.on_step)
+        atexit.register(self.on_exit)
 
-    def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """After a step of any optimizer. Of several, the first one's steps are counted."""
+    def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Count a step. Called for every optimizer, but only the first one's steps count."""
         if os.getpid() != self.process:
             return
         self.optimizer = self.optimizer or optimizer
@@ -65,67 +65,69 @@ class Profiling:
             return
         self.seen += 1
         if os.environ.get("RANK", "0") != "0":
-            # The others end with the one that is recorded: none waits for it in vain.
+            # Other ranks end together with the recorded one, so that none waits for it forever.
             self.done = self.seen >= self.warmup + self.steps
         elif self.profile is None:
-            self.profile = self.begun()
+            self.profile = self.start_profiler()
         else:
             self.profile.step()
         if self.done:
             raise SystemExit(0)
 
-    def begun(self) -> Any:
-        """A profiler that waits, warms up (its own first step is slow), and then records."""
+    def start_profiler(self) -> Any:
+        """Start a profiler that waits, warms up (its own first step is slow), and then records."""
         import torch
         from torch import profiler
 
-        wanted = [profiler.ProfilerActivity.CPU]
+        activities = [profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
-            wanted.append(profiler.ProfilerActivity.CUDA)
+            activities.append(profiler.ProfilerActivity.CUDA)
         waits = max(0, self.warmup - 3)
-        made = profiler.profile(
-            activities=wanted,
+        profile = profiler.profile(
+            activities=activities,
             schedule=profiler.schedule(wait=waits, warmup=2, active=self.steps, repeat=1),
-            on_trace_ready=self.ready,
+            on_trace_ready=self.write_trace,
             record_shapes=False,
             profile_memory=True,
         )
-        made.start()
-        return made
+        profile.start()
+        return profile
 
-    def ready(self, made: Any) -> None:
-        """Write all of it. Whatever goes wrong is told, and ends the program too."""
+    def write_trace(self, profile: Any) -> None:
+        """Write the trace and its summary. An error is written as a note; both end the program."""
         self.done = True
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / "trace.json.gz"
         partial = self.directory / "trace.partial.json"
-        made.export_chrome_trace(str(partial))
+        profile.export_chrome_trace(str(partial))
         size = partial.stat().st_size
         if size > LARGEST_TRACE_BYTES:
             partial.unlink()
-            self.tell(f"the trace has {size // 1024**2} MiB: fewer steps (--steps 1) are needed")
+            self.write_note(
+                f"the trace is too large ({size // 1024**2} MiB); trace fewer steps (--steps 1)"
+            )
             return
         text = partial.read_bytes()
         with gzip.open(str(path), "wb", compresslevel=5) as file:
             file.write(text)
         partial.unlink()
-        self.summed_up(json.loads(text))
+        self.write_summary(json.loads(text))
 
-    def summed_up(self, trace: dict[str, Any]) -> None:
+    def write_summary(self, trace: dict[str, Any]) -> None:
         summary = importlib.import_module("labctl_trace").summary
         try:
-            found = summary(trace)
+            figures = summary(trace)
         except ValueError as error:
-            self.tell(str(error))
+            self.write_note(str(error))
             return
-        found.update(self.about())
-        text = json.dumps(found)
+        figures.update(self.describe())
+        text = json.dumps(figures)
         self.write("profile.json", text)
-        page = beside("page.html")
-        # Within a script element, `<` could end it.
+        page = read_sibling("page.html")
+        # Inside a script element, `<` could end the element.
         self.write("index.html", page.replace(PAGE_MARK, text.replace("<", "\\u003c")))
 
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         import torch
 
         cuda = torch.cuda.is_available()
@@ -139,16 +141,16 @@ class Profiling:
             "warmup": self.warmup,
         }
 
-    def ended(self) -> None:
-        """At the program's end: nothing was written unless all steps were seen."""
+    def on_exit(self) -> None:
+        """Write a note at the program's end, unless all steps were profiled."""
         first = os.environ.get("RANK", "0") == "0"
-        # A launcher that imports PyTorch for its children has nothing to add to what they say.
+        # A launcher that imports PyTorch for its children does not overwrite their results.
         silent = self.seen == 0 and self.directory.exists()
         if not self.done and first and os.getpid() == self.process and not silent:
             needed = self.warmup + self.steps
-            self.tell(f"it made {self.seen} optimizer steps; {needed} are needed")
+            self.write_note(f"the program made {self.seen} optimizer steps; {needed} are needed")
 
-    def tell(self, why: str) -> None:
+    def write_note(self, why: str) -> None:
         self.done = True
         self.write("note.json", json.dumps({"why": why, "steps": self.seen}))
 
@@ -159,8 +161,8 @@ class Profiling:
         partial.replace(self.directory / name)
 
 
-class Watch(importlib.abc.MetaPathFinder):
-    """Hands the optimizers' module on once it is imported; costs other programs nothing."""
+class ImportHook(importlib.abc.MetaPathFinder):
+    """Passes on the optimizers' module once it is imported. Costs other programs nothing."""
 
     NAME = "torch.optim.optimizer"
 
@@ -184,8 +186,8 @@ class Watch(importlib.abc.MetaPathFinder):
         return spec
 
 
-def own_sitecustomize() -> None:
-    """The image's own, which this one stands before."""
+def run_own_sitecustomize() -> None:
+    """Run the image's own sitecustomize, which this one hides."""
     others = [path for path in sys.path if os.path.abspath(path) != HERE]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
@@ -197,8 +199,8 @@ def main() -> None:
     if logs:
         warmup = int(os.environ.get("LABCTL_PROFILE_WARMUP", "10"))
         steps = int(os.environ.get("LABCTL_PROFILE_STEPS", "5"))
-        sys.meta_path.insert(0, Watch(Profiling(logs, warmup, steps)))
-    own_sitecustomize()
+        sys.meta_path.insert(0, ImportHook(Profiling(logs, warmup, steps)))
+    run_own_sitecustomize()
 
 
 if __name__ == "sitecustomize":

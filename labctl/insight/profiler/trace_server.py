@@ -1,7 +1,7 @@
-"""Shows the profiles of a lab's runs: a small web server for a container beside them.
+"""Web server for the profiles of a lab's runs, in a container on the server.
 
-`/RUN/` is a profile's page; of each run's logs/profile only the files of FILES are handed out, and
-only to those who call it localhost, so that no page of somebody else's reaches it by another name.
+`/RUN/` is a profile's page. Of each run's logs/profile, only the files of FILES are served, and
+only to requests for the host localhost, so that a foreign page cannot read them by DNS rebinding.
 Standard library and Python 3.8 only.
 """
 
@@ -15,13 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 RUNS = Path("/lab/runs")
-PLACE = re.compile(r"/([a-z0-9][a-z0-9-]{0,38})/([a-z.]*)")
+PATH = re.compile(r"/([a-z0-9][a-z0-9-]{0,38})/([a-z.]*)")
 FILES = {
     "index.html": "text/html; charset=utf-8",
     "profile.json": "application/json",
     "trace.json.gz": "application/gzip",
 }
-CALLED = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
+LOCALHOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 
 
 class Shelf(BaseHTTPRequestHandler):
@@ -30,32 +30,32 @@ class Shelf(BaseHTTPRequestHandler):
     runs = RUNS
 
     def do_GET(self) -> None:
-        if not CALLED.fullmatch(self.headers.get("Host", "")):
-            self.send_error(403, "call it localhost")
+        if not LOCALHOST.fullmatch(self.headers.get("Host", "")):
+            self.send_error(403, "use the host name localhost")
             return
         path = self.path.partition("?")[0]
         if path == "/":
             self._answer("text/html; charset=utf-8", self._list().encode())
             return
-        found = PLACE.fullmatch(path)
-        name = (found[2] or "index.html") if found else ""
-        if found is None or name not in FILES:
+        match = PATH.fullmatch(path)
+        name = (match[2] or "index.html") if match else ""
+        if match is None or name not in FILES:
             self.send_error(404)
             return
-        place = self.runs / found[1] / "logs" / "profile" / name
+        file = self.runs / match[1] / "logs" / "profile" / name
         try:
-            # The run may have put a link there; none is followed.
-            if place.resolve() != self.runs.resolve() / place.relative_to(self.runs):
+            # The run may have created a link there; links are not followed.
+            if file.resolve() != self.runs.resolve() / file.relative_to(self.runs):
                 raise OSError("a link")
-            content = place.read_bytes()
+            content = file.read_bytes()
         except OSError:
             self.send_error(404)
             return
         self._answer(FILES[name], content)
 
     def _list(self) -> str:
-        found = sorted(self.runs.glob("*/logs/profile/index.html"), reverse=True)
-        names = [html.escape(path.parents[2].name) for path in found]
+        pages = sorted(self.runs.glob("*/logs/profile/index.html"), reverse=True)
+        names = [html.escape(path.parents[2].name) for path in pages]
         rows = "".join(f'<li><a href="/{name}/">{name}</a></li>' for name in names)
         return f"<!doctype html><meta charset=utf-8><title>Profiles</title><ul>{rows}</ul>"
 

@@ -1,5 +1,5 @@
-"""The results presentation: one HTML file. Pure: facts go in, a page comes out.
+"""The report of a run: one HTML file. Pure functions from facts to a page.
 
-`facts` is what is known of a run, `page` what is said of it, `charts` where the lines go,
-`pictures` which pictures may be shown, `render` the HTML.
+`facts` is the input, `page` the text and figures, `charts` the geometry of the charts, `pictures`
+the check of pictures, `render` the HTML.
 """

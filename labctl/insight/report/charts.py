@@ -1,6 +1,6 @@
-"""Where a chart's lines, ticks and labels go. Positions are percent of the plot, y from its top.
+"""Positions of a chart's lines, ticks and labels, in percent of the plot, y from its top.
 
-Lines are SVG paths in a square of 1000 units that the page stretches; all else stays its size.
+Lines are SVG paths in a square of 1000 units that the page stretches; other parts keep their size.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from labctl.model import Value
 
 MOST_POINTS = 500
 MOST_LINES = 4
-# Two labels at the end of lines keep so much of the plot's height between them.
+# least distance between labels at the ends of lines, in percent of the plot's height
 LABEL_GAP = 12.0
 UNIT = 1000.0
-# A line of so few points shows each of them.
+# A line of at most this many points shows each of them as a dot.
 FEW = 24
 
 
 class Curve(Value, frozen=True):
-    """What is to be drawn. `None` and what is no number interrupt the line."""
+    """A curve to draw. `None`, NaN and infinities interrupt its line."""
 
     label: str
     xs: tuple[float, ...]
@@ -37,7 +37,7 @@ class Tick(Value, frozen=True):
 
 
 class Line(Value, frozen=True):
-    """A curve's path. `style` 0 is the accent's, 1 and more are the quiet ones."""
+    """A curve's path. `style` 0 is the accent color, others are quiet colors."""
 
     label: str
     value: str
@@ -48,7 +48,7 @@ class Line(Value, frozen=True):
 
 
 class Mark(Value, frozen=True):
-    """A moment on the x axis, with a dot on the line that it chose. `anchor` is SVG's."""
+    """A marked position on the x axis, with a dot on the main line. `anchor` is SVG's."""
 
     at: float
     text: str
@@ -57,7 +57,7 @@ class Mark(Value, frozen=True):
 
 
 class Chart(Value, frozen=True):
-    """One chart. `alt` says it in words; `lines` is empty where there was nothing to draw."""
+    """One chart. `alt` describes it in words; `lines` is empty if there is nothing to draw."""
 
     name: str
     title: str
@@ -72,7 +72,7 @@ class Chart(Value, frozen=True):
 
 
 class Axis(Value, frozen=True):
-    """A stretch of figures, with ticks at round ones."""
+    """A range of values, with ticks at round ones."""
 
     low: float
     high: float
@@ -94,33 +94,34 @@ def chart(
     low: float | None = None,
     high: float | None = None,
 ) -> Chart:
-    """A chart of at most MOST_LINES curves. `share` figures (0 to 1) are shown in percent.
+    """Lay out a chart of at most MOST_LINES curves. `share` values (0 to 1) are shown in percent.
 
-    `low` and `high` are what the y axis must hold.
+    The y axis always includes `low` and `high`.
     """
     drawn, left = list(curves[:MOST_LINES]), curves[MOST_LINES:]
     notes = [f"{len(left)} more lines are not drawn"] if left else []
-    whole = [_clean(curve) for curve in drawn]
-    notes += [f"{curve.label}: {missing}" for curve, missing in whole if missing]
-    drawn = [curve for curve, _ in whole if any(y is not None for y in curve.ys)]
+    cleaned = [_clean(curve) for curve in drawn]
+    notes += [f"{curve.label}: {missing}" for curve, missing in cleaned if missing]
+    drawn = [curve for curve, _ in cleaned if any(y is not None for y in curve.ys)]
     xs = [x for curve in drawn for x, y in zip(curve.xs, curve.ys, strict=True) if y is not None]
     ys = [y for curve in drawn for y in curve.ys if y is not None]
-    near = xs and 0 < min(xs) < max(xs) / 4  # counted from the beginning, most likely
+    near = xs and 0 < min(xs) < max(xs) / 4  # such an axis most likely counts from 0
     x_axis = axis([0.0, *xs] if near else xs, whole=True) if xs else None
     y_axis = axis([*ys, *(v for v in (low, high) if v is not None)]) if ys else None
     blank = Chart(name=name, title=title, unit="%" if share else unit, alt="", x_title=x_title)
     if x_axis is None or y_axis is None:
-        said = "no value was a number" if curves else "nothing was logged"
-        return replace(blank, alt=f"{title}: {said}.", note=said)
-    tell: Callable[[float], str] = percent if share else number
-    lines = _spread(
+        reason = "all values are NaN or infinite" if curves else "nothing was logged"
+        return replace(blank, alt=f"{title}: {reason}.", note=reason)
+    format_value: Callable[[float], str] = percent if share else number
+    lines = _separate_labels(
         tuple(
-            _line(curve, x_axis, y_axis, place, share) for place, curve in enumerate(_ranked(drawn))
+            _line(curve, x_axis, y_axis, style, share)
+            for style, curve in enumerate(_sort_main_first(drawn))
         )
     )
     return replace(
         blank,
-        alt=f"{title}. " + " ".join(_told(curve, tell, x_title) for curve in drawn),
+        alt=f"{title}. " + " ".join(_describe(curve, format_value, x_title) for curve in drawn),
         lines=lines,
         x_ticks=tuple(Tick(at=x_axis.at(v), text=number(v)) for v in x_axis.ticks),
         y_ticks=tuple(
@@ -133,9 +134,9 @@ def chart(
 
 
 def axis(values: Sequence[float], *, whole: bool = False, wanted: int = 4) -> Axis | None:
-    """Round ends and ticks around finite `values`; None where they are too far apart to be drawn.
+    """Choose round ends and ticks for finite `values`; None if their range is too large to draw.
 
-    With `whole` it ends where the values end, as an x axis should.
+    With `whole`, the axis ends where the values end, as an x axis should.
     """
     low, high = min(values), max(values)
     if not math.isfinite(high - low) or abs(high) > 1e300 or abs(low) > 1e300:
@@ -154,49 +155,49 @@ def axis(values: Sequence[float], *, whole: bool = False, wanted: int = 4) -> Ax
 
 
 def _round_step(least: float) -> float:
-    """The smallest of 1, 2, 2.5, 5, 10 times a power of ten that is not below `least`."""
+    """Return the smallest of 1, 2, 2.5, 5, 10 times a power of ten that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * part for part in (1, 2, 2.5, 5, 10) if power * part >= least * 0.999)
 
 
 def _clean(curve: Curve) -> tuple[Curve, str]:
-    """The curve with None for what is no number, and how many of those there were."""
+    """Replace NaN and infinities by None; return the curve and a note that counts them."""
     ys = tuple(y if y is not None and math.isfinite(y) else None for y in curve.ys)
     wrong = sum(y is not None for y in curve.ys) - sum(y is not None for y in ys)
-    said = f"{wrong:,} of {len(ys):,} values are no numbers (NaN or infinite)" if wrong else ""
-    return Curve(label=curve.label, xs=curve.xs, ys=ys, main=curve.main), said
+    note = f"{wrong:,} of {len(ys):,} values are NaN or infinite" if wrong else ""
+    return Curve(label=curve.label, xs=curve.xs, ys=ys, main=curve.main), note
 
 
-def _ranked(curves: Sequence[Curve]) -> list[Curve]:
-    """Main ones first: the first of them gets the accent."""
+def _sort_main_first(curves: Sequence[Curve]) -> list[Curve]:
+    """Sort the main curves first: the first curve gets the accent color."""
     return sorted(curves, key=lambda curve: not curve.main)
 
 
 def _line(curve: Curve, x_axis: Axis, y_axis: Axis, style: int, share: bool) -> Line:
     runs = [thin(run) for run in stretches(curve)]
-    places = [[(x_axis.at(x), 100 - y_axis.at(y)) for x, y in run] for run in runs]
+    positions = [[(x_axis.at(x), 100 - y_axis.at(y)) for x, y in run] for run in runs]
     path = "".join(
         " ".join(
-            f"{'M' if place == 0 else 'L'}{x * UNIT / 100:.1f} {y * UNIT / 100:.1f}"
-            for place, (x, y) in enumerate(run)
+            f"{'M' if index == 0 else 'L'}{x * UNIT / 100:.1f} {y * UNIT / 100:.1f}"
+            for index, (x, y) in enumerate(run)
         )
-        for run in places
+        for run in positions
     )
-    single = [run[0] for run in places if len(run) == 1]
-    few = [point for run in places for point in run]
+    single = [run[0] for run in positions if len(run) == 1]
+    few = [point for run in positions for point in run]
     last = runs[-1][-1][1]
     return Line(
         label=curve.label,
         value=percent(last) if share else number(last, 3),
         path=path,
         dots=tuple(few if len(few) <= FEW else single),
-        label_at=places[-1][-1][1],
+        label_at=positions[-1][-1][1],
         style=style,
     )
 
 
 def stretches(curve: Curve) -> list[list[tuple[float, float]]]:
-    """The points of a curve, parted wherever a value is missing."""
+    """Split a curve into stretches without missing values."""
     found: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(curve.xs, curve.ys, strict=True):
         if y is not None:
@@ -207,7 +208,7 @@ def stretches(curve: Curve) -> list[list[tuple[float, float]]]:
 
 
 def thin(points: list[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """At most so many points: of each stretch its lowest and its highest, and both ends."""
+    """Reduce to at most `most` points: the lowest and highest of each part, and both ends."""
     if len(points) <= most:
         return points
     width = math.ceil(len(points) / (most // 2 - 1))
@@ -218,8 +219,8 @@ def thin(points: list[tuple[float, float]], most: int = MOST_POINTS) -> list[tup
     return [*kept, points[-1]]
 
 
-def _spread(lines: tuple[Line, ...]) -> tuple[Line, ...]:
-    """The same lines, their labels so far apart that each can be read, and inside of the plot."""
+def _separate_labels(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """Move the lines' labels apart so that they do not overlap, and stay inside the plot."""
     order = sorted(lines, key=lambda line: line.label_at)
     placed: list[float] = []
     for line in order:
@@ -240,22 +241,23 @@ def _mark(
     if not x_axis.low <= x <= x_axis.high:
         return None
     at = x_axis.at(x)
-    main = next(iter(_ranked(curves)))
-    known = {px: py for px, py in zip(main.xs, main.ys, strict=True) if py is not None}
-    dot = (at, 100 - y_axis.at(known[x])) if x in known else None
+    main = next(iter(_sort_main_first(curves)))
+    values = {px: py for px, py in zip(main.xs, main.ys, strict=True) if py is not None}
+    dot = (at, 100 - y_axis.at(values[x])) if x in values else None
     return Mark(at=at, text=text, dot=dot, anchor="end" if at > 50 else "start")
 
 
-def _told(curve: Curve, say: Callable[[float], str], x_title: str) -> str:
-    """One curve in a sentence: where it began and ended, its highest and lowest."""
+def _describe(curve: Curve, format_value: Callable[[float], str], x_title: str) -> str:
+    """Describe a curve in a sentence: its first and last value, the highest and the lowest."""
     points = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if y is not None]
     (x0, y0), (x1, y1) = points[0], points[-1]
     top, bottom = max(points, key=lambda p: p[1]), min(points, key=lambda p: p[1])
     at = f"{x_title}{SPACE}"
     if len(points) == 1:
-        return f"{curve.label}: {say(y0)} at {at}{number(x0)}."
+        return f"{curve.label}: {format_value(y0)} at {at}{number(x0)}."
     return (
-        f"{curve.label}: from {say(y0)} at {at}{number(x0)} to {say(y1)} at {at}{number(x1)}; "
-        f"highest {say(top[1])} at {at}{number(top[0])}, "
-        f"lowest {say(bottom[1])} at {at}{number(bottom[0])}."
+        f"{curve.label}: from {format_value(y0)} at {at}{number(x0)} "
+        f"to {format_value(y1)} at {at}{number(x1)}; "
+        f"highest {format_value(top[1])} at {at}{number(top[0])}, "
+        f"lowest {format_value(bottom[1])} at {at}{number(bottom[0])}."
     )

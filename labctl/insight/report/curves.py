@@ -1,4 +1,4 @@
-"""What a run logged, as charts: training beside validation, and what the server measured."""
+"""Charts of what a run logged, training and validation together, and of the server's telemetry."""
 
 from __future__ import annotations
 
@@ -15,65 +15,67 @@ from labctl.insight.telemetry import GpuSample, Sample
 
 MOST_CHARTS = 12
 MOST_SETTINGS = 12
-# What people ask for first.
+# The most important metrics, drawn first.
 FIRST = ("accuracy", "acc", "top1", "f1", "iou", "auc", "loss")
 SHARES = re.compile(r"(^|_)(accuracy|acc|precision|recall|f1|auc|iou|dice|share|top\d)($|_)")
 UNITS = {"seconds": "s", "_ms": "ms", "bytes": "bytes", "percent": "%"}
-# A pause of more than so many usual ones interrupts the line of what was measured.
+# A pause of more than this many usual intervals interrupts a line of telemetry.
 GAP = 3.0
 LEAST_SAMPLES = 3
 GIB = 1024**3
 
 
 def logged(facts: Facts) -> tuple[tuple[Chart, ...], str]:
-    """A chart per figure that the run logged, and in words what is not drawn: settings, which were
-    logged once (a batch size), and what is too much."""
+    """Draw a chart for each logged metric; return them, and a note on what is not drawn.
+
+    That is settings, which were logged once (a batch size), and charts beyond MOST_CHARTS.
+    """
     groups: dict[str, list[Series]] = {}
     for series in facts.scalars.series:
-        groups.setdefault(_figure(series.tag), []).append(series)
-    names = sorted(groups, key=lambda name: (_place(name), name))
-    once = [name for name in names if _setting(name, groups[name])]
+        groups.setdefault(_metric_name(series.tag), []).append(series)
+    names = sorted(groups, key=lambda name: (_priority(name), name))
+    once = [name for name in names if _is_setting(name, groups[name])]
     drawn = [name for name in names if name not in once]
     shown = drawn[:MOST_CHARTS]
-    charts = tuple(_logged(name, groups[name], facts.chosen_step) for name in shown)
+    charts = tuple(_draw_metric(name, groups[name], facts.chosen_step) for name in shown)
     settings = [
         f"{_title(name).lower()}{SPACE}{number(groups[name][0].values[0])}" for name in once
     ]
     notes = [f"Logged once: {', '.join(settings[:MOST_SETTINGS])}."] if once else []
     left = len(drawn) - len(shown) + max(0, len(settings) - MOST_SETTINGS)
-    notes += [f"{count(left, 'more figure')} of the logs are not drawn."] if left else []
+    notes += [f"{count(left, 'more logged value')} are not drawn."] if left else []
     return charts, " ".join(notes)
 
 
-def _setting(name: str, group: Sequence[Series]) -> bool:
-    """Whether it was logged once and is none of what people ask for first."""
-    return _place(name) == len(FIRST) and len(group) == 1 and len(group[0].values) == 1
+def _is_setting(name: str, group: Sequence[Series]) -> bool:
+    """Whether it was logged only once and is not one of the most important metrics."""
+    return _priority(name) == len(FIRST) and len(group) == 1 and len(group[0].values) == 1
 
 
-def _figure(tag: str) -> str:
-    """What a tag measures, whatever it was measured on: train/loss and val_loss are both loss."""
+def _metric_name(tag: str) -> str:
+    """Return the metric of a tag without its data set: train/loss and val_loss are both loss."""
     last = tag.rpartition("/")[2]
     bare = re.sub(r"^(train|training|val|valid|validation|eval|test|epoch)_", "", last)
     return bare or last
 
 
-def _place(name: str) -> int:
+def _priority(name: str) -> int:
     words = name.lower().split("_")
-    return next((place for place, word in enumerate(FIRST) if word in words), len(FIRST))
+    return next((index for index, word in enumerate(FIRST) if word in words), len(FIRST))
 
 
-def _logged(name: str, group: Sequence[Series], chosen: int | None) -> Chart:
+def _draw_metric(name: str, group: Sequence[Series], chosen: int | None) -> Chart:
     share = bool(SHARES.search(name.lower())) and all(
-        -1e-9 <= value <= 1 + 1e-9 for one in group for value in one.values if value == value
+        -1e-9 <= value <= 1 + 1e-9 for series in group for value in series.values if value == value
     )
     curves = [
         Curve(
-            label=_label(one.tag, len(group)),
-            xs=tuple(map(float, one.steps)),
-            ys=one.values,
-            main=bool(words(one.tag) & HELD_OUT) or len(group) == 1,
+            label=_label(series.tag, len(group)),
+            xs=tuple(map(float, series.steps)),
+            ys=series.values,
+            main=bool(words(series.tag) & HELD_OUT) or len(group) == 1,
         )
-        for one in sorted(group, key=lambda one: one.tag)
+        for series in sorted(group, key=lambda series: series.tag)
     ]
     unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
     mark = (float(chosen), f"chosen, step{SPACE}{chosen:,}") if chosen is not None else None
@@ -87,16 +89,16 @@ def _title(name: str) -> str:
 
 
 def _label(tag: str, members: int) -> str:
-    said = words(tag)
-    if said & HELD_OUT:
-        return "test" if "test" in said else "validation"
-    if said & TRAINING:
+    names = words(tag)
+    if names & HELD_OUT:
+        return "test" if "test" in names else "validation"
+    if names & TRAINING:
         return "training"
     return "" if members == 1 else tag[:40]
 
 
 def measured(samples: Sequence[Sample]) -> tuple[Chart, ...]:
-    """What the server measured over the run's time; nothing where that is too little to draw."""
+    """Draw the server's telemetry over the run's time; empty with too few samples."""
     if len(samples) < LEAST_SAMPLES:
         return ()
     scale, unit = _time_scale(samples[-1].at - samples[0].at)
@@ -108,13 +110,13 @@ def measured(samples: Sequence[Sample]) -> tuple[Chart, ...]:
     ) -> Chart:
         xs: list[float] = []
         ys: list[float | None] = []
-        for before, one in zip((None, *samples), samples, strict=False):
-            at = (one.at - samples[0].at) / scale
-            if before and (one.at - before.at > longest or one.attempt != before.attempt):
+        for before, sample in zip((None, *samples), samples, strict=False):
+            at = (sample.at - samples[0].at) / scale
+            if before and (sample.at - before.at > longest or sample.attempt != before.attempt):
                 xs.append(at)
                 ys.append(None)
             xs.append(at)
-            ys.append(read(one))
+            ys.append(read(sample))
         curve = Curve(label="", xs=tuple(xs), ys=tuple(ys))
         return chart(name, title, [curve], unit=unit_, x_title=unit, low=0.0)
 
@@ -122,14 +124,14 @@ def measured(samples: Sequence[Sample]) -> tuple[Chart, ...]:
         over_time("gpu-use", "GPU busy", "%", gpu_use),
         over_time("gpu-memory", "GPU memory", "GiB", lambda s: _gib(_gpus(s, _memory, sum))),
         over_time("gpu-power", "GPU power", "W", lambda s: _gpus(s, _power, sum)),
-        over_time("cpu", "Processor", "cores busy", lambda s: s.cpu_cores),
+        over_time("cpu", "CPU", "cores busy", lambda s: s.cpu_cores),
         over_time("memory", "Memory", "GiB", lambda s: _gib(s.memory_bytes)),
     ]
-    return tuple(one for one in drawn if one.lines)
+    return tuple(sample for sample in drawn if sample.lines)
 
 
 def gpu_use(sample: Sample) -> float | None:
-    """Percent, the mean of the run's GPUs."""
+    """Return the mean utilization of the run's GPUs, in percent."""
     return _gpus(sample, lambda gpu: gpu.use_percent, lambda known: sum(known) / len(known))
 
 

@@ -1,4 +1,4 @@
-"""What a report is made of. Whatever is None, "" or empty was not measured, and is said to be."""
+"""The input of a report. A value that is None, "" or empty is shown as not measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labctl.runs.evaluation import Evaluation
 
 
 class Checkpoint(Value, frozen=True):
-    """One that is here, as its manifest describes it."""
+    """A pulled checkpoint, as its manifest describes it."""
 
     name: str
     step: int
@@ -39,7 +39,7 @@ class MachineGpu(Value, frozen=True):
 
 
 class Machine(Value, frozen=True):
-    """What the server was made of, from the ledger."""
+    """The server's hardware and software, from the ledger."""
 
     os: str = ""
     arch: str = ""
@@ -51,9 +51,10 @@ class Machine(Value, frozen=True):
 
 
 class Bill(Value, frozen=True):
-    """Dollars of the run and of the lab. `lab_complete` is whether all of its servers have a price.
+    """Costs of the run and of the lab, in US dollars.
 
-    `idle_share` (0 to 1) is the server's, as its watchdog last said.
+    `lab_complete` is whether all servers of the lab have a price. `idle_share` (0 to 1) is what the
+    server's watchdog last reported.
     """
 
     provider: str = ""
@@ -68,7 +69,7 @@ class Bill(Value, frozen=True):
 
 
 class Reclaim(Value, frozen=True):
-    """A server that was lost under the run. Steps and seconds are None where nobody measured."""
+    """A server that was lost during the run. Steps and seconds are None if not measured."""
 
     at: float
     told: str = ""
@@ -78,12 +79,11 @@ class Reclaim(Value, frozen=True):
 
 
 class Facts(Value, frozen=True):
-    """All that is known of one run.
+    """Everything known about one run.
 
-    `reclaims` is None where there is no ledger of the run: nobody knows whether there were any.
-    `here` and `server` are evaluations by place; `server_accuracy` where only that is known.
-    `pictures` are data URIs by the path that the evaluation names. `notes` tell what of the sources
-    could not be read.
+    `reclaims` is None without a ledger of the run, since their number is unknown then. `here` and
+    `server` are evaluations by machine; `server_accuracy` is set if only that is known. `pictures`
+    are data URIs by the path that the evaluation names. `notes` say what could not be read.
     """
 
     lab: str

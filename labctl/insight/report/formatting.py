@@ -1,4 +1,4 @@
-"""Figures as people read them. A figure and its unit are never parted at the end of a line."""
+"""Formats of numbers in the report. A no-break space keeps a number and its unit on one line."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import unicodedata
 NOT_MEASURED = "not measured"
 SPACE = "\u00a0"
 MINUS = "\u2212"
-# Unicode's categories of controls, such as that which turns the direction of writing around.
+# Unicode categories of control characters, such as those that reverse the writing direction.
 STEERING = ("Cc", "Cf", "Cs", "Co", "Cn")
-# Line ends, and what some scripts join letters with.
+# Line ends, tabs, and the joiners that some scripts need.
 HARMLESS = "\n\t\u200c\u200d"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """0.9963 -> 99.6 %; never 100 or 0 for what is not all or nothing."""
+    """Format 0.9963 as 99.6 %. Only 1 becomes 100 %, and only 0 becomes 0 %."""
     if share is None:
         return NOT_MEASURED
     step = 10.0**-digits
@@ -28,13 +28,13 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def bare_percent(share: float, digits: int = 1) -> str:
-    """The same without its sign: for the lower end of a range."""
+    """Format a percentage without its sign, for the lower end of a range."""
     return percent(share, digits).removesuffix(f"{SPACE}%")
 
 
 def count(number: float, one: str, many: str = "") -> str:
-    said = one if number == 1 else many or one + "s"
-    return f"{number:,.0f}{SPACE}{said}"
+    noun = one if number == 1 else many or one + "s"
+    return f"{number:,.0f}{SPACE}{noun}"
 
 
 def dollars(usd: float | None) -> str:
@@ -46,7 +46,7 @@ def dollars(usd: float | None) -> str:
 
 
 def size(number: float | None) -> str:
-    """Bytes in the largest binary unit that leaves at least one."""
+    """Format bytes in the largest binary unit in which they are at least 1."""
     if number is None:
         return NOT_MEASURED
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -64,23 +64,23 @@ def span(seconds: float | None) -> str:
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes}{SPACE}min"
-    hours, left = divmod(minutes, 60)
-    return f"{hours}{SPACE}h" + (f" {left}{SPACE}min" if left else "")
+    hours, rest = divmod(minutes, 60)
+    return f"{hours}{SPACE}h" + (f" {rest}{SPACE}min" if rest else "")
 
 
 def date(at: float) -> str:
-    """`3 November 2026, 14:05 UTC`; "" for a time that no calendar has."""
+    """Format a Unix second as `3 November 2026, 14:05 UTC`; "" if no calendar has it."""
     try:
-        found = time.gmtime(at)
+        utc = time.gmtime(at)
     except (OverflowError, OSError, ValueError):
         return ""
-    return f"{found.tm_mday}{SPACE}{time.strftime('%B %Y, %H:%M', found)} UTC"
+    return f"{utc.tm_mday}{SPACE}{time.strftime('%B %Y, %H:%M', utc)} UTC"
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Some four significant digits, without an exponent where that can be read."""
+    """Format a number with about four significant digits, and an exponent only if needed."""
     if not math.isfinite(value):
-        return "no number"
+        return "not a number"
     if value == 0:
         return "0"
     size_ = abs(value)
@@ -94,7 +94,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` with a sign for each character that would steer how the rest of it is read."""
+    """Replace each control character that could change how the rest of the text reads."""
     return "".join(
         c if c in HARMLESS or unicodedata.category(c) not in STEERING else "\ufffd" for c in text
     )

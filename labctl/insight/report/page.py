@@ -1,4 +1,4 @@
-"""What a report says: sentences and figures, in the order in which they are shown."""
+"""The text and figures of a report, in the order in which they are shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from labctl.insight.report.utilization import Use, use
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation, class_figures, interval
 
-# Classes of which a matrix can still be read; of more, the most frequent confusions are named.
+# With more classes a matrix is unreadable, so that only the most frequent confusions are listed.
 MOST_MATRIX = 20
 MOST_PAIRS = 20
 MOST_PICTURES = 24
@@ -38,7 +38,7 @@ class Tile(Value, frozen=True):
 
 
 class Scale(Value, frozen=True):
-    """Where accuracy, its interval and the baseline lie, in percent from 0 to 100."""
+    """Positions of the accuracy, its interval and the baseline, in percent from 0 to 100."""
 
     accuracy: float
     low: float
@@ -48,7 +48,7 @@ class Scale(Value, frozen=True):
 
 
 class Cell(Value, frozen=True):
-    """One field of the matrix. `weight` (0 to 100) is how dark it is drawn."""
+    """One cell of the matrix. `weight` (0 to 100) is how dark it is drawn."""
 
     count: str
     share: str
@@ -63,7 +63,7 @@ class MatrixRow(Value, frozen=True):
 
 
 class ClassRow(Value, frozen=True):
-    """One class; figures in words, and F1 in percent for its bar (None: nothing to draw)."""
+    """One class: its metrics as text, and F1 in percent for its bar (None: no bar)."""
 
     name: str
     items: str
@@ -74,7 +74,7 @@ class ClassRow(Value, frozen=True):
 
 
 class Pair(Value, frozen=True):
-    """One confusion: how often, and of how many of its class."""
+    """One confusion: how often it occurred, and the share of its class."""
 
     truth: str
     said: str
@@ -83,7 +83,7 @@ class Pair(Value, frozen=True):
 
 
 class Card(Value, frozen=True):
-    """A mistake with its picture, or why there is none. `small` ones are drawn with hard pixels."""
+    """A mistake with its picture, or the reason why it has none (`lacks`)."""
 
     item: str
     truth: str
@@ -94,7 +94,7 @@ class Card(Value, frozen=True):
 
 
 class Page(Value, frozen=True):
-    """The whole report. Empty parts are not shown, or told as not measured."""
+    """The whole report. Empty parts are left out, or shown as not measured."""
 
     lab: str
     run: str
@@ -128,10 +128,10 @@ class Page(Value, frozen=True):
 
 
 def page(facts: Facts) -> Page:
-    """Everything in words. Pure: the same facts, the same page."""
+    """Write the report's text from the facts. Pure: the same facts give the same page."""
     found, used = facts.evaluation, use(facts.samples)
     charts, charts_note = logged(facts)
-    said, rows = versus_rows(facts)
+    agreement, rows = versus_rows(facts)
     return Page(
         lab=facts.lab,
         run=facts.run.id,
@@ -144,7 +144,7 @@ def page(facts: Facts) -> Page:
         charts=charts,
         charts_note=charts_note,
         labelled=any(line.label for one in charts for line in one.lines),
-        chosen=_chosen(facts),
+        chosen=_describe_checkpoint(facts),
         split=found.split if found else "",
         classes=_classes(found),
         class_names=found.classes if found and len(found.classes) <= MOST_MATRIX else (),
@@ -154,29 +154,29 @@ def page(facts: Facts) -> Page:
         mistakes=_mistakes(facts),
         mistakes_note=_mistakes_note(found),
         versus=rows,
-        versus_said=said,
+        versus_said=agreement,
         server=server_rows(facts, used),
         measured=measured(facts.samples),
         provenance=provenance_rows(facts),
         commands=_commands(facts),
         warning=_warning(facts),
         notes=facts.notes,
-        made=f"Made on {date(facts.made_at)} by labctl {facts.labctl}".strip(),
+        made=f"Created on {date(facts.made_at)} by labctl {facts.labctl}".strip(),
     )
 
 
 def _lead(found: Evaluation | None) -> str:
     if found is None:
-        return "labctl eval measures how well the model does; this page then says so."
-    said = f"{found.correct:,} of {count(found.items, 'item')}."
+        return "Run labctl eval to measure the model's accuracy, then labctl report again."
+    text = f"{found.correct:,} of {count(found.items, 'item')}."
     if bounds := interval(found.correct, found.items):
         low, high = bounds
-        said += f" The 95{SPACE}% confidence interval is {bare_percent(low)} to {percent(high)}"
-        said += " (Wilson)."
+        text += f" The 95{SPACE}% confidence interval is {bare_percent(low)} to {percent(high)}"
+        text += " (Wilson)."
     if found.baseline_accuracy is None:
-        return f"{said} Baseline: {NOT_MEASURED}."
+        return f"{text} Baseline: {NOT_MEASURED}."
     share = percent(found.baseline_accuracy)
-    return f"{said} Always answering with the most frequent class would get {share}."
+    return f"{text} Baseline: always predicting the majority class would get {share}."
 
 
 def _scale(found: Evaluation | None) -> Scale | None:
@@ -199,11 +199,9 @@ def _tiles(facts: Facts, used: Use) -> tuple[Tile, ...]:
     run, bill = facts.run, facts.bill
     took_s = run.ended_at - run.started_at if run.ended_at and run.started_at else None
     price = bill.price_usd_per_hour
-    rate = (
-        "" if price is None else f"at {dollars(price)} an hour" if price else "nothing is charged"
-    )
+    rate = "" if price is None else f"at {dollars(price)} an hour" if price else "free of charge"
     return (
-        Tile(name="Run time", value=span(took_s), said=run.told if run.ended else "it still runs"),
+        Tile(name="Run time", value=span(took_s), said=run.told if run.ended else "still running"),
         Tile(name="Cost of the run", value=dollars(bill.run_usd), said=rate),
         _machine_tile(facts, used),
         _busy_tile(used),
@@ -225,45 +223,47 @@ def _machine_tile(facts: Facts, used: Use) -> Tile:
 
 def _busy_tile(used: Use) -> Tile:
     if used.gpu_use_percent is not None:
-        said = f"mean over {span(used.measured_s)}"
-        return Tile(name="GPU busy", value=f"{used.gpu_use_percent:.0f}{SPACE}%", said=said)
+        period = f"mean over {span(used.measured_s)}"
+        return Tile(name="GPU busy", value=f"{used.gpu_use_percent:.0f}{SPACE}%", said=period)
     if used.cpu_cores is not None:
         of = f"of {used.cores:g}" if used.cores else ""
-        return Tile(name="Processor cores busy", value=f"{used.cpu_cores:.1f}", said=of)
-    return Tile(name="Utilisation", value=NOT_MEASURED, said="the run left no telemetry")
+        return Tile(name="CPU cores busy", value=f"{used.cpu_cores:.1f}", said=of)
+    return Tile(name="Utilization", value=NOT_MEASURED, said="the run has no telemetry")
 
 
-def _chosen(facts: Facts) -> str:
-    """What the evaluated checkpoint is, and why it and no other."""
+def _describe_checkpoint(facts: Facts) -> str:
+    """Name the evaluated checkpoint, and say whether it is the best one."""
     found = facts.evaluation
     name = found.checkpoint if found else ""
     if not name:
         return ""
-    known = next((one for one in facts.checkpoints if one.name == name), None)
-    said = f"Evaluated was the checkpoint {name}"
-    if known is None:
-        return f"{said}; its own record is not here."
-    accuracy = known.metrics.get("val_accuracy")
-    where = f"{said}, after {count(known.epoch, 'epoch')}" if known.epoch else said
+    checkpoint = next(
+        (candidate for candidate in facts.checkpoints if candidate.name == name), None
+    )
+    text = f"Evaluated checkpoint: {name}"
+    if checkpoint is None:
+        return f"{text}; its manifest was not pulled."
+    accuracy = checkpoint.metrics.get("val_accuracy")
+    text = f"{text}, after {count(checkpoint.epoch, 'epoch')}" if checkpoint.epoch else text
     if accuracy is None or not 0 <= accuracy <= 1:
-        return f"{where}."
-    others = [one.metrics.get("val_accuracy", -1.0) for one in facts.checkpoints]
+        return f"{text}."
+    others = [other.metrics.get("val_accuracy", -1.0) for other in facts.checkpoints]
     best = accuracy >= max(others)
-    why = "the best of those kept" if best else "not the best of those kept"
-    return f"{where}: {percent(accuracy)} on validation, {why}."
+    rank = "the best of the saved checkpoints" if best else "not the best of the saved checkpoints"
+    return f"{text}: {percent(accuracy)} on validation, {rank}."
 
 
 def _classes(found: Evaluation | None) -> tuple[ClassRow, ...]:
     return tuple(
         ClassRow(
-            name=one.name,
-            items=f"{one.items:,}",
-            precision=percent(one.precision),
-            recall=percent(one.recall),
-            f1=percent(one.f1),
-            bar=None if one.f1 is None else round(one.f1 * 100, 1),
+            name=figures.name,
+            items=f"{figures.items:,}",
+            precision=percent(figures.precision),
+            recall=percent(figures.recall),
+            f1=percent(figures.f1),
+            bar=None if figures.f1 is None else round(figures.f1 * 100, 1),
         )
-        for one in (class_figures(found) if found else ())
+        for figures in (class_figures(found) if found else ())
     )
 
 
@@ -286,15 +286,15 @@ def _matrix(found: Evaluation | None) -> tuple[MatrixRow, ...]:
     return tuple(rows)
 
 
-def _wrong(found: Evaluation) -> list[tuple[int, int, int]]:
-    """(count, truth, said) of every confusion, the most frequent first."""
-    every = [
+def _list_confusions(found: Evaluation) -> list[tuple[int, int, int]]:
+    """List (count, true class, predicted class) of every confusion, the most frequent first."""
+    confusions = [
         (each, row, column)
         for row, counts in enumerate(found.confusion)
         for column, each in enumerate(counts)
         if each and row != column
     ]
-    return sorted(every, key=lambda one: (-one[0], one[1], one[2]))
+    return sorted(confusions, key=lambda confusion: (-confusion[0], *confusion[1:]))
 
 
 def _pairs(found: Evaluation | None) -> tuple[Pair, ...]:
@@ -307,18 +307,19 @@ def _pairs(found: Evaluation | None) -> tuple[Pair, ...]:
             count=f"{each:,}",
             share=percent(each / sum(found.confusion[row])),
         )
-        for each, row, column in _wrong(found)[:MOST_PAIRS]
+        for each, row, column in _list_confusions(found)[:MOST_PAIRS]
     )
 
 
 def _pairs_note(found: Evaluation | None) -> str:
     if found is None:
         return ""
-    more = len(_wrong(found)) - MOST_PAIRS
+    more = len(_list_confusions(found)) - MOST_PAIRS
     note = f"{count(more, 'rarer confusion')} not shown." if more > 0 else ""
     if len(found.classes) > MOST_MATRIX:
         note = (
-            f"A matrix of {len(found.classes):,} classes cannot be read, so it is left out. {note}"
+            f"A matrix of {len(found.classes):,} classes would be unreadable, so it is left out. "
+            f"{note}"
         )
     return note.strip()
 
@@ -326,15 +327,19 @@ def _pairs_note(found: Evaluation | None) -> str:
 def _mistakes(facts: Facts) -> tuple[Card, ...]:
     found = facts.evaluation
     cards = []
-    for one in found.worst[:MOST_PICTURES] if found else ():
-        source = one.picture if one.picture.startswith("data:") else facts.pictures.get(one.picture)
-        picture, lacks = pictures.shown(source) if source else ("", "there is none")
+    for mistake in found.worst[:MOST_PICTURES] if found else ():
+        source = (
+            mistake.picture
+            if mistake.picture.startswith("data:")
+            else facts.pictures.get(mistake.picture)
+        )
+        picture, lacks = pictures.shown(source) if source else ("", "it was not saved")
         cards.append(
             Card(
-                item=one.item,
-                truth=one.truth,
-                said=one.said,
-                probability=percent(one.probability),
+                item=mistake.item,
+                truth=mistake.truth,
+                said=mistake.said,
+                probability=percent(mistake.probability),
                 picture=picture,
                 lacks=lacks,
             )
@@ -347,19 +352,19 @@ def _mistakes_note(found: Evaluation | None) -> str:
         return ""
     wrong = found.items - found.correct
     if not wrong:
-        return "There were none."
+        return "No mistakes."
     shown = min(len(found.worst), MOST_PICTURES)
     if not shown:
-        return f"{count(wrong, 'item')} wrong; none of them was kept."
+        return f"{count(wrong, 'item')} wrong; no examples were saved."
     if wrong == 1:
-        return "The only one."
+        return "The only mistake."
     if shown == wrong:
-        return f"All {count(wrong, 'mistake')}; the model was surest of the first."
-    return f"{shown} of {count(wrong, 'mistake')}: those that the model was surest of."
+        return f"All {count(wrong, 'mistake')}, the most confident first."
+    return f"The {shown} most confident of {count(wrong, 'mistake')}."
 
 
 def _commands(facts: Facts) -> str:
-    """What makes this again, word for word."""
+    """Return the commands that reproduce the result."""
     code, run = facts.code, facts.run
     words = shlex.join(code.command if code and code.command else run.command)
     lines = [f"git checkout {code.commit}"] if code and code.commit else []
@@ -368,7 +373,7 @@ def _commands(facts: Facts) -> str:
 
 
 def _warning(facts: Facts) -> str:
-    """What stands in the way of making it again."""
+    """Warn about uncommitted changes, which prevent an exact reproduction."""
     code = facts.code
     if code is None or not code.dirty:
         return ""

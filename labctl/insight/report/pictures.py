@@ -1,7 +1,7 @@
-"""Pictures that may be shown: small PNG and JPEG files, judged by their own first bytes.
+"""Check of pictures: only small PNG and JPEG files, by their own headers, are shown.
 
-A picture comes from whoever wrote the evaluation. A file of some kilobytes may claim to be 60,000
-pixels wide, and a browser would believe it.
+A picture may come from an untrusted evaluation. A file of a few kilobytes may claim to be 60,000
+pixels wide, and a browser would try to decode it.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ _ALONE = {0x01, *range(0xD0, 0xD9)}
 
 
 def shown(picture: str) -> tuple[str, str]:
-    """(the data URI to show, why not): one of them is ""."""
+    """Check a data URI; return (the data URI to show, why it is not shown), one of them ""."""
     for prefix, kind in PREFIXES.items():
         if picture.startswith(prefix):
             try:
                 content = base64.b64decode(picture.removeprefix(prefix), validate=True)
             except (binascii.Error, ValueError):
                 return "", "it is damaged"
-            return _judged(content, kind)
-    return "", "it is no PNG and no JPEG"
+            return _check(content, kind)
+    return "", "it is not a PNG or JPEG"
 
 
 def from_bytes(content: bytes) -> tuple[str, str]:
-    """The same for a file's content."""
+    """Check a file's content; return the same as `shown`."""
     kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
-    return _judged(content, kind)
+    return _check(content, kind)
 
 
-def _judged(content: bytes, kind: str) -> tuple[str, str]:
+def _check(content: bytes, kind: str) -> tuple[str, str]:
     if len(content) > MOST_BYTES:
-        return "", f"it has more than {MOST_BYTES // 1000} kB"
+        return "", f"it is larger than {MOST_BYTES // 1000} kB"
     side = png_size(content) if kind == "png" else jpeg_size(content)
     if side is None:
-        return "", "it is damaged, or no picture"
+        return "", "it is damaged or not a picture"
     width, height = side
     if not (0 < width <= LONGEST_SIDE and 0 < height <= LONGEST_SIDE):
         return "", f"it has {width:,} x {height:,} pixels"
@@ -49,7 +49,7 @@ def _judged(content: bytes, kind: str) -> tuple[str, str]:
 
 
 def png_size(content: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels, as the header chunk says."""
+    """Read width and height in pixels from the header chunk."""
     if len(content) < 33 or content[:8] != b"\x89PNG\r\n\x1a\n" or content[12:16] != b"IHDR":
         return None
     width, height = struct.unpack(">II", content[16:24])
@@ -57,16 +57,18 @@ def png_size(content: bytes) -> tuple[int, int] | None:
 
 
 def jpeg_size(content: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels, from the first start-of-frame segment."""
+    """Read width and height in pixels from the first start-of-frame segment."""
     if content[:2] != b"\xff\xd8":
         return None
-    at = 2
-    while at + 9 <= len(content):
-        if content[at] != 0xFF:
+    offset = 2
+    while offset + 9 <= len(content):
+        if content[offset] != 0xFF:
             return None
-        marker = content[at + 1]
+        marker = content[offset + 1]
         if marker in _START_OF_FRAME:
-            height, width = struct.unpack(">HH", content[at + 5 : at + 9])
+            height, width = struct.unpack(">HH", content[offset + 5 : offset + 9])
             return width, height
-        at += 2 if marker in _ALONE else 2 + struct.unpack(">H", content[at + 2 : at + 4])[0]
+        offset += (
+            2 if marker in _ALONE else 2 + struct.unpack(">H", content[offset + 2 : offset + 4])[0]
+        )
     return None

@@ -1,4 +1,4 @@
-"""The page as HTML: one file, its style inside, no script, nothing fetched from anywhere."""
+"""Render the page as one HTML file with its style inside, without scripts or external files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labctl.insight.report.page import Page
 
 
 def render(page: Page, templates: Path) -> str:
-    """`templates` holds report.html.j2 and report.css. Every text is escaped."""
+    """Render the report. `templates` holds report.html.j2 and report.css. All text is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -18,15 +18,15 @@ def render(page: Page, templates: Path) -> str:
         loader=FileSystemLoader(templates),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=_make_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # Ours, and the only text that is put in as it is.
+    # Our own file, and the only text that is inserted without escaping.
     style = Markup((templates / "report.css").read_text(encoding="utf-8"))
     return environment.get_template("report.html.j2").render(page=page, style=style)
 
 
-def _shown(value: Any) -> Any:
-    """Plain text without what would steer it; what is HTML already stays as it is."""
+def _make_visible(value: Any) -> Any:
+    """Replace control characters in plain text; text that is already HTML stays as it is."""
     return visible(value) if type(value) is str else value

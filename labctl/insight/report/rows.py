@@ -1,4 +1,4 @@
-"""What a run ran on, what it cost, and where its result comes from: rows of two words each."""
+"""Rows of the report's tables: the server, its use, the costs, and the origin of the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HELD_BY = {"thermal": "heat", "power": "its power limit", "hardware": "the board
 
 
 class Row(Value, frozen=True):
-    """One line. `exact` is shown letter for letter: a hash, a command."""
+    """One row. `exact` is shown as code: a hash, a command."""
 
     name: str
     value: str
@@ -30,7 +30,7 @@ class Row(Value, frozen=True):
 
 
 def server_rows(facts: Facts, used: Use) -> tuple[Row, ...]:
-    """Hardware, driver, what was used of it, energy, cost, and how often it was taken away."""
+    """List hardware, driver, utilization, energy, costs, and lost servers."""
     bill, machine = facts.bill, facts.machine or Machine()
     kind = " ".join(filter(None, [bill.provider, bill.type, "(spot)" if bill.spot else ""]))
     drivers = sorted({gpu.driver for gpu in machine.gpus if gpu.driver})
@@ -38,18 +38,18 @@ def server_rows(facts: Facts, used: Use) -> tuple[Row, ...]:
         Row(name="Server", value=kind or NOT_MEASURED),
         Row(name="GPU", value=_gpus(facts, used)),
         Row(name="GPU driver", value=", ".join(drivers) or _absent(facts)),
-        Row(name="Processor", value=_cores(machine)),
+        Row(name="CPU", value=_cores(machine)),
         Row(name="Memory", value=size(machine.memory_bytes or None)),
         Row(name="System", value=_system(machine)),
         Row(name="GPU use", value=_gpu_use(facts, used)),
-        Row(name="Processor use", value=_cpu_use(used)),
-        Row(name="Most memory at once", value=_of(used.memory_bytes, used.memory_limit_bytes)),
-        Row(name="Energy of the GPU", value=_energy(facts, used)),
+        Row(name="CPU use", value=_cpu_use(used)),
+        Row(name="Peak memory", value=_of_limit(used.memory_bytes, used.memory_limit_bytes)),
+        Row(name="GPU energy", value=_energy(facts, used)),
         Row(name="Price", value=_price(facts)),
         Row(name="Cost of this run", value=dollars(bill.run_usd)),
         Row(name="Cost of the lab so far", value=_lab_cost(facts)),
-        Row(name="Idle share of the server", value=percent(bill.idle_share)),
-        Row(name="Servers lost under the run", value=_reclaims(facts)),
+        Row(name="Server idle", value=percent(bill.idle_share)),
+        Row(name="Servers lost during the run", value=_reclaims(facts)),
     )
 
 
@@ -85,10 +85,12 @@ def _gpu_use(facts: Facts, used: Use) -> str:
     if used.gpu_power_w is not None:
         parts.append(f"{used.gpu_power_w:.0f}{SPACE}W")
     if used.gpu_memory_bytes is not None:
-        parts.append(f"memory up to {_of(used.gpu_memory_bytes, used.gpu_memory_total_bytes)}")
+        parts.append(
+            f"memory up to {_of_limit(used.gpu_memory_bytes, used.gpu_memory_total_bytes)}"
+        )
     if used.throttled:
-        causes = " and ".join(HELD_BY.get(one, one) for one in used.throttled)
-        parts.append(f"held back at times by {causes}")
+        causes = " and ".join(HELD_BY.get(reason, reason) for reason in used.throttled)
+        parts.append(f"at times slowed by {causes}")
     return ", ".join(parts) + f" ({_over(used)})"
 
 
@@ -105,16 +107,15 @@ def _over(used: Use) -> str:
     return f"mean over {span(used.measured_s)}, {count(used.samples, 'sample')}"
 
 
-def _of(value: float | None, limit: float | None) -> str:
+def _of_limit(value: float | None, limit: float | None) -> str:
     return size(value) + (f" of {size(limit)}" if value is not None and limit else "")
 
 
 def _energy(facts: Facts, used: Use) -> str:
     if used.energy_wh is not None:
-        return f"{used.energy_wh:.1f}{SPACE}Wh, by the card's own counter"
+        return f"{used.energy_wh:.1f}{SPACE}Wh, by the GPU's own counter"
     if used.energy_estimate_wh is not None:
-        said = f"about {used.energy_estimate_wh:.1f}{SPACE}Wh, from its power"
-        return f"{said}; the card has no counter"
+        return f"about {used.energy_estimate_wh:.1f}{SPACE}Wh, from its power (no energy counter)"
     return _absent(facts)
 
 
@@ -127,7 +128,7 @@ def _lab_cost(facts: Facts) -> str:
     bill = facts.bill
     if bill.lab_usd is None:
         return NOT_MEASURED
-    return dollars(bill.lab_usd) + ("" if bill.lab_complete else ", and servers without a price")
+    return dollars(bill.lab_usd) + ("" if bill.lab_complete else ", plus servers of unknown price")
 
 
 def _reclaims(facts: Facts) -> str:
@@ -135,21 +136,21 @@ def _reclaims(facts: Facts) -> str:
         return NOT_MEASURED
     if not facts.reclaims:
         return "none"
-    return "; ".join(_reclaim(one) for one in facts.reclaims)
+    return "; ".join(_describe_reclaim(reclaim) for reclaim in facts.reclaims)
 
 
-def _reclaim(one: Reclaim) -> str:
-    said = date(one.at)
-    said += f": {one.told}" if one.told else ""
-    if one.from_step is not None:
-        said += f"; it went on from step {one.from_step:,.0f}"
-        if one.last_step is not None and one.last_step > one.from_step:
-            said += f" ({one.last_step - one.from_step:,.0f} steps were done twice)"
-    return said + (f", {span(one.took_s)} later" if one.took_s is not None else "")
+def _describe_reclaim(reclaim: Reclaim) -> str:
+    text = date(reclaim.at)
+    text += f": {reclaim.told}" if reclaim.told else ""
+    if reclaim.from_step is not None:
+        text += f"; resumed from step {reclaim.from_step:,.0f}"
+        if reclaim.last_step is not None and reclaim.last_step > reclaim.from_step:
+            text += f" ({reclaim.last_step - reclaim.from_step:,.0f} steps were repeated)"
+    return text + (f", {span(reclaim.took_s)} later" if reclaim.took_s is not None else "")
 
 
 def versus_rows(facts: Facts) -> tuple[str, tuple[Row, ...]]:
-    """(whether server and this machine agree, each one's figure)."""
+    """Compare server and this machine; return (whether they agree, the accuracy of each)."""
     here, server = facts.here, facts.server
     there = server.accuracy if server else facts.server_accuracy
     rows = (
@@ -159,29 +160,29 @@ def versus_rows(facts: Facts) -> tuple[str, tuple[Row, ...]]:
     if here is None or there is None:
         return "Only one of the two was measured.", rows
     if server and here.data_sha256 and server.data_sha256 not in ("", here.data_sha256):
-        return "The two were asked about different data, so they do not compare.", rows
+        return "The two used different data, so they cannot be compared.", rows
     if abs(here.accuracy - there) < SAME:
-        return "Both come to the same figure, so the model came home whole.", rows
-    return "The two differ: something is not the same there and here.", rows
+        return "Both accuracies are equal, so the model was downloaded intact.", rows
+    return "The two differ: model, code, data or libraries are not the same.", rows
 
 
-def _figure(one: Evaluation | None, accuracy: float | None) -> str:
+def _figure(evaluation: Evaluation | None, accuracy: float | None) -> str:
     if accuracy is None:
         return NOT_MEASURED
-    said = f"{percent(accuracy, 2)}"
-    if one is None:
-        return said
-    device = f" on {one.device}" if one.device else ""
-    at = f", {date(one.at)}" if one.at else ""
-    return f"{said} ({one.correct:,} of {one.items:,}){device}{at}"
+    text = percent(accuracy, 2)
+    if evaluation is None:
+        return text
+    device = f" on {evaluation.device}" if evaluation.device else ""
+    at = f", {date(evaluation.at)}" if evaluation.at else ""
+    return f"{text} ({evaluation.correct:,} of {evaluation.items:,}){device}{at}"
 
 
 def provenance_rows(facts: Facts) -> tuple[Row, ...]:
-    """Run, image, code, hashes."""
+    """List the run, its image and code, and the hashes of weights and data."""
     run, code, found = facts.run, facts.code, facts.evaluation
     rows = [
         Row(name="Run", value=run.id, exact=True),
-        Row(name="Began", value=date(run.started_at) if run.started_at else NOT_MEASURED),
+        Row(name="Started", value=date(run.started_at) if run.started_at else NOT_MEASURED),
         Row(name="Image", value=run.image or NOT_MEASURED, exact=bool(run.image)),
         Row(name="Image digest", value=_digest(facts), exact=bool(run.image_digest)),
         Row(name="Image id", value=run.image_id or NOT_MEASURED, exact=bool(run.image_id)),

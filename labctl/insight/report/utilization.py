@@ -38,9 +38,9 @@ class Use(Value, frozen=True):
 
 
 def use(samples: Sequence[Sample]) -> Use:
-    """What these samples say, each weighted with the time that it stands for."""
+    """Summarize the samples, each weighted by the time that it covers."""
     weights = _weights(samples)
-    joules, estimate = _counted_j(samples), _estimated_j(samples, weights)
+    joules, estimate = _sum_counted_j(samples), _sum_estimated_j(samples, weights)
     cards = [gpu for sample in samples for gpu in sample.gpus]
     return Use(
         samples=len(samples),
@@ -61,42 +61,42 @@ def use(samples: Sequence[Sample]) -> Use:
 
 
 def _weights(samples: Sequence[Sample]) -> list[float]:
-    """Seconds from the sample before, which is the time that most figures are about."""
-    found = []
-    for before, one in zip((None, *samples), samples, strict=False):
-        same = before is not None and before.attempt == one.attempt
-        gap_s = one.at - before.at if before and same else 0.0
-        found.append(gap_s if 0 < gap_s <= LONGEST_GAP_S else 0.0)
-    return found
+    """Return the seconds since each previous sample, the time that most values cover."""
+    weights = []
+    for before, sample in zip((None, *samples), samples, strict=False):
+        same = before is not None and before.attempt == sample.attempt
+        gap_s = sample.at - before.at if before and same else 0.0
+        weights.append(gap_s if 0 < gap_s <= LONGEST_GAP_S else 0.0)
+    return weights
 
 
 def _mean(
     samples: Sequence[Sample], weights: Sequence[float], read: Callable[[Sample], float | None]
 ) -> float | None:
-    known = [
+    measured = [
         (value, weight)
         for sample, weight in zip(samples, weights, strict=True)
         if (value := read(sample)) is not None
     ]
-    total = sum(weight for _, weight in known)
-    if not known:
+    total = sum(weight for _, weight in measured)
+    if not measured:
         return None
     if total <= 0:
-        return sum(value for value, _ in known) / len(known)
-    return sum(value * weight for value, weight in known) / total
+        return sum(value for value, _ in measured) / len(measured)
+    return sum(value * weight for value, weight in measured) / total
 
 
 def _peak(samples: Sequence[Sample], read: Callable[[Sample], float | None]) -> float | None:
-    return max((value for one in samples if (value := read(one)) is not None), default=None)
+    return max((value for sample in samples if (value := read(sample)) is not None), default=None)
 
 
 def _sum(sample: Sample, read: Callable[[GpuSample], float | None]) -> float | None:
-    known = [value for gpu in sample.gpus if (value := read(gpu)) is not None]
-    return sum(known) if known else None
+    measured = [value for gpu in sample.gpus if (value := read(gpu)) is not None]
+    return sum(measured) if measured else None
 
 
-def _counted_j(samples: Sequence[Sample]) -> float | None:
-    """By how much the cards' counters grew. One that fell began anew: its server restarted."""
+def _sum_counted_j(samples: Sequence[Sample]) -> float | None:
+    """Sum the growth of the GPUs' energy counters. One that fell was reset by a server restart."""
     last: dict[tuple[int, str], float] = {}
     total, grown = 0.0, False
     for sample in samples:
@@ -110,7 +110,7 @@ def _counted_j(samples: Sequence[Sample]) -> float | None:
     return total if grown else None
 
 
-def _estimated_j(samples: Sequence[Sample], weights: Sequence[float]) -> float | None:
+def _sum_estimated_j(samples: Sequence[Sample], weights: Sequence[float]) -> float | None:
     known = [
         power * weight
         for sample, weight in zip(samples, weights, strict=True)

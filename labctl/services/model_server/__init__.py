@@ -1,5 +1,5 @@
-"""What serves a trained model over HTTP, inside a container on the server: `labctl serve`.
+"""The HTTP server of `labctl serve`, which runs in a container on the server.
 
-It is sent there as files and imports nothing else of labctl. The project that trained the model
-says how it is loaded (project.py); everything that a stranger can send is bounded here.
+It is sent there as files and imports nothing of labctl but `wire`. The project that trained the
+model defines how it is loaded (project.py). All input from clients is limited here.
 """

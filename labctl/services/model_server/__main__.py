@@ -23,7 +23,7 @@ MOST_CONNECTIONS = 512
 
 def main() -> int:
     if sys.version_info < OLDEST:
-        print(f"refused: the image has Python {platform.python_version()}, 3.10 is needed")
+        print(f"refused: the image has Python {platform.python_version()}; 3.10 or newer is needed")
         return REFUSED
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -35,8 +35,8 @@ def main() -> int:
         return REFUSED
     server = Server(model, settings, os.environ.get("LABCTL_RUN_ID", ""))
     print(f"serving {model.checkpoint}, {len(model.classes)} classes", flush=True)
-    # uvicorn has a handler of its own while it serves; when it has stopped in good order it sends
-    # itself the signal once more, which must not make a failure of it.
+    # uvicorn installs its own handler while it serves. After an orderly stop it sends itself the
+    # signal once more, which must not turn the stop into a failure.
     signal.signal(signal.SIGTERM, lambda *_: None)
     uvicorn.run(
         server.app,

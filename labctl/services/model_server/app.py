@@ -25,7 +25,7 @@ from .project import Model
 from .refusals import RefusedError
 from .settings import Settings
 
-# So many classes are told of each image, the most probable first.
+# number of classes in each prediction, the most probable first
 TOP = 5
 # How a forward calls it; a page of somebody else's, which points a name of its own at the loopback,
 # is not answered.
@@ -43,11 +43,11 @@ class Server:
         self._budget = Budget(settings.max_held_bytes)
         self._decoders = ThreadPoolExecutor(os.cpu_count() or 1, "decode")
         self._batcher: Batcher | None = None
-        self.app = self._application()
+        self.app = self._build_app()
 
-    def _application(self) -> FastAPI:
-        # No pages of documentation: they fetch scripts from elsewhere.
-        app = FastAPI(lifespan=self._life, docs_url=None, redoc_url=None, openapi_url=None)
+    def _build_app(self) -> FastAPI:
+        # No documentation pages: they load scripts from other sites.
+        app = FastAPI(lifespan=self._lifespan, docs_url=None, redoc_url=None, openapi_url=None)
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=OUR_HOSTS)
         app.add_api_route("/predict", self.predict, methods=["POST"], response_class=Response)
         app.add_api_route("/healthz", self.healthz, methods=["GET"], response_class=Response)
@@ -56,7 +56,7 @@ class Server:
         return app
 
     @asynccontextmanager
-    async def _life(self, _: FastAPI) -> AsyncIterator[None]:
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         self._batcher = Batcher(
             self.model.rows,
             self.metrics.batch,
@@ -75,46 +75,49 @@ class Server:
         return self._batcher.waiting if self._batcher else 0
 
     async def predict(self, request: Request) -> Response:
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         reason = ""
         try:
             with self._budget.share() as share:
-                status, body = 200, await self._predicted(request, share)
+                status, body = 200, await self._predict_images(request, share)
         except RefusedError as error:
             status, reason = error.status, error.reason
             body = {"error": {"reason": reason, "message": error.message}}
             if error.image is not None:
                 body["error"]["image"] = error.image
         except BaseException:
-            self.metrics.request(500, time.perf_counter() - begun, "cut_off")
+            self.metrics.request(500, time.perf_counter() - started_s, "cut_off")
             raise
-        self.metrics.request(status, time.perf_counter() - begun, reason)
+        self.metrics.request(status, time.perf_counter() - started_s, reason)
         return JSONResponse(body, status, headers={"Retry-After": "1"} if status == 503 else None)
 
-    async def _predicted(self, request: Request, share: Share) -> dict[str, Any]:
-        share.take(self._announced(request))
+    async def _predict_images(self, request: Request, share: Share) -> dict[str, Any]:
+        share.take(self._announced_bytes(request))
         contents = await images_in(request, self.settings)
         loop = asyncio.get_running_loop()
-        images = await loop.run_in_executor(self._decoders, self._unpacked, contents, share)
+        images = await loop.run_in_executor(self._decoders, self._unpack, contents, share)
         batcher = self._batcher
         if batcher is None:
             raise RefusedError(503, "stopping", "the server is not ready")
-        (found,) = await asyncio.gather(batcher.answers(images), return_exceptions=True)
-        if isinstance(found, RefusedError):
-            raise found
-        if isinstance(found, BaseException):
-            # The project's own words are for whoever reads the log, not for callers.
-            traceback.print_exception(found)
-            raise RefusedError(500, "model_failed", "the model failed; its log says why")
-        return {"predictions": [self._prediction(row) for row in found], "model": self._name()}
+        (result,) = await asyncio.gather(batcher.answers(images), return_exceptions=True)
+        if isinstance(result, RefusedError):
+            raise result
+        if isinstance(result, BaseException):
+            # The project's own error text goes to the log, not to callers.
+            traceback.print_exception(result)
+            raise RefusedError(500, "model_failed", "the model failed; see the server's log")
+        return {
+            "predictions": [self._prediction(row) for row in result],
+            "model": self._model_name(),
+        }
 
-    def _announced(self, request: Request) -> int:
-        """What a body will take, or may at most where the caller does not say."""
-        told = request.headers.get("content-length", "")
+    def _announced_bytes(self, request: Request) -> int:
+        """Return the body's announced size in bytes, or the limit if it was not announced."""
+        length = request.headers.get("content-length", "")
         largest = self.settings.max_body_bytes
-        return min(int(told), largest) if told.isdigit() else largest
+        return min(int(length), largest) if length.isdigit() else largest
 
-    def _unpacked(self, contents: list[bytes], share: Share) -> list[Image]:
+    def _unpack(self, contents: list[bytes], share: Share) -> list[Image]:
         most = self.settings.max_pixels
         return [unpacked(one, number, most, share) for number, one in enumerate(contents)]
 
@@ -124,14 +127,14 @@ class Server:
         top = [{"class": self.model.classes[n], "probability": row[n]} for n in order]
         return {**top[0], "top": top}
 
-    def _name(self) -> dict[str, str]:
+    def _model_name(self) -> dict[str, str]:
         return {"run": self.run, "checkpoint": self.model.checkpoint}
 
     async def healthz(self) -> Response:
         alive = self._batcher is not None and self._batcher.alive
         body = {
             "status": "ok" if alive else "failed",
-            "model": {**self._name(), "classes": len(self.model.classes)},
+            "model": {**self._model_name(), "classes": len(self.model.classes)},
             "max_batch": self.settings.max_batch,
             "drift": "measured" if self.model.reference else "not measured",
         }
@@ -141,5 +144,5 @@ class Server:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def about(self) -> Response:
-        body = {"POST /predict": HOW, "GET": ["/healthz", "/metrics"], "model": self._name()}
+        body = {"POST /predict": HOW, "GET": ["/healthz", "/metrics"], "model": self._model_name()}
         return JSONResponse(body)

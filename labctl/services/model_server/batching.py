@@ -1,6 +1,6 @@
-"""Dynamic batching: while the model works, images gather; when it is free, it gets them together.
+"""Dynamic batching: images that arrive while the model is busy form its next batch.
 
-So a lone request waits for nobody, and under load batches grow by themselves.
+A single request never waits for others, and under load batches grow by themselves.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class _Waiting:
 
 
 class Batcher:
-    """Hands images to `rows` in batches, from one thread. Used within one event loop.
+    """Passes images to `rows` in batches, from one thread. For use in one event loop.
 
-    `on_batch` hears of each batch: how many images, how many seconds.
+    `on_batch` is called after each batch with its number of images and its seconds.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Images that the model has not begun with."""
+        """Number of images that the model has not started on."""
         return self._queue.qsize()
 
     @property
@@ -62,34 +62,38 @@ class Batcher:
         self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def close(self) -> None:
-        """End; images that still wait are refused."""
+        """Stop; images that are still waiting are refused."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
         while not self._queue.empty():
-            _settle(self._queue.get_nowait(), RefusedError(503, "stopping", "the server stops"))
+            _settle(
+                self._queue.get_nowait(), RefusedError(503, "stopping", "the server is stopping")
+            )
         self._thread.shutdown(wait=False)
 
     async def answers(self, images: list[Image]) -> list[Row]:
-        """A row for each image, in their order.
+        """Compute a row for each image, in their order.
 
-        RefusedError (busy) where too many wait already; what the model raises comes through.
+        RefusedError (busy) if too many images are waiting; raises the model's own errors.
         """
         if self.waiting + len(images) > self._max_waiting:
             text = f"{self.waiting} images are waiting; try again in a second"
             raise RefusedError(503, "busy", text)
         loop = asyncio.get_running_loop()
-        placed = [_Waiting(one, loop.create_future()) for one in images]
-        for one in placed:
-            self._queue.put_nowait(one)
-        # Every one of them is heard, also where several failed.
-        found = await asyncio.gather(*(one.answer for one in placed), return_exceptions=True)
+        queued = [_Waiting(image, loop.create_future()) for image in images]
+        for waiting in queued:
+            self._queue.put_nowait(waiting)
+        # Collects every result, also if several failed.
+        results = await asyncio.gather(
+            *(waiting.answer for waiting in queued), return_exceptions=True
+        )
         rows = []
-        for each in found:
-            if isinstance(each, BaseException):
-                raise each
-            rows.append(each)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            rows.append(result)
         return rows
 
     async def _work(self) -> None:
@@ -99,45 +103,45 @@ class Batcher:
                 await self._gather(batch)
             while len(batch) < self._max_batch and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            # Whoever has gone meanwhile needs no answer.
-            wanted = [one for one in batch if not one.answer.done()]
-            if wanted:
-                await self._answer(wanted)
+            # A client that has disconnected meanwhile needs no answer.
+            open_requests = [waiting for waiting in batch if not waiting.answer.done()]
+            if open_requests:
+                await self._answer(open_requests)
 
     async def _gather(self, batch: list[_Waiting]) -> None:
-        """More images for a batch, until it is full or has waited long enough."""
+        """Add images to a batch until it is full or has waited long enough."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._wait_s
         with suppress(asyncio.TimeoutError):
             while len(batch) < self._max_batch:
-                left = until - loop.time()
-                batch.append(await asyncio.wait_for(self._queue.get(), left))
+                left_s = until - loop.time()
+                batch.append(await asyncio.wait_for(self._queue.get(), left_s))
 
     async def _answer(self, batch: list[_Waiting]) -> None:
-        found = await self._run([one.image for one in batch])
-        if isinstance(found, BaseException) and len(batch) > 1:
-            # One odd image must not cost the others their answers.
-            for one in batch:
-                alone = await self._run([one.image])
-                _settle(one, alone if isinstance(alone, BaseException) else alone[0])
+        result = await self._run([waiting.image for waiting in batch])
+        if isinstance(result, BaseException) and len(batch) > 1:
+            # One bad image must not cost the others their answers.
+            for waiting in batch:
+                single = await self._run([waiting.image])
+                _settle(waiting, single if isinstance(single, BaseException) else single[0])
             return
-        for number, one in enumerate(batch):
-            _settle(one, found if isinstance(found, BaseException) else found[number])
+        for number, waiting in enumerate(batch):
+            _settle(waiting, result if isinstance(result, BaseException) else result[number])
 
     async def _run(self, images: list[Image]) -> list[Row] | BaseException:
-        """What the model says; or what it raised, which may be anything: it is foreign code."""
+        """Return the model's rows, or the exception that it raised, of any kind: foreign code."""
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        started_s = loop.time()
         done = loop.run_in_executor(self._thread, self._rows, images)
         await asyncio.wait([done])
-        self._on_batch(len(images), loop.time() - begun)
+        self._on_batch(len(images), loop.time() - started_s)
         return done.exception() or done.result()
 
 
-def _settle(one: _Waiting, found: Row | BaseException) -> None:
-    if one.answer.done():
+def _settle(waiting: _Waiting, result: Row | BaseException) -> None:
+    if waiting.answer.done():
         return
-    if isinstance(found, BaseException):
-        one.answer.set_exception(found)
+    if isinstance(result, BaseException):
+        waiting.answer.set_exception(result)
     else:
-        one.answer.set_result(found)
+        waiting.answer.set_result(result)

@@ -1,4 +1,4 @@
-"""What is in a request to /predict: one image as it is, a form with files, or JSON with base64."""
+"""Read a request to /predict: one plain image, a form with files, or JSON with base64."""
 
 from __future__ import annotations
 
@@ -24,41 +24,40 @@ HOW = "send an image file (curl -F image=@PICTURE), or JSON: {'image': BASE64} o
 
 
 async def images_in(request: Request, settings: Settings) -> list[bytes]:
-    """The files in a request, at least one and at most `max_images`; RefusedError otherwise."""
+    """Read the images of a request, 1 to `max_images` of them; otherwise RefusedError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    bounded = Request(request.scope, _bounded(request, settings.max_body_bytes))
+    bounded = Request(request.scope, _limit_body(request, settings.max_body_bytes))
     try:
-        found = await asyncio.wait_for(_read(kind, bounded, settings), settings.body_s)
+        images = await asyncio.wait_for(_read(kind, bounded, settings), settings.body_s)
     except asyncio.TimeoutError:
         text = f"the body did not arrive within {settings.body_s:g} s"
         raise RefusedError(408, "slow_body", text) from None
     except ClientDisconnect:
-        raise RefusedError(400, "cut_off", "the body ended before its end") from None
-    if not found:
-        raise RefusedError(400, "no_image", f"there is no image in it; {HOW}")
-    if len(found) > settings.max_images:
-        text = f"one request may hold {settings.max_images} images"
+        raise RefusedError(400, "cut_off", "the connection closed during the request") from None
+    if not images:
+        raise RefusedError(400, "no_image", f"the request has no image; {HOW}")
+    if len(images) > settings.max_images:
+        text = f"a request may have at most {settings.max_images} images"
         raise RefusedError(413, "too_many", text)
-    return found
+    return images
 
 
 async def _read(kind: str, request: Request, settings: Settings) -> list[bytes]:
     if kind == "multipart/form-data":
-        return await _files(request, settings)
+        return await _read_files(request, settings)
     if kind == "application/json":
-        # In a thread: to read a large one takes so long that others would notice.
+        # In a thread: parsing a large body would delay other requests.
         return await asyncio.to_thread(_from_json, await request.body(), settings.max_images)
     if kind.startswith("image/") or kind == "application/octet-stream":
         body = await request.body()
         return [body] if body else []
-    raise RefusedError(415, "unknown_type", f"{kind or 'no type'!r} is not read; {HOW}")
+    raise RefusedError(415, "unknown_type", f"unsupported content type {kind!r}; {HOW}")
 
 
-def _bounded(request: Request, largest: int) -> Receive:
-    """The request's `receive`, which refuses to hand on more than so many bytes."""
-    told = request.headers.get("content-length", "")
-    came = int(told) if told.isdigit() else 0
-    if came > largest:
+def _limit_body(request: Request, largest: int) -> Receive:
+    """Wrap the request's `receive` so that it refuses bodies of more than `largest` bytes."""
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > largest:
         raise _too_large(largest)
     received = 0
 
@@ -74,41 +73,41 @@ def _bounded(request: Request, largest: int) -> Receive:
 
 
 def _too_large(largest: int) -> RefusedError:
-    return RefusedError(413, "too_large", f"a request may have {largest} bytes")
+    return RefusedError(413, "too_large", f"a request may have at most {largest} bytes")
 
 
-async def _files(request: Request, settings: Settings) -> list[bytes]:
-    # One more than is allowed, so that `images_in` says what is wrong.
+async def _read_files(request: Request, settings: Settings) -> list[bytes]:
+    # One more than allowed, so that `images_in` reports the limit.
     most = settings.max_images + 1
     try:
         form = await request.form(max_files=most, max_fields=most)
     except HTTPException as error:
         reason = "too_many" if "Too many" in str(error.detail) else "bad_form"
         status = 413 if reason == "too_many" else 400
-        raise RefusedError(status, reason, f"this form cannot be read: {error.detail}") from None
+        raise RefusedError(status, reason, f"invalid form: {error.detail}") from None
     try:
-        sent = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        return [await one.read() for one in sent]
+        uploads = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        return [await upload.read() for upload in uploads]
     finally:
         await form.close()
 
 
 def _from_json(body: bytes, most: int) -> list[bytes]:
     try:
-        told = json.loads(body)
+        value = json.loads(body)
     except (ValueError, RecursionError):
-        raise RefusedError(400, "bad_json", "this is not JSON") from None
-    texts = told.get("images", [told.get("image")]) if isinstance(told, dict) else None
-    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
-        text = "it must be {'image': BASE64} or {'images': [BASE64, ...]}"
+        raise RefusedError(400, "bad_json", "the body is not valid JSON") from None
+    texts = value.get("images", [value.get("image")]) if isinstance(value, dict) else None
+    if not isinstance(texts, list) or not all(isinstance(content, str) for content in texts):
+        text = "expected {'image': BASE64} or {'images': [BASE64, ...]}"
         raise RefusedError(400, "bad_json", text)
     if len(texts) > most:
-        raise RefusedError(413, "too_many", f"one request may hold {most} images")
-    return [_decoded(one, number) for number, one in enumerate(texts)]
+        raise RefusedError(413, "too_many", f"a request may have at most {most} images")
+    return [_decode(content, number) for number, content in enumerate(texts)]
 
 
-def _decoded(text: str, number: int) -> bytes:
+def _decode(text: str, number: int) -> bytes:
     try:
         return base64.b64decode(DATA_URI.sub("", text, count=1), validate=True)
     except (binascii.Error, ValueError):
-        raise RefusedError(400, "bad_base64", "this is not base64", image=number) from None
+        raise RefusedError(400, "bad_base64", "not valid base64", image=number) from None

@@ -1,9 +1,9 @@
-"""Is this checkpoint nothing but data? Safetensors and text are; a pickle is a program.
+"""Check that a checkpoint contains only data: safetensors and text, but no pickles.
 
-Loading a pickle (torch.save, joblib, `.npy` with objects) runs whatever code it holds, with all
-rights of whoever loads it. So a checkpoint with one is refused before anything of it is loaded
-(`wire.judge` looks at what its files hold); and while the server runs, every attempt to unpickle
-something that names code is stopped, whatever library makes it.
+Loading a pickle (torch.save, joblib, `.npy` with objects) runs the code in it, with all rights of
+the process. So a checkpoint with a pickle is refused before any of it is loaded (`wire.judge`
+inspects the files' contents). While the server runs, any attempt to unpickle something that names
+code is stopped, whatever library makes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from ...wire.judge import judge_file
 from .refusals import ModelError
 
-# The bound of the safetensors library itself.
+# The limit of the safetensors library itself.
 LARGEST_HEADER_BYTES = 100_000_000
 LARGEST_TEXT_BYTES = 64 * 1024**2
 TEXTS = (".md", ".txt", ".yaml", ".yml")
@@ -32,102 +32,102 @@ HALF_WRITTEN = re.compile(r"\..*\.partial-")
 
 
 def check(path: Path) -> tuple[str, ...]:
-    """The safetensors files at or below `path`, by name; ModelError says which file is refused.
+    """List the safetensors files at or below `path`, by name; ModelError names a refused file.
 
-    Only heads of large files are read. Links are not followed out of `path`. A run may still be
-    writing: what is half written under a hidden name, or gone meanwhile, does not count.
+    Reads only the headers of large files. Links out of `path` are refused. A run may still be
+    writing: incomplete directories with hidden names and deleted files are ignored.
     """
     if not path.exists():
         raise ModelError(f"there is no checkpoint at {path}")
-    found = []
-    for file in _files(path):
+    names = []
+    for file in _list_files(path):
         name = str(file.relative_to(path)) if file != path else path.name
         if not file.resolve().is_relative_to(path.resolve()):
             raise ModelError(f"{name!a} is a link that leads out of the checkpoint")
         with suppress(FileNotFoundError):
-            if _checked(file, name):
-                found.append(name)
-    if not found:
+            if _is_safetensors(file, name):
+                names.append(name)
+    if not names:
         raise ModelError(f"there are no safetensors in {path}; {ADVICE}")
-    return tuple(found)
+    return tuple(names)
 
 
 def refuse_pickles() -> None:
-    """From now on unpickling code raises ModelError in this process, whatever asks for it.
+    """Make unpickling of code raise ModelError in this process from now on, in any library.
 
-    Python calls an audit hook for every class or function that a pickle names; it cannot be taken
-    away again.
+    Python calls an audit hook for every class or function that a pickle names; a hook cannot be
+    removed.
     """
-    sys.addaudithook(_stop)
+    sys.addaudithook(_stop_unpickling)
 
 
-def _stop(event: str, arguments: tuple[Any, ...]) -> None:
+def _stop_unpickling(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "pickle.find_class":
         module, name = (str(one) for one in arguments[:2])
         raise ModelError(f"a pickle that names {module}.{name} was about to be loaded; {ADVICE}")
 
 
-def _files(path: Path) -> list[Path]:
+def _list_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    found: list[Path] = []
+    files: list[Path] = []
     for folder, folders, names in os.walk(path):
-        folders[:] = [one for one in folders if not HALF_WRITTEN.match(one)]
-        found += [Path(folder) / name for name in names]
-        if len(found) > MOST_FILES:
-            raise ModelError(f"{path} holds more than {MOST_FILES} files; that is no checkpoint")
-    return sorted(found)
+        folders[:] = [folder_name for folder_name in folders if not HALF_WRITTEN.match(folder_name)]
+        files += [Path(folder) / name for name in names]
+        if len(files) > MOST_FILES:
+            raise ModelError(f"{path} is not a checkpoint: it has more than {MOST_FILES} files")
+    return sorted(files)
 
 
-def _checked(file: Path, name: str) -> bool:
+def _is_safetensors(file: Path, name: str) -> bool:
     """Whether it is safetensors; False for text. ModelError for anything else."""
-    found = file.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{name!a} is not a file")
-    size = found.st_size
+    size = status.st_size
     with file.open("rb") as opened:
         verdict = judge_file(file.name, opened, size)
     if verdict.pickle:
-        text = f"{name!a} is {verdict.pickle}: loading it would run whatever code it holds"
+        text = f"{name!a} is {verdict.pickle}: loading it would run the code in it"
         raise ModelError(f"{text}; {ADVICE}")
     if verdict.hazard:
         raise ModelError(f"{name!a} must not be loaded: {verdict.hazard}; {ADVICE}")
     if file.suffix == ".safetensors":
-        if damage := _damage(file, size):
+        if damage := _find_damage(file, size):
             raise ModelError(f"{name!a} {damage}")
         return True
     if file.suffix != ".json" and file.suffix not in TEXTS:
         raise ModelError(f"{name!a} is neither safetensors nor text; {ADVICE}")
     if size > LARGEST_TEXT_BYTES:
-        raise ModelError(f"{name!a} is {size} bytes, too many for a text")
+        raise ModelError(f"{name!a} is too large for a text file ({size} bytes)")
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".json":
             json.loads(text)
     except (ValueError, RecursionError):
-        said = "JSON" if file.suffix == ".json" else "text"
-        raise ModelError(f"{name!a} is not {said}, whatever its name says") from None
+        kind = "JSON" if file.suffix == ".json" else "text"
+        raise ModelError(f"{name!a} is not {kind}, despite its name") from None
     return False
 
 
-def _damage(file: Path, size: int) -> str:
-    """What is wrong with a file of safetensors, "" for nothing.
+def _find_damage(file: Path, size: int) -> str:
+    """Describe the damage of a safetensors file; "" if there is none.
 
-    The header must be whole and speak of as many bytes as there are.
+    The header must be complete, and match the file's size.
     """
     with file.open("rb") as opened:
         first = opened.read(8)
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
         if not 2 <= length <= min(LARGEST_HEADER_BYTES, size - 8):
-            return "is not a safetensors file, or it is cut off"
+            return "is not a safetensors file, or is truncated"
         text = opened.read(length)
     try:
         header = json.loads(text)
         ends = [_end(value) for key, value in header.items() if key != "__metadata__"]
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return "has a damaged header"
-    whole = max(ends, default=0) == size - 8 - length
-    return "" if whole else "is cut off, or more than safetensors"
+    is_complete = max(ends, default=0) == size - 8 - length
+    return "" if is_complete else "is truncated, or contains more than safetensors"
 
 
 def _end(entry: dict[str, Any]) -> int:

@@ -1,11 +1,11 @@
-"""Do today's pictures resemble those that the model was validated on? Told by its answers alone.
+"""Measure drift: whether current images resemble those of the validation, by predictions only.
 
 The population stability index compares how often each class is predicted now and on the validation
-set: the sum of (p - q) ln(p / q). Nobody needs to know the right answers for it. By an old rule of
-thumb of credit scoring, below 0.1 nothing has changed and above 0.25 something has. But an index of
-few predictions is large by chance alone: about (classes - 1) (1/n + 1/m) for n predictions and m
-validation items (B. Yurdakul and J. Naranjo, Journal of Risk Model Validation 14(4), 2020), so that
-figure is told beside it.
+set: the sum of (p - q) ln(p / q). It needs no true labels. By an old rule of thumb of credit
+scoring, below 0.1 nothing has changed and above 0.25 something has. But an index of few predictions
+is large by chance alone: about (classes - 1) (1/n + 1/m) for n predictions and m validation items
+(B. Yurdakul and J. Naranjo, Journal of Risk Model Validation 14(4), 2020), so that value is
+reported too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOW = 1000
-# Predictions before anything is said.
+# Number of predictions from which drift is reported.
 AT_LEAST = 100
 # Added to each count, so that a class that was never predicted is not infinitely far.
 HALF = 0.5
@@ -40,7 +40,7 @@ class Watch:
         self._window: deque[int] = deque()
 
     def see(self, number: int) -> None:
-        """One more prediction: the number of the class."""
+        """Count a prediction, by the number of its class."""
         if not self._reference:
             return
         self._window.append(number)
@@ -49,7 +49,7 @@ class Watch:
             self._now[self._window.popleft()] -= 1
 
     def measure(self) -> Drift | None:
-        """None where there is nothing to compare with, or too little yet."""
+        """Return the drift; None without a reference, or with too few predictions."""
         count = len(self._window)
         if not self._reference or count < AT_LEAST:
             return None
@@ -59,7 +59,7 @@ class Watch:
 
 
 def stability_index(now: Sequence[int], reference: Sequence[int]) -> float:
-    """Population stability index of two rows of counts; 0.0 where their shares are the same."""
+    """Compute the population stability index of two rows of counts; 0.0 for equal shares."""
     shares = []
     for counts in (now, reference):
         total = sum(counts) + HALF * len(counts)

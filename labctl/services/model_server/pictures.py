@@ -1,4 +1,4 @@
-"""Images as strangers send them: anything may be claimed, little is believed."""
+"""Decode images from untrusted clients within limits of size, pixels and memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from PIL import Image, UnidentifiedImageError
 
 from .refusals import RefusedError
 
-# No others: each decoder is code that a stranger's bytes reach.
+# Only these formats: each decoder is code that untrusted bytes reach.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-# What Pillow's decoders raise for damaged files.
+# The exceptions of Pillow's decoders for damaged files.
 BROKEN = (
     *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError),
     *(struct.error, zlib.error, MemoryError),
@@ -24,33 +24,33 @@ BYTES_PER_PIXEL = 4
 
 
 class Budget:
-    """Bytes that may be held at once, by all requests together. Used from several threads."""
+    """The bytes that all requests together may hold at once. Thread-safe."""
 
     def __init__(self, total: int) -> None:
-        self._left = total
+        self._free = total
         self._lock = threading.Lock()
 
     @contextmanager
     def share(self) -> Iterator[Share]:
-        """What is taken within is given back at the end."""
-        one = Share(self)
+        """Give a request its share; returns what it took at the end."""
+        share_ = Share(self)
         try:
-            yield one
+            yield share_
         finally:
             with self._lock:
-                self._left += one.taken
+                self._free += share_.taken
 
     def take(self, size: int) -> None:
-        """RefusedError (busy) where so much is not left."""
+        """Take `size` bytes; RefusedError (busy) if they are not available."""
         with self._lock:
-            if size > self._left:
-                text = "too much is being worked on; try again in a second"
+            if size > self._free:
+                text = "the server is busy; try again in a second"
                 raise RefusedError(503, "busy", text)
-            self._left -= size
+            self._free -= size
 
 
 class Share:
-    """What one request has taken; used by one thread after another."""
+    """The bytes that one request has taken; used by one thread after another."""
 
     def __init__(self, budget: Budget) -> None:
         self.taken = 0
@@ -62,30 +62,30 @@ class Share:
 
 
 def unpacked(content: bytes, number: int, max_pixels: int, share: Share) -> Image.Image:
-    """An image from a file's bytes; RefusedError where it is none, is damaged or is too large.
+    """Decode an image; RefusedError if the bytes are not an image, damaged, or too large.
 
-    Its size stands in its header, so a bomb is refused before it is unpacked. Of a moving picture
-    the first frame counts.
+    Its size is checked in its header, so that a decompression bomb is refused before it is decoded.
+    Of an animation, only the first frame is used.
     """
     try:
         picture = Image.open(BytesIO(content), formats=FORMATS)
         width, height = picture.size
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        text = f"an image may have {max_pixels} pixels"
+        text = f"an image may have at most {max_pixels} pixels"
         raise RefusedError(413, "too_large", text, image=number) from None
     except UnidentifiedImageError:
-        text = f"this is no image; {', '.join(FORMATS)} are read"
+        text = f"not an image; supported formats: {', '.join(FORMATS)}"
         raise RefusedError(422, "not_an_image", text, image=number) from None
     except BROKEN:
-        text = "this image's header is damaged"
+        text = "the image's header is damaged"
         raise RefusedError(422, "not_an_image", text, image=number) from None
     if width * height > max_pixels:
-        text = f"an image may have {max_pixels} pixels, this one has {width} x {height}"
+        text = f"an image may have at most {max_pixels} pixels; this one is {width} x {height}"
         raise RefusedError(413, "too_large", text, image=number)
     share.take(width * height * BYTES_PER_PIXEL)
     try:
         picture.load()
     except BROKEN:
-        text = "this image is damaged or cut off"
+        text = "the image is damaged or truncated"
         raise RefusedError(422, "not_an_image", text, image=number) from None
     return picture

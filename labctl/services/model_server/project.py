@@ -2,18 +2,17 @@
 
     def load(checkpoints: Path) -> Predictor
 
-`checkpoints` is the run's checkpoint directory, or the one checkpoint that was chosen. What it
-returns has
+`checkpoints` is the run's checkpoint directory, or the chosen checkpoint. The Predictor has
 
-    classes: Sequence[str]           what the model tells apart
+    classes: Sequence[str]           the names of the classes
     predict(images) -> rows          a list of PIL images -> for each a probability per class, in
                                      the order of `classes`
 
 and may have
 
-    checkpoint: str                  the name of what was loaded, for /healthz
+    checkpoint: str                  the name of the loaded checkpoint, for /healthz
     reference: Sequence[int]         how often each class was predicted on the validation set, in
-                                     the order of `classes`: what drift is measured against
+                                     the order of `classes`; drift is measured against it
 
 `predict` is called from one thread, with 1 to max_batch images of any size and mode.
 """
@@ -47,7 +46,7 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model. `reference` is () where the project does not measure it."""
+    """A loaded model. `reference` is () if the project does not provide it."""
 
     predictor: Predictor
     classes: tuple[str, ...]
@@ -55,22 +54,22 @@ class Model:
     reference: tuple[int, ...]
 
     def rows(self, images: list[Image]) -> list[list[float]]:
-        """A row of probabilities for each image; RefusedError where the model gives nonsense."""
-        said = self.predictor.predict(images)
-        rows = [[float(value) for value in row] for row in said]
+        """Compute a row of probabilities for each image; RefusedError for an invalid result."""
+        predictions = self.predictor.predict(images)
+        rows = [[float(value) for value in row] for row in predictions]
         if len(rows) != len(images) or any(len(row) != len(self.classes) for row in rows):
-            text = "predict() must give each image one probability for each class"
+            text = "predict() must return one probability per class for each image"
             raise RefusedError(500, "model_failed", text)
         if not all(math.isfinite(value) for row in rows for value in row):
-            raise RefusedError(500, "not_a_number", "the model's answer is not a number")
+            raise RefusedError(500, "not_a_number", "the model returned NaN or infinity")
         return rows
 
 
 def load(path: Path, module: str = MODULE) -> Model:
-    """The project's model, from a checkpoint that is nothing but data.
+    """Load the project's model from a checkpoint that contains only data.
 
-    ModelError where the checkpoint is refused or the project does not keep to the contract. What
-    the project's own code raises comes through as it is.
+    ModelError if the checkpoint is refused or the project breaks the contract. Exceptions of the
+    project's own code pass through.
     """
     files = checkpoint.check(path)
     try:
@@ -79,18 +78,18 @@ def load(path: Path, module: str = MODULE) -> Model:
         if error.name != module:
             raise
         raise ModelError(f"the project has no {module}.py; {CONTRACT}") from None
-    made = getattr(project, "load", None)
-    if not callable(made):
+    load_project = getattr(project, "load", None)
+    if not callable(load_project):
         raise ModelError(f"{module}.py has no load(); {CONTRACT}")
-    return _model(made(path), files)
+    return _check_predictor(load_project(path), files)
 
 
-def _model(predictor: Any, files: tuple[str, ...]) -> Model:
-    classes = tuple(str(one) for one in getattr(predictor, "classes", ()))
+def _check_predictor(predictor: Any, files: tuple[str, ...]) -> Model:
+    classes = tuple(str(value) for value in getattr(predictor, "classes", ()))
     if not classes or not callable(getattr(predictor, "predict", None)):
-        raise ModelError(f"what load() returned has no classes or no predict(); {CONTRACT}")
-    reference = tuple(int(one) for one in getattr(predictor, "reference", None) or ())
+        raise ModelError(f"the result of load() has no classes or no predict(); {CONTRACT}")
+    reference = tuple(int(value) for value in getattr(predictor, "reference", None) or ())
     if reference and (len(reference) != len(classes) or min(reference) < 0 or not any(reference)):
-        raise ModelError("reference must hold a count for each class")
+        raise ModelError("reference must have a count for each class")
     name = str(getattr(predictor, "checkpoint", "")) or files[0]
     return Model(predictor, classes, name, reference)

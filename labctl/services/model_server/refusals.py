@@ -1,12 +1,12 @@
-"""What a caller is told when a request is refused, and what a served model's owner is told."""
+"""The errors of the server: refused requests, and models that cannot be served."""
 
 from __future__ import annotations
 
 
 class RefusedError(Exception):
-    """A request that is not answered. `status` is HTTP's, `reason` one word for programs.
+    """A refused request. `status` is HTTP's, `reason` a word for programs.
 
-    `image` is the number of the image that it is about, from 0; None where it is about no one.
+    `image` is the number of the image that caused it, from 0; None if it is not about one image.
     """
 
     def __init__(self, status: int, reason: str, message: str, *, image: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Every bound and choice of the server, from the environment of its container."""
+"""The settings of the server, from the environment of its container."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ MIB = 1024**2
 
 
 class SettingError(Exception):
-    """A variable holds something that it cannot mean."""
+    """An environment variable has an invalid value."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """`LABCTL_SERVE_<NAME>` in the environment sets any of these; sizes are bytes."""
 
-    # What `load` of the project's predict.py is given.
+    # Passed to `load` of the project's predict.py.
     checkpoints: Path = Path("checkpoints")
     host: str = "127.0.0.1"
     port: int = 8000
-    # Images that the model is given at once; 1: no batching.
+    # Images per batch; 1: no batching.
     max_batch: int = 32
-    # How long a batch that is not full waits for more before the model is given it.
+    # How long an incomplete batch waits for more images.
     wait_ms: float = 0.0
-    # Images that wait for the model; a request beyond them is told to come again.
+    # Images that may wait for the model; a request beyond that is refused as busy.
     max_waiting: int = 256
     # Images in one request.
     max_images: int = 32
-    # One request's body: base64 takes a third more than the file itself.
+    # Body of one request; base64 is a third larger than the file itself.
     max_body_bytes: int = 16 * MIB
-    # Width by height of one image, read from its header before anything is unpacked.
+    # Width by height of one image, checked in its header before it is decoded.
     max_pixels: int = 25_000_000
-    # What all bodies and unpacked images may take together.
+    # Memory for all bodies and decoded images together.
     max_held_bytes: int = 512 * MIB
     # How long a body may take to arrive.
     body_s: float = 30.0
-    # How long requests that were begun may take after the order to stop.
+    # How long active requests may take after a stop was requested.
     stop_s: float = 8.0
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """SettingError names the variable that cannot be read, or that is not there to be set."""
-    kinds = {one.name: type(getattr(Settings(), one.name)) for one in fields(Settings)}
+    """Read the settings; SettingError names a variable that is invalid or unknown."""
+    kinds = {setting.name: type(getattr(Settings(), setting.name)) for setting in fields(Settings)}
     kinds["checkpoints"] = Path
     values = {}
     for key, text in environ.items():
@@ -52,15 +52,15 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
             continue
         name = key[len(PREFIX) :].lower()
         if name not in kinds:
-            known = ", ".join(PREFIX + one.upper() for one in kinds)
-            raise SettingError(f"{key} is no setting; there are {known}")
+            known = ", ".join(PREFIX + setting.upper() for setting in kinds)
+            raise SettingError(f"unknown setting {key}; the settings are {known}")
         try:
             values[name] = kinds[name](text)
         except ValueError:
             raise SettingError(f"{key} cannot be {text!r}") from None
         if name not in ("checkpoints", "host") and not 0 <= values[name] < float("inf"):
             raise SettingError(f"{key} cannot be {text!r}")
-    found = Settings(**values)
-    if found.max_batch < 1:
-        raise SettingError(f"{PREFIX}MAX_BATCH must be 1 at least (1: no batching)")
-    return found
+    settings = Settings(**values)
+    if settings.max_batch < 1:
+        raise SettingError(f"{PREFIX}MAX_BATCH must be at least 1 (1: no batching)")
+    return settings
