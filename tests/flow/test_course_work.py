@@ -171,7 +171,7 @@ def test_a_keeper_that_ends_while_it_makes_a_server_goes_on_with_that_one(
         elif point == "let in":
             patch.setattr(SeatWork, "_let_in", killed)
         else:
-            patch.setattr(SeatDesk, "_made", killed)
+            patch.setattr(SeatDesk, "_record_server", killed)
         with pytest.raises(Killed):
             create(desk, "alice")
     desk = Desk(course.folder, work_of(course))
