@@ -33,7 +33,7 @@ class Shelf:
         return self.folder.grades / self.name / owner
 
     def read(self, owner: str) -> Record | None:
-        """Return a grade's record, or None if there is none that this version of labctl can read."""
+        """Return a grade's record, or None if there is none that this labctl can read."""
         try:
             return records.decode((self.place(owner) / FILE).read_bytes())
         except (FileNotFoundError, NotADirectoryError):

@@ -20,7 +20,7 @@ MEMORY_BYTES, CPUS, PIDS, DISK_BYTES = 4 * 10**9, 1.0, 256, 256 * 1024**2
 
 
 class Material(Value, frozen=True):
-    """Staff's files for grading an assignment: each part's files, below its root on this machine."""
+    """Staff's files for grading an assignment: each part's files, below its local root."""
 
     inputs: tuple[FileEntry, ...]
     labels: tuple[FileEntry, ...]

@@ -1,7 +1,7 @@
-"""`labctl course serve`: the keeper's process. Deeds come round at their times until it is stopped.
+"""`labctl course serve`: the keeper's process, which runs periodic tasks until it is stopped.
 
-It holds nothing that is not on disk: killed at any moment, the next one goes on. Servers, runs and
-watchdogs go on without it.
+All of its state is on disk: after a kill at any moment, the next keeper continues. Servers, runs
+and watchdogs continue without it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from labctl.events import Decision, Event, Note
 TICK_S = 1.0
 LONGEST_PAUSE_S = 600.0
 EVERY_S = {
-    "look": 60.0,
+    "sweep": 60.0,
     "watch": 60.0,
     "disks": 3600.0,
     "roster": 15.0,
@@ -38,14 +38,14 @@ EVERY_S = {
     "invitations": 300.0,
     "assignments": 60.0,
 }
-# Takes a seat's name ("" for none) and what happened.
+# Called with a seat's name ("" for none) and a message.
 Tell = Callable[[str, str], None]
 
 
 class Yes:
-    """A Reporter for what course.yaml has settled: prices within ceilings, ends at their times.
+    """A Reporter that agrees to everything: course.yaml has settled prices, limits and times.
 
-    Where no guard ends billing the keeper does: it is the one that would have been asked for.
+    If no guard at the provider ends billing, the keeper itself does.
     """
 
     def __init__(self, tell: Tell) -> None:
@@ -63,10 +63,10 @@ class Yes:
 
 @dataclass
 class Task:
-    """A deed, how often it comes, and how it went: after a failure it comes ever more rarely."""
+    """A periodic action and its state. After failures it runs less and less often."""
 
     name: str
-    deed: Callable[[], None]
+    action: Callable[[], None]
     every_s: float
     due: float = 0.0
     pause_s: float = 0.0
@@ -75,31 +75,31 @@ class Task:
 
 
 class Vigil:
-    """Made once per process; `run` goes on until `stop` is set."""
+    """The keeper's periodic tasks. `run` returns once `stop` is set."""
 
     def __init__(self, staff: Staff, desk: Desk, keys: Keys, *, tell: Tell) -> None:
         self.stop = threading.Event()
         self.rounds = Rounds(staff, desk, keys, tell)
         self._staff, self._desk, self._keys, self._tell = staff, desk, keys, tell
         self._backup: Backup | None = None
-        deeds = {
-            "look": self._look,
+        actions = {
+            "sweep": self._sweep,
             "watch": self.rounds.watch,
             "disks": self.rounds.disks,
             "roster": self.rounds.roster,
-            "backup": self._save,
-            "invitations": self._invitations,
-            "assignments": self._assignments,
+            "backup": self._save_backup,
+            "invitations": self._withdraw_invitations,
+            "assignments": self._publish_assignments,
         }
-        self.tasks = [Task(name, deed, EVERY_S[name]) for name, deed in deeds.items()]
+        self.tasks = [Task(name, action, EVERY_S[name]) for name, action in actions.items()]
 
     def begin(self) -> None:
-        """What must be so before a student is answered: the ledger is whole, seats go on."""
-        place = course_store(self._staff)
-        if place is not None:
-            self._backup = Backup(self._staff.folder, place)
+        """Restore the ledger and resume unfinished seats. Call it before answering any student."""
+        store = course_store(self._staff)
+        if store is not None:
+            self._backup = Backup(self._staff.folder, store)
             if count := self._backup.bring_back():
-                self._tell("", f"{count} lines of the ledger are back from {place.url}")
+                self._tell("", f"restored {count} ledger lines from {store.url}")
         for desk in self._desk.seats():
             desk.go_on()
 
@@ -109,55 +109,55 @@ class Vigil:
             self.stop.wait(TICK_S)
 
     def tick(self) -> list[threading.Thread]:
-        """Begin each deed that is due and not going on; the threads that do."""
-        begun = []
+        """Start each task that is due and not running; return the new threads."""
+        threads = []
         for task in self.tasks:
             if time.monotonic() >= task.due and task.guard.acquire(blocking=False):
-                thread = threading.Thread(target=self._do, args=(task,), daemon=True)
+                thread = threading.Thread(target=self._run_task, args=(task,), daemon=True)
                 thread.start()
-                begun.append(thread)
-        return begun
+                threads.append(thread)
+        return threads
 
-    def _do(self, task: Task) -> None:
+    def _run_task(self, task: Task) -> None:
         try:
-            task.deed()
+            task.action()
         except Exception as error:
-            self._note(task, as_lab_error(error, partial(self._tell, "")))
+            self._record_failure(task, as_lab_error(error, partial(self._tell, "")))
         else:
             if task.error:
-                self._tell("", f"{task.name}: all is well again")
+                self._tell("", f"{task.name}: working again")
             task.error, task.pause_s = "", task.every_s
         finally:
             task.due = time.monotonic() + (task.pause_s or task.every_s) * random.uniform(0.9, 1.1)
             task.guard.release()
 
-    def _note(self, task: Task, error: LabError) -> None:
+    def _record_failure(self, task: Task, error: LabError) -> None:
         task.pause_s = min(LONGEST_PAUSE_S, 2 * (task.pause_s or task.every_s))
         why = as_reply(error)["error"]["why"].replace("\n", "; ")
-        said = ": ".join(filter(None, [error.what, why]))
-        if said != task.error:
+        message = ": ".join(filter(None, [error.what, why]))
+        if message != task.error:
             hint = f"; next: {error.hint}" if error.hint else ""
-            self._tell("", f"{task.name}: {said}{hint}")
-        task.error = said
+            self._tell("", f"{task.name}: {message}{hint}")
+        task.error = message
 
-    def _look(self) -> None:
+    def _sweep(self) -> None:
         look = self.rounds.look()
         self.rounds.sweep(look)
         self.rounds.hours(look)
 
-    def _save(self) -> None:
+    def _save_backup(self) -> None:
         if self._backup is not None:
             self._backup.save()
 
-    def _invitations(self) -> None:
+    def _withdraw_invitations(self) -> None:
         for student in withdraw_expired(self._staff.folder, self._keys, time.time()):
-            self._tell(student, "the join file was not used in time and opens nothing any more")
+            self._tell(student, "the join file has expired")
 
-    def _assignments(self) -> None:
+    def _publish_assignments(self) -> None:
         freeze_closed(self._staff.folder, by="keeper")
         try:
             host_key = known_host_key(self._staff.folder)
         except NotFoundError:
             return  # nobody was invited yet
         for name in publish(self._staff.folder, host_key):
-            self._tell("", f"{name} is now as course.yaml has it")
+            self._tell("", f"{name}: published as in course.yaml")

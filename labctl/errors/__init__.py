@@ -87,6 +87,8 @@ class NotFoundError(LabError):
 
 class BusyError(LabError):
     exit_code = 75
+    # Who holds the lock that was waited for; "" if it was not about a lock.
+    holder = ""
 
 
 class ConnectError(BusyError):

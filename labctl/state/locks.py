@@ -41,11 +41,14 @@ def hold_lock(
         on_wait(_describe_holder(file))
         taken = _take(lock, wait_s - ANNOUNCED_S)
     if not taken:
-        raise BusyError(
-            f"cannot begin `{what}`: {_describe_holder(file)}",
+        holder = _describe_holder(file)
+        error = BusyError(
+            f"cannot begin `{what}`: {holder}",
             why=f"two at a time would undo each other; waited {wait_s:g} s",
             hint="try again when it is done",
         )
+        error.holder = holder
+        raise error
     try:
         yield
     finally:

@@ -431,7 +431,7 @@ def test_a_key_is_let_in_to_hand_in_and_for_nothing_else(labctl: Labctl, home: P
 def test_what_is_no_public_key_is_not_let_in(labctl: Labctl, home: Path, key: str) -> None:
     labctl("receive", "init", str(home / "drop"))
     said = labctl("receive", "admit", str(home / "drop"), "alice", "-", stdin=key)
-    assert (said.code, "no public key" in said.err) == (2, True)
+    assert (said.code, "not a public key" in said.err) == (2, True)
     assert not (home / ".ssh" / "authorized_keys").exists()
 
 

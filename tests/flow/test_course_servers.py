@@ -164,7 +164,7 @@ def test_an_interrupted_class_says_so_and_goes_on_with_the_same_command(ml: Clas
     with pytest.raises(InterruptError) as stopped:
         up(ml.staff(), ml.folder.seats(), at_once=1)
     assert "labctl course up goes on" in stopped.value.hint
-    assert "what was begun is finished first" in ml.reporter.said
+    assert "once what has started is finished" in ml.reporter.said
     assert len(ml.cloud.machines) < 3
     ml.reporter.on_event = lambda event: None
     started(ml)

@@ -244,7 +244,7 @@ def staff_of(folder: CourseFolder, grading: str) -> Staff:
 @pytest.mark.parametrize(
     ("grading", "kind", "says"),
     [
-        ("", ConfigError, "no server to grade on"),
+        ("", ConfigError, "no grading server"),
         ("grading: {server: {provider: local}}\n", PolicyError, "not graded on a local server"),
         (
             "grading: {server: {provider: static, static: {hosts: [g]}}, image: {build: .}}\n",
@@ -288,7 +288,7 @@ class Answering:
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        ({"machine": boot_token(), "credentials": []}, "this very machine"),
+        ({"machine": boot_token(), "credentials": []}, "this machine"),
         ({"machine": "other", "credentials": ["~/.aws/credentials"]}, "holds credentials"),
     ],
 )
