@@ -9,9 +9,12 @@ import hashlib
 import json
 from pathlib import Path
 
+import msgspec
+
 from labctl.config.identity import write_private
 from labctl.courses.grading import record as records
 from labctl.courses.grading.record import FILE, OUTPUT, RESULTS, Record
+from labctl.courses.grading.results import earlier_lateness_note, lateness_note
 from labctl.courses.grading.results import encode as encode_results
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.ledger import Draft
@@ -60,7 +63,7 @@ class Shelf:
             record = self.read(owner)
         if record is None or record.raw is None:
             return True
-        return not _same_json(data, encode_results(records.results_of(record)))
+        return not _matches_record(data, record)
 
     def put(self, record: Record, *, fresh: bool, said: str | None = None) -> tuple[str, ...]:
         """Store a grade for its seat and each student of it; `said` None keeps the stored output.
@@ -118,6 +121,18 @@ def _write_results(place: Path, record: Record) -> None:
             hashes, "".join(f"{digest}\n" for digest in [*digests, _sha256(data)]).encode()
         )
     write_private(place / RESULTS, data)
+
+
+def _matches_record(data: bytes, record: Record) -> bool:
+    """Tell whether this results.json is what this or an earlier version wrote for the record."""
+    assert record.raw is not None
+    results = records.results_of(record)
+    lateness = (record.raw.score, record.points, record.penalty, record.late_s)
+    output = results.output
+    if note := lateness_note(*lateness):
+        output = output.removesuffix(note) + earlier_lateness_note(*lateness)
+    earlier = msgspec.structs.replace(results, output=output)
+    return any(_same_json(data, encode_results(version)) for version in (results, earlier))
 
 
 def _sha256(data: bytes) -> str:

@@ -13,7 +13,7 @@ from labctl.courses.grade_store import Shelf, owners
 from labctl.courses.grades import current_grades, keep_released
 from labctl.courses.grading.feedback import page
 from labctl.courses.grading.record import FEEDBACK, RESULTS, Record, results_of
-from labctl.courses.grading.results import lateness_note, parse_results
+from labctl.courses.grading.results import parse_results, without_lateness_note
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger import Draft, Entry
@@ -134,12 +134,16 @@ def _apply_correction(shelf: Shelf, owner: str, record: Record, grade: Grade | N
             why=f"{file}: {error}",
             hint=f"edit it, or delete it: rm {file}; labctl course grade {shelf.name}",
         ) from None
-    stale = lateness_note(record.raw.score, record.points, record.penalty, record.late_s)
+    output = without_lateness_note(
+        corrected.output,
+        score=record.raw.score,
+        points=record.points,
+        penalty=record.penalty,
+        late_s=record.late_s,
+    )
     return msgspec.structs.replace(
         record,
-        raw=msgspec.structs.replace(
-            corrected, output=corrected.output.removesuffix(stale).rstrip()
-        ),
+        raw=msgspec.structs.replace(corrected, output=output),
         score=grade.final,
         late_s=grade.stamp.late_s,
         penalty=grade.stamp.penalty,

@@ -137,7 +137,7 @@ def test_a_budget_that_is_over_ends_the_server_after_its_grace(kept: Kept) -> No
     kept.at += GRACE_S + 60
     kept.round()
     assert kept.course.cloud.machines == {}
-    assert ("alice", "its server is ended: its budget is used up") in kept.told
+    assert ("alice", "ending its server: its budget is used up") in kept.told
     assert kept.lines("down")[-1].detail["server_id"] == "srv-alice"
 
 

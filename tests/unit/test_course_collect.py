@@ -223,7 +223,7 @@ def test_a_student_fetches_their_own_released_grade_and_no_other(folder: CourseF
     release(folder, "hw3")
     found = asked(folder, "bob", assignment="hw3")["feedback"]
     assert (found["score"], found["points"], found["number"]) == (40, 100, 1)
-    assert "10% of the points off" in found["text"]
+    assert "late, -10%: final score 40" in found["text"]
     assert found["page"].startswith("<!doctype html>")
     refused = asked(folder, "alice", assignment="hw3", student="bob")["error"]
     assert refused["kind"] == "PolicyError"
