@@ -255,7 +255,7 @@ def test_a_student_who_comes_after_the_close_is_alone(bed: Bed) -> None:
     assert said.code == 0, said.err
     assert Receiver(bed.folder.drop).extensions("hw3").keys() == {"dan"}
     found = json.loads(bed.course("grades", "hw3", "--json").out)["grades"]
-    assert found[-1]["problem"] == "nothing was handed in"
+    assert found[-1]["problem"] == "nothing was submitted"
 
 
 def test_a_later_due_time_opens_the_teams_again(bed: Bed) -> None:
