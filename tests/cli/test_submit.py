@@ -212,7 +212,7 @@ def test_ten_gigabytes_are_refused_before_one_of_them_is_read(
     said = labctl("submit", "--dry-run")
     assert said.code == 3
     assert "too large: 10,737,4" in said.err
-    assert "takes at most 500,000,000" in said.err
+    assert "accepts at most 500,000,000" in said.err
     assert "optimizer.safetensors" in said.err
 
 

@@ -170,7 +170,7 @@ def test_a_larger_one_than_allowed_does_not_travel(machine: Machine, student: St
     try:
         before = machine.wire.passed
         _, err = student.submit("--yes", code=3)
-        assert "takes at most 1,000,000" in err
+        assert "accepts at most 1,000,000" in err
         assert machine.wire.passed - before < MIB
     finally:
         machine.assignment()
@@ -250,7 +250,7 @@ def test_hostile_bundles_over_ssh_are_refused_and_not_kept(
     runs = b"\x80\x04cposix\nsystem\n\x8c\x02id\x85R."
     out = Tar({}).add("../../.ssh/authorized_keys", b"ssh-ed25519 AAAA").end().getvalue()
     for data, said in (
-        (out, "not what manifest.json names"),
+        (out, "does not match manifest.json"),
         (packed({**FILES, "logs/a.zip": bomb()}, **own), "logs/a.zip: it would unpack to 3.0 GiB"),
         (packed({**FILES, "model/m.pt": runs}, **own), "loading it would run 'posix.system'"),
         (packed(student="somebody-else"), "it is 'somebody-else''s"),

@@ -212,7 +212,7 @@ def test_results_that_never_end_outlast_no_budget(
     kept.at += 60
     kept.round()
     assert kept.course.cloud.machines["srv-alice"].state == "stopped"
-    assert any("in 60 minutes not everything" in text for _, text in kept.told)
+    assert any("could be saved within 60 minutes" in text for _, text in kept.told)
     never.set()
     kept.rounds._settled()
 

@@ -173,7 +173,7 @@ def test_a_table_that_is_no_roster_says_what_would_be() -> None:
 
 
 def test_a_format_that_is_asked_for_must_be_the_one() -> None:
-    with pytest.raises(UsageError, match="no table as canvas writes it"):
+    with pytest.raises(UsageError, match="not a table from canvas"):
         compare(table_of(PLAIN), "plain.csv", format="canvas")
 
 

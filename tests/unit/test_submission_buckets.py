@@ -272,13 +272,13 @@ HUGE = [{"sha256": "b" * 64, "size": 10 * 1024**3}]
 HOSTILE: list[tuple[Any, str]] = [
     (b"hello", "cannot be read"),
     (b"\xff", "cannot be read"),
-    ({**INDEX, "size": 10 * 1024**3}, "does not add up"),
+    ({**INDEX, "size": 10 * 1024**3}, "is inconsistent"),
     ({**INDEX, "size": 10 * 1024**3, "parts": HUGE}, "too large"),
-    ({**INDEX, "parts": []}, "does not add up"),
-    ({**INDEX, "parts": [{"sha256": "b" * 64, "size": 1}] * 13, "size": 13}, "add up"),
+    ({**INDEX, "parts": []}, "is inconsistent"),
+    ({**INDEX, "parts": [{"sha256": "b" * 64, "size": 1}] * 13, "size": 13}, "inconsistent"),
     ({**INDEX, "size": 3, "parts": [{"sha256": "b", "size": 4}, {"sha256": "b", "size": -1}]},
-     "does not add up"),
-    (INDEX, "part 1 of it was not posted"),
+     "is inconsistent"),
+    (INDEX, "part 1 does not match its index"),
     ({**INDEX, "sha256": "../x"}, "announced by its size"),
     ({**INDEX, "student": "zoe"}, "cannot be read"),
 ]  # fmt: skip
