@@ -1,7 +1,7 @@
-"""The keeper: a look at every lab in its care, over and over, and help for the one that needs it.
+"""The keeper: checks every kept lab periodically, and starts a worker for one that needs help.
 
-A quiet look is one ssh command. Whatever is more than that (`attend`) is done by a process of its
-own, so that this one stays small, and ends at once when it is told to.
+A check is one ssh command. Everything else (`attend`) is done by a separate process, so that this
+one stays small, and stops at once when asked to.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ LONGEST_PAUSE_S = 300.0
 TICK_S = 1.0
 AT_ONCE = 12
 WELL, ENDED, SWEPT, TROUBLE = "well", "ended", "swept", "trouble"
-# Takes a ward's name ("" for none) and what happened.
+# Called with a kept lab's name ("" for none) and a message.
 Tell = Callable[[str, str], None]
-# Helps a ward; LabError where it could not be helped now.
+# Recovers a kept lab; LabError if that fails now.
 Attend = Callable[[str], None]
 
 
 class Journal:
-    """A Reporter of the keeper: lines for the log. It says yes to prices, which wards limit."""
+    """A Reporter that writes the keeper's log. It agrees to prices, which kept labs limit."""
 
     def __init__(self, tell: Tell, name: str) -> None:
         self._tell = tell
@@ -52,8 +52,8 @@ class Journal:
         if isinstance(event, Note) and event.level != "detail":
             self._tell(self._name, event.text)
         elif isinstance(event, Step):
-            done = f": done{f' ({event.detail})' if event.detail else ''}" if event.done else ""
-            self._tell(self._name, f"{event.name}{done}")
+            detail = f" ({event.detail})" if event.detail else ""
+            self._tell(self._name, f"{event.name}: done{detail}" if event.done else event.name)
 
     def ask(self, decision: Decision) -> bool:
         return decision.about == "price"
@@ -61,37 +61,37 @@ class Journal:
 
 @contextmanager
 def only_keeper(places: Paths) -> Iterator[None]:
-    """Be this user's keeper here; BusyError says who is it already."""
+    """Hold the lock of this user's only keeper; BusyError names the process that has it."""
     try:
-        with hold_lock(_lock(places), "labctl keep", wait_s=2.0):
+        with hold_lock(_lock_path(places), "labctl keep", wait_s=2.0):
             yield
     except BusyError as error:
         if not error.holder:
             raise
         raise BusyError(
-            "labctl keep runs here already",
+            "labctl keep is already running here",
             why=error.holder,
             hint="labctl keep --list",
         ) from None
 
 
 def is_running(places: Paths) -> bool:
-    """Whether a keeper of this user runs here now."""
-    if not _lock(places).exists():
+    """Tell whether a keeper of this user is running here."""
+    if not _lock_path(places).exists():
         return False
     try:
-        with hold_lock(_lock(places), "looking whether labctl keep runs", wait_s=0.0):
+        with hold_lock(_lock_path(places), "checking whether labctl keep runs", wait_s=0.0):
             return False
     except BusyError:
         return True
 
 
-def _lock(places: Paths) -> Path:
+def _lock_path(places: Paths) -> Path:
     return places.keep_dir / ".locks" / "keep"
 
 
 class Keeper:
-    """Made once per process; `run` goes on until `stop` is set."""
+    """The keeper's loop, once per process. `run` returns once `stop` is set."""
 
     def __init__(
         self,
@@ -108,8 +108,8 @@ class Keeper:
         self.rounds: dict[str, Round] = {}
         self._places, self._state, self._environ = places, state, environ
         self._tell, self._attend, self._every_s = tell, attend, every_s
-        self._ground = ground or self._own_ground
-        self._known: dict[str, int] = {}
+        self._ground = ground or self._build_context
+        self._changed_at: dict[str, int] = {}
         self._begun = False
         self._due: dict[str, float] = {}
         self._disks_due: dict[str, float] = {}
@@ -118,113 +118,112 @@ class Keeper:
         self._guard = threading.Lock()
 
     def run(self) -> None:
-        """Rounds, until `stop`. What a look has begun may still go on when this returns."""
-        self.rounds = {
-            n: r for n, r in kept_labs.read_rounds(self._places).items() if r.state == SWEPT
-        }
+        """Check the labs until `stop` is set. Checks that have started may outlast this call."""
+        rounds = kept_labs.read_rounds(self._places)
+        self.rounds = {name: last for name, last in rounds.items() if last.state == SWEPT}
         while not self.stop.is_set():
             self.tick()
             self.stop.wait(TICK_S)
 
     def due_now(self) -> None:
-        """Have every ward looked at by the next `tick`, whenever its turn would be."""
+        """Make every kept lab due for a check at the next `tick`."""
         with self._guard:
             self._due.clear()
 
     def tick(self) -> list[threading.Thread]:
-        """Begin a look at each ward that is due; the threads that do."""
-        begun = []
-        self._see_who_is_there()
+        """Start a check of each kept lab that is due; return the new threads."""
+        threads = []
+        self._update_kept_labs()
         now = time.monotonic()
-        for name in sorted(self._known):
+        for name in sorted(self._changed_at):
             with self._guard:
                 if name in self._busy or self._due.get(name, 0.0) > now:
                     continue
                 if len(self._busy) >= AT_ONCE:
                     break
                 self._busy.add(name)
-            thread = threading.Thread(target=self._look, args=(name,), daemon=True)
+            thread = threading.Thread(target=self._run_check, args=(name,), daemon=True)
             thread.start()
-            begun.append(thread)
-        return begun
+            threads.append(thread)
+        return threads
 
-    def _see_who_is_there(self) -> None:
-        """Wards that came are looked at now, and so are those that were handed over again."""
-        found = {}
+    def _update_kept_labs(self) -> None:
+        """Update the list of kept labs. New and changed ones are due at once."""
+        changed_at = {}
         for path in self._places.keep_dir.glob(f"[!.]*/{kept_labs.RECORD}"):
             try:
-                found[path.parent.name] = path.stat().st_mtime_ns
+                changed_at[path.parent.name] = path.stat().st_mtime_ns
             except FileNotFoundError:
                 continue
-        for name in self._known.keys() - found.keys():
-            self._tell(name, "is kept no longer")
+        for name in self._changed_at.keys() - changed_at.keys():
+            self._tell(name, "is no longer kept")
             self.rounds.pop(name, None)
-        for name, changed in found.items():
-            if self._known.get(name) != changed:
+        for name, time_ns in changed_at.items():
+            if self._changed_at.get(name) != time_ns:
                 self._due[name] = 0.0
                 if self._begun:
                     self._tell(name, "was handed over")
         self._begun = True
-        if self._known != found:
-            self._known = found
-            self._write()
+        if self._changed_at != changed_at:
+            self._changed_at = changed_at
+            self._write_rounds()
 
-    def _look(self, name: str) -> None:
+    def _run_check(self, name: str) -> None:
         try:
-            with kept_labs.worked_on(self._places, name, "a round of labctl keep"):
-                found = self._looked(name)
+            with kept_labs.worked_on(self._places, name, "a check by labctl keep"):
+                result = self._check_lab(name)
         except (BusyError, NotFoundError) as error:
-            found = Round(at=time.time(), state=TROUBLE, error=error.what, hint=error.hint)
+            result = Round(at=time.time(), state=TROUBLE, error=error.what, hint=error.hint)
         except LabError as error:
-            found = Round(at=time.time(), state=TROUBLE, error=_whole(error), hint=error.hint)
-        self._note(name, found)
+            result = Round(at=time.time(), state=TROUBLE, error=_error_text(error), hint=error.hint)
+        self._record_check(name, result)
 
-    def _note(self, name: str, found: Round) -> None:
+    def _record_check(self, name: str, result: Round) -> None:
         before = self.rounds.get(name)
-        pause_s = self._pause(name, found) * random.uniform(0.8, 1.2)
-        if found.error and (before is None or before.error != found.error):
-            hint = f"; next: {found.hint}" if found.hint else ""
-            self._tell(name, f"{found.error}{hint}; tried again in {pause_s:.0f} s")
-        if not found.error and before is not None and before.error:
-            self._tell(name, "all is well again")
+        pause_s = self._next_pause_s(name, result) * random.uniform(0.8, 1.2)
+        if result.error and (before is None or before.error != result.error):
+            hint = f"; next: {result.hint}" if result.hint else ""
+            self._tell(name, f"{result.error}{hint}; tried again in {pause_s:.0f} s")
+        if not result.error and before is not None and before.error:
+            self._tell(name, "working again")
         with self._guard:
             next_at = time.time() + pause_s
-            if name in self._known:
-                self.rounds[name] = msgspec.structs.replace(found, next_at=next_at)
+            if name in self._changed_at:
+                self.rounds[name] = msgspec.structs.replace(result, next_at=next_at)
             self._due[name] = time.monotonic() + pause_s
             self._busy.discard(name)
-        self._write()
+        self._write_rounds()
 
-    def _pause(self, name: str, found: Round) -> float:
-        """Seconds until the next look: a lab in trouble is asked more and more rarely."""
-        if found.state == TROUBLE:
+    def _next_pause_s(self, name: str, result: Round) -> float:
+        """Return the seconds until the next check: after errors, checks become less frequent."""
+        if result.state == TROUBLE:
             before = self._pauses.get(name, self._every_s / 2)
             self._pauses[name] = min(2 * before, LONGEST_PAUSE_S)
             return self._pauses[name]
         self._pauses.pop(name, None)
-        return {WELL: self._every_s, ENDED: ENDED_EVERY_S}.get(found.state, SWEPT_EVERY_S)
+        return {WELL: self._every_s, ENDED: ENDED_EVERY_S}.get(result.state, SWEPT_EVERY_S)
 
-    def _looked(self, name: str) -> Round:
-        one = kept_labs.ward(self._places, name)
-        ground = self._ground(one)
-        before = _states(ground, one)
-        state = look(ground, one, swept=self._swept(name))
+    def _check_lab(self, name: str) -> Round:
+        kept_lab = kept_labs.ward(self._places, name)
+        ground = self._ground(kept_lab)
+        before = _describe_states(ground, kept_lab)
+        state = look(ground, kept_lab, swept=self._was_swept(name))
         if state == TROUBLE:
-            if _open(ground, one):
-                self._tell(name, "its server does not answer, or has lost a run: a closer look")
+            if _open_runs(ground, kept_lab):
+                self._tell(name, "its server does not answer, or has lost a run: starting recovery")
             self._attend(name)
-            ended = not _open(ground, one)
-            gone = ground.state.server_of_lab(ground.lab_id) is None
-            state = SWEPT if ended and gone else ENDED if ended else WELL
+            all_over = not _open_runs(ground, kept_lab)
+            has_no_server = ground.state.server_of_lab(ground.lab_id) is None
+            state = SWEPT if all_over and has_no_server else ENDED if all_over else WELL
         elif self._has_expired(name, ground):
             self._attend(name)
-        for run_id, said in _states(ground, one).items():
-            if before.get(run_id) != said:
-                self._tell(name, f"{run_id}: {said}")
+        for run_id, text in _describe_states(ground, kept_lab).items():
+            if before.get(run_id) != text:
+                self._tell(name, f"{run_id}: {text}")
         return Round(at=time.time(), state=state)
 
     def _has_expired(self, name: str, ground: Ground) -> bool:
-        """Whether a kept disk is to be removed beside what lives; asked of its provider hourly."""
+        """Tell whether a kept disk has expired; checked once an hour."""
         now = time.monotonic()
         if now < self._disks_due.get(name, 0.0):
             return False
@@ -232,95 +231,104 @@ class Keeper:
         provider = ground.config.server.provider
         return has_expired(ground.state, ground.lab_id, provider)
 
-    def _swept(self, name: str) -> bool:
+    def _was_swept(self, name: str) -> bool:
         before = self.rounds.get(name)
         return before is not None and before.state == SWEPT
 
-    def _own_ground(self, one: Ward) -> Ground:
-        # What a look notices at every round is no event.
+    def _build_context(self, kept_lab: Ward) -> Ground:
+        # What every check notices is not an event.
         return kept_labs.ground(
-            one, self._places, self._state, Silent(), self._environ, record_only=True
+            kept_lab, self._places, self._state, Silent(), self._environ, record_only=True
         )
 
-    def _write(self) -> None:
+    def _write_rounds(self) -> None:
         with self._guard:
             kept_labs.write_rounds(self._places, self.rounds)
 
 
-def look(ground: Ground, one: Ward, *, swept: bool = False) -> str:
-    """One cheap look at a ward: WELL, ENDED (nothing runs), SWEPT, or TROUBLE: more is needed.
+def look(ground: Ground, kept_lab: Ward, *, swept: bool = False) -> str:
+    """Check a kept lab cheaply: WELL, ENDED (nothing runs), SWEPT, or TROUBLE (needs a worker).
 
-    Without a store, what its runs have made comes here: a recovery goes on from it.
+    Without a store, the outputs of its runs are downloaded: a recovery continues from them.
     """
     server = ground.state.server_of_lab(ground.lab_id)
     if server is None:
-        kept = list_kept_disks(ground.state, ground.lab_id)
-        return SWEPT if swept and not kept and not _open(ground, one) else TROUBLE
+        disks = list_kept_disks(ground.state, ground.lab_id)
+        return SWEPT if swept and not disks and not _open_runs(ground, kept_lab) else TROUBLE
     try:
         reply = runs.refresh(ground, server)
-        there = {found["id"] for found in reply["runs"]}
-        if any(run_id not in there for run_id in _open(ground, one)):
+        on_server = {run["id"] for run in reply["runs"]}
+        if any(run_id not in on_server for run_id in _open_runs(ground, kept_lab)):
             return TROUBLE
-        if any(run.state == "lost" and not run.stopped_by for run in _known(ground, one)):
+        if any(
+            run.state == "lost" and not run.stopped_by for run in _recorded_runs(ground, kept_lab)
+        ):
             return TROUBLE
     except LabError:
-        # Whether it is the server, the way there or something passing is for `attend` to find out.
+        # `attend` finds out whether it is the server, the connection or something temporary.
         return TROUBLE
     if not ground.config.store:
-        _bring(ground, one, there)
-    return WELL if _open(ground, one) else ENDED
+        _pull_outputs(ground, kept_lab, on_server)
+    return WELL if _open_runs(ground, kept_lab) else ENDED
 
 
-def _bring(ground: Ground, one: Ward, there: set[str]) -> None:
-    """Outputs of the runs that go on, and of those that have ended since the last look."""
-    wanted = [run_id for run_id in one.runs if run_id in there and not _complete(ground, run_id)]
-    for run_id in wanted:
+def _pull_outputs(ground: Ground, kept_lab: Ward, on_server: set[str]) -> None:
+    """Download the outputs of runs that are active, or have ended since the last check."""
+    run_ids = [
+        run_id
+        for run_id in kept_lab.runs
+        if run_id in on_server and not _is_complete(ground, run_id)
+    ]
+    for run_id in run_ids:
         (pulled,) = outputs.pull(ground, ground.server(), [run_id])
         run = ground.state.run(ground.lab_id, run_id)
         if pulled.complete and run is not None and kept_labs.is_over(run):
-            _mark(ground, run_id).touch()
+            _complete_mark(ground, run_id).touch()
 
 
-def _mark(ground: Ground, run_id: str) -> Path:
+def _complete_mark(ground: Ground, run_id: str) -> Path:
     return ground.config.root / ".labctl" / f"whole-{run_id}"
 
 
-def _complete(ground: Ground, run_id: str) -> bool:
-    return _mark(ground, run_id).exists()
+def _is_complete(ground: Ground, run_id: str) -> bool:
+    return _complete_mark(ground, run_id).exists()
 
 
-def _known(ground: Ground, one: Ward) -> list[Run]:
-    return kept_labs.known_runs(ground.state, one)
+def _recorded_runs(ground: Ground, kept_lab: Ward) -> list[Run]:
+    return kept_labs.known_runs(ground.state, kept_lab)
 
 
-def _open(ground: Ground, one: Ward) -> list[str]:
-    """The runs that are to go on until they end by themselves."""
-    over = {run.id for run in _known(ground, one) if kept_labs.is_over(run)}
-    return [run_id for run_id in one.runs if run_id not in over]
+def _open_runs(ground: Ground, kept_lab: Ward) -> list[str]:
+    """List the runs that are not over."""
+    over = {run.id for run in _recorded_runs(ground, kept_lab) if kept_labs.is_over(run)}
+    return [run_id for run_id in kept_lab.runs if run_id not in over]
 
 
-def _states(ground: Ground, one: Ward) -> dict[str, str]:
-    return {run.id: run.told or f"{run.state} on {run.server_id}" for run in _known(ground, one)}
+def _describe_states(ground: Ground, kept_lab: Ward) -> dict[str, str]:
+    return {
+        run.id: run.told or f"{run.state} on {run.server_id}"
+        for run in _recorded_runs(ground, kept_lab)
+    }
 
 
-def _whole(error: LabError) -> str:
+def _error_text(error: LabError) -> str:
     return ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
 
 
 def listed(places: Paths, state: State) -> list[dict[str, Any]]:
-    """Every ward with its runs and the keeper's last look at it."""
-    seen = kept_labs.read_rounds(places)
+    """Describe every kept lab with its runs and the keeper's last check."""
+    rounds = kept_labs.read_rounds(places)
     return [
         {
-            "name": one.name,
-            "lab": one.lab,
-            "lab_id": one.lab_id,
-            "by": one.by,
-            "at": one.at,
-            "spent_usd": one.spent_usd,
-            "server": state.server_of_lab(one.lab_id),
-            "runs": [state.run(one.lab_id, run_id) or run_id for run_id in one.runs],
-            "round": seen.get(one.name),
+            "name": kept_lab.name,
+            "lab": kept_lab.lab,
+            "lab_id": kept_lab.lab_id,
+            "by": kept_lab.by,
+            "at": kept_lab.at,
+            "spent_usd": kept_lab.spent_usd,
+            "server": state.server_of_lab(kept_lab.lab_id),
+            "runs": [state.run(kept_lab.lab_id, run_id) or run_id for run_id in kept_lab.runs],
+            "round": rounds.get(kept_lab.name),
         }
-        for one in kept_labs.wards(places)
+        for kept_lab in kept_labs.wards(places)
     ]

@@ -245,7 +245,11 @@ def staff_of(folder: CourseFolder, grading: str) -> Staff:
     ("grading", "kind", "says"),
     [
         ("", ConfigError, "no grading server"),
-        ("grading: {server: {provider: local}}\n", PolicyError, "cannot be graded on a local server"),
+        (
+            "grading: {server: {provider: local}}\n",
+            PolicyError,
+            "cannot be graded on a local server",
+        ),
         (
             "grading: {server: {provider: static, static: {hosts: [g]}}, image: {build: .}}\n",
             ConfigError,

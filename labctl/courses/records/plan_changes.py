@@ -65,13 +65,9 @@ def cautions(config: CourseConfig, now: float) -> list[str]:
             "class hours without a keeper: they only apply while `labctl course serve` runs"
         )
     if config.hours and config.term is None:
-        messages.append(
-            "class hours without a term: they never stop, and there is no forecast"
-        )
+        messages.append("class hours without a term: they never stop, and there is no forecast")
     if not config.store:
-        messages.append(
-            "no store: results and the ledger are only on this machine and the servers"
-        )
+        messages.append("no store: results and the ledger are only on this machine and the servers")
     if config.lab.server.need.idle_s is None:
         messages.append("no server.idle: an idle server runs until its ttl")
     if config.shared and config.lab.server.provider == "local":
