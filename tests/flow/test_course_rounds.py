@@ -188,7 +188,7 @@ def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
     assert logged == ([] if hangs else ["alice"])
     never.set()
     monkeypatch.setattr(rounds_module, "PATIENCE_S", 30.0)
-    kept.rounds._settled()
+    kept.rounds._join_threads()
     assert bool(kept.course.cloud.machines) != hangs
 
 
@@ -214,7 +214,7 @@ def test_results_that_never_end_outlast_no_budget(
     assert kept.course.cloud.machines["srv-alice"].state == "stopped"
     assert any("could be saved within 60 minutes" in text for _, text in kept.told)
     never.set()
-    kept.rounds._settled()
+    kept.rounds._join_threads()
 
 
 def test_a_lost_ledger_resets_no_budget(kept: Kept) -> None:
