@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from labctl.course import Course
     from labctl.errors import (
         AuthenticationError,
+        BudgetError,
         BuildError,
         BusyError,
         CapacityError,
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AuthenticationError",
+    "BudgetError",
     "BuildError",
     "BusyError",
     "CapacityError",

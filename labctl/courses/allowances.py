@@ -1,4 +1,7 @@
-"""More dollars or more time for one student: written down with who and why, then put into force."""
+"""Budget changes and due-time extensions for one student.
+
+Each is written to the ledger with who granted it and why, then applied.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _DOLLARS = re.compile(r"([+-]?)([0-9]{1,6}(?:\.[0-9]{1,2})?)")
 
 
 class Budgeted(Value, frozen=True):
-    """A seat's budget before and after. `in_force` says whether a running server knows it too."""
+    """A seat's budget before and after a change.
+
+    `in_force` is False if the seat's running server could not be given the new limit.
+    """
 
     seat: str
     before_usd: float
@@ -34,40 +40,48 @@ class Budgeted(Value, frozen=True):
 def budget(staff: Staff, seat: Seat, text: str, why: str = "") -> Budgeted:
     """Change a seat's budget: `+5` on top, `-5` off, `25` in all.
 
-    UsageError where that is no amount or the course has no budgets. A server that is up is told at
-    once; where it cannot be reached the ledger has it all the same, and that is said.
+    A running server gets the new limit at once. If it cannot be reached, the ledger still records
+    the change, and a warning says so. UsageError for a malformed amount, or if the course has no
+    budgets.
     """
     match = _DOLLARS.fullmatch(text)
     if match is None:
-        raise UsageError(f"{shown(text)} is no amount", hint=f"labctl course budget {seat.name} +5")
+        raise UsageError(
+            f"{shown(text)} is not an amount", hint=f"labctl course budget {seat.name} +5"
+        )
     folder = staff.folder
     base = folder.config.per_student.budget
     entries = folder.ledger.entries(seat=seat.name)
-    before = allowance_usd(entries, seat.name, base)
-    if before is None:
+    before_usd = allowance_usd(entries, seat.name, base)
+    if before_usd is None:
         raise UsageError(
             "this course has no budgets",
-            why="per_student.budget is not set, so nothing ends at a number of dollars",
+            why="per_student.budget is not set, so no spending limit applies",
             hint=f"edit {folder.config.path}: per_student: {{budget: 20.00}}",
         )
     amount = float(match[2])
-    more = {"+": amount, "-": -amount, "": amount - before}[match[1]]
-    if before + more < 0:
-        raise PolicyError(f"{seat.name} would have a budget below nothing")
-    if more:
-        folder.ledger.append("budget", seat=seat.name, by=staff.by, why=why, usd=round(more, 2))
-    server_id, in_force = _in_force(staff, seat)
+    change_usd = {"+": amount, "-": -amount, "": amount - before_usd}[match[1]]
+    if before_usd + change_usd < 0:
+        raise PolicyError(f"the budget of {seat.name} would fall below $0.00")
+    if change_usd:
+        folder.ledger.append(
+            "budget", seat=seat.name, by=staff.by, why=why, usd=round(change_usd, 2)
+        )
+    server_id, in_force = _update_watchdog(staff, seat)
     return Budgeted(
         seat=seat.name,
-        before_usd=before,
-        after_usd=before + more,
+        before_usd=before_usd,
+        after_usd=before_usd + change_usd,
         in_force=in_force,
         server_id=server_id,
     )
 
 
-def _in_force(staff: Staff, seat: Seat) -> tuple[str, bool]:
-    """Tell the watchdog of the seat's server what it may cost now."""
+def _update_watchdog(staff: Staff, seat: Seat) -> tuple[str, bool]:
+    """Give the watchdog of the seat's server the new limit.
+
+    Returns the server's id ("" if none is running) and whether the limit is in force.
+    """
     server = staff.state.server_of_lab(seat.lab_id)
     if server is None or server.state in (*ENDED, "stopped"):
         return "", True
@@ -77,19 +91,19 @@ def _in_force(staff: Staff, seat: Seat) -> tuple[str, bool]:
     try:
         guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
     except LabError as error:
-        text = f"{seat.name}: its server does not know yet: {error.what}"
+        text = f"{seat.name}: its server does not have the new budget yet: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))
         return server.id, False
     return server.id, True
 
 
 def history(folder: CourseFolder, seat: Seat) -> list[Entry]:
-    """Every change of a seat's budget, the first first."""
+    """List every change of a seat's budget, oldest first."""
     return folder.ledger.entries(seat=seat.name, kind="budget")
 
 
 class Due(Value, frozen=True):
-    """When an assignment is due for a student. `closes_at` None: it never closes."""
+    """When an assignment is due for a student. `closes_at` is None if it never closes."""
 
     assignment: str
     student: str
@@ -101,16 +115,16 @@ class Due(Value, frozen=True):
 def due(
     folder: CourseFolder, assignment: str, student: str, text: str, *, by: str = "", why: str = ""
 ) -> Due:
-    """Move the due time for a student, with their whole team, by `+3d`, `12h`; `0` takes it back.
+    """Extend the due time of a student and their whole team by `+3d` or `12h`; `0` revokes it.
 
-    It counts from the due time itself: repeated, nothing changes.
+    The extension counts from the assignment's own due time: repeating it changes nothing.
     """
     rules = folder.config.assignments.get(assignment)
     if rules is None:
-        known = ", ".join(folder.config.assignments) or "none yet"
+        assignments = ", ".join(folder.config.assignments) or "none yet"
         raise NotFoundError(
             f"there is no assignment {shown(assignment)}",
-            why=f"course.yaml has {known}",
+            why=f"course.yaml has {assignments}",
             hint=f"edit {folder.config.path}",
         )
     try:
@@ -121,12 +135,12 @@ def due(
     if rules.due is None:
         raise UsageError(f"{assignment} has no due time", hint=f"edit {folder.config.path}")
     (seat,) = folder.chosen([student], assignment_seats(folder, assignment, by=by))
-    for one in seat.students:
-        if due_extensions(folder.ledger.entries(kind="due"), assignment).get(one, 0) != seconds:
+    for member in seat.students:
+        if due_extensions(folder.ledger.entries(kind="due"), assignment).get(member, 0) != seconds:
             folder.ledger.append(
                 "due",
                 seat=seat.name,
-                student=one,
+                student=member,
                 by=by,
                 why=why,
                 assignment=assignment,
@@ -144,17 +158,19 @@ def due(
 
 
 def apply_extensions(folder: CourseFolder, assignment: str) -> None:
-    """Have the receiver know every extension of the ledger; nothing where it has no such
-    assignment yet: whoever makes it there calls this again."""
+    """Copy every extension in the ledger to the receiver.
+
+    Does nothing while the receiver lacks the assignment: publishing it calls this again.
+    """
     receiver = Receiver(folder.drop)
     if not receiver.assignment_file(assignment).is_file():
         return
-    wanted = due_extensions(folder.ledger.entries(kind="due"), assignment)
-    seats = {one.name: one.students for one in assignment_seats(folder, assignment)}
+    extensions = due_extensions(folder.ledger.entries(kind="due"), assignment)
+    seats = {seat.name: seat.students for seat in assignment_seats(folder, assignment)}
     for name, students in seats.items():
-        most = max((wanted.get(one, 0) for one in students), default=0)
-        wanted = {**wanted, **({name: most} if most else {})}
-    known = receiver.extensions(assignment)
-    for student in wanted.keys() | known.keys():
-        if wanted.get(student, 0) != known.get(student, 0):
-            receiver.extend(assignment, student, wanted.get(student, 0))
+        longest = max((extensions.get(student, 0) for student in students), default=0)
+        extensions = {**extensions, **({name: longest} if longest else {})}
+    received = receiver.extensions(assignment)
+    for student in extensions.keys() | received.keys():
+        if extensions.get(student, 0) != received.get(student, 0):
+            receiver.extend(assignment, student, extensions.get(student, 0))

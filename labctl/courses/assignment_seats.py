@@ -1,4 +1,4 @@
-"""The seats of an assignment: the roster's while it is open, the ledger's once it has closed."""
+"""The seats of an assignment: from the roster while it is open, from the ledger once it closed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from labctl.courses.records.membership import Members, closed_line, closing_time
 
 
 def assignment_seats(folder: CourseFolder, name: str, *, by: str = "") -> tuple[Seat, ...]:
-    """Return the seats of an assignment, with those of students who left.
+    """Return the seats of an assignment, including those of students who left.
 
-    The first call after an assignment closed writes its members into the ledger; from then on
-    they stay. A student who came later has a seat alone.
+    The first call after the assignment closed writes its teams to the ledger; they never change
+    after that. A student who joined later gets a seat of their own.
     """
     rules = folder.config.assignments.get(name)
     if rules is None:
@@ -23,50 +23,55 @@ def assignment_seats(folder: CourseFolder, name: str, *, by: str = "") -> tuple[
     members = _freeze(folder, name, rules, by)
     if members is None:
         return folder.seats(active_only=False)
-    there = {student for students in members.values() for student in students}
-    late = {one.id: (one.id,) for one in folder.students(active_only=False) if one.id not in there}
+    frozen_ids = {student for students in members.values() for student in students}
+    late = {
+        student.id: (student.id,)
+        for student in folder.students(active_only=False)
+        if student.id not in frozen_ids
+    }
     return folder.build_seats({**late, **members})
 
 
 def freeze_closed(folder: CourseFolder, *, by: str = "") -> None:
-    """Write down the members of every assignment that has closed and is not frozen yet."""
+    """Write the teams of every closed assignment to the ledger, unless they are there already."""
     for name, rules in folder.config.assignments.items():
         _freeze(folder, name, rules, by)
 
 
 def choose_seats(every: Sequence[Seat], wanted: Iterable[Seat]) -> tuple[Seat, ...]:
-    """Return an assignment's seats that have a name or a student in common with the `wanted`."""
+    """Return the seats that share a name or a student with one of `wanted`; all if it is empty."""
     wanted = tuple(wanted)
     if not wanted:
         return tuple(every)
-    names = {one.name for one in wanted}
-    students = {student for one in wanted for student in one.students}
-    return tuple(one for one in every if one.name in names or students & set(one.students))
+    names = {seat.name for seat in wanted}
+    students = {student for seat in wanted for student in seat.students}
+    return tuple(seat for seat in every if seat.name in names or students & set(seat.students))
 
 
 def _freeze(folder: CourseFolder, name: str, rules: AssignmentConfig, by: str) -> Members | None:
     closes_at = closing_time(rules)
     if closes_at is None or time.time() < closes_at:
         return None
-    known = frozen_members(folder.ledger.entries(kind="closed"), name, rules)
-    if known is not None:
-        return known
-    members, why = _members_now(folder, name, closes_at)
+    frozen = frozen_members(folder.ledger.entries(kind="closed"), name, rules)
+    if frozen is not None:
+        return frozen
+    members, why = _collect_members(folder, name, closes_at)
     folder.ledger.append_all([closed_line(name, members, by, why)])
-    # Of two processes that get here at once the first line counts.
+    # If two processes get here at once, the first line in the ledger counts.
     return frozen_members(folder.ledger.entries(kind="closed"), name, rules) or members
 
 
-def _members_now(folder: CourseFolder, name: str, closed_at: float) -> tuple[Members, str]:
-    """The members to freeze: what a student was graded as since the close, else the roster's team.
+def _collect_members(folder: CourseFolder, name: str, closed_at: float) -> tuple[Members, str]:
+    """Return the teams to freeze, and a note for the ledger ("" if the roster was enough).
 
-    A grade from before the close says nothing: the team could still change then.
+    A student belongs to the seat they were graded as since the close, otherwise to the roster's.
+    A grade from before the close does not count: the team could still change then.
     """
-    shelf, found, moved = Shelf(folder, name), dict[str, tuple[str, ...]](), []
-    for one in folder.students(active_only=False):
-        record = shelf.read(one.id)
-        seat = record.seat if record is not None and record.at >= closed_at else one.seat
-        if seat != one.seat:
-            moved.append(one.id)
-        found[seat] = (*found.get(seat, ()), one.id)
-    return found, f"as they were graded: {', '.join(moved)}" if moved else ""
+    shelf, teams, moved = Shelf(folder, name), dict[str, tuple[str, ...]](), []
+    for student in folder.students(active_only=False):
+        record = shelf.read(student.id)
+        seat = record.seat if record is not None and record.at >= closed_at else student.seat
+        if seat != student.seat:
+            moved.append(student.id)
+        teams[seat] = (*teams.get(seat, ()), student.id)
+    return teams, f"as they were graded: {', '.join(moved)}" if moved else ""

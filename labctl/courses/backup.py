@@ -1,7 +1,7 @@
-"""The ledger's copy in the course's store: written when it has grown, brought back when it is lost.
+"""The copy of the ledger in the course's store: saved when it has grown, restored when it is lost.
 
-Both may have lines that the other has not, after a keeper was set up anew somewhere. Then each line
-is taken over once, with the time that it bears.
+After a keeper was set up on a new machine, each side may have lines that the other lacks. Every
+such line is imported once, with its original time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LEDGER, IDENTITY = "ledger.jsonl", "course.json"
 
 
 def course_store(staff: Staff) -> Store | None:
-    """The course's own place in its store; None where course.yaml names none."""
+    """Return the course's store, or None if course.yaml names none."""
     ground = staff.course()
     return lab_store.lab_store(ground) if ground.config.store else None
 
 
 class Backup:
-    """One course's copy. `save` costs nothing where nothing has changed."""
+    """The backup of one course's ledger. `save` writes nothing if nothing has changed."""
 
     def __init__(self, folder: CourseFolder, place: Store) -> None:
         self.folder = folder
@@ -34,65 +34,65 @@ class Backup:
         self._saved = -1
 
     def bring_back(self) -> int:
-        """Take over what only the store has; how many lines that were.
+        """Import the lines that only the store has; return how many there were.
 
-        PolicyError where the store's ledger is of another course, or of this one under another
-        secret: its seats would be strangers.
+        PolicyError if the store's ledger belongs to another course, or to this one under another
+        secret: its seats would not match.
         """
-        own = (self.folder.private / IDENTITY).read_bytes()
-        there = self.place.read(IDENTITY)
-        if there is not None and there.strip() != own.strip():
+        identity = (self.folder.private / IDENTITY).read_bytes()
+        stored_identity = self.place.read(IDENTITY)
+        if stored_identity is not None and stored_identity.strip() != identity.strip():
             raise PolicyError(
-                f"{self.place.url} keeps the ledger of another course",
-                why="its secret differs from this folder's, so that its seats have other names",
-                hint=f"put the .course/{IDENTITY} back that belongs to it, or name another store",
+                f"{self.place.url} holds the ledger of another course",
+                why="its secret differs from this folder's, so its seats have other names",
+                hint=f"restore the .course/{IDENTITY} that belongs to it, or use another store",
             )
-        kept = self.place.read(LEDGER)
-        news = missing(self.folder.ledger.entries(), parsed(kept or b""))
-        self.folder.ledger.append_all(news)
-        return len(news)
+        stored = self.place.read(LEDGER)
+        missing = _find_missing(self.folder.ledger.entries(), _parse_entries(stored or b""))
+        self.folder.ledger.append_all(missing)
+        return len(missing)
 
     def save(self) -> bool:
-        """Write the ledger there if it has grown since; whether it had."""
+        """Write the ledger to the store if it has grown; return whether it had."""
         entries = self.folder.ledger.entries()
         if len(entries) == self._saved:
             return False
         if self._saved < 0:
             self.place.write(IDENTITY, (self.folder.private / IDENTITY).read_bytes())
-        lines = (msgspec.json.encode(one) + b"\n" for one in entries)
+        lines = (msgspec.json.encode(entry) + b"\n" for entry in entries)
         self.place.write(LEDGER, b"".join(lines))
         self._saved = len(entries)
         return True
 
 
-def parsed(data: bytes) -> list[Entry]:
-    """The lines of a ledger; what cannot be read is left out."""
-    found = []
+def _parse_entries(data: bytes) -> list[Entry]:
+    """Parse the lines of a ledger; skip those that cannot be read."""
+    entries = []
     for line in data.splitlines():
         try:
-            found.append(msgspec.json.decode(line, type=Entry))
+            entries.append(msgspec.json.decode(line, type=Entry))
         except msgspec.MsgspecError:
             continue
-    return found
+    return entries
 
 
-def missing(own: Sequence[Entry], kept: Sequence[Entry]) -> list[Draft]:
-    """What `kept` has and `own` has not, whatever their numbers."""
-    known = {_content(one) for one in own}
+def _find_missing(own: Sequence[Entry], stored: Sequence[Entry]) -> list[Draft]:
+    """Return the lines of `stored` that `own` lacks. Line numbers do not count."""
+    own_contents = {_encode_content(entry) for entry in own}
     return [
         Draft(
-            kind=one.kind,
-            seat=one.seat,
-            student=one.student,
-            by=one.by,
-            why=one.why,
-            detail=one.detail,
-            at=one.at,
+            kind=entry.kind,
+            seat=entry.seat,
+            student=entry.student,
+            by=entry.by,
+            why=entry.why,
+            detail=entry.detail,
+            at=entry.at,
         )
-        for one in kept
-        if _content(one) not in known
+        for entry in stored
+        if _encode_content(entry) not in own_contents
     ]
 
 
-def _content(entry: Entry) -> bytes:
+def _encode_content(entry: Entry) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(entry, n=0), order="deterministic")

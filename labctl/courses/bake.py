@@ -1,7 +1,7 @@
-"""A machine image for the course: its Docker image and data inside, nobody's keys.
+"""A machine image for the course: with its Docker image and data, without anybody's keys.
 
-One server is made as a seat's is, filled, cleaned, baked and ended. A kill at any point leaves a
-server that `course down --end-of-term` and the next `course bake` find.
+One server is created as for a seat, filled, cleaned, baked and ended. If labctl is killed on the
+way, `course down --end-of-term` and the next `course bake` find the server that is left.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from labctl.shell import command
 READY_S = 3600.0
 POLL_S = 5.0
 DAY_S = 86_400
-# How long it is kept where course.yaml names no term.
+# Lifetime of an image if course.yaml names no term.
 LONGEST_DAYS = 180
-# In this order: a snapshot goes once its image has.
+# In order of removal: a snapshot can be removed only after its image.
 KINDS = ("image", "snapshot")
 CLEAN_SCRIPT = """set -e
 home=$1 lab=$2 data=$3
@@ -62,16 +62,17 @@ sync
 
 
 def bake(staff: Staff) -> Baked:
-    """The course's image, ready to boot from. PolicyError where the provider makes none.
+    """Bake the course's image and return it once servers can boot from it.
 
-    An image from before is removed once the new one is ready.
+    The previous image is removed once the new one is ready. PolicyError if the provider cannot
+    make images.
     """
-    # What it boots from must not be the image of last time.
+    # The server to bake must not boot from the previous image.
     (staff.folder.private / BAKED).unlink(missing_ok=True)
     course = staff.course(plain=True)
-    provider = _baker(course)
+    provider = _require_baker(course)
     ground = own_ground(staff.folder, course, "bake")
-    server = _filled(staff, ground)
+    server = _create_filled_server(staff, ground)
     staff.reporter.emit(Step(name="baking"))
     name = f"{staff.folder.config.name}-{_stamp()}"
     try:
@@ -79,21 +80,23 @@ def bake(staff: Staff) -> Baked:
         image_id = provider.bake(server.id, name, _tags(staff, name))
         _wait(provider, image_id)
     finally:
-        # Half cleaned, nobody can log in to it any more, and no watchdog ends it.
+        # Half cleaned, nobody can log in to it, and no watchdog ends it.
         end_server.end(ground, [server])
     staff.reporter.emit(Step(name="baking", done=True, detail=image_id))
-    made = _made(staff, course)
-    found = Baked(
+    resources = _list_images(staff, course)
+    image = Baked(
         provider=course.provider.name,
         image_id=image_id,
         at=time.time(),
         image=ground.config.image.reference,
         data=tuple(ground.config.data),
-        usd_per_month=sum(one.price_usd_per_month for one in made if one.lab == name),
+        usd_per_month=sum(
+            resource.price_usd_per_month for resource in resources if resource.lab == name
+        ),
     )
-    write_private(staff.folder.private / BAKED, msgspec.json.encode(found) + b"\n")
-    _remove(course, [one for one in made if one.lab != name])
-    return found
+    write_private(staff.folder.private / BAKED, msgspec.json.encode(image) + b"\n")
+    _remove(course, [resource for resource in resources if resource.lab != name])
+    return image
 
 
 def _stamp() -> str:
@@ -101,66 +104,66 @@ def _stamp() -> str:
 
 
 def drop(staff: Staff) -> list[Resource]:
-    """Remove the course's images and what they cost; servers boot as the provider's own do."""
-    known = baked(staff.folder)
+    """Remove the course's images and snapshots; servers boot the provider's own image again."""
+    image = baked(staff.folder)
     (staff.folder.private / BAKED).unlink(missing_ok=True)
     course = staff.course(everywhere=True, plain=True)
-    found = _made(staff, course)
-    if known is not None and not found:
-        text = f"{known.image_id} is not at {course.provider.name} any more"
+    resources = _list_images(staff, course)
+    if image is not None and not resources:
+        text = f"image {image.image_id} no longer exists at {course.provider.name}"
         staff.reporter.emit(Note(text=text))
-    _remove(course, found)
-    return found
+    _remove(course, resources)
+    return resources
 
 
-def _baker(course: Ground) -> Bake:
+def _require_baker(course: Ground) -> Bake:
     if not isinstance(course.provider, Bake):
         raise PolicyError(
-            f"{course.provider.name} makes no machine images",
-            why="its machines keep their disks, so the image is pulled there only once",
-            hint="labctl course up   # some days before the class",
+            f"{course.provider.name} cannot make machine images",
+            why="its machines keep their disks, so each pulls the Docker image only once",
+            hint="labctl course up   # a few days before the class",
         )
     return course.provider
 
 
-def _filled(staff: Staff, ground: Ground) -> Server:
-    """A ready server with the course's Docker image and data on it."""
+def _create_filled_server(staff: Staff, ground: Ground) -> Server:
+    """Create a server with the course's Docker image and data on it."""
     with ground.state.exclusive(ground.lab_id, "course bake"):
         server = adoption.adopt(ground)
         if server is None:
             need = agreed(ground, [ground]) or ground.config.server.need
-            server = attempts.make(_agreed(ground), need)
+            server = attempts.make(_consented_context(ground), need)
         server = up.make_ready(ground, server)
-        wanted = ground.config.image.reference
-        if wanted:
-            images.ensure(ground, server, ground.remote(server), wanted)
+        reference = ground.config.image.reference
+        if reference:
+            images.ensure(ground, server, ground.remote(server), reference)
         bring(ground, server, material(staff.folder, staff.reporter))
     return server
 
 
-def _agreed(ground: Ground) -> Ground:
-    """The ground on which nobody is asked about the price again."""
+def _consented_context(ground: Ground) -> Ground:
+    """Return a context that does not ask for consent to the price again."""
     reporter = SeatReporter(ground.config.name, ground.reporter, agreed=True)
     return ground.beside(ground.config, ground.lab_id, reporter=reporter)
 
 
 def _clean(ground: Ground, server: Server) -> None:
-    """Take everything off the server that must not be on sixty others: keys first of all."""
+    """Remove everything that sixty other servers must not inherit, keys above all."""
     transport = ground.connections.reopen(server)
     home = transport.run('printf %s "$HOME"', timeout_s=30.0).stdout.strip()
     line = command("sudo", "-n", "sh", "-c", CLEAN_SCRIPT, "sh", home, ground.config.name, SHARED)
-    done = transport.run(line.render(), timeout_s=1800.0, check=False)
-    if done.code != 0:
+    result = transport.run(line.render(), timeout_s=1800.0, check=False)
+    if result.code != 0:
         raise ProviderError(
-            "the server could not be cleaned, so no image was made of it",
-            why=done.stderr.strip()[-500:],
+            "the server could not be cleaned, so no image was made",
+            why=result.stderr.strip()[-500:],
             hint="labctl course bake   # again",
         )
     ground.connections.close(server)
 
 
 def _tags(staff: Staff, name: str) -> dict[str, str]:
-    """So that it is found as the course's, and not taken for something forgotten before its day."""
+    """Return tags that mark the image as the course's, with the day on which it expires."""
     term = staff.folder.config.term
     days = LONGEST_DAYS
     if term is not None:
@@ -187,10 +190,14 @@ def _wait(provider: Bake, image_id: str) -> None:
         )
 
 
-def _made(staff: Staff, course: Ground) -> list[Resource]:
-    found = course.provider.leftovers()
-    return [one for one in found if one.lab_id == staff.folder.id and one.kind in KINDS]
+def _list_images(staff: Staff, course: Ground) -> list[Resource]:
+    resources = course.provider.leftovers()
+    return [
+        resource
+        for resource in resources
+        if resource.lab_id == staff.folder.id and resource.kind in KINDS
+    ]
 
 
-def _remove(course: Ground, found: list[Resource]) -> None:
-    end_server.take_away(course, sorted(found, key=lambda one: KINDS.index(one.kind)))
+def _remove(course: Ground, resources: list[Resource]) -> None:
+    end_server.take_away(course, sorted(resources, key=lambda resource: KINDS.index(resource.kind)))

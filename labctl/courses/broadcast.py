@@ -1,4 +1,4 @@
-"""One thing said to, or given to, all servers of a course at once."""
+"""Messages, commands, handouts and more time for the servers of a course."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from labctl.shell import command
 
 MOST_MESSAGE = 500
 MESSAGE_S = 60.0
-_TELL = """m=$1; u=$(id -u)
+_SHOW_SCRIPT = """m=$1; u=$(id -u)
 for t in /dev/pts/[0-9]*; do
   [ -O "$t" ] && [ -w "$t" ] && printf '\\r\\n*** course: %s ***\\r\\n' "$m" > "$t" 2>/dev/null
 done
@@ -42,67 +42,67 @@ mkdir -p "$HOME/labctl" && printf '%s %s\\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$
 
 
 def message(staff: Staff, seats: Sequence[Seat], text: str) -> list[Answer]:
-    """Show a line in every terminal and tmux on the seats' servers; it is kept there as well.
+    """Show a line in every terminal and tmux session on the seats' servers.
 
-    `~/labctl/messages.txt` has all of them. UsageError for control characters.
+    It is also appended to `~/labctl/messages.txt` there. UsageError for control characters.
     """
     if not text.strip() or len(text) > MOST_MESSAGE or not text.isprintable():
         raise UsageError(
-            "a message is one line of text",
-            why=f"without control characters, at most {MOST_MESSAGE} of them",
+            "a message must be one line of text",
+            why=f"it may hold at most {MOST_MESSAGE} characters, and no control characters",
             hint='labctl course message "lab starts at 10"',
         )
-    line = command("sh", "-c", _TELL, "sh", text).render()
+    line = command("sh", "-c", _SHOW_SCRIPT, "sh", text).render()
     return ask_all(staff, servers_of(staff, seats), line, timeout_s=MESSAGE_S)
 
 
 def ask_all(
     staff: Staff,
-    found: Sequence[tuple[Seat, Server]],
+    pairs: Sequence[tuple[Seat, Server]],
     line: str,
     *,
     at_once: int = 32,
     timeout_s: float | None = None,
 ) -> list[Answer]:
-    """Run a line of shell on all of these; answers bear seats' names."""
-    servers = [server for _, server in found]
+    """Run a shell command line on all of these servers; each answer carries its seat's name."""
+    servers = [server for _, server in pairs]
     answers = run_everywhere(
         staff.course().connections, servers, line, at_once=at_once, timeout_s=timeout_s
     )
     return [
         msgspec.structs.replace(answer, alias=seat.name)
-        for (seat, _), answer in zip(found, answers, strict=True)
+        for (seat, _), answer in zip(pairs, answers, strict=True)
     ]
 
 
 def push(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
-    """Bring the course's handouts, as they lie in its folder, to these seats' servers."""
-    found = servers_of(staff, seats)
-    given = material(staff.folder, staff.reporter, data=False)
-    servers = {seat.lab_id: server for seat, server in found}
-    by_lab = {seat.lab_id: seat for seat, _ in found}
+    """Copy the course's handouts from its folder to these seats' servers."""
+    pairs = servers_of(staff, seats)
+    handouts = material(staff.folder, staff.reporter, data=False)
+    servers = {seat.lab_id: server for seat, server in pairs}
+    by_lab = {seat.lab_id: seat for seat, _ in pairs}
     grounds = seat_grounds(
-        staff.folder, staff.paths, staff.state, staff.reporter, [seat for seat, _ in found]
+        staff.folder, staff.paths, staff.state, staff.reporter, [seat for seat, _ in pairs]
     )
-    told = [
-        one.beside(
-            one.config,
-            one.lab_id,
-            SeatReporter(by_lab[one.lab_id].name, staff.reporter, agreed=False),
+    reporting = [
+        ground.beside(
+            ground.config,
+            ground.lab_id,
+            SeatReporter(by_lab[ground.lab_id].name, staff.reporter, agreed=False),
         )
-        for one in grounds
+        for ground in grounds
     ]
     doors = Doors(list(servers.values()))
 
-    def one(ground: Ground) -> Server:
+    def push_to_seat(ground: Ground) -> Server:
         server = servers[ground.lab_id]
         with doors.through(server.endpoint):
-            bring(ground, server, given)
+            bring(ground, server, handouts)
         return server
 
-    def tell(one: fleet.Outcome[Server]) -> None:
-        error = one.error.what if one.error else ""
-        staff.reporter.emit(Done(seat=by_lab[one.ground.lab_id].name, error=error))
+    def report(outcome: fleet.Outcome[Server]) -> None:
+        error = outcome.error.what if outcome.error else ""
+        staff.reporter.emit(Done(seat=by_lab[outcome.ground.lab_id].name, error=error))
 
     return [
         SeatOutcome(
@@ -113,26 +113,27 @@ def push(staff: Staff, seats: Sequence[Seat]) -> list[SeatOutcome]:
             why=done.error.why if done.error else "",
             hint=done.error.hint if done.error else "",
         )
-        for done in fleet.each(told, one, tell=tell)
+        for done in fleet.each(reporting, push_to_seat, tell=report)
     ]
 
 
 def extend(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, Any]:
-    """Give a seat's server more time, beyond `max_ttl` too; W of its watchdog afterwards.
+    """Give a seat's server `span_s` more seconds, even beyond `max_ttl`.
 
-    Recorded with who and why. PolicyError where the seat's budget would not last.
+    Returns the watchdog's state afterwards. The ledger records who extended and why. PolicyError if
+    the seat's budget would not last.
     """
     server = server_of(staff, seat)
     staff.folder.ledger.append("extend", seat=seat.name, by=staff.by, why=why, seconds=span_s)
     ground = ground_of(staff, seat)
     try:
         need = ground.config.server.need
-        left = attempts.budget_left_usd(ground, need, but=server.id)
-        guard.arm(ground, server, budget_left_usd=left, ceiling_s=need.max_ttl_s, always=True)
+        left_usd = attempts.budget_left_usd(ground, need, but=server.id)
+        guard.arm(ground, server, budget_left_usd=left_usd, ceiling_s=need.max_ttl_s, always=True)
         latest_at = server.created_at + need.max_ttl_s if need.max_ttl_s else None
         return more_time.extend(ground, span_s, latest_at=latest_at)
     except LabError:
-        # Not given after all: the ledger says so too.
+        # Not granted after all: cancel the line above in the ledger.
         staff.folder.ledger.append(
             "extend", seat=seat.name, by=staff.by, why="refused", seconds=-span_s
         )
@@ -140,7 +141,7 @@ def extend(staff: Staff, seat: Seat, span_s: int, why: str = "") -> dict[str, An
 
 
 def run_of(staff: Staff, seat: Seat, run_id: str = "") -> tuple[Ground, Server, Run]:
-    """The run named, or the youngest of the seat, with the lab and the server that it is on."""
+    """Return a seat's run, by id or the newest, with the lab and the server that it is on."""
     server = server_of(staff, seat)
     ground = ground_of(staff, seat)
     try:
@@ -148,8 +149,8 @@ def run_of(staff: Staff, seat: Seat, run_id: str = "") -> tuple[Ground, Server, 
             server_contents.labs_on(ground, server), server, run_id
         )
     except NotFoundError as error:
-        # What the lab's own command would be is the student's to type.
+        # The original hint is a command that only the student could type.
         error.what = of_course(error.what, seat)
-        error.hint = f"labctl course ssh {seat.name} -- ls labctl   # the labs that are there"
+        error.hint = f"labctl course ssh {seat.name} -- ls labctl   # lists the labs on its server"
         raise
     return lab, server, run

@@ -1,7 +1,7 @@
-"""One seat's server and who of its students holds it: a claim for each lab, on disk at once.
+"""One seat's server and the labs that hold it: one claim per lab, on disk at once.
 
-The first claim has the server made, the last one to go has it ended. Making and ending take
-minutes: they are done in a thread of their own, and whoever asks meanwhile is told how far it is.
+The first claim creates the server, the release of the last one ends it. Both take minutes and run
+in a thread of their own; a request in the meantime gets the state that has been reached.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from labctl.errors.unexpected import as_lab_error
 from labctl.model import Endpoint, Offer, Server, ServerState, Value
 from labctl.providers.course import PROVIDER
 
-# So long one answer of the provider's holds.
+# Seconds for which one answer of the provider counts as current.
 LOOK_S = 5.0
 OVER = ("stopped", "ending", "terminated")
-# Of one seat.
+# For one seat.
 MOST_CLAIMS = 16
 UNKNOWN = Endpoint(host="", port=0)
 
 
 class Claim(Value, frozen=True):
-    """A lab's hold on its seat's server. `leaving`: it was let go, and the server is to end."""
+    """A lab's hold on its seat's server. `leaving` means released: the server is to end."""
 
     token: str
     student: str
@@ -43,7 +43,7 @@ class Claim(Value, frozen=True):
 
 
 class Holding(Value, frozen=True):
-    """What is on disk of one seat: its claims, those that were let in, the server."""
+    """What is stored about one seat: its claims, the tokens that can log in, its server."""
 
     claims: tuple[Claim, ...] = ()
     ready: tuple[str, ...] = ()
@@ -51,23 +51,23 @@ class Holding(Value, frozen=True):
 
 
 class Work(Protocol):
-    """What is done at a provider and on servers for one seat. Every method may raise LabError."""
+    """The work at the provider and on servers for one seat. Every method may raise LabError."""
 
     def make(self, seat: Seat) -> Server:
-        """A ready server, the one that the seat has or a new one; this may take minutes."""
+        """Return a ready server, the seat's own or a new one; this may take minutes."""
 
     def let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> Server:
-        """Let these claims' keys log in there and no other student's; the way they take."""
+        """Allow only these claims' keys to log in; return the server with the endpoint to use."""
 
     def look(self, seat: Seat, server: Server) -> Server | None:
-        """The server as its provider shows it now; None where it is gone."""
+        """Return the server as its provider shows it now, or None if it is gone."""
 
     def end(self, seat: Seat, server: Server) -> None:
-        """Bring home what is there, end it, and wait until its provider confirms that."""
+        """Save what is on the server, end it, and wait until its provider confirms that."""
 
 
 class SeatDesk:
-    """One seat, for any number of threads. `begin` starts a thread's work."""
+    """One seat's claims and server, safe for several threads. `begin` starts a worker thread."""
 
     def __init__(
         self,
@@ -79,76 +79,77 @@ class SeatDesk:
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.seat = seat
-        self._work, self._file, self._begin, self._tell = work, file, begin, tell
+        self._work, self._file, self._begin, self._notify = work, file, begin, tell
         self._changed = threading.Condition()
         self._busy = self._again = False
         self._errors: dict[str, LabError] = {}
         self._looked_at = 0.0
-        self._kept = _read(file)
+        self._holding = _read_holding(file)
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        return self._kept.claims
+        return self._holding.claims
 
     @property
     def server(self) -> Server | None:
-        return self._kept.server
+        return self._holding.server
 
     def id_of(self, claim: Claim) -> str:
         return f"{PROVIDER}-{self.seat.pseudonym}-{claim.token}"
 
     def claim(self, new: Claim) -> Server:
-        """Hold the seat's server, which is made where there is none; the same token, the same.
+        """Claim the seat's server, creating it if needed; repeating a token returns the same claim.
 
-        BusyError while it ends. Returns at once.
+        Returns at once. BusyError while the server is ending.
         """
         with self._changed:
-            known = self._claim(new.token)
-            if known is None:
-                if self.claims and all(one.leaving for one in self.claims):
+            held = self._find_claim(new.token)
+            if held is None:
+                if self.claims and all(claim.leaving for claim in self.claims):
                     raise BusyError(
-                        "the server of this seat is ending at this moment",
+                        "the server of this seat is being removed",
                         hint="labctl up   # again, in a minute",
                     )
                 if len(self.claims) >= MOST_CLAIMS:
                     raise PolicyError(
-                        f"{MOST_CLAIMS} labs have this server already",
+                        f"{MOST_CLAIMS} labs use this server already",
                         hint="labctl down   # in a lab that you do not need now",
                     )
                 self._errors.pop(new.token, None)
-                self._keep(claims=(*self.claims, new))
-                self._go()
-                known = new
-            elif known.student != new.student:
-                raise PolicyError("this attempt is somebody else's")
-            return self._view(known)
+                self._store_changes(claims=(*self.claims, new))
+                self._wake_worker()
+                held = new
+            elif held.student != new.student:
+                raise PolicyError("this attempt belongs to another student")
+            return self._view(held)
 
     def find(self, token: str, student: str, wait_s: float = 0.0) -> Server | None:
-        """The server as this claim has it, after `wait_s` at most where it is being made.
+        """Return the server of a claim, waiting up to `wait_s` seconds while it is being created.
 
-        The error that kept it from being made is raised once; then there is no such claim.
+        None if there is no such claim. If creating failed, the error is raised once and the claim
+        is gone.
         """
         with self._changed:
-            own = self._claim(token)
-            if own is not None and own.student != student:
+            held = self._find_claim(token)
+            if held is not None and held.student != student:
                 return None
-            self._changed.wait_for(lambda: self._settled(token), wait_s)
+            self._changed.wait_for(lambda: self._is_settled(token), wait_s)
             if (error := self._errors.pop(token, None)) is not None:
                 raise error
-            own = self._claim(token)
-            if own is None:
+            held = self._find_claim(token)
+            if held is None:
                 return None
-            if token not in self._kept.ready or own.leaving or self._busy:
-                return self._view(own)
+            if token not in self._holding.ready or held.leaving or self._busy:
+                return self._view(held)
         self.look()
         with self._changed:
-            own = self._claim(token)
-            return self._view(own) if own is not None else None
+            held = self._find_claim(token)
+            return self._view(held) if held is not None else None
 
     def look(self) -> Server | None:
-        """Ask the provider whether the server is still there; claims on one that is not are over.
+        """Ask the provider whether the server still exists; drop all claims if it does not.
 
-        A stopped one is over for its students too: the next claim has it started again.
+        A stopped server counts as gone for its students: the next claim starts it again.
         """
         with self._changed:
             server = self.server
@@ -157,64 +158,68 @@ class SeatDesk:
         return self.seen(server, self._work.look(self.seat, server))
 
     def seen(self, server: Server, found: Server | None) -> Server | None:
-        """Take over how the provider shows `server` now: as `found`, or as gone where None."""
+        """Update `server` to what the provider shows now: `found`, or None if it is gone."""
         with self._changed:
             if self.server is not server or self._busy:
                 return self.server
             self._looked_at = time.monotonic()
             if found is None or found.id != server.id or found.state in OVER:
-                self._tell(f"its server is {found.state if found else 'gone'}")
-                self._keep(claims=(), ready=(), server=None)
+                self._notify(f"its server is {found.state if found else 'gone'}")
+                self._store_changes(claims=(), ready=(), server=None)
             return self.server
 
     def views(self, student: str) -> list[Server]:
         with self._changed:
-            return [self._view(one) for one in self.claims if one.student == student]
+            return [self._view(claim) for claim in self.claims if claim.student == student]
 
     def leave(self, token: str, student: str) -> None:
-        """Let the server go; it ends with its last claim. Of what is not there, nothing."""
+        """Release a claim, if it exists; the server ends with its last one."""
         with self._changed:
-            own = self._claim(token)
-            if own is None or own.student != student:
+            held = self._find_claim(token)
+            if held is None or held.student != student:
                 return
-            left = msgspec.structs.replace(own, leaving=True)
-            self._keep(claims=tuple(left if one is own else one for one in self.claims))
-            self._go()
+            released = msgspec.structs.replace(held, leaving=True)
+            self._store_changes(
+                claims=tuple(released if claim is held else claim for claim in self.claims)
+            )
+            self._wake_worker()
 
     def leave_all(self, students: tuple[str, ...] | None = None) -> None:
-        """Let go for these students (None: all): who has left the course, or is out of money."""
+        """Release the claims of these students, or of all if None."""
         with self._changed:
-            self._keep(
+            self._store_changes(
                 claims=tuple(
-                    msgspec.structs.replace(one, leaving=True)
-                    if students is None or one.student in students
-                    else one
-                    for one in self.claims
+                    msgspec.structs.replace(claim, leaving=True)
+                    if students is None or claim.student in students
+                    else claim
+                    for claim in self.claims
                 )
             )
-            self._go()
+            self._wake_worker()
 
     def go_on(self) -> None:
-        """Go on with what was begun: after a restart of the keeper, or a failure that may pass."""
+        """Resume unfinished work, after a restart of the keeper or a failure that may pass."""
         with self._changed:
-            waiting = [one.token for one in self.claims if one.token not in self._kept.ready]
-            if waiting or any(one.leaving for one in self.claims):
-                self._go()
+            waiting = [
+                claim.token for claim in self.claims if claim.token not in self._holding.ready
+            ]
+            if waiting or any(claim.leaving for claim in self.claims):
+                self._wake_worker()
 
     def wait(self, timeout_s: float) -> bool:
-        """Until nothing is being done for this seat; False after `timeout_s`."""
+        """Wait until no work is running for this seat; return False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy, timeout_s)
 
-    def _claim(self, token: str) -> Claim | None:
-        return next((one for one in self.claims if one.token == token), None)
+    def _find_claim(self, token: str) -> Claim | None:
+        return next((claim for claim in self.claims if claim.token == token), None)
 
-    def _settled(self, token: str) -> bool:
+    def _is_settled(self, token: str) -> bool:
         return token in self._errors or not self._busy
 
     def _view(self, claim: Claim) -> Server:
-        """The server as the claim's owner sees it: under their lab's name and id."""
-        server, ready = self.server, claim.token in self._kept.ready
+        """Return the server as the claim's owner sees it, under their lab's name and id."""
+        server, ready = self.server, claim.token in self._holding.ready
         state: ServerState = "running" if server and ready else "starting"
         if claim.leaving:
             state = "ending"
@@ -225,116 +230,120 @@ class SeatDesk:
             lab=claim.lab,
             lab_id=claim.lab_id,
             alias=claim.lab,
-            endpoint=_way(server.endpoint) if server and ready else UNKNOWN,
+            endpoint=_strip_endpoint(server.endpoint) if server and ready else UNKNOWN,
             offer=msgspec.structs.replace(offer, provider=PROVIDER),
             created_at=server.created_at if server and ready else claim.at,
             state=state,
             deadline_at=server.deadline_at if server and ready else None,
         )
 
-    def _keep(self, **changes: object) -> None:
-        self._kept = msgspec.structs.replace(self._kept, **changes)
-        write_private(self._file, msgspec.json.encode(self._kept))
+    def _store_changes(self, **changes: object) -> None:
+        self._holding = msgspec.structs.replace(self._holding, **changes)
+        write_private(self._file, msgspec.json.encode(self._holding))
         self._changed.notify_all()
 
-    def _go(self) -> None:
-        """Have a thread do what is to be done, or the one that is at it look again; with the
-        condition held."""
+    def _wake_worker(self) -> None:
+        """Start the worker thread, or have the running one look again. Needs the condition held."""
         self._again = True
         if not self._busy:
             self._busy = True
             self._begin(self._run)
 
     def _run(self) -> None:
-        """Make, let in, let go, end: until there is nothing more to do."""
+        """Work until nothing is left to do."""
         try:
-            while self._turn():
+            while self._run_step():
                 pass
         except Exception as error:
-            # Such as a full disk. Whoever waits is answered, and the next sweep goes on.
+            # Such as a full disk. Waiting requests get an answer, and the next sweep resumes.
             with self._changed:
-                self._rest()
-            self._tell(as_lab_error(error, self._tell).what)
+                self._set_idle()
+            self._notify(as_lab_error(error, self._notify).what)
         except BaseException:
             with self._changed:
-                self._rest()
+                self._set_idle()
             raise
 
-    def _turn(self) -> bool:
-        """One deed; whether there may be another. Who comes after that has a thread begun."""
+    def _run_step(self) -> bool:
+        """Take one step; return whether to go on. A change after that starts a new thread."""
         with self._changed:
             self._again = False
-        more = self._step()
+        more = self._take_step()
         with self._changed:
             if more or self._again:
                 return True
-            self._rest()
+            self._set_idle()
             return False
 
-    def _rest(self) -> None:
+    def _set_idle(self) -> None:
         self._busy = False
         self._looked_at = time.monotonic()
         self._changed.notify_all()
 
-    def _step(self) -> bool:
-        """One deed; whether another may be needed."""
+    def _take_step(self) -> bool:
+        """Create and admit, or end; return whether another step may be needed."""
         with self._changed:
-            staying = tuple(one for one in self.claims if not one.leaving)
+            staying = tuple(claim for claim in self.claims if not claim.leaving)
             if not self.claims:
                 return False
         try:
             if staying:
                 server = self._work.make(self.seat)
                 server = self._work.let_in(self.seat, server, staying)
-                return self._made(server, staying)
+                return self._record_server(server, staying)
             if self.server is not None:
                 self._work.end(self.seat, self.server)
         except Exception as error:
-            self._failed(as_lab_error(error, self._tell), staying)
+            self._drop_failed(as_lab_error(error, self._notify), staying)
             return False
         with self._changed:
             if self.server is not None:
-                self._tell("its server has ended")
-            news = tuple(one for one in self.claims if not one.leaving)
-            self._keep(claims=news, ready=(), server=None)
-            return bool(news)
+                self._notify("its server has ended")
+            remaining = tuple(claim for claim in self.claims if not claim.leaving)
+            self._store_changes(claims=remaining, ready=(), server=None)
+            return bool(remaining)
 
-    def _made(self, server: Server, served: tuple[Claim, ...]) -> bool:
-        """Who had let go before this turn was let out by it, where somebody stays."""
+    def _record_server(self, server: Server, served: tuple[Claim, ...]) -> bool:
+        """Record the server and who can log in; return whether another step is needed.
+
+        While somebody stays, claims that were released before this step are gone after it.
+        """
         with self._changed:
-            tokens = tuple(one.token for one in served)
-            stays = any(not one.leaving for one in self.claims)
-            left = tuple(
-                one
-                for one in self.claims
-                if not (stays and one.leaving and one.token not in tokens)
+            tokens = tuple(claim.token for claim in served)
+            stays = any(not claim.leaving for claim in self.claims)
+            remaining = tuple(
+                claim
+                for claim in self.claims
+                if not (stays and claim.leaving and claim.token not in tokens)
             )
-            self._keep(server=server, ready=tokens, claims=left)
-            return any(one.leaving or one.token not in tokens for one in left)
+            self._store_changes(server=server, ready=tokens, claims=remaining)
+            return any(claim.leaving or claim.token not in tokens for claim in remaining)
 
-    def _failed(self, error: LabError, staying: tuple[Claim, ...]) -> None:
-        self._tell(": ".join(filter(None, [error.what, error.why.replace("\n", "; ")])))
+    def _drop_failed(self, error: LabError, staying: tuple[Claim, ...]) -> None:
+        self._notify(": ".join(filter(None, [error.what, error.why.replace("\n", "; ")])))
         with self._changed:
-            failed = {one.token for one in staying} - set(self._kept.ready)
+            failed = {claim.token for claim in staying} - set(self._holding.ready)
             for token in failed:
-                self._errors[token] = _as_provider(error)
+                self._errors[token] = _as_provider_error(error)
             if failed:
-                self._keep(claims=tuple(one for one in self.claims if one.token not in failed))
+                self._store_changes(
+                    claims=tuple(claim for claim in self.claims if claim.token not in failed)
+                )
 
 
-def _way(endpoint: Endpoint) -> Endpoint:
-    """What a student may know of the way: not the keeper's key, nor a command of its own."""
+def _strip_endpoint(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint without what only the keeper may have: its key and its proxy command."""
     return msgspec.structs.replace(endpoint, identity="", proxy_command="")
 
 
-def _as_provider(error: LabError) -> LabError:
-    """As a provider's error, after which nothing that could cost is left."""
+def _as_provider_error(error: LabError) -> LabError:
+    """Return the error as a ProviderError, which means that nothing is left that could cost."""
     if isinstance(error, ProviderError):
         return error
     return ProviderError(error.what, why=error.why, hint=error.hint)
 
 
-def _read(file: Path) -> Holding:
+def _read_holding(file: Path) -> Holding:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Holding)
     except FileNotFoundError:
@@ -343,5 +352,5 @@ def _read(file: Path) -> Holding:
         raise LabError(
             f"{file} cannot be read",
             why=str(error),
-            hint=f"rm {file}   # its students run labctl up once more",
+            hint=f"rm {file}   # then its students run labctl up again",
         ) from None

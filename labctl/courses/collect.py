@@ -1,6 +1,6 @@
-"""What was handed in for an assignment: fetched, held against its receipts, one for each seat.
+"""The submissions of an assignment: fetched, checked against their receipts, one for each seat.
 
-Which submission counts: the last one of the seat that its rules accept, extensions included.
+The last submission of a seat that the rules accept counts, extensions included.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ State = Literal["in", "missing", "damaged", "closed"]
 
 
 class Handed(Value, frozen=True):
-    """A seat's submission that counts. Without one `state` says why: nobody handed in, what there
-    is was changed after it was signed for, or none is within the rules any more.
+    """The submission of a seat that counts, or in `state` why none does.
 
-    `bundle` is its file. `late_s` and `penalty` are by the rules and extensions of now.
+    `missing`: nothing was submitted. `damaged`: the bundle no longer matches its receipt. `closed`:
+    everything came too late. `bundle` is the path of the file. `late_s` and `penalty` (percent)
+    follow the rules and extensions of now.
     """
 
     seat: str
@@ -49,9 +50,10 @@ class Handed(Value, frozen=True):
 
 
 class Collection(Value, frozen=True):
-    """An assignment. `fetched` and `refused` are posts of a bucket that were new.
+    """The submissions of an assignment.
 
-    `strangers` handed in and are in no seat: they stay where they are.
+    `fetched` counts new posts from a bucket that were accepted, `refused` says why others were not.
+    `strangers` submitted without being in a seat: their bundles stay at the receiver.
     """
 
     assignment: str
@@ -63,157 +65,161 @@ class Collection(Value, frozen=True):
 
     @property
     def here(self) -> tuple[Handed, ...]:
-        return tuple(one for one in self.handed if one.state == "in")
+        return tuple(submission for submission in self.handed if submission.state == "in")
 
 
 def collect(
     folder: CourseFolder, name: str, seats: Iterable[Seat] = (), *, profile: str = "", by: str = ""
 ) -> Collection:
-    """Everything handed in for an assignment, of these seats (of all, of those who left too).
+    """Collect the submissions of an assignment for these seats, by default all, past ones included.
 
-    Teams are those of the moment when it closed.
-
-    Posts in a bucket are taken in first. Every bundle is hashed and held against its receipt, and
-    that against the receiver's key. What is new is written into the ledger. Safe to repeat.
+    Teams are those of the moment when the assignment closed. Posts in a bucket are fetched first.
+    Every bundle is hashed and checked against its receipt, and each receipt against the receiver's
+    key. New submissions are written to the ledger. Safe to repeat.
     """
     rules_of(folder, name)
     receiver = Receiver(folder.drop)
     if not receiver.assignment_file(name).is_file():
         raise NotFoundError(
-            f"nothing can have been handed in for {name}",
-            why="its receiver has no such assignment yet",
-            hint="labctl course serve   # opens what course.yaml names",
+            f"nobody could submit {name} yet",
+            why="it has not been published to the receiver",
+            hint="labctl course serve   # publishes the assignments of course.yaml",
         )
-    fetched, refused = _fetched(receiver, name, profile)
-    here = assignment_seats(folder, name, by=by)
-    chosen = choose_seats(here, seats)
-    every = list(receiver.check(name))
-    wrong = {_place(found): why for found, why in every if why}
-    receipts = [found for found, why in every if not why and isinstance(found, Receipt)]
-    handed = tuple(_of_seat(receiver, name, seat, receipts, wrong) for seat in chosen)
-    members = {one for seat in here for one in (seat.name, *seat.students)}
-    known = {_place(found).split("/")[0] for found, _ in every}
-    _note(folder, name, handed, by)
+    fetched, refused = _fetch_posts(receiver, name, profile)
+    all_seats = assignment_seats(folder, name, by=by)
+    chosen = choose_seats(all_seats, seats)
+    results = list(receiver.check(name))
+    damage = {_submission_id(subject): why for subject, why in results if why}
+    receipts = [subject for subject, why in results if not why and isinstance(subject, Receipt)]
+    handed = tuple(_choose_submission(receiver, name, seat, receipts, damage) for seat in chosen)
+    members = {member for seat in all_seats for member in (seat.name, *seat.students)}
+    submitters = {_submission_id(subject).split("/")[0] for subject, _ in results}
+    _record_collected(folder, name, handed, by)
     return Collection(
         assignment=name,
         handed=handed,
-        damaged=tuple(f"{place}: {why}" for place, why in sorted(wrong.items())),
+        damaged=tuple(f"{place}: {why}" for place, why in sorted(damage.items())),
         fetched=fetched,
         refused=refused,
-        strangers=tuple(sorted(known - members)),
+        strangers=tuple(sorted(submitters - members)),
     )
 
 
 def rules_of(folder: CourseFolder, name: str) -> AssignmentConfig:
-    """What course.yaml says of an assignment; NotFoundError names the nearest."""
-    found = folder.config.assignments.get(name)
-    if found is None:
+    """Return an assignment's rules from course.yaml; NotFoundError suggests the nearest name."""
+    rules = folder.config.assignments.get(name)
+    if rules is None:
         near = nearest(name, list(folder.config.assignments))
-        known = ", ".join(folder.config.assignments) or "none yet"
+        names = ", ".join(folder.config.assignments) or "none yet"
         raise NotFoundError(
             f"there is no assignment {shown(name)}",
-            why=f"did you mean {near}?" if near else f"course.yaml has {known}",
+            why=f"did you mean {near}?" if near else f"course.yaml has {names}",
             hint=f"edit {folder.config.path}",
         )
-    return found
+    return rules
 
 
 def told(found: Collection) -> str:
-    """A collection in a line, for whoever asked for all of a course."""
-    text = f"{len(found.here)} of {len(found.handed)} handed in, every bundle as it was signed for"
-    return text if not found.damaged else f"{text} but {len(found.damaged)}"
+    """Return a collection in one line of text."""
+    text = f"{len(found.here)} of {len(found.handed)} submitted"
+    damaged = len(found.damaged)
+    return f"{text}, {damaged} damaged" if damaged else f"{text}, all bundles match their receipts"
 
 
-def _fetched(receiver: Receiver, name: str, profile: str) -> tuple[int, tuple[str, ...]]:
+def _fetch_posts(receiver: Receiver, name: str, profile: str) -> tuple[int, tuple[str, ...]]:
     if not receiver.rules(name).hand_in.startswith("s3://"):
         return 0, ()
     from labctl.submissions.receive import collect_posts
 
     posts = collect_posts(receiver, name, profile)
-    refused = tuple(f"{one.student}: {one.why}" for one in posts if one.signed is None)
+    refused = tuple(f"{post.student}: {post.why}" for post in posts if post.signed is None)
     return len(posts) - len(refused), refused
 
 
-def _place(found: Receipt | str) -> str:
-    """STUDENT/NUMBER, whichever of the two is known."""
-    if isinstance(found, Receipt):
-        return f"{found.student}/{found.number:04}"
-    return "/".join(Path(found).parts[-2:])
+def _submission_id(subject: Receipt | str) -> str:
+    """Return STUDENT/NUMBER of a receipt, or of the path of a bundle without a valid one."""
+    if isinstance(subject, Receipt):
+        return f"{subject.student}/{subject.number:04}"
+    return "/".join(Path(subject).parts[-2:])
 
 
-def _of_seat(
-    receiver: Receiver, name: str, seat: Seat, receipts: list[Receipt], wrong: dict[str, str]
+def _choose_submission(
+    receiver: Receiver, name: str, seat: Seat, receipts: list[Receipt], damage: dict[str, str]
 ) -> Handed:
     members = {seat.name, *seat.students}
-    own = sorted(
-        (one for one in receipts if one.student in members),
-        key=lambda one: (received_at(one), one.number),
+    own_receipts = sorted(
+        (receipt for receipt in receipts if receipt.student in members),
+        key=lambda receipt: (received_at(receipt), receipt.number),
     )
-    spoilt = [place for place in sorted(wrong) if place.split("/")[0] in members]
-    nothing = Handed(seat=seat.name, students=seat.students, state="missing")
-    for one in reversed(own):
-        standing = receiver.standing(name, one.student, received_at(one))
+    damaged = [place for place in sorted(damage) if place.split("/")[0] in members]
+    missing = Handed(seat=seat.name, students=seat.students, state="missing")
+    for receipt in reversed(own_receipts):
+        standing = receiver.standing(name, receipt.student, received_at(receipt))
         if standing.accepted:
             return Handed(
                 seat=seat.name,
                 students=seat.students,
                 state="in",
-                student=one.student,
-                number=one.number,
-                received=one.received,
+                student=receipt.student,
+                number=receipt.number,
+                received=receipt.received,
                 late_s=standing.late_s,
                 penalty=standing.penalty,
-                run=one.run,
-                size=one.bundle_bytes,
-                sha256=one.bundle_sha256,
-                bundle=str(receiver.bundle_of(name, one.student, one.number)),
-                submissions=len(own) + len(spoilt),
-                why=_spoilt(spoilt, wrong),
+                run=receipt.run,
+                size=receipt.bundle_bytes,
+                sha256=receipt.bundle_sha256,
+                bundle=str(receiver.bundle_of(name, receipt.student, receipt.number)),
+                submissions=len(own_receipts) + len(damaged),
+                why=_damage_text(damaged, damage),
             )
-    if spoilt:
-        return _as(nothing, "damaged", _spoilt(spoilt, wrong), len(spoilt))
-    if own:
-        why = "all of it came after the assignment's end"
-        return _as(nothing, "closed", why, len(own))
-    return nothing
+    if damaged:
+        return _without_submission(missing, "damaged", _damage_text(damaged, damage), len(damaged))
+    if own_receipts:
+        why = "everything was submitted after the assignment closed"
+        return _without_submission(missing, "closed", why, len(own_receipts))
+    return missing
 
 
-def _as(nothing: Handed, state: State, why: str, submissions: int) -> Handed:
+def _without_submission(missing: Handed, state: State, why: str, submissions: int) -> Handed:
     return Handed(
-        seat=nothing.seat,
-        students=nothing.students,
+        seat=missing.seat,
+        students=missing.students,
         state=state,
         why=why,
         submissions=submissions,
     )
 
 
-def _spoilt(places: list[str], wrong: dict[str, str]) -> str:
-    return "; ".join(f"{place}: {wrong[place]}" for place in places)
+def _damage_text(places: list[str], damage: dict[str, str]) -> str:
+    return "; ".join(f"{place}: {damage[place]}" for place in places)
 
 
 def received_at(receipt: Receipt) -> float:
-    """Unix time of a receipt."""
+    """Return the Unix time of a receipt."""
     return float(calendar.timegm(time.strptime(receipt.received, "%Y-%m-%dT%H:%M:%SZ")))
 
 
-def _note(folder: CourseFolder, name: str, handed: Iterable[Handed], by: str) -> None:
-    """One line for each submission that was not collected before."""
-    known = {
-        (one.seat, str(one.detail.get("sha256", "")))
-        for one in folder.ledger.entries(kind="collected")
-        if one.detail.get("assignment") == name
+def _record_collected(folder: CourseFolder, name: str, handed: Iterable[Handed], by: str) -> None:
+    """Write a ledger line for each submission that was not collected before."""
+    recorded = {
+        (entry.seat, str(entry.detail.get("sha256", "")))
+        for entry in folder.ledger.entries(kind="collected")
+        if entry.detail.get("assignment") == name
     }
     folder.ledger.append_all(
         [
             Draft(
                 kind="collected",
-                seat=one.seat,
-                student=one.student,
+                seat=submission.seat,
+                student=submission.student,
                 by=by,
-                detail={"assignment": name, "number": one.number, "sha256": one.sha256},
+                detail={
+                    "assignment": name,
+                    "number": submission.number,
+                    "sha256": submission.sha256,
+                },
             )
-            for one in handed
-            if one.state == "in" and (one.seat, one.sha256) not in known
+            for submission in handed
+            if submission.state == "in" and (submission.seat, submission.sha256) not in recorded
         ]
     )

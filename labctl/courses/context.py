@@ -1,7 +1,7 @@
-"""What a course's flows stand on: one ground for the course, one for each seat beside it.
+"""The contexts that a course's flows work on: one for the course, one for each seat.
 
-They share one provider, its connections and its caches, so that thirty servers cost hardly more
-calls than one. A provider is told pseudonyms and the course's id, never a name.
+They share one provider, its connections and its caches, so that thirty servers need hardly more
+calls than one. A provider sees pseudonyms and the course's id, never a name.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from labctl.servers.cost import server_costs
 from labctl.state import State
 
 BAKED = "baked.json"
-# Below it each seat has a directory of its own, as a lab has one: results come home there.
+# Each seat has a directory below it, as a lab has one: results are downloaded there.
 SEATS = Path(PRIVATE) / "seats"
-# Seconds for the keeper to notice that a server's runs were stopped, and to bring results home.
+# Seconds for the keeper to notice that a server's runs were stopped, and to save their results.
 SAVER_S = 240.0
 
 
@@ -41,14 +41,14 @@ def course_ground(
     everywhere: bool = False,
     plain: bool = False,
 ) -> Ground:
-    """The course's own ground: its provider is asked about all seats at once. It has no server.
+    """Build the course's own context, for requests about all seats at once. It has no server.
 
-    `everywhere` asks in every region. With `shared:` its servers are accounts on shared ones,
-    but for `plain`, which has those that carry them.
+    `everywhere` searches every region. With `shared:` in course.yaml its servers are accounts on
+    shared servers; with `plain` they are the shared servers themselves.
     """
-    own = msgspec.structs.replace(_booting(folder), root=folder.path / SEATS)
+    config = msgspec.structs.replace(_with_baked_image(folder), root=folder.path / SEATS)
     course = Ground(
-        own,
+        config,
         folder.id,
         paths,
         state,
@@ -76,26 +76,26 @@ def seat_grounds(
     course: Ground | None = None,
     listed: Iterable[Server] = (),
 ) -> list[Ground]:
-    """One ground for each of these seats (of all), in their order.
+    """Build a context for each of these seats, by default all, in their order.
 
-    A seat's budget is what the ledger leaves of it now, and its longest life what was granted to
-    its present server on top. `listed` is what the provider has just shown: it is priced from its
-    own tags where the ledger does not know it. `course` is a ground of `course_ground` to share.
+    A seat's budget is what the ledger leaves of it now; its maximum lifetime includes what was
+    granted to its present server. `listed` is what the provider has just listed: a server that the
+    ledger does not know is priced from its own tags. `course` is a `course_ground` to share.
     """
     wanted = folder.seats() if seats is None else list(seats)
-    first = course or course_ground(folder, paths, state, reporter)
-    shares = _Shares(folder, state, list(listed))
+    shared = course or course_ground(folder, paths, state, reporter)
+    budgets = _SeatBudgets(folder, state, list(listed))
     grounds = []
     for seat in wanted:
-        config = seat_config(folder, seat, shares.need(seat))
+        config = seat_config(folder, seat, budgets.need(seat))
         config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        grounds.append(first.beside(config, seat.lab_id))
+        grounds.append(shared.beside(config, seat.lab_id))
     return grounds
 
 
 def seat_config(folder: CourseFolder, seat: Seat, need: Need) -> LabConfig:
-    """The course's lab as this seat has it. `root` is the seat's directory in the folder."""
-    lab = _booting(folder)
+    """Return the course's lab as configured for a seat, rooted in the seat's own directory."""
+    lab = _with_baked_image(folder)
     return msgspec.structs.replace(
         lab,
         name=seat.lab,
@@ -116,31 +116,33 @@ class Baked(Value, frozen=True):
 
 
 def baked(folder: CourseFolder) -> Baked | None:
-    """What seats of this course boot from, where it was baked for the provider that they have."""
+    """Return the image that seats boot from, or None if none was baked for their provider."""
     try:
-        found = msgspec.json.decode((folder.private / BAKED).read_bytes(), type=Baked)
+        image = msgspec.json.decode((folder.private / BAKED).read_bytes(), type=Baked)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
-    return found if found.provider == folder.config.lab.server.provider else None
+    return image if image.provider == folder.config.lab.server.provider else None
 
 
-def _booting(folder: CourseFolder) -> LabConfig:
-    """The course's lab, with the image that was baked for it."""
-    lab, found = folder.config.lab, baked(folder)
-    if found is None:
+def _with_baked_image(folder: CourseFolder) -> LabConfig:
+    """Return the course's lab, set to boot from the baked image if there is one."""
+    lab, baked_image = folder.config.lab, baked(folder)
+    if baked_image is None:
         return lab
-    kind = provider_class(found.provider)
+    kind = provider_class(baked_image.provider)
     if not issubclass(kind, Bake):
         return lab
-    settings = lab.server.provider_settings.get(found.provider)
-    image = kind.booting(kind.settings_type() if settings is None else settings, found.image_id)
-    both = {**lab.server.provider_settings, found.provider: image}
-    server = msgspec.structs.replace(lab.server, provider_settings=both)
+    settings = lab.server.provider_settings.get(baked_image.provider)
+    image = kind.booting(
+        kind.settings_type() if settings is None else settings, baked_image.image_id
+    )
+    all_settings = {**lab.server.provider_settings, baked_image.provider: image}
+    server = msgspec.structs.replace(lab.server, provider_settings=all_settings)
     return msgspec.structs.replace(lab, server=server)
 
 
-class _Shares:
-    """What the ledger leaves each seat, read once for all of them."""
+class _SeatBudgets:
+    """What the ledger leaves each seat to spend; the ledger is read once for all seats."""
 
     def __init__(self, folder: CourseFolder, state: State, listed: Sequence[Server]) -> None:
         self._need = folder.config.lab.server.need
@@ -148,52 +150,56 @@ class _Shares:
         now = time.time()
         self._spent = spending(self._entries, now)
         self._spent |= spending(self._entries, now, folder.living(listed)) if listed else {}
-        self._here: dict[str, float] = {}
-        for one in server_costs(state, None, now):
-            self._here[one.lab_id] = self._here.get(one.lab_id, 0.0) + (one.cost_usd or 0.0)
+        self._recorded_usd: dict[str, float] = {}
+        for cost in server_costs(state, None, now):
+            lab_usd = self._recorded_usd.get(cost.lab_id, 0.0)
+            self._recorded_usd[cost.lab_id] = lab_usd + (cost.cost_usd or 0.0)
 
     def need(self, seat: Seat) -> Need:
-        """Flows subtract from the budget what this machine's record knows of the seat: it is
-        added here, so that what they come to is what the ledger leaves."""
-        own = [one for one in self._entries if one.seat == seat.name]
-        budget = allowance_usd(own, seat.name, self._need.budget_usd)
-        if budget is not None:
-            left = max(0.0, budget - self._spent.get(seat.name, Spent()).usd)
-            budget = left + self._here.get(seat.lab_id, 0.0)
-        longest = self._need.max_ttl_s
-        if longest is not None:
-            longest += granted_s(own)
-        return msgspec.structs.replace(self._need, budget_usd=budget, max_ttl_s=longest)
+        """Return a seat's need, with the budget and the maximum lifetime that it has left.
+
+        Flows subtract from the budget what this machine has recorded for the seat, so that amount
+        is added here: the difference is then what the ledger leaves.
+        """
+        entries = [entry for entry in self._entries if entry.seat == seat.name]
+        budget_usd = allowance_usd(entries, seat.name, self._need.budget_usd)
+        if budget_usd is not None:
+            left_usd = max(0.0, budget_usd - self._spent.get(seat.name, Spent()).usd)
+            budget_usd = left_usd + self._recorded_usd.get(seat.lab_id, 0.0)
+        max_ttl_s = self._need.max_ttl_s
+        if max_ttl_s is not None:
+            max_ttl_s += granted_s(entries)
+        return msgspec.structs.replace(self._need, budget_usd=budget_usd, max_ttl_s=max_ttl_s)
 
 
 def granted_s(entries: Iterable[Entry]) -> int:
-    """Seconds that staff gave to a seat's present server, from the seat's own lines.
+    """Return the seconds that staff granted to a seat's present server, from the seat's own lines.
 
-    What students took for themselves, inside the ceiling, bears their name and does not move it.
+    Extensions by students (lines with their name) stay within the ceiling and do not raise it.
     """
     total = 0
-    for one in entries:
-        if one.kind == "up":
+    for entry in entries:
+        if entry.kind == "up":
             total = 0
-        elif one.kind == "extend" and not one.student:
-            total += int(one.detail.get("seconds", 0))
+        elif entry.kind == "extend" and not entry.student:
+            total += int(entry.detail.get("seconds", 0))
     return total
 
 
 def own_seat(folder: CourseFolder, purpose: str) -> Seat:
-    """A seat that nobody has: for a server of the course's own, such as one that is measured."""
+    """Return a seat without students, for a server of the course itself, such as for grading."""
     digest = hashlib.sha256(f"{folder.id}:{purpose}".encode()).hexdigest()
     room = MOST_NAME - len(purpose) - 1
     lab = f"{folder.config.name[:room].rstrip('-')}-{purpose}"
     return Seat(name=f".{purpose}", lab=lab, lab_id=digest[:12], students=())
 
 
-# What the course itself has servers for, and not for long.
+# Purposes of the course's own, short-lived servers.
 OWN = ("check", "bake", "grading")
 
 
 def own_ground(folder: CourseFolder, course: Ground, purpose: str) -> Ground:
-    """The ground of a server of the course's own: no budget but its own hour, the course's TTL."""
+    """Build the context of a server of the course itself: no budget, the course's TTL."""
     seat = own_seat(folder, purpose)
     need = msgspec.structs.replace(folder.config.lab.server.need, budget_usd=None)
     config = seat_config(folder, seat, need)

@@ -1,4 +1,4 @@
-"""What a course has cost, for people and for spreadsheets."""
+"""The costs of a course, for people and for spreadsheets."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ COLUMNS = (
 
 
 def costs(staff: Staff, *, refresh: bool = False, now: float | None = None) -> CourseCosts:
-    """From the ledger; with `refresh` the provider is asked first, and what it shows written down.
+    """Compute a course's costs from its ledger.
 
-    Without it what is on record as up counts as going on until now.
+    With `refresh` the ledger is first updated from the provider. Without it, servers that are on
+    record as up count as running until now.
     """
     folder = staff.folder
     living: list[Living] | None = None
@@ -40,20 +41,23 @@ def costs(staff: Staff, *, refresh: bool = False, now: float | None = None) -> C
 
 
 def as_csv(found: CourseCosts) -> str:
-    """One line for each student; dollars of a team are parted equally. No names."""
+    """Return the costs as CSV, one line for each student, without names.
+
+    A team's dollars are split equally.
+    """
     seats = {student: seat for seat in found.seats for student in seat.students}
     rows: list[Sequence[object]] = [COLUMNS]
-    for one in found.students:
-        seat = seats[one.student]
+    for cost in found.students:
+        seat = seats[cost.student]
         rows.append(
             (
-                one.student,
-                one.team,
-                harmless(one.section),
-                "yes" if one.active else "no",
-                f"{one.usd:.4f}",
-                f"{one.hours:.3f}",
-                f"{one.idle_hours:.3f}",
+                cost.student,
+                cost.team,
+                harmless(cost.section),
+                "yes" if cost.active else "no",
+                f"{cost.usd:.4f}",
+                f"{cost.hours:.3f}",
+                f"{cost.idle_hours:.3f}",
                 f"{seat.usd:.4f}",
                 "" if seat.budget_usd is None else f"{seat.budget_usd:.2f}",
                 "" if seat.left_usd is None else f"{seat.left_usd:.4f}",
@@ -65,5 +69,5 @@ def as_csv(found: CourseCosts) -> str:
 
 
 def harmless(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
+    """Return a cell's text, quoted if a spreadsheet would take it for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -1,4 +1,4 @@
-"""A course's folder from a roster, and a new roster into a folder that is there."""
+"""Creating a course's folder from a roster, and importing a new roster into it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DIRECTORIES = ("assignments", "shared", "imported")
 
 
 class Begun(Value, frozen=True):
-    """`made` says whether the folder is new; `diff` what the roster did."""
+    """The result of `init`: `made` is True for a new folder, `diff` is what the roster changed."""
 
     path: Path
     made: bool
@@ -37,16 +37,16 @@ class Begun(Value, frozen=True):
 
 
 def acting() -> str:
-    """Who does it, for the ledger."""
+    """Return the name of this machine's user, for the ledger."""
     return getpass.getuser()
 
 
 def init(
     templates: Path, target: Path, roster: Path, reporter: Reporter, *, format: str = ""
 ) -> Begun:
-    """A course's folder. Repeated with the same roster, nothing changes.
+    """Create a course's folder and import its roster; repeating it changes nothing.
 
-    ConfigError with every bad row of the roster: then nothing is made at all.
+    ConfigError lists every bad row of the roster; nothing is created then.
     """
     try:
         name = parse_name(target.absolute().name)
@@ -57,32 +57,34 @@ def init(
             hint="labctl course init ml-2026 --roster FILE",
         ) from None
     file = target / COURSE_FILE
-    made = not file.exists()
-    if made and target.is_dir() and any(target.iterdir()):
+    is_new = not file.exists()
+    if is_new and target.is_dir() and any(target.iterdir()):
         raise PolicyError(
-            f"{target} is not empty and is no course",
-            why="a course is only begun in a new directory",
+            f"{target} is not empty and is not a course",
+            why="a course must be created in a new or empty directory",
             hint=f"labctl course init {name}-2 --roster {roster}",
         )
     _, table = read_table_file(roster)
-    if made:
-        compare(table, str(roster), format=format)  # says what is wrong before anything is made
+    if is_new:
+        compare(
+            table, str(roster), format=format
+        )  # raises for a bad roster before anything is created
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
     for directory in DIRECTORIES:
         (target / directory).mkdir(mode=0o700, exist_ok=True)
     make_private(target)
     ignore_in_git(target)
-    if made:
+    if is_new:
         text = (templates / "course" / COURSE_FILE).read_text().replace("NAME", name)
         write_draft(file, text.encode(), mode=0o644).replace(file)
     diff = import_roster(CourseFolder(target), roster, reporter, format=format)
-    return Begun(path=target, made=made, diff=diff)
+    return Begun(path=target, made=is_new, diff=diff)
 
 
 def look(
     folder: CourseFolder, roster: Path, *, format: str = "", keep: bool = False
 ) -> tuple[bytes, RosterDiff]:
-    """The roster's bytes and what importing them would change. Nothing is changed."""
+    """Return the roster's bytes and what importing them would change. Nothing is changed."""
     data, table = read_table_file(roster)
     known = folder.students(active_only=False) if folder.roster_file.exists() else ()
     keys = load_keys(folder.private)
@@ -97,81 +99,91 @@ def import_roster(
     format: str = "",
     keep: bool = False,
 ) -> RosterDiff:
-    """Take a roster in. Who is not in it any more becomes inactive, after a yes; nobody is dropped.
+    """Import a roster. Missing students become inactive, with consent; nobody is deleted.
 
-    PolicyError where that yes is refused: then nothing is changed.
+    PolicyError without that consent; nothing is changed then.
     """
     data, diff = look(folder, roster, format=format, keep=keep)
     if diff.left and not reporter.ask(
         Decision(
-            question=f"{len(diff.left)} of {len(folder.students())} students are not in "
-            f"{roster.name}. Have they left?",
-            detail="\n".join(f"- {one.id}  {one.name}" for one in diff.left),
+            question=_missing_question(len(diff.left), roster.name),
+            detail="\n".join(f"- {student.id}  {student.name}" for student in diff.left),
         )
     ):
         raise PolicyError(
             "nothing was imported",
-            why="who left keeps what they have in the course, but gets no server any more",
-            hint=f"labctl course roster {roster} --yes   # or --keep, for a part of the course",
+            why="students who are dropped keep their data in the course, but get no more servers",
+            hint=f"labctl course roster {roster} --yes   # or --keep, if the file is only a part",
         )
-    _keep_bytes(folder, roster, data)
+    _store_imported_file(folder, roster, data)
     if diff.nothing and folder.roster_file.exists():
         save_keys(folder.private, diff.keys)
         return diff
     if folder.roster_file.exists():
-        freeze_closed(folder, by=acting())  # with the teams of before
+        freeze_closed(folder, by=acting())  # while the roster still has the old teams
     write_roster(folder.roster_file, diff.students)
     save_keys(folder.private, diff.keys)
     folder.refresh()
-    folder.ledger.append_all(_lines(diff))
-    for one in diff.left:
-        _told_left(folder, one.id, reporter)
+    folder.ledger.append_all(_ledger_lines(diff))
+    for student in diff.left:
+        _note_idle_seat(folder, student.id, reporter)
     return diff
 
 
-def _told_left(folder: CourseFolder, student: str, reporter: Reporter) -> None:
+def _missing_question(count: int, file: str) -> str:
+    if count == 1:
+        return f"1 student is missing from {file}. Mark as dropped?"
+    return f"{count} students are missing from {file}. Mark them as dropped?"
+
+
+def _note_idle_seat(folder: CourseFolder, student: str, reporter: Reporter) -> None:
     seat = folder.seat_of(student)
-    active = {one.id for one in folder.students()}
+    active = {other.id for other in folder.students()}
     if not active & set(seat.students):
-        text = f"{student} has left; labctl course down --only {seat.name} ends what they have"
+        text = f"{student} has left. To end their server: labctl course down --only {seat.name}"
         reporter.emit(Note(text=text))
 
 
-def _lines(diff: RosterDiff) -> list[Draft]:
+def _ledger_lines(diff: RosterDiff) -> list[Draft]:
     by = acting()
     detail = {
         "format": diff.format,
-        "added": [one.id for one in diff.added],
-        "returned": [one.id for one in diff.returned],
-        "changed": [one.after.id for one in diff.changed],
+        "added": [student.id for student in diff.added],
+        "returned": [student.id for student in diff.returned],
+        "changed": [change.after.id for change in diff.changed],
     }
-    left = [Draft(kind="left", seat=one.seat, student=one.id, by=by) for one in diff.left]
+    left = [
+        Draft(kind="left", seat=student.seat, student=student.id, by=by) for student in diff.left
+    ]
     return [Draft(kind="roster", by=by, detail=detail), *left]
 
 
-def _keep_bytes(folder: CourseFolder, roster: Path, data: bytes) -> None:
-    """The file as it came, newest last by name; one that is the last already is not kept twice."""
-    known = imported_files(folder)
-    if known and known[-1].read_bytes() == data:
+def _store_imported_file(folder: CourseFolder, roster: Path, data: bytes) -> None:
+    """Store the imported file unchanged, unless it is the newest one already.
+
+    Names sort by time, the newest last.
+    """
+    imported = imported_files(folder)
+    if imported and imported[-1].read_bytes() == data:
         return
     folder.imported.mkdir(mode=0o700, exist_ok=True)
     stem = re.sub(r"[^a-z0-9]+", "-", roster.stem.lower()).strip("-")[:40] or "roster"
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    number = len(known) + 1
+    number = len(imported) + 1
     write_private(folder.imported / f"{number:04}-{stamp}-{stem}.csv", data)
 
 
 def imported_files(folder: CourseFolder) -> list[Path]:
-    """What was imported, the newest last."""
+    """List the imported files, the newest last."""
     return sorted(folder.imported.glob("[0-9]*.csv")) if folder.imported.is_dir() else []
 
 
 def newest_imported(folder: CourseFolder) -> Path:
-    known = imported_files(folder)
-    if not known:
+    imported = imported_files(folder)
+    if not imported:
         raise ConfigError(
-            "nothing was imported into this course",
-            why="grades are written back into the table that the roster came from",
+            "this course has no imported roster",
+            why="grades are written into the table that the roster came from",
             hint="labctl course roster FILE   # or labctl course grades ... --format csv",
         )
-    return known[-1]
+    return imported[-1]

@@ -1,4 +1,4 @@
-"""What the end of a term asks of the course's other parts: hand-ins home, keys taken back."""
+"""Steps of the end of a term that other modules do: collecting submissions, revoking keys."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from labctl.courses.teardown import Collect, Revoke
 
 
 def revoker(staff: Staff, file: Path | None = None) -> Revoke:
-    """Takes every student's key, and every invitation, out of this machine's authorized_keys."""
+    """Return a function that removes all students' keys and invitations from authorized_keys."""
 
     def revoke() -> int:
         keys = Keys(staff.folder, file or Path(DEFAULT_FILE))
-        gone = keys.expel()
-        if gone:
-            why = "the end of the term: keys taken back"
-            staff.folder.ledger.append("left", by=staff.by, why=why, students=gone)
-        return len(gone)
+        removed = keys.expel()
+        if removed:
+            why = "end of term: keys revoked"
+            staff.folder.ledger.append("left", by=staff.by, why=why, students=removed)
+        return len(removed)
 
     return revoke
 
 
 def collector(staff: Staff) -> Collect:
-    """Fetches what was handed in for an assignment, and holds it against its receipts."""
+    """Return a function that collects an assignment's submissions and describes the result."""
 
     def collect_one(name: str) -> str:
-        found = collect(staff.folder, name, by=staff.by)
-        missing = sum(one.state == "missing" for one in found.handed)
-        told = [f"{len(found.here)} hand-ins are here and whole"]
-        told += [f"{missing} seats handed nothing in"] if missing else []
-        told += [f"{len(found.damaged)} ARE DAMAGED"] if found.damaged else []
-        return ", ".join(told)
+        collection = collect(staff.folder, name, by=staff.by)
+        missing = sum(submission.state == "missing" for submission in collection.handed)
+        parts = [f"{len(collection.here)} submitted and intact"]
+        parts += [f"{missing} missing"] if missing else []
+        parts += [f"{len(collection.damaged)} DAMAGED"] if collection.damaged else []
+        return ", ".join(parts)
 
     return collect_one

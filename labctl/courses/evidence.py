@@ -1,4 +1,4 @@
-"""What graded submissions are compared by: read out of their bundles, never run."""
+"""The facts that graded submissions are compared by: read from their bundles, never executed."""
 
 from __future__ import annotations
 
@@ -18,37 +18,42 @@ MOST_CODE_BYTES = 1024 * 1024
 
 
 def flagged(
-    folder: CourseFolder, handed: Sequence[Handed], made: Mapping[str, Record]
+    folder: CourseFolder, handed: Sequence[Handed], records: Mapping[str, Record]
 ) -> dict[str, tuple[Flag, ...]]:
-    """seat -> flags, for each of these that has a record."""
-    facts = [_facts(folder, one, made[one.seat]) for one in handed if one.seat in made]
+    """Return the flags of each of these submissions that has a grade record, by seat."""
+    facts = [
+        _read_facts(folder, submission, records[submission.seat])
+        for submission in handed
+        if submission.seat in records
+    ]
     return flags(facts)
 
 
-def _facts(folder: CourseFolder, handed: Handed, made: Record) -> Facts:
+def _read_facts(folder: CourseFolder, handed: Handed, record: Record) -> Facts:
     try:
         with Path(handed.bundle).open("rb") as file:
-            inside = bundle.members(file)
-            first = next(inside)
+            members = bundle.members(file)
+            first = next(members)
             file.seek(first.offset)
-            found = manifest.decode(file.read(first.size))
+            bundle_manifest = manifest.decode(file.read(first.size))
             mentions = []
-            for member in inside:
+            for member in members:
                 if member.path.startswith("code/") and member.size <= MOST_CODE_BYTES:
                     file.seek(member.offset)
                     mentions += mentions_in(member.path, file.read(member.size))
     except (TransferError, StopIteration, OSError):
-        return Facts(seat=handed.seat, comparison=made.comparison)
+        return Facts(seat=handed.seat, comparison=record.comparison)
     return Facts(
         seat=handed.seat,
         pseudonym=folder.pseudonym(handed.seat),
-        run=found.run,
-        record=found.record,
-        commit=found.code.commit,
-        run_commit=found.code.run_commit,
+        run=bundle_manifest.run,
+        record=bundle_manifest.record,
+        commit=bundle_manifest.code.commit,
+        run_commit=bundle_manifest.code.run_commit,
         files=tuple(
-            FileEntry(path=one.path, size=one.size, sha256=one.sha256) for one in found.files
+            FileEntry(path=file.path, size=file.size, sha256=file.sha256)
+            for file in bundle_manifest.files
         ),
-        comparison=made.comparison,
+        comparison=record.comparison,
         mentions=tuple(mentions),
     )

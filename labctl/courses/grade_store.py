@@ -1,6 +1,6 @@
-"""Where grades lie: grades/ASSIGNMENT/OWNER/, for the seat and for everybody of it.
+"""Stored grades: grades/ASSIGNMENT/OWNER/, one for each seat and each of its students.
 
-A results.json that a person has edited is a correction: it is never overwritten.
+A results.json that somebody has edited is a correction: it is never overwritten.
 """
 
 from __future__ import annotations
@@ -9,19 +9,22 @@ import hashlib
 import json
 from pathlib import Path
 
+import msgspec
+
 from labctl.config.identity import write_private
 from labctl.courses.grading import record as records
 from labctl.courses.grading.record import FILE, OUTPUT, RESULTS, Record
+from labctl.courses.grading.results import earlier_lateness_note, lateness_note
 from labctl.courses.grading.results import encode as encode_results
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.ledger import Draft
 
-# The hashes of every results.json that grading wrote, each before the file itself.
+# Hashes of every results.json that grading wrote; each is written before its file.
 WRITTEN = "results.sha256"
 
 
 class Shelf:
-    """One assignment's grades."""
+    """The stored grades of one assignment."""
 
     def __init__(self, folder: CourseFolder, name: str, by: str = "") -> None:
         self.folder = folder
@@ -29,25 +32,25 @@ class Shelf:
         self.by = by
 
     def place(self, owner: str) -> Path:
-        """The directory of a seat's or a student's grade, perhaps not there."""
+        """Return the directory of a seat's or a student's grade. It may not exist."""
         return self.folder.grades / self.name / owner
 
     def read(self, owner: str) -> Record | None:
-        """What is kept of a grade; None where there is none, or one of another labctl's."""
+        """Return a grade's record, or None if there is none that this labctl can read."""
         try:
             return records.decode((self.place(owner) / FILE).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def output(self, owner: str) -> str:
-        """What the submission's own program printed; "" where nothing."""
+        """Return what the submission's program printed, or "" if nothing."""
         try:
             return (self.place(owner) / OUTPUT).read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return ""
 
     def is_corrected(self, owner: str) -> bool:
-        """Whether a person has edited, or put there, this results.json."""
+        """Tell whether somebody has edited or added this results.json."""
         place = self.place(owner)
         try:
             data = (place / RESULTS).read_bytes()
@@ -56,58 +59,80 @@ class Shelf:
         try:
             return _sha256(data) not in (place / WRITTEN).read_text().split()
         except FileNotFoundError:
-            # Graded before hashes were kept: it is what its record says, or it was edited.
-            made = self.read(owner)
-        if made is None or made.raw is None:
+            # Graded before hashes were stored: either it matches its record, or it was edited.
+            record = self.read(owner)
+        if record is None or record.raw is None:
             return True
-        return not _same_json(data, encode_results(records.results_of(made)))
+        return not _matches_record(data, record)
 
-    def put(self, made: Record, *, fresh: bool, said: str | None = None) -> tuple[str, ...]:
-        """Write a grade down for everybody of its seat. `said` None leaves what was printed.
+    def put(self, record: Record, *, fresh: bool, said: str | None = None) -> tuple[str, ...]:
+        """Store a grade for its seat and each student of it; `said` None keeps the stored output.
 
-        Feedback that was released stays as it was released. Returns whose results.json was left
-        alone, since a person had edited it.
+        Released feedback does not change. Returns the owners whose results.json was left alone
+        because somebody had edited it.
         """
-        corrected = tuple(owner for owner in owners(made) if self.is_corrected(owner))
-        for owner in owners(made):
+        corrected = tuple(owner for owner in owners(record) if self.is_corrected(owner))
+        for owner in owners(record):
             place = self.place(owner)
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             if said is not None:
                 write_private(place / OUTPUT, said.encode("utf-8", "replace"))
             if owner not in corrected:
-                _write_results(place, made)
-        self.replace(made)
+                _write_results(place, record)
+        self.replace(record)
         if fresh:
-            self._note(made)
+            self._record_graded(record)
         return corrected
 
-    def replace(self, made: Record) -> None:
-        for owner in owners(made):
-            write_private(self.place(owner) / FILE, records.encode(made))
+    def replace(self, record: Record) -> None:
+        for owner in owners(record):
+            write_private(self.place(owner) / FILE, records.encode(record))
 
-    def _note(self, made: Record) -> None:
+    def _record_graded(self, record: Record) -> None:
         detail = {
             "assignment": self.name,
-            "number": made.number,
-            "sha256": made.bundle_sha256,
-            "outcome": made.outcome,
-            "score": made.score,
+            "number": record.number,
+            "sha256": record.bundle_sha256,
+            "outcome": record.outcome,
+            "score": record.score,
         }
         self.folder.ledger.append_all(
-            [Draft(kind="graded", seat=made.seat, student=made.student, by=self.by, detail=detail)]
+            [
+                Draft(
+                    kind="graded",
+                    seat=record.seat,
+                    student=record.student,
+                    by=self.by,
+                    detail=detail,
+                )
+            ]
         )
 
 
-def _write_results(place: Path, made: Record) -> None:
-    if made.raw is None:
+def _write_results(place: Path, record: Record) -> None:
+    if record.raw is None:
         (place / RESULTS).unlink(missing_ok=True)
         return
-    data = encode_results(records.results_of(made))
+    data = encode_results(records.results_of(record))
     hashes = place / WRITTEN
-    known = hashes.read_text().split() if hashes.exists() else []
-    if _sha256(data) not in known:
-        write_private(hashes, "".join(f"{one}\n" for one in [*known, _sha256(data)]).encode())
+    digests = hashes.read_text().split() if hashes.exists() else []
+    if _sha256(data) not in digests:
+        write_private(
+            hashes, "".join(f"{digest}\n" for digest in [*digests, _sha256(data)]).encode()
+        )
     write_private(place / RESULTS, data)
+
+
+def _matches_record(data: bytes, record: Record) -> bool:
+    """Tell whether this results.json is what this or an earlier version wrote for the record."""
+    assert record.raw is not None
+    results = records.results_of(record)
+    lateness = (record.raw.score, record.points, record.penalty, record.late_s)
+    output = results.output
+    if note := lateness_note(*lateness):
+        output = output.removesuffix(note) + earlier_lateness_note(*lateness)
+    earlier = msgspec.structs.replace(results, output=output)
+    return any(_same_json(data, encode_results(version)) for version in (results, earlier))
 
 
 def _sha256(data: bytes) -> str:
@@ -121,5 +146,5 @@ def _same_json(one: bytes, other: bytes) -> bool:
         return False
 
 
-def owners(made: Record) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((made.seat, *made.students)))
+def owners(record: Record) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((record.seat, *record.students)))

@@ -1,4 +1,4 @@
-"""The grades of an assignment, and the file in which a course system takes them back."""
+"""The grades of an assignment, and the file to upload to the course system."""
 
 from __future__ import annotations
 
@@ -28,50 +28,52 @@ from labctl.submissions.receiver import Receiver
 
 
 def grades(folder: CourseFolder, assignment: str, *, everybody: bool = False) -> list[Grade]:
-    """A grade for everybody who is in the course (with `everybody`, who has left too).
+    """Return a grade for each student in the course; with `everybody`, for those who left too.
 
-    A released grade is the one that was released: what differs by now is its `unreleased`.
-    NotFoundError where course.yaml has no such assignment.
+    A released grade shows what was released; a change since then is its `unreleased`.
+    NotFoundError if course.yaml has no such assignment.
     """
     lines = released_lines(folder.ledger.entries(kind="released"), assignment)
-    found = current_grades(folder, assignment, folder.students(active_only=not everybody))
-    return [as_released(one, lines.get(one.student)) for one in found]
+    current = current_grades(folder, assignment, folder.students(active_only=not everybody))
+    return [as_released(grade, lines.get(grade.student)) for grade in current]
 
 
 def current_grades(
     folder: CourseFolder, assignment: str, students: Sequence[Student]
 ) -> list[Grade]:
-    """The grades of these students as grading, and whoever corrected them, left them."""
+    """Return the present grades of these students, corrections included, released or not."""
     rules = folder.config.assignments.get(assignment)
     if rules is None:
-        known = list(folder.config.assignments)
-        near = nearest(assignment, known)
+        names = list(folder.config.assignments)
+        near = nearest(assignment, names)
         raise NotFoundError(
             f"there is no assignment {shown(assignment)}",
-            why=f"course.yaml has {', '.join(known) or 'none yet'}",
+            why=f"course.yaml has {', '.join(names) or 'none yet'}",
             hint=f"labctl course grades {near}" if near else f"edit {folder.config.path}",
         )
     released = released_lines(folder.ledger.entries(kind="released"), assignment)
-    every = assignment_seats(folder, assignment)
-    seats = {student: seat.name for seat in every for student in seat.students}
-    found = read_grades(
+    all_seats = assignment_seats(folder, assignment)
+    seats = {student: seat.name for seat in all_seats for student in seat.students}
+    stored = read_grades(
         folder.grades,
         assignment,
         rules.points,
         students,
-        _stamps(folder, assignment, every),
+        _stamps(folder, assignment, all_seats),
         frozenset(released),
         seats,
     )
     shelf = Shelf(folder, assignment)
     return [
-        msgspec.structs.replace(one, corrected=bool(one.owner) and shelf.is_corrected(one.owner))
-        for one in found
+        msgspec.structs.replace(
+            grade, corrected=bool(grade.owner) and shelf.is_corrected(grade.owner)
+        )
+        for grade in stored
     ]
 
 
 def keep_released(folder: CourseFolder, assignment: str, by: str = "") -> None:
-    """Have the ledger know the score of every released grade: earlier versions wrote none."""
+    """Add the score of released grades to the ledger where an earlier version wrote none."""
     lines = released_lines(folder.ledger.entries(kind="released"), assignment)
     unknown = [Student(id=one) for one, line in lines.items() if one and not is_complete(line)]
     found = current_grades(folder, assignment, unknown) if unknown else []
@@ -81,36 +83,38 @@ def keep_released(folder: CourseFolder, assignment: str, by: str = "") -> None:
 
 
 def _stamps(folder: CourseFolder, assignment: str, seats: Sequence[Seat]) -> dict[str, Stamp]:
-    """What the receiver stamped on the last submission of each, by student and by seat."""
+    """Return the receiver's stamp on each one's last submission, by student and by seat."""
     receiver = Receiver(folder.drop)
-    found = {}
+    stamps = {}
     for student in receiver.students(assignment):
         signed = receiver.receipts(assignment, student)
         if signed:
             last = signed[-1].receipt
-            found[student] = Stamp(
+            stamps[student] = Stamp(
                 number=last.number,
                 received=last.received,
                 late_s=last.late_s,
                 penalty=last.penalty,
             )
     for seat in seats:
-        own = [found[one] for one in (seat.name, *seat.students) if one in found]
+        own = [stamps[owner] for owner in (seat.name, *seat.students) if owner in stamps]
         if own:
-            found[seat.name] = max(own, key=lambda stamp: stamp.received)
-    return found
+            stamps[seat.name] = max(own, key=lambda stamp: stamp.received)
+    return stamps
 
 
 def written(
     folder: CourseFolder, assignment: str, *, to: str = "", penalty: bool = True
 ) -> Written:
-    """The grades in the form of the newest import, or as `to`; nothing is changed here."""
-    found = grades(folder, assignment, everybody=True)
+    """Return the grades in the format of the newest import, or in format `to`; write nothing."""
+    all_grades = grades(folder, assignment, everybody=True)
     path = newest_imported(folder)
     _, table = read_table_file(path)
     keys = load_keys(folder.private)
     name = roster_formats.sniff(table)
-    # Where the keys were lost they are found again, by the addresses for mail and the names.
-    known = folder.students(active_only=False)
-    diff = compare(table, str(path), known, keys, keep=True)
-    return write_back(table, name, assignment, found, diff.keys.keys[name], to=to, penalty=penalty)
+    # If the keys were lost, students are matched again by mail address and name.
+    students = folder.students(active_only=False)
+    diff = compare(table, str(path), students, keys, keep=True)
+    return write_back(
+        table, name, assignment, all_grades, diff.keys.keys[name], to=to, penalty=penalty
+    )

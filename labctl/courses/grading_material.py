@@ -1,4 +1,4 @@
-"""What goes to a grading server: staff's inputs, labels and grader, a submission's own files."""
+"""The files sent to a grading server: staff's inputs, labels and grader, and the submissions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from labctl.runs.evaluation import FILE as EVALUATION
 from labctl.runs.evaluation import Evaluation, read_evaluation
 from labctl.sync.scan import hash_file
 
-# Bounds of a container where course.yaml names none.
+# Limits of a container if course.yaml sets none.
 MEMORY_BYTES, CPUS, PIDS, DISK_BYTES = 4 * 10**9, 1.0, 256, 256 * 1024**2
 
 
 class Material(Value, frozen=True):
-    """Staff's side of an assignment: the files of each part, below its root here."""
+    """Staff's files for grading an assignment: each part's files, below its local root."""
 
     inputs: tuple[FileEntry, ...]
     labels: tuple[FileEntry, ...]
@@ -28,42 +28,44 @@ class Material(Value, frozen=True):
     roots: dict[str, str]
 
     def lines(self) -> list[str]:
-        """All that it is made of, for a hash."""
+        """Return one line per file with its hash, to detect changes."""
         parts = (("inputs", self.inputs), ("labels", self.labels), ("grader", self.grader))
-        return [f"{part} {one.path} {one.sha256}" for part, files in parts for one in files]
+        return [f"{part} {file.path} {file.sha256}" for part, files in parts for file in files]
 
 
 def name_there(assignment: str, part: str) -> str:
-    """What a part is called on the server."""
+    """Return the name of a part on the server."""
     return f"{assignment[:30].rstrip('-')}-{part}"
 
 
-def bring(server: GradingServer, assignment: str, given: Material) -> None:
-    """Have all of it on the server."""
+def bring(server: GradingServer, assignment: str, parts: Material) -> None:
+    """Upload all parts to the server."""
     for part, files in (
-        ("inputs", given.inputs),
-        ("labels", given.labels),
-        ("grader", given.grader),
+        ("inputs", parts.inputs),
+        ("labels", parts.labels),
+        ("grader", parts.grader),
     ):
-        server.bring(name_there(assignment, part), Path(given.roots[part]), files)
+        server.bring(name_there(assignment, part), Path(parts.roots[part]), files)
 
 
 def material(staff: Staff, name: str, how: GradeConfig) -> Material:
-    """Inputs, labels, and all else of assignments/NAME: the grader."""
+    """Hash the inputs, the labels and the grader: all other files of assignments/NAME."""
     folder = staff.folder.path
-    given = {"inputs": how.inputs, "labels": how.labels}
-    roots = {part: folder / text for part, text in given.items() if text}
+    configured = {"inputs": how.inputs, "labels": how.labels}
+    roots = {part: folder / text for part, text in configured.items() if text}
     for part, root in roots.items():
         if not root.is_dir():
             raise ConfigError(
-                f"{name} cannot be graded: {root} is no directory",
+                f"{name} cannot be graded: {root} is not a directory",
                 hint=f"put the hidden {part} there, or edit {staff.folder.config.path}",
             )
     own = folder / "assignments" / name
     files = files_below(staff, f"grader-{name}", own) if own.is_dir() else ()
     data = [root.resolve() for root in roots.values()]
     grader = tuple(
-        one for one in files if not any((own / one.path).resolve().is_relative_to(d) for d in data)
+        file
+        for file in files
+        if not any((own / file.path).resolve().is_relative_to(d) for d in data)
     )
     return Material(
         inputs=files_below(staff, f"inputs-{name}", roots["inputs"]) if how.inputs else (),
@@ -74,7 +76,7 @@ def material(staff: Staff, name: str, how: GradeConfig) -> Material:
 
 
 def own_word(root: Path) -> Evaluation | None:
-    """The evaluation that a submission brought; a damaged one claims nothing."""
+    """Return the evaluation in a submission, or None if there is none or it is damaged."""
     try:
         return read_evaluation(root / EVALUATION)
     except LabError:
@@ -82,30 +84,30 @@ def own_word(root: Path) -> Evaluation | None:
 
 
 def entries(root: Path) -> Iterable[FileEntry]:
-    """The code and the model of an unpacked bundle: all that the container needs."""
+    """List the code and the model of an unpacked bundle: all that the container needs."""
     for part in ("code", "model"):
         for path in sorted((root / part).rglob("*")):
             if path.is_file():
-                found = path.stat()
+                status = path.stat()
                 yield FileEntry(
                     path=path.relative_to(root).as_posix(),
-                    size=found.st_size,
+                    size=status.st_size,
                     sha256=hash_file(path),
-                    mtime_ns=found.st_mtime_ns,
+                    mtime_ns=status.st_mtime_ns,
                 )
 
 
 def limits_of(server: GradingServer) -> dict[str, Any]:
-    """course.yaml's grading.limits, and bounds for what those leave open."""
-    given = server.ground.config.limits
+    """Return course.yaml's grading.limits, with defaults for those that it does not set."""
+    limits = server.ground.config.limits
     gpus = server.gpus()
-    asked = {"Driver": "", "Count": -1, "Capabilities": [["gpu"]], "Options": {}}
-    memory = given.memory_bytes or MEMORY_BYTES
+    gpu_request = {"Driver": "", "Count": -1, "Capabilities": [["gpu"]], "Options": {}}
+    memory = limits.memory_bytes or MEMORY_BYTES
     return {
         "memory_bytes": memory,
-        "shm_bytes": min(given.shm_bytes, memory),
-        "cpus": given.cpus or CPUS,
+        "shm_bytes": min(limits.shm_bytes, memory),
+        "cpus": limits.cpus or CPUS,
         "pids": PIDS,
         "disk_bytes": DISK_BYTES,
-        "devices": [asked] if gpus else [],
+        "devices": [gpu_request] if gpus else [],
     }

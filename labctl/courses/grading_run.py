@@ -1,7 +1,7 @@
-"""An assignment graded: every submission that counts, one after another, each in two containers.
+"""Grading an assignment: every submission that counts, each in two containers.
 
-One that fails stops no other. Run again, it goes on: what has a grade by the same submission, data,
-grader and image keeps it, and only lateness is looked at anew.
+A failure does not stop the others. Repeating the grading continues it: a grade from the same
+submission, data, grader and image is kept, and only its lateness is computed again.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ from labctl.submissions import bundle
 PYTHON = ("sh", "-c", 'command -v python >/dev/null && exec python "$@"; exec python3 "$@"', "run")
 PREDICT = (*PYTHON, "/lab/labctl/images.py")
 ACCURACY = (*PYTHON, "/lab/labctl/accuracy.py")
-# What the way there and starting two containers may take beside the two time limits.
+# Seconds for the connection and for starting two containers, on top of the two time limits.
 LINK_S = 90.0
 
 
 class Graded(Value, frozen=True):
-    """One seat. `fresh`: it was run now. `state` is a Record's outcome, or why there is none.
+    """The grade of one seat. `state` is the outcome of its Record, or why it has no submission.
 
-    `corrected` names whose results.json a person has edited: theirs was left as it is.
+    `fresh` is True if it was graded now. `corrected` names the owners whose results.json was edited
+    by hand and therefore left alone.
     """
 
     seat: str
@@ -64,7 +65,7 @@ class Graded(Value, frozen=True):
 
 
 class Grading(Value, frozen=True):
-    """What came of an assignment. `unreached` seats were not run: the server was lost."""
+    """The grades of an assignment. `unreached` seats were not graded: the server was lost."""
 
     assignment: str
     seats: tuple[Graded, ...]
@@ -74,11 +75,11 @@ class Grading(Value, frozen=True):
     @property
     def whole(self) -> bool:
         """Whether every submission that counts has a grade."""
-        return not self.unreached and all(one.state != "error" for one in self.seats)
+        return not self.unreached and all(seat.state != "error" for seat in self.seats)
 
 
 class _Job(Value, frozen=True):
-    """What is to be run: a seat's submission, and the hash of all that its grade depends on."""
+    """A submission to grade, and the hash of everything that its grade depends on."""
 
     handed: Handed
     key: str
@@ -95,10 +96,10 @@ def grade(
     profile: str = "",
     tell: Callable[[Graded], None] = lambda graded: None,
 ) -> Grading:
-    """Grade what these seats (all) handed in; `tell` hears of each as it is done.
+    """Grade the submissions of these seats, by default all; call `tell` with each grade.
 
-    No server is made where nothing is to be run. PolicyError where the grading server is none that
-    strangers' code may run on.
+    No server is created if there is nothing to run. PolicyError if students' code must not run on
+    the configured grading server.
     """
     rules = rules_of(staff.folder, name)
     if rules.grade is None:
@@ -107,9 +108,11 @@ def grade(
             hint=f"edit {staff.folder.config.path}: assignments: {name}: grade: "
             f"{{inputs: assignments/{name}/inputs, labels: assignments/{name}/labels}}",
         )
-    found = collecting.collect(staff.folder, name, seats, profile=profile, by=staff.by)
-    batch = _Batch(staff, name, rules, rules.grade, found, tell, again=again, whole=not seats)
-    # A second one would have the server emptied under it.
+    collection = collecting.collect(staff.folder, name, seats, profile=profile, by=staff.by)
+    batch = _Batch(
+        staff, name, rules, rules.grade, collection, tell, again=again, all_seats=not seats
+    )
+    # A second grading would clear the server while this one uses it.
     with staff.state.exclusive(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
         keep_released(staff.folder, name, staff.by)
         batch.run(keep, at_once)
@@ -117,75 +120,75 @@ def grade(
 
 
 class _Batch:
-    """One assignment's submissions on their way to grades."""
+    """One grading of an assignment's submissions."""
 
     def __init__(
         self,
         staff: Staff,
         name: str,
         rules: AssignmentConfig,
-        how: GradeConfig,
-        found: Collection,
-        tell: Callable[[Graded], None],
+        config: GradeConfig,
+        collection: Collection,
+        notify: Callable[[Graded], None],
         *,
         again: bool,
-        whole: bool,
+        all_seats: bool,
     ) -> None:
         self.staff = staff
         self.name = name
         self.rules = rules
-        self.how = how
-        self.found = found
+        self.config = config
+        self.collection = collection
         self.again = again
-        self.whole = whole
+        self.all_seats = all_seats
         self.stopped = False
-        self.tell = tell
+        self.notify = notify
         self.shelf = Shelf(staff.folder, name, staff.by)
-        self.material = material(staff, name, how)
+        self.material = material(staff, name, config)
         self.done: dict[str, Graded] = {}
         self.unreached: list[str] = []
         self.why = ""
 
     def run(self, keep: bool, at_once: int) -> None:
         jobs = []
-        for handed in self.found.here:
-            job = _Job(handed=handed, key=self.key(handed))
-            known = self.shelf.read(handed.seat)
-            if known and known.key == job.key and known.outcome != "error" and not self.again:
-                self.keep(handed, self.timely(known, handed), fresh=False)
+        for handed in self.collection.here:
+            job = _Job(handed=handed, key=self.job_key(handed))
+            stored = self.shelf.read(handed.seat)
+            if stored and stored.key == job.key and stored.outcome != "error" and not self.again:
+                self.store_grade(handed, self.with_lateness(stored, handed), fresh=False)
             else:
                 jobs.append(job)
         if jobs:
             with grading_server(self.staff, keep=keep) as server:
                 server.ready_image()
                 bring(server, self.name, self.material)
-                self.all(server, jobs, 1 if server.gpus() else at_once)
+                self.grade_all(server, jobs, 1 if server.gpus() else at_once)
         elif not keep:
             end_forgotten(self.staff)
-        self.look_at_all()
+        self.update_flags()
 
-    def all(self, server: GradingServer, jobs: Sequence[_Job], at_once: int) -> None:
+    def grade_all(self, server: GradingServer, jobs: Sequence[_Job], at_once: int) -> None:
         threads = ThreadPoolExecutor(at_once, thread_name_prefix="labctl-grade")
         try:
-            for _ in threads.map(lambda job: self.one(server, job), jobs):
+            for _ in threads.map(lambda job: self.grade_one(server, job), jobs):
                 pass
         except KeyboardInterrupt:
             self.stopped = True
             raise InterruptError(
-                "interrupted while submissions were graded",
-                why=f"{len(self.done)} have their grades, and keep them",
-                hint=f"labctl course grade {self.name}   # goes on",
+                "grading was interrupted",
+                why=f"{len(self.done)} submissions are graded, and keep their grades",
+                hint=f"labctl course grade {self.name}   # continues",
             ) from None
         finally:
-            # What still runs there ends when the server is emptied.
+            # Containers that still run end when the server is cleared.
             threads.shutdown(wait=not self.stopped, cancel_futures=True)
 
-    def key(self, handed: Handed) -> str:
-        """Of everything that the grade comes from."""
+    def job_key(self, handed: Handed) -> str:
+        """Return the hash of everything that the grade depends on."""
         grading = self.staff.folder.config.grading
         parts = [
             handed.sha256,
-            msgspec.json.encode(self.how).decode(),
+            msgspec.json.encode(self.config).decode(),
             repr(grading.lab.limits if grading else ""),
             repr(grading.lab.image if grading else ""),
             f"{self.rules.points}",
@@ -193,16 +196,16 @@ class _Batch:
         ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    def one(self, server: GradingServer, job: _Job) -> None:
-        """Grade one submission; what goes wrong with it is written down, and that is all."""
+    def grade_one(self, server: GradingServer, job: _Job) -> None:
+        """Grade one submission; an error with it is recorded and stops no other."""
         if self.unreached and not self.stopped:
             self.unreached.append(job.handed.seat)
             return
         begun = time.monotonic()
         evaluation: Evaluation | None = None
         try:
-            reply, evaluation = self.asked(server, job)
-            made = self.record(job, reply, evaluation, server.image)
+            reply, evaluation = self.send_job(server, job)
+            record = self.build_record(job, reply, evaluation, server.image)
         except ConnectError as error:
             self.unreached.append(job.handed.seat)
             self.why = " ".join(filter(None, [error.what, error.why]))
@@ -210,25 +213,27 @@ class _Batch:
         except (LabError, OSError) as error:
             what = error.what if isinstance(error, LabError) else str(error)
             why = error.why if isinstance(error, LabError) else ""
-            made = self.empty(job, "error", told=" ".join(filter(None, [what, why])))
+            record = self.empty_record(job, "error", reason=" ".join(filter(None, [what, why])))
             reply = {}
         if self.stopped:
             return
-        made = msgspec.structs.replace(made, seconds=round(time.monotonic() - begun, 3))
-        said = str((reply.get("predict") or {}).get("said", ""))
-        self.keep(job.handed, made, fresh=True, said=said)
+        record = msgspec.structs.replace(record, seconds=round(time.monotonic() - begun, 3))
+        output = str((reply.get("predict") or {}).get("said", ""))
+        self.store_grade(job.handed, record, fresh=True, said=output)
 
-    def asked(self, server: GradingServer, job: _Job) -> tuple[dict[str, Any], Evaluation | None]:
-        """Send a submission and have it run; (the server's reply, the submission's own word)."""
+    def send_job(
+        self, server: GradingServer, job: _Job
+    ) -> tuple[dict[str, Any], Evaluation | None]:
+        """Run a submission; return the server's reply and the evaluation in the submission."""
         private = self.staff.folder.private / "grading"
         private.mkdir(mode=0o700, exist_ok=True)
         name = f"sub-{job.handed.sha256[:32]}"
-        with tempfile.TemporaryDirectory(dir=private) as place:
-            root = Path(place) / "bundle"
+        with tempfile.TemporaryDirectory(dir=private) as directory:
+            root = Path(directory) / "bundle"
             with Path(job.handed.bundle).open("rb") as file:
-                # A receiver of an earlier version may have taken in what is refused today.
-                _, inside = bundle.inspect(file)
-                if hazards := bundle.find_hazards(file, inside):
+                # An earlier version's receiver may have accepted what is refused today.
+                _, members = bundle.inspect(file)
+                if hazards := bundle.find_hazards(file, members):
                     raise PolicyError("the submission must not be loaded", why="\n".join(hazards))
                 bundle.unpack(file, root)
             evaluation = own_word(root)
@@ -239,57 +244,58 @@ class _Batch:
             "inputs": name_there(self.name, "inputs") if self.material.inputs else "",
             "labels": name_there(self.name, "labels") if self.material.labels else "",
             "grader": name_there(self.name, "grader"),
-            "predict": list(self.how.predict or PREDICT),
-            "grade": list(self.how.command or ACCURACY),
+            "predict": list(self.config.predict or PREDICT),
+            "grade": list(self.config.command or ACCURACY),
             "points": self.rules.points,
-            "timeout_s": self.how.timeout,
+            "timeout_s": self.config.timeout,
             "limits": limits_of(server),
         }
-        return server.grade(request, 2 * self.how.timeout + LINK_S), evaluation
+        return server.grade(request, 2 * self.config.timeout + LINK_S), evaluation
 
     def job_name(self, job: _Job) -> str:
-        """By which the server knows again what it was asked: a lost reply runs nothing twice."""
+        """Return the name by which the server recognizes a repeated request."""
         fresh = os.urandom(8).hex() if self.again else ""
         return f"g-{hashlib.sha256(f'{job.key}{fresh}'.encode()).hexdigest()[:32]}"
 
-    def record(
+    def build_record(
         self, job: _Job, reply: dict[str, Any], evaluation: Evaluation | None, image: str
     ) -> Record:
-        """What a reply comes to."""
+        """Build the record of a grade from the server's reply."""
         predict, judged = reply["predict"], reply["grade"]
         if predict["outcome"] != "ok":
-            told = told_of(predict["outcome"], predict["code"])
-            raw = failed(f"{told}, so nothing could be graded")
-            return self.graded(job, "failed", raw, evaluation, image, told, predict)
+            reason = told_of(predict["outcome"], predict["code"])
+            raw = failed(f"{reason}, so nothing could be graded")
+            return self.graded_record(job, "failed", raw, evaluation, image, reason, predict)
         if judged["outcome"] != "ok":
-            told = f"staff's grader: {told_of(judged['outcome'], judged['code'])}"
-            return self.empty(job, "error", told=f"{told}\n{judged['said'][-1500:]}".strip())
+            reason = f"staff's grader: {told_of(judged['outcome'], judged['code'])}"
+            output = judged["said"][-1500:]
+            return self.empty_record(job, "error", reason=f"{reason}\n{output}".strip())
         try:
             raw = parse_results(str(reply["results"]), self.rules.points)
         except ValueError as error:
-            return self.empty(job, "error", told=f"staff's grader: {error}")
-        return self.graded(job, "graded", raw, evaluation, image, "", predict)
+            return self.empty_record(job, "error", reason=f"staff's grader: {error}")
+        return self.graded_record(job, "graded", raw, evaluation, image, "", predict)
 
-    def graded(
+    def graded_record(
         self,
         job: _Job,
         outcome: Outcome,
         raw: Results,
         evaluation: Evaluation | None,
         image: str,
-        told: str,
+        reason: str,
         predict: dict[str, Any],
     ) -> Record:
-        made = msgspec.structs.replace(
-            self.empty(job, outcome, told=told),
+        record = msgspec.structs.replace(
+            self.empty_record(job, outcome, reason=reason),
             raw=raw,
-            comparison=compared(evaluation, raw.extra_data, self.how.tolerance),
+            comparison=compared(evaluation, raw.extra_data, self.config.tolerance),
             said=bool(predict["said"]),
             image=image,
         )
-        return self.timely(made, job.handed)
+        return self.with_lateness(record, job.handed)
 
-    def empty(self, job: _Job, outcome: Outcome, *, told: str) -> Record:
+    def empty_record(self, job: _Job, outcome: Outcome, *, reason: str) -> Record:
         handed = job.handed
         return Record(
             assignment=self.name,
@@ -304,56 +310,60 @@ class _Batch:
             points=self.rules.points,
             late_s=handed.late_s,
             penalty=handed.penalty,
-            told=told,
+            told=reason,
             at=time.time(),
         )
 
-    def timely(self, made: Record, handed: Handed) -> Record:
-        """The record with today's extensions: who gets one later is not graded again."""
-        late = msgspec.structs.replace(
-            made, late_s=handed.late_s, penalty=handed.penalty, students=handed.students
+    def with_lateness(self, record: Record, handed: Handed) -> Record:
+        """Return the record with the extensions of now: a new extension needs no new grading."""
+        updated = msgspec.structs.replace(
+            record, late_s=handed.late_s, penalty=handed.penalty, students=handed.students
         )
-        if made.raw is None:
-            return late
-        score = after_penalty(made.raw.score, made.points, handed.penalty)
-        return msgspec.structs.replace(late, score=score)
+        if record.raw is None:
+            return updated
+        score = after_penalty(record.raw.score, record.points, handed.penalty)
+        return msgspec.structs.replace(updated, score=score)
 
-    def keep(self, handed: Handed, made: Record, *, fresh: bool, said: str | None = None) -> None:
-        corrected = self.shelf.put(made, fresh=fresh, said=said)
+    def store_grade(
+        self, handed: Handed, record: Record, *, fresh: bool, said: str | None = None
+    ) -> None:
+        corrected = self.shelf.put(record, fresh=fresh, said=said)
         graded = Graded(
             seat=handed.seat,
-            state=made.outcome,
-            record=made,
+            state=record.outcome,
+            record=record,
             fresh=fresh,
-            why=made.told,
+            why=record.told,
             corrected=corrected,
         )
         self.done[handed.seat] = graded
-        self.tell(graded)
+        self.notify(graded)
 
-    def look_at_all(self) -> None:
-        """Flags compare everybody's submissions, and are made anew each time."""
-        every = self.found if self.whole else collecting.collect(self.staff.folder, self.name)
-        made = {
-            one.seat: found
-            for one in every.here
-            if (found := self.shelf.read(one.seat)) is not None
+    def update_flags(self) -> None:
+        """Compare all submissions anew and store the flags of each."""
+        every = (
+            self.collection if self.all_seats else collecting.collect(self.staff.folder, self.name)
+        )
+        records = {
+            submission.seat: record
+            for submission in every.here
+            if (record := self.shelf.read(submission.seat)) is not None
         }
-        for seat, flags in flagged(self.staff.folder, every.here, made).items():
-            record = msgspec.structs.replace(made[seat], flags=flags)
-            if record != made[seat]:
-                self.shelf.replace(record)
+        for seat, flags in flagged(self.staff.folder, every.here, records).items():
+            updated = msgspec.structs.replace(records[seat], flags=flags)
+            if updated != records[seat]:
+                self.shelf.replace(updated)
             if seat in self.done:
-                self.done[seat] = msgspec.structs.replace(self.done[seat], record=record)
+                self.done[seat] = msgspec.structs.replace(self.done[seat], record=updated)
 
     def result(self) -> Grading:
-        rest = [
-            Graded(seat=one.seat, state=one.state, why=one.why)
-            for one in self.found.handed
-            if one.state != "in"
+        others = [
+            Graded(seat=submission.seat, state=submission.state, why=submission.why)
+            for submission in self.collection.handed
+            if submission.state != "in"
         ]
-        order = [one.seat for one in self.found.handed]
-        seats = sorted([*self.done.values(), *rest], key=lambda one: order.index(one.seat))
+        order = [submission.seat for submission in self.collection.handed]
+        seats = sorted([*self.done.values(), *others], key=lambda graded: order.index(graded.seat))
         return Grading(
             assignment=self.name,
             seats=tuple(seats),

@@ -1,7 +1,7 @@
-"""The server that submissions are graded on: claimed or made, looked at, filled, emptied, ended.
+"""The server that grades submissions: adopted or created, checked, filled, cleared, ended.
 
-Strangers' code runs there. So it is never this machine, never a `local` server (which is no
-boundary), and never one where credentials lie. It is told hashes, no names.
+Students' code runs there. So it is never this machine, never a `local` server (a container is not a
+boundary), and never a machine that holds credentials. It receives hashes, no names.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from labctl.sync.push import push
 from labctl.sync.scan import scan_code, scan_data
 from labctl.wire.boot_id import boot_token
 
-# Without a `ttl` of its own, so that a server that nobody ends does not live on.
+# Lifetime if course.yaml sets no `ttl`, so that a forgotten server ends.
 LONGEST_S = 12 * 3600
-# So long a server that cannot be reached is waited for before the batch is broken off.
+# Seconds to wait for a server that cannot be reached before the grading is given up.
 AGAIN_S = 120.0
 PURPOSE = "grading"
 NO_BOUNDARY = ("local",)
 NO_ASSIGNMENT = ("course",)
 
 
-class _Sending:
-    """A Reporter for what staff has asked for: its size was their own rule."""
+class _UploadReporter:
+    """A Reporter for staff's own uploads: hides progress, and agrees to untyped questions."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -53,7 +53,7 @@ class _Sending:
 
 
 class GradingServer:
-    """One server while it is graded on. `begin` it once there is something to grade."""
+    """The server of one grading."""
 
     def __init__(self, ground: Ground, server: Server) -> None:
         self.ground = ground
@@ -69,78 +69,80 @@ class GradingServer:
         return self.ground.remote(self.server)
 
     def check(self) -> None:
-        """PolicyError where it is this machine, or holds credentials."""
-        said = self.remote().call("grade-check", self.about)
-        here = boot_token()
-        if len(here) > 1 and said["machine"] == here:
+        """Raise PolicyError if the server is this machine, or holds credentials."""
+        reply = self.remote().call("grade-check", self.about)
+        own_machine = boot_token()
+        if len(own_machine) > 1 and reply["machine"] == own_machine:
             raise PolicyError(
-                f"{self.server.alias} is this very machine",
-                why="submissions are strangers' code, and the labels and your keys are here",
-                hint="name another machine under grading.server in course.yaml",
+                f"{self.server.alias} is this machine",
+                why="submissions are untrusted code, and the labels and your keys are here",
+                hint="set another machine in course.yaml: grading.server",
             )
-        if said["credentials"]:
+        if reply["credentials"]:
             raise PolicyError(
-                f"{self.server.alias} holds credentials, so no submission is run on it",
-                why="\n".join(said["credentials"]),
-                hint="take them away there, or name another machine under grading.server",
+                f"{self.server.alias} holds credentials, so submissions must not run on it",
+                why="\n".join(reply["credentials"]),
+                hint="remove them there, or set another machine in course.yaml: grading.server",
             )
 
     def ready_image(self) -> str:
-        """Have the image there; its reference."""
-        wanted = images.reference(self.ground)
+        """Pull or build the image on the server; return its reference."""
+        reference = images.reference(self.ground)
         remote = self.remote()
-        if not remote.call("image", {"references": [wanted]})["ids"][wanted]:
+        if not remote.call("image", {"references": [reference]})["ids"][reference]:
             if self.ground.config.image.build:
                 root = self.ground.config.root
-                self._push("code", root, scan_code(root, self.ground.reporter))
-            images.ensure(self.ground, self.server, remote, wanted)
-        self.image = wanted
-        return wanted
+                self._upload("code", root, scan_code(root, self.ground.reporter))
+            images.ensure(self.ground, self.server, remote, reference)
+        self.image = reference
+        return reference
 
     def bring(self, name: str, root: Path, files: tuple[FileEntry, ...]) -> None:
-        """Have these files there, under `name`."""
-        self._push(f"grading/{name}", root, files)
+        """Upload these files to the server, under `name`."""
+        self._upload(f"grading/{name}", root, files)
 
     def grade(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """What the server's program says of one submission, through a link that broke once.
+        """Grade one submission; return the agent's reply. A broken connection is retried once.
 
-        The same question again gets the same answer: nothing is run twice for a lost reply.
+        A repeated request gets the same reply: nothing runs twice.
         """
-        whole = {**self.about, "image": self.image, **request}
+        full_request = {**self.about, "image": self.image, **request}
         try:
-            reply = self.remote().call("grade", whole, timeout_s=timeout_s)
+            reply = self.remote().call("grade", full_request, timeout_s=timeout_s)
         except ConnectError:
             if self.ended:
                 raise
             self.ground.connections.wait_for_ssh(self.server, AGAIN_S)
-            reply = self.remote().call("grade", whole, timeout_s=timeout_s)
+            reply = self.remote().call("grade", full_request, timeout_s=timeout_s)
         if "missing" in reply:
-            raise LabError(f"{reply['missing']} is on the grading server no more")
+            raise LabError(f"{reply['missing']} is no longer on the grading server")
         return reply
 
     def gpus(self) -> str:
-        """What a container may have of the server's GPUs: one submission has them at a time."""
+        """Return "all" if the server has GPUs for containers, else ""."""
         facts = self.ground.facts(self.server)
         return "all" if facts.gpus and facts.nvidia_runtime else ""
 
     def clear(self) -> None:
-        """Nothing of the labels and the submissions stays."""
+        """Remove the labels and the submissions from the server."""
         self.remote().call("grade-clear", self.about)
 
-    def _push(self, target: str, root: Path, files: tuple[FileEntry, ...]) -> None:
+    def _upload(self, target: str, root: Path, files: tuple[FileEntry, ...]) -> None:
         config = self.ground.config
         about = (self.remote(), config.name, self.ground.lab_id, target)
-        push(*about, root, files, _Sending(self.ground.reporter), force=True)
+        push(*about, root, files, _UploadReporter(self.ground.reporter), force=True)
 
 
 def grading_ground(staff: Staff) -> Ground:
-    """The ground of the course's grading server; ConfigError or PolicyError where it has none that
-    strangers' code may run on."""
+    """Build the context of the course's grading server.
+
+    ConfigError or PolicyError if it has none on which students' code may run.
+    """
     folder = staff.folder
     if folder.config.grading is None:
         raise ConfigError(
-            "course.yaml names no server to grade on",
-            why="submissions are strangers' code: they need a machine without credentials",
+            "course.yaml has no grading server",
+            why="submissions are untrusted code: they need a machine without credentials",
             hint=f"edit {folder.config.path}: "
             "grading: {server: {provider: static, static: {hosts: [grader.example.edu]}}}",
         )
@@ -148,18 +150,18 @@ def grading_ground(staff: Staff) -> Ground:
     provider = lab.server.provider
     if provider in NO_BOUNDARY:
         raise PolicyError(
-            f"submissions are not graded on a {provider} server",
-            why="its container shares this machine, and can reach it: it is no boundary",
-            hint="grading.server in course.yaml: provider: static, or a cloud's",
+            f"submissions cannot be graded on a {provider} server",
+            why="its container shares this machine and can reach it: it is not a boundary",
+            hint="grading.server in course.yaml: provider: static, or a cloud",
         )
     if provider in NO_ASSIGNMENT:
         raise ConfigError(
             f"grading.server: provider {provider} is for students",
-            hint="name static or a cloud's in course.yaml",
+            hint="grading.server in course.yaml: provider: static, or a cloud",
         )
     owner = f"{folder.config.name}-{folder.id[:6]}"
     return Ground(
-        _config(staff, lab),
+        _grading_config(staff, lab),
         own_seat(folder, PURPOSE).lab_id,
         staff.paths,
         staff.state,
@@ -170,7 +172,7 @@ def grading_ground(staff: Staff) -> Ground:
 
 
 def other_grading_ground(staff: Staff) -> Ground | None:
-    """The grading server's ground where asking the course's own provider does not show it."""
+    """Return the grading server's context if the course's provider does not list that server."""
     config = staff.folder.config
     if config.grading is None or config.grading.lab.server.provider in NO_BOUNDARY:
         return None
@@ -180,11 +182,11 @@ def other_grading_ground(staff: Staff) -> Ground | None:
     return None if ours.provider == name and same else grading_ground(staff)
 
 
-def _config(staff: Staff, lab: LabConfig) -> LabConfig:
-    """The grading lab: the course's image where grading names none, no data, no store."""
+def _grading_config(staff: Staff, lab: LabConfig) -> LabConfig:
+    """Return the grading lab: without data or store, with the course's image unless it sets one."""
     folder = staff.folder
-    named = any(key == "image" or key.startswith("image.") for key in lab.origins)
-    image = lab.image if named else folder.config.lab.image
+    sets_image = any(key == "image" or key.startswith("image.") for key in lab.origins)
+    image = lab.image if sets_image else folder.config.lab.image
     root = folder.path / PRIVATE / "grading"
     root.mkdir(mode=0o700, exist_ok=True)
     if image.build:
@@ -192,8 +194,8 @@ def _config(staff: Staff, lab: LabConfig) -> LabConfig:
         if root.resolve() == folder.path.resolve():
             raise ConfigError(
                 "the grading image cannot be built from the course's own folder",
-                why="the roster and the labels lie there, and would be sent along",
-                hint="keep its Dockerfile in a directory of its own: image: {build: image}",
+                why="the roster and the labels are in it, and would be uploaded too",
+                hint="put its Dockerfile into a separate directory: image: {build: image}",
             )
         image = msgspec.structs.replace(image, build=".")
     need = lab.server.need
@@ -214,42 +216,42 @@ def _config(staff: Staff, lab: LabConfig) -> LabConfig:
 
 @contextmanager
 def grading_server(staff: Staff, *, keep: bool = False) -> Iterator[GradingServer]:
-    """A server that was looked at. It is emptied and ended afterwards, whatever happens.
+    """Yield a checked server; clear and end it afterwards, whatever happens.
 
-    With `keep` it stays, with all that was brought: the next grading is quicker.
+    With `keep` it stays up with all its files, so that the next grading is faster.
     """
     ground = grading_ground(staff)
     server = up.up(ground)
-    made = GradingServer(ground, server)
+    grading = GradingServer(ground, server)
     try:
-        made.check()
-        yield made
+        grading.check()
+        yield grading
     finally:
         if not keep:
-            _end(made)
+            _clear_and_end(grading)
 
 
 def end_forgotten(staff: Staff) -> None:
-    """End the grading server that an earlier grading left: kept on purpose, or interrupted."""
+    """End the grading server that an earlier grading left, kept on purpose or interrupted."""
     if staff.state.server_of_lab(own_seat(staff.folder, PURPOSE).lab_id) is None:
         return
     ground = grading_ground(staff)
     if (server := adoption.adopt(ground)) is not None:
-        _end(GradingServer(ground, server))
+        _clear_and_end(GradingServer(ground, server))
 
 
-def _end(made: GradingServer) -> None:
-    ground, made.ended = made.ground, True
-    ground.reporter.emit(Step(name="emptying the grading server"))
+def _clear_and_end(grading: GradingServer) -> None:
+    ground, grading.ended = grading.ground, True
+    ground.reporter.emit(Step(name="clearing the grading server"))
     try:
-        made.clear()
+        grading.clear()
     except LabError as error:
-        text = f"labels and submissions may still lie on {made.server.alias}: {error.what}"
+        text = f"labels and submissions may still be on {grading.server.alias}: {error.what}"
         ground.reporter.emit(Note(text=text, level="warning"))
-    end_server.remove(ground, made.server)
-    ground.reporter.emit(Step(name="emptying the grading server", done=True))
+    end_server.remove(ground, grading.server)
+    ground.reporter.emit(Step(name="clearing the grading server", done=True))
 
 
 def files_below(staff: Staff, name: str, root: Path) -> tuple[FileEntry, ...]:
-    """A directory of staff's, hashed; what was hashed before is not read again."""
+    """Hash the files of a directory of staff's; unchanged files are not read again."""
     return scan_data(staff.folder.private, name, root, staff.reporter)

@@ -1,4 +1,4 @@
-"""Whether the course's image gets onto a server: tried on one, never told from its name."""
+"""A check that the course's image can be pulled: tried on a real server."""
 
 from __future__ import annotations
 
@@ -15,61 +15,61 @@ from labctl.runs import images
 from labctl.servers.context import Ground
 
 NAME = "image"
-# So many servers are tried that cannot be reached.
+# Unreachable servers to try before giving up.
 TRIED = 3
 
 
 def judge_name(staff: Staff) -> Check | None:
-    """What is wrong with the image whatever a server does; None where nothing is."""
+    """Judge the image by its reference alone; None if a server has to try it."""
     image = staff.folder.config.lab.image
     if image.build:
-        said = "each server builds it: a class waits for its first run"
-        mend = "push it to a registry and name it in course.yaml, then labctl course bake"
-        return Check(name=NAME, ok=False, detail=said, next=mend)
+        detail = "each server builds it, so the first run of a class has to wait"
+        fix = "push it to a registry and name it in course.yaml, then labctl course bake"
+        return Check(name=NAME, ok=False, detail=detail, next=fix)
     if not image.reference:
         return Check(name=NAME, ok=True, detail="labctl's own default")
     if "@sha256:" not in image.reference and image.reference.endswith(":latest"):
-        said = f"{image.reference} may be another one tomorrow"
-        return Check(name=NAME, ok=False, detail=said, next="name a version in course.yaml")
+        detail = f"{image.reference} may change at any time"
+        return Check(name=NAME, ok=False, detail=detail, next="pin a version in course.yaml")
     return None
 
 
 def check_image(staff: Staff, up: Sequence[tuple[Seat, Server]]) -> Check:
-    """Pull or load the image on one of the servers that are up; "not checked" without one."""
+    """Pull or load the image on one of the running servers; "not checked" without one."""
     if (judged := judge_name(staff)) is not None:
         return judged
     for seat, server in up[:TRIED]:
         try:
-            found = load_image(ground_of(staff, seat), server, seat.name)
-            return msgspec.structs.replace(found, next=of_course(found.next, seat))
+            check = load_image(ground_of(staff, seat), server, seat.name)
+            return msgspec.structs.replace(check, next=of_course(check.next, seat))
         except ConnectError:
             continue
-    why = "no server can be reached to try it on" if up else "there is no server to try it on"
+    why = "no server can be reached" if up else "no server is up"
     return Check(
         name=NAME,
         ok=True,
         skipped=True,
         detail=f"{staff.folder.config.lab.image.reference}: not checked, {why}",
-        next="labctl course check --boot   # or again once a server is up",
+        next="labctl course check --boot   # or repeat this once a server is up",
     )
 
 
 def load_image(ground: Ground, server: Server, where: str) -> Check:
-    """Have the image on this server; ConnectError where it cannot be reached."""
-    wanted = ground.config.image.reference
+    """Pull or load the image on this server; ConnectError if it cannot be reached."""
+    reference = ground.config.image.reference
     try:
         remote = ground.remote(server)
-        if remote.call("image", {"references": [wanted]})["ids"][wanted]:
-            return Check(name=NAME, ok=True, detail=f"{wanted} is on {where} already")
-        images.ensure(ground, server, remote, wanted)
+        if remote.call("image", {"references": [reference]})["ids"][reference]:
+            return Check(name=NAME, ok=True, detail=f"{reference} is on {where} already")
+        images.ensure(ground, server, remote, reference)
     except ConnectError:
         raise
     except LabError as error:
-        said = ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
+        message = ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
         return Check(
             name=NAME,
             ok=False,
-            detail=f"{wanted} cannot be loaded onto {where}: {said}",
+            detail=f"{reference} cannot be loaded onto {where}: {message}",
             next=error.hint or "name another image in course.yaml",
         )
-    return Check(name=NAME, ok=True, detail=f"{wanted} was loaded onto {where}")
+    return Check(name=NAME, ok=True, detail=f"{reference} was loaded onto {where}")

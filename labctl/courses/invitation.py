@@ -1,9 +1,9 @@
 """Join files: what a student needs to reach the keeper once, signed by the course.
 
 A file holds the keeper's address and pinned host key, the key that signs receipts, and a one-time
-code. The code is a password in the form that any sshd can check: both sides make the same key pair
-of it, which the keeper lets in for one thing alone, to enrol the key that the student's machine has
-made for itself. Once that is done, or time is over, the code opens nothing any more.
+code. The code is a password in a form that any sshd can check: both sides derive the same key pair
+from it. That key may only enrol the key that the student's machine has generated. After that, or
+once it has expired, the code is worthless.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DOMAIN = b"labctl join 1\n"
 
 
 class Join(Value, frozen=True, forbid_unknown_fields=True):
-    """What a join file says. `seat` is the id under which the student's servers are watched.
+    """The contents of a join file. `seat` is the lab id of the student's servers.
 
     `keeper` is ssh://user@host[:port], `receiver` the course's signing key, `expires` in Unix
     seconds.
@@ -62,7 +62,7 @@ class JoinFile(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Invitation(Value, frozen=True):
-    """One that was written: for whom, where it lies, until when it can be used."""
+    """A join file that was written, with its student, path and expiry (Unix time)."""
 
     student: str
     email: str
@@ -70,8 +70,8 @@ class Invitation(Value, frozen=True):
     expires: int
 
 
-class _Open(Value, frozen=True):
-    """The keeper's own record of an invitation; never the code."""
+class _OpenInvitation(Value, frozen=True):
+    """The keeper's record of an open invitation. It never holds the code."""
 
     public: str
     expires: int
@@ -85,14 +85,14 @@ def invite(
     host_key: str,
     valid_s: int = VALID_S,
 ) -> Invitation:
-    """Write a student's join file (0600) and let its code in; an earlier one opens nothing more.
+    """Write a student's join file (0600) and activate its code; an earlier file becomes invalid.
 
-    PolicyError for somebody who has left, UsageError where course.yaml names no keeper.
+    PolicyError if the student has left, UsageError if course.yaml names no keeper.
     """
-    who = folder.student(student)
-    if not who.active:
+    recipient = folder.student(student)
+    if not recipient.active:
         raise PolicyError(f"{student} has left the course", hint="labctl course roster")
-    place = keeper_place(folder)
+    keeper = keeper_place(folder)
     into.mkdir(parents=True, exist_ok=True)
     _keep_out_of_git(folder, into)
     receiver = Receiver(folder.drop).init()
@@ -102,9 +102,9 @@ def invite(
         version=VERSION,
         course=folder.config.name,
         course_id=folder.id,
-        student=who.id,
-        seat=folder.seat_of(who).lab_id,
-        keeper=place,
+        student=recipient.id,
+        seat=folder.seat_of(recipient).lab_id,
+        keeper=keeper,
         host_key=" ".join(host_key.split()[:2]),
         receiver=receiver,
         code=base64.b32encode(os.urandom(CODE_BYTES)).decode().lower(),
@@ -112,57 +112,58 @@ def invite(
     )
     public = enrolment_key(join)[1]
     write_private(
-        _record(folder, who.id), msgspec.json.encode(_Open(public=public, expires=expires))
+        _record_path(folder, recipient.id),
+        msgspec.json.encode(_OpenInvitation(public=public, expires=expires)),
     )
-    keys.invite(who.id, public)
+    keys.invite(recipient.id, public)
     signature = signature_of(_signed_bytes(join), Receiver(folder.drop).key)
-    path = into / f"{folder.config.name}-{who.id}.join"
+    path = into / f"{folder.config.name}-{recipient.id}.join"
     text = msgspec.json.format(msgspec.json.encode(JoinFile(join=join, signature=signature)))
     write_private(path, text + b"\n")
-    return Invitation(student=who.id, email=who.email, path=path, expires=expires)
+    return Invitation(student=recipient.id, email=recipient.email, path=path, expires=expires)
 
 
 def enrol(folder: CourseFolder, student: str, public: str, keys: Keys, now: float) -> None:
-    """Let the student's own key in, in place of the invitation, which is used up then.
+    """Authorize the student's own key in exchange for the invitation, which is then used up.
 
-    PolicyError where it was used before, or is too old.
+    PolicyError if the invitation was used before, or has expired.
     """
-    record = _record(folder, student)
+    record = _record_path(folder, student)
     try:
-        known = msgspec.json.decode(record.read_bytes(), type=_Open)
+        invitation = msgspec.json.decode(record.read_bytes(), type=_OpenInvitation)
     except FileNotFoundError:
         raise used() from None
-    if known.expires < now:
+    if invitation.expires < now:
         keys.withdraw([student])
         raise used()
     if not folder.student(student).active:
         raise PolicyError(f"{student} has left the course", hint="ask your instructor")
     seat = folder.seat_of(student).name
-    keys.admit(student, public, instead_of=known.public)
+    keys.admit(student, public, instead_of=invitation.public)
     record.unlink(missing_ok=True)
     folder.ledger.append("joined", seat=seat, student=student, by=student)
 
 
 def withdraw_expired(folder: CourseFolder, keys: Keys, now: float) -> list[str]:
-    """Take back invitations that nobody used in time; whose they were."""
-    late = []
+    """Revoke expired invitations; return their students."""
+    expired = []
     for path in (keeper_dir(folder) / "invitations").glob("[!.]*.json"):
         try:
-            known = msgspec.json.decode(path.read_bytes(), type=_Open)
+            invitation = msgspec.json.decode(path.read_bytes(), type=_OpenInvitation)
         except (FileNotFoundError, msgspec.MsgspecError):
             continue
-        if known.expires < now:
-            late.append(path.stem)
+        if invitation.expires < now:
+            expired.append(path.stem)
             path.unlink(missing_ok=True)
-    if late:
-        keys.withdraw(late)
-    return sorted(late)
+    if expired:
+        keys.withdraw(expired)
+    return sorted(expired)
 
 
 def read_join(data: bytes, *, key: str = "", now: float | None = None) -> Join:
-    """What a join file says, where its signature fits; ConfigError where it is none.
+    """Parse a join file and verify its signature. ConfigError if it is not a join file.
 
-    PolicyError where it was changed, is signed by another key than `key`, or has expired.
+    PolicyError if it was changed, is signed by another key than `key`, or has expired.
     """
     try:
         if len(data) > MOST_BYTES:
@@ -173,39 +174,39 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> Join:
                 why=f"this labctl reads version {VERSION} of join files",
                 hint=UPGRADE,
             )
-        found = decoded(data, JoinFile)
-        _check(found.join)
+        file = decoded(data, JoinFile)
+        _check_contents(file.join)
     except ValueError as error:
         raise ConfigError(
-            "this is no join file", why=str(error), hint="ask your instructor for yours"
+            "this is not a join file", why=str(error), hint="ask your instructor for yours"
         ) from None
-    if not is_signed(_signed_bytes(found.join), found.signature, found.join.receiver):
+    if not is_signed(_signed_bytes(file.join), file.signature, file.join.receiver):
         raise PolicyError(
             "this join file was changed after it was signed",
             why="it could lead your work to somebody else's machine",
-            hint="ask your instructor for another, and use it as it comes",
+            hint="ask your instructor for another, and do not edit it",
         )
-    if key and key != found.join.receiver:
+    if key and key != file.join.receiver:
         raise PolicyError(
-            f"this join file is not of the course whose key is {key}",
-            why=f"it is signed by {found.join.receiver}",
+            f"this join file does not belong to the course with the key {key}",
+            why=f"it is signed by {file.join.receiver}",
             hint="ask your instructor",
         )
-    if found.join.expires < (time.time() if now is None else now):
+    if file.join.expires < (time.time() if now is None else now):
         raise PolicyError(
-            f"this join file could be used until {utc_text(found.join.expires)}",
+            f"this join file expired on {utc_text(file.join.expires)}",
             hint="ask your instructor for another: labctl course invite",
         )
-    return found.join
+    return file.join
 
 
 def enrolment_key(join: Join) -> tuple[bytes, str]:
-    """(private key in OpenSSH's format, public line) that both sides make of the code."""
+    """Derive the code's key pair: the private key in OpenSSH's format, and the public line."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    about = f"labctl join 1 {join.course_id} {join.student}".encode()
-    seed = hmac.new(join.code.encode(), about, hashlib.sha256).digest()
+    message = f"labctl join 1 {join.course_id} {join.student}".encode()
+    seed = hmac.new(join.code.encode(), message, hashlib.sha256).digest()
     private = Ed25519PrivateKey.from_private_bytes(seed)
     text = private.private_bytes(
         serialization.Encoding.PEM,
@@ -219,42 +220,42 @@ def enrolment_key(join: Join) -> tuple[bytes, str]:
 
 
 def keeper_place(folder: CourseFolder) -> str:
-    """ssh://user@host:port of course.yaml's keeper; UsageError where it names none."""
+    """Return the keeper of course.yaml as ssh://user@host:port; UsageError if it names none."""
     keeper = folder.config.keeper
     if keeper is None:
         raise UsageError(
             "course.yaml names no keeper",
-            why="students would not know where to go",
+            why="students could not reach it",
             hint="keeper: {host: keeper.example.edu, user: labctl}   # in course.yaml",
         )
     return f"ssh://{keeper.user}@{keeper.host}:{keeper.port}"
 
 
-def _check(join: Join) -> None:
-    """ValueError for what a join file cannot say, before any of it is used."""
+def _check_contents(join: Join) -> None:
+    """Raise ValueError for invalid contents, before any of them is used."""
     if join.kind != KIND or join.version != VERSION:
         raise ValueError("it is of another kind or version")
     for name in (join.course, join.student, join.seat):
         if not NAME_PATTERN.fullmatch(name):
-            raise ValueError(f"{name[:60]!a} is no name")
+            raise ValueError(f"{name[:60]!a} is not a name")
     if not SSH_PLACE.fullmatch(join.keeper):
-        raise ValueError(f"{join.keeper[:60]!a} is no keeper")
+        raise ValueError(f"{join.keeper[:60]!a} is not the address of a keeper")
     try:
         checked_key(join.host_key)
     except UsageError:
-        raise ValueError("its host key is none") from None
+        raise ValueError("its host key is not a public key") from None
     if not 16 <= len(join.code) <= 64 or not join.code.isalnum():
-        raise ValueError("its code is none")
+        raise ValueError("its code is malformed")
 
 
 def _keep_out_of_git(folder: CourseFolder, into: Path) -> None:
-    """Have git ignore join files, in folders that an earlier labctl made too."""
+    """Have git ignore join files, also in folders that an earlier version created."""
     ignore_in_git(folder.path)
     if not into.resolve().is_relative_to(folder.path.resolve()):
         ignore_in_git(into, JOIN_FILES)
 
 
-def _record(folder: CourseFolder, student: str) -> Path:
+def _record_path(folder: CourseFolder, student: str) -> Path:
     return keeper_dir(folder) / "invitations" / f"{student}.json"
 
 

@@ -1,4 +1,4 @@
-"""Joining a course, from the student's machine: once, with a join file and a key made here."""
+"""Joining a course from the student's machine, with a join file and a key generated here."""
 
 from __future__ import annotations
 
@@ -40,20 +40,23 @@ _LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost)(:[0-9]{1,5})?/\S*")
 
 
 class Joined(Value, frozen=True):
-    """What came of it. `directory` is a lab whose servers the course gives; `again`: the key was
-    known there already."""
+    """The result of joining a course.
+
+    `directory` is a lab whose servers come from the course. `again` is True if the keeper knew the
+    key already.
+    """
 
     course: str
     student: str
     directory: Path
     assignments: tuple[str, ...] = ()
     again: bool = False
-    # What to write into a lab.yaml that was there already; "" where it was written.
+    # What to add to a lab.yaml that existed already; "" if nothing is left to add.
     section: str = ""
 
 
 def fetch(place: str) -> bytes:
-    """A join file from a path, or from an https:// address; NotFoundError where there is none."""
+    """Read a join file from a path or an https:// address; NotFoundError if it does not exist."""
     if "://" not in place:
         try:
             with Path(place).expanduser().open("rb") as file:
@@ -64,32 +67,32 @@ def fetch(place: str) -> bytes:
             ) from None
     if not place.startswith("https://") and not _LOOPBACK.fullmatch(place):
         raise UsageError(
-            f"{place} is no address to join by",
-            why="over anything but https:// others could read the code, and use it first",
+            f"{place} is not an https:// address",
+            why="without https, others could read the code and use it first",
             hint="labctl join FILE   # or its https:// address",
         )
-    return _downloaded(place)
+    return _download(place)
 
 
-def _downloaded(place: str) -> bytes:
+def _download(place: str) -> bytes:
     import http.client
     import urllib.error
     import urllib.request
 
     try:
-        with urllib.request.urlopen(place, timeout=URL_S) as answer:
-            if not answer.url.startswith(("https://", "http://127.0.0.1", "http://localhost")):
+        with urllib.request.urlopen(place, timeout=URL_S) as response:
+            if not response.url.startswith(("https://", "http://127.0.0.1", "http://localhost")):
                 raise PolicyError(
-                    f"{place} leads elsewhere, without https",
-                    why=answer.url[:200],
+                    f"{place} redirects to an address without https",
+                    why=response.url[:200],
                     hint="ask your instructor for the file: labctl join FILE",
                 )
-            found: bytes = answer.read(MOST_BYTES + 1)
-            return found
+            data: bytes = response.read(MOST_BYTES + 1)
+            return data
     except urllib.error.HTTPError as error:
         error.close()
         raise NotFoundError(
-            f"there is no join file at {place}",
+            f"no join file at {place}",
             why=f"{error}",
             hint="ask your instructor for another: labctl course invite",
         ) from None
@@ -97,7 +100,7 @@ def _downloaded(place: str) -> bytes:
         raise ConnectError(
             f"{place} cannot be read",
             why=str(error),
-            hint="labctl join FILE   # with the file itself, or try again later",
+            hint="labctl join FILE   # with a local file, or try again later",
         ) from None
 
 
@@ -110,33 +113,33 @@ def join(
     key: str = "",
     base: Path = Path(),
 ) -> Joined:
-    """Enrol this account's key with the file's code, and write a lab into `into`, or into
-    a directory of the course's name below `base`.
+    """Enrol this account's key with the file's code, and write a lab.
 
-    Repeated, it finds the key enrolled and writes what is missing. PolicyError where the file was
-    changed, is used up or too old, or the person says no; nothing is sent then.
+    The lab goes to `into`, or to a directory below `base` named after the course. Repeating it
+    finds the key enrolled and writes what is missing. PolicyError if the file was changed, was
+    used already or has expired, or if the user declines; nothing is sent then.
     """
-    found = read_join(data, key=key)
-    target = (into or base / found.course).absolute()
-    _agree(found, target, reporter)
+    invitation = read_join(data, key=key)
+    target = (into or base / invitation.course).absolute()
+    _require_consent(invitation, target, reporter)
     connections = Connections(paths.ssh_dir, paths.user_ssh_config)
     public = make_key(student_key(paths))
     again = False
     try:
-        told = _enrolled(connections, found, public)
+        description = _enrol(connections, invitation, public)
     except (AuthenticationError, PolicyError) as error:
         if isinstance(error, HostKeyError):
-            error.hint = "tell your instructor: the keeper shows another host key than your file"
+            error.hint = "tell your instructor: the keeper's host key differs from your join file's"
             raise
-        told, again = _known(connections, found, paths, error), True
-    names = _write_assignments(target, told)
-    section = _write_lab(target, found, str(told.get("image") or ""))
+        description, again = _greet_enrolled(connections, invitation, paths, error), True
+    names = _write_assignments(target, description)
+    section = _write_lab(target, invitation, str(description.get("image") or ""))
     if not section:
         config = load_lab(target, settings_type=lambda name: provider_class(name).settings_type)
         trust(paths, config)
     return Joined(
-        course=found.course,
-        student=found.student,
+        course=invitation.course,
+        student=invitation.student,
         directory=target,
         assignments=names,
         again=again,
@@ -144,11 +147,11 @@ def join(
     )
 
 
-def _agree(found: Join, target: Path, reporter: Reporter) -> None:
-    question = f"join {found.course} as {found.student}, with {target.name} as your lab?"
+def _require_consent(invitation: Join, target: Path, reporter: Reporter) -> None:
+    question = f"join {invitation.course} as {invitation.student}, with {target.name} as your lab?"
     detail = (
-        f"keeper    {found.keeper}\nhost key  {fingerprint(found.host_key)}\n"
-        f"signed by {found.receiver}\nvalid to  {utc_text(found.expires)}"
+        f"keeper    {invitation.keeper}\nhost key  {fingerprint(invitation.host_key)}\n"
+        f"signed by {invitation.receiver}\nvalid to  {utc_text(invitation.expires)}"
     )
     if not reporter.ask(Decision(question=question, detail=detail, default=True)):
         raise PolicyError(
@@ -156,74 +159,78 @@ def _agree(found: Join, target: Path, reporter: Reporter) -> None:
         )
 
 
-def _enrolled(connections: Connections, found: Join, public: str) -> dict[str, Any]:
-    """What the keeper tells of the course once it has this account's key in place of the code's."""
-    private, _ = enrolment_key(found)
+def _enrol(connections: Connections, invitation: Join, public: str) -> dict[str, Any]:
+    """Exchange the code for this account's key; return the keeper's description of the course."""
+    private, _ = enrolment_key(invitation)
     with tempfile.TemporaryDirectory() as folder:
         identity = Path(folder) / "code"
         replace_file(identity, private)
-        asked = {"do": "enrol", "public_key": public}
-        said = _asked(connections, found, str(identity), JOIN_REQUEST, asked)
-    told: dict[str, Any] = said["joined"]
-    return told
+        message = {"do": "enrol", "public_key": public}
+        reply = _send_request(connections, invitation, str(identity), JOIN_REQUEST, message)
+    description: dict[str, Any] = reply["joined"]
+    return description
 
 
-def _known(connections: Connections, found: Join, paths: Paths, error: LabError) -> dict[str, Any]:
-    """The same, where this very key was enrolled before: the code alone is used up then."""
-    asked = {"do": "hello"}
+def _greet_enrolled(
+    connections: Connections, invitation: Join, paths: Paths, error: LabError
+) -> dict[str, Any]:
+    """Return the course's description if this key was enrolled before, with the code used up."""
+    message = {"do": "hello"}
     try:
-        said = _asked(connections, found, str(student_key(paths)), DOOR_REQUEST, asked)
+        reply = _send_request(
+            connections, invitation, str(student_key(paths)), DOOR_REQUEST, message
+        )
     except AuthenticationError:
         raise PolicyError(
-            "this join file opens nothing any more",
-            why="it works once; somebody has used it, or it was taken back",
+            "this join file was already used or revoked",
+            why="each join file works only once",
             hint="ask your instructor for another: labctl course invite",
         ) from None
     except BusyError as busy:
         if isinstance(busy, ConnectError):
             raise error from None
         return {}
-    hello: dict[str, Any] = said["hello"]
-    if hello.get("student") != found.student:
+    hello: dict[str, Any] = reply["hello"]
+    if hello.get("student") != invitation.student:
         raise PolicyError(
-            f"this account's key is {hello.get('student')!a}'s already",
+            f"this account's key belongs to {hello.get('student')!a} already",
             why="a key belongs to one student",
-            hint="labctl join FILE   # in an account of your own",
+            hint="labctl join FILE   # from your own account",
         )
     return hello
 
 
-def _asked(
-    connections: Connections, found: Join, identity: str, request: str, asked: dict[str, Any]
+def _send_request(
+    connections: Connections, invitation: Join, identity: str, request: str, message: dict[str, Any]
 ) -> dict[str, Any]:
-    place = SSH_PLACE.fullmatch(found.keeper)
+    place = SSH_PLACE.fullmatch(invitation.keeper)
     assert place is not None
     endpoint = Endpoint(
         host=place["host"],
         port=int(place["port"] or 22),
         user=place["user"],
         identity=identity,
-        host_key=found.host_key,
+        host_key=invitation.host_key,
     )
     lines = connections.talk(endpoint, request)
     try:
-        answer = lines.ask(json.dumps(asked).encode() + b"\n")
+        line = lines.ask(json.dumps(message).encode() + b"\n")
     finally:
         lines.close()
-    reply = reply_in(answer.decode(errors="replace"))
+    reply = reply_in(line.decode(errors="replace"))
     if reply is None:
         raise LabError(
-            f"{found.keeper} does not answer as a keeper does",
-            hint="ask your instructor whether their keeper runs: labctl course serve",
+            f"{invitation.keeper} does not answer like a keeper",
+            hint="ask your instructor whether the keeper is running: labctl course serve",
         )
     if (error := raised(reply)) is not None:
         raise error
     return reply
 
 
-def _write_assignments(target: Path, told: dict[str, Any]) -> tuple[str, ...]:
-    """Each assignment's file; what the keeper calls one must be a name, and no path."""
-    given = told.get("assignments")
+def _write_assignments(target: Path, description: dict[str, Any]) -> tuple[str, ...]:
+    """Write each assignment's file; return the names. Names from the keeper must not be paths."""
+    given = description.get("assignments")
     texts = given if isinstance(given, dict) else {}
     names = sorted(
         name
@@ -235,23 +242,23 @@ def _write_assignments(target: Path, told: dict[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _write_lab(target: Path, found: Join, image: str) -> str:
-    """A lab.yaml where there is none; else what is to be written into the one that is there."""
+def _write_lab(target: Path, invitation: Join, image: str) -> str:
+    """Write lab.yaml if there is none; otherwise return the section to add to it, "" if present."""
     section = (
         "server:\n"
         "  provider: course\n"
         "  course:\n"
-        f"    course: {found.course}\n"
-        f"    student: {found.student}\n"
-        f"    keeper: {found.keeper}\n"
-        f'    host_key: "{found.host_key}"\n'
-        f'    seat: "{found.seat}"\n'
+        f"    course: {invitation.course}\n"
+        f"    student: {invitation.student}\n"
+        f"    keeper: {invitation.keeper}\n"
+        f'    host_key: "{invitation.host_key}"\n'
+        f'    seat: "{invitation.seat}"\n'
     )
     file = target / "lab.yaml"
     if file.exists():
-        return "" if f'seat: "{found.seat}"' in file.read_text() else section
-    name = f"{found.course}-{found.student}"[:39].rstrip("-")
-    head = f"# Written by `labctl join`: servers come from the keeper of {found.course}.\n"
+        return "" if f'seat: "{invitation.seat}"' in file.read_text() else section
+    name = f"{invitation.course}-{invitation.student}"[:39].rstrip("-")
+    head = f"# Written by `labctl join`: servers come from the keeper of {invitation.course}.\n"
     body = f"{head}lab: {name}\n{section}"
     if image:
         body += f"image: {json.dumps(image)}\n"
@@ -261,6 +268,6 @@ def _write_lab(target: Path, found: Join, image: str) -> str:
 
 
 def encoded(joined: Joined) -> dict[str, Any]:
-    """For --json."""
-    made: dict[str, Any] = msgspec.to_builtins(joined, enc_hook=str)
-    return made
+    """Return the result for --json."""
+    value: dict[str, Any] = msgspec.to_builtins(joined, enc_hook=str)
+    return value

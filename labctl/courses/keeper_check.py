@@ -1,4 +1,4 @@
-"""Whether the keeper answers as it would answer a student: over ssh, through the forced command."""
+"""A check that the keeper answers students: over ssh, through the forced command."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NAME = "keeper"
 
 
 def check_keeper(staff: Staff, keys: Keys) -> list[Check]:
-    """Ask the keeper what every student asks first, and what it would give for a seat.
+    """Send the keeper a student's first request, and ask for its offers to a seat.
 
-    On the keeper's machine a throw-away key is let in for that long. Elsewhere this account's own
-    student key is used, where the keeper knows it. Nothing where course.yaml names no keeper.
+    On the keeper's machine a temporary key is authorized for the check. Elsewhere it uses this
+    account's own student key, if the keeper knows it. Empty if course.yaml names no keeper.
     """
     folder = staff.folder
     if folder.config.keeper is None:
@@ -35,47 +35,47 @@ def check_keeper(staff: Staff, keys: Keys) -> list[Check]:
     try:
         host_key = known_host_key(folder)
     except NotFoundError as error:
-        return [_not_checked("nobody has been invited yet", error.hint)]
-    here = keys.is_open()
+        return [_skipped_check("nobody has been invited yet", error.hint)]
+    on_keeper = keys.is_open()
     try:
-        with _identity(staff, keys) if here else _own_key(staff) as identity:
-            provider = _provider(staff, host_key, identity)
+        with _temporary_key(staff, keys) if on_keeper else _own_key(staff) as identity:
+            provider = _build_provider(staff, host_key, identity)
             try:
-                return _answers(folder, provider)
+                return _check_answers(folder, provider)
             finally:
                 provider.close()
     except HostKeyError as error:
-        return [_failed(NAME, error)]
+        return [_failed_check(NAME, error)]
     except PolicyError as error:
-        if here:
-            return [_failed(NAME, error)]
-        return [_not_checked("it knows no key of this account", _elsewhere(folder))]
+        if on_keeper:
+            return [_failed_check(NAME, error)]
+        return [_skipped_check("it does not know this account's key", _keeper_hint(folder))]
     except LabError as error:
-        return [_failed(NAME, error)]
+        return [_failed_check(NAME, error)]
 
 
-def _answers(folder: CourseFolder, provider: CourseProvider) -> list[Check]:
-    """PolicyError where it does not let the key in; what else fails is a Check."""
+def _check_answers(folder: CourseFolder, provider: CourseProvider) -> list[Check]:
+    """Run the checks. PolicyError if the keeper rejects the key; other failures become Checks."""
     place = keeper_place(folder)
     try:
         provider.hello()
     except PolicyError:
         raise
     except LabError as error:
-        again = f"on the keeper's machine: labctl -C {folder.path} course serve"
-        return [_failed(NAME, error, again)]
-    found = [Check(name=NAME, ok=True, detail=f"{place} answers as it answers a student")]
+        next_step = f"on the keeper's machine: labctl -C {folder.path} course serve"
+        return [_failed_check(NAME, error, next_step)]
+    checks = [Check(name=NAME, ok=True, detail=f"{place} answers students")]
     try:
         offers = provider.offers(Need())
     except LabError as error:
-        again = "on the keeper's machine, as its account: labctl course check"
-        return [*found, _failed("keeper's offers", error, again)]
-    detail = f"it offers {offers[0].type}" if offers else "it has no offer for a seat"
-    again = "" if offers else "raise server.max_price in course.yaml, or ask for less"
-    return [*found, Check(name="keeper's offers", ok=bool(offers), detail=detail, next=again)]
+        next_step = "on the keeper's machine, as its account: labctl course check"
+        return [*checks, _failed_check("keeper's offers", error, next_step)]
+    detail = f"it offers {offers[0].type}" if offers else "it has no server to offer"
+    next_step = "" if offers else "raise server.max_price in course.yaml, or lower its requirements"
+    return [*checks, Check(name="keeper's offers", ok=bool(offers), detail=detail, next=next_step)]
 
 
-def _provider(staff: Staff, host_key: str, identity: str) -> CourseProvider:
+def _build_provider(staff: Staff, host_key: str, identity: str) -> CourseProvider:
     config = staff.folder.config
     connections = Connections(staff.paths.ssh_dir, staff.paths.user_ssh_config)
     settings = CourseSettings(
@@ -84,7 +84,7 @@ def _provider(staff: Staff, host_key: str, identity: str) -> CourseProvider:
         course=config.name,
         identity=identity,
     )
-    around = Surroundings(
+    context = Surroundings(
         data_dir=staff.paths.data_dir,
         owner=config.name,
         connect=connections.connect,
@@ -92,12 +92,12 @@ def _provider(staff: Staff, host_key: str, identity: str) -> CourseProvider:
         progress=lambda text, done, total: None,
         talk=connections.talk,
     )
-    return CourseProvider(settings, around)
+    return CourseProvider(settings, context)
 
 
 @contextlib.contextmanager
-def _identity(staff: Staff, keys: Keys) -> Iterator[str]:
-    """A key that the keeper's account lets in for as long as this lasts."""
+def _temporary_key(staff: Staff, keys: Keys) -> Iterator[str]:
+    """Yield a key that the keeper's account authorizes while the block runs."""
     with tempfile.TemporaryDirectory() as place:
         identity = Path(place) / "check"
         with keys.admit_check(make_key(identity)):
@@ -108,20 +108,20 @@ def _identity(staff: Staff, keys: Keys) -> Iterator[str]:
 def _own_key(staff: Staff) -> Iterator[str]:
     identity = student_key(staff.paths)
     if not identity.is_file():
-        raise PolicyError("this account has no student's key")
+        raise PolicyError("this account has no student key")
     yield str(identity)
 
 
-def _elsewhere(folder: CourseFolder) -> str:
+def _keeper_hint(folder: CourseFolder) -> str:
     keeper = folder.config.keeper
     where = f" of {keeper.user}@{keeper.host}" if keeper else ""
     return f"on the keeper's machine, in the account{where}: labctl course check"
 
 
-def _not_checked(why: str, next: str) -> Check:
+def _skipped_check(why: str, next: str) -> Check:
     return Check(name=NAME, ok=True, skipped=True, detail=f"not checked: {why}", next=next)
 
 
-def _failed(name: str, error: LabError, next: str = "") -> Check:
-    said = ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
-    return Check(name=name, ok=False, detail=said, next=next or error.hint)
+def _failed_check(name: str, error: LabError, next: str = "") -> Check:
+    message = ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
+    return Check(name=name, ok=False, detail=message, next=next or error.hint)

@@ -1,7 +1,7 @@
-"""Whether the keeper's sshd lets every student's key in, without one private key.
+"""A check that the keeper's sshd accepts every student's key, without the private keys.
 
-A client may ask an sshd whether a key would do before it signs with it. So each public key is
-asked about at the address, and under the pinned host key, that students have.
+An SSH client may ask whether a public key is acceptable before it signs with it. This check does so
+for each key, at the address and with the pinned host key that students use.
 """
 
 from __future__ import annotations
@@ -20,33 +20,35 @@ from labctl.servers.fan_out import LOGINS_AT_ONCE
 
 ALIAS = "labctl-keeper"
 TIMEOUT_S = 30.0
-TAKEN, REFUSED = "Server accepts key", "Permission denied"
+ACCEPTED_LINE, REFUSED_LINE = "Server accepts key", "Permission denied"
 
 
 def not_let_in(folder: CourseFolder, keys: Keys) -> list[str]:
-    """Students whose line is in authorized_keys, and whose key the keeper's sshd does not take.
+    """List students with a line in authorized_keys whose key the keeper's sshd rejects.
 
-    ConnectError where the keeper cannot be asked, or shows another host key than the pinned one.
+    ConnectError if the keeper cannot be reached, or shows another host key than the pinned one.
     """
     keeper, publics = folder.config.keeper, keys.publics()
     if keeper is None or not publics:
         return []
-    with tempfile.TemporaryDirectory() as place:
-        known = Path(place) / "known_hosts"
-        known.write_text(f"{ALIAS} {known_host_key(folder)}\n")
+    with tempfile.TemporaryDirectory() as directory:
+        known_hosts = Path(directory) / "known_hosts"
+        known_hosts.write_text(f"{ALIAS} {known_host_key(folder)}\n")
 
-        def taken(student: str) -> bool:
-            public = Path(place) / f"{student}.pub"
+        def is_student_accepted(student: str) -> bool:
+            public = Path(directory) / f"{student}.pub"
             public.write_text(f"{publics[student]}\n")
-            return _taken(keeper, public, known)
+            return _is_accepted(keeper, public, known_hosts)
 
         with ThreadPoolExecutor(LOGINS_AT_ONCE) as threads:
-            answers = list(threads.map(taken, publics))
-    return [student for student, good in zip(publics, answers, strict=True) if not good]
+            accepted = list(threads.map(is_student_accepted, publics))
+    return [
+        student for student, is_accepted in zip(publics, accepted, strict=True) if not is_accepted
+    ]
 
 
-def _taken(keeper: KeeperConfig, public: Path, known: Path) -> bool:
-    """Whether sshd would go on with this key. The login fails, for want of the private one."""
+def _is_accepted(keeper: KeeperConfig, public: Path, known_hosts: Path) -> bool:
+    """Tell whether sshd accepts this key. The login itself fails without the private key."""
     options = [
         "BatchMode=yes",
         "IdentitiesOnly=yes",
@@ -54,12 +56,16 @@ def _taken(keeper: KeeperConfig, public: Path, known: Path) -> bool:
         f"IdentityFile={public}",
     ]
     options += ["PreferredAuthentications=publickey", f"HostKeyAlias={ALIAS}"]
-    options += [f"UserKnownHostsFile={known}", "GlobalKnownHostsFile=none", "ConnectTimeout=10"]
+    options += [
+        f"UserKnownHostsFile={known_hosts}",
+        "GlobalKnownHostsFile=none",
+        "ConnectTimeout=10",
+    ]
     options += ["StrictHostKeyChecking=yes", "ConnectionAttempts=2"]
     words = ["ssh", "-v", "-F", "none", "-T", "-p", str(keeper.port)]
     words += [word for option in options for word in ("-o", option)]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [*words, "--", f"{keeper.user}@{keeper.host}", "true"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -69,18 +75,19 @@ def _taken(keeper: KeeperConfig, public: Path, known: Path) -> bool:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _unasked(keeper, str(error)) from None
-    if TAKEN in done.stderr:
+        raise _unreachable(keeper, str(error)) from None
+    if ACCEPTED_LINE in result.stderr:
         return True
-    if REFUSED in done.stderr:
+    if REFUSED_LINE in result.stderr:
         return False
-    said = [one for one in done.stderr.splitlines() if not one.startswith(("debug", "OpenSSH"))]
-    raise _unasked(keeper, "\n".join(said[-2:]))
+    noise = ("debug", "OpenSSH")
+    lines = [line for line in result.stderr.splitlines() if not line.startswith(noise)]
+    raise _unreachable(keeper, "\n".join(lines[-2:]))
 
 
-def _unasked(keeper: KeeperConfig, why: str) -> ConnectError:
+def _unreachable(keeper: KeeperConfig, why: str) -> ConnectError:
     return ConnectError(
-        f"the keeper's sshd at {keeper.host}:{keeper.port} cannot be asked",
+        f"the keeper's sshd at {keeper.host}:{keeper.port} cannot be reached",
         why=why,
-        hint=f"ssh -p {keeper.port} {keeper.user}@{keeper.host}   # as students reach it",
+        hint=f"ssh -p {keeper.port} {keeper.user}@{keeper.host}   # as students connect",
     )

@@ -1,4 +1,4 @@
-"""What is left of a course at its providers: whose it is, and whether it bills."""
+"""A course's leftovers at its providers: whose they are, and whether they cost money."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from labctl.state.disks import is_expired
 
 
 def labs_of(staff: Staff) -> set[str]:
-    """Ids of the labs that are the course itself or a seat of it, of those too that nobody has now.
+    """Return the lab ids of the course and of all its seats, past ones included.
 
-    To be asked for once: it reads the ledger.
+    Call it once: it reads the ledger.
     """
     folder = staff.folder
     seats = [*folder.seats(active_only=False, former=True), *folder.past_seats()]
@@ -30,34 +30,36 @@ def labs_of(staff: Staff) -> set[str]:
 
 
 def remove_expired_disks(staff: Staff) -> list[Resource]:
-    """Remove the kept disks whose time is over; returns those that stay. A baked image is the
-    course's own."""
+    """Remove the kept disks that have expired; return those that stay.
+
+    A baked image belongs to the course and is not touched.
+    """
     course = staff.course(plain=True)
     if not isinstance(course.provider, Keep):
         return []
     labs = labs_of(staff) - {staff.folder.id}
-    shown = [one for one in course.provider.leftovers() if one.lab_id in labs]
-    disks.remove_expired(course, shown)
-    return [one for one in shown if one.expires_at and not is_expired(one)]
+    resources = [resource for resource in course.provider.leftovers() if resource.lab_id in labs]
+    disks.remove_expired(course, resources)
+    return [resource for resource in resources if resource.expires_at and not is_expired(resource)]
 
 
 def own_labs(staff: Staff) -> set[str]:
-    """What the course has servers for besides seats, those that carry accounts too."""
-    found = {own_seat(staff.folder, purpose).lab_id for purpose in OWN}
+    """Return the lab ids of the course's own servers, shared ones included."""
+    lab_ids = {own_seat(staff.folder, purpose).lab_id for purpose in OWN}
     if staff.folder.config.shared is not None:
         from labctl.courses.seat_accounts import MOST_HOSTS
         from labctl.courses.shared_servers import Hosts
 
         hosts = Hosts(staff.folder, staff.course(plain=True))
-        found |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
-    return found
+        lab_ids |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
+    return lab_ids
 
 
 class Left(Value, frozen=True):
-    """What a provider shows of the course when all was done. Empty: nothing there bills.
+    """What a provider still shows of the course at the end. Empty means that nothing bills.
 
-    `former`: course.yaml names another one by now, so that nothing was ended at this one. `seats`
-    says whose the things are, by lab id.
+    `former` is True if course.yaml names another provider by now, so that nothing was ended at this
+    one. `seats` maps lab ids to seats' names. `error` says why the provider could not be asked.
     """
 
     provider: str
@@ -69,67 +71,70 @@ class Left(Value, frozen=True):
 
     @property
     def bills(self) -> bool:
-        """Whether something goes on costing money there, or nobody can tell."""
-        paid = any(one.price_usd_per_month > 0 for one in self.resources)
-        return bool(self.error or self.servers or paid)
+        """Whether something still costs money there, or the provider could not be asked."""
+        has_paid = any(resource.price_usd_per_month > 0 for resource in self.resources)
+        return bool(self.error or self.servers or has_paid)
 
 
 def every_ground(staff: Staff, *, everywhere: bool) -> list[Ground]:
-    """A ground for each provider that course.yaml names: the seats', and grading's."""
-    found = [staff.course(everywhere=everywhere, plain=True)]
+    """Build a context for each provider in course.yaml: that of the seats, and that of grading."""
+    grounds = [staff.course(everywhere=everywhere, plain=True)]
     grading = other_grading_ground(staff)
     if grading is not None:
-        found.append(dataclasses.replace(grading, everywhere=everywhere))
-    return found
+        grounds.append(dataclasses.replace(grading, everywhere=everywhere))
+    return grounds
 
 
 def asked(staff: Staff) -> list[Left]:
-    """What every provider of the course shows of it now, in every region, free caches aside.
+    """List what every provider still shows of the course, in every region, free caches aside.
 
-    Those too that course.yaml named before, where seats' servers cost something or have not ended.
+    This includes providers that course.yaml named before, if servers of seats cost something there
+    or have not ended.
     """
-    found = [_left(staff, ground) for ground in every_ground(staff, everywhere=True)]
+    results = [_list_leftovers(staff, ground) for ground in every_ground(staff, everywhere=True)]
     course = staff.course(everywhere=True, plain=True)
     former = {
-        one.provider
-        for one in metering.known(staff.folder.ledger.entries()).values()
-        if one.provider not in ("", course.provider.name) and (one.price or not one.ended)
+        server.provider
+        for server in metering.known(staff.folder.ledger.entries()).values()
+        if server.provider not in ("", course.provider.name) and (server.price or not server.ended)
     }
-    for name in sorted(former - {one.provider for one in found}):
+    for name in sorted(former - {result.provider for result in results}):
         server = msgspec.structs.replace(course.config.server, provider=name)
         config = msgspec.structs.replace(course.config, server=server)
-        found.append(_left(staff, dataclasses.replace(course, config=config), former=True))
-    return found
+        results.append(
+            _list_leftovers(staff, dataclasses.replace(course, config=config), former=True)
+        )
+    return results
 
 
-def _left(staff: Staff, ground: Ground, *, former: bool = False) -> Left:
+def _list_leftovers(staff: Staff, ground: Ground, *, former: bool = False) -> Left:
     name = ground.config.server.provider
-    step = Step(name=f"asking {name} what is left")
+    step = Step(name=f"listing what is left at {name}")
     staff.reporter.emit(step)
     try:
         ours = labs_of(staff)
-        known = metering.open_servers(staff.folder.ledger.entries(), ground)
-        metering.require_same_account(ground, known, ours)
+        open_servers = metering.open_servers(staff.folder.ledger.entries(), ground)
+        metering.require_same_account(ground, open_servers, ours)
         servers = [
-            one
-            for one in ground.provider.servers()
-            if one.state != "terminated" and one.lab_id in ours
+            server
+            for server in ground.provider.servers()
+            if server.state != "terminated" and server.lab_id in ours
         ]
         resources = [
-            one
-            for one in ground.provider.leftovers()
-            if one.kind != leftovers.CACHE and one.lab_id in ours
+            resource
+            for resource in ground.provider.leftovers()
+            if resource.kind != leftovers.CACHE and resource.lab_id in ours
         ]
     except LabError as error:
-        said = " ".join(filter(None, [error.what, error.why]))
-        return Left(provider=name, error=said, former=former)
+        message = " ".join(filter(None, [error.what, error.why]))
+        return Left(provider=name, error=message, former=former)
     staff.reporter.emit(msgspec.structs.replace(step, done=True))
-    labs = {one.lab_id for one in servers} | {one.lab_id for one in resources}
+    labs = {server.lab_id for server in servers} | {resource.lab_id for resource in resources}
     seats = staff.folder.seats(active_only=False, former=True)
     return Left(
         provider=name,
         servers=tuple(servers),
         resources=tuple(resources),
         former=former,
-        seats={one.lab_id: one.name for one in seats if one.lab_id in labs},
+        seats={seat.lab_id: seat.name for seat in seats if seat.lab_id in labs},
     )

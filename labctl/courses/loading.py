@@ -1,4 +1,4 @@
-"""A course's flows: one file each."""
+"""Opening a course with its providers' settings."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from labctl.providers import provider_class
 
 
 def open_course(path: Path | str) -> CourseFolder:
-    """The course of a folder, its providers' sections read and checked too."""
+    """Open the course of a folder, and check the sections of its providers too."""
     return CourseFolder(Path(path), settings_type=lambda name: provider_class(name).settings_type)

@@ -1,7 +1,7 @@
-"""What staff gives to every lab: the course's data sets, and handouts, kept in the folder.
+"""The files that every lab of a course gets: its data sets, and the handouts in its folder.
 
-A run sees it at /lab/data/handouts. The folder is the truth: a server that is made later gets the
-same, and pushing again sends only what has changed.
+A run sees the handouts at /lab/data/handouts. The folder is the truth: a server that is created
+later gets the same files, and pushing again sends only what has changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from labctl.sync.push import push
 from labctl.sync.scan import scan_data
 
 NAME = "handouts"
-# Where a baked machine image has the course's data sets.
+# Where a baked machine image holds the course's data sets.
 SHARED = "/opt/labctl/course/data"
 SEED_S = 1800.0
 _SEED = """cd "$1" 2>/dev/null || exit 0
@@ -37,23 +37,26 @@ done
 
 
 def take(folder: CourseFolder, files: Sequence[Path]) -> list[str]:
-    """Copy these files and directories into the course's `handouts/`; the names that they have.
+    """Copy these files and directories into the course's `handouts/`; return their names.
 
-    UsageError for a link, for the course's own folder, and for a file that is none.
+    UsageError for a link, a special file or the course's own files; NotFoundError for a missing
+    one.
     """
-    there = folder.path / NAME
+    handouts = folder.path / NAME
     for file in files:
         if file.is_symlink() or not (file.is_file() or file.is_dir()):
             missing = not file.exists()
             raise (NotFoundError if missing else UsageError)(
                 f"{file} is not a file or a directory",
-                why="there is none" if missing else "links are not handed out",
+                why="it does not exist"
+                if missing
+                else "links and special files are not handed out",
                 hint="labctl course push FILES",
             )
-        _check_for_students(folder, file.resolve())
-    there.mkdir(mode=0o755, exist_ok=True)
+        _require_no_secrets(folder, file.resolve())
+    handouts.mkdir(mode=0o755, exist_ok=True)
     for file in files:
-        target = there / file.resolve().name
+        target = handouts / file.resolve().name
         if file.resolve() == target.resolve():
             continue
         if file.is_dir():
@@ -63,21 +66,23 @@ def take(folder: CourseFolder, files: Sequence[Path]) -> list[str]:
     return [file.resolve().name for file in files]
 
 
-def _check_for_students(folder: CourseFolder, file: Path) -> None:
-    """UsageError where names, grades or hidden data would be handed out."""
+def _require_no_secrets(folder: CourseFolder, file: Path) -> None:
+    """Raise UsageError if names, grades or hidden data would be handed out."""
     home = folder.path.resolve()
-    own = (home / PRIVATE, home / "imported", home / "assignments", home / "roster.csv")
-    holds = home.is_relative_to(file)
-    if holds or any(file.is_relative_to(one) for one in (*own, home / "course.yaml")):
+    private = (home / PRIVATE, home / "imported", home / "assignments", home / "roster.csv")
+    holds_folder = home.is_relative_to(file)
+    if holds_folder or any(file.is_relative_to(path) for path in (*private, home / "course.yaml")):
         raise UsageError(
-            f"{file} is the course's own" if not holds else f"{file} holds the course's own folder",
-            why="names, grades or hidden data are in it",
-            hint="name the files that students are to have",
+            f"{file} contains the course's folder"
+            if holds_folder
+            else f"{file} is private to the course",
+            why="it has names, grades or hidden data",
+            hint="choose only the files that students should get",
         )
 
 
 class Tree(Value, frozen=True):
-    """A directory here, and where in a lab on the server it goes: "data/<name>"."""
+    """A local directory, and its target in a lab on the server: "data/<name>"."""
 
     target: str
     root: Path
@@ -85,16 +90,16 @@ class Tree(Value, frozen=True):
 
 
 class Material(Value, frozen=True):
-    """What every lab of the course is to have: trees from here, data that servers fetch."""
+    """The files for every lab of the course: directories from here, URLs that servers fetch."""
 
     trees: tuple[Tree, ...] = ()
     urls: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def material(folder: CourseFolder, reporter: Reporter, *, data: bool = True) -> Material:
-    """The handouts, and with `data` course.yaml's data sets; read and hashed once for everybody."""
+    """Read and hash the handouts, and with `data` course.yaml's data sets, once for all labs."""
     sources = folder.config.lab.data if data else {}
-    roots = {name: one.path for name, one in sources.items() if one.path is not None}
+    roots = {name: source.path for name, source in sources.items() if source.path is not None}
     if (folder.path / NAME).is_dir():
         roots[NAME] = folder.path / NAME
     trees = tuple(
@@ -105,31 +110,31 @@ def material(folder: CourseFolder, reporter: Reporter, *, data: bool = True) -> 
         )
         for name, root in roots.items()
     )
-    urls = {name: one.url for name, one in sources.items() if one.url}
+    urls = {name: source.url for name, source in sources.items() if source.url}
     return Material(trees=trees, urls=urls)
 
 
 def seed(lab: Ground, server: Server) -> None:
-    """Data that came with a baked machine image, copied there: nothing of it has to travel."""
+    """Copy the data of a baked machine image into the lab on the server, without a transfer."""
     line = command("sh", "-c", _SEED, "sh", SHARED, lab.config.name).render()
     lab.connections.reopen(server).run(line, timeout_s=SEED_S)
 
 
-def bring(ground: Ground, server: Server, given: Material, *, baked: bool = False) -> int:
-    """Make every lab's data on the server what it is here; how many files were sent.
+def bring(ground: Ground, server: Server, wanted: Material, *, baked: bool = False) -> int:
+    """Make the course data of every lab on the server equal to the folder; return the files sent.
 
-    What a student has changed in it there is given up: it is the course's. `baked`: the machine
-    came with some of it.
+    Students' changes in it are overwritten. `baked` is True if the machine image came with some of
+    it.
     """
     sent = 0
-    for lab in labs_on(ground, server) if given.trees or given.urls else []:
+    for lab in labs_on(ground, server) if wanted.trees or wanted.urls else []:
         remote = lab.remote(server)
         if baked and lab is ground:
             seed(lab, server)
-        for tree in given.trees:
-            about = (lab.config.name, lab.lab_id, tree.target)
-            done = push(remote, *about, tree.root, tree.files, lab.reporter, force=True)
-            sent += done.sent
-        if given.urls:
-            fetch_data(remote, lab.config.name, lab.lab_id, given.urls, lab.reporter)
+        for tree in wanted.trees:
+            destination = (lab.config.name, lab.lab_id, tree.target)
+            result = push(remote, *destination, tree.root, tree.files, lab.reporter, force=True)
+            sent += result.sent
+        if wanted.urls:
+            fetch_data(remote, lab.config.name, lab.lab_id, wanted.urls, lab.reporter)
     return sent

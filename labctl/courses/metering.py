@@ -1,7 +1,7 @@
-"""What seats have cost since the last look, written into the course's ledger.
+"""Metering: what seats have cost since the last snapshot, written into the course's ledger.
 
-Only what a provider has just shown is written down as going on. What it shows and the ledger does
-not know is priced from its tags, so that a lost ledger resets nobody's budget.
+Only what a provider has just shown counts as running. A server that the ledger does not know is
+priced from its tags, so that a lost ledger does not reset anybody's budget.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from labctl.servers.context import Ground
 from labctl.state import State
 
 HOUR_S = 3600.0
-# A shorter time is left for a later look: a class of 300 writes 100,000 lines in a term so, and ten
-# times as many if each minute is one. Sums count what is not written down yet all the same.
+# Seconds of cost that one ledger line covers at least: this way a class of 300 writes 100,000 lines
+# in a term, instead of ten times as many with a line a minute. Sums include the time since the last
+# line.
 LEAST_S = 600.0
 UNSEEN = "ended unseen"
-LOOK_S = 0.2  # longer than `_is_ending` holds a lock
-LOOKS_S = 2.0  # for all seats together: where somebody else ends a class, each is held by them
+# Seconds to wait for one seat's lock: longer than `_is_ending` holds it.
+LOOK_S = 0.2
+# Seconds to wait for all seats together: another process that ends a class holds every lock.
+LOOKS_S = 2.0
 HOME, DISK = "home", "disk"
 WATCHDOG_WORDS = {
     "budget": "its budget was used up",
     "ttl": "its time was over",
     "idle": "nothing ran there",
 }
-# So long after it was written down, a server that is not shown may just not be shown yet.
+# Seconds for which a new server that is missing from the list may just not be listed yet.
 YOUNG_S = 60.0
 
 
 @dataclass
 class Known:
-    """One server in the ledger: until when it is paid for, and whether its end is written down."""
+    """A server in the ledger: until when its cost is recorded, and whether its end is."""
 
     seat: str
     since: float
@@ -48,20 +51,19 @@ class Known:
     idle_s: float = 0.0
     ended: bool = False
     up_at: float = 0.0
-    # "" where it was written down before providers were.
+    # "" in lines from before the provider was recorded.
     provider: str = ""
-    # "" where its provider has none, or where it was written down before accounts were.
+    # "" if its provider has no accounts, and in lines from before the account was recorded.
     account: str = ""
 
 
 @dataclass(frozen=True)
 class Look:
-    """A provider's answer: who of a course is there, at `at`, and what watchdogs said.
+    """A snapshot of a course's servers at time `at`, with the reports of their watchdogs.
 
-    `idle_s` is the idle time of a server's whole life, where a watchdog reported it. `confirmed`
-    are those that are not among `servers` since the provider says that they have ended. `endings`
-    says of servers why their watchdogs were ending them. `in_progress` are those that somebody is
-    ending now, who writes down their end.
+    `idle_s` is a server's idle time since it was created, if a watchdog reported it. `confirmed`
+    are missing servers that the provider says have ended. `endings` says why watchdogs were ending
+    servers. `in_progress` are servers that another process is ending now; it records their end.
     """
 
     at: float
@@ -76,30 +78,31 @@ class Look:
 
 
 def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> list[Entry]:
-    """Write down what every server of the course has cost until now, and which have ended unseen.
+    """Record what every server of the course has cost until now, and which have ended unseen.
 
-    `listed` is all that the provider shows now. Nothing is written where nothing has changed.
-    PolicyError, and nothing is written, where a server of the course is in another account.
+    `listed` is everything that the provider shows now. Returns the lines written, none if nothing
+    has changed. PolicyError if a server of the course is in another account; nothing is written
+    then.
     """
     servers = list(listed)
     seats = [
         *folder.seats(active_only=False, former=True),
         *(own_seat(folder, purpose) for purpose in OWN),
     ]
-    in_progress = _ends_in_progress(folder, course, seats, servers)
-    # After that look, so that an end that was just written down is not written down again.
+    in_progress = _find_ends_in_progress(folder, course, seats, servers)
+    # Read after that check, so that an end recorded meanwhile is not recorded twice.
     entries = folder.ledger.entries()
     before = open_servers(entries, course)
     require_same_account(course, before, {seat.lab_id for seat in seats})
     look = Look(
         at=time.time(),
         servers=servers,
-        idle_s=_idle(course, servers),
+        idle_s=_read_idle_s(course, servers),
         settle_s=max(YOUNG_S, course.provider.settle_s),
         provider=course.provider.name,
         account=course.provider.get_account().id,
-        confirmed=_confirmed(course, before, {one.id for one in servers}),
-        endings=_endings(course, entries, servers),
+        confirmed=_find_confirmed(course, before, {server.id for server in servers}),
+        endings=_read_endings(course, entries, servers),
         in_progress=in_progress,
     )
     return folder.ledger.append_all(lines(entries, seats, look))
@@ -107,34 +110,38 @@ def accrue(folder: CourseFolder, course: Ground, listed: Iterable[Server]) -> li
 
 @contextmanager
 def write_ends(state: State, seats: Iterable[Seat]) -> Iterator[None]:
-    """Whoever holds this writes down how the servers of these seats end: nobody else calls an end
-    unseen meanwhile. It ends with its process."""
-    until = time.monotonic() + LOOKS_S
-    with ExitStack() as held:
+    """Hold the right to record how the servers of these seats end.
+
+    Meanwhile no other process records such an end as unseen. The locks end with the process.
+    """
+    give_up_at = time.monotonic() + LOOKS_S
+    with ExitStack() as locks:
         for seat in seats:
-            wait_s = max(0.0, min(LOOK_S, until - time.monotonic()))
-            with suppress(BusyError):  # somebody else ends it too, and holds this for both
-                held.enter_context(state.exclusive(_end_lock(seat), "course down", wait_s=wait_s))
+            wait_s = max(0.0, min(LOOK_S, give_up_at - time.monotonic()))
+            with suppress(BusyError):  # another process is ending it too; its lock serves both
+                locks.enter_context(state.exclusive(_end_lock(seat), "course down", wait_s=wait_s))
         yield
 
 
-def _ends_in_progress(
+def _find_ends_in_progress(
     folder: CourseFolder, course: Ground, seats: Iterable[Seat], servers: Iterable[Server]
 ) -> frozenset[str]:
-    """The servers that are not shown any more, and whose end somebody is about to write down."""
-    named = {seat.name: seat for seat in seats}
-    shown = {one.id for one in servers if one.state not in accounts.ENDED}
+    """Return the vanished servers whose end another process is about to record."""
+    by_name = {seat.name: seat for seat in seats}
+    listed_ids = {server.id for server in servers if server.state not in accounts.ENDED}
     vanished = {
-        server_id: named[one.seat]
-        for server_id, one in open_servers(folder.ledger.entries(), course).items()
-        if server_id not in shown and one.seat in named
+        server_id: by_name[server.seat]
+        for server_id, server in open_servers(folder.ledger.entries(), course).items()
+        if server_id not in listed_ids and server.seat in by_name
     }
-    return frozenset(i for i, seat in vanished.items() if _is_ending(course.state, seat))
+    return frozenset(
+        server_id for server_id, seat in vanished.items() if _is_ending(course.state, seat)
+    )
 
 
 def _is_ending(state: State, seat: Seat) -> bool:
     try:
-        with state.exclusive(_end_lock(seat), "a look", wait_s=0.0):
+        with state.exclusive(_end_lock(seat), "metering", wait_s=0.0):
             return False
     except BusyError:
         return True
@@ -145,87 +152,104 @@ def _end_lock(seat: Seat) -> str:
 
 
 def open_servers(entries: Iterable[Entry], course: Ground) -> dict[str, Known]:
-    """The servers at the course's provider whose end the ledger does not have, by id."""
+    """Return the servers at the course's provider without an end in the ledger, by id."""
     own = ("", course.provider.name)
-    return {i: one for i, one in known(entries).items() if not one.ended and one.provider in own}
+    return {
+        server_id: server
+        for server_id, server in known(entries).items()
+        if not server.ended and server.provider in own
+    }
 
 
 def require_same_account(course: Ground, servers: dict[str, Known], lab_ids: set[str]) -> None:
-    """PolicyError where one of these, or of what this machine has of the labs, is elsewhere."""
+    """Raise PolicyError if one of these servers, or of the recorded ones, is in another account."""
     command = "labctl course status --refresh"
     accounts.require_same_account(
         course,
-        [one for one in course.state.servers() if one.lab_id in lab_ids],
-        [one for one in course.state.open_attempts() if one.lab_id in lab_ids],
+        [server for server in course.state.servers() if server.lab_id in lab_ids],
+        [attempt for attempt in course.state.open_attempts() if attempt.lab_id in lab_ids],
         command=command,
     )
-    for server_id, one in servers.items():
-        if accounts.is_elsewhere(course, one.account):
-            subject = f"the server {server_id} of {one.seat}"
-            raise accounts.refusal(course, one.account, subject, one.price, command)
+    for server_id, server in servers.items():
+        if accounts.is_elsewhere(course, server.account):
+            subject = f"the server {server_id} of {server.seat}"
+            raise accounts.refusal(course, server.account, subject, server.price, command)
 
 
-def _confirmed(course: Ground, servers: dict[str, Known], shown: set[str]) -> frozenset[str]:
-    """Of those without an account, whose absence says nothing, the ones that have ended."""
+def _find_confirmed(
+    course: Ground, servers: dict[str, Known], listed_ids: set[str]
+) -> frozenset[str]:
+    """Return the missing servers without an account that the provider confirms as ended."""
     doubtful = [
         server_id
-        for server_id, one in servers.items()
-        if server_id not in shown
-        and not accounts.is_attributed(course, one.account, costs=bool(one.price))
+        for server_id, server in servers.items()
+        if server_id not in listed_ids
+        and not accounts.is_attributed(course, server.account, costs=bool(server.price))
     ]
     answers = {server_id: course.provider.find(server_id) for server_id in doubtful}
-    return frozenset(i for i, found in answers.items() if found and found.state in accounts.ENDED)
+    return frozenset(
+        server_id
+        for server_id, current in answers.items()
+        if current and current.state in accounts.ENDED
+    )
 
 
 def lines(entries: Iterable[Entry], seats: Iterable[Seat], look: Look) -> list[Draft]:
-    """The lines that a look adds to these; pure."""
+    """Return the lines that a snapshot adds to the ledger; pure."""
     names = {seat.lab_id: seat.name for seat in seats}
     servers = known(entries)
     drafts: list[Draft] = []
-    shown = set()
-    for one in look.servers:
-        seat = names.get(one.lab_id)
-        if seat is None or one.state in accounts.ENDED:
+    listed_ids = set()
+    for server in look.servers:
+        seat = names.get(server.lab_id)
+        if seat is None or server.state in accounts.ENDED:
             continue
-        shown.add(one.id)
-        before = servers.get(one.id)
+        listed_ids.add(server.id)
+        before = servers.get(server.id)
         if before is None or before.ended:
-            drafts.append(up_line(seat, one))
-            price = one.offer.price_usd_per_hour
-            before = Known(seat, one.created_at, one.created_at, price, account=one.account)
-        news = bool(one.account) and not before.account  # of an earlier labctl's line
-        if look.at - before.until >= (0.0 if news else LEAST_S):
-            if one.state == "stopped":
+            drafts.append(up_line(seat, server))
+            price = server.offer.price_usd_per_hour
+            before = Known(
+                seat, server.created_at, server.created_at, price, account=server.account
+            )
+        # An earlier version recorded no account.
+        has_new_account = bool(server.account) and not before.account
+        if look.at - before.until >= (0.0 if has_new_account else LEAST_S):
+            if server.state == "stopped":
                 before.price = 0.0
-            idle_s = look.idle_s.get(one.id, 0.0)
-            drafts.append(_cost(one.id, before, look.at, idle_s, one.account if news else ""))
+            idle_s = look.idle_s.get(server.id, 0.0)
+            drafts.append(
+                _cost_line(
+                    server.id, before, look.at, idle_s, server.account if has_new_account else ""
+                )
+            )
     for server_id, before in servers.items():
-        if server_id in shown or server_id in look.in_progress or before.ended:
+        if server_id in listed_ids or server_id in look.in_progress or before.ended:
             continue
         if look.at - before.up_at < look.settle_s:
             continue
         if before.provider and look.provider not in ("", before.provider):
-            continue  # course.yaml names another provider by now, which cannot know of its end
+            continue  # another provider answered, which cannot know of its end
         if _is_unknown(server_id, before, look):
             continue
         if look.at > before.until:
-            drafts.append(_cost(server_id, before, look.at, 0.0))
+            drafts.append(_cost_line(server_id, before, look.at, 0.0))
         why = f"{UNSEEN}: its hours count until that was noticed"
-        by = look.endings.get(server_id)
-        detail = {"server_id": server_id, **({"reason": by} if by else {})}
+        reason = look.endings.get(server_id)
+        detail = {"server_id": server_id, **({"reason": reason} if reason else {})}
         drafts.append(Draft(kind="down", seat=before.seat, why=why, detail=detail))
     return drafts
 
 
 def _is_unknown(server_id: str, before: Known, look: Look) -> bool:
-    """Whether its absence says nothing: it may be in another account than the one that answers."""
+    """Tell whether a missing server may be in another account than the one that answered."""
     if not look.account or before.account == look.account or server_id in look.confirmed:
         return False
     return bool(before.account or before.price)
 
 
 def up_line(seat: str, server: Server, by: str = "") -> Draft:
-    """The line of a server's beginning, from what its tags say."""
+    """Return the ledger line of a server's start, from its tags."""
     offer = server.offer
     return Draft(
         kind="up",
@@ -244,36 +268,36 @@ def up_line(seat: str, server: Server, by: str = "") -> Draft:
 
 
 def known(entries: Iterable[Entry]) -> dict[str, Known]:
-    """The servers that the ledger speaks of, by id."""
-    found: dict[str, Known] = {}
-    for one in entries:
-        detail = one.detail
+    """Return every server that the ledger mentions, by id."""
+    servers: dict[str, Known] = {}
+    for entry in entries:
+        detail = entry.detail
         server_id = str(detail.get("server_id", ""))
         if not server_id:
             continue
-        before = found.get(server_id)
-        if one.kind == "up":
-            since = float(detail.get("created_at", one.at))
+        before = servers.get(server_id)
+        if entry.kind == "up":
+            since = float(detail.get("created_at", entry.at))
             until = max(since, before.until if before else since)
             price = float(detail.get("usd_per_hour", 0.0))
             idle_s = before.idle_s if before else 0.0
-            found[server_id] = Known(
-                one.seat,
+            servers[server_id] = Known(
+                entry.seat,
                 since,
                 until,
                 price,
                 idle_s,
-                up_at=one.at,
+                up_at=entry.at,
                 provider=str(detail.get("provider", "")),
                 account=str(detail.get("account", "")),
             )
-        elif before is not None and one.kind == "cost":
+        elif before is not None and entry.kind == "cost":
             before.account = before.account or str(detail.get("account", ""))
-            before.until = max(before.until, float(detail.get("until", one.at)))
+            before.until = max(before.until, float(detail.get("until", entry.at)))
             before.idle_s += float(detail.get("idle_s", 0.0))
-        elif before is not None and one.kind == "down":
+        elif before is not None and entry.kind == "down":
             before.ended = True
-    return found
+    return servers
 
 
 def ended(
@@ -283,28 +307,30 @@ def ended(
     why: str = "",
     saved: str = "",
 ) -> None:
-    """Write down the last costs and the end of servers that their provider has confirmed gone.
+    """Record the last costs and the end of servers whose provider has confirmed that they are gone.
 
-    `saved` says where their results are: HOME or DISK.
+    `saved` says where their results are: HOME, DISK or "".
     """
     now = time.time()
     before = known(folder.ledger.entries())
     drafts: list[Draft] = []
     for seat, server in servers:
         price = server.offer.price_usd_per_hour
-        one = before.get(server.id) or Known(seat.name, server.created_at, server.created_at, price)
-        if one.ended:
+        record = before.get(server.id) or Known(
+            seat.name, server.created_at, server.created_at, price
+        )
+        if record.ended:
             continue
         if server.id not in before:
             drafts.append(up_line(seat.name, server, by))
-        if now > one.until and server.state != "stopped":
-            drafts.append(_cost(server.id, one, now, 0.0))
+        if now > record.until and server.state != "stopped":
+            drafts.append(_cost_line(server.id, record, now, 0.0))
         detail = {"server_id": server.id, **({"saved": saved} if saved else {})}
         drafts.append(Draft(kind="down", seat=seat.name, by=by, why=why, detail=detail))
     folder.ledger.append_all(drafts)
 
 
-def _cost(
+def _cost_line(
     server_id: str, before: Known, until: float, idle_total_s: float, account: str = ""
 ) -> Draft:
     span_s = until - before.until
@@ -319,24 +345,30 @@ def _cost(
     return Draft(kind="cost", seat=before.seat, detail=detail)
 
 
-def _endings(course: Ground, entries: Iterable[Entry], servers: Iterable[Server]) -> dict[str, str]:
-    """Why watchdogs were ending the servers that are not shown any more."""
-    shown = {one.id for one in servers}
-    gone = [name for name, one in known(entries).items() if not one.ended and name not in shown]
-    found = {}
-    for name in gone:
-        told = course.state.events(server_id=name, kind="watch", limit=1)
-        by = told[0].detail.get("watch", {}).get("ending") if told else ""
-        if by in WATCHDOG_WORDS:
-            found[name] = WATCHDOG_WORDS[by]
-    return found
+def _read_endings(
+    course: Ground, entries: Iterable[Entry], servers: Iterable[Server]
+) -> dict[str, str]:
+    """Return why watchdogs were ending the servers that have vanished, by id."""
+    listed_ids = {server.id for server in servers}
+    vanished = [
+        server_id
+        for server_id, server in known(entries).items()
+        if not server.ended and server_id not in listed_ids
+    ]
+    reasons = {}
+    for server_id in vanished:
+        reports = course.state.events(server_id=server_id, kind="watch", limit=1)
+        limit = reports[0].detail.get("watch", {}).get("ending") if reports else ""
+        if limit in WATCHDOG_WORDS:
+            reasons[server_id] = WATCHDOG_WORDS[limit]
+    return reasons
 
 
-def _idle(course: Ground, servers: Iterable[Server]) -> dict[str, float]:
-    """Idle seconds of each server's life, as this machine last heard of its watchdog."""
-    found = {}
-    for one in servers:
-        told = course.state.events(server_id=one.id, kind="watch", limit=1)
-        if told:
-            found[one.id] = float(told[0].detail.get("watch", {}).get("idle_total_s") or 0.0)
-    return found
+def _read_idle_s(course: Ground, servers: Iterable[Server]) -> dict[str, float]:
+    """Return each server's idle seconds since it was created, as its watchdog last reported."""
+    idle_s = {}
+    for server in servers:
+        reports = course.state.events(server_id=server.id, kind="watch", limit=1)
+        if reports:
+            idle_s[server.id] = float(reports[0].detail.get("watch", {}).get("idle_total_s") or 0.0)
+    return idle_s

@@ -1,4 +1,4 @@
-"""What the course will make and cost, before anything is made; what was shown is remembered."""
+"""The plan of a course: what it will create and cost. The last plan shown is remembered."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ HOUR_S, WEEK_S = 3600.0, 7 * 86_400.0
 
 
 class QuotaNeed(Value, frozen=True):
-    """An account's quota beside what `servers` at once need. `request` is what to send, "" where
-    it suffices."""
+    """An account's quota, and whether it is enough for `servers` at once.
+
+    `request` is the text to send to the provider, "" if the quota suffices.
+    """
 
     market: str
     room: Room
@@ -36,9 +38,10 @@ class QuotaNeed(Value, frozen=True):
 
 
 class Plan(Value, frozen=True):
-    """Dollars are None where nothing tells. `servers` is how many there will be at once.
+    """What a course will create and cost. Dollars are None if they are unknown.
 
-    `once_at_most_usd`: every seat's server for its whole ttl, or to the end of its budget.
+    `servers` is the number of servers up at once. `once_at_most_usd` is the cost of every seat's
+    server for its whole ttl, or to the end of its budget.
     """
 
     course: str
@@ -68,46 +71,46 @@ class Plan(Value, frozen=True):
 
 
 def plan(staff: Staff, *, offline: bool = False, now: float | None = None) -> Plan:
-    """What there is to do. Nothing is made or changed; with `offline` nobody is asked.
+    """Compute the plan. Nothing is created or changed; with `offline` no provider is asked.
 
-    A provider that does not answer, or has nothing that fits, is in `problem`.
+    `problem` says if the provider does not answer, or has nothing that fits.
     """
     folder, at = staff.folder, time.time() if now is None else now
     config, seats = folder.config, folder.seats()
     before = load(staff)
-    names = [one.name for one in seats]
-    running = _running(staff)
+    names = [seat.name for seat in seats]
+    running = _running_seats(staff)
     costs = course_costs(config, folder.students(active_only=False), folder.ledger.entries(), at)
     shared = config.shared.accounts_per_server if config.shared else 0
-    made = Plan(
+    unpriced = Plan(
         course=config.name,
         first=before is None,
-        changes=tuple(plan_changes.changes(before.keys if before else {}, _keys(config))),
+        changes=tuple(plan_changes.changes(before.keys if before else {}, _read_keys(config))),
         seats=len(seats),
-        students=sum(len(one.students) for one in seats),
-        new_seats=tuple(one for one in names if before and one not in before.seats),
-        gone_seats=tuple(one for one in before.seats if one not in names) if before else (),
-        running=tuple(one for one in names if one in running),
-        to_make=tuple(one for one in names if one not in running),
+        students=sum(len(seat.students) for seat in seats),
+        new_seats=tuple(name for name in names if before and name not in before.seats),
+        gone_seats=tuple(name for name in before.seats if name not in names) if before else (),
+        running=tuple(name for name in names if name in running),
+        to_make=tuple(name for name in names if name not in running),
         to_end=tuple(sorted(running - set(names))),
         servers=-(-len(seats) // shared) if shared else len(seats),
         accounts_per_server=shared,
         limits=plan_changes.limits_text(config),
-        cautions=(*_former(staff), *plan_changes.cautions(config, at)),
+        cautions=(*_warn_former_servers(staff), *plan_changes.cautions(config, at)),
         costs=costs,
-        class_hours_per_week=_weekly(config, at),
+        class_hours_per_week=_weekly_hours(config, at),
     )
     if offline:
-        return made
+        return unpriced
     try:
-        return _priced(staff, made, seats, at)
+        return _add_prices(staff, unpriced, seats, at)
     except LabError as error:
-        said = ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
-        return msgspec.structs.replace(made, problem=said, problem_next=error.hint)
+        problem = ": ".join(filter(None, [error.what, error.why.replace("\n", "; ")]))
+        return msgspec.structs.replace(unpriced, problem=problem, problem_next=error.hint)
 
 
 def load(staff: Staff) -> Planned | None:
-    """What was shown last; None where nothing was, or nothing that can be read."""
+    """Return the plan that was shown last, or None if there is none that can be read."""
     try:
         data = (staff.folder.private / PLAN_FILE).read_bytes()
         return msgspec.json.decode(data, type=Planned)
@@ -116,55 +119,59 @@ def load(staff: Staff) -> Planned | None:
 
 
 def remember(staff: Staff, now: float | None = None) -> None:
-    """Take course.yaml and the seats as they are for what was shown."""
+    """Store course.yaml's keys and the seats as the last plan that was shown."""
     folder = staff.folder
-    shown = Planned(
+    planned = Planned(
         at=time.time() if now is None else now,
         by=staff.by,
-        keys=_keys(folder.config),
-        seats=tuple(one.name for one in folder.seats()),
+        keys=_read_keys(folder.config),
+        seats=tuple(seat.name for seat in folder.seats()),
     )
-    write_private(folder.private / PLAN_FILE, msgspec.json.encode(shown) + b"\n")
+    write_private(folder.private / PLAN_FILE, msgspec.json.encode(planned) + b"\n")
 
 
-def _keys(config: CourseConfig) -> dict[str, str]:
+def _read_keys(config: CourseConfig) -> dict[str, str]:
     return plan_changes.keys_of(config.path.read_bytes())
 
 
-def _running(staff: Staff) -> set[str]:
-    """Seats with a server, by the ledger and by this machine's record."""
+def _running_seats(staff: Staff) -> set[str]:
+    """Return the seats with a server, by the ledger and this machine's records."""
     folder = staff.folder
-    now = staff.course(plain=True).provider.name
-    found = {seat for seat, provider in _going(staff) if provider in ("", now)}
-    by_lab = {one.lab_id: one.name for one in folder.seats(active_only=False, former=True)}
+    current = staff.course(plain=True).provider.name
+    seats = {seat for seat, provider in _list_running(staff) if provider in ("", current)}
+    by_lab = {seat.lab_id: seat.name for seat in folder.seats(active_only=False, former=True)}
     for server in staff.state.servers():
-        if server.lab_id in by_lab and server.provider == now and server.state not in ENDED:
-            found.add(by_lab[server.lab_id])
-    return found
+        if server.lab_id in by_lab and server.provider == current and server.state not in ENDED:
+            seats.add(by_lab[server.lab_id])
+    return seats
 
 
-def _going(staff: Staff) -> list[tuple[str, str]]:
-    """(seat, provider) of each server of which the ledger knows no end, the course's own aside."""
+def _list_running(staff: Staff) -> list[tuple[str, str]]:
+    """Return (seat, provider) of each seat's server without an end in the ledger."""
     servers = known(staff.folder.ledger.entries()).values()
-    return [(o.seat, o.provider) for o in servers if not o.ended and not o.seat.startswith(".")]
+    return [
+        (server.seat, server.provider)
+        for server in servers
+        if not server.ended and not server.seat.startswith(".")
+    ]
 
 
-def _former(staff: Staff) -> list[str]:
-    """Servers at a provider that course.yaml does not name any more: they go on, and cost."""
-    now = staff.course(plain=True).provider.name
+def _warn_former_servers(staff: Staff) -> list[str]:
+    """Warn of servers at a provider that course.yaml no longer names: they still run and cost."""
+    current = staff.course(plain=True).provider.name
     counts: dict[str, int] = {}
-    for _, provider in _going(staff):
-        if provider not in ("", now):
+    for _, provider in _list_running(staff):
+        if provider not in ("", current):
             counts[provider] = counts.get(provider, 0) + 1
     return [
-        f"{count} at {name}, which course.yaml names no more, go on: say `provider: {name}` again "
-        "until labctl course down has ended them"
+        f"{count} still running at {name}, which course.yaml no longer names: "
+        f"set `provider: {name}` again until labctl course down has ended them"
         for name, count in counts.items()
     ]
 
 
-def _weekly(config: CourseConfig, now: float) -> float:
-    """Class hours of one whole week of the term, prewarming included."""
+def _weekly_hours(config: CourseConfig, now: float) -> float:
+    """Return the class hours of one full week of the term, prewarming included."""
     since = now
     if config.term is not None:
         zone = config.hours[0].zone if config.hours else "UTC"
@@ -172,59 +179,62 @@ def _weekly(config: CourseConfig, now: float) -> float:
     return term.class_hours(config.hours, None, since, since + WEEK_S)
 
 
-def _priced(staff: Staff, made: Plan, seats: Sequence[Seat], now: float) -> Plan:
-    """With what the provider says now: offers, quotas, and what follows from them."""
+def _add_prices(staff: Staff, plan: Plan, seats: Sequence[Seat], now: float) -> Plan:
+    """Return the plan with the provider's present offers and quotas, and the costs they imply."""
     config = staff.folder.config
-    course = staff.course(plain=True)  # whole servers, also where accounts are on them
+    course = staff.course(plain=True)  # whole servers, even if seats are accounts on them
     need = config.lab.server.need
     offers = course.provider.offers(need)
     most = need.max_price_usd_per_hour
-    fitting = [one for one in offers if most is None or one.price_usd_per_hour <= most]
+    fitting = [offer for offer in offers if most is None or offer.price_usd_per_hour <= most]
     if not fitting:
         cheapest = f"; the cheapest costs {offers[0].price_usd_per_hour:.2f}" if offers else ""
-        said = f"nothing fits under {most:.2f} USD an hour" if most else "nothing is offered"
+        problem = f"nothing fits under {most:.2f} USD an hour" if most else "nothing is offered"
         return msgspec.structs.replace(
-            made, problem=said + cheapest, problem_next=f"edit {config.path}: server.max_price"
+            plan, problem=problem + cheapest, problem_next=f"edit {config.path}: server.max_price"
         )
     offer = fitting[0]
     price = offer.price_usd_per_hour
     ttl_h = config.per_student.ttl / HOUR_S
-    left = {one.seat: one.left_usd for one in made.costs.seats}
-    each = [
-        ttl_h * price if left.get(s.name) is None else min(ttl_h * price, left[s.name] or 0.0)
-        for s in seats
+    left_usd = {cost.seat: cost.left_usd for cost in plan.costs.seats}
+    whole_ttl_usd = ttl_h * price
+    seat_usd = [
+        whole_ttl_usd
+        if left_usd.get(seat.name) is None
+        else min(whole_ttl_usd, left_usd[seat.name] or 0.0)
+        for seat in seats
     ]
-    if made.accounts_per_server:
-        each = [ttl_h * price] * made.servers
-    weekly = made.class_hours_per_week * made.servers * price if config.hours else None
+    if plan.accounts_per_server:
+        seat_usd = [whole_ttl_usd] * plan.servers
+    weekly = plan.class_hours_per_week * plan.servers * price if config.hours else None
     term_usd = None
     if config.hours and config.term:
         until = term.ends_at(config.term, config.hours[0].zone)
         hours = term.class_hours(config.hours, config.term, now, until) if until > now else 0.0
-        term_usd = hours * made.servers * price
+        term_usd = hours * plan.servers * price
     return msgspec.structs.replace(
-        made,
+        plan,
         offer=offer,
-        usd_per_hour=price * made.servers,
-        once_at_most_usd=sum(each),
+        usd_per_hour=price * plan.servers,
+        once_at_most_usd=sum(seat_usd),
         usd_per_week=weekly,
         term_class_usd=term_usd,
-        quotas=tuple(_quotas(course.provider, config, fitting, made.servers)),
+        quotas=tuple(_compare_quotas(course.provider, config, fitting, plan.servers)),
     )
 
 
-def _quotas(
+def _compare_quotas(
     provider: object, config: CourseConfig, offers: Sequence[Offer], servers: int
 ) -> list[QuotaNeed]:
-    """One for each market that a server may come from: of the best offer there."""
+    """Compare the quota of each market, spot or on demand, with its best offer's need."""
     if not isinstance(provider, Quotas):
         return []
-    best = {one.spot: one for one in reversed(offers)}
-    found = []
+    best = {offer.spot: offer for offer in reversed(offers)}
+    needs = []
     for spot, offer in sorted(best.items(), reverse=True):
         room = provider.room(offer)
         enough = room.most is not None and room.most >= servers
-        found.append(
+        needs.append(
             QuotaNeed(
                 market="spot" if spot else "on demand",
                 room=room,
@@ -233,17 +243,17 @@ def _quotas(
                 request="" if enough else request_text(config, offer, room, servers),
             )
         )
-    return found
+    return needs
 
 
 def request_text(config: CourseConfig, offer: Offer, room: Room, servers: int) -> str:
-    """What to send to the provider, weeks ahead. It names the course and nobody of it."""
+    """Return the text of a quota request, to send weeks ahead. It contains no names."""
     units = f"{servers * room.each:g} {room.units}".strip()
     code = f" ({room.code})" if room.code else ""
     now = "" if room.limit is None else f" It allows {room.limit:g} now."
     when = [
-        f"{', '.join(one.days)} {_clock(one.begins)}-{_clock(one.ends)} {one.zone}"
-        for one in config.hours
+        f"{', '.join(slot.days)} {_clock_text(slot.begins)}-{_clock_text(slot.ends)} {slot.zone}"
+        for slot in config.hours
     ]
     during = f" The class meets {'; '.join(when)}." if when else ""
     span = f" from {config.term.first} to {config.term.last}" if config.term else ""
@@ -252,9 +262,9 @@ def request_text(config: CourseConfig, offer: Offer, room: Room, servers: int) -
         f"Please raise the quota {room.quota}{code} to {units}.{now} "
         f"A university course needs {servers} servers of type {offer.type} "
         f"({'spot' if offer.spot else 'on demand'}, {room.each:g} {room.units} each) at the same "
-        f"time{span}, each for {length} at most.{during} All of them end themselves by a watchdog."
+        f"time{span}, each for {length} at most.{during} A watchdog ends all of them automatically."
     )
 
 
-def _clock(seconds: int) -> str:
+def _clock_text(seconds: int) -> str:
     return f"{seconds // 3600:02}:{seconds % 3600 // 60:02}"

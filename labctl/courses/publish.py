@@ -1,4 +1,4 @@
-"""Assignments of course.yaml, in the form that the course's receiver and students know them."""
+"""Publishing course.yaml's assignments to the receiver, and inviting students."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from labctl.submissions.receiver import Receiver
 
 
 def publish(folder: CourseFolder, host_key: str) -> list[str]:
-    """Have the receiver know every assignment as course.yaml has it now; those that changed.
+    """Publish every assignment of course.yaml to the receiver; return the names that changed.
 
-    They are handed in at the keeper, whose pinned key students are told. Extensions that were
-    given count at once. Repeated, nothing changes.
+    Submissions go to the keeper, whose host key is part of the assignment. Extensions apply at
+    once. Repeating it changes nothing.
     """
     receiver = Receiver(folder.drop)
     public = receiver.init()
-    place, changed = keeper_place(folder), []
+    keeper, changed = keeper_place(folder), []
     for name, rules in folder.config.assignments.items():
-        found = Assignment(
+        published = Assignment(
             assignment=name,
-            hand_in=place,
+            hand_in=keeper,
             receiver=public,
             course=folder.config.name,
             due=rules.due,
@@ -38,7 +38,7 @@ def publish(folder: CourseFolder, host_key: str) -> list[str]:
             require=rules.require,
             host_key=host_key,
         )
-        file, text = receiver.assignment_file(name), assignment_text(found)
+        file, text = receiver.assignment_file(name), assignment_text(published)
         if not file.is_file() or file.read_text() != text:
             write_private(file, text.encode())
             changed.append(name)
@@ -55,18 +55,18 @@ def invite_all(
     host_key: str = "",
     valid_s: int = VALID_S,
 ) -> list[Invitation]:
-    """A join file for each; NotFoundError, and no file, where one of them is not in the course.
+    """Write a join file for each student. NotFoundError if one is not in the course: no file then.
 
-    `host_key` is the keeper's; without it what is known counts, or what its sshd shows from here.
+    `host_key` is the keeper's. Without it the known one is used, or what its sshd shows from here.
     """
-    chosen = [folder.student(one).id for one in students]
-    pinned = host_key or _shown_host_key(folder)
+    chosen = [folder.student(student).id for student in students]
+    pinned = host_key or _read_host_key(folder)
     remember_host_key(folder, pinned)
     publish(folder, pinned)
-    return [invite(folder, one, into, keys, pinned, valid_s) for one in chosen]
+    return [invite(folder, student, into, keys, pinned, valid_s) for student in chosen]
 
 
-def _shown_host_key(folder: CourseFolder) -> str:
+def _read_host_key(folder: CourseFolder) -> str:
     try:
         return known_host_key(folder)
     except NotFoundError:
@@ -74,9 +74,9 @@ def _shown_host_key(folder: CourseFolder) -> str:
     assert place is not None
     from labctl.transports.fabric_login import fetch_host_key
 
-    way = Endpoint(host=place["host"], port=int(place["port"] or 22), user=place["user"])
+    endpoint = Endpoint(host=place["host"], port=int(place["port"] or 22), user=place["user"])
     try:
-        return fetch_host_key(way)
+        return fetch_host_key(endpoint)
     except ConnectError as error:
         key = "/etc/ssh/ssh_host_ed25519_key.pub"
         error.hint = f'labctl course invite ... --host-key "$(cat {key})"   # on the keeper'
@@ -84,17 +84,18 @@ def _shown_host_key(folder: CourseFolder) -> str:
 
 
 def known_host_key(folder: CourseFolder) -> str:
-    """The keeper's host key as `remember_host_key` had it; NotFoundError where nobody said one."""
+    """Return the keeper's stored host key; NotFoundError if none was stored."""
     try:
         return (folder.private / "keeper" / "host-key").read_text().strip()
     except FileNotFoundError:
         raise NotFoundError(
             "the keeper's host key is not known yet",
-            why="students pin it, so that nobody can stand in between",
-            hint="labctl course invite   # asks the keeper's sshd for it once",
+            why="students pin it to prevent a machine-in-the-middle attack",
+            hint="labctl course invite   # reads it from the keeper's sshd once",
         ) from None
 
 
 def remember_host_key(folder: CourseFolder, host_key: str) -> None:
+    """Store the keeper's host key, without its comment."""
     words = host_key.split()[:2]
     write_private(folder.private / "keeper" / "host-key", (" ".join(words) + "\n").encode())

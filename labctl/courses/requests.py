@@ -1,4 +1,4 @@
-"""What a student may ask of the keeper, and the answers: JSON objects, one request at a time.
+"""The requests that students may send to the keeper, and its replies: one JSON object each.
 
     hello                                          -> the course, the seat's dollars, assignments
     offers     need                                -> offers
@@ -9,9 +9,9 @@
     ended      id                              -> why the seat's last server ended, or null
     extend     id seconds
 
-A failure is {"error": {kind, what, why, hint}}. Who the student is stands in the forced command; a
-request that names another is refused. What it asks for is measured by course.yaml's ceilings here:
-nothing that a student sends makes a dearer or a longer-lived server.
+A failure is {"error": {kind, what, why, hint}}. The forced command names the student; a request in
+the name of another is refused. The limits of course.yaml are enforced here: no request can get a
+more expensive or longer-lived server.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from labctl.submissions.receiver import Receiver
 
 MOST_LINE_BYTES = 32 * 1024
 LONGEST_WAIT_S = 10.0
-# Seats that are being made or ended at the same time.
+# Servers of seats that are created or ended at the same time.
 AT_ONCE = 16
 REFUSED_EVERY_S = 60.0
 FIELDS: dict[str, dict[str, type]] = {
@@ -54,7 +54,7 @@ FIELDS: dict[str, dict[str, type]] = {
     "ended": {"id": str},
     "extend": {"id": str, "seconds": int},
 }
-# What `labctl course check` asks, as any student does before `up`.
+# The requests of `labctl course check`, which are those of a student before `up`.
 CHECKED = ("hello", "offers")
 LIFE = ("up", "down")
 FOUND_GONE = "the keeper found it gone: its own limits, the provider or staff ended it"
@@ -65,22 +65,23 @@ _SERVER = re.compile(rf"{PROVIDER}-([0-9a-f]{{8}})-([0-9a-f]{{6,32}})")
 
 
 class SeatsWork(Work, Protocol):
-    """What a desk needs besides: what may be had, and for how much."""
+    """`Work` with what requests need besides: limits, offers and money."""
 
     def check(self, seat: Seat) -> None:
-        """PolicyError where the seat may have no server now."""
+        """Raise PolicyError if the seat must not get a server now."""
 
     def offers(self, seat: Seat) -> list[Offer]:
-        """What there is for this seat, the best first."""
+        """Return the offers for this seat, the best first."""
 
-    def money(self, seat: Seat) -> Money: ...
+    def money(self, seat: Seat) -> Money:
+        """Return what the seat may spend and has spent."""
 
     def extend(self, seat: Seat, server: Server, span_s: int, by: str) -> None:
-        """More time; PolicyError beyond a ceiling."""
+        """Give the server more time; PolicyError beyond a limit."""
 
 
 class Desk:
-    """Answers all students of a course, in any number of threads."""
+    """Answers the requests of all students of a course, safe for several threads."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Desk:
         self._seats: dict[str, SeatDesk] = {}
         self._refused: dict[str, float] = {}
         self._guard = threading.Lock()
-        self._turns = threading.BoundedSemaphore(AT_ONCE)
+        self._slots = threading.BoundedSemaphore(AT_ONCE)
 
     def seat(self, seat: Seat) -> SeatDesk:
         with self._guard:
@@ -111,33 +112,33 @@ class Desk:
             return self._seats[seat.name]
 
     def seats(self) -> list[SeatDesk]:
-        """Every seat that is, or was, held by somebody."""
-        known = (keeper_dir(self.folder) / "seats").glob("[!.]*.json")
-        names = {path.stem for path in known}
-        found = [
-            self.seat(one) for one in self.folder.seats(active_only=False) if one.name in names
+        """List every seat that is or was claimed."""
+        files = (keeper_dir(self.folder) / "seats").glob("[!.]*.json")
+        names = {path.stem for path in files}
+        listed = [
+            self.seat(seat) for seat in self.folder.seats(active_only=False) if seat.name in names
         ]
         with self._guard:
-            # A team that is in the roster no longer may have a server yet.
-            return [*found, *(one for one in self._seats.values() if one not in found)]
+            # A team that left the roster may still have a server.
+            return [*listed, *(desk for desk in self._seats.values() if desk not in listed)]
 
     def answer(self, student: str, line: bytes) -> dict[str, Any]:
-        """The reply to one request, an error too."""
+        """Return the reply to one request; errors become replies too."""
         try:
-            asked = read(line, student)
-            seat = self._seat_of(student, asked["do"])
-            return {"version": 1, **self._answered(seat, student, asked)}
+            request = read(line, student)
+            seat = self._seat_of(student, request["do"])
+            return {"version": 1, **self._dispatch(seat, student, request)}
         except PolicyError as error:
-            self._note(student, error)
+            self._record_refusal(student, error)
             return as_reply(error)
         except Exception as error:
             return as_reply(as_lab_error(error, partial(self._tell, student)))
 
     def _seat_of(self, student: str, do: str) -> Seat:
-        """The seat that is asked about: for a check one that nobody has, and two questions."""
+        """Return the student's seat; for a check, a seat without students and two requests only."""
         if student == CHECKER:
             if do not in CHECKED:
-                raise PolicyError(f"a check does not ask for {do}")
+                raise PolicyError(f"a check must not send the request {do}")
             return own_seat(self.folder, "check")
         who = self.folder.student(student)
         if not who.active:
@@ -145,33 +146,34 @@ class Desk:
         return self.folder.seat_of(who)
 
     def wait(self, timeout_s: float) -> bool:
-        """Until nothing is being made or ended; False after `timeout_s`."""
+        """Wait until no server is being created or ended; return False after `timeout_s`."""
         end = time.monotonic() + timeout_s
-        return all(one.wait(max(0.0, end - time.monotonic())) for one in [*self._seats.values()])
+        desks = [*self._seats.values()]
+        return all(desk.wait(max(0.0, end - time.monotonic())) for desk in desks)
 
-    def _answered(self, seat: Seat, student: str, asked: dict[str, Any]) -> dict[str, Any]:
-        do = asked["do"]
+    def _dispatch(self, seat: Seat, student: str, request: dict[str, Any]) -> dict[str, Any]:
+        do = request["do"]
         if do == "hello":
             return {"hello": self._hello(seat, student)}
         if do == "offers":
-            return {"offers": self._offers(seat, _typed(asked["need"], Need))}
+            return {"offers": self._offers(seat, _convert(request["need"], Need))}
         if do == "create":
-            return {"server": self._create(seat, student, asked)}
+            return {"server": self._create(seat, student, request)}
         if do == "servers":
             desk = self.seat(seat)
             desk.look()
             return {"servers": desk.views(student)}
-        token = _token(asked["id"], seat)
+        token = _parse_token(request["id"], seat)
         if do == "find":
-            wait_s = min(max(0, asked["wait_s"]), LONGEST_WAIT_S)
+            wait_s = min(max(0, request["wait_s"]), LONGEST_WAIT_S)
             return {"server": self.seat(seat).find(token, student, wait_s) if token else None}
         if do == "ended":
-            return {"ended": self._ended(seat) if token else None}
+            return {"ended": self._describe_end(seat) if token else None}
         if do == "terminate":
             if token:
                 self.seat(seat).leave(token, student)
             return {}
-        return self._extend(seat, student, token, asked["seconds"])
+        return self._extend(seat, student, token, request["seconds"])
 
     def _hello(self, seat: Seat, student: str) -> dict[str, Any]:
         config, money = self.folder.config, self.work.money(seat)
@@ -188,29 +190,30 @@ class Desk:
 
     def _offers(self, seat: Seat, need: Need) -> list[Offer]:
         most, gpu = need.max_price_usd_per_hour, need.gpu
-        found = [
-            msgspec.structs.replace(one, provider=PROVIDER)
-            for one in self.work.offers(seat)
-            if (most is None or one.price_usd_per_hour <= most)
-            and not (gpu.required and one.gpu_count < max(1, gpu.count))
-            and one.gpu_memory_bytes >= gpu.min_memory_bytes
+        offers = [
+            msgspec.structs.replace(offer, provider=PROVIDER)
+            for offer in self.work.offers(seat)
+            if (most is None or offer.price_usd_per_hour <= most)
+            and not (gpu.required and offer.gpu_count < max(1, gpu.count))
+            and offer.gpu_memory_bytes >= gpu.min_memory_bytes
         ]
-        return sorted(found, key=lambda one: one.price_usd_per_hour)
+        return sorted(offers, key=lambda offer: offer.price_usd_per_hour)
 
-    def _create(self, seat: Seat, student: str, asked: dict[str, Any]) -> Server:
-        lab, lab_id, token = asked["lab"], asked["lab_id"], asked["token"]
+    def _create(self, seat: Seat, student: str, request: dict[str, Any]) -> Server:
+        lab, lab_id, token = request["lab"], request["lab_id"], request["token"]
         if not NAME_PATTERN.fullmatch(lab):
-            raise UsageError(f"{lab[:60]!a} is no lab's name")
+            raise UsageError(f"{lab[:60]!a} is not a valid lab name")
         if not _ID.fullmatch(lab_id) or not _ID.fullmatch(token):
-            raise UsageError("a lab and an attempt are named by hex digits")
-        key = " ".join(checked_key(asked["public_key"]))
-        offer = _typed(asked["offer"], Offer)
+            raise UsageError("the ids of a lab and an attempt must be hex digits")
+        key = " ".join(checked_key(request["public_key"]))
+        offer = _convert(request["offer"], Offer)
         desk = self.seat(seat)
-        if token not in [one.token for one in desk.claims]:
+        if token not in [claim.token for claim in desk.claims]:
             self._check_term()
             self.work.check(seat)
         offers = self.work.offers(seat)
-        same = [one for one in offers if (one.type, one.zone) == (offer.type, offer.zone)]
+        chosen = (offer.type, offer.zone)
+        same = [other for other in offers if (other.type, other.zone) == chosen]
         new = Claim(
             token=token,
             student=student,
@@ -229,13 +232,15 @@ class Desk:
         today = datetime.fromtimestamp(self._now()).date()
         if term is not None and not term.first <= today <= term.last:
             raise PolicyError(
-                f"{self.folder.config.name} gives no servers today",
-                why=f"its term is from {term.first} to {term.last}",
+                f"{self.folder.config.name} provides no servers today",
+                why=f"its term runs from {term.first} to {term.last}",
             )
 
-    def _ended(self, seat: Seat) -> dict[str, Any] | None:
-        """Why the seat has no server now, from the ledger; None where it has one."""
-        lines = [one for one in self.folder.ledger.entries(seat=seat.name) if one.kind in LIFE]
+    def _describe_end(self, seat: Seat) -> dict[str, Any] | None:
+        """Return why the seat's last server ended, from the ledger; None if it has one."""
+        lines = [
+            entry for entry in self.folder.ledger.entries(seat=seat.name) if entry.kind in LIFE
+        ]
         if not lines or lines[-1].kind == "up":
             return None
         last = lines[-1]
@@ -246,22 +251,26 @@ class Desk:
     def _extend(self, seat: Seat, student: str, token: str, seconds: int) -> dict[str, Any]:
         desk = self.seat(seat)
         server = desk.look()
-        if server is None or token not in [one.token for one in desk.claims]:
+        if server is None or token not in [claim.token for claim in desk.claims]:
             raise NotFoundError("you have no server now", hint="labctl up")
         if not 0 < seconds <= MOST_EXTENSION_S:
-            raise UsageError(f"{seconds} seconds are no extension", hint="labctl extend 2h")
+            raise UsageError(
+                f"cannot extend by {seconds} seconds",
+                why="at most 7 days at a time",
+                hint="labctl extend 2h",
+            )
         self.work.extend(seat, server, seconds, student)
         return {"server": desk.find(token, student)}
 
-    def _begin(self, deed: Callable[[], None]) -> None:
+    def _begin(self, work: Callable[[], None]) -> None:
         def run() -> None:
-            with self._turns:
-                deed()
+            with self._slots:
+                work()
 
         threading.Thread(target=run, name="seat", daemon=True).start()
 
-    def _note(self, student: str, error: PolicyError) -> None:
-        """Write a refusal down, but not every one of somebody who tries again and again."""
+    def _record_refusal(self, student: str, error: PolicyError) -> None:
+        """Record a refusal in the ledger, at most one a minute for each student."""
         if student == CHECKER:
             return
         with self._guard:
@@ -272,7 +281,7 @@ class Desk:
 
 
 def welcome(folder: CourseFolder, student: str) -> dict[str, Any]:
-    """What somebody who joins is told of the course."""
+    """Return the description of the course that a student gets."""
     files = sorted((folder.drop / "assignments").glob("[!.]*.yaml"))
     return {
         "course": folder.config.name,
@@ -284,33 +293,33 @@ def welcome(folder: CourseFolder, student: str) -> dict[str, Any]:
 
 
 def read(line: bytes, student: str) -> dict[str, Any]:
-    """A request, checked field by field; UsageError, PolicyError where it names somebody else."""
+    """Parse a request and check its fields; PolicyError if it names another student."""
     try:
-        asked = json.loads(line)
-        wanted = FIELDS[asked["do"]]
+        request = json.loads(line)
+        fields = FIELDS[request["do"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError("this is no request") from None
-    other = asked.get("student", student)
+        raise UsageError("this is not a valid request") from None
+    other = request.get("student", student)
     if other != student:
         raise PolicyError(
-            f"this key is {student}'s, not {str(other)[:60]!a}'s",
-            why="everybody has a key of their own",
+            f"this key belongs to {student}, not to {str(other)[:60]!a}",
+            why="every student has a key of their own",
         )
-    given = set(asked) - {"do", "student"}
-    if given != set(wanted) or any(type(asked[key]) is not kind for key, kind in wanted.items()):
-        raise UsageError(f"{asked['do']} takes {', '.join(sorted(wanted)) or 'nothing'}")
-    found: dict[str, Any] = asked
-    return found
+    names = set(request) - {"do", "student"}
+    if names != set(fields) or any(type(request[key]) is not kind for key, kind in fields.items()):
+        raise UsageError(f"{request['do']} takes {', '.join(sorted(fields)) or 'nothing'}")
+    checked: dict[str, Any] = request
+    return checked
 
 
-def _token(server_id: str, seat: Seat) -> str:
-    """The claim that an id means; "" where it is none of this seat's."""
+def _parse_token(server_id: str, seat: Seat) -> str:
+    """Return the claim's token in a server id, or "" if it is not a server of this seat."""
     match = _SERVER.fullmatch(server_id)
     return match[2] if match and match[1] == seat.pseudonym else ""
 
 
-def _typed(given: dict[str, Any], kind: type[Any]) -> Any:
+def _convert(value: dict[str, Any], kind: type[Any]) -> Any:
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise UsageError("this is no request", why=str(error)) from None
+        raise UsageError("this is not a valid request", why=str(error)) from None

@@ -1,6 +1,7 @@
-"""A server's last minutes: its watchdog stops the runs, and the keeper brings their results home.
+"""A server's last minutes: its watchdog stops the runs, and the keeper saves their results.
 
-The watchdog stops them `Ground.saver_s` before a limit and waits: all of it is inside the budget.
+The watchdog stops the runs `Ground.saver_s` before a limit and waits, so that saving them stays
+within the budget.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from labctl.state import State
 
 Limit = Literal["budget", "time"]
 LIMITS: dict[str, Limit] = {"budget": "budget", "ttl": "time"}
-# Seconds before the wind-down from which on the keeper asks that server alone: a round and a bit.
+# Seconds before the wind-down at which the keeper polls that server alone: a bit over one round.
 NEAR_S = 100.0
 POLL_S = 3.0
 
 
 def is_near_end(state: State, server: Server, now: float, left_s: float) -> bool:
-    """Whether the server's watchdog, as last heard of, winds down for a limit now or soon.
+    """Tell whether the server's watchdog winds down for a limit now or soon, by its last report.
 
-    `left_s` is for how long the ledger has money: it counts where the watchdog fell silent since.
+    `left_s` is for how long the ledger has money: it decides if the watchdog has been silent since.
     """
-    said = state.events(server_id=server.id, kind="watch", limit=1)
-    if not said:
+    reports = state.events(server_id=server.id, kind="watch", limit=1)
+    if not reports:
         armed = state.events(server_id=server.id, kind=guard.EVENT, limit=1)
         return bool(armed) and left_s < NEAR_S
-    watch = said[0].detail.get("watch", {})
-    ends_in_s = min(_ends_in_s(watch) - (now - said[0].at), left_s)
+    watch = reports[0].detail.get("watch", {})
+    ends_in_s = min(_ends_in_s(watch) - (now - reports[0].at), left_s)
     return bool(_limit_under_way(watch)) or ends_in_s < NEAR_S
 
 
 def await_end(ground: Ground, server: Server) -> Limit | None:
-    """Wait until the watchdog stops the runs; which limit it is for, None where the end moved away.
+    """Wait until the watchdog stops the runs; return its limit, or None if the end was postponed.
 
-    One that stays silent, or that somebody has stopped, is not waited for beyond the limit.
+    A watchdog that is silent or was stopped is not waited for beyond the limit.
     """
     limit: Limit | None = None
     give_up = time.monotonic() + NEAR_S + ground.saver_s / 2
@@ -62,7 +63,10 @@ def _limit_under_way(watch: dict[str, Any]) -> Limit | None:
 
 
 def _ends_in_s(watch: dict[str, Any]) -> float:
-    """Seconds until it winds down for a limit. A student who is root there may answer anything."""
+    """Return the seconds until the wind-down for a limit, or infinity.
+
+    The report is not trusted: a student who is root on the server may forge it.
+    """
     value = watch.get("ends_in_s")
-    known = isinstance(value, int | float) and str(watch.get("ends_by")) in LIMITS
-    return float(value) if known and value is not None else float("inf")
+    is_valid = isinstance(value, int | float) and str(watch.get("ends_by")) in LIMITS
+    return float(value) if is_valid and value is not None else float("inf")

@@ -1,7 +1,7 @@
-"""The door: how a student's forced command reaches the keeper's process, and its socket there.
+"""The RPC between a student's forced command and the keeper's process, over a local socket.
 
-The command holds no credentials and knows no flow: it carries lines to the keeper and back. Where
-no keeper runs it says so; handing in needs none.
+The command holds no credentials and knows no flow: it relays lines to the keeper and back. If no
+keeper runs, it replies so; submitting works without one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from labctl.model import Value
 from labctl.transports.ssh_client import runtime_dir
 
 
-class _Enrol(Value, frozen=True, forbid_unknown_fields=True):
+class _EnrolRequest(Value, frozen=True, forbid_unknown_fields=True):
     do: Literal["enrol"]
     public_key: str
 
 
-# Students that are connected at the same time.
+# Students connected at the same time.
 AT_ONCE = 256
 IDLE_S = 600.0
 ACCEPT_PAUSE_S = 0.5
@@ -44,9 +44,9 @@ def socket_path(course_id: str) -> Path:
 
 @contextlib.contextmanager
 def only_keeper(folder: CourseFolder, places: Paths) -> Iterator[None]:
-    """Be this course's keeper here; BusyError names the process that is it already."""
+    """Hold the lock of this course's only keeper; BusyError names the process that has it."""
     lock = places.state_dir / "courses" / folder.id
-    already = f"a keeper of {folder.config.name} runs here already"
+    already = f"a keeper of {folder.config.name} is already running here"
     with hold_alone(lock, "labctl course serve", already=already, hint="labctl course status"):
         yield
 
@@ -58,13 +58,13 @@ def relay(
     sink: BinaryIO,
     alive: Callable[[], None] = lambda: None,
 ) -> None:
-    """Carry one student's requests to the keeper, and its answers back, until there are no more."""
+    """Relay one student's requests to the keeper, and its replies back, until the input ends."""
     try:
         wire = socket.socket(socket.AF_UNIX)
         wire.connect(str(socket_path(course_id)))
     except OSError:
         wire.close()
-        say(sink, _closed())
+        say(sink, _not_running())
         return
     with wire, wire.makefile("rwb") as keeper:
         keeper.write(msgspec.json.encode(student) + b"\n")
@@ -73,33 +73,35 @@ def relay(
             try:
                 keeper.write(line if line.endswith(b"\n") else line + b"\n")
                 keeper.flush()
-                said = keeper.readline()
+                reply = keeper.readline()
             except OSError:
-                said = b""
-            if not said:
-                say(sink, _closed())
+                reply = b""
+            if not reply:
+                say(sink, _not_running())
                 return
-            sink.write(said)
+            sink.write(reply)
             sink.flush()
 
 
 def enrolment(
     folder: CourseFolder, student: str, line: bytes, keys: Keys, now: float
 ) -> dict[str, Any]:
-    """The reply to the one request of an invitation: {"do": "enrol", "public_key": ...}."""
+    """Reply to the one request of an invitation: {"do": "enrol", "public_key": ...}."""
     try:
-        asked = msgspec.json.decode(line, type=_Enrol)
-        told = welcome(folder, student)  # what is wrong with the course is found before
-        enrol(folder, student, asked.public_key, keys, now)
+        request = msgspec.json.decode(line, type=_EnrolRequest)
+        description = welcome(
+            folder, student
+        )  # raises before the key is enrolled if the course is broken
+        enrol(folder, student, request.public_key, keys, now)
     except msgspec.MsgspecError:
-        return as_reply(UsageError("this is no request"))
+        return as_reply(UsageError("this is not a valid request"))
     except LabError as error:
         return as_reply(error)
-    return {"version": 1, "joined": told}
+    return {"version": 1, "joined": description}
 
 
 class Door:
-    """The keeper's socket. Students' commands come to it as this user; nobody else can."""
+    """The keeper's socket. Students' commands connect to it as this user; nobody else can."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -109,7 +111,7 @@ class Door:
         self._closed = threading.Event()
 
     def __enter__(self) -> Door:
-        """Open. The caller is the `only_keeper`: what lies there is of one that has died."""
+        """Listen. The caller is the `only_keeper`, so a socket found here is a dead keeper's."""
         self.path.unlink(missing_ok=True)
         self._listener.bind(str(self.path))
         self.path.chmod(0o600)
@@ -131,7 +133,7 @@ class Door:
             except OSError:
                 if self._closed.wait(ACCEPT_PAUSE_S):
                     return
-                continue  # this machine has no descriptor left at this moment
+                continue  # this machine has no file descriptor left at the moment
             if not self._slots.acquire(blocking=False):
                 wire.close()
                 continue
@@ -146,20 +148,20 @@ class Door:
                     student.write(msgspec.json.encode(self.desk.answer(name, line)) + b"\n")
                     student.flush()
         except msgspec.MsgspecError:
-            return  # not one of ours
+            return  # not a labctl client
         finally:
             self._slots.release()
 
 
-def _closed() -> LabError:
+def _not_running() -> LabError:
     return BusyError(
-        "the course's keeper does not run now",
-        why="your server, its runs and its watchdog go on without it; labctl submit works",
-        hint="try again in some minutes, or tell your instructor",
+        "the course's keeper is not running",
+        why="your server, its runs and its watchdog continue without it; labctl submit works",
+        hint="try again in a few minutes, or tell your instructor",
     )
 
 
 def say(sink: BinaryIO, error: LabError) -> None:
-    """Answer with an error, as a student's labctl reads it."""
+    """Reply with an error, in the form that a student's labctl reads."""
     sink.write(msgspec.json.encode(as_reply(error)) + b"\n")
     sink.flush()

@@ -1,7 +1,7 @@
-"""`labctl course serve`: the keeper's process. Deeds come round at their times until it is stopped.
+"""`labctl course serve`: the keeper's process, which runs periodic tasks until it is stopped.
 
-It holds nothing that is not on disk: killed at any moment, the next one goes on. Servers, runs and
-watchdogs go on without it.
+All of its state is on disk: after a kill at any moment, the next keeper continues. Servers, runs
+and watchdogs continue without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from labctl.keeper.scheduler import Report, Scheduler, Task
 
 LONGEST_PAUSE_S = 600.0
 EVERY_S = {
-    "look": 60.0,
+    "sweep": 60.0,
     "watch": 60.0,
     "disks": 3600.0,
     "roster": 15.0,
@@ -34,9 +34,9 @@ EVERY_S = {
 
 
 class Yes:
-    """A Reporter for what course.yaml has settled: prices within ceilings, ends at their times.
+    """A Reporter that agrees to everything: course.yaml has settled prices, limits and times.
 
-    Where no guard ends billing the keeper does: it is the one that would have been asked for.
+    If no guard at the provider ends billing, the keeper itself does.
     """
 
     def __init__(self, tell: Report) -> None:
@@ -53,20 +53,20 @@ class Yes:
 
 
 class Vigil:
-    """Made once per process; `run` goes on until `stop` is set."""
+    """The keeper's periodic tasks. `run` returns once `stop` is set."""
 
     def __init__(self, staff: Staff, desk: Desk, keys: Keys, *, tell: Report) -> None:
         self.rounds = Rounds(staff, desk, keys, tell)
         self._staff, self._desk, self._keys, self._tell = staff, desk, keys, tell
         self._backup: Backup | None = None
         work = {
-            "look": self._look,
+            "sweep": self._sweep,
             "watch": self.rounds.watch,
             "disks": self.rounds.disks,
             "roster": self.rounds.roster,
-            "backup": self._save,
-            "invitations": self._invitations,
-            "assignments": self._assignments,
+            "backup": self._save_backup,
+            "invitations": self._withdraw_invitations,
+            "assignments": self._publish_assignments,
         }
         self.scheduler = Scheduler(self._report, at_once=len(work))
         self.stop = self.scheduler.stop
@@ -74,12 +74,12 @@ class Vigil:
             self.scheduler.add(Task(name, run, EVERY_S[name], LONGEST_PAUSE_S))
 
     def begin(self) -> None:
-        """What must be so before a student is answered: the ledger is whole, seats go on."""
-        place = course_store(self._staff)
-        if place is not None:
-            self._backup = Backup(self._staff.folder, place)
+        """Restore the ledger and resume unfinished seats. Call it before answering any student."""
+        store = course_store(self._staff)
+        if store is not None:
+            self._backup = Backup(self._staff.folder, store)
             if count := self._backup.bring_back():
-                self._tell("", f"{count} lines of the ledger are back from {place.url}")
+                self._tell("", f"restored {count} ledger lines from {store.url}")
         for desk in self._desk.seats():
             desk.go_on()
 
@@ -89,24 +89,24 @@ class Vigil:
     def _report(self, task: str, text: str) -> None:
         self._tell("", f"{task}: {text}")
 
-    def _look(self) -> None:
+    def _sweep(self) -> None:
         look = self.rounds.look()
         self.rounds.sweep(look)
         self.rounds.hours(look)
 
-    def _save(self) -> None:
+    def _save_backup(self) -> None:
         if self._backup is not None:
             self._backup.save()
 
-    def _invitations(self) -> None:
+    def _withdraw_invitations(self) -> None:
         for student in withdraw_expired(self._staff.folder, self._keys, time.time()):
-            self._tell(student, "the join file was not used in time and opens nothing any more")
+            self._tell(student, "the join file has expired")
 
-    def _assignments(self) -> None:
+    def _publish_assignments(self) -> None:
         freeze_closed(self._staff.folder, by="keeper")
         try:
             host_key = known_host_key(self._staff.folder)
         except NotFoundError:
             return  # nobody was invited yet
         for name in publish(self._staff.folder, host_key):
-            self._tell("", f"{name} is now as course.yaml has it")
+            self._tell("", f"{name}: published as in course.yaml")

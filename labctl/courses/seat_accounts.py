@@ -1,4 +1,4 @@
-"""Which account is whose, and on which shared server: a file in the course's folder."""
+"""The accounts on shared servers: which lab has which, stored in the course's folder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ LOCK_WAIT_S = 60.0
 
 
 class Sitting(Value, frozen=True, kw_only=True):
-    """One account: whose it is, on which server, and how far it has come.
+    """An account on a shared server, with its lab and its state.
 
-    `state` is "wanted", "there", "leaving" or "gone"; `server_id` is the account's own id.
+    `state` is "wanted", "there", "leaving" or "gone". `host` numbers the shared server. `server_id`
+    is the account's own id.
     """
 
     lab: str
@@ -46,7 +47,7 @@ class _Seating(Value, frozen=True):
 
 
 class Seating:
-    """Who sits where, on disk. Each change reads, changes and writes under one lock."""
+    """The stored accounts. Each change reads, changes and writes them under one lock."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE
@@ -59,30 +60,30 @@ class Seating:
         except msgspec.MsgspecError as error:
             raise LabError(
                 f"{self._file} cannot be read",
-                why=f"it says which account is whose: {error}",
-                hint=f"put it back from a backup of {self._file.parent}",
+                why=f"it records which lab has which account: {error}",
+                hint=f"restore it from a backup of {self._file.parent}",
             ) from error
 
     def of(self, server_id: str) -> Sitting | None:
-        return next((one for one in self.all() if one.server_id == server_id), None)
+        return next((account for account in self.all() if account.server_id == server_id), None)
 
     def of_lab(self, lab_id: str) -> Sitting | None:
-        return next((one for one in self.all() if one.lab_id == lab_id), None)
+        return next((account for account in self.all() if account.lab_id == lab_id), None)
 
     def seat(self, request: CreateRequest, name: str, places: int) -> Sitting:
-        """The place of this request, an earlier one's of the same token or a new one.
+        """Reserve an account for a request; repeating its token returns the same one.
 
-        Who sat somewhere before sits there again: their files are there.
+        A lab that had an account before gets the same server again: its files are there.
         """
         with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
             sittings = self.all()
-            for one in sittings:
-                if one.token == request.token:
-                    return one
-            before = [one for one in sittings if one.lab_id == request.lab_id]
-            others = [one for one in sittings if one.lab_id != request.lab_id]
-            host = _room(others, places, first=before[-1].host if before else 1)
-            made = Sitting(
+            for account in sittings:
+                if account.token == request.token:
+                    return account
+            before = [account for account in sittings if account.lab_id == request.lab_id]
+            others = [account for account in sittings if account.lab_id != request.lab_id]
+            host = _choose_host(others, places, first=before[-1].host if before else 1)
+            new = Sitting(
                 lab=request.lab,
                 lab_id=request.lab_id,
                 account=account_name(name),
@@ -92,40 +93,44 @@ class Seating:
                 identity=request.identity,
                 created_at=time.time(),
             )
-            kept = [one for one in sittings if one.lab_id != request.lab_id]
-            self._write((*kept, made))
-            return made
+            self._write((*others, new))
+            return new
 
     def mark(self, tokens: Iterable[str], state: str) -> None:
-        """These are so from now on."""
+        """Set the state of the accounts with these tokens."""
         chosen = set(tokens)
         with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
             self._write(
                 tuple(
-                    msgspec.structs.replace(one, state=state) if one.token in chosen else one
-                    for one in self.all()
+                    msgspec.structs.replace(account, state=state)
+                    if account.token in chosen
+                    else account
+                    for account in self.all()
                 )
             )
 
     def give_up(self, sitting: Sitting, before: Sitting | None) -> None:
-        """Take back a place that nothing was made for; `before` is the lab's earlier one."""
+        """Drop an account that was never created; restore `before`, the lab's earlier one."""
         earlier = () if before is None or before.token == sitting.token else (before,)
         with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
-            others = (one for one in self.all() if one.token != sitting.token)
+            others = (account for account in self.all() if account.token != sitting.token)
             self._write((*others, *earlier))
 
     def _write(self, sittings: tuple[Sitting, ...]) -> None:
         write_private(self._file, msgspec.json.encode(_Seating(sittings=sittings)))
 
 
-def _room(sittings: Iterable[Sitting], places: int, first: int) -> int:
-    """`first` where it has a place left, else the lowest that has. A place given up is free."""
+def _choose_host(sittings: Iterable[Sitting], places: int, first: int) -> int:
+    """Return `first` if it has a place left, else the lowest number that has.
+
+    Accounts in state "gone" do not count.
+    """
     taken: dict[int, int] = {}
-    for one in sittings:
-        if one.state != "gone":
-            taken[one.host] = taken.get(one.host, 0) + 1
+    for account in sittings:
+        if account.state != "gone":
+            taken[account.host] = taken.get(account.host, 0) + 1
     numbers: tuple[int, ...] = (first, *range(1, MOST_HOSTS + 1))
     for number in numbers:
         if taken.get(number, 0) < places:
             return number
-    raise CapacityError(f"a course has at most {MOST_HOSTS} shared servers")
+    raise CapacityError(f"a course can have at most {MOST_HOSTS} shared servers")

@@ -1,7 +1,7 @@
-"""What the keeper does for a seat that a student holds: the course's own flows, one seat at a time.
+"""The keeper's work for a seat that a student has claimed: the course's own flows, for one seat.
 
-A server on which students are root is made only where its provider ends it by itself at its time,
-or where it costs nothing: the watchdog on the machine is advice to somebody who is root there.
+A server on which students are root is created only if its provider ends it by itself at its
+deadline, or if it is free: the watchdog on a machine does not bind somebody who is root there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from labctl.config import CourseConfig
+from labctl.config.scalars import duration_text
 from labctl.courses import metering, server_contents
 from labctl.courses.claims import LOOK_S, Claim
 from labctl.courses.context import granted_s, seat_grounds
@@ -30,7 +31,7 @@ from labctl.servers.context import Ground
 
 SCRIPT_S = 60.0
 COMMENT = "labctl-student"
-# Replaces every student's line by those on standard input; the keeper's own stays.
+# Replaces all students' lines with those on standard input; the keeper's own line stays.
 LET_IN = f"""umask 077; mkdir -p "$HOME/.ssh"; f="$HOME/.ssh/authorized_keys"; n="$f.labctl-$$"
 [ -e "$f" ] || : > "$f"
 grep -v ' {COMMENT}$' "$f" > "$n"
@@ -42,10 +43,12 @@ NOT_HANDED_OUT = "it could not be handed out"
 
 @dataclass(frozen=True)
 class KeeperStaff(Staff):
-    """Staff whose course's ground is made once for each course.yaml: all threads of a keeper share
-    its provider, and so the locks of whatever the seats have in common."""
+    """Staff that builds the course's context once for each version of course.yaml.
 
-    _made: list[tuple[CourseConfig, Ground]] = field(default_factory=list, repr=False)
+    All threads of a keeper share its provider, and so the locks on what the seats have in common.
+    """
+
+    _cached: list[tuple[CourseConfig, Ground]] = field(default_factory=list, repr=False)
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def course(self, *, everywhere: bool = False, plain: bool = False) -> Ground:
@@ -53,13 +56,13 @@ class KeeperStaff(Staff):
             return super().course(everywhere=everywhere, plain=plain)
         config = self.folder.config
         with self._guard:
-            if not self._made or self._made[0][0] is not config:
-                self._made[:] = [(config, super().course())]
-            return self._made[0][1]
+            if not self._cached or self._cached[0][0] is not config:
+                self._cached[:] = [(config, super().course())]
+            return self._cached[0][1]
 
 
 class Money(Value, frozen=True):
-    """A seat's dollars: what it may spend in all (None: no limit), and has spent."""
+    """A seat's dollars: its total allowance (None: no limit), and what it has spent."""
 
     allowance_usd: float | None
     spent_usd: float
@@ -71,7 +74,7 @@ class Money(Value, frozen=True):
 
 @dataclass
 class SeatWork:
-    """`Work` on servers of a student's own. `login_only` prepares nothing there."""
+    """`Work` for servers that students have to themselves. `login_only` prepares nothing there."""
 
     staff: Staff
     login_only: bool = False
@@ -82,56 +85,56 @@ class SeatWork:
     _extending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def check(self, seat: Seat) -> None:
-        """PolicyError where the seat may have no server now, before anything is asked for."""
+        """Raise PolicyError if the seat must not get a server now."""
         money = self.money(seat)
-        left = money.left_usd
-        if left is not None and left <= 0 and self._costs(seat):
+        left_usd = money.left_usd
+        if left_usd is not None and left_usd <= 0 and self._costs(seat):
             raise PolicyError(
                 "your budget is used up",
-                why=f"{money.spent_usd:.2f} of {money.allowance_usd or 0:.2f} dollars are spent",
+                why=f"you have spent ${money.spent_usd:.2f} of ${money.allowance_usd or 0:.2f}",
                 hint="ask your instructor: labctl course budget",
             )
-        if self._owned and (lack := no_deadline(self._provider)) and self._costs(seat):
+        if self._is_root and (lack := no_deadline(self._provider)) and self._costs(seat):
             raise PolicyError(
-                "this course gives no servers of one's own",
+                "this course cannot give students servers of their own",
                 why=lack,
                 hint="tell your instructor: labctl course check",
             )
 
     def offers(self, seat: Seat) -> list[Offer]:
-        """The server that the seat has, else what the course's provider has for it.
+        """Return the offer of the seat's present server, else the provider's offers.
 
-        A provider that has nothing left for others need not be asked about what is the seat's.
+        A seat that has a server keeps it even when the provider has nothing left.
         """
-        own = self._list().get(seat.lab_id)
-        return self._others() if own is None else [own.offer]
+        own = self._list_servers().get(seat.lab_id)
+        return self._list_offers() if own is None else [own.offer]
 
-    def _list(self) -> dict[str, Server]:
-        """The seats' servers by lab id, as the provider was asked some seconds ago."""
+    def _list_servers(self) -> dict[str, Server]:
+        """Return the seats' servers by lab id, from the provider or at most LOOK_S seconds old."""
         with self._listing:
             at, servers = self._listed
             if not at or time.monotonic() - at > LOOK_S:
                 listed = self._provider.servers()
-                servers = {one.lab_id: one for one in listed if one.state not in ENDED}
+                servers = {server.lab_id: server for server in listed if server.state not in ENDED}
                 self._listed = (time.monotonic(), servers)
             return servers
 
-    def _others(self) -> list[Offer]:
-        """What the provider has for one more seat, as it was asked within the last minute."""
-        at, found = self._offers
+    def _list_offers(self) -> list[Offer]:
+        """Return the provider's offers for one more seat, at most OFFERS_S seconds old."""
+        at, offers = self._offers
         if not at or time.monotonic() - at > OFFERS_S:
             need = self.staff.folder.config.lab.server.need
             most = need.max_price_usd_per_hour
-            found = [
-                one
-                for one in self._provider.offers(need)
-                if most is None or one.price_usd_per_hour <= most
+            offers = [
+                offer
+                for offer in self._provider.offers(need)
+                if most is None or offer.price_usd_per_hour <= most
             ]
-            self._offers = (time.monotonic(), found)
-        return found
+            self._offers = (time.monotonic(), offers)
+        return offers
 
     def money(self, seat: Seat) -> Money:
-        """From the ledger, as its last lines say."""
+        """Return the seat's allowance and spending, from the ledger."""
         entries = self.staff.folder.ledger.entries()
         budget = self.staff.folder.config.per_student.budget
         return Money(
@@ -143,27 +146,29 @@ class SeatWork:
         (outcome,) = up(self.staff, [seat], login_only=self.login_only)
         if outcome.server is None or outcome.error:
             if outcome.server is not None and outcome.made:
-                self._take_away(seat, outcome.server)  # nobody was let in, and it would go on
+                self._remove_server(
+                    seat, outcome.server
+                )  # nobody can log in, and it would keep running
             raise ProviderError(
                 outcome.error, why=outcome.why, hint="labctl up   # again, or tell your instructor"
             )
         if outcome.made:
             self._new[seat.name] = outcome.server.id
-        return self._limited(seat, outcome.server, made=outcome.made)
+        return self._require_deadline(seat, outcome.server, made=outcome.made)
 
     def let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> Server:
-        """One that was made for these, and lets nobody in, is taken away again."""
+        """Authorize the claims' keys. A new server on which that fails is removed again."""
         try:
-            self._let_in(seat, server, claims)
+            self._write_keys(seat, server, claims)
         except LabError:
             if self._new.pop(seat.name, "") == server.id:
-                self._take_away(seat, server)
+                self._remove_server(seat, server)
             raise
         self._new.pop(seat.name, None)
         return server
 
-    def _let_in(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> None:
-        lines = {" ".join([*one.public_key.split()[:2], COMMENT]) for one in claims}
+    def _write_keys(self, seat: Seat, server: Server, claims: tuple[Claim, ...]) -> None:
+        lines = {" ".join([*claim.public_key.split()[:2], COMMENT]) for claim in claims}
         body = "".join(f"{line}\n" for line in sorted(lines))
         transport = self._ground(seat).connections.reopen(server)
         transport.run(LET_IN, stdin=body.encode(), timeout_s=SCRIPT_S)
@@ -173,11 +178,14 @@ class SeatWork:
         try:
             gone = found is None and accounts.is_gone(self._course, server)
         except PolicyError:
-            return server  # the keeper asks another account, which cannot know: its rounds say so
+            return server  # another account answered, which cannot know: the sweep reports it
         return None if gone else found or server
 
     def end(self, seat: Seat, server: Server) -> None:
-        """PolicyError where not everything could be brought home: compute ends, the disk stays."""
+        """Save and end the seat's server.
+
+        PolicyError if not everything could be saved: compute ends then, and the disk stays.
+        """
         ground = self._ground(seat)
         with (
             ground.state.exclusive(ground.lab_id, "course down"),
@@ -191,20 +199,23 @@ class SeatWork:
             )
 
     def extend(self, seat: Seat, server: Server, span_s: int, by: str) -> None:
-        """PolicyError beyond the course's longest life or the seat's budget, written down too."""
+        """Give a server `span_s` more seconds, recorded in the ledger.
+
+        PolicyError beyond the course's maximum lifetime or the seat's budget.
+        """
         ground = self._ground(seat)
         need, ledger = ground.config.server.need, self.staff.folder.ledger
-        with self._extending:  # written down before it is given: two at once are two
-            own = ledger.entries(seat=seat.name)
-            whole_s = (need.ttl_s or 0) + granted_s(own) + _extended_s(own) + span_s
+        with self._extending:  # recorded before it is granted, so that two at once both count
+            entries = ledger.entries(seat=seat.name)
+            whole_s = (need.ttl_s or 0) + granted_s(entries) + _extended_s(entries) + span_s
             if need.max_ttl_s and whole_s > need.max_ttl_s:
                 hours = need.max_ttl_s / 3600
                 raise PolicyError(
-                    f"no {span_s / 3600:g} h more",
-                    why=f"a server of this course lives {hours:g} h at most",
+                    f"cannot extend by {duration_text(span_s)}",
+                    why=f"servers of this course run for at most {hours:g} h",
                     hint="ask your instructor: labctl course extend",
                 )
-            # Without `seconds`, which would move the ceiling itself.
+            # Without `seconds`, which would raise the ceiling itself.
             ledger.append("extend", seat=seat.name, student=by, by=by, span_s=span_s)
         try:
             more_time.extend(ground, span_s, latest_at=server.created_at + whole_s)
@@ -214,32 +225,35 @@ class SeatWork:
             )
             raise
 
-    def _limited(self, seat: Seat, server: Server, *, made: bool) -> Server:
-        """The server with the time at which its provider ends it; a new one without is taken away,
-        and one that staff has made is not handed out."""
-        if not (self._owned and server.offer.price_usd_per_hour):
+    def _require_deadline(self, seat: Seat, server: Server, *, made: bool) -> Server:
+        """Return the server with the deadline at which its provider ends it.
+
+        Raises ProviderError without one: a new server is removed then, one that staff created is
+        not given to the student.
+        """
+        if not (self._is_root and server.offer.price_usd_per_hour):
             return server
         state = self.staff.state
-        said = state.events(server_id=server.id, kind="deadline", limit=1)
-        at = server.deadline_at or (float(said[0].detail.get("at") or 0.0) if said else 0.0)
+        events = state.events(server_id=server.id, kind="deadline", limit=1)
+        at = server.deadline_at or (float(events[0].detail.get("at") or 0.0) if events else 0.0)
         if at > 0:
             return msgspec.structs.replace(server, deadline_at=at)
         if made:
-            self._take_away(seat, server)
+            self._remove_server(seat, server)
         raise ProviderError(
-            "the server was taken away again" if made else "the server cannot be handed out",
-            why="nothing at its provider would end it at its time",
-            hint="tell your instructor: the keeper's account may not set that timer",
+            "the server was removed again" if made else "the server cannot be given to you",
+            why="its provider would not end it at its deadline",
+            hint="tell your instructor: the keeper's account must be allowed to set that timer",
         )
 
-    def _take_away(self, seat: Seat, server: Server) -> None:
+    def _remove_server(self, seat: Seat, server: Server) -> None:
         with metering.write_ends(self.staff.state, [seat]):
             end_server.remove(self._ground(seat), server)
             metering.ended(self.staff.folder, [(seat, server)], "keeper", NOT_HANDED_OUT)
 
     def _costs(self, seat: Seat) -> bool:
-        """Whether anything that the seat may have costs anything."""
-        return any(one.price_usd_per_hour for one in self.offers(seat))
+        """Tell whether any of the seat's offers costs money."""
+        return any(offer.price_usd_per_hour for offer in self.offers(seat))
 
     def _ground(self, seat: Seat) -> Ground:
         staff = self.staff
@@ -249,8 +263,8 @@ class SeatWork:
         return ground
 
     @property
-    def _owned(self) -> bool:
-        """Whether students are root on what they get: not with an account on a shared server."""
+    def _is_root(self) -> bool:
+        """Whether students are root on their server: not with an account on a shared one."""
         return self.staff.folder.config.shared is None
 
     @property
@@ -263,19 +277,19 @@ class SeatWork:
 
 
 def no_deadline(provider: Provider) -> str:
-    """Why nothing at the provider would end a server at its time; "" where something would."""
+    """Return why the provider does not end servers at their deadline, or "" if it does."""
     if not isinstance(provider, Deadline):
-        return f"{provider.name} cannot end a server by itself at its time"
+        return f"{provider.name} cannot end a server by itself at its deadline"
     lack = provider.deadline_lacks
-    return f"nothing at {provider.name} would end it at its time: {lack}" if lack else ""
+    return f"{provider.name} would not end it at its deadline: {lack}" if lack else ""
 
 
 def _extended_s(entries: Iterable[Entry]) -> int:
-    """Seconds that students have given the seat's present server within the limits."""
+    """Return the seconds by which students have extended the seat's present server."""
     total = 0
-    for one in entries:
-        if one.kind == "up":
+    for entry in entries:
+        if entry.kind == "up":
             total = 0
-        elif one.kind == "extend":
-            total += int(one.detail.get("span_s", 0))
+        elif entry.kind == "extend":
+            total += int(entry.detail.get("span_s", 0))
     return total

@@ -1,4 +1,4 @@
-"""What a flow tells of a seat among many, and a reporter that says whose news it is."""
+"""Events of a flow over many seats, and a reporter that labels them with their seat."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from labctl.events import Decision, Event, Note, Progress, Reporter, Step
 
 
 class SeatEvent(Event, frozen=True):
-    """Base of what is told of one seat. Events of several seats come from several threads."""
+    """Base of the events of one seat. They come from several threads."""
 
     seat: str
 
 
 class News(SeatEvent, frozen=True):
-    """What is going on there now: a step that began, or a note."""
+    """A step that has started for a seat, or a note."""
 
     text: str
     warning: bool = False
 
 
 class Done(SeatEvent, frozen=True):
-    """The seat is through: `error` is what failed, "" where nothing did."""
+    """The flow is done with a seat: `error` is what failed, "" if nothing did."""
 
     error: str = ""
 
 
 class SeatReporter:
-    """Hands on a seat's steps and notes as `News`. With `agreed`, prices were agreed to before.
+    """Passes on a seat's steps and notes as `News`, and agrees to questions about one seat.
 
-    Everything else that would be asked of one seat is answered with yes: the whole was asked.
+    Questions about prices are agreed to only with `agreed`, if the total was consented to before.
     """
 
     def __init__(self, seat: str, reporter: Reporter, *, agreed: bool) -> None:
@@ -42,13 +42,13 @@ class SeatReporter:
             warning = event.level == "warning"
             self._reporter.emit(News(seat=self._seat, text=event.text, warning=warning))
         elif isinstance(event, Progress) and event.unit == "bytes" and event.total:
-            share = f"{event.name} {event.done / event.total:.0%}"
-            self._reporter.emit(News(seat=self._seat, text=share))
+            progress = f"{event.name} {event.done / event.total:.0%}"
+            self._reporter.emit(News(seat=self._seat, text=progress))
 
     def ask(self, decision: Decision) -> bool:
         return self._agreed or decision.about not in ("price", "billing")
 
 
 def stopping(reporter: Reporter) -> None:
-    """Say that Ctrl-C was heard: what was begun may take some minutes."""
-    reporter.emit(Note(text="stopping: what was begun is finished first", level="warning"))
+    """Report that Ctrl-C was received: finishing what has started may take minutes."""
+    reporter.emit(Note(text="stopping, once what has started is finished", level="warning"))

@@ -1,4 +1,4 @@
-"""What lies on seats' servers: which labs, their results, and getting those home."""
+"""The contents of seats' servers: their labs, their runs, and saving their results."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from labctl.runs import runs
 from labctl.servers import adoption
 from labctl.servers.context import Ground
 
-# Below a seat's directory: what came home of labs that are the student's own.
+# Below a seat's directory: the results of labs that the student created.
 LABS = Path("labs")
-_LIST = (
+_LIST_SCRIPT = (
     'cd "$HOME/labctl" 2>/dev/null || exit 0; for i in */.labctl/id; do '
     '[ -f "$i" ] && [ ! -L "$i" ] && printf "%s %s\\n" "${i%%/*}" "$(head -c 64 "$i")"; done; true'
 )
@@ -26,7 +26,7 @@ _LINE = re.compile(r"(\S+) ([0-9a-f]{12})\Z")
 
 
 class SavedSeat(Value, frozen=True):
-    """What was brought home of one seat before its server went."""
+    """What was saved of one seat before its server ended."""
 
     labs: tuple[str, ...] = ()
     files: int = 0
@@ -34,38 +34,38 @@ class SavedSeat(Value, frozen=True):
 
 
 def labs_on(ground: Ground, server: Server) -> list[Ground]:
-    """A ground for every lab on the seat's server, the seat's own first.
+    """Build a context for every lab on the seat's server, the seat's own first.
 
-    A student's own lab comes home below the seat's directory. Names that are none are left out.
+    Results of a student's own lab go below the seat's directory. Invalid names are skipped.
     """
-    said = ground.connections.reopen(server).run(_LIST, timeout_s=30.0).stdout
-    found = [ground]
-    for line in said.splitlines():
+    output = ground.connections.reopen(server).run(_LIST_SCRIPT, timeout_s=30.0).stdout
+    labs = [ground]
+    for line in output.splitlines():
         match = _LINE.fullmatch(line.strip())
         if match is None or match[2] == ground.lab_id:
             continue
-        # A second lab of one name lies in <lab>-<the first of its id>, and is asked for by <lab>.
+        # A second lab of the same name is in <lab>-<start of its id>; requests name it <lab>.
         name = match[1].removesuffix(f"-{match[2][:6]}")
         if NAME_PATTERN.fullmatch(name):
-            found.append(_inside(ground, name, match[2]))
-    return found
+            labs.append(_nested_context(ground, name, match[2]))
+    return labs
 
 
 @dataclass(frozen=True)
 class LabOnSeat(Ground):
-    """A student's own lab on a seat's server, which is on record as the seat's."""
+    """A student's own lab on a seat's server, which is recorded under the seat."""
 
     seat_lab_id: str = ""
 
     def server(self) -> Server:
-        known = self.state.server_of_lab(self.seat_lab_id)
-        return super().server() if known is None else known
+        recorded = self.state.server_of_lab(self.seat_lab_id)
+        return super().server() if recorded is None else recorded
 
 
-def _inside(ground: Ground, name: str, lab_id: str) -> Ground:
+def _nested_context(ground: Ground, name: str, lab_id: str) -> Ground:
     root = ground.config.root / LABS / f"{name}-{lab_id[:6]}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = LabOnSeat(
+    context = LabOnSeat(
         msgspec.structs.replace(ground.config, name=name, root=root),
         lab_id,
         ground.paths,
@@ -76,20 +76,20 @@ def _inside(ground: Ground, name: str, lab_id: str) -> Ground:
         place=ground.place,
         seat_lab_id=ground.lab_id,
     )
-    made.__dict__.update(provider=ground.provider, connections=ground.connections)
-    return made
+    context.__dict__.update(provider=ground.provider, connections=ground.connections)
+    return context
 
 
 def save(ground: Ground, server: Server, *, discard: bool) -> SavedSeat:
-    """Stop what runs on the seat's server and bring all of it home, verified.
+    """Stop the runs on the seat's server, then download and verify everything.
 
-    PolicyError where not everything could be saved: compute ends then, and the disk stays.
+    PolicyError if not everything could be saved: compute ends then, and the disk stays.
     """
     if adoption.is_fresh(ground, server):
-        return SavedSeat()  # nobody was let in before it was ready
+        return SavedSeat()  # nobody can log in before it is ready
     try:
         if server.state == "stopped" and not discard:
-            server = up.make_ready(ground, server)  # whose labs are on it is not known else
+            server = up.make_ready(ground, server)  # its labs can be listed only while it runs
         labs = [ground] if server.state == "stopped" else labs_on(ground, server)
     except LabError as error:
         if discard:
@@ -97,21 +97,21 @@ def save(ground: Ground, server: Server, *, discard: bool) -> SavedSeat:
         raise down.kept_there(ground, server, error) from error
     files = edits = 0
     for lab in labs:
-        came, changed = down.emptied(lab, server, discard=discard)
-        files, edits = files + came, edits + changed
+        new_files, new_edits = down.emptied(lab, server, discard=discard)
+        files, edits = files + new_files, edits + new_edits
     return SavedSeat(labs=tuple(lab.config.name for lab in labs), files=files, edits=edits)
 
 
 def latest_run(labs: Sequence[Ground], server: Server, run_id: str = "") -> tuple[Ground, Run]:
-    """The run named, or the youngest of all labs on the server, and the lab that it belongs to."""
+    """Return a run by id, or the newest of all labs on the server, with its lab."""
     for lab in labs:
         runs.refresh(lab, server)
-    found: list[tuple[Ground, Run]] = []
+    latest: list[tuple[Ground, Run]] = []
     for lab in labs:
         try:
-            found.append((lab, runs.latest(lab, run_id)))
+            latest.append((lab, runs.latest(lab, run_id)))
         except LabError:
             continue
-    if not found:
+    if not latest:
         return labs[0], runs.latest(labs[0], run_id)
-    return max(found, key=lambda one: one[1].created_at)
+    return max(latest, key=lambda pair: pair[1].created_at)

@@ -1,8 +1,8 @@
-"""Seats on shared servers: an account each, behind the same contract as a server each.
+"""Seats on shared servers: an account each, behind the contract of a provider.
 
-To everything above, an account is a server: it is made, found, listed and ended like one. The
-servers that carry the accounts are labs of the course's own, made when the first account is wanted
-and ended with the last. Who sits where is kept in the course's folder.
+For the rest of labctl an account is a server: it is created, found, listed and ended like one. The
+shared servers are labs of the course itself, created for their first account and ended with the
+last. The course's folder records which lab has which account.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from labctl.servers import accounts, adoption, deadlines, end_server, guard
 from labctl.servers.context import Ground
 from labctl.servers.shared_server import Account, Sharing, share
 
-# So long one answer of the provider about the servers that carry accounts holds.
+# Seconds for which one list of the shared servers counts as current.
 LOOK_S = 5.0
-# So long is waited for more of those who ask at once: a playbook takes seconds for one, too.
+# Seconds to wait for more simultaneous requests: a playbook takes seconds even for one account.
 GATHER_S = 0.25
 OVER = ("ending", "terminated")
-# What a provider answers that has no further server for the course.
+# Errors of a provider that has no further server for the course.
 NO_OTHER = (CapacityError, NoOfferError, PolicyError, QuotaError)
 
 
 def through(folder: CourseFolder, course: Ground) -> Ground:
-    """The course's ground with accounts in place of servers."""
-    made = dataclasses.replace(course)
-    made.__dict__.update(
+    """Return the course's context with accounts instead of servers."""
+    context = dataclasses.replace(course)
+    context.__dict__.update(
         connections=course.connections, provider=SharedSeats(Hosts(folder, course))
     )
-    return made
+    return context
 
 
-class _Calm:
-    """Hands on what a person should know, and not each task of a playbook."""
+class _QuietReporter:
+    """Passes on notes and questions, but not each task of a playbook."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -76,7 +76,7 @@ class _Calm:
 
 
 class Hosts:
-    """The servers that carry accounts: labs of the course's own."""
+    """The shared servers of a course, which are labs of the course itself."""
 
     def __init__(self, folder: CourseFolder, course: Ground) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ class Hosts:
     @functools.cached_property
     def sharing(self) -> Sharing:
         shared = self.folder.config.shared
-        assert shared is not None, "asked for only where the course shares servers"
+        assert shared is not None, "used only for courses with shared servers"
         return Sharing(
             places=shared.accounts_per_server,
             gpus=shared.gpus,
@@ -100,7 +100,7 @@ class Hosts:
         )
 
     def ground(self, number: int) -> Ground:
-        """The ground of one of them. What its accounts may spend is counted seat by seat."""
+        """Build the context of a shared server. It has no budget: spending is limited per seat."""
         config = self.course.config
         need = msgspec.structs.replace(config.server.need, budget_usd=None)
         own = msgspec.structs.replace(
@@ -117,65 +117,70 @@ class Hosts:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def listed(self, *, now: bool = False) -> dict[int, Server]:
-        """Those that the provider shows, by number; asked again after LOOK_S."""
+        """Return the servers that the provider lists, by number; at most LOOK_S seconds old."""
         with self._guard:
-            at, found = self._listed
+            at, servers = self._listed
             if now or time.monotonic() - at > LOOK_S or not at:
-                found = self.course.provider.servers()
-                self._listed = (time.monotonic(), found)
-        numbers = {one.host for one in self.seating.all()}
+                servers = self.course.provider.servers()
+                self._listed = (time.monotonic(), servers)
+        numbers = {account.host for account in self.seating.all()}
         ids = {self.lab_id(number): number for number in numbers}
-        return {ids[s.lab_id]: s for s in found if s.lab_id in ids and s.state not in OVER}
+        return {
+            ids[server.lab_id]: server
+            for server in servers
+            if server.lab_id in ids and server.state not in OVER
+        }
 
     def may_exist(self, number: int) -> bool:
-        """Whether the server is there, or may still show up after a lost answer."""
+        """Tell whether the server exists, or may still appear after a lost reply."""
         if self.course.state.open_attempts(self.lab_id(number)):
             return True
         try:
             return number in self.listed(now=True)
         except LabError:
-            return True  # nobody knows
+            return True  # unknown
 
     def settle(self, number: int) -> None:
-        """Have every account of one server as it is wanted now: those of all who wait at once."""
+        """Create and remove one server's accounts as requested, for all waiting threads at once."""
         with self._lock(number):
             time.sleep(GATHER_S)
-            mine = [one for one in self.seating.all() if one.host == number]
-            if any(one.state == "wanted" for one in mine):
-                # Who asks while the server is made comes along.
+            mine = [account for account in self.seating.all() if account.host == number]
+            if any(account.state == "wanted" for account in mine):
+                # Requests that arrive while the server is created are included.
                 self.server(number)
-                mine = [one for one in self.seating.all() if one.host == number]
-            coming = [one for one in mine if one.state == "wanted"]
-            leaving = [one for one in mine if one.state == "leaving"]
+                mine = [account for account in self.seating.all() if account.host == number]
+            coming = [account for account in mine if account.state == "wanted"]
+            leaving = [account for account in mine if account.state == "leaving"]
             if not coming and not leaving:
-                return  # somebody who waited before has done it
-            staying = [one for one in mine if one.state == "there"]
+                return  # another thread has done it
+            staying = [account for account in mine if account.state == "there"]
             if coming or staying:
-                self._share(number, coming, leaving)
+                self._update_accounts(number, coming, leaving)
             else:
-                self._end(number, leaving)
-            self.seating.mark([one.token for one in coming], "there")
-            self.seating.mark([one.token for one in leaving], "gone")
+                self._end_server(number, leaving)
+            self.seating.mark([account.token for account in coming], "there")
+            self.seating.mark([account.token for account in leaving], "gone")
 
     def server(self, number: int) -> Server:
-        """One that is ready, made where there is none; with its lock held.
+        """Return a ready server, created if needed. Needs the server's lock held.
 
-        Another process may have ended the one of before: only the provider knows.
+        Another process may have ended the previous one: only the provider knows.
         """
-        ready, shown = self._ready.get(number), self.listed(now=True).get(number)
-        if ready is None or shown is None or shown.id != ready.id:
+        ready, listed = self._ready.get(number), self.listed(now=True).get(number)
+        if ready is None or listed is None or listed.id != ready.id:
             self._shared.discard(number)
             ready = self._ready[number] = up.up(self.ground(number))
             self._listed = (0.0, [])
         return ready
 
-    def _share(self, number: int, coming: list[Sitting], leaving: list[Sitting]) -> None:
+    def _update_accounts(self, number: int, coming: list[Sitting], leaving: list[Sitting]) -> None:
         if not coming and not self._is_listed(number):
-            return  # it is gone, and they with it
+            return  # the server is gone, and the accounts with it
         ground, server = self.ground(number), self.server(number)
-        accounts = [Account(name=one.account, keys=(one.key,)) for one in coming]
-        accounts += [Account(name=one.account) for one in leaving]
-        step = Step(name=f"accounts on {server.alias}", detail=", ".join(a.name for a in accounts))
+        accounts = [Account(name=new.account, keys=(new.key,)) for new in coming]
+        accounts += [Account(name=old.account) for old in leaving]
+        names = ", ".join(account.name for account in accounts)
+        step = Step(name=f"accounts on {server.alias}", detail=names)
         ground.reporter.emit(step)
         share(
             server,
@@ -183,16 +188,16 @@ class Hosts:
             self.sharing,
             playbooks_dir=ground.paths.data_dir / "playbooks",
             ssh_config=ground.connections.config_path(server.id),
-            reporter=_Calm(ground.reporter),
+            reporter=_QuietReporter(ground.reporter),
             only_accounts=number in self._shared or not coming,
         )
         self._shared.add(number)
         ground.reporter.emit(msgspec.structs.replace(step, done=True))
 
-    def _end(self, number: int, leaving: list[Sitting]) -> None:
-        """With its last account a server goes, too; first the accounts, where it is only lent."""
+    def _end_server(self, number: int, leaving: list[Sitting]) -> None:
+        """End a server with its last account, which is removed first: the machine may stay."""
         if self._is_listed(number):
-            self._share(number, [], leaving)
+            self._update_accounts(number, [], leaving)
             ground = self.ground(number)
             server = adoption.adopt(ground)
             if server is not None:
@@ -202,12 +207,12 @@ class Hosts:
         self._listed = (0.0, [])
 
     def _is_listed(self, number: int) -> bool:
-        """Whether the provider shows it now. PolicyError where its answer says nothing of it."""
+        """Tell whether the provider lists the server. PolicyError if another account answered."""
         if number in self.listed(now=True):
             return True
-        known = self.course.state.server_of_lab(self.lab_id(number))
-        if known is not None:
-            accounts.is_gone(self.course, known)
+        recorded = self.course.state.server_of_lab(self.lab_id(number))
+        if recorded is not None:
+            accounts.is_gone(self.course, recorded)
         return False
 
     def _lock(self, number: int) -> threading.Lock:
@@ -216,9 +221,9 @@ class Hosts:
 
 
 class SharedSeats:
-    """A Provider whose servers are accounts. What has no account of its own is the inner one's.
+    """A Provider whose servers are accounts. Everything else is passed to the inner provider.
 
-    `create` waits until the account is there: all that are asked for meanwhile come with it.
+    `create` waits until the account exists; simultaneous requests are handled together.
     """
 
     settings_type = Value
@@ -236,12 +241,12 @@ class SharedSeats:
         return self.inner.check(need)
 
     def offers(self, need: Need) -> list[Offer]:
-        """The inner provider's, then the course's own servers; at an account's share of the price.
+        """Return the inner provider's offers, then the shared servers, at the price per account.
 
-        Where the inner one can give no other server, the course's own are what there is. Its
-        refusal is raised only where the course has none.
+        If the inner provider has no further server, only the shared servers are offered. Its
+        error is raised only if there is none.
         """
-        own = [one.offer for one in self.hosts.listed().values()]
+        own = [server.offer for server in self.hosts.listed().values()]
         try:
             others = self.inner.offers(need)
         except HostKeyError:
@@ -250,9 +255,9 @@ class SharedSeats:
             if not own:
                 raise
             others = []
-        kinds = {(one.type, one.zone, one.spot) for one in others}
-        own = [one for one in own if (one.type, one.zone, one.spot) not in kinds]
-        return [self._shared(one) for one in (*others, *own)]
+        kinds = {(offer.type, offer.zone, offer.spot) for offer in others}
+        own = [offer for offer in own if (offer.type, offer.zone, offer.spot) not in kinds]
+        return [self._price_per_account(offer) for offer in (*others, *own)]
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
         folder, seating = self.hosts.folder, self.hosts.seating
@@ -265,36 +270,36 @@ class SharedSeats:
         except LabError as error:
             if self.hosts.may_exist(sitting.host):
                 raise
-            # A place on a server that could not be made would be asked for again for ever, even
-            # when another has room.
+            # Otherwise every retry would ask for a place on the server that could not be created,
+            # even if another server has room.
             seating.give_up(sitting, before)
-            raise self._as_full(error) from error
-        found = self.find(sitting.server_id)
-        if found is None:
+            raise self._as_full_error(error) from error
+        server = self.find(sitting.server_id)
+        if server is None:
             raise LabError(
-                f"{sitting.account} was not made on shared server {sitting.host}",
+                f"account {sitting.account} was not created on shared server {sitting.host}",
                 hint="labctl course up   # again",
             )
-        return found
+        return server
 
     def find(self, server_id: str) -> Server | None:
         sitting = self.hosts.seating.of(server_id)
         if sitting is None or sitting.state == "gone":
             return None
         host = self.hosts.listed().get(sitting.host)
-        return self._seen(sitting, host) if host else None
+        return self._as_server(sitting, host) if host else None
 
     def servers(self) -> list[Server]:
-        """Every account of the course on a server that is there."""
+        """Return every account of the course on a server that exists."""
         hosts = self.hosts.listed(now=True)
         return [
-            self._seen(one, hosts[one.host])
-            for one in self.hosts.seating.all()
-            if one.state != "gone" and one.host in hosts
+            self._as_server(account, hosts[account.host])
+            for account in self.hosts.seating.all()
+            if account.state != "gone" and account.host in hosts
         ]
 
     def terminate(self, server_id: str) -> None:
-        """End the account; its files stay where the server stays. The last one ends the server."""
+        """End the account; the last one ends the server. Its files stay as long as the server."""
         sitting = self.hosts.seating.of(server_id)
         if sitting is None or sitting.state == "gone":
             return
@@ -308,12 +313,12 @@ class SharedSeats:
         self.inner.remove(resource)
 
     def guarded_as(self, server_id: str) -> str:
-        """The watchdog is that of the server which carries the account."""
+        """Return the lab id of the shared server, whose watchdog guards the account."""
         sitting = self.hosts.seating.of(server_id)
         return self.hosts.lab_id(sitting.host) if sitting else ""
 
     def prolong(self, server_id: str, span_s: int) -> None:
-        """More time for the server, and so for everybody on it; PolicyError beyond `max_ttl`."""
+        """Give the server, and so everybody on it, more time; PolicyError beyond `max_ttl`."""
         sitting = self.hosts.seating.of(server_id)
         host = self.hosts.listed().get(sitting.host) if sitting else None
         if sitting and host:
@@ -321,33 +326,33 @@ class SharedSeats:
             server = ground.as_ours(host, None)
             deadlines.follow(ground, server, guard.extend(ground, server, span_s))
 
-    def _as_full(self, error: LabError) -> LabError:
-        """What kept another server from being made, told as what it means for a place."""
+    def _as_full_error(self, error: LabError) -> LabError:
+        """Turn the reason why no other server can be created into "all places are taken"."""
         count = len(self.hosts.listed())
         if not count or isinstance(error, HostKeyError) or not isinstance(error, NO_OTHER):
             return error
         places = self.hosts.sharing.places
         return PolicyError(
             f"all {count * places} places on the course's shared servers are taken",
-            why=f"no other server can be made: {error.what}: {error.why}",
+            why=f"no other server can be created: {error.what}: {error.why}",
             hint="labctl course down --only NAME   # frees a place; or raise "
             "shared.accounts_per_server in course.yaml",
         )
 
-    def _shared(self, offer: Offer) -> Offer:
+    def _price_per_account(self, offer: Offer) -> Offer:
         places = self.hosts.sharing.places
-        whole = offer.on_demand_usd_per_hour
+        on_demand = offer.on_demand_usd_per_hour
         return msgspec.structs.replace(
             offer,
             price_usd_per_hour=offer.price_usd_per_hour / places,
-            on_demand_usd_per_hour=None if whole is None else whole / places,
+            on_demand_usd_per_hour=None if on_demand is None else on_demand / places,
         )
 
-    def _seen(self, sitting: Sitting, host: Server) -> Server:
-        known = self.hosts.course.state.server(host.id)
-        way = known.endpoint if known else host.endpoint
+    def _as_server(self, sitting: Sitting, host: Server) -> Server:
+        recorded = self.hosts.course.state.server(host.id)
+        host_endpoint = recorded.endpoint if recorded else host.endpoint
         endpoint: Endpoint = msgspec.structs.replace(
-            way, user=sitting.account, identity=sitting.identity
+            host_endpoint, user=sitting.account, identity=sitting.identity
         )
         return Server(
             id=sitting.server_id,
@@ -356,7 +361,7 @@ class SharedSeats:
             lab_id=sitting.lab_id,
             alias=sitting.lab,
             endpoint=endpoint,
-            offer=self._shared(host.offer),
+            offer=self._price_per_account(host.offer),
             created_at=sitting.created_at,
             state="running" if sitting.state == "there" else "starting",
             deadline_at=host.deadline_at,

@@ -1,4 +1,4 @@
-"""Every seat at a glance: from the record and the ledger at once, or asked of everybody now."""
+"""The status of every seat: from local records and the ledger, or refreshed from the servers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from labctl.servers.fan_out import Doors
 
 
 class SeatNow(Value, frozen=True):
-    """One seat. `state` is its server's, "none" without one, "elsewhere" where only the ledger
-    knows one. Dollars are the ledger's; `budget_usd` None has no end. What is not known is None.
+    """The status of one seat. Unknown values are None.
 
-    `idle_s` is for how long nothing has happened there, as its watchdog last said, at `heard_at`.
-    `run` is the youngest that was seen there. `error` is why it could not be asked.
+    `state` is that of its server, "none" without one, or "elsewhere" if only the ledger knows one.
+    Dollars are from the ledger; `budget_usd` is None without a limit. `idle_s` is how long the
+    server has been idle, as its watchdog reported at `heard_at`. `run` is the newest known run.
+    `error` is why the server could not be asked.
     """
 
     seat: str
@@ -56,7 +57,7 @@ class SeatNow(Value, frozen=True):
 
 
 class CourseNow(Value, frozen=True):
-    """All seats, in the roster's order. `usd_per_hour` is what runs now."""
+    """The status of all seats, in the roster's order. `usd_per_hour` is for those that run now."""
 
     course: str
     seats: tuple[SeatNow, ...]
@@ -67,78 +68,82 @@ class CourseNow(Value, frozen=True):
 
 
 def status(staff: Staff, seats: Sequence[Seat], *, refresh: bool = False) -> CourseNow:
-    """As recorded here; with `refresh` as the provider and every server say now.
+    """Return the recorded status; with `refresh`, ask the provider and every server first.
 
-    A server that does not answer is told with its seat, and stops no other.
+    A server that does not answer is an `error` of its seat, and stops no other.
     """
-    errors = _asked(staff, seats) if refresh else {}
+    errors = _refresh_servers(staff, seats) if refresh else {}
     return recorded(staff, seats, errors)
 
 
 def recorded(staff: Staff, seats: Sequence[Seat], errors: dict[str, str]) -> CourseNow:
-    """What this machine's record and the course's ledger say; nobody is asked."""
+    """Return the status from this machine's records and the ledger, without any request."""
     now = time.time()
     entries = staff.folder.ledger.entries()
     spent = spending(entries, now)
     servers: dict[str, Server] = {}
     for server in staff.state.servers():
-        servers[server.lab_id] = server  # the youngest comes last
-    youngest: dict[str, Run] = {}
+        servers[server.lab_id] = server  # the newest comes last
+    newest_runs: dict[str, Run] = {}
     for run in staff.state.runs():
-        youngest[run.server_id] = run
-    mine: dict[str, list[Entry]] = {}
+        newest_runs[run.server_id] = run
+    entries_by_seat: dict[str, list[Entry]] = {}
     for entry in entries:
-        mine.setdefault(entry.seat, []).append(entry)
-    watched = _watched(staff, {server.id for server in servers.values()})
+        entries_by_seat.setdefault(entry.seat, []).append(entry)
+    watched = _read_watch_reports(staff, {server.id for server in servers.values()})
     budget_usd = staff.folder.config.lab.server.need.budget_usd
     rows = []
     for seat in seats:
-        own = mine.get(seat.name, [])
+        own_entries = entries_by_seat.get(seat.name, [])
         row = SeatNow(
             seat=seat.name,
             students=seat.students,
             spent_usd=spent.get(seat.name, Spent()).usd,
             hours=spent.get(seat.name, Spent()).hours,
-            budget_usd=allowance_usd(own, seat.name, budget_usd),
+            budget_usd=allowance_usd(own_entries, seat.name, budget_usd),
             error=errors.get(seat.name, ""),
         )
         server_here = servers.get(seat.lab_id)
         if server_here is None:
-            rows.append(_elsewhere(row, own))
+            rows.append(_with_ledger_server(row, own_entries))
             continue
         watch, heard_at = watched.get(server_here.id, ({}, None))
         row = _with_server(row, server_here, now)
         row = _with_watch(row, watch, heard_at, now)
-        rows.append(msgspec.structs.replace(row, run=youngest.get(server_here.id)))
-    going = [one for one in rows if one.state in ("running", "starting")]
+        rows.append(msgspec.structs.replace(row, run=newest_runs.get(server_here.id)))
+    running = [row for row in rows if row.state in ("running", "starting")]
     return CourseNow(
         course=staff.folder.config.name,
         seats=tuple(rows),
-        running=len(going),
-        usd_per_hour=sum(one.usd_per_hour for one in going),
-        spent_usd=sum(one.spent_usd for one in rows),
+        running=len(running),
+        usd_per_hour=sum(row.usd_per_hour for row in running),
+        spent_usd=sum(row.spent_usd for row in rows),
         now=now,
     )
 
 
-def _watched(staff: Staff, ids: set[str]) -> dict[str, tuple[dict[str, Any], float]]:
-    """What each server's watchdog said last, and when."""
-    found: dict[str, tuple[dict[str, Any], float]] = {}
+def _read_watch_reports(staff: Staff, ids: set[str]) -> dict[str, tuple[dict[str, Any], float]]:
+    """Return each server's last watchdog report, and its time."""
+    reports_by_id: dict[str, tuple[dict[str, Any], float]] = {}
     for server_id in ids:
-        told = staff.state.events(server_id=server_id, kind="watch", limit=1)
-        if told:
-            found[server_id] = (told[0].detail["watch"], told[0].at)
-    return found
+        reports = staff.state.events(server_id=server_id, kind="watch", limit=1)
+        if reports:
+            reports_by_id[server_id] = (reports[0].detail["watch"], reports[0].at)
+    return reports_by_id
 
 
-def _elsewhere(row: SeatNow, own: Iterable[Entry]) -> SeatNow:
-    """A server that another machine made, such as the keeper's: the ledger alone knows it."""
-    open_ones = [(name, one) for name, one in metering.known(own).items() if not one.ended]
-    if not open_ones:
+def _with_ledger_server(row: SeatNow, entries: Iterable[Entry]) -> SeatNow:
+    """Show a server that only the ledger knows: another machine created it, such as the keeper."""
+    open_servers = [
+        (server_id, server)
+        for server_id, server in metering.known(entries).items()
+        if not server.ended
+    ]
+    if not open_servers:
         return row
-    server_id, known = open_ones[-1]
+    server_id, server = open_servers[-1]
     return msgspec.structs.replace(
-        row, state="elsewhere", server_id=server_id, usd_per_hour=known.price
+        row, state="elsewhere", server_id=server_id, usd_per_hour=server.price
     )
 
 
@@ -159,18 +164,18 @@ def _with_server(row: SeatNow, server: Server, now: float) -> SeatNow:
 def _with_watch(row: SeatNow, watch: dict[str, Any], heard_at: float | None, now: float) -> SeatNow:
     if heard_at is None:
         return row
-    left = watch.get("ttl_left_s")
+    ttl_left_s = watch.get("ttl_left_s")
     return msgspec.structs.replace(
         row,
         heard_at=heard_at,
         watched=bool(watch.get("alive")),
-        ttl_left_s=None if left is None else left - (now - heard_at),
+        ttl_left_s=None if ttl_left_s is None else ttl_left_s - (now - heard_at),
         idle_s=watch.get("idle_for_s"),
     )
 
 
-def _asked(staff: Staff, seats: Sequence[Seat]) -> dict[str, str]:
-    """Ask the provider once and every running server; errors by seat."""
+def _refresh_servers(staff: Staff, seats: Sequence[Seat]) -> dict[str, str]:
+    """Ask the provider once, and every running server; return the errors by seat."""
     course = staff.course()
     listed = course.provider.servers()
     grounds = {
@@ -190,88 +195,90 @@ def _asked(staff: Staff, seats: Sequence[Seat]) -> dict[str, str]:
         )
     }
     names = {seat.lab_id: seat.name for seat in seats}
-    told = [
-        one.beside(
-            one.config, one.lab_id, SeatReporter(names[lab_id], staff.reporter, agreed=False)
+    contexts = [
+        ground.beside(
+            ground.config, ground.lab_id, SeatReporter(names[lab_id], staff.reporter, agreed=False)
         )
-        for lab_id, one in grounds.items()
+        for lab_id, ground in grounds.items()
     ]
-    doors = Doors(take_over(told, listed))
+    doors = Doors(take_over(contexts, listed))
 
-    def look(ground: Ground) -> None:
+    def refresh_seat(ground: Ground) -> None:
         server = staff.state.server_of_lab(ground.lab_id)
         if server is None or server.state != "running":
             return
         with doors.through(server.endpoint):
             look_at(ground, server)
 
-    outcomes = fleet.each(told, look)
+    outcomes = fleet.each(contexts, refresh_seat)
     metering.accrue(staff.folder, course, listed)
     return {
-        names[one.ground.lab_id]: " ".join(filter(None, [one.error.what, one.error.why]))
-        for one in outcomes
-        if one.error is not None
+        names[outcome.ground.lab_id]: " ".join(
+            filter(None, [outcome.error.what, outcome.error.why])
+        )
+        for outcome in outcomes
+        if outcome.error is not None
     }
 
 
 def take_over(grounds: Sequence[Ground], listed: Sequence[Server]) -> list[Server]:
-    """Record what the provider has just shown of these seats; the servers that they have.
+    """Record the servers that the provider has just listed for these seats; return them.
 
-    Nobody is asked about a server that is shown as it was recorded.
+    A server that is listed as it was recorded needs no request.
     """
-    shown = {one.id: one for one in listed if one.state not in ENDED}
-    by_lab = {one.lab_id: one for one in shown.values()}
-    found = []
+    by_id = {server.id: server for server in listed if server.state not in ENDED}
+    by_lab = {server.lab_id: server for server in by_id.values()}
+    servers = []
     for ground in grounds:
-        known = ground.state.server_of_lab(ground.lab_id)
-        if known is None and ground.lab_id not in by_lab:
+        recorded = ground.state.server_of_lab(ground.lab_id)
+        if recorded is None and ground.lab_id not in by_lab:
             continue
-        now = shown.get(known.id) if known else None
-        if known is None or now is None:
-            adopted = _adopted(ground, listed)
+        current = by_id.get(recorded.id) if recorded else None
+        if recorded is None or current is None:
+            server = _adopt(ground, listed)
         else:
-            adopted = _renewed(ground, known, now)
-        if adopted is not None:
-            found.append(adopted)
-    return found
+            server = _update_record(ground, recorded, current)
+        if server is not None:
+            servers.append(server)
+    return servers
 
 
-def _adopted(ground: Ground, listed: Sequence[Server]) -> Server | None:
+def _adopt(ground: Ground, listed: Sequence[Server]) -> Server | None:
     try:
         return adoption.adopt(ground, listed)
-    except PolicyError as error:  # of a lab: the seat's name is that of its directory
+    except PolicyError as error:  # about a lab: name the seat instead, as its directory is called
         error.what = error.what.replace(ground.config.name, ground.config.root.name)
         error.hint = error.hint.replace("labctl down", "labctl course down")
         raise
 
 
-def _renewed(ground: Ground, known: Server, now: Server) -> Server:
-    """The record with what has changed; its alias and key file are this machine's own."""
+def _update_record(ground: Ground, recorded: Server, current: Server) -> Server:
+    """Return the record updated from the list, with this machine's own alias and key file."""
     endpoint = msgspec.structs.replace(
-        now.endpoint, identity=now.endpoint.identity or known.endpoint.identity
+        current.endpoint, identity=current.endpoint.identity or recorded.endpoint.identity
     )
-    fresh = msgspec.structs.replace(now, alias=known.alias, endpoint=endpoint)
-    if fresh != known:
-        fresh = adoption.adopt(ground, [now]) or fresh
-    return fresh
+    updated = msgspec.structs.replace(current, alias=recorded.alias, endpoint=endpoint)
+    if updated != recorded:
+        updated = adoption.adopt(ground, [current]) or updated
+    return updated
 
 
 def look_at(ground: Ground, server: Server) -> None:
-    """Ask a seat's server about all its labs, and write down what its watchdog says."""
+    """Refresh the runs of all labs on a seat's server, and record its watchdog's report."""
     for lab in labs_on(ground, server):
         reply = runs.refresh(lab, server)
         one_lab.keep_watch(ground, server, reply.get("watch") or {})
 
 
 def server_of(staff: Staff, seat: Seat) -> Server:
-    """The seat's server as recorded; NotFoundError with the command that makes one."""
+    """Return the seat's recorded server; NotFoundError says how to create one."""
     found = staff.state.server_of_lab(seat.lab_id)
     if found is None or found.state in (*ENDED, "stopped"):
         known = metering.known(staff.folder.ledger.entries(seat=seat.name))
-        elsewhere = any(not one.ended for one in known.values())
+        elsewhere = any(not server.ended for server in known.values())
         raise NotFoundError(
-            f"{seat.name} has no server" + (" on this machine's record" if elsewhere else ""),
-            why="another machine, such as the keeper's, made it" if elsewhere else "",
+            f"{seat.name} has no server" + (" in this machine's records" if elsewhere else ""),
+            why="another machine created it, such as the keeper" if elsewhere else "",
             hint="labctl course status --refresh"
             if elsewhere
             else f"labctl course up --only {seat.name}",
@@ -280,20 +287,20 @@ def server_of(staff: Staff, seat: Seat) -> Server:
 
 
 def servers_of(staff: Staff, seats: Sequence[Seat]) -> list[tuple[Seat, Server]]:
-    """The seats that have a server that runs, as recorded; NotFoundError where none has."""
+    """Return the seats with a running server, as recorded; NotFoundError if there is none."""
     by_lab: dict[str, Server] = {}
-    for one in staff.state.servers():
-        if one.state not in (*ENDED, "stopped"):
-            by_lab[one.lab_id] = one
-    found = [(seat, by_lab[seat.lab_id]) for seat in seats if seat.lab_id in by_lab]
-    if not found:
+    for server in staff.state.servers():
+        if server.state not in (*ENDED, "stopped"):
+            by_lab[server.lab_id] = server
+    pairs = [(seat, by_lab[seat.lab_id]) for seat in seats if seat.lab_id in by_lab]
+    if not pairs:
         raise NotFoundError(
-            "no seat has a server", why="none is on record here", hint="labctl course up"
+            "no seat has a server", why="this machine has no record of one", hint="labctl course up"
         )
-    return found
+    return pairs
 
 
 def ground_of(staff: Staff, seat: Seat) -> Ground:
-    """The ground of one seat."""
-    (found,) = seat_grounds(staff.folder, staff.paths, staff.state, staff.reporter, [seat])
-    return found
+    """Build the context of one seat."""
+    (ground,) = seat_grounds(staff.folder, staff.paths, staff.state, staff.reporter, [seat])
+    return ground

@@ -1,7 +1,7 @@
-"""What the keeper does by itself: class hours, the sweep over budgets and ends, the roster.
+"""The keeper's periodic tasks: class hours, budgets and deadlines, the roster.
 
-Each deed takes what it needs from a `Look`, one answer of the provider's, and may be repeated. A
-deed that fails for one seat is told and stops no other.
+Each task works on a `Look`, one snapshot of the provider's servers, and may be repeated. A failure
+for one seat is reported and stops no other.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from labctl.lifecycle import down
 from labctl.model import Server
 from labctl.servers import guard
 
-# Percent of a seat's budget.
+# Warnings, in percent of a seat's budget.
 WARN_AT = (100, 80, 50)
-# To finish a checkpoint once the budget is used up, or the time is over: then the sweep acts. The
-# server's own watchdog has acted before, unless somebody has stopped it.
+# Seconds after the budget is used up, or the time is over, before the sweep ends the server: enough
+# to finish a checkpoint. Its own watchdog has acted before, unless somebody has stopped it.
 GRACE_S = 600.0
-# So long a provider may not show what it has just made.
+# Seconds for which a provider may not list a server that it has just created.
 YOUNG_S = 60.0
 AT_ONCE = 64
-# So long what is on a server may take to come home once its budget or its time is over.
+# Seconds for saving what is on a server once its budget or its time is over.
 SAVE_S = 3600.0
-# So long a round waits for the ends that it has begun; they go on beside the next one.
+# Seconds that one sweep waits for the ends that it has started; they continue after that.
 PATIENCE_S = 120.0
 AFTER_CLASS_S = 2 * 3600.0
 IDLE_AFTER_CLASS_S = 1800.0
@@ -52,7 +52,7 @@ Reason = Literal["budget", "time", "left", "class"]
 
 @dataclass(frozen=True)
 class Look:
-    """Who is there, at `at`, as the provider has just shown it: seat's lab id -> server."""
+    """A snapshot of the provider's servers at time `at`, by the lab id of their seat."""
 
     at: float
     servers: dict[str, Server]
@@ -60,7 +60,7 @@ class Look:
 
 @dataclass
 class Rounds:
-    """One course's. `tell` takes a seat's name ("" for none) and what happened."""
+    """The periodic tasks of one course. `tell` takes a seat's name ("" for none) and a message."""
 
     staff: Staff
     desk: Desk
@@ -68,39 +68,39 @@ class Rounds:
     tell: Callable[[str, str], None]
     now: Callable[[], float] = time.time
     _seen: tuple[int, ...] = ()
-    _going: dict[str, threading.Thread] = field(default_factory=dict)
+    _ends: dict[str, threading.Thread] = field(default_factory=dict)
     _rescues: dict[str, threading.Thread] = field(default_factory=dict)
     _over_since: dict[str, float] = field(default_factory=dict)
-    _turns: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_ONCE))
+    _slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(AT_ONCE))
 
     def look(self) -> Look:
-        """Ask the provider once for all seats, and write down what they have cost since."""
+        """Ask the provider once for all seats, and record what they have cost since."""
         course = self.staff.course()
         listed = course.provider.servers()
         metering.accrue(self.staff.folder, course, listed)
-        there = {one.lab_id: one for one in listed if one.state not in ENDED}
-        return Look(at=self.now(), servers=there)
+        by_lab = {server.lab_id: server for server in listed if server.state not in ENDED}
+        return Look(at=self.now(), servers=by_lab)
 
     def roster(self) -> None:
-        """Who has left the course gets in no longer, and lets their server go."""
+        """Revoke the keys of students who have left the course, and release their servers."""
         folder = self.staff.folder
-        self._read_again()
-        active = {one.id for one in folder.students()}
-        gone = [one for one in self.keys.students() if one not in active]
-        for student in self.keys.expel(gone) if gone else []:
-            self.tell(student, "has left the course: the key opens nothing any more")
+        self._reload()
+        active = {student.id for student in folder.students()}
+        inactive = [student for student in self.keys.students() if student not in active]
+        for student in self.keys.expel(inactive) if inactive else []:
+            self.tell(student, "has left the course: the key was revoked")
         for desk in self.desk.seats():
-            here = {one.student for one in desk.claims if not one.leaving}
-            left = {
-                one
-                for one in here
-                if one not in active or folder.seat_of(one).name != desk.seat.name
+            holders = {claim.student for claim in desk.claims if not claim.leaving}
+            former = {
+                student
+                for student in holders
+                if student not in active or folder.seat_of(student).name != desk.seat.name
             }
-            if left:
-                desk.leave_all(tuple(left))
+            if former:
+                desk.leave_all(tuple(former))
 
-    def _read_again(self) -> None:
-        """Take over course.yaml and the roster where they changed, but only whole ones."""
+    def _reload(self) -> None:
+        """Reload course.yaml and the roster if they changed and are valid."""
         folder = self.staff.folder
         seen = tuple(
             path.stat().st_mtime_ns if path.exists() else 0
@@ -109,14 +109,14 @@ class Rounds:
         if seen == self._seen:
             return
         fresh = open_course(folder.path)
-        fresh.config, fresh.students()  # a ConfigError leaves all as it was
+        fresh.config, fresh.students()  # a ConfigError changes nothing
         folder.refresh()
         if self._seen:
-            self.tell("", "course.yaml and the roster are read again")
+            self.tell("", "course.yaml and the roster were reloaded")
         self._seen = seen
 
     def hours(self, look: Look) -> None:
-        """Servers for everybody before class; unused ones go after it."""
+        """Bring servers up before class, and end unused ones after it."""
         config = self.staff.folder.config
         current, lesson = phase(config.hours, config.term, self.now())
         if current != "off" and lesson is not None:
@@ -124,16 +124,16 @@ class Rounds:
             return
         over = just_ended(config.hours, config.term, self.now(), AFTER_CLASS_S)
         if over is not None:
-            self._clear(look, self.now() - over.ends)
+            self._end_after_class(look, self.now() - over.ends)
 
     def sweep(self, look: Look) -> None:
-        """Warn whose budget goes to its end; end what outlives its budget, its time, its owner."""
+        """Warn seats that use up their budget; end servers beyond budget, time or membership."""
         folder = self.staff.folder
         entries = folder.ledger.entries()
         spent = spending(entries, self.now(), folder.living(look.servers.values()))
         lines: dict[str, list[Entry]] = defaultdict(list)
-        for one in entries:
-            lines[one.seat].append(one)
+        for entry in entries:
+            lines[entry.seat].append(entry)
         for seat in folder.seats(active_only=False, former=True):
             own = lines[seat.name]
             allowance = allowance_usd(own, seat.name, folder.config.per_student.budget)
@@ -143,38 +143,42 @@ class Rounds:
                 self._warn(seat, own, usd, allowance, server)
             if server is None:
                 continue
-            rescued = self._rescue(seat, server, usd, allowance)
-            if why := self._over(seat, own, usd, allowance, server):
+            rescued = self._start_rescue(seat, server, usd, allowance)
+            if why := self._find_end_reason(seat, own, usd, allowance, server):
                 if not rescued:
-                    self._apart(seat.name, partial(self._end, seat, why))
-                # Whoever brings the results home, it does not take for ever.
+                    self._start_thread(seat.name, partial(self._save_and_end, seat, why))
+                # Saving must not take forever, whichever thread does it.
                 since = self._over_since.setdefault(server.id, self.now())
                 if self.now() - since > SAVE_S:
-                    self._apart(f"{seat.name} late", partial(self._cut, seat, server))
-        self._settled()
+                    self._start_thread(f"{seat.name} late", partial(self._end_late, seat, server))
+        self._join_threads()
         for desk in self.desk.seats():
             if (server := desk.server) is not None and server.created_at < look.at - YOUNG_S:
                 desk.seen(server, look.servers.get(desk.seat.lab_id))
             desk.go_on()
 
     def disks(self) -> None:
-        """Remove seats' kept disks whose time is over."""
+        """Remove the kept disks of seats that have expired."""
         remove_expired_disks(self.staff)
 
     def watch(self) -> None:
-        """Ask every server how it is: for idle hours, and for whoever looks at the dashboard."""
-        there = {one.lab_id for one in self.staff.state.servers() if one.state == "running"}
-        seats = [one for one in self.staff.folder.seats() if one.lab_id in there]
+        """Refresh the status of every server, for idle hours and for the dashboard."""
+        running = {
+            server.lab_id for server in self.staff.state.servers() if server.state == "running"
+        }
+        seats = [seat for seat in self.staff.folder.seats() if seat.lab_id in running]
         if seats:
             status(self.staff, seats, refresh=True)
 
-    def _rescue(self, seat: Seat, server: Server, usd: float, allowance: float | None) -> bool:
-        """Whether the server's results are brought home at its end: from now on, where it is near.
+    def _start_rescue(
+        self, seat: Seat, server: Server, usd: float, allowance: float | None
+    ) -> bool:
+        """Start saving a server's results if its end is near; tell whether they are being saved.
 
-        The round does not wait for that. A watchdog that says nothing is measured by the ledger.
+        The sweep does not wait for it. If the watchdog is silent, the ledger decides.
         """
-        going = self._rescues.get(seat.name)
-        if going is not None and going.is_alive():
+        rescue_thread = self._rescues.get(seat.name)
+        if rescue_thread is not None and rescue_thread.is_alive():
             return True
         if server.state != "running":
             return False
@@ -186,25 +190,25 @@ class Rounds:
             return False
 
         def save() -> None:
-            limit = rescue.await_end(ground_of(self.staff, seat), self._recorded(server))
+            limit = rescue.await_end(ground_of(self.staff, seat), self._find_recorded(server))
             if limit is not None:
-                with self._turns:
-                    self._end(seat, limit)
+                with self._slots:
+                    self._save_and_end(seat, limit)
 
         self._rescues[seat.name] = threading.Thread(target=save, name="seat-rescue", daemon=True)
         self._rescues[seat.name].start()
         return True
 
-    def _recorded(self, server: Server) -> Server:
-        """The server with the way and the keys that are on record: a provider shows neither."""
+    def _find_recorded(self, server: Server) -> Server:
+        """Return the recorded server, with its endpoint and keys: a provider lists neither."""
         return self.staff.state.server(server.id) or server
 
     def _prepare(self, look: Look, lesson: Lesson) -> None:
-        """Whoever puts a server down in class does not get it again unasked; who loses it does."""
+        """Bring up missing servers, except those that were put down on purpose during class."""
         last: dict[str, Entry] = {}
-        for one in self.staff.folder.ledger.entries():
-            if one.kind in ("up", "down") and one.at >= lesson.warm:
-                last[one.seat] = one
+        for entry in self.staff.folder.ledger.entries():
+            if entry.kind in ("up", "down") and entry.at >= lesson.warm:
+                last[entry.seat] = entry
         wanted = [
             seat
             for seat in self.staff.folder.seats()
@@ -213,78 +217,82 @@ class Rounds:
         ]
         if not wanted:
             return
-        self.tell("", f"class is near: servers for {len(wanted)}")
+        count = "1 server" if len(wanted) == 1 else f"{len(wanted)} servers"
+        self.tell("", f"class starts soon: bringing up {count}")
         for outcome in servers.up(self.staff, wanted):
             if outcome.error:
                 self.tell(outcome.seat, ": ".join(filter(None, [outcome.error, outcome.why])))
 
-    def _clear(self, look: Look, since_s: float) -> None:
+    def _end_after_class(self, look: Look, since_s: float) -> None:
         for seat in self.staff.folder.seats():
             server = look.servers.get(seat.lab_id)
             if server is None or server.state != "running":
                 continue
-            held = any(not one.leaving for one in self.desk.seat(seat).claims)
-            if held and since_s < IDLE_AFTER_CLASS_S:
+            is_held = any(not claim.leaving for claim in self.desk.seat(seat).claims)
+            if is_held and since_s < IDLE_AFTER_CLASS_S:
                 continue
-            self._apart(seat.name, partial(self._end_unused, seat, server))
-        self._settled()
+            self._start_thread(seat.name, partial(self._end_unused, seat, server))
+        self._join_threads()
 
     def _end_unused(self, seat: Seat, server: Server) -> None:
-        if not self._busy(seat, server):
-            self._end(seat, "class")
+        if not self._is_busy(seat, server):
+            self._save_and_end(seat, "class")
 
-    def _apart(self, name: str, deed: Callable[[], None]) -> None:
-        """Do it in a thread of its own, one at a time for each name: a student is root on their
-        server, which may never answer or answer nonsense, and that is to keep nobody else's from
-        its end."""
-        if (going := self._going.get(name)) is not None and going.is_alive():
+    def _start_thread(self, name: str, action: Callable[[], None]) -> None:
+        """Run an action in a thread of its own, one at a time for each name.
+
+        Students are root on their servers, which may never answer or answer nonsense: that must not
+        delay the end of any other server.
+        """
+        if (thread := self._ends.get(name)) is not None and thread.is_alive():
             return
 
         def run() -> None:
-            with self._turns:
+            with self._slots:
                 try:
-                    deed()
+                    action()
                 except Exception as error:
                     self.tell(name, as_lab_error(error, partial(self.tell, name)).what)
 
-        self._going[name] = threading.Thread(target=run, name="seat-end", daemon=True)
-        self._going[name].start()
+        self._ends[name] = threading.Thread(target=run, name="seat-end", daemon=True)
+        self._ends[name].start()
 
-    def _settled(self) -> None:
-        """Wait for what was begun, but not for ever."""
+    def _join_threads(self) -> None:
+        """Wait for the started threads, at most PATIENCE_S seconds."""
         end = time.monotonic() + PATIENCE_S
-        for one in self._going.values():
-            one.join(max(0.0, end - time.monotonic()))
-        self._going = {name: one for name, one in self._going.items() if one.is_alive()}
+        for thread in self._ends.values():
+            thread.join(max(0.0, end - time.monotonic()))
+        self._ends = {name: thread for name, thread in self._ends.items() if thread.is_alive()}
 
-    def _busy(self, seat: Seat, server: Server) -> bool:
-        """Whether somebody or something works there; yes where that cannot be told."""
+    def _is_busy(self, seat: Seat, server: Server) -> bool:
+        """Tell whether the server is in use; True if its watchdog does not answer."""
         try:
-            told = guard.watch(ground_of(self.staff, seat), self._recorded(server))
+            report = guard.watch(ground_of(self.staff, seat), self._find_recorded(server))
         except LabError:
             return True
-        return not told or bool(told.get("busy"))
+        return not report or bool(report.get("busy"))
 
     def _warn(
         self,
         seat: Seat,
-        own: Iterable[Entry],
+        entries: Iterable[Entry],
         usd: float,
         allowance: float,
         server: Server | None,
     ) -> None:
-        """Once for each step, and again where the budget was changed since."""
+        """Warn a seat once for each step, and again if its budget changed since."""
         share = 100 * usd / allowance if allowance > 0 else 100.0 if usd > 0 else 0.0
-        step = next((one for one in WARN_AT if share >= one), 0)
+        step = next((percent for percent in WARN_AT if share >= percent), 0)
         if not step:
             return
-        told = [one.detail for one in own if one.kind == "warned"]
+        warnings = [entry.detail for entry in entries if entry.kind == "warned"]
         if any(
-            float(one.get("percent", 0)) >= step and one.get("allowance_usd") == round(allowance, 2)
-            for one in told
+            float(detail.get("percent", 0)) >= step
+            and detail.get("allowance_usd") == round(allowance, 2)
+            for detail in warnings
         ):
             return
-        text = _words(step, usd, allowance)
+        text = _budget_text(step, usd, allowance)
         self.staff.folder.ledger.append(
             "warned",
             seat=seat.name,
@@ -295,15 +303,15 @@ class Rounds:
         )
         self.tell(seat.name, text)
         if server is not None and server.state == "running":
-            self._apart(seat.name, partial(self._show, seat, text))
+            self._start_thread(seat.name, partial(self._show_on_server, seat, text))
 
-    def _show(self, seat: Seat, text: str) -> None:
+    def _show_on_server(self, seat: Seat, text: str) -> None:
         try:
             broadcast.message(self.staff, [seat], text)
         except LabError as error:
-            self.tell(seat.name, f"could not be told on the server: {error.what}")
+            self.tell(seat.name, f"could not show the warning on the server: {error.what}")
 
-    def _over(
+    def _find_end_reason(
         self,
         seat: Seat,
         own: list[Entry],
@@ -311,13 +319,17 @@ class Rounds:
         allowance: float | None,
         server: Server,
     ) -> Reason | Literal[""]:
-        """Why the seat's server has to go by now."""
-        if not any(one.active for one in map(self.staff.folder.student, seat.students)):
+        """Return why the seat's server must end now, or "" if it may stay."""
+        if not any(student.active for student in map(self.staff.folder.student, seat.students)):
             return "left"
         if server.state == "stopped":
             return ""
         if allowance is not None and usd >= allowance and server.offer.price_usd_per_hour:
-            warned = [one.at for one in own if one.kind == "warned" and _full(one, allowance)]
+            warned = [
+                entry.at
+                for entry in own
+                if entry.kind == "warned" and _is_final_warning(entry, allowance)
+            ]
             if warned and self.now() - warned[-1] > GRACE_S:
                 return "budget"
         longest = self.staff.folder.config.per_student.max_ttl + granted_s(own)
@@ -325,42 +337,44 @@ class Rounds:
             return "time"
         return ""
 
-    def _cut(self, seat: Seat, server: Server) -> None:
-        """Whoever has results come home without end, by their own hand or the link's, lives on no
-        longer: compute ends at the provider, and the disk stays where it can."""
-        late = LabError(f"in {SAVE_S / 60:.0f} minutes not everything on it came home")
-        try:
-            told: LabError = down.kept_there(ground_of(self.staff, seat), server, late)
-        except LabError as error:
-            told = error
-        self.tell(seat.name, f"{told.what}: " + "; ".join(told.why.splitlines()))
+    def _end_late(self, seat: Seat, server: Server) -> None:
+        """End a server whose results take too long to save, and keep its disk if possible.
 
-    def _end(self, seat: Seat, why: Reason) -> None:
-        """Everything home, then the end; told where that fails, and tried again."""
+        Nobody gets more time by making downloads slow.
+        """
+        late = LabError(f"not everything on it could be saved within {SAVE_S / 60:.0f} minutes")
+        try:
+            result: LabError = down.kept_there(ground_of(self.staff, seat), server, late)
+        except LabError as error:
+            result = error
+        self.tell(seat.name, f"{result.what}: " + "; ".join(result.why.splitlines()))
+
+    def _save_and_end(self, seat: Seat, why: Reason) -> None:
+        """Save everything, then end the server. A failure is reported, and tried again later."""
         words = {
             "budget": "its budget is used up",
             "time": "its time is over",
             "left": "its students left the course or changed teams",
             "class": "class is over and nothing runs there",
         }
-        self.tell(seat.name, f"its server is ended: {words[why]}")
+        self.tell(seat.name, f"ending its server: {words[why]}")
         try:
             outcomes = teardown.down(replace(self.staff, why=words[why]), [seat])
         except LabError as error:
             self.tell(seat.name, ": ".join(filter(None, [error.what, error.why])))
             return
-        for one in outcomes:
-            if one.error:
-                self.tell(seat.name, ": ".join(filter(None, [one.error, one.why])))
+        for ending in outcomes:
+            if ending.error:
+                self.tell(seat.name, ": ".join(filter(None, [ending.error, ending.why])))
 
 
-def _full(entry: Entry, allowance: float) -> bool:
-    same = entry.detail.get("allowance_usd") == round(allowance, 2)
-    return same and float(entry.detail.get("percent", 0)) >= 100
+def _is_final_warning(entry: Entry, allowance: float) -> bool:
+    is_same_budget = entry.detail.get("allowance_usd") == round(allowance, 2)
+    return is_same_budget and float(entry.detail.get("percent", 0)) >= 100
 
 
-def _words(step: int, usd: float, allowance: float) -> str:
-    said = f"{usd:.2f} of {allowance:.2f} dollars are spent ({step}%)"
+def _budget_text(step: int, usd: float, allowance: float) -> str:
+    spent = f"{usd:.2f} of {allowance:.2f} dollars are spent ({step}%)"
     if step < 100:
-        return said
-    return f"{said}: save a checkpoint now, the server ends within {GRACE_S / 60:.0f} minutes"
+        return spent
+    return f"{spent}: save a checkpoint now, the server ends within {GRACE_S / 60:.0f} minutes"

@@ -1,7 +1,7 @@
-"""The end of seats' servers, and of a course: all of it home, nothing left that bills, proven.
+"""Ending seats' servers, and a whole course, with proof that results are saved and nothing bills.
 
-`down` ends servers. `end_of_term` also collects, takes keys back, and asks every provider that the
-course ever had a server at what is left there.
+`down` ends servers. `end_of_term` also collects submissions, revokes keys, and lists what is left
+at every provider where the course ever had a server.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from labctl.servers import end_server, kept_disks, leftovers
 from labctl.servers.context import Ground
 from labctl.servers.fan_out import Doors
 
-GIVE_UP = "labctl orphans --terminate --kept-too gives them up"
-# Servers whose results come home at the same time: this machine's line is what limits them.
+GIVE_UP = "labctl orphans --terminate --kept-too deletes them"
+# Servers saved at the same time: the bandwidth of this machine is the limit.
 AT_ONCE = 16
 
 
 class SeatEnding(Value, frozen=True):
-    """What came of one seat: what is home now, and its server's end or why it has not ended."""
+    """The result for one seat: what was saved, and whether its server ended or why not."""
 
     seat: str
     students: tuple[str, ...]
@@ -58,10 +58,10 @@ class SeatEnding(Value, frozen=True):
 
 
 def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[SeatEnding]:
-    """End the servers of these seats once all that is on them is here; those that had none aside.
+    """Save what is on these seats' servers, then end them; return a result for each server.
 
-    Asked once for all. A seat whose results cannot be saved keeps its server or its disk, and is
-    told; the others end. Safe to repeat.
+    Consent is asked for once. A seat whose results cannot be saved keeps its server or its disk,
+    with an error; the others end. Safe to repeat.
     """
     course = staff.course()
     listed = course.provider.servers()
@@ -70,43 +70,47 @@ def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[
         staff.folder, staff.paths, staff.state, staff.reporter, seats, course=course, listed=listed
     )
     by_lab = {seat.lab_id: seat for seat in seats}
-    servers = {one.lab_id: one for one in take_over(grounds, listed)}
-    mine = [one for one in grounds if one.lab_id in servers]
-    if not mine:
-        _see_to_disks(staff)
+    servers = {server.lab_id: server for server in take_over(grounds, listed)}
+    with_server = [ground for ground in grounds if ground.lab_id in servers]
+    if not with_server:
+        _handle_kept_disks(staff)
         return []
-    _agree(staff, [servers[one.lab_id] for one in mine], discard)
-    with metering.write_ends(staff.state, [by_lab[one.lab_id] for one in mine]):
-        saved = _save_all(staff, mine, servers, by_lab, discard)
-        ready = [one.ground for one in saved if one.error is None]
-        unended = _end_all(course, [servers[one.lab_id] for one in ready])
-        gone = [one for one in ready if one.lab_id not in unended]
-        # Not everything is home, and yet it has ended: its disk was kept.
-        kept = {one.ground.lab_id for one in saved if one.error and _is_gone(staff, servers, one)}
-        ended = [(by_lab[one.lab_id], servers[one.lab_id]) for one in gone]
+    _require_consent(staff, [servers[ground.lab_id] for ground in with_server], discard)
+    with metering.write_ends(staff.state, [by_lab[ground.lab_id] for ground in with_server]):
+        saved = _save_all(staff, with_server, servers, by_lab, discard)
+        ready = [outcome.ground for outcome in saved if outcome.error is None]
+        unended = _end_all(course, [servers[ground.lab_id] for ground in ready])
+        gone = [ground for ground in ready if ground.lab_id not in unended]
+        # Servers that ended without everything saved: their disks were kept.
+        kept = {
+            outcome.ground.lab_id
+            for outcome in saved
+            if outcome.error and _is_gone(staff, servers, outcome)
+        }
+        ended = [(by_lab[ground.lab_id], servers[ground.lab_id]) for ground in gone]
         metering.ended(staff.folder, ended, staff.by, staff.why, "" if discard else metering.HOME)
-        left = [(by_lab[one], servers[one]) for one in servers if one in kept]
-        metering.ended(staff.folder, left, staff.by, staff.why, metering.DISK)
-    gone += [one for one in mine if one.lab_id in kept]
-    _tidy(staff, course, gone)
-    _see_to_disks(staff)
-    return [_told(by_lab, servers, one, unended, kept) for one in saved]
+        with_disk = [(by_lab[lab_id], servers[lab_id]) for lab_id in servers if lab_id in kept]
+        metering.ended(staff.folder, with_disk, staff.by, staff.why, metering.DISK)
+    gone += [ground for ground in with_server if ground.lab_id in kept]
+    _remove_leftovers(staff, course, gone)
+    _handle_kept_disks(staff)
+    return [_describe_ending(by_lab, servers, outcome, unended, kept) for outcome in saved]
 
 
-def _is_gone(staff: Staff, servers: dict[str, Server], one: fleet.Outcome[SavedSeat]) -> bool:
-    return staff.state.server(servers[one.ground.lab_id].id) is None
+def _is_gone(staff: Staff, servers: dict[str, Server], outcome: fleet.Outcome[SavedSeat]) -> bool:
+    return staff.state.server(servers[outcome.ground.lab_id].id) is None
 
 
-def _agree(staff: Staff, servers: Sequence[Server], discard: bool) -> None:
-    price = sum(one.offer.price_usd_per_hour for one in servers)
-    lost = "Results that are not here will be LOST. " if discard else ""
-    what = f"{len(servers)} servers" if len(servers) > 1 else "one server"
-    question = f"{lost}end {what} of {staff.folder.config.name} ({price:.2f} dollars an hour)?"
-    detail = "" if discard else "what runs is cancelled, and every result is brought home first"
+def _require_consent(staff: Staff, servers: Sequence[Server], discard: bool) -> None:
+    price = sum(server.offer.price_usd_per_hour for server in servers)
+    lost = "Results that were not downloaded will be LOST. " if discard else ""
+    count = f"{len(servers)} servers" if len(servers) > 1 else "one server"
+    question = f"{lost}end {count} of {staff.folder.config.name} ({price:.2f} dollars an hour)?"
+    detail = "" if discard else "runs are canceled, and every result is downloaded first"
     if not staff.reporter.ask(Decision(question=question, detail=detail)):
         raise PolicyError(
             "nothing was ended",
-            why=f"they go on, at {price:.2f} dollars an hour together",
+            why=f"they are still running, for {price:.2f} dollars an hour together",
             hint="labctl course down --yes",
         )
 
@@ -120,29 +124,29 @@ def _save_all(
 ) -> list[fleet.Outcome[SavedSeat]]:
     doors = Doors(list(servers.values()))
 
-    def one(ground: Ground) -> SavedSeat:
+    def save_seat(ground: Ground) -> SavedSeat:
         server = servers[ground.lab_id]
         with doors.through(server.endpoint):
             return save(ground, server, discard=discard)
 
-    def tell(one: fleet.Outcome[SavedSeat]) -> None:
-        error = one.error.what if one.error else ""
-        staff.reporter.emit(Done(seat=by_lab[one.ground.lab_id].name, error=error))
+    def notify(outcome: fleet.Outcome[SavedSeat]) -> None:
+        error = outcome.error.what if outcome.error else ""
+        staff.reporter.emit(Done(seat=by_lab[outcome.ground.lab_id].name, error=error))
 
-    quiet = [
-        one.beside(
-            one.config,
-            one.lab_id,
-            SeatReporter(by_lab[one.lab_id].name, staff.reporter, agreed=False),
+    reporting = [
+        ground.beside(
+            ground.config,
+            ground.lab_id,
+            SeatReporter(by_lab[ground.lab_id].name, staff.reporter, agreed=False),
         )
-        for one in grounds
+        for ground in grounds
     ]
     halt = partial(stopping, staff.reporter)
-    return fleet.each(quiet, one, at_once=AT_ONCE, tell=tell, stopping=halt)
+    return fleet.each(reporting, save_seat, at_once=AT_ONCE, tell=notify, stopping=halt)
 
 
 def _end_all(course: Ground, servers: Sequence[Server]) -> dict[str, LabError]:
-    """End all of them together; why not, by lab id, for those that their provider did not end."""
+    """End all servers together; return the errors of those that did not end, by lab id."""
     if not servers:
         return {}
     step = Step(name="ending one server" if len(servers) == 1 else f"ending {len(servers)} servers")
@@ -150,104 +154,110 @@ def _end_all(course: Ground, servers: Sequence[Server]) -> dict[str, LabError]:
     try:
         end_server.end(course, servers)
     except LabError as error:
-        left = {one.lab_id for one in servers if course.state.server(one.id) is not None}
-        return dict.fromkeys(left, error)
+        unended = {
+            server.lab_id for server in servers if course.state.server(server.id) is not None
+        }
+        return dict.fromkeys(unended, error)
     course.reporter.emit(msgspec.structs.replace(step, done=True))
     return {}
 
 
-def _tidy(staff: Staff, course: Ground, gone: Sequence[Ground]) -> None:
-    """What is home of kept disks makes them go, as does what was there for one server alone; with
-    the last server goes what all shared."""
+def _remove_leftovers(staff: Staff, course: Ground, gone: Sequence[Ground]) -> None:
+    """Remove saved disks and timers of ended servers; after the last server, the shared parts."""
     if not gone:
         return
     try:
         left = course.provider.leftovers()
-        _take_saved(course, gone, left)
-        _take_timers(course, {one.lab_id for one in gone}, left)
+        _remove_saved_disks(course, gone, left)
+        _remove_timers(course, {ground.lab_id for ground in gone}, left)
         up, ours = course.provider.servers(), labs_of(staff)
-        if not any(one.lab_id in ours and one.state not in ENDED for one in up):
-            _take_shared(course, left)
+        if not any(server.lab_id in ours and server.state not in ENDED for server in up):
+            _remove_shared(course, left)
     except LabError as error:
-        text = f"what servers left behind is still there: {error.what}"
+        text = f"leftovers of ended servers could not be removed: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))
 
 
-def _see_to_disks(staff: Staff) -> None:
-    """Remove kept disks whose time is over, and say what stays, where no keeper does so."""
+def _handle_kept_disks(staff: Staff) -> None:
+    """Remove expired kept disks and report the others, unless a keeper does so."""
     if staff.folder.config.keeper is not None:
         return
     try:
-        kept = remove_expired_disks(staff)
+        disks = remove_expired_disks(staff)
     except LabError as error:
-        text = f"a kept disk whose time is over is still there: {error.what}"
+        text = f"an expired disk could not be removed: {error.what}"
         staff.reporter.emit(Note(text=text, level="warning"))
         return
-    if kept:
-        count = "1 kept disk costs" if len(kept) == 1 else f"{len(kept)} kept disks cost"
-        usd = sum(one.price_usd_per_month for one in kept)
-        text = f"{count} {usd:.2f} dollars a month; labctl course up brings back the results"
+    if disks:
+        count = "1 kept disk costs" if len(disks) == 1 else f"{len(disks)} kept disks cost"
+        usd = sum(disk.price_usd_per_month for disk in disks)
+        text = f"{count} {usd:.2f} dollars a month; labctl course up restores the results"
         staff.reporter.emit(Note(text=f"{text}; {GIVE_UP}", level="warning"))
 
 
-def _take_saved(course: Ground, gone: Sequence[Ground], left: Sequence[Resource]) -> None:
-    """Disks that were kept for results, of which everything came home with this server."""
-    mine = {
-        one.lab_id: one
-        for one in gone
-        if one.state.events(lab_id=one.lab_id, kind=kept_disks.SAVED, limit=1)
+def _remove_saved_disks(course: Ground, gone: Sequence[Ground], left: Sequence[Resource]) -> None:
+    """Remove kept disks whose results have all been saved."""
+    with_saved = {
+        ground.lab_id: ground
+        for ground in gone
+        if ground.state.events(lab_id=ground.lab_id, kind=kept_disks.SAVED, limit=1)
     }
-    found = [one for one in left if one.expires_at and one.lab_id in mine]
-    end_server.take_away(course, [o for o in found if kept_disks.is_saved(mine[o.lab_id], o)])
+    disks = [disk for disk in left if disk.expires_at and disk.lab_id in with_saved]
+    end_server.take_away(
+        course, [disk for disk in disks if kept_disks.is_saved(with_saved[disk.lab_id], disk)]
+    )
 
 
-def _take_timers(course: Ground, gone: set[str], left: Sequence[Resource]) -> None:
-    """What costs nothing and was there for one server: a timer at the provider."""
-    found = [one for one in left if one.lab_id in gone]
-    free = [one for one in found if not (one.price_usd_per_month or one.expires_at)]
+def _remove_timers(course: Ground, gone: set[str], left: Sequence[Resource]) -> None:
+    """Remove free resources of these labs, such as timers at the provider."""
+    free = [
+        resource
+        for resource in left
+        if resource.lab_id in gone and not (resource.price_usd_per_month or resource.expires_at)
+    ]
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        list(threads.map(lambda one: end_server.take_away(course, [one]), free))
+        list(threads.map(lambda resource: end_server.take_away(course, [resource]), free))
 
 
-def _take_shared(course: Ground, left: Sequence[Resource]) -> None:
-    """What the servers of the course shared at its provider, once none is left."""
-    shared = [one for one in left if one.lab_id == course.group]
-    end_server.take_away(course, [one for one in shared if one.expires_at is None])
+def _remove_shared(course: Ground, left: Sequence[Resource]) -> None:
+    """Remove what the course's servers shared at the provider, once none is left."""
+    shared = [resource for resource in left if resource.lab_id == course.group]
+    end_server.take_away(course, [resource for resource in shared if resource.expires_at is None])
 
 
-def _told(
+def _describe_ending(
     by_lab: dict[str, Seat],
     servers: dict[str, Server],
-    one: fleet.Outcome[SavedSeat],
+    outcome: fleet.Outcome[SavedSeat],
     unended: dict[str, LabError],
     kept: set[str],
 ) -> SeatEnding:
-    seat = by_lab[one.ground.lab_id]
-    error = one.error or unended.get(seat.lab_id)
+    seat = by_lab[outcome.ground.lab_id]
+    error = outcome.error or unended.get(seat.lab_id)
     return SeatEnding(
         seat=seat.name,
         students=seat.students,
         server_id=servers[seat.lab_id].id,
-        saved=one.value or SavedSeat(),
+        saved=outcome.value or SavedSeat(),
         ended=error is None,
         error=of_course(error.what, seat) if error else "",
         why=of_course(error.why, seat) if error else "",
-        hint=_hint(seat, one.error, kept) if error else "",
+        hint=_ending_hint(seat, outcome.error, kept) if error else "",
     )
 
 
-def _hint(seat: Seat, unsaved: LabError | None, kept: set[str]) -> str:
+def _ending_hint(seat: Seat, unsaved: LabError | None, kept: set[str]) -> str:
     if seat.lab_id in kept and not seat.students:
         return GIVE_UP
     if seat.lab_id in kept:
-        return f"labctl course up --only {seat.name} brings the disk back   # {GIVE_UP}"
-    # Of somebody who is in a team by now the bare name would end the team's server.
+        return f"labctl course up --only {seat.name} restores the disk   # {GIVE_UP}"
+    # The bare name of a student who is in a team by now would end the team's server.
     again = f"labctl course down --only {'' if seat.students else FORMER}{seat.name}"
-    return f"{again}, or {again} --discard to lose what is there" if unsaved else again
+    return f"{again}, or {again} --discard to delete unsaved results" if unsaved else again
 
 
 class Proof(Value, frozen=True):
-    """The end of a course. `collected` is what was fetched by assignment, or why it was not."""
+    """The result of ending a course. `collected` describes the collection of each assignment."""
 
     endings: tuple[SeatEnding, ...]
     left: tuple[Left, ...]
@@ -258,19 +268,21 @@ class Proof(Value, frozen=True):
     @property
     def clean(self) -> bool:
         """Whether every server has ended and no provider shows anything that bills."""
-        return all(one.ended for one in self.endings) and not any(one.bills for one in self.left)
+        return all(ending.ended for ending in self.endings) and not any(
+            provider.bills for provider in self.left
+        )
 
 
-# Fetch and verify what was handed in for an assignment; what came of it, in words.
+# Collects and verifies an assignment's submissions; returns a description.
 Collect = Callable[[str], str]
-# Take back every key that opens the course's keeper; how many there were.
+# Revokes every key to the course's keeper; returns how many there were.
 Revoke = Callable[[], int]
 
 
 def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool = False) -> Proof:
-    """Collect, save, end, take keys back, and ask the provider in every region what is left.
+    """Collect, save, end and revoke, then list what is left at the providers in every region.
 
-    Everything is tried, whatever fails; the proof says what did. Safe to repeat.
+    Every step is tried even if another fails; the proof says what failed. Safe to repeat.
     """
     collected = {}
     for name in staff.folder.config.assignments:
@@ -284,7 +296,7 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
     _end_grading(staff)
     seats = staff.folder.seats(active_only=False, former=True)
     endings = down(staff, seats, discard=discard)
-    ended = all(one.ended for one in endings)
+    ended = all(ending.ended for ending in endings)
     if ended:
         _end_own(staff)
     revoked = revoke() if ended else 0
@@ -297,39 +309,43 @@ def end_of_term(staff: Staff, *, collect: Collect, revoke: Revoke, discard: bool
         at=time.time(),
     )
     if proof.clean:
-        # Nothing is left that this key opens.
+        # No server is left that accepts this key.
         shutil.rmtree(staff.paths.keys_dir / staff.folder.id, ignore_errors=True)
     return proof
 
 
 def _end_own(staff: Staff) -> None:
-    """End what the course had servers and images for besides its seats; what fails is asked about
-    at the end, and told there."""
+    """End the course's own servers and remove its images.
+
+    A failure is only a warning here: the final listing shows what is left.
+    """
     own = own_labs(staff)
     for ground in every_ground(staff, everywhere=False):
         try:
-            servers = [one for one in ground.provider.servers() if one.lab_id in own]
+            servers = [server for server in ground.provider.servers() if server.lab_id in own]
             if servers:
-                staff.reporter.emit(Step(name="ending what a check, a bake or grading has left"))
+                staff.reporter.emit(Step(name="ending leftovers of a check, a bake or a grading"))
                 end_server.end(ground, servers)
             if ground.group and isinstance(ground.provider, Bake):
                 bake.drop(staff)
             left = ground.provider.leftovers()
             if ground.group:
-                _take_shared(ground, left)
-            _take_caches(ground, left)
+                _remove_shared(ground, left)
+            _remove_caches(ground, left)
         except LabError as error:
             staff.reporter.emit(Note(text=error.what, level="warning"))
 
 
-def _take_caches(course: Ground, left: Sequence[Resource]) -> None:
-    """The layers that only servers of the course could use again. They cost disk space."""
-    found = [one for one in left if one.kind == leftovers.CACHE]
-    end_server.take_away(course, [one for one in found if one.lab and one.lab == course.owner])
+def _remove_caches(course: Ground, left: Sequence[Resource]) -> None:
+    """Remove caches that only the course's servers could use again; they take disk space."""
+    caches = [resource for resource in left if resource.kind == leftovers.CACHE]
+    end_server.take_away(
+        course, [cache for cache in caches if cache.lab and cache.lab == course.owner]
+    )
 
 
 def _end_grading(staff: Staff) -> None:
-    """The grading server, where an earlier grading was interrupted or kept it."""
+    """End the grading server that an interrupted or earlier grading left."""
     try:
         end_forgotten(staff)
     except LabError as error:
@@ -337,6 +353,6 @@ def _end_grading(staff: Staff) -> None:
         staff.reporter.emit(Note(text=text, level="warning"))
 
 
-def outcomes_failed(found: Iterable[SeatOutcome | SeatEnding]) -> int:
-    """How many seats something failed for."""
-    return sum(bool(one.error) for one in found)
+def outcomes_failed(outcomes: Iterable[SeatOutcome | SeatEnding]) -> int:
+    """Count the seats with an error."""
+    return sum(bool(outcome.error) for outcome in outcomes)

@@ -4,6 +4,7 @@
     ├── UsageError               2    the call makes no sense as typed
     ├── ConfigError              2    lab.yaml (or another file) is wrong; holds every Problem
     ├── PolicyError              3    refused on purpose: budget, overwrite, trust, a lease held
+    │   ├── BudgetError          3    the rest of the budget does not pay for one hour
     │   └── HostKeyError         3    the server is not the one we knew
     ├── NotFoundError            4    nothing there by that name
     ├── BusyError               75    try again later
@@ -76,6 +77,10 @@ class ConfigError(LabError):
 
 class PolicyError(LabError):
     exit_code = 3
+
+
+class BudgetError(PolicyError):
+    pass
 
 
 class HostKeyError(PolicyError):

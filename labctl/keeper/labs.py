@@ -33,12 +33,12 @@ SWEPT_EVERY_S = 3600.0
 LONGEST_PAUSE_S = 300.0
 AT_ONCE = 12
 WELL, ENDED, SWEPT, TROUBLE = "well", "ended", "swept", "trouble"
-# Helps a ward; LabError where it could not be helped now.
+# Recovers a kept lab; LabError if that fails now.
 Attend = Callable[[str], None]
 
 
 class Journal:
-    """A Reporter of the keeper: lines for the log. It says yes to prices, which wards limit."""
+    """A Reporter that writes the keeper's log. It agrees to prices, which kept labs limit."""
 
     def __init__(self, tell: Report, name: str) -> None:
         self._tell = tell
@@ -48,40 +48,40 @@ class Journal:
         if isinstance(event, Note) and event.level != "detail":
             self._tell(self._name, event.text)
         elif isinstance(event, Step):
-            done = f": done{f' ({event.detail})' if event.detail else ''}" if event.done else ""
-            self._tell(self._name, f"{event.name}{done}")
+            detail = f" ({event.detail})" if event.detail else ""
+            self._tell(self._name, f"{event.name}: done{detail}" if event.done else event.name)
 
     def ask(self, decision: Decision) -> bool:
         return decision.about == "price"
 
 
 def only_keeper(places: Paths) -> AbstractContextManager[None]:
-    """Be this user's keeper here; BusyError names the process that is it already."""
+    """Hold the lock of this user's only keeper; BusyError names the process that has it."""
     return hold_alone(
-        _lock(places),
+        _lock_path(places),
         "labctl keep",
-        already="labctl keep runs here already",
+        already="labctl keep is already running here",
         hint="labctl keep --list",
     )
 
 
 def is_running(places: Paths) -> bool:
-    """Whether a keeper of this user runs here now."""
-    if not _lock(places).exists():
+    """Tell whether a keeper of this user is running here."""
+    if not _lock_path(places).exists():
         return False
     try:
-        with hold_lock(_lock(places), "looking whether labctl keep runs", wait_s=0.0):
+        with hold_lock(_lock_path(places), "checking whether labctl keep runs", wait_s=0.0):
             return False
     except BusyError:
         return True
 
 
-def _lock(places: Paths) -> Path:
+def _lock_path(places: Paths) -> Path:
     return places.keep_dir / ".locks" / "keep"
 
 
 class Keeper:
-    """Made once per process; `run` goes on until `stop` is set."""
+    """The keeper of labs, once per process. `run` returns once `stop` is set."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Keeper:
         self.stop = self._scheduler.stop
         self._places, self._state, self._environ = places, state, environ
         self._tell, self._attend = tell, attend
-        self._ground = ground or self._own_ground
+        self._ground = ground or self._build_context
         # The labs in its care, by name: when each was handed over, as its record's time of change.
         self._handed_over: dict[str, int] = {}
         self._begun = False
@@ -122,7 +122,7 @@ class Keeper:
         return self._scheduler.tick()
 
     def _update_tasks(self) -> None:
-        """Labs that came are checked now, and so are those that were handed over again."""
+        """Update the list of kept labs. New and changed ones are due at once."""
         labs = {}
         for path in self._places.keep_dir.glob(f"[!.]*/{kept_labs.RECORD}"):
             try:
@@ -130,7 +130,7 @@ class Keeper:
             except FileNotFoundError:
                 continue
         for name in self._handed_over.keys() - labs.keys():
-            self._tell(name, "is kept no longer")
+            self._tell(name, "is no longer kept")
             self._scheduler.remove(name)
             self.rounds.pop(name, None)
         for name, changed in labs.items():
@@ -142,32 +142,32 @@ class Keeper:
         self._begun = True
         if self._handed_over != labs:
             self._handed_over = labs
-            self._write()
+            self._write_rounds()
 
     def _check(self, name: str) -> float:
         """Check one lab, and return the seconds until the next time."""
-        with kept_labs.worked_on(self._places, name, "a round of labctl keep"):
+        with kept_labs.worked_on(self._places, name, "a check by labctl keep"):
             state = self._check_lab(name)
         self._states[name] = state
         return {WELL: EVERY_S, ENDED: ENDED_EVERY_S}.get(state, SWEPT_EVERY_S)
 
     def _check_lab(self, name: str) -> str:
-        one = kept_labs.ward(self._places, name)
-        ground = self._ground(one)
-        before = _states(ground, one)
-        state = look(ground, one, swept=self._swept(name))
+        kept_lab = kept_labs.ward(self._places, name)
+        ground = self._ground(kept_lab)
+        before = _describe_states(ground, kept_lab)
+        state = look(ground, kept_lab, swept=self._was_swept(name))
         if state == TROUBLE:
-            if _open(ground, one):
-                self._tell(name, "its server does not answer, or has lost a run: a closer look")
+            if _open_runs(ground, kept_lab):
+                self._tell(name, "its server does not answer, or has lost a run: starting recovery")
             self._attend(name)
-            ended = not _open(ground, one)
-            gone = ground.state.server_of_lab(ground.lab_id) is None
-            state = SWEPT if ended and gone else ENDED if ended else WELL
+            all_over = not _open_runs(ground, kept_lab)
+            has_no_server = ground.state.server_of_lab(ground.lab_id) is None
+            state = SWEPT if all_over and has_no_server else ENDED if all_over else WELL
         elif self._has_expired(name, ground):
             self._attend(name)
-        for run_id, said in _states(ground, one).items():
-            if before.get(run_id) != said:
-                self._tell(name, f"{run_id}: {said}")
+        for run_id, text in _describe_states(ground, kept_lab).items():
+            if before.get(run_id) != text:
+                self._tell(name, f"{run_id}: {text}")
         return state
 
     def _note(self, task: Task, error: LabError | None, pause_s: float) -> None:
@@ -183,10 +183,10 @@ class Keeper:
         with self._guard:
             if task.name in self._handed_over:
                 self.rounds[task.name] = last
-        self._write()
+        self._write_rounds()
 
     def _has_expired(self, name: str, ground: Ground) -> bool:
-        """Whether a kept disk is to be removed beside what lives; asked of its provider hourly."""
+        """Tell whether a kept disk has expired; checked once an hour."""
         now = time.monotonic()
         if now < self._disks_due.get(name, 0.0):
             return False
@@ -194,91 +194,100 @@ class Keeper:
         provider = ground.config.server.provider
         return has_expired(ground.state, ground.lab_id, provider)
 
-    def _swept(self, name: str) -> bool:
+    def _was_swept(self, name: str) -> bool:
         before = self.rounds.get(name)
         return before is not None and before.state == SWEPT
 
-    def _own_ground(self, one: Ward) -> Ground:
-        # What a look notices at every round is no event.
+    def _build_context(self, kept_lab: Ward) -> Ground:
+        # What every check notices is not an event.
         return kept_labs.ground(
-            one, self._places, self._state, Silent(), self._environ, record_only=True
+            kept_lab, self._places, self._state, Silent(), self._environ, record_only=True
         )
 
-    def _write(self) -> None:
+    def _write_rounds(self) -> None:
         with self._guard:
             kept_labs.write_rounds(self._places, self.rounds)
 
 
-def look(ground: Ground, one: Ward, *, swept: bool = False) -> str:
-    """One cheap look at a ward: WELL, ENDED (nothing runs), SWEPT, or TROUBLE: more is needed.
+def look(ground: Ground, kept_lab: Ward, *, swept: bool = False) -> str:
+    """Check a kept lab cheaply: WELL, ENDED (nothing runs), SWEPT, or TROUBLE (needs a worker).
 
-    Without a store, what its runs have made comes here: a recovery goes on from it.
+    Without a store, the outputs of its runs are downloaded: a recovery continues from them.
     """
     server = ground.state.server_of_lab(ground.lab_id)
     if server is None:
-        kept = list_kept_disks(ground.state, ground.lab_id)
-        return SWEPT if swept and not kept and not _open(ground, one) else TROUBLE
+        disks = list_kept_disks(ground.state, ground.lab_id)
+        return SWEPT if swept and not disks and not _open_runs(ground, kept_lab) else TROUBLE
     try:
         reply = runs.refresh(ground, server)
-        there = {found["id"] for found in reply["runs"]}
-        if any(run_id not in there for run_id in _open(ground, one)):
+        on_server = {run["id"] for run in reply["runs"]}
+        if any(run_id not in on_server for run_id in _open_runs(ground, kept_lab)):
             return TROUBLE
-        if any(run.state == "lost" and not run.stopped_by for run in _known(ground, one)):
+        if any(
+            run.state == "lost" and not run.stopped_by for run in _recorded_runs(ground, kept_lab)
+        ):
             return TROUBLE
     except LabError:
-        # Whether it is the server, the way there or something passing is for `attend` to find out.
+        # `attend` finds out whether it is the server, the connection or something temporary.
         return TROUBLE
     if not ground.config.store:
-        _bring(ground, one, there)
-    return WELL if _open(ground, one) else ENDED
+        _pull_outputs(ground, kept_lab, on_server)
+    return WELL if _open_runs(ground, kept_lab) else ENDED
 
 
-def _bring(ground: Ground, one: Ward, there: set[str]) -> None:
-    """Outputs of the runs that go on, and of those that have ended since the last look."""
-    wanted = [run_id for run_id in one.runs if run_id in there and not _complete(ground, run_id)]
-    for run_id in wanted:
+def _pull_outputs(ground: Ground, kept_lab: Ward, on_server: set[str]) -> None:
+    """Download the outputs of runs that are active, or have ended since the last check."""
+    run_ids = [
+        run_id
+        for run_id in kept_lab.runs
+        if run_id in on_server and not _is_complete(ground, run_id)
+    ]
+    for run_id in run_ids:
         (pulled,) = outputs.pull(ground, ground.server(), [run_id])
         run = ground.state.run(ground.lab_id, run_id)
         if pulled.complete and run is not None and kept_labs.is_over(run):
-            _mark(ground, run_id).touch()
+            _complete_mark(ground, run_id).touch()
 
 
-def _mark(ground: Ground, run_id: str) -> Path:
+def _complete_mark(ground: Ground, run_id: str) -> Path:
     return ground.config.root / ".labctl" / f"whole-{run_id}"
 
 
-def _complete(ground: Ground, run_id: str) -> bool:
-    return _mark(ground, run_id).exists()
+def _is_complete(ground: Ground, run_id: str) -> bool:
+    return _complete_mark(ground, run_id).exists()
 
 
-def _known(ground: Ground, one: Ward) -> list[Run]:
-    return kept_labs.known_runs(ground.state, one)
+def _recorded_runs(ground: Ground, kept_lab: Ward) -> list[Run]:
+    return kept_labs.known_runs(ground.state, kept_lab)
 
 
-def _open(ground: Ground, one: Ward) -> list[str]:
-    """The runs that are to go on until they end by themselves."""
-    over = {run.id for run in _known(ground, one) if kept_labs.is_over(run)}
-    return [run_id for run_id in one.runs if run_id not in over]
+def _open_runs(ground: Ground, kept_lab: Ward) -> list[str]:
+    """List the runs that are not over."""
+    over = {run.id for run in _recorded_runs(ground, kept_lab) if kept_labs.is_over(run)}
+    return [run_id for run_id in kept_lab.runs if run_id not in over]
 
 
-def _states(ground: Ground, one: Ward) -> dict[str, str]:
-    return {run.id: run.told or f"{run.state} on {run.server_id}" for run in _known(ground, one)}
+def _describe_states(ground: Ground, kept_lab: Ward) -> dict[str, str]:
+    return {
+        run.id: run.told or f"{run.state} on {run.server_id}"
+        for run in _recorded_runs(ground, kept_lab)
+    }
 
 
 def listed(places: Paths, state: State) -> list[dict[str, Any]]:
-    """Every ward with its runs and the keeper's last look at it."""
-    seen = kept_labs.read_rounds(places)
+    """Describe every kept lab with its runs and the keeper's last check."""
+    rounds = kept_labs.read_rounds(places)
     return [
         {
-            "name": one.name,
-            "lab": one.lab,
-            "lab_id": one.lab_id,
-            "by": one.by,
-            "at": one.at,
-            "spent_usd": one.spent_usd,
-            "server": state.server_of_lab(one.lab_id),
-            "runs": [state.run(one.lab_id, run_id) or run_id for run_id in one.runs],
-            "round": seen.get(one.name),
+            "name": kept_lab.name,
+            "lab": kept_lab.lab,
+            "lab_id": kept_lab.lab_id,
+            "by": kept_lab.by,
+            "at": kept_lab.at,
+            "spent_usd": kept_lab.spent_usd,
+            "server": state.server_of_lab(kept_lab.lab_id),
+            "runs": [state.run(kept_lab.lab_id, run_id) or run_id for run_id in kept_lab.runs],
+            "round": rounds.get(kept_lab.name),
         }
-        for one in kept_labs.wards(places)
+        for kept_lab in kept_labs.wards(places)
     ]

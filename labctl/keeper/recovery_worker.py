@@ -1,7 +1,7 @@
-"""One lab that needs more than a look: its runs are recovered, or what is left of it swept.
+"""The worker for one lab that needs more than a check: recovers its runs, or sweeps leftovers.
 
-It runs in a process of its own, beside the keeper: a recovery takes minutes and AWS's library much
-memory, and no lab's trouble is another's.
+It is a process of its own beside the keeper: a recovery takes minutes and AWS's library much
+memory, and a problem of one lab must not affect another.
 """
 
 from __future__ import annotations
@@ -27,74 +27,74 @@ LOOK_S = 10.0
 SWEPT = "swept"
 
 
-def attend(ground: Ground, one: Ward, *, pause: Callable[[float], None] = time.sleep) -> None:
-    """Look at the lab's runs until each is well, or over; then sweep, if all are over.
+def attend(ground: Ground, kept_lab: Ward, *, pause: Callable[[float], None] = time.sleep) -> None:
+    """Recover the lab's runs until each is healthy or over; then sweep, if all are over.
 
-    The first error of a run, once every other run was looked at: later may be better.
+    The first error of a run is raised after all other runs were handled: a later try may succeed.
     """
     silences = Silences()
-    while left := [run_id for run_id in one.runs if not _over(ground, run_id)]:
-        begun = time.time()
-        _let_in(ground)
-        trouble: LabError | None = None
-        well = True
-        for run_id in left:
+    while open_runs := [run_id for run_id in kept_lab.runs if not _is_over(ground, run_id)]:
+        started_at = time.time()
+        _open_firewall(ground)
+        first_error: LabError | None = None
+        all_healthy = True
+        for run_id in open_runs:
             try:
-                seen = recover.tend(ground, run_id, silences, wait=True)
-                well = well and _well(seen, begun)
+                run = recover.tend(ground, run_id, silences, wait=True)
+                all_healthy = all_healthy and _is_healthy(run, started_at)
             except LabError as error:
-                trouble = trouble or error
-        if trouble:
-            raise trouble
-        if well and any(not _over(ground, run_id) for run_id in left):
+                first_error = first_error or error
+        if first_error:
+            raise first_error
+        if all_healthy and any(not _is_over(ground, run_id) for run_id in open_runs):
             kept_disks.remove_expired(ground)
             return
-        if not well:
+        if not all_healthy:
             pause(LOOK_S * random.uniform(0.8, 1.2))
     sweep(ground)
-    kept_disks.remove_expired(ground)  # also where a server lives, which the sweep leaves alone
+    kept_disks.remove_expired(ground)  # even if a server is running, which the sweep leaves alone
 
 
-def _over(ground: Ground, run_id: str) -> bool:
+def _is_over(ground: Ground, run_id: str) -> bool:
     run = ground.state.run(ground.lab_id, run_id)
     return run is not None and kept_labs.is_over(run)
 
 
-def _well(run: Run, since: float) -> bool:
-    """Whether its server has told of it just now; a lost one waits for somebody's recovery."""
+def _is_healthy(run: Run, since: float) -> bool:
+    """Tell whether a run is over, or its server has just reported it as not lost."""
     return kept_labs.is_over(run) or (run.seen_at >= since and run.state != "lost")
 
 
-def _let_in(ground: Ground) -> None:
-    """Its provider's gate, opened again where this machine's address has changed."""
+def _open_firewall(ground: Ground) -> None:
+    """Open the provider's firewall for this machine again if its address has changed."""
     server = ground.state.server_of_lab(ground.lab_id)
     if server is not None and server.state == "running":
         try:
             let_in(ground, server)
         except LabError as error:
-            text = f"whether the way to {server.id} is open is not known: {error.what}"
+            text = f"cannot check whether the firewall of {server.id} is open: {error.what}"
             ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def sweep(ground: Ground) -> None:
-    """Take away what an ended server has left at its provider. A server that lives is left alone.
+    """Remove the leftovers of an ended server at its provider. A running server is left alone.
 
-    Its own watchdog ends it: by its ttl, its idle time, its budget.
+    Its own watchdog ends it, by its ttl, its idle time or its budget.
     """
     server = adopt(ground)
-    alive = [
-        one.id
-        for one in ground.provider.servers()
-        if one.lab_id == ground.lab_id and one.state not in ENDED
+    running = [
+        other.id
+        for other in ground.provider.servers()
+        if other.lab_id == ground.lab_id and other.state not in ENDED
     ]
-    if len(alive) > 1:
-        text = f"more than one server bills for this lab: {', '.join(sorted(alive))}"
+    if len(running) > 1:
+        text = f"more than one server bills for this lab: {', '.join(sorted(running))}"
         ground.reporter.emit(Note(text=f"{text}; labctl orphans ends them", level="warning"))
-    if server is not None or alive:
+    if server is not None or running:
         return
     end_server.swept(ground)
     kept_disks = len(list_kept_disks(ground.state, ground.lab_id))
     ground.state.record(SWEPT, lab_id=ground.lab_id, detail={"kept": kept_disks})
-    ended = "its server has ended, and nothing that costs is left"
-    text = f"its server has ended; {kept_disks} kept disks stay until their time is over"
+    ended = "its server has ended, and nothing is left that costs money"
+    text = f"its server has ended; {kept_disks} kept disks stay until they expire"
     ground.reporter.emit(Note(text=text if kept_disks else ended))

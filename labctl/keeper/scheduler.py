@@ -146,7 +146,7 @@ class Scheduler:
             hint = f"; next: {error.hint}" if error.hint else ""
             self._report(task.name, f"{text}{hint}; trying again in {pause_s:.0f} s")
         if error is None and task.error:
-            self._report(task.name, "all is well again")
+            self._report(task.name, "working again")
         task.error = text
 
 

@@ -1,4 +1,4 @@
-"""The keeper's processes of their own, one for each lab that needs more than a look."""
+"""The keeper's worker processes, one for each lab that needs more than a check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END_S = 3.0
 
 
 class Attendants:
-    """`attend` waits for one; `end_all` ends those that go on, within END_S or so."""
+    """The worker processes. `attend` runs one; `end_all` ends all, within about END_S seconds."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
@@ -25,8 +25,10 @@ class Attendants:
         self._ended = False
 
     def attend(self, name: str) -> None:
-        """Have the ward looked after; the LabError that it ended with. It ends with this process:
-        it reads its standard input, which ends then."""
+        """Run a worker for a kept lab and wait for it; raise the LabError that it ended with.
+
+        The worker ends with this process, because it reads its standard input, which ends then.
+        """
         words = [sys.executable, "-m", "labctl", "keep", "--attend", name]
         with self._guard:
             if self._ended:
@@ -42,30 +44,32 @@ class Attendants:
         try:
             with process:
                 assert process.stdout is not None
-                said = process.stdout.read()
+                output = process.stdout.read()
                 code = process.wait()
         finally:
             with self._guard:
                 self._running.discard(process)
-        if (error := raised(reply_in(said) or {})) is not None:
+        if (error := raised(reply_in(output) or {})) is not None:
             raise error
         if code:
             raise LabError(
-                f"looking after {name} ended with exit code {code}",
+                f"the recovery of {name} ended with exit code {code}",
                 hint=f"labctl keep --attend {name}",
             )
 
     def end_all(self) -> None:
-        """SIGTERM to each, then SIGKILL, to what it has started too. Whatever was half-done then is
-        gone on with by the next keeper."""
+        """End all workers: SIGTERM to each, then SIGKILL to its whole process group.
+
+        The next keeper continues what was unfinished.
+        """
         with self._guard:
             self._ended = True
-            left = list(self._running)
-        for process in left:
-            # Not to its group: what it does with ssh on its way out would fail.
+            running = list(self._running)
+        for process in running:
+            # Not to its group: its own cleanup over ssh would fail.
             process.terminate()
         deadline = time.monotonic() + END_S
-        for process in left:
+        for process in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
             with contextlib.suppress(ProcessLookupError):

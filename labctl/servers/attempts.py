@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.errors import (
+    BudgetError,
     BusyError,
     CapacityError,
     CredentialsError,
@@ -147,7 +148,7 @@ def _affordable(ground: Ground, need: Need) -> list[Offer]:
     left = budget_left_usd(ground, need)
     cheapest = min(o.price_usd_per_hour for o in fitting)
     if left is not None and left < cheapest:
-        raise PolicyError(
+        raise BudgetError(
             f"the budget of {ground.config.name} is used up"
             if left <= 0
             else f"the budget of {ground.config.name} is smaller than one hour",

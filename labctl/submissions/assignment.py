@@ -1,6 +1,6 @@
-"""An assignment as its instructor wrote it, and what its rules say of a moment.
+"""An assignment's file, and its rules for a submission at a given time.
 
-Times are Unix seconds. The file is YAML, read as lab.yaml is: every problem at once, by its line.
+Times are Unix seconds. The file is YAML, read like lab.yaml: all problems at once, with lines.
 """
 
 from __future__ import annotations
@@ -36,30 +36,33 @@ SSH_PLACE = re.compile(
 
 
 def parse_public(text: str) -> str:
-    """A receiver's public key, `ed25519:` and 44 characters of base64."""
+    """Check a receiver's public key: `ed25519:` and 44 characters of base64."""
     if not re.fullmatch(r"ed25519:[A-Za-z0-9+/]{43}=", text):
-        raise ValueError(f"{shown(text)} is no receiver's public key: ed25519:...")
+        raise ValueError(f"{shown(text)} is not a receiver's public key: ed25519:...")
     return text
 
 
 def parse_host_key(text: str) -> str:
+    """Check a host key: its type and base64."""
     if not re.fullmatch(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+=*", text):
-        raise ValueError(f"{shown(text)} is no host key: `ssh-keyscan -t ed25519 HOST` shows it")
+        raise ValueError(f"{shown(text)} is not a host key: `ssh-keyscan -t ed25519 HOST` shows it")
     return text
 
 
 def parse_place(text: str) -> str:
-    """Where bundles go: `ssh://user@host[:port]`, or `s3://bucket/folder`."""
+    """Check the destination of bundles: `ssh://user@host[:port]`, or `s3://bucket/folder`."""
     if text.startswith("s3://"):
         return parse_bucket(text)
-    way = SSH_PLACE.fullmatch(text)
-    if way is None or not 0 < int(way["port"] or 22) < 65536:
-        raise ValueError(f"{shown(text)} is no receiver: ssh://user@host:22 or s3://bucket/folder")
+    match = SSH_PLACE.fullmatch(text)
+    if match is None or not 0 < int(match["port"] or 22) < 65536:
+        raise ValueError(
+            f"{shown(text)} is not a receiver: ssh://user@host:22 or s3://bucket/folder"
+        )
     return text
 
 
 def parse_address(text: str) -> str:
-    """`https://...`, or http:// on this very machine."""
+    """Check an address: `https://...`, or http:// on this machine."""
     if not re.fullmatch(r"https://[^\s/@]+/\S*|http://(127\.0\.0\.1|localhost):\d+/\S*", text):
         raise ValueError(f"{shown(text)} is not an https:// address")
     return text
@@ -70,10 +73,10 @@ Address = Annotated[str, Parsed(parse_address)]
 
 
 class Ticket(Value, frozen=True):
-    """Leave to post into a bucket until `expires`: form fields for the index and for each part.
+    """Permission to post into a bucket until `expires`: form fields for the index and each part.
 
-    Part N of a bundle has `part_bytes` bytes, the last one fewer. `receipts` is where the
-    receiver's answers can be fetched later.
+    Every part of a bundle has `part_bytes` bytes, the last one perhaps fewer. `receipts` is the URL
+    of the receiver's answers.
     """
 
     url: Address
@@ -85,10 +88,10 @@ class Ticket(Value, frozen=True):
 
 
 class Assignment(Value, frozen=True):
-    """One assignment. `late` is in seconds after `due`, ANY_S for however late.
+    """An assignment. `late` is in seconds after `due`; ANY_S accepts any delay.
 
-    `penalty` is in percent of the points for each day begun; it is told and stamped, never applied
-    here. `student` and `ticket` are there only where this copy was made for one student.
+    `penalty` is in percent of the points for each day started; it is shown and stamped, but not
+    applied here. `student` and `ticket` are set only in a copy that was made for one student.
     """
 
     assignment: Name
@@ -110,7 +113,7 @@ class Assignment(Value, frozen=True):
 
 
 class Standing(Value, frozen=True):
-    """What the rules say of a moment. `closes_at` None: it never closes."""
+    """The result of the rules at a given time. `closes_at` is None if it never closes."""
 
     due_at: int | None
     closes_at: int | None
@@ -120,9 +123,9 @@ class Standing(Value, frozen=True):
 
 
 def judge(rules: Assignment, at: float, extension_s: int = 0) -> Standing:
-    """Whether a bundle that is all there at `at` counts, and as how late. The last second counts.
+    """Judge a bundle that is complete at Unix time `at`. The last second is still in time.
 
-    `extension_s` moves the due time, and with it the end of the late time.
+    `extension_s` moves the due time, and with it the end of the late period.
     """
     if rules.due is None:
         return Standing(due_at=None, closes_at=None, accepted=True)
@@ -140,66 +143,68 @@ def judge(rules: Assignment, at: float, extension_s: int = 0) -> Standing:
 
 
 def load_assignment(path: Path, *, hint: str = "") -> Assignment:
-    """The assignment in a file; ConfigError with everything that is wrong in it."""
+    """Read an assignment's file; ConfigError lists everything that is wrong in it."""
     problems: list[Problem] = []
     data = read_bytes(path, path.name, hint=hint)
-    found = parse_assignment(data, problems)
-    if found is None:
+    assignment = parse_assignment(data, problems)
+    if assignment is None:
         raise ConfigError(
-            f"{plain(str(path))} is not an assignment as labctl reads it",
-            tuple(sorted(problems, key=lambda one: one.line)),
-            hint=hint or "ask your instructor for the file again; it need not be edited",
+            f"{plain(str(path))} is not a valid assignment file",
+            tuple(sorted(problems, key=lambda problem: problem.line)),
+            hint=hint or "ask your instructor for the file again, and do not edit it",
         )
-    return found
+    return assignment
 
 
 def parse_assignment(data: bytes, problems: list[Problem]) -> Assignment | None:
-    """The assignment that a text is; None where `problems` grew."""
+    """Parse an assignment; None, with `problems`, if it is not valid."""
     node = parse(data, "", problems)  # without an origin, problems name their lines
     if node is None:
-        problems += [] if problems else [Problem("", 0, "there is nothing in it")]
+        problems += [] if problems else [Problem("", 0, "the file is empty")]
         return None
-    found: Assignment | None = read(node, Assignment, "", problems)
-    if found is None or problems:
+    assignment: Assignment | None = read(node, Assignment, "", problems)
+    if assignment is None or problems:
         return None
-    if found.hand_in.startswith("ssh://") and not found.host_key:
-        problems.append(problem(node, "host_key", "is required where `hand_in` is an SSH server"))
-    if found.hand_in.startswith("s3://") and (found.ticket is None) != (not found.student):
-        problems.append(problem(node, "student", "stands with `ticket`, and only with it"))
-    return None if problems else found
+    if assignment.hand_in.startswith("ssh://") and not assignment.host_key:
+        problems.append(problem(node, "host_key", "is required if `hand_in` is an SSH server"))
+    if assignment.hand_in.startswith("s3://") and (assignment.ticket is None) != (
+        not assignment.student
+    ):
+        problems.append(problem(node, "student", "must be set together with `ticket`"))
+    return None if problems else assignment
 
 
-def assignment_text(found: Assignment) -> str:
-    """The file of an assignment: `parse_assignment` reads the same from it."""
+def assignment_text(assignment: Assignment) -> str:
+    """Return the text of an assignment's file; `parse_assignment` reads it back."""
     lines = [
-        "# An assignment for `labctl submit`. Put this file beside your lab.yaml.",
-        f"assignment: {found.name}",
-        *([f"course: {found.course}"] if found.course else []),
-        *([f"due: {found.due}"] if found.due else []),
-        f"late: {late_text(found.late)}",
+        "# An assignment for `labctl submit`. Put this file next to your lab.yaml.",
+        f"assignment: {assignment.name}",
+        *([f"course: {assignment.course}"] if assignment.course else []),
+        *([f"due: {assignment.due}"] if assignment.due else []),
+        f"late: {late_text(assignment.late)}",
         *(
-            [f"penalty: {found.penalty}%   # of the points, for each day begun"]
-            * bool(found.penalty)
+            [f"penalty: {assignment.penalty}%   # of the points, for each day started"]
+            * bool(assignment.penalty)
         ),
-        f"max_size: {size_text(found.max_size)}",
-        f"require: [{', '.join(found.require)}]",
-        f"hand_in: {found.hand_in}",
-        *([f"host_key: {found.host_key}"] if found.host_key else []),
-        f"receiver: {found.receiver}   # signs the receipts",
-        *([f"student: {found.student}"] if found.student else []),
+        f"max_size: {size_text(assignment.max_size)}",
+        f"require: [{', '.join(assignment.require)}]",
+        f"hand_in: {assignment.hand_in}",
+        *([f"host_key: {assignment.host_key}"] if assignment.host_key else []),
+        f"receiver: {assignment.receiver}   # signs the receipts",
+        *([f"student: {assignment.student}"] if assignment.student else []),
     ]
     text = "\n".join(lines) + "\n"
-    return text + _ticket_text(found.ticket) if found.ticket else text
+    return text + _ticket_text(assignment.ticket) if assignment.ticket else text
 
 
 def _ticket_text(ticket: Ticket) -> str:
-    """JSON's quoting is YAML's too."""
+    """Return the ticket as YAML, with JSON's quoting."""
 
     def fields(form: dict[str, str]) -> str:
         return msgspec.json.encode(form).decode()
 
     lines = [
-        "ticket:   # lets its bearer hand in as this student: keep it to yourself",
+        "ticket:   # whoever has it can submit as this student: keep it secret",
         f'  url: "{ticket.url}"',
         f"  expires: {ticket.expires}",
         f"  part_bytes: {ticket.part_bytes}",
@@ -212,5 +217,5 @@ def _ticket_text(ticket: Ticket) -> str:
 
 
 def known_keys() -> list[str]:
-    """The keys that an assignment's file may have."""
+    """List the keys that an assignment's file may have."""
     return list(keys_of(Assignment))

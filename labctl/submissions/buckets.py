@@ -1,12 +1,11 @@
-"""A bucket as the place of an assignment: students post into it and can do nothing else there.
+"""A bucket that receives an assignment: students can post into it, and nothing else.
 
     <folder>/NAME/STUDENT/part-01 ...    the parts of a bundle
     <folder>/NAME/STUDENT/index.json     which parts make a bundle
-    <folder>/NAME/STUDENT/receipts.json  what the receiver answered
+    <folder>/NAME/STUDENT/receipts.json  the receiver's answers
 
-A ticket lets its bearer post exactly these keys, each up to a size, until it expires. The bucket
-keeps versions, so that no post takes away what an earlier one brought; who posts can neither read
-nor remove.
+A ticket permits posting exactly these keys, each up to a size, until it expires. The bucket keeps
+versions, so that no post replaces an earlier one. A ticket permits neither reading nor deleting.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from labctl.submissions.assignment import Assignment, Ticket
 PART_BYTES = 64 * 2**20
 MOST_PARTS = 12
 MOST_INDEX_BYTES = 64 * 1024
-# S3 believes a signature for so long.
+# Longest validity of a signature that S3 accepts.
 LONGEST_S = 7 * 86_400
 CHUNK_BYTES = 8 * 2**20
 
@@ -49,9 +48,9 @@ class Bucket:
         return "/".join(filter(None, [self._s3.folder, *parts]))
 
     def check_versioned(self) -> None:
-        """PolicyError where a later post would take away an earlier one."""
-        said = self._s3.call(lambda s3: s3.get_bucket_versioning(Bucket=self.name))
-        if said.get("Status") != "Enabled":
+        """Raise PolicyError if the bucket keeps no versions, so that posts would replace others."""
+        versioning = self._s3.call(lambda s3: s3.get_bucket_versioning(Bucket=self.name))
+        if versioning.get("Status") != "Enabled":
             raise PolicyError(
                 f"the bucket {self.name} keeps no versions",
                 why="a second post under one name would replace the first",
@@ -60,76 +59,78 @@ class Bucket:
             )
 
     def ticket(self, rules: Assignment, student: str, valid_s: int) -> Ticket:
-        """Leave for one student to post bundles of up to the assignment's size."""
+        """Create a ticket for one student, for bundles of up to the assignment's maximum size."""
         part_bytes = max(PART_BYTES, -(-rules.max_size // MOST_PARTS))
         count = -(-rules.max_size // part_bytes)
         expires = Moment(at=int(time.time()) + valid_s)
-        about = (rules.name, student)
+        folder = (rules.name, student)
 
-        def form(key: str, most: int) -> dict[str, Any]:
-            asked = {
+        def build_form(key: str, most_bytes: int) -> dict[str, Any]:
+            request = {
                 "Bucket": self.name,
-                "Key": self.key(*about, key),
+                "Key": self.key(*folder, key),
                 "Fields": {"success_action_status": "201"},
                 "Conditions": [
                     {"success_action_status": "201"},
-                    ["content-length-range", 1, most],
+                    ["content-length-range", 1, most_bytes],
                 ],
                 "ExpiresIn": valid_s,
             }
-            found: dict[str, Any] = self._s3.call(lambda s3: s3.generate_presigned_post(**asked))
-            return found
+            form_fields: dict[str, Any] = self._s3.call(
+                lambda s3: s3.generate_presigned_post(**request)
+            )
+            return form_fields
 
-        forms = [form(part_key(number), part_bytes) for number in range(1, count + 1)]
-        index = form("index.json", MOST_INDEX_BYTES)
-        where = {"Bucket": self.name, "Key": self.key(*about, "receipts.json")}
+        forms = [build_form(part_key(number), part_bytes) for number in range(1, count + 1)]
+        index = build_form("index.json", MOST_INDEX_BYTES)
+        location = {"Bucket": self.name, "Key": self.key(*folder, "receipts.json")}
         receipts = self._s3.call(
-            lambda s3: s3.generate_presigned_url("get_object", Params=where, ExpiresIn=valid_s)
+            lambda s3: s3.generate_presigned_url("get_object", Params=location, ExpiresIn=valid_s)
         )
         return Ticket(
             url=index["url"],
             expires=expires,
             part_bytes=part_bytes,
             index=index["fields"],
-            parts=tuple(one["fields"] for one in forms),
+            parts=tuple(part["fields"] for part in forms),
             receipts=receipts,
         )
 
     def versions(self, *parts: str) -> list[Version]:
-        """Every version below a prefix, oldest first."""
+        """List every version below a prefix, oldest first."""
 
-        def listed(s3: Any) -> list[Version]:
+        def list_versions(s3: Any) -> list[Version]:
             pages = s3.get_paginator("list_object_versions").paginate(
                 Bucket=self.name, Prefix=self.key(*parts)
             )
             return [
                 Version(
-                    key=one["Key"],
-                    id=one["VersionId"],
-                    size=one["Size"],
-                    at=one["LastModified"].timestamp(),
+                    key=item["Key"],
+                    id=item["VersionId"],
+                    size=item["Size"],
+                    at=item["LastModified"].timestamp(),
                 )
                 for page in pages
-                for one in page.get("Versions", ())
+                for item in page.get("Versions", ())
             ]
 
-        found: list[Version] = self._s3.call(listed)
-        # S3 lists the newest of a key first, and its clock is told in whole seconds.
-        found.reverse()
-        return sorted(found, key=lambda one: one.at)
+        versions: list[Version] = self._s3.call(list_versions)
+        # S3 lists the newest version of a key first, with times in whole seconds.
+        versions.reverse()
+        return sorted(versions, key=lambda version: version.at)
 
     def blocks(self, version: Version) -> Iterator[bytes]:
-        """The content of one version."""
-        where = {"Bucket": self.name, "Key": version.key, "VersionId": version.id}
-        body = self._s3.call(lambda s3: s3.get_object(**where)["Body"])
+        """Yield the content of one version in blocks."""
+        location = {"Bucket": self.name, "Key": version.key, "VersionId": version.id}
+        body = self._s3.call(lambda s3: s3.get_object(**location)["Body"])
         while block := self._s3.call(lambda s3: body.read(CHUNK_BYTES)):
             yield block
 
     def write(self, key: str, data: bytes) -> None:
-        where = {"Bucket": self.name, "Key": key, "ContentType": "application/json"}
-        self._s3.call(lambda s3: s3.put_object(**where, Body=data))
+        location = {"Bucket": self.name, "Key": key, "ContentType": "application/json"}
+        self._s3.call(lambda s3: s3.put_object(**location, Body=data))
 
 
 def part_key(number: int) -> str:
-    """The name of a part, from 1."""
+    """Return the name of a part; numbers start at 1."""
     return f"part-{number:02}"

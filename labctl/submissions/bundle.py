@@ -1,8 +1,8 @@
-"""The bundle: one plain tar of regular files, manifest first. Never compressed: what arrives is as
-large as what it holds, and no file in it is unpacked to be looked at.
+"""The bundle: a plain tar of regular files, manifest first, never compressed.
 
-Read by our own few lines: tarfile follows what a stranger's header says of sparse files, links
-and sizes, and takes a header of any length into memory.
+So its size is that of its contents, and no file has to be unpacked to be inspected. It is read by
+our own short parser: tarfile obeys untrusted headers about sparse files, links and sizes, and loads
+a header of any length into memory.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CHUNK_BYTES = 1024 * 1024
 MOST_HEADER_BYTES = 64 * 1024
 TYPES = {
     b"1": "a hard link", b"2": "a link", b"3": "a device", b"4": "a device", b"5": "a directory",
-    b"6": "a pipe", b"7": "a special file", b"S": "a sparse file", b"g": "a header for all",
+    b"6": "a pipe", b"7": "a special file", b"S": "a sparse file", b"g": "a global header",
 }  # fmt: skip
 
 
 class Source(Value, frozen=True):
-    """Where a file of the bundle lies: a path here, or the bytes themselves."""
+    """The content of a file for the bundle: a local path, or the bytes themselves."""
 
     file: BundleFile
     path: Path | None = None
@@ -39,7 +39,7 @@ class Source(Value, frozen=True):
 
 
 class Member(Value, frozen=True):
-    """A file inside of a bundle: its content begins at `offset`."""
+    """A file in a bundle; its content starts at byte `offset`."""
 
     path: str
     size: int
@@ -47,10 +47,10 @@ class Member(Value, frozen=True):
 
 
 def packed_bytes(manifest: Manifest, sources: Sequence[Source]) -> int:
-    """How large the bundle will be, before anything is written."""
+    """Return the size of the bundle before anything is written."""
     sizes = [(manifests.NAME, len(manifests.encode(manifest)))]
     sizes += [(source.file.path, source.file.size) for source in sources]
-    total = sum(len(_header(name, size)) + _padded(size) for name, size in sizes)
+    total = sum(len(_header(name, size)) + _padded_size(size) for name, size in sizes)
     return total + 2 * BLOCK
 
 
@@ -60,9 +60,9 @@ def pack(
     out: BinaryIO,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> str:
-    """Write the bundle; its sha256. The same files make the same bundle, byte for byte.
+    """Write the bundle and return its SHA-256. The same files make the same bundle.
 
-    TransferError where a file is not what the manifest says: it was changed meanwhile.
+    TransferError if a file no longer matches the manifest.
     """
     digest = hashlib.sha256()
 
@@ -74,21 +74,21 @@ def pack(
     write(_header(manifests.NAME, len(content)) + content + _padding(len(content)))
     for source in sources:
         write(_header(source.file.path, source.file.size))
-        found, size = hashlib.sha256(), 0
+        file_digest, size = hashlib.sha256(), 0
         with source.path.open("rb") if source.path else io.BytesIO(source.content) as file:
             while size < source.file.size and (
                 block := file.read(min(CHUNK_BYTES, source.file.size - size))
             ):
-                found.update(block)
+                file_digest.update(block)
                 size += len(block)
                 write(block)
                 on_bytes(len(block))
             more = file.read(1)
-        if more or size != source.file.size or found.hexdigest() != source.file.sha256:
+        if more or size != source.file.size or file_digest.hexdigest() != source.file.sha256:
             raise TransferError(
-                f"{source.file.path} was changed while it was packed",
-                why="a bundle holds what was checked, or nothing",
-                hint="labctl submit   # once nothing writes there any more",
+                f"{source.file.path} changed while it was packed",
+                why="a bundle must hold exactly the files that were checked",
+                hint="labctl submit   # once nothing writes to it any more",
             )
         write(_padding(size))
     write(bytes(2 * BLOCK))
@@ -96,9 +96,9 @@ def pack(
 
 
 def members(file: BinaryIO) -> Iterator[Member]:
-    """The files of a bundle in order; TransferError at what is no plain file with a plain name.
+    """Yield the files of a bundle in order; TransferError for anything but a regular file.
 
-    `file` is read from its beginning and may be moved between two members.
+    `file` is read from its start; the caller may seek in it between two members.
     """
     file.seek(0, os.SEEK_END)
     end, at = file.tell(), 0
@@ -107,54 +107,54 @@ def members(file: BinaryIO) -> Iterator[Member]:
         file.seek(at)
         block = file.read(BLOCK)
         if len(block) < BLOCK:
-            raise refused("it breaks off")
+            raise refused("it is truncated")
         if block == bytes(BLOCK):
-            _only_zeros(file)
+            _require_zeros(file)
             return
         kind, name, size = _read_header(block)
         at += BLOCK
         if kind == b"x":
             if size > MOST_HEADER_BYTES:
                 raise refused("a header in it is too long")
-            named = _extended(file.read(size))
+            named = _parse_pax(file.read(size))
         else:
             name, size = named.get("path", name), int(named.get("size", size))
             named = {}
             if at + size > end:
-                raise refused(f"{name!a} breaks off")
+                raise refused(f"{name!a} is truncated")
             yield Member(path=name, size=size, offset=at)
-        at += _padded(size)
+        at += _padded_size(size)
 
 
 def inspect(
     file: BinaryIO, on_bytes: Callable[[int], None] = lambda count: None
 ) -> tuple[Manifest, tuple[Member, ...]]:
-    """The manifest of a bundle and its files, each as the manifest says; TransferError if not."""
-    inside = members(file)
-    first = next(inside, None)
+    """Return a bundle's manifest and files; TransferError if they do not match each other."""
+    remaining = members(file)
+    first = next(remaining, None)
     if first is None or first.path != manifests.NAME:
-        raise refused(f"it does not begin with {manifests.NAME}")
+        raise refused(f"it does not start with {manifests.NAME}")
     if first.size > manifests.MOST_BYTES:
         raise refused(f"its {manifests.NAME} is too large")
     file.seek(first.offset)
-    found = manifests.decode(file.read(first.size))
-    wanted = iter(found.files)
-    kept = []
-    for member in inside:
-        promised = next(wanted, None)
-        if promised is None or (promised.path, promised.size) != (member.path, member.size):
-            raise refused(f"{member.path!a} is not what {manifests.NAME} names there")
+    manifest = manifests.decode(file.read(first.size))
+    listed = iter(manifest.files)
+    checked = []
+    for member in remaining:
+        entry = next(listed, None)
+        if entry is None or (entry.path, entry.size) != (member.path, member.size):
+            raise refused(f"{member.path!a} does not match {manifests.NAME}")
         manifests.check_path(member.path)
-        if _hash(file, member, on_bytes) != promised.sha256:
-            raise refused(f"{member.path!a} was changed: its SHA-256 is not the manifest's")
-        kept.append(member)
-    if (lacking := next(wanted, None)) is not None:
-        raise refused(f"{lacking.path!a} is named by {manifests.NAME} and not there")
-    return found, tuple(kept)
+        if _hash_member(file, member, on_bytes) != entry.sha256:
+            raise refused(f"{member.path!a} was changed: its SHA-256 differs from the manifest's")
+        checked.append(member)
+    if (missing := next(listed, None)) is not None:
+        raise refused(f"{missing.path!a} is named in {manifests.NAME}, but missing")
+    return manifest, tuple(checked)
 
 
 class Span(io.RawIOBase):
-    """One file inside of a bundle, as a file."""
+    """One file in a bundle, as a file object."""
 
     def __init__(self, file: BinaryIO, member: Member) -> None:
         self.file = file
@@ -185,32 +185,35 @@ class Span(io.RawIOBase):
 
 
 def opened(file: BinaryIO, member: Member) -> BinaryIO:
-    """The content of one member."""
+    """Open the content of one member."""
     return cast(BinaryIO, io.BufferedReader(Span(file, member)))
 
 
 def find_hazards(file: BinaryIO, inside: Iterable[Member]) -> list[str]:
-    """The files that must be neither loaded nor unpacked, each with the reason."""
-    verdicts = ((one.path, judge_file(one.path, opened(file, one), one.size)) for one in inside)
+    """List the files that must not be loaded or unpacked, each with the reason."""
+    verdicts = (
+        (member.path, judge_file(member.path, opened(file, member), member.size))
+        for member in inside
+    )
     return [f"{path}: {verdict.hazard}" for path, verdict in verdicts if verdict.hazard]
 
 
 def unpack(file: BinaryIO, directory: Path) -> Manifest:
-    """Write the files of a bundle below `directory`, which must not be there yet.
+    """Write the files of a bundle below `directory`, which must not exist yet.
 
-    Only what `inspect` accepts; nothing is executable and nothing leads anywhere.
+    Only what `inspect` accepts; no file is executable, none is a link.
     """
-    found, inside = inspect(file)
+    manifest, inside = inspect(file)
     directory.mkdir(parents=True)
     for member in inside:
         target = directory / member.path
         target.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(target, flags, 0o644), "wb") as out:
-            for block in _blocks(file, member):
+            for block in _read_blocks(file, member):
                 out.write(block)
-    (directory / manifests.NAME).write_bytes(manifests.encode(found))
-    return found
+    (directory / manifests.NAME).write_bytes(manifests.encode(manifest))
+    return manifest
 
 
 def _header(name: str, size: int) -> bytes:
@@ -220,37 +223,38 @@ def _header(name: str, size: int) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
-def _padded(size: int) -> int:
+def _padded_size(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
 def _padding(size: int) -> bytes:
-    return bytes(_padded(size) - size)
+    return bytes(_padded_size(size) - size)
 
 
 def _read_header(block: bytes) -> tuple[bytes, str, int]:
-    """(kind, name, size) of one block."""
+    """Parse one header block into (kind, name, size)."""
     try:
-        total = int(block[148:156].rstrip(b"\0 ").decode("ascii"), 8)
+        checksum = int(block[148:156].rstrip(b"\0 ").decode("ascii"), 8)
         size = int(block[124:136].rstrip(b"\0 ").decode("ascii"), 8)
         name = block[:100].split(b"\0")[0].decode()
         prefix = block[345:500].split(b"\0")[0].decode()
     except ValueError:
-        raise refused("it is no plain tar: a header cannot be read") from None
+        raise refused("it is not a plain tar: a header cannot be read") from None
     if block[257:263] != b"ustar\0":
-        raise refused("it is no plain tar (ustar or pax)")
-    if total != sum(block[:148]) + sum(block[156:]) + 8 * 32 or size < 0:
-        raise refused("it is damaged: a header's sum is wrong")
+        raise refused("it is not a plain tar (ustar or pax)")
+    if checksum != sum(block[:148]) + sum(block[156:]) + 8 * 32 or size < 0:
+        raise refused("it is damaged: the checksum of a header is wrong")
     kind = block[156:157]
-    full = f"{prefix}/{name}" if prefix else name
+    path = f"{prefix}/{name}" if prefix else name
     if kind not in (b"0", b"x"):
-        raise refused(f"{full!a} is {TYPES.get(kind, 'no plain file')}; only plain files are taken")
-    return kind, full, size
+        described = TYPES.get(kind, "a special file")
+        raise refused(f"{path!a} is {described}; only regular files are accepted")
+    return kind, path, size
 
 
-def _extended(data: bytes) -> dict[str, str]:
-    """What a pax header says; only a name or a size that do not fit into the plain one."""
-    found: dict[str, str] = {}
+def _parse_pax(data: bytes) -> dict[str, str]:
+    """Parse a pax header: only a name or a size that does not fit into the plain header."""
+    fields: dict[str, str] = {}
     while data:
         try:
             length, _, rest = data.partition(b" ")
@@ -258,30 +262,30 @@ def _extended(data: bytes) -> dict[str, str]:
             key, _, value = record.partition(b"=")
             if rest[len(record) : len(record) + 1] != b"\n":
                 raise ValueError
-            found[key.decode("ascii")] = value.decode()
+            fields[key.decode("ascii")] = value.decode()
             data = data[int(length) :]
         except ValueError:
             raise refused("a header in it cannot be read") from None
-    if not set(found) <= {"path", "size"} or not found.get("size", "0").isdecimal():
-        raise refused(f"a header in it sets {', '.join(sorted(found))!a}")
-    return found
+    if not set(fields) <= {"path", "size"} or not fields.get("size", "0").isdecimal():
+        raise refused(f"a header in it sets {', '.join(sorted(fields))!a}")
+    return fields
 
 
-def _only_zeros(file: BinaryIO) -> None:
+def _require_zeros(file: BinaryIO) -> None:
     while block := file.read(CHUNK_BYTES):
         if block.strip(b"\0"):
-            raise refused("something stands after its end")
+            raise refused("there is data after its end")
 
 
-def _hash(file: BinaryIO, member: Member, on_bytes: Callable[[int], None]) -> str:
+def _hash_member(file: BinaryIO, member: Member, on_bytes: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
-    for block in _blocks(file, member):
+    for block in _read_blocks(file, member):
         digest.update(block)
         on_bytes(len(block))
     return digest.hexdigest()
 
 
-def _blocks(file: BinaryIO, member: Member) -> Iterator[bytes]:
+def _read_blocks(file: BinaryIO, member: Member) -> Iterator[bytes]:
     file.seek(member.offset)
     left = member.size
     while left and (block := file.read(min(CHUNK_BYTES, left))):

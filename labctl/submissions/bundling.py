@@ -1,4 +1,4 @@
-"""What goes into a bundle: the model, logs, report and code of one run, and their manifest."""
+"""Building a bundle: the model, logs, report and code of one run, and their manifest."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from labctl.sync.local_results import RECORD
 from labctl.sync.scan import scan_code
 
 LARGEST_NAMED = 5
-# What the run itself found out; `labctl eval` writes its own beside it.
+# The evaluation by the run itself; `labctl eval` writes its own file next to it.
 SERVERS_EVALUATION = "logs/evaluation.json"
 # A file's path in the bundle, and its size.
 Sized = tuple[str, int]
 
 
 class Contents(Value, frozen=True):
-    """Everything that would be handed in. `notes` are for the person, one sentence each."""
+    """Everything that would be submitted. `notes` are for the student, one sentence each."""
 
     manifest: Manifest
     sources: tuple[Source, ...]
@@ -37,14 +37,16 @@ class Contents(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
     def of(self, part: str) -> tuple[BundleFile, ...]:
-        """The files of one part: model, logs, code, report, evaluation."""
-        return tuple(one for one in self.manifest.files if part_of(one.path) == part)
+        """Return the files of one part: model, logs, code, report, evaluation."""
+        return tuple(file for file in self.manifest.files if part_of(file.path) == part)
 
     def holds(self, path: str) -> bool:
-        return any(one.path == path for one in self.manifest.files)
+        """Tell whether the bundle has this file."""
+        return any(file.path == path for file in self.manifest.files)
 
 
 def part_of(path: str) -> str:
+    """Return the part that a file in a bundle belongs to."""
     return path.split("/")[0].removesuffix(".html").removesuffix(".json")
 
 
@@ -57,42 +59,47 @@ def contents(
     checkpoint: str = "",
     beside: Iterable[str] = (),
 ) -> Contents:
-    """What a run and the lab hold, as a bundle for `rules`. `beside` are files that stay here.
+    """Collect the contents of a bundle from a run and its lab, except the files `beside`.
 
-    NotFoundError where something that the assignment requires is not here, TransferError where a
-    checkpoint is not whole, PolicyError where it is larger than `most_bytes`: by the files' sizes,
-    before one of them is read.
+    NotFoundError if something that the assignment requires is missing, TransferError if a
+    checkpoint is incomplete, PolicyError if the bundle exceeds `most_bytes`: that is decided by the
+    files' sizes, before any file is read.
     """
-    run = _run(ground, run_id)
+    run = _find_run(ground, run_id)
     home = ground.config.root / "runs" / run.id
     if not home.is_dir():
-        raise NotFoundError(f"run {run.id} is not here", hint=f"labctl pull {run.id}")
+        raise NotFoundError(
+            f"the results of run {run.id} are not on this machine", hint=f"labctl pull {run.id}"
+        )
     notes: list[str] = []
     chosen = checkpoint or best_checkpoint(home)
-    seen = files_of_run(home, chosen, notes)
-    _check_size(rules, [(one.name, one.size) for one in seen], most_bytes)
-    found = list(hashed(seen, ground.config.root, run.id, ground.reporter))
-    check_whole(home, chosen, found)
-    record = _record(ground, run)
-    found += [_made(RECORD, record), *_code(ground, {*beside, ASSIGNMENT_FILE})]
-    _tell(run, found, notes)
-    made = _manifest(ground, rules, (student, run.id, chosen), record, found)
-    manifest.decode(manifest.encode(made))  # names that no bundle may hold are told here
-    size = packed_bytes(made, found)
-    _check_size(rules, [(one.path, one.size) for one in made.files], most_bytes, size)
-    whole = Contents(manifest=made, sources=tuple(found), bundle_bytes=size, notes=tuple(notes))
-    _check_required(rules, whole, run.id)
-    return whole
+    run_files = files_of_run(home, chosen, notes)
+    _check_size(rules, [(file.name, file.size) for file in run_files], most_bytes)
+    sources = list(hashed(run_files, ground.config.root, run.id, ground.reporter))
+    check_whole(home, chosen, sources)
+    record = _build_record(ground, run)
+    sources += [
+        _generate_file(RECORD, record),
+        *_list_code_files(ground, {*beside, ASSIGNMENT_FILE}),
+    ]
+    _note_doubts(run, sources, notes)
+    built = _build_manifest(ground, rules, (student, run.id, chosen), record, sources)
+    manifest.decode(manifest.encode(built))  # raises for names that are not allowed in a bundle
+    size = packed_bytes(built, sources)
+    _check_size(rules, [(file.path, file.size) for file in built.files], most_bytes, size)
+    result = Contents(manifest=built, sources=tuple(sources), bundle_bytes=size, notes=tuple(notes))
+    _check_required(rules, result, run.id)
+    return result
 
 
-def _manifest(
+def _build_manifest(
     ground: Ground,
     rules: Assignment,
     whose: tuple[str, str, str],
     record: dict[str, Any],
-    found: list[Source],
+    sources: list[Source],
 ) -> Manifest:
-    """`whose` is the student, the run and the checkpoint."""
+    """Build the manifest; `whose` is the student, the run and the checkpoint."""
     student, run, checkpoint = whose
     return Manifest(
         kind=manifest.KIND,
@@ -104,8 +111,8 @@ def _manifest(
         run=run,
         checkpoint=checkpoint,
         record=record,
-        code=_git(ground, record),
-        files=tuple(source.file for source in found),
+        code=_code_state(ground, record),
+        files=tuple(source.file for source in sources),
     )
 
 
@@ -115,38 +122,38 @@ def _check_size(
     total = bundle_bytes or sum(size for _, size in sizes)
     if total <= most_bytes:
         return
-    largest = sorted(sizes, key=lambda one: -one[1])[:LARGEST_NAMED]
+    largest = sorted(sizes, key=lambda item: -item[1])[:LARGEST_NAMED]
     raise PolicyError(
-        f"the bundle is too large: {total:,} bytes; {rules.name} takes at most {most_bytes:,}",
+        f"the bundle is too large: {total:,} bytes; {rules.name} accepts at most {most_bytes:,}",
         why="\n".join(f"{size:>15,} bytes  {name}" for name, size in largest),
-        hint="labctl submit --checkpoint NAME   # a smaller one; or name files in .labignore",
+        hint="labctl submit --checkpoint NAME   # a smaller one; or list files in .labignore",
     )
 
 
-def _run(ground: Ground, run_id: str) -> Run:
-    """The run as recorded; where the record is lost, as its pull left it."""
+def _find_run(ground: Ground, run_id: str) -> Run:
+    """Return the recorded run; if the record is lost, from its downloaded results."""
     try:
         return runs.latest(ground, run_id)
     except NotFoundError:
         homes = ground.config.root / "runs"
         files = [homes / run_id / RECORD] if run_id else list(homes.glob(f"*/{RECORD}"))
-        known = [run for file in files if (run := _pulled(file)) is not None]
-        if not known:
+        pulled = [run for file in files if (run := _read_pulled_run(file)) is not None]
+        if not pulled:
             raise
-        return max(known, key=lambda run: run.created_at)
+        return max(pulled, key=lambda run: run.created_at)
 
 
-def _pulled(file: Path) -> Run | None:
+def _read_pulled_run(file: Path) -> Run | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Run)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _record(ground: Ground, run: Run) -> dict[str, Any]:
-    """The run as its server told it, and what the ledger keeps of how it was started.
+def _build_record(ground: Ground, run: Run) -> dict[str, Any]:
+    """Return the run as its server reported it, with the code it started from.
 
-    Without the moment when it was last looked at, so that the same run makes the same bundle.
+    Without the time of the last refresh, so that the same run makes the same bundle.
     """
     body: dict[str, Any] = msgspec.to_builtins(run)
     del body["seen_at"]
@@ -154,35 +161,37 @@ def _record(ground: Ground, run: Run) -> dict[str, Any]:
     return {**body, "started_from": entries[0].detail} if entries else body
 
 
-def _git(ground: Ground, record: dict[str, Any]) -> Code:
+def _code_state(ground: Ground, record: dict[str, Any]) -> Code:
     with provenance.Looking(ground.config.root) as looking:
-        now = looking.code()
-    then = record.get("started_from", {})
+        current = looking.code()
+    at_start = record.get("started_from", {})
     return Code(
-        commit=now.commit,
-        dirty=now.dirty,
-        run_commit=str(then.get("commit", "")),
-        run_dirty=then.get("dirty"),
+        commit=current.commit,
+        dirty=current.dirty,
+        run_commit=str(at_start.get("commit", "")),
+        run_dirty=at_start.get("dirty"),
     )
 
 
-def _code(ground: Ground, left: set[str]) -> Iterator[Source]:
+def _list_code_files(ground: Ground, left_out: set[str]) -> Iterator[Source]:
     root = ground.config.root
-    inside = [one.path for one in ground.config.data.values() if one.path and one.inside_lab]
-    for entry in scan_code(root, ground.reporter, data=inside):
-        if entry.path not in left:
+    data = [
+        source.path for source in ground.config.data.values() if source.path and source.inside_lab
+    ]
+    for entry in scan_code(root, ground.reporter, data=data):
+        if entry.path not in left_out:
             file = BundleFile(path=f"code/{entry.path}", size=entry.size, sha256=entry.sha256)
             yield Source(file=file, path=root / entry.path)
 
 
-def _tell(run: Run, found: list[Source], notes: list[str]) -> None:
+def _note_doubts(run: Run, sources: list[Source], notes: list[str]) -> None:
     if not run.ended:
-        notes.append(f"run {run.id} has not ended, as far as is known here: labctl pull --follow")
+        notes.append(f"run {run.id} has not ended (last known): labctl pull --follow")
     elif run.exit_code:
         notes.append(f"run {run.id} ended with {run.exit_code}: {run.told}")
     changed = [
         source.file.path.removeprefix("code/")
-        for source in found
+        for source in sources
         if part_of(source.file.path) == "code"
         and source.path is not None
         and run.created_at
@@ -190,11 +199,11 @@ def _tell(run: Run, found: list[Source], notes: list[str]) -> None:
     ]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        notes.append(f"changed since the run began: {', '.join(changed[:3])}{more}")
+        notes.append(f"changed since the run started: {', '.join(changed[:3])}{more}")
 
 
-def _check_required(rules: Assignment, whole: Contents, run_id: str) -> None:
-    ways = {
+def _check_required(rules: Assignment, result: Contents, run_id: str) -> None:
+    hints = {
         "model": f"labctl pull {run_id}",
         "logs": f"labctl pull {run_id}",
         "report": f"labctl report {run_id}",
@@ -202,15 +211,15 @@ def _check_required(rules: Assignment, whole: Contents, run_id: str) -> None:
         "code": "labctl -C DIR submit   # in the lab's directory",
     }
     for part in rules.require:
-        if not whole.of(part) and not (part == "evaluation" and whole.holds(SERVERS_EVALUATION)):
+        if not result.of(part) and not (part == "evaluation" and result.holds(SERVERS_EVALUATION)):
             raise NotFoundError(
-                f"{rules.name} requires the {part}, and run {run_id} has none here",
-                hint=ways[part],
+                f"{rules.name} requires the {part}, but run {run_id} has none on this machine",
+                hint=hints[part],
             )
 
 
-def _made(name: str, body: dict[str, Any]) -> Source:
-    """A file that is written into the bundle alone."""
+def _generate_file(name: str, body: dict[str, Any]) -> Source:
+    """Return a generated file that exists in the bundle only."""
     text = msgspec.json.format(msgspec.json.encode(body, order="deterministic"), indent=1) + b"\n"
     sha256 = hashlib.sha256(text).hexdigest()
     return Source(file=BundleFile(path=name, size=len(text), sha256=sha256), content=text)

@@ -1,7 +1,7 @@
-"""Taking in what students posted into a bucket: read, checked, stamped with S3's clock, signed.
+"""Collecting what students posted into a bucket: read, checked, stamped with S3's clock, signed.
 
-Can be run again at any time, and goes on where it was: `collected/NAME.json` in the receiver's
-directory says which posts were answered.
+It can be repeated at any time and continues where it was: `collected/NAME.json` in the receiver's
+directory records which posts were answered.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ MOST_REFUSALS = 20
 
 
 class Part(Value, frozen=True, forbid_unknown_fields=True):
+    """A part of a posted bundle."""
+
     sha256: str
     size: int
 
 
 class Index(Value, frozen=True, forbid_unknown_fields=True):
-    """What a student posts last: the bundle, and the parts that it was cut into, in order."""
+    """What a student posts last: the bundle, and its parts in order."""
 
     version: int
     sha256: str
@@ -38,7 +40,7 @@ class Index(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Refusal(Value, frozen=True):
-    """A post that was not taken in. `sha256` is "" where not even that could be read."""
+    """A post that was not accepted. `sha256` is "" if it could not be read."""
 
     sha256: str
     at: str
@@ -46,7 +48,7 @@ class Refusal(Value, frozen=True):
 
 
 class Answers(Value, frozen=True):
-    """What a student fetches: everything signed, everything refused."""
+    """The receiver's answers to a student: all receipts and refusals."""
 
     version: int = 1
     receipts: tuple[Signed, ...] = ()
@@ -54,52 +56,52 @@ class Answers(Value, frozen=True):
 
 
 class Collected(Value, frozen=True):
-    """One post that was looked at: a receipt, or why there is none."""
+    """A post that was processed: its receipt, or why it was refused."""
 
     student: str
     signed: Signed | None
     why: str = ""
 
 
-class _Done(Value, frozen=True):
-    """The receiver's own memory of an assignment's posts."""
+class _AnsweredPosts(Value, frozen=True):
+    """The receiver's record of the posts of an assignment that it has answered."""
 
     answered: tuple[str, ...] = ()
     refused: dict[str, tuple[Refusal, ...]] = msgspec.field(default_factory=dict)
 
 
 def collect(receiver: Receiver, bucket: Bucket, name: str) -> list[Collected]:
-    """Take in every post that was not looked at before, oldest first, and answer it.
+    """Accept or refuse every new post, oldest first, and publish the answers.
 
-    What is wrong with one post is its answer, and does not stop the next one.
+    A bad post is refused and does not stop the next one.
     """
     receiver.rules(name)
     file = receiver.directory / "collected" / f"{name}.json"
-    done = _read(file)
+    done = _read_done(file)
     posts: dict[str, list[Version]] = {}
     for version in bucket.versions(name, ""):
         student, _, key = version.key.removeprefix(bucket.key(name) + "/").partition("/")
         posts.setdefault(f"{student}/{key}", []).append(version)
-    found = []
-    for place, versions in sorted(posts.items()):
-        student, _, key = place.partition("/")
+    results = []
+    for address, versions in sorted(posts.items()):
+        student, _, key = address.partition("/")
         for version in versions if key == "index.json" else []:
             if version.id in done.answered:
                 continue
-            one, refusal = _one(receiver, bucket, name, student, version, posts)
-            known = done.refused.get(student, ())
+            result, refusal = _process_post(receiver, bucket, name, student, version, posts)
+            earlier = done.refused.get(student, ())
             refusals = {
                 **done.refused,
-                student: (*known, *filter(None, [refusal]))[-MOST_REFUSALS:],
+                student: (*earlier, *filter(None, [refusal]))[-MOST_REFUSALS:],
             }
-            done = _Done(answered=(*done.answered, version.id), refused=refusals)
-            _answer(receiver, bucket, name, student, refusals[student])
-            _write(file, done)
-            found.append(one)
-    return found
+            done = _AnsweredPosts(answered=(*done.answered, version.id), refused=refusals)
+            _publish_answers(receiver, bucket, name, student, refusals[student])
+            _write_done(file, done)
+            results.append(result)
+    return results
 
 
-def _one(
+def _process_post(
     receiver: Receiver,
     bucket: Bucket,
     name: str,
@@ -110,9 +112,9 @@ def _one(
     sha256 = ""
     try:
         checked(student)
-        index = _index(bucket, version)
+        index = _read_index(bucket, version)
         sha256 = index.sha256
-        signed = _taken(receiver, bucket, name, student, version, index, posts)
+        signed = _accept_bundle(receiver, bucket, name, student, version, index, posts)
         return Collected(student=student, signed=signed), None
     except (PolicyError, TransferError, UsageError) as error:
         why = f"{error.what}: {error.why}" if error.why else error.what
@@ -122,20 +124,20 @@ def _one(
         )
 
 
-def _index(bucket: Bucket, version: Version) -> Index:
+def _read_index(bucket: Bucket, version: Version) -> Index:
     if version.size > MOST_INDEX_BYTES:
         raise refused("its index is too large")
     try:
-        found = decoded(b"".join(bucket.blocks(version)), Index)
+        index = decoded(b"".join(bucket.blocks(version)), Index)
     except ValueError as error:
         raise refused(f"its index cannot be read: {error}") from None
-    whole = sum(part.size for part in found.parts) == found.size
-    if not whole or not 0 < len(found.parts) <= MOST_PARTS or any(p.size < 1 for p in found.parts):
-        raise refused("its index does not add up")
-    return found
+    sizes = [part.size for part in index.parts]
+    if sum(sizes) != index.size or not 0 < len(sizes) <= MOST_PARTS or min(sizes) < 1:
+        raise refused("its index is inconsistent")
+    return index
 
 
-def _taken(
+def _accept_bundle(
     receiver: Receiver,
     bucket: Bucket,
     name: str,
@@ -145,24 +147,29 @@ def _taken(
     posts: dict[str, list[Version]],
 ) -> Signed:
     about = (name, student, index.sha256, index.size)
-    # S3's clock says when the last of it came; all of it was posted before its index, or is now.
+    # The submission time is that of its last part by S3's clock. Normally the index comes last.
     begun = receiver.begin(*about, at=version.at)
     if isinstance(begun, Signed):
         return begun
     at, offset = version.at, 0
     for number, part in enumerate(index.parts, 1):
         candidates = posts.get(f"{student}/{part_key(number)}", [])
-        fitting = [one for one in reversed(candidates) if one.size == part.size]
+        fitting = [other for other in reversed(candidates) if other.size == part.size]
         used = next(
-            (one for one in fitting if _written(receiver, bucket, about, offset, one, part)), None
+            (
+                other
+                for other in fitting
+                if _stage_part(receiver, bucket, about, offset, other, part)
+            ),
+            None,
         )
         if used is None:
-            raise refused(f"part {number} of it was not posted as its index says")
+            raise refused(f"part {number} does not match its index")
         at, offset = max(at, used.at), offset + part.size
     return receiver.finish(*about, at=at)
 
 
-def _written(
+def _stage_part(
     receiver: Receiver,
     bucket: Bucket,
     about: tuple[str, str, str, int],
@@ -170,7 +177,7 @@ def _written(
     version: Version,
     part: Part,
 ) -> bool:
-    """Whether a version of a part is the one that the index means; it is staged in passing."""
+    """Write a version of a part to staging; tell whether it is the one in the index."""
     digest = hashlib.sha256()
     for block in bucket.blocks(version):
         receiver.write(*about, offset, block)
@@ -179,7 +186,7 @@ def _written(
     return digest.hexdigest() == part.sha256
 
 
-def _answer(
+def _publish_answers(
     receiver: Receiver, bucket: Bucket, name: str, student: str, refusals: tuple[Refusal, ...]
 ) -> None:
     answers = Answers(receipts=tuple(receiver.receipts(name, student)), refused=refusals)
@@ -187,20 +194,20 @@ def _answer(
     bucket.write(key, msgspec.json.encode(answers))
 
 
-def _read(file: Path) -> _Done:
+def _read_done(file: Path) -> _AnsweredPosts:
     try:
-        return decoded(file.read_bytes(), _Done)
+        return decoded(file.read_bytes(), _AnsweredPosts)
     except FileNotFoundError:
-        return _Done()
+        return _AnsweredPosts()
     except ValueError as error:
         raise LabError(
             f"{file} is damaged",
             why=str(error),
-            hint=f"mv {file} {file}.old   # every post is then looked at once more",
+            hint=f"mv {file} {file}.old   # every post is then processed again",
         ) from None
 
 
-def _write(file: Path, done: _Done) -> None:
+def _write_done(file: Path, done: _AnsweredPosts) -> None:
     file.parent.mkdir(exist_ok=True, mode=0o700)
     draft = file.with_suffix(".new")
     draft.write_bytes(msgspec.json.encode(done))

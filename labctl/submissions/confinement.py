@@ -1,9 +1,9 @@
-"""Confining the process that reads strangers' files, so that a hole in what reads gives nothing.
+"""Confining the process that reads untrusted files, so that a bug in a parser gives no access.
 
-On Linux a process that is confined may read and write what it has open, take memory up to a bound,
-and end: it opens no file and no connection, starts nothing, and signals nobody. The kernel holds it
-to that for good (seccomp, as sshd confines what reads a stranger's first bytes), without root and
-without anything to install. Elsewhere only the bounds on memory and time hold.
+On Linux a confined process can read and write its open files, use memory up to a limit, and exit.
+It cannot open files or connections, start processes or send signals. The kernel enforces that until
+it ends (seccomp, as sshd uses before a login), without root and without anything to install. On
+other systems only the limits on memory and time apply.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from contextlib import suppress
 from labctl.errors import LabError
 
 UNCONFINED = (
-    "on this system labctl bounds only memory and time of what reads students' files; "
-    "take bundles in on Linux (x86_64 or aarch64), where that can reach nothing"
+    "on this system labctl limits only the memory and time of the process that reads students' "
+    "files; run the receiver on Linux (x86_64 or aarch64), where that process is also sandboxed"
 )
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
@@ -31,7 +31,7 @@ _REFUSE = 0x00050000 | 1  # EPERM
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _NUMBER_AT, _ARCH_AT = 0, 4
 
-# The architecture's number in the kernel, and the calls that stay allowed, by their numbers.
+# The kernel's number of each architecture, and its permitted system calls by number.
 _CALLS: dict[str, tuple[int, dict[str, int]]] = {
     "x86_64": (0xC000003E, {
         "read": 0, "write": 1, "close": 3, "fstat": 5, "lseek": 8, "mmap": 9, "mprotect": 10,
@@ -56,15 +56,15 @@ class _Program(ctypes.Structure):
 
 
 def has_filter() -> bool:
-    """Whether labctl can confine a process here by more than memory and time."""
+    """Tell whether labctl can sandbox a process on this system, beyond memory and time."""
     return sys.platform == "linux" and platform.machine() in _CALLS
 
 
 def confine(memory_bytes: int, cpu_s: int) -> None:
-    """Confine this process for the rest of its life. Import everything before.
+    """Confine this process until it ends. Import everything before.
 
     Raises:
-        LabError: the kernel has the means and refuses them.
+        LabError: the kernel supports it, but refuses.
     """
     limit_memory(memory_bytes)
     for kind, limit in (
@@ -78,37 +78,37 @@ def confine(memory_bytes: int, cpu_s: int) -> None:
 
 
 def limit_memory(memory_bytes: int) -> None:
-    """Bound this process's memory; what it starts may ask for more, up to the system's bound."""
-    with suppress(ValueError, OSError):  # macOS has no such bound
+    """Limit this process's memory; its children may raise the limit up to the system's own."""
+    with suppress(ValueError, OSError):  # macOS has no such limit
         most = resource.getrlimit(resource.RLIMIT_AS)[1]
         bound = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)
         resource.setrlimit(resource.RLIMIT_AS, (bound, most))
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process when the one that started it ends."""
+    """Have the kernel kill this process when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _install_filter() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    text = _filter(*_CALLS[platform.machine()])
+    text = _build_filter(*_CALLS[platform.machine()])
     buffer = ctypes.create_string_buffer(text, len(text))
     program = _Program(len(text) // 8, ctypes.addressof(buffer))
-    done = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
+    failed = libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(
         _PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0
     )
-    if done:
+    if failed:
         raise LabError(
-            "this machine cannot confine what reads strangers' files",
+            "this machine cannot sandbox the process that reads students' files",
             why=f"the kernel refuses a seccomp filter: {os.strerror(ctypes.get_errno())}",
             hint="run the receiver on a machine whose kernel has seccomp (CONFIG_SECCOMP_FILTER)",
         )
 
 
-def _filter(arch: int, calls: dict[str, int]) -> bytes:
-    """The filter as the kernel's BPF: another architecture's calls kill, unknown calls fail."""
+def _build_filter(arch: int, calls: dict[str, int]) -> bytes:
+    """Return the filter as BPF: calls of another architecture kill, unknown calls fail."""
     lines = [(_LOAD, 0, 0, _ARCH_AT), (_EQUAL, 1, 0, arch), (_RETURN, 0, 0, _KILL)]
     lines.append((_LOAD, 0, 0, _NUMBER_AT))
     for number in sorted(calls.values()):

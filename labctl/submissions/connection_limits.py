@@ -1,4 +1,4 @@
-"""Bounds on what students' connections take: each is a process of the receiver's account."""
+"""Limits on students' connections: each is a process of the receiver's account."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from labctl.errors import BusyError
 from labctl.submissions.receiver import checked
 
-# Of one student, at the same time: connections that broke stay for a while.
+# For one student, at the same time: broken connections stay for a while.
 MAX_CONNECTIONS = 12
-# Memory of one: it carries lines and parts of 8 MiB, and another process reads bundles.
+# Memory of one connection: it carries lines and 8 MiB parts; another process reads bundles.
 MAX_MEMORY_BYTES = 512 * 1024**2
 
 
 @contextmanager
 def hold_connection(places: Path, student: str) -> Iterator[None]:
-    """Take one of the student's places below `places`.
+    """Hold one of the student's connection slots, which are lock files in `places`.
 
     Raises:
-        BusyError: all of the student's places are taken. Hundreds of connections of one student
-            would end the service for all.
+        BusyError: all slots of the student are in use. Without a limit, one student's connections
+            could end the service for everybody.
     """
     places.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -41,6 +41,6 @@ def hold_connection(places: Path, student: str) -> Iterator[None]:
         return
     raise BusyError(
         f"{student} has {MAX_CONNECTIONS} connections to the keeper already",
-        why="another one is taken when one of them has ended, which may take some minutes",
-        hint="end what still runs: labctl up, labctl submit; then try again",
+        why="a broken connection can take some minutes to end",
+        hint="stop commands that still run, such as labctl up or labctl submit; then try again",
     )

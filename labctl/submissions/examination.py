@@ -1,9 +1,8 @@
-"""Looking into a student's bundle in a process that is confined: `confinement` says how.
+"""Examining a student's bundle in a confined process; `confinement` has the details.
 
-The receiver runs as an account that may hold cloud credentials. So what a student sent is parsed
-by a process of its own, with an empty environment, the bundle open for reading, and nothing else.
-It is believed in two points only: the run's name, and the hash of the manifest. Whose bundle it is
-and for what, the receiver knows by itself.
+The receiver's account may hold cloud credentials. So a submission is parsed by a process of its
+own, with an empty environment and only the bundle open. Two values of its reply are used: the run's
+name and the manifest's hash. The student and the assignment are known to the receiver itself.
 """
 
 from __future__ import annotations
@@ -34,22 +33,24 @@ from labctl.wire.judge import judge_file
 
 MEMORY_BYTES = 1024**3
 CPU_S = 300
-# Processor time beyond CPU_S: a second for so many bytes, far more than unpacking takes.
+# One more second of CPU time beyond CPU_S for this many bytes; unpacking needs far less.
 BYTES_PER_S = 1_000_000
 MAX_AT_ONCE = 4
 _WAIT_FACTOR = 4
 _MAX_REPLY_BYTES = 256 * 1024
-_BROKEN = "looking into it took more memory or time than it may, or broke what looked"
+_BROKEN = "examining it exceeded the memory or time limit, or crashed the examining process"
 
 
 class _Order(Value, frozen=True):
+    """The request to the confined process."""
+
     expected: Expected
     memory_bytes: int
     cpu_s: int
 
 
 class _Reply(Value, frozen=True):
-    """One of the three. `failed` is the receiver's fault, not the bundle's."""
+    """The reply; exactly one field is set. `failed` is the receiver's fault, not the bundle's."""
 
     examined: Examined | None = None
     refused: str = ""
@@ -57,17 +58,17 @@ class _Reply(Value, frozen=True):
 
 
 def examine_confined(path: Path, expected: Expected, slots: Path) -> Examined:
-    """What the bundle at `path` says, once a confined process has found nothing wrong with it.
+    """Examine the bundle at `path` in a confined process.
 
-    `slots` is a directory that bounds how many are examined on this machine at the same time.
+    `slots` is a directory of lock files that limit how many are examined at the same time.
 
     Raises:
-        TransferError: it is not what is expected, it harms, or looking into it took too much.
+        TransferError: it is not the expected bundle, it is harmful, or examining it took too much.
     """
     order = _Order(expected, MEMORY_BYTES, CPU_S + path.stat().st_size // BYTES_PER_S)
     words = [sys.executable, "-P", "-m", "labctl.submissions.examination"]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with _slot(slots, expected.student), path.open("rb") as file:
+    with _hold_slot(slots, expected.student), path.open("rb") as file:
         process = subprocess.Popen(
             [*words, msgspec.json.encode(order).decode()],
             stdin=file,
@@ -75,7 +76,7 @@ def examine_confined(path: Path, expected: Expected, slots: Path) -> Examined:
             stderr=subprocess.DEVNULL,
             env=environment,
         )
-        # For one that neither works nor ends; processor time is bounded by the kernel.
+        # For a process that sleeps and never ends; the kernel limits its CPU time.
         timer = threading.Timer(_WAIT_FACTOR * order.cpu_s, process.kill)
         timer.start()
         with process:
@@ -88,24 +89,24 @@ def examine_confined(path: Path, expected: Expected, slots: Path) -> Examined:
     except ValueError:
         raise refused(_BROKEN) from None
     if reply.failed:
-        raise LabError("the receiver cannot look into bundles", why=reply.failed)
+        raise LabError("the receiver cannot examine bundles", why=reply.failed)
     if reply.examined is None:
         raise refused(reply.refused or _BROKEN)
     return reply.examined
 
 
 @contextmanager
-def _slot(directory: Path, student: str) -> Iterator[None]:
-    """One of the places in which bundles are examined; waits where all are taken."""
+def _hold_slot(directory: Path, student: str) -> Iterator[None]:
+    """Hold one of the slots for examining bundles; wait if all are in use."""
     count = min(MAX_AT_ONCE, os.cpu_count() or 1)
     first = zlib.crc32(student.encode()) % count
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    for tried in range(count + 1):
-        name = f".examining.{(first + tried) % count}"
+    for attempt in range(count + 1):
+        name = f".examining.{(first + attempt) % count}"
         descriptor = os.open(directory / name, flags, 0o600)
         try:
-            # After all of them, wait for the student's own.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if tried < count else 0))
+            # If all are in use, wait for the student's own slot.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if attempt < count else 0))
             yield
             return
         except BlockingIOError:
@@ -115,17 +116,17 @@ def _slot(directory: Path, student: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """The confined process: the bundle is its standard input, the order its one argument."""
+    """Run the confined process: the bundle is on standard input, the order in its argument."""
     end_with_parent()
     order = msgspec.json.decode(sys.argv[1], type=_Order)
     with os.fdopen(0, "rb", closefd=False) as file:
-        reply = _reply(file, order)
+        reply = _examine_order(file, order)
     sys.stdout.buffer.write(msgspec.json.encode(reply))
     sys.stdout.buffer.flush()
-    os._exit(0)  # whatever Python would do at its end is not allowed any more
+    os._exit(0)  # Python's own shutdown would need calls that are not permitted
 
 
-def _reply(file: BinaryIO, order: _Order) -> _Reply:
+def _examine_order(file: BinaryIO, order: _Order) -> _Reply:
     try:
         _import_everything()
         confine(order.memory_bytes, order.cpu_s)
@@ -140,7 +141,7 @@ def _reply(file: BinaryIO, order: _Order) -> _Reply:
 
 
 def _import_everything() -> None:
-    """Have Python import what it only imports when it first meets a file of each kind."""
+    """Import everything that Python otherwise imports when it first reads a file of each kind."""
     for name in ("cp437", "raw_unicode_escape", "unicode_escape", "latin-1", "ascii", "utf-8"):
         "a".encode(name)
     archive = io.BytesIO()

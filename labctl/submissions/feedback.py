@@ -1,4 +1,4 @@
-"""What a student may read of a grade, once staff has released it: kept and handed out as it is."""
+"""Stored feedback on a grade, which a student can fetch once it is released."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from labctl.submissions.untrusted_json import decoded
 
 
 class Feedback(Value, frozen=True, forbid_unknown_fields=True):
-    """`text` in plain words, `page` the same as HTML in which nothing is active. `score` is what
-    counts, out of `points`, of submission `number`."""
+    """The feedback on submission `number`, as plain `text` and as an HTML `page` without scripts.
+
+    `score` is the final score out of `points`.
+    """
 
     assignment: str
     number: int
@@ -26,7 +28,7 @@ class Feedback(Value, frozen=True, forbid_unknown_fields=True):
 
 
 def read(file: Path) -> Feedback | None:
-    """None where nothing was released."""
+    """Read released feedback, or None if nothing was released."""
     try:
         return decoded(file.read_bytes(), Feedback)
     except FileNotFoundError:
@@ -35,13 +37,13 @@ def read(file: Path) -> Feedback | None:
         raise LabError(f"{file} is damaged", why=str(error)) from None
 
 
-def write(file: Path, found: Feedback | None) -> None:
-    """Replace the file whole, for its owner alone; None takes it away."""
-    if found is None:
+def write(file: Path, feedback: Feedback | None) -> None:
+    """Replace the file atomically, readable only by its owner; None deletes it."""
+    if feedback is None:
         file.unlink(missing_ok=True)
         return
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = file.with_suffix(".new")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
-        out.write(msgspec.json.encode(found))
+        out.write(msgspec.json.encode(feedback))
     draft.replace(file)

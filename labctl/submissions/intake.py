@@ -1,4 +1,4 @@
-"""What a receiver does with a bundle that is all there: look into it, and word its receipt."""
+"""Accepting a complete bundle: examining it, and writing its receipt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_NAMED = 20
 
 
 class Expected(Value, frozen=True):
-    """Whose bundle it must be, and for what."""
+    """The student and assignment that a bundle must be for."""
 
     assignment: str
     course: str
@@ -25,7 +25,7 @@ class Expected(Value, frozen=True):
 
 
 class Arrived(Value, frozen=True):
-    """A bundle that is all there, as the receiver knows it."""
+    """A complete bundle, as the receiver knows it."""
 
     student: str
     size: int
@@ -33,33 +33,35 @@ class Arrived(Value, frozen=True):
 
 
 class Examined(Value, frozen=True):
-    """What only the bundle itself can say of a bundle that may be taken in."""
+    """The values that are read from an accepted bundle itself."""
 
     run: str
     manifest_sha256: str
 
 
 def check_arrived(path: Path, sha256: str) -> None:
-    """TransferError where the file is not the one that was announced."""
+    """Raise TransferError if the file is not the one that was announced."""
     with path.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise TransferError("the bundle did not arrive as promised", hint="labctl submit")
+            raise TransferError("the bundle did not arrive intact", hint="labctl submit")
 
 
 def examine(file: BinaryIO, expected: Expected) -> Examined:
-    """TransferError where the file is not the bundle that is expected, whole, with nothing in it
-    that harms who loads or unpacks it."""
-    found, members = bundle.inspect(file)
-    if (found.assignment, found.course) != (expected.assignment, expected.course):
-        raise refused(f"it was made for {found.assignment!a}, not for {expected.assignment}")
-    if found.student != expected.student:
-        raise refused(f"it is {found.student!a}'s, and was handed in by {expected.student}")
-    if wrong := bundle.find_hazards(file, members):
-        raise refused("\n".join(wrong[:MOST_NAMED]))
+    """Check that the file is the expected bundle, complete, and safe to load and unpack.
+
+    TransferError if not.
+    """
+    manifest, members = bundle.inspect(file)
+    if (manifest.assignment, manifest.course) != (expected.assignment, expected.course):
+        raise refused(f"it was made for {manifest.assignment!a}, not for {expected.assignment}")
+    if manifest.student != expected.student:
+        raise refused(f"it belongs to {manifest.student!a}, but {expected.student} submitted it")
+    if hazards := bundle.find_hazards(file, members):
+        raise refused("\n".join(hazards[:MOST_NAMED]))
     first = next(bundle.members(file))
     file.seek(first.offset)
     return Examined(
-        run=found.run, manifest_sha256=hashlib.sha256(file.read(first.size)).hexdigest()
+        run=manifest.run, manifest_sha256=hashlib.sha256(file.read(first.size)).hexdigest()
     )
 
 
@@ -71,7 +73,7 @@ def stamp(
     examined: Examined,
     arrived: Arrived,
 ) -> Receipt:
-    """What the receiver signs. `standing` is that of the moment `at`."""
+    """Return the receipt to sign. `standing` is the judgment at Unix time `at`."""
     return Receipt(
         kind=receipt.KIND,
         version=1,

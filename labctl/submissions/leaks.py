@@ -1,6 +1,6 @@
-"""Secrets in what is about to be handed in, found by their shape or because they are known.
+"""Finding secrets in a submission, by their format or because their values are known.
 
-What is found is named by file, line and kind. The secret itself is never repeated.
+A finding names the file, the line and the kind, and never repeats the secret itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from labctl.shell import Secret
 
 BLOCK_BYTES = 1024 * 1024
 OVERLAP_BYTES = 8 * 1024
-# Characters of a known value that is looked for; a shorter one is in every other file.
+# Shortest known value to search for: shorter ones occur by chance.
 SHORTEST = 8
 MOST_NAMED = 20
 FILES = {
@@ -44,7 +44,7 @@ SHAPES = {
 
 
 class Leak(Value, frozen=True):
-    """Something that looks like a secret: in which file, at which line (0: its name), what."""
+    """Something that looks like a secret: its file, its line (0 means the file's name) and kind."""
 
     path: str
     line: int
@@ -52,7 +52,7 @@ class Leak(Value, frozen=True):
 
 
 class Search:
-    """Looks for known shapes, and for the values of `known` (name -> value)."""
+    """Searches for known formats of secrets, and for the values of `known` (name -> value)."""
 
     def __init__(self, known: Mapping[str, Secret] | None = None) -> None:
         self._kinds = {name: kind for name, (_, kind) in SHAPES.items()}
@@ -64,25 +64,25 @@ class Search:
         self._pattern = re.compile(b"|".join(parts))
 
     def leaks(self, path: str, file: BinaryIO) -> list[Leak]:
-        """What one file holds, its name included; at most MOST_NAMED."""
+        """Return the findings in one file, its name included; at most MOST_NAMED."""
         name = PurePosixPath(path).name
         found: dict[Leak, None] = {}
         if name in FILES:
             found[Leak(path=path, line=0, kind=FILES[name])] = None
         file.seek(0)
-        lines, kept = 1, b""
+        lines, overlap = 1, b""
         while block := file.read(BLOCK_BYTES):
-            text = kept + block
+            text = overlap + block
             for match in self._pattern.finditer(text):
                 line = lines + text.count(b"\n", 0, match.start())
                 found[Leak(path=path, line=line, kind=self._kinds[match.lastgroup or ""])] = None
-            kept = text[-OVERLAP_BYTES:]
-            lines += text.count(b"\n", 0, len(text) - len(kept))
+            overlap = text[-OVERLAP_BYTES:]
+            lines += text.count(b"\n", 0, len(text) - len(overlap))
         return list(found)[:MOST_NAMED]
 
 
 def told(leaks: Iterable[Leak]) -> str:
-    """One line for each."""
+    """Return the findings as text, one line for each."""
     return "\n".join(
         f"{leak.path}{f', line {leak.line}' if leak.line else ''}: {leak.kind}" for leak in leaks
     )

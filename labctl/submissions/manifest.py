@@ -1,4 +1,4 @@
-"""What a bundle says of itself: every file by its hash, the run's record, where the code stood."""
+"""The manifest of a bundle: every file with its hash, the run's record, the code's commit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ NAME = "manifest.json"
 KIND = "labctl-submission"
 MOST_BYTES = 8 * 1024 * 1024
 MOST_FILES = 20_000
-# The folders of a bundle.
+# The directories of a bundle.
 TOPS = ("model", "logs", "code")
-# The files beside them.
+# The files next to them.
 SINGLE = ("report.html", "evaluation.json", "run.json")
 _ODD = re.compile("[\x00-\x1f\x7f-\x9f\\\\\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 class BundleFile(Value, frozen=True, forbid_unknown_fields=True):
-    """A file of the bundle: its path in it, bytes, sha256 in hex."""
+    """A file of the bundle: its path in it, its size in bytes, its SHA-256 in hex."""
 
     path: str
     size: int
@@ -31,9 +31,9 @@ class BundleFile(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Code(Value, frozen=True, forbid_unknown_fields=True):
-    """Where the code stood: the git commit ("" where there is none), whether files differed.
+    """The git commit of the code ("" if there is none), and whether files differed from it.
 
-    `run_commit` and `run_dirty` are those of the moment when the run started.
+    `run_commit` and `run_dirty` are those at the start of the run.
     """
 
     commit: str = ""
@@ -43,9 +43,10 @@ class Code(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(Value, frozen=True, forbid_unknown_fields=True):
-    """`record` is the run as the server told it, `checkpoint` the one whose files are the model.
+    """The contents of a bundle.
 
-    No time stands here: the same files make the same bundle, and its receiver stamps the time.
+    `record` is the run as its server reported it; `checkpoint` is the one whose files are the
+    model. It has no time: the same files make the same bundle, and the receiver stamps the time.
     """
 
     kind: str
@@ -62,47 +63,48 @@ class Manifest(Value, frozen=True, forbid_unknown_fields=True):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """JSON for people and machines, the same for the same manifest."""
+    """Return the manifest as indented JSON, always the same for the same manifest."""
     body = msgspec.json.encode(manifest, order="deterministic")
     return msgspec.json.format(body, indent=1) + b"\n"
 
 
 def decode(data: bytes) -> Manifest:
-    """The manifest in `data`; TransferError where it is none, or names what it must not."""
+    """Parse a manifest; TransferError if it is not valid, or names a forbidden file."""
     try:
-        found = decoded(data, Manifest)
+        manifest = decoded(data, Manifest)
     except ValueError as error:
         raise refused(f"its {NAME} cannot be read: {error}") from None
-    if found.kind != KIND or found.version != 1:
+    if manifest.kind != KIND or manifest.version != 1:
         raise refused(f"its {NAME} is of another kind or version")
-    if len(found.files) > MOST_FILES:
-        raise refused(f"it names {len(found.files)} files; at most {MOST_FILES} are taken")
+    if len(manifest.files) > MOST_FILES:
+        raise refused(f"it has {len(manifest.files)} files; at most {MOST_FILES} are accepted")
     seen: set[str] = set()
-    for one in found.files:
-        check_path(one.path)
-        folded = one.path.casefold()
+    for file in manifest.files:
+        check_path(file.path)
+        folded = file.path.casefold()
         if folded in seen:
-            raise refused(f"{one.path!a} is named twice")
+            raise refused(f"{file.path!a} is named twice")
         seen.add(folded)
-        if one.size < 0 or not re.fullmatch("[0-9a-f]{64}", one.sha256):
-            raise refused(f"{one.path!a} has no size and SHA-256")
-    return found
+        if file.size < 0 or not re.fullmatch("[0-9a-f]{64}", file.sha256):
+            raise refused(f"{file.path!a} has no size and SHA-256")
+    return manifest
 
 
 def check_path(path: str) -> str:
-    """`path`, or TransferError where it could lead anywhere but below its bundle."""
+    """Return `path`; TransferError if it is not a permitted place in a bundle."""
     parts = path.split("/")
-    placed = path in SINGLE or (parts[0] in TOPS and len(parts) > 1)
+    is_placed = path in SINGLE or (parts[0] in TOPS and len(parts) > 1)
     if any(part in ("", ".", "..") for part in parts) or path.startswith("/"):
         raise refused(f"the name {path!a} leaves the bundle")
     if _ODD.search(path) or not _is_utf8(path) or len(path.encode()) > 1000 or len(parts) > 32:
-        raise refused(f"the name {path!a} is not one that a file may have")
-    if not placed:
-        raise refused(f"{path!a} is at no place that a bundle has")
+        raise refused(f"the name {path!a} is not allowed for a file")
+    if not is_placed:
+        raise refused(f"{path!a} is outside the directories of a bundle")
     return path
 
 
 def refused(why: str) -> TransferError:
+    """Return the error for a bundle that is refused because of `why`."""
     return TransferError("the bundle is refused", why=why, hint="labctl submit")
 
 

@@ -1,6 +1,7 @@
-"""Handing in through a bucket: parts posted by the student's ticket, then the index of them.
+"""Submitting through a bucket: the parts are posted with the student's ticket, then their index.
 
-What S3 has accepted is kept beside the bundle, so that a broken upload goes on after the last part.
+The parts that S3 has accepted are recorded next to the bundle, so that a broken upload continues
+after the last of them.
 """
 
 from __future__ import annotations
@@ -57,51 +58,52 @@ def post(
     progress: Path,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Post a bundle; `progress` is where is kept what S3 has. PolicyError where the ticket is over.
+    """Post a bundle; the file `progress` records the parts that S3 has.
 
-    The index goes last, and only then does the bundle count.
+    The index is posted last; only then does the bundle count. PolicyError if the ticket has
+    expired.
     """
     if time.time() > ticket.expires.at:
-        raise _over(ticket)
+        raise _expired_error(ticket)
     count = -(-size // ticket.part_bytes)
     if count > len(ticket.parts):
         raise PolicyError("the bundle is larger than the ticket allows", hint="labctl submit")
-    done = _known(progress, sha256)
+    done = _read_progress(progress, sha256)
     parts = []
     for number in range(count):
         start = number * ticket.part_bytes
         span = (start, min(ticket.part_bytes, size - start))
-        part = Part(sha256=_hash(file, *span), size=span[1])
+        part = Part(sha256=_hash_part(file, *span), size=span[1])
         parts.append(part)
         if part.sha256 not in done.parts:
-            _post(ticket, ticket.parts[number], file, span, on_bytes)
+            _post_part(ticket, ticket.parts[number], file, span, on_bytes)
             done = Posted(sha256=sha256, parts=(*done.parts, part.sha256))
             progress.write_bytes(msgspec.json.encode(done))
         on_bytes(start + span[1])
     index = Index(version=1, sha256=sha256, size=size, parts=tuple(parts))
     body = msgspec.json.encode(index)
-    _post(ticket, ticket.index, io.BytesIO(body), (0, len(body)), lambda count: None)
+    _post_part(ticket, ticket.index, io.BytesIO(body), (0, len(body)), lambda count: None)
 
 
 def answers(ticket: Ticket) -> Answers:
-    """What the receiver has answered so far; nothing where it has not looked yet."""
+    """Fetch the receiver's answers so far; empty if it has not collected yet."""
     try:
-        status, body = _exchange(ticket.receipts, "GET")
-    except OSError as error:  # what requests raises is one
+        status, body = _send_request(ticket.receipts, "GET")
+    except OSError as error:  # the errors of requests are OSErrors
         raise ConnectError(
             "the bucket cannot be reached",
             why=str(error),
             hint="labctl submit --receipts   # again, later",
         ) from None
     if status in (403, 404):
-        # Who may not list is told 403 for what is not there.
+        # Without the right to list, S3 answers 403 for a missing object.
         if time.time() > ticket.expires.at:
-            raise _over(ticket)
+            raise _expired_error(ticket)
         return Answers()
     if status != 200:
         raise LabError(
-            f"the bucket answers {status}",
-            why=_said(body),
+            f"the bucket answered {status}",
+            why=_error_text(body),
             hint="labctl submit --receipts   # again, later",
         )
     try:
@@ -114,24 +116,26 @@ def answers(ticket: Ticket) -> Answers:
         ) from None
 
 
-def _post(
+def _post_part(
     ticket: Ticket,
     fields: Mapping[str, str],
     file: BinaryIO,
     span: tuple[int, int],
     on_bytes: Callable[[int], None],
 ) -> None:
-    """One post, again where the link breaks."""
+    """Post once, and retry if the connection breaks."""
 
     def post() -> None:
         try:
-            status, body = _exchange(ticket.url, "POST", _form(fields, file, span, on_bytes))
+            status, body = _send_request(
+                ticket.url, "POST", _build_form(fields, file, span, on_bytes)
+            )
         except OSError as error:
             raise LinkLostError(
                 "the bucket cannot be reached", why=str(error), hint="labctl submit"
             ) from None
         if status not in (200, 201, 204):
-            raise _refused(ticket, status, body)
+            raise _refusal_error(ticket, status, body)
 
     policy = retry_on(
         BusyError, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S, tries=TRIES
@@ -139,8 +143,8 @@ def _post(
     policy(post)
 
 
-class _Span:
-    """A part of a file, as the toolbelt reads it: `len` is what is left."""
+class _FilePart:
+    """A part of a file in the form that requests_toolbelt reads: `len` is what is left."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         file.seek(start)
@@ -153,30 +157,30 @@ class _Span:
         return block
 
 
-def _form(
+def _build_form(
     fields: Mapping[str, str],
     file: BinaryIO,
     span: tuple[int, int],
     on_bytes: Callable[[int], None],
 ) -> MultipartEncoderMonitor:
-    """A form with one part of a file, which is read while it is sent."""
+    """Build a form with one part of a file, which is read while it is sent."""
     from requests_toolbelt import MultipartEncoder, MultipartEncoderMonitor
 
     start, length = span
-    part = ("part", _Span(file, start, length), "application/octet-stream")
+    part = ("part", _FilePart(file, start, length), "application/octet-stream")
     return MultipartEncoderMonitor(
         MultipartEncoder({**fields, "file": part}),
         lambda monitor: on_bytes(start + min(monitor.bytes_read, length)),
     )
 
 
-def _exchange(
+def _send_request(
     url: str, method: str, form: MultipartEncoderMonitor | None = None
 ) -> tuple[int, bytes]:
-    """(status, body) of one request. No redirect is followed."""
+    """Send one request without following redirects; return (status, body)."""
     headers = {} if form is None else {"Content-Type": form.content_type}
     with _open_session() as session:
-        answer = session.request(
+        response = session.request(
             method,
             url,
             data=form,
@@ -186,15 +190,15 @@ def _exchange(
             stream=True,
         )
         body = bytearray()
-        for block in answer.iter_content(CHUNK_BYTES):
+        for block in response.iter_content(CHUNK_BYTES):
             body += block
             if len(body) > MOST_ANSWER_BYTES:
-                raise OSError(f"it answers with more than {MOST_ANSWER_BYTES} bytes")
-        return answer.status_code, bytes(body)
+                raise OSError(f"its answer has more than {MOST_ANSWER_BYTES} bytes")
+        return response.status_code, bytes(body)
 
 
 def _open_session() -> Session:
-    """One that trusts this machine's authorities, too, and sends nobody's password."""
+    """Open a session that trusts this machine's CAs and sends no stored password."""
     import ssl
 
     import requests
@@ -205,54 +209,54 @@ def _open_session() -> Session:
             super().init_poolmanager(*words, ssl_context=ssl.create_default_context(), **more)
 
     session = requests.Session()
-    session.auth = lambda request: request  # else requests looks into ~/.netrc
+    session.auth = lambda request: request  # otherwise requests reads ~/.netrc
     session.mount("https://", SystemTrust())
     return session
 
 
-def _refused(ticket: Ticket, status: int, body: bytes) -> LabError:
-    said = _said(body)
+def _refusal_error(ticket: Ticket, status: int, body: bytes) -> LabError:
+    message = _error_text(body)
     if status >= 500:
-        return BusyError(f"the bucket answers {status}", why=said, hint="labctl submit")
-    if "EntityTooLarge" in said:
-        return PolicyError("the bundle is larger than the bucket takes", why=said)
-    if "expired" in said.lower():
-        return _over(ticket)
+        return BusyError(f"the bucket answered {status}", why=message, hint="labctl submit")
+    if "EntityTooLarge" in message:
+        return PolicyError("the bundle is larger than the bucket accepts", why=message)
+    if "expired" in message.lower():
+        return _expired_error(ticket)
     if status in (401, 403):
         return DeniedError(
-            "the bucket does not take your ticket",
-            why=said,
+            "the bucket does not accept your ticket",
+            why=message,
             hint="ask your instructor for a new one: labctl receive ticket",
         )
     if status == 404:
-        return NotFoundError("the bucket of this assignment is not there", why=said)
-    return LabError(f"the bucket answers {status}", why=said, hint="labctl submit")
+        return NotFoundError("the bucket of this assignment does not exist", why=message)
+    return LabError(f"the bucket answered {status}", why=message, hint="labctl submit")
 
 
-def _over(ticket: Ticket) -> PolicyError:
+def _expired_error(ticket: Ticket) -> PolicyError:
     return PolicyError(
-        f"your ticket is over since {ticket.expires}",
-        why="a ticket for a bucket is good for seven days at most",
+        f"your ticket expired on {ticket.expires}",
+        why="a ticket for a bucket is valid for at most seven days",
         hint="ask your instructor for a new one: labctl receive ticket",
     )
 
 
-def _said(body: bytes) -> str:
-    """What an error of S3's says, its tags taken away."""
+def _error_text(body: bytes) -> str:
+    """Return the text of an S3 error without its XML tags."""
     text = re.sub(rb"<[^>]+>", b" ", body[:2000]).decode(errors="replace")
     return " ".join(text.split())[:300]
 
 
-def _known(progress: Path, sha256: str) -> Posted:
+def _read_progress(progress: Path, sha256: str) -> Posted:
     try:
-        found = decoded(progress.read_bytes(), Posted)
+        posted = decoded(progress.read_bytes(), Posted)
     except (OSError, ValueError):
         return Posted()
-    return found if found.sha256 == sha256 else Posted()
+    return posted if posted.sha256 == sha256 else Posted()
 
 
-def _hash(file: BinaryIO, start: int, length: int) -> str:
-    span, digest = _Span(file, start, length), hashlib.sha256()
-    while block := span.read(CHUNK_BYTES):
+def _hash_part(file: BinaryIO, start: int, length: int) -> str:
+    part, digest = _FilePart(file, start, length), hashlib.sha256()
+    while block := part.read(CHUNK_BYTES):
         digest.update(block)
     return digest.hexdigest()

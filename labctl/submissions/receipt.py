@@ -1,7 +1,7 @@
-"""The receipt: what a receiver took in and when, signed with its ed25519 key.
+"""The receipt: what a receiver accepted and when, signed with its Ed25519 key.
 
-Signed are the very values that are shown, in one fixed form, so that no edit of the file survives:
-neither another value nor a key beside them.
+The signature covers the values as shown, in one fixed form, so that any edit of the file is
+detected, including added keys.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ MOST_BYTES = 64 * 1024
 
 
 class Receipt(Value, frozen=True, forbid_unknown_fields=True):
-    """`received` is the receiver's clock, in UTC, when all of the bundle was there.
+    """A receipt. `received` is when the bundle was complete, in UTC by the receiver's clock.
 
-    `number` counts the student's submissions of this assignment from 1. `late_s` and `penalty` are
-    the assignment's rules at that moment, extensions included. `bundle_sha256` is of the whole
-    file.
+    `number` counts the student's submissions of this assignment from 1. `late_s` and `penalty`
+    follow the rules at that time, extensions included. `bundle_sha256` is of the whole file.
     """
 
     kind: str
@@ -48,7 +47,7 @@ class Receipt(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Signed(Value, frozen=True, forbid_unknown_fields=True):
-    """A receipt's file: the receipt, the public key and the signature by it."""
+    """A signed receipt, as stored: the receipt, the public key and the signature."""
 
     receipt: Receipt
     key: str
@@ -56,13 +55,14 @@ class Signed(Value, frozen=True, forbid_unknown_fields=True):
 
 
 def utc_text(at: float) -> str:
+    """Return a Unix time as UTC text, as in 2026-11-28T23:59:00Z."""
     return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def make_signing_key(path: Path) -> str:
-    """Have a private key at `path` (0600) and its public half at `path`.pub; the public half.
+    """Create a private key at `path` (0600) and its public key at `path`.pub, if missing.
 
-    A key that is there stays.
+    Returns the public key.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -80,46 +80,52 @@ def make_signing_key(path: Path) -> str:
 
 
 def public_of(path: Path) -> str:
-    """The public half of the key at `path`, as `ed25519:...`."""
+    """Return the public key of the private key at `path`, as `ed25519:...`."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    raw = Ed25519PrivateKey.from_private_bytes(_private(path)).public_key().public_bytes_raw()
+    raw = (
+        Ed25519PrivateKey.from_private_bytes(_read_private_key(path))
+        .public_key()
+        .public_bytes_raw()
+    )
     return "ed25519:" + base64.b64encode(raw).decode()
 
 
 def sign(receipt: Receipt, key: Path) -> Signed:
+    """Sign a receipt with the private key at `key`."""
     signature = signature_of(_signed_bytes(receipt), key)
     return Signed(receipt=receipt, key=public_of(key), signature=signature)
 
 
 def signature_of(data: bytes, key: Path) -> str:
-    """The signature of `data` by the private key at `key`, in base64."""
+    """Return the signature of `data` by the private key at `key`, in base64."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    made = Ed25519PrivateKey.from_private_bytes(_private(key)).sign(data)
-    return base64.b64encode(made).decode()
+    signature = Ed25519PrivateKey.from_private_bytes(_read_private_key(key)).sign(data)
+    return base64.b64encode(signature).decode()
 
 
 def is_signed(data: bytes, signature: str, public: str) -> bool:
-    """Whether `public` (`ed25519:...`) made the signature of exactly these bytes."""
+    """Tell whether `public` (`ed25519:...`) signed exactly these bytes."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
         raw = base64.b64decode(public.removeprefix("ed25519:"), validate=True)
-        found = base64.b64decode(signature, validate=True)
-        Ed25519PublicKey.from_public_bytes(raw).verify(found, data)
+        signature_bytes = base64.b64decode(signature, validate=True)
+        Ed25519PublicKey.from_public_bytes(raw).verify(signature_bytes, data)
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
 def encode(signed: Signed) -> bytes:
+    """Return a signed receipt as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(signed), indent=1) + b"\n"
 
 
 def decode(data: bytes) -> Signed:
-    """The receipt in `data`; PolicyError where it is none."""
+    """Parse a signed receipt; PolicyError if it is not valid."""
     try:
         if len(data) > MOST_BYTES:
             raise ValueError("it is too large")
@@ -129,21 +135,23 @@ def decode(data: bytes) -> Signed:
                 why="it was signed by a newer labctl",
                 hint=UPGRADE,
             )
-        found = decoded(data, Signed)
+        signed = decoded(data, Signed)
     except ValueError as error:
-        raise _bad(f"it cannot be read: {error}") from None
-    if found.receipt.kind != KIND or found.receipt.version != VERSION:
-        raise _bad("it is of another kind or version")
-    return found
+        raise _invalid_error(f"it cannot be read: {error}") from None
+    if signed.receipt.kind != KIND or signed.receipt.version != VERSION:
+        raise _invalid_error("it is of another kind or version")
+    return signed
 
 
 def verify(signed: Signed, public: str) -> Receipt:
-    """The receipt, where `public` (the assignment's `receiver`) signed it as it is; PolicyError
-    where it did not."""
+    """Return the receipt if `public` (the assignment's `receiver`) signed it unchanged.
+
+    PolicyError if not.
+    """
     if signed.key != public:
-        raise _bad("another key signed it than the one of the assignment's receiver")
+        raise _invalid_error("it was not signed by the key of the assignment's receiver")
     if not is_signed(_signed_bytes(signed.receipt), signed.signature, public):
-        raise _bad("it was changed after it was signed")
+        raise _invalid_error("it was changed after it was signed")
     return signed.receipt
 
 
@@ -151,7 +159,7 @@ def _signed_bytes(receipt: Receipt) -> bytes:
     return _DOMAIN + msgspec.json.encode(receipt, order="deterministic")
 
 
-def _private(path: Path) -> bytes:
+def _read_private_key(path: Path) -> bytes:
     try:
         text = path.read_text().strip()
         return base64.b64decode(text.removeprefix("ed25519-private:"), validate=True)
@@ -163,13 +171,13 @@ def _private(path: Path) -> bytes:
         raise LabError(
             f"{path} cannot be used as a signing key",
             why=str(error),
-            hint="put it back from its copy; or, for another key: labctl receive init NEW-DIR",
+            hint="restore it from a backup; or, for another key: labctl receive init NEW-DIR",
         ) from None
 
 
-def _bad(why: str) -> PolicyError:
+def _invalid_error(why: str) -> PolicyError:
     return PolicyError(
         "this receipt is not valid",
         why=why,
-        hint="labctl submit   # hand in again: what is already there gives the same receipt",
+        hint="labctl submit   # submit again: the same bundle gets the same receipt",
     )

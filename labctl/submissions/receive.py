@@ -1,4 +1,4 @@
-"""The instructor's side: an assignment's file, students' keys, tickets for a bucket."""
+"""The instructor's side: assignment files, students' keys, tickets for a bucket."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ MARK = "labctl-submit:"
 def write_assignment(receiver: Receiver, name: str, place: str, given: Mapping[str, object]) -> str:
     """Write an assignment's file into the receiver's directory, and return its text.
 
-    `given` are due, late, penalty, max_size, require, host_key and course as they were typed; a
-    due time in a named zone is written with its offset, so that no machine need know the zone.
-    ConfigError for what makes no sense.
+    `given` has due, late, penalty, max_size, require, host_key and course as typed. A due time in a
+    named time zone is written with its offset, so that other machines need not know the zone.
+    ConfigError for invalid values.
     """
     due = str(given.get("due") or "")
     if due:
         try:
             due = str(parse_moment(due))
         except ValueError as error:
-            raise _wrong(name, (Problem("due", 0, str(error)),)) from None
+            raise _invalid_error(name, (Problem("due", 0, str(error)),)) from None
     host_key = str(given.get("host_key") or "")
     if place.startswith("ssh://") and not host_key:
-        host_key = _host_key(place)
+        host_key = _read_host_key(place)
     require = given.get("require") or ("model",)
     assert isinstance(require, tuple | list)
     lines = {
@@ -60,24 +60,24 @@ def write_assignment(receiver: Receiver, name: str, place: str, given: Mapping[s
         "late": str(given.get("late") or "never"),
         "penalty": str(given.get("penalty") or "0"),
         "max_size": str(given.get("max_size") or "500MB"),
-        "require": [str(one) for one in require],
+        "require": [str(part) for part in require],
         "hand_in": place,
         "host_key": host_key,
         "receiver": receiver.public(),
     }
     problems: list[Problem] = []
     body = msgspec.json.encode({key: value for key, value in lines.items() if value})
-    found = parse_assignment(body, problems)
-    if found is None:
-        raise _wrong(name, tuple(problems))
-    text = assignment_text(found)
+    assignment = parse_assignment(body, problems)
+    if assignment is None:
+        raise _invalid_error(name, tuple(problems))
+    text = assignment_text(assignment)
     file = receiver.assignment_file(name)
     write_draft(file, text.encode(), mode=0o600).replace(file)
     return text
 
 
 def extend(receiver: Receiver, name: str, student: str, text: str) -> tuple[Standing, str]:
-    """Move a student's due time; (how it stands then, the due time as it is for all)."""
+    """Extend a student's due time; return their standing, and everybody's due time."""
     try:
         seconds = 0 if text == "0" else parse_duration(text)
     except ValueError as error:
@@ -87,16 +87,16 @@ def extend(receiver: Receiver, name: str, student: str, text: str) -> tuple[Stan
 
 
 def admit(receiver: Receiver, student: str, key: str, file: Path) -> str:
-    """Let a student's public key hand in under their name, and do nothing else; the line.
+    """Authorize a student's public key for submitting under their name only; return its line.
 
-    In place of the key that the student had. UsageError where it is no public key, PolicyError
-    where another student has it.
+    It replaces the student's previous key. UsageError if it is not a public key, PolicyError if
+    another student has it.
     """
     match = KEY_LINE.fullmatch(key.strip())
     if match is None:
         raise UsageError(
-            "this is no public key",
-            why="one line is needed, as `labctl submit --key` prints it: ssh-ed25519 AAAA...",
+            "this is not a public key",
+            why="expected one line, as `labctl submit --key` prints it: ssh-ed25519 AAAA...",
             hint="labctl submit --key   # on the student's machine",
         )
     receiver.public()
@@ -104,28 +104,29 @@ def admit(receiver: Receiver, student: str, key: str, file: Path) -> str:
     command = shlex.join(words)
     if re.search(r'["\\\n]', command):
         raise UsageError(
-            f"{receiver.directory} cannot stand in authorized_keys",
+            f"the path {receiver.directory} cannot be written into authorized_keys",
+            why="it contains quotes, backslashes or line breaks",
             hint="labctl receive init ~/drop   # a path of letters, digits and /._-",
         )
     line = f'restrict,command="{command}" {match[1]} {match[2]} {MARK}{student}'
-    others = [one for one in _lines(file) if not one.endswith(f" {MARK}{student}")]
-    if any(f" {match[2]} " in f"{one} " for one in others):
+    others = [other for other in _read_lines(file) if not other.endswith(f" {MARK}{student}")]
+    if any(f" {match[2]} " in f"{other} " for other in others):
         raise PolicyError(
-            "this key is let in already, as somebody else's",
-            why="sshd takes the first line that has it",
-            hint=f"look at {file}",
+            "this key already belongs to another student",
+            why="sshd uses the first line that has it",
+            hint=f"see {file}",
         )
-    _replace(file, [*others, line])
+    _replace_lines(file, [*others, line])
     return line
 
 
 def expel(student: str, file: Path) -> bool:
-    """Take a student's line away; whether there was one."""
-    known = _lines(file)
-    left = [one for one in known if not one.endswith(f" {MARK}{checked(student)}")]
-    if len(left) < len(known):
-        _replace(file, left)
-    return len(left) < len(known)
+    """Remove a student's line; return whether there was one."""
+    lines = _read_lines(file)
+    others = [line for line in lines if not line.endswith(f" {MARK}{checked(student)}")]
+    if len(others) < len(lines):
+        _replace_lines(file, others)
+    return len(others) < len(lines)
 
 
 def write_tickets(
@@ -136,7 +137,7 @@ def write_tickets(
     into: Path,
     profile: str = "",
 ) -> list[Path]:
-    """The assignment's file for each student, with leave to post into its bucket (0600)."""
+    """Write each student's assignment file with a ticket for the bucket (0600)."""
     from labctl.submissions.buckets import LONGEST_S, Bucket
 
     rules = receiver.rules(name)
@@ -147,10 +148,10 @@ def write_tickets(
     if valid_s > LONGEST_S:
         raise UsageError(
             f"--valid {valid} is too long",
-            why="S3 believes a signature for 7 days",
+            why="S3 accepts a signature for at most 7 days",
             hint="labctl receive ticket ~/drop hw3 alice --valid 7d",
         )
-    bucket = Bucket(_in_bucket(rules), profile)
+    bucket = Bucket(_bucket_url(rules), profile)
     bucket.check_versioned()
     into.mkdir(parents=True, exist_ok=True)
     written = []
@@ -164,58 +165,58 @@ def write_tickets(
 
 
 def collect_posts(receiver: Receiver, name: str, profile: str = "") -> list[Collected]:
-    """Take in what was posted into the assignment's bucket."""
+    """Collect the posts in the assignment's bucket."""
     from labctl.submissions.buckets import Bucket
 
-    bucket = Bucket(_in_bucket(receiver.rules(name)), profile)
+    bucket = Bucket(_bucket_url(receiver.rules(name)), profile)
     return collect(receiver, bucket, name)
 
 
-def _in_bucket(rules: Assignment) -> str:
+def _bucket_url(rules: Assignment) -> str:
     if not rules.hand_in.startswith("s3://"):
         raise UsageError(
-            f"{rules.name} is not handed in through a bucket",
-            why=f"it goes to {rules.hand_in}, where `labctl receive admit` lets students in",
+            f"{rules.name} is not submitted through a bucket",
+            why=f"it goes to {rules.hand_in}: authorize students with `labctl receive admit`",
             hint="labctl receive admit ~/drop alice alice.pub",
         )
     return rules.hand_in
 
 
-def _host_key(place: str) -> str:
-    """The key that the SSH server shows from here."""
+def _read_host_key(place: str) -> str:
+    """Read the host key that the SSH server shows to this machine."""
     from labctl.transports.fabric_login import fetch_host_key
 
-    way = SSH_PLACE.fullmatch(place)
-    if way is None:
+    match = SSH_PLACE.fullmatch(place)
+    if match is None:
         return ""
-    port = int(way["port"] or 22)
+    port = int(match["port"] or 22)
     try:
-        return fetch_host_key(Endpoint(host=way["host"], port=port, user=way["user"]))
+        return fetch_host_key(Endpoint(host=match["host"], port=port, user=match["user"]))
     except ConnectError as error:
         error.hint = "--host-key 'ssh-ed25519 AAAA...'   # from /etc/ssh/ssh_host_ed25519_key.pub"
         raise
 
 
-def _wrong(name: str, problems: tuple[Problem, ...]) -> ConfigError:
+def _invalid_error(name: str, problems: tuple[Problem, ...]) -> ConfigError:
     return ConfigError(
-        f"the assignment {name} makes no sense like this",
-        tuple(Problem(one.path, 0, one.message) for one in problems),
+        f"the assignment {name} is not valid",
+        tuple(Problem(problem.path, 0, problem.message) for problem in problems),
         hint="labctl receive assignment --help",
     )
 
 
 def program_words() -> list[str]:
-    """How a forced command finds this labctl."""
-    found = shutil.which("labctl")
-    return [found] if found else [sys.executable, "-P", "-m", "labctl"]
+    """Return the words with which a forced command starts this labctl."""
+    program = shutil.which("labctl")
+    return [program] if program else [sys.executable, "-P", "-m", "labctl"]
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def _replace(file: Path, lines: list[str]) -> None:
-    """The whole file at once, for its owner alone."""
+def _replace_lines(file: Path, lines: list[str]) -> None:
+    """Replace the file atomically, readable only by its owner."""
     file = Path(os.path.realpath(file))
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = "".join(f"{line}\n" for line in lines)

@@ -1,15 +1,15 @@
-"""The receiver's directory: what is taken in, stamped and signed, and never changed afterwards.
+"""The receiver's directory: submissions are accepted, stamped, signed and never changed.
 
-    signing-key, signing-key.pub       the receiver's pair; assignments name the public half
+    signing-key, signing-key.pub       the key pair; assignments name the public key
     assignments/NAME.yaml              the rules, as students have them
-    extensions/NAME.json               seconds that a student has more
+    extensions/NAME.json               each student's extension in seconds
     incoming/NAME/STUDENT/SHA256.SIZE  what has arrived so far
     submissions/NAME/STUDENT/0001/     bundle.tar and receipt.json
     feedback/NAME/STUDENT.json         what a student may read of their grade
     receipts.jsonl                     every receipt, in order
 
-Who the student is, the caller knows and the student does not say. Nothing here gives a bundle back,
-replaces or removes one.
+The caller knows the student; it is never part of the student's own request. Nothing here returns,
+replaces or removes a bundle.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from labctl.submissions.receipt import Receipt, Signed
 KEY = "signing-key"
 LOG = "receipts.jsonl"
 BUNDLE, RECEIPT = "bundle.tar", "receipt.json"
-# Of one student for one assignment.
+# For one student and one assignment.
 MOST_SUBMISSIONS = 100
 AGAIN = "labctl submit"
-# What is left free on the receiver's disk.
+# Bytes that stay free on the receiver's disk.
 RESERVE_BYTES = 256 * 1024 * 1024
 
 
 class Hello(Value, frozen=True):
-    """What a student may know before handing in. `now` is the receiver's clock."""
+    """What a student learns before submitting. `now` is the receiver's clock."""
 
     student: str
     now: int
@@ -65,12 +65,12 @@ class Hello(Value, frozen=True):
     penalty: int
     max_bytes: int
     receiver: str
-    # How many submissions of this assignment there are from this student.
+    # This student's submissions of this assignment so far.
     number: int
 
 
 class Receiver:
-    """One directory. Several processes may work on it at once."""
+    """The directory of one receiver. Several processes may use it at the same time."""
 
     def __init__(self, directory: Path, now: Callable[[], float] = time.time) -> None:
         self.directory = directory
@@ -81,35 +81,37 @@ class Receiver:
         return self.directory / KEY
 
     def init(self) -> str:
-        """Make the directory and its signing key; the public half. Repeated, nothing changes."""
+        """Create the directory and its signing key, if missing; return the public key."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in ("assignments", "extensions", "incoming", "submissions"):
             (self.directory / name).mkdir(exist_ok=True, mode=0o700)
         return receipt.make_signing_key(self.key)
 
     def public(self) -> str:
+        """Return the public key that verifies this receiver's receipts."""
         return receipt.public_of(self.key)
 
     def assignment_file(self, name: str) -> Path:
+        """Return the path of an assignment's rules. It may not exist."""
         return self.directory / "assignments" / f"{checked(name)}.yaml"
 
     def rules(self, name: str) -> Assignment:
-        """An assignment's rules; NotFoundError where this receiver has none of that name."""
+        """Return an assignment's rules; NotFoundError if this receiver does not have it."""
         file = self.assignment_file(name)
         if not file.is_file():
             known = sorted(path.stem for path in file.parent.glob("*.yaml"))
             raise NotFoundError(
                 f"there is no assignment {name}",
-                why=f"the receiver takes in {', '.join(known) or 'nothing yet'}",
-                hint="labctl submit --assignment FILE   # the one that your instructor gave",
+                why=f"the receiver has {', '.join(known) or 'no assignments yet'}",
+                hint="labctl submit --assignment FILE   # the file from your instructor",
             )
-        found = load_assignment(file)
-        if found.name != name:
-            raise ConfigError(f"{file} is of another assignment, {found.name}")
-        return found
+        rules = load_assignment(file)
+        if rules.name != name:
+            raise ConfigError(f"{file} belongs to another assignment, {rules.name}")
+        return rules
 
     def extensions(self, name: str) -> dict[str, int]:
-        """Student -> seconds after the due time that still count as in time."""
+        """Return each student's extension of the due time, in seconds."""
         file = self.directory / "extensions" / f"{checked(name)}.json"
         try:
             return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
@@ -117,16 +119,19 @@ class Receiver:
             return {}
 
     def extend(self, name: str, student: str, seconds: int) -> None:
-        """Give a student that much after the due time; 0 takes it back."""
+        """Extend a student's due time by these seconds; 0 revokes the extension."""
         self.rules(name)
-        with self._locked(self.directory / "extensions"):
-            known = {**self.extensions(name), checked(student): seconds}
+        with self._lock(self.directory / "extensions"):
+            extensions = {**self.extensions(name), checked(student): seconds}
             file = self.directory / "extensions" / f"{name}.json"
             draft = file.with_suffix(".new")
-            draft.write_bytes(msgspec.json.encode({key: s for key, s in known.items() if s}))
+            draft.write_bytes(
+                msgspec.json.encode({key: value for key, value in extensions.items() if value})
+            )
             draft.replace(file)
 
     def standing(self, name: str, student: str, at: float | None = None) -> Standing:
+        """Judge a student's submission at Unix time `at`, by default now."""
         return judge(
             self.rules(name),
             self.now() if at is None else at,
@@ -134,25 +139,26 @@ class Receiver:
         )
 
     def receipts(self, name: str, student: str) -> list[Signed]:
-        """The student's own, in order."""
-        folder = self._submissions(name, student)
-        found = sorted(folder.glob(f"[0-9]*/{RECEIPT}"))
-        return [receipt.decode(path.read_bytes()) for path in found]
+        """Return the student's receipts, in order."""
+        folder = self._submissions_path(name, student)
+        paths = sorted(folder.glob(f"[0-9]*/{RECEIPT}"))
+        return [receipt.decode(path.read_bytes()) for path in paths]
 
     def feedback(self, name: str, student: str) -> Feedback | None:
-        """What was released to a student of their grade; None where nothing was."""
-        return feedback.read(self._feedback(name, student))
+        """Return the feedback released to a student, or None if there is none."""
+        return feedback.read(self._feedback_path(name, student))
 
     def give(self, name: str, student: str, found: Feedback | None) -> None:
-        """Let a student read this, and nothing any more for None."""
-        feedback.write(self._feedback(name, student), found)
+        """Release this feedback to a student; None withdraws it."""
+        feedback.write(self._feedback_path(name, student), found)
 
     def students(self, name: str) -> list[str]:
-        """Those who have handed in."""
+        """List the students who have submitted."""
         folder = self.directory / "submissions" / checked(name)
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def hello(self, name: str, student: str) -> Hello:
+        """Return what a student learns before submitting."""
         rules = self.rules(name)
         return Hello(
             student=checked(student),
@@ -169,80 +175,80 @@ class Receiver:
     def begin(
         self, name: str, student: str, sha256: str, size: int, at: float | None = None
     ) -> int | Signed:
-        """How much of this bundle is here already; its receipt where it was taken in before.
+        """Start or continue an upload; return its bytes so far, or its receipt if it is repeated.
 
-        `at` is when it came, if another clock than this one's knows. Whatever the rules or the disk
-        do not allow is refused now, before a byte of it travels.
+        `at` is the time of arrival, if another clock measured it. Whatever the rules or the disk do
+        not allow is refused now, before any byte is sent.
         """
         rules = self.rules(name)
-        staged = self._staged(name, student, sha256, size)
+        staged = self._upload_path(name, student, sha256, size)
         staged.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._locked(staged.parent):
-            if (known := self._last(name, student, sha256)) is not None:
-                return known
+        with self._lock(staged.parent):
+            if (earlier := self._find_repeated(name, student, sha256)) is not None:
+                return earlier
             if size > rules.max_size:
                 raise PolicyError(
                     f"the bundle is too large: {size} bytes",
-                    why=f"{name} takes at most {rules.max_size} bytes",
-                    hint="labctl submit --dry-run   # what is how large",
+                    why=f"{name} accepts at most {rules.max_size} bytes",
+                    hint="labctl submit --dry-run   # lists the sizes",
                 )
             self._check_open(name, student, self.now() if at is None else at)
             if len(self.receipts(name, student)) >= MOST_SUBMISSIONS:
                 raise PolicyError(
-                    f"{student} has handed in {name} {MOST_SUBMISSIONS} times",
-                    hint="labctl submit --receipts   # what counts; then ask your instructor",
+                    f"{student} has submitted {name} {MOST_SUBMISSIONS} times",
+                    hint="labctl submit --receipts   # lists them; then ask your instructor",
                 )
             for other in staged.parent.iterdir():
                 if other != staged and not other.name.startswith("."):
                     other.unlink()
-            here = staged.stat().st_size if staged.exists() else 0
-            left = shutil.disk_usage(self.directory).free - (size - here)
-            if left < RESERVE_BYTES:
+            arrived = staged.stat().st_size if staged.exists() else 0
+            free = shutil.disk_usage(self.directory).free - (size - arrived)
+            if free < RESERVE_BYTES:
                 raise DiskFullError(
                     "the receiver's disk is full",
                     why="tell your instructor",
-                    hint="labctl submit   # again, once there is room",
+                    hint="labctl submit   # again, once there is space",
                 )
-            if left < (own := self._bytes_of(student)):
+            if free < (used_bytes := self._count_bytes(student)):
                 raise DiskFullError(
-                    f"the receiver's disk has no more room for {student}",
-                    why=f"{own / 1e9:.1f} GB are theirs, and less than that is left for the others",
-                    hint="hand in a smaller checkpoint, or tell your instructor",
+                    f"the receiver's disk has no more space for {student}",
+                    why=f"their submissions take {used_bytes / 1e9:.1f} GB, more than is left",
+                    hint="submit a smaller checkpoint, or tell your instructor",
                 )
             staged.touch(mode=0o600)
-        return here
+        return arrived
 
     def write(
         self, name: str, student: str, sha256: str, size: int, offset: int, part: bytes
     ) -> int:
-        """Add a part of a bundle that was begun; how much is here then."""
-        staged = self._staged(name, student, sha256, size)
+        """Add a part to a started upload; return the bytes here after it."""
+        staged = self._upload_path(name, student, sha256, size)
         if offset < 0 or offset + len(part) > size:
             raise TransferError("more arrived than was announced", hint=AGAIN)
-        with self._locked(staged.parent), _begun(staged) as file:
-            here = os.fstat(file.fileno()).st_size
-            if offset > here:
-                raise TransferError("the beginning of this bundle is not here", hint=AGAIN)
+        with self._lock(staged.parent), _open_upload(staged) as file:
+            arrived = os.fstat(file.fileno()).st_size
+            if offset > arrived:
+                raise TransferError("the start of this bundle has not arrived", hint=AGAIN)
             file.seek(offset)
             file.write(part)
             file.flush()
             os.fsync(file.fileno())
-            # When the last byte came, by the receiver's clock: what counts.
+            # The time of the last byte by the receiver's clock is the submission time.
             os.utime(file.fileno(), (self.now(), self.now()))
-        return max(here, offset + len(part))
+        return max(arrived, offset + len(part))
 
     def finish(
         self, name: str, student: str, sha256: str, size: int, at: float | None = None
     ) -> Signed:
-        """Take in what has arrived: check all of it, stamp it, sign for it.
+        """Accept a complete upload: check, stamp and sign it.
 
-        `at` is when it was all there, if another clock than this one's knows. PolicyError where the
-        time is over, TransferError where it is no bundle that may be taken; then nothing is kept.
+        `at` is when it was complete, if another clock measured it. PolicyError if the assignment is
+        closed, TransferError if the bundle is not acceptable; the upload is deleted then.
         """
-        staged = self._staged(name, student, sha256, size)
-        with self._locked(staged.parent):
-            if (known := self._last(name, student, sha256)) is not None:
-                return known
+        staged = self._upload_path(name, student, sha256, size)
+        with self._lock(staged.parent):
+            if (earlier := self._find_repeated(name, student, sha256)) is not None:
+                return earlier
             if not staged.exists() or staged.stat().st_size != size:
                 raise TransferError("not all of the bundle has arrived", hint=AGAIN)
             moment = staged.stat().st_mtime if at is None else at
@@ -257,18 +263,20 @@ class Receiver:
             standing = self.standing(name, student, moment)
             number = len(self.receipts(name, student)) + 1
             arrived = Arrived(student, size, sha256)
-            made = stamp(self.rules(name), standing, number, moment, examined, arrived)
-            signed = receipt.sign(made, self.key)
-            self._keep(name, student, staged, signed)
+            accepted = stamp(self.rules(name), standing, number, moment, examined, arrived)
+            signed = receipt.sign(accepted, self.key)
+            self._store_submission(name, student, staged, signed)
         return signed
 
     def check(self, name: str) -> Iterator[tuple[Receipt | str, str]]:
-        """(receipt or its place, what is wrong with it or "") of everything taken in."""
+        """Check all submissions; yield each receipt (its path if invalid) and the problem or ""."""
         public = self.public()
         for student in self.students(name):
-            for folder in sorted(self._submissions(name, student).glob("[0-9]*")):
+            for folder in sorted(self._submissions_path(name, student).glob("[0-9]*")):
                 try:
-                    found = receipt.verify(receipt.decode((folder / RECEIPT).read_bytes()), public)
+                    verified = receipt.verify(
+                        receipt.decode((folder / RECEIPT).read_bytes()), public
+                    )
                     with (folder / BUNDLE).open("rb") as file:
                         digest = hashlib.file_digest(file, "sha256").hexdigest()
                 except PolicyError as error:
@@ -277,19 +285,21 @@ class Receiver:
                 except OSError as error:
                     yield str(folder), f"{error.strerror}"
                     continue
-                whose = (found.assignment, found.student, f"{found.number:04}")
-                said = "" if whose == (name, student, folder.name) else "the receipt is of another"
-                if digest != found.bundle_sha256:
-                    said = "the bundle was changed after it was signed for"
-                yield found, said
+                whose = (verified.assignment, verified.student, f"{verified.number:04}")
+                problem = ""
+                if whose != (name, student, folder.name):
+                    problem = "the receipt belongs to another submission"
+                if digest != verified.bundle_sha256:
+                    problem = "the bundle was changed after it was signed for"
+                yield verified, problem
 
     def bundle_of(self, name: str, student: str, number: int = 0) -> Path:
-        """Where a submission lies, the last one for 0; NotFoundError where there is none."""
-        found = sorted(self._submissions(name, student).glob("[0-9]*"))
-        chosen = [path for path in found if not number or int(path.name) == number]
+        """Return the path of a submission's bundle, by default the last; NotFoundError if none."""
+        folders = sorted(self._submissions_path(name, student).glob("[0-9]*"))
+        chosen = [path for path in folders if not number or int(path.name) == number]
         if not chosen:
             raise NotFoundError(
-                f"{student} has not handed in {name}", hint=f"labctl receive list DIR {name}"
+                f"{student} has not submitted {name}", hint=f"labctl receive list DIR {name}"
             )
         return chosen[-1] / BUNDLE
 
@@ -297,55 +307,58 @@ class Receiver:
         standing = self.standing(name, student, at)
         if not standing.accepted:
             raise PolicyError(
-                f"{name} is closed since {receipt.utc_text(standing.closes_at or 0)}",
-                why="nothing was taken in; what was handed in before stays as it is",
+                f"{name} closed on {receipt.utc_text(standing.closes_at or 0)}",
+                why="this submission was not accepted; earlier ones stay as they are",
                 hint="ask your instructor for an extension",
             )
 
-    def _keep(self, name: str, student: str, staged: Path, signed: Signed) -> None:
-        """The bundle and its receipt appear in one rename."""
-        folder = self._submissions(name, student)
+    def _store_submission(self, name: str, student: str, staged: Path, signed: Signed) -> None:
+        """Store the bundle and its receipt, both with one rename."""
+        folder = self._submissions_path(name, student)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = staged.parent / f".taken-{os.getpid()}"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(mode=0o700)
         os.link(staged, draft / BUNDLE)
         (draft / BUNDLE).chmod(0o400)
-        _write(draft / RECEIPT, receipt.encode(signed))
+        _write_synced(draft / RECEIPT, receipt.encode(signed))
         draft.rename(folder / f"{signed.receipt.number:04}")
-        _to_disk(folder)
+        _sync_folder(folder)
         with (self.directory / LOG).open("ab") as log:
             log.write(msgspec.json.encode(signed) + b"\n")
             log.flush()
             os.fsync(log.fileno())
         staged.unlink()
 
-    def _last(self, name: str, student: str, sha256: str) -> Signed | None:
-        """The receipt of the student's last submission, where that was this very bundle."""
-        known = self.receipts(name, student)
-        return known[-1] if known and known[-1].receipt.bundle_sha256 == sha256 else None
+    def _find_repeated(self, name: str, student: str, sha256: str) -> Signed | None:
+        """Return the receipt of the student's last submission if it was this bundle."""
+        receipts = self.receipts(name, student)
+        return receipts[-1] if receipts and receipts[-1].receipt.bundle_sha256 == sha256 else None
 
-    def _bytes_of(self, student: str) -> int:
-        """All that the student has handed in. Nobody has more of the disk than is left of it, so
-        that one who hands in again and again takes nobody else's room."""
+    def _count_bytes(self, student: str) -> int:
+        """Return the bytes of all that the student has submitted.
+
+        No student may use more of the disk than is still free, so that repeated submissions do not
+        take the others' space.
+        """
         places = (self.directory / "submissions").glob(f"*/{checked(student)}/*/{BUNDLE}")
         return sum(place.stat().st_size for place in places)
 
-    def _feedback(self, name: str, student: str) -> Path:
+    def _feedback_path(self, name: str, student: str) -> Path:
         return self.directory / "feedback" / checked(name) / f"{checked(student)}.json"
 
-    def _submissions(self, name: str, student: str) -> Path:
+    def _submissions_path(self, name: str, student: str) -> Path:
         return self.directory / "submissions" / checked(name) / checked(student)
 
-    def _staged(self, name: str, student: str, sha256: str, size: int) -> Path:
+    def _upload_path(self, name: str, student: str, sha256: str, size: int) -> Path:
         if not re.fullmatch("[0-9a-f]{64}", sha256) or not 0 < size < 2**50:
-            raise UsageError("a bundle is announced by its size and SHA-256")
+            raise UsageError("a bundle must be announced with its size and SHA-256")
         folder = self.directory / "incoming" / checked(name) / checked(student)
         return folder / f"{sha256}.{size}"
 
     @contextmanager
-    def _locked(self, folder: Path) -> Iterator[None]:
-        """One process at a time; a connection that was cut may still be at its last request."""
+    def _lock(self, folder: Path) -> Iterator[None]:
+        """Let one process in at a time; a cut connection may still finish its last request."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(folder / ".lock", flags, 0o600)
@@ -359,28 +372,28 @@ class Receiver:
 
 
 def checked(name: str) -> str:
-    """A name that can be a directory's; UsageError for anything else."""
+    """Return the name if it can be a directory's; UsageError for anything else."""
     try:
         return parse_name(name)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
-def _begun(staged: Path) -> BinaryIO:
+def _open_upload(staged: Path) -> BinaryIO:
     try:
         return os.fdopen(os.open(staged, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b")
     except FileNotFoundError:
         raise TransferError("this bundle was not announced", hint=AGAIN) from None
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _to_disk(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

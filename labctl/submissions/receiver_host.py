@@ -1,4 +1,4 @@
-"""An assignment's receiver on an SSH server: one connection, whose forced command answers."""
+"""The client of a receiver on an SSH server: one connection to its forced command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from labctl.submissions.receiver import Hello
 from labctl.submissions.service import PART_BYTES
 from labctl.transports import failures
 
-# Connections that may break one after another without anything having arrived.
+# Broken connections in a row, without any byte sent, before giving up.
 TRIES = 5
 FIRST_PAUSE_S = 1.0
 END_S = 10.0
@@ -45,19 +45,19 @@ SSH_FAILED = 255
 
 
 def public_key(paths: Paths) -> str:
-    """Its public line, for the instructor; the pair is made where there is none."""
+    """Return this account's public key line, for the instructor; create the pair if missing."""
     return make_key(student_key(paths))
 
 
 class ReceiverHost:
-    """The receiver of an SSH assignment. Nothing is connected before the first question."""
+    """The receiver of an SSH assignment. It connects at the first request."""
 
     def __init__(self, ground: Ground, rules: Assignment) -> None:
         self.ground = ground
         self.rules = rules
         self._process: subprocess.Popen[bytes] | None = None
         self._ends = ExitStack()
-        self._said: IO[bytes] | None = None
+        self._errors: IO[bytes] | None = None
 
     def __enter__(self) -> ReceiverHost:
         return self
@@ -72,74 +72,76 @@ class ReceiverHost:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The way there: the assignment's address and pinned key, the user's own jump hosts."""
-        way = SSH_PLACE.fullmatch(self.rules.hand_in)
-        if way is None:
+        """The endpoint: the assignment's address and pinned key, with the user's own jump hosts."""
+        match = SSH_PLACE.fullmatch(self.rules.hand_in)
+        if match is None:
             raise UsageError(
-                f"{self.rules.hand_in} is no SSH server",
+                f"{self.rules.hand_in} is not an SSH server",
                 hint="ask your instructor for another assignment file: labctl receive assignment",
             )
-        found = self.ground.connections.resolve_alias(way["host"])
+        alias = self.ground.connections.resolve_alias(match["host"])
         return msgspec.structs.replace(
-            found,
-            user=way["user"],
-            port=int(way["port"] or 22),
+            alias,
+            user=match["user"],
+            port=int(match["port"] or 22),
             identity=str(student_key(self.ground.paths)),
             host_key=self.rules.host_key,
         )
 
     def hello(self) -> Hello:
-        """The rules as the receiver has them for this student now."""
-        return msgspec.convert(while_turned_away()(self._ask, "hello")["hello"], Hello)
+        """Return the rules as the receiver has them for this student now."""
+        return msgspec.convert(while_turned_away()(self._send_request, "hello")["hello"], Hello)
 
     def receipts(self) -> list[Signed]:
-        """The student's own receipts of this assignment."""
-        said = while_turned_away()(self._ask, "receipts")
-        return msgspec.convert(said["receipts"], list[Signed])
+        """Return the student's own receipts of this assignment."""
+        reply = while_turned_away()(self._send_request, "receipts")
+        return msgspec.convert(reply["receipts"], list[Signed])
 
     def feedback(self) -> Feedback | None:
-        """What was released of the student's own grade; None where nothing was yet."""
-        said = while_turned_away()(self._ask, "feedback")
-        return msgspec.convert(said["feedback"], Feedback | None)
+        """Return the student's released feedback, or None before the release."""
+        reply = while_turned_away()(self._send_request, "feedback")
+        return msgspec.convert(reply["feedback"], Feedback | None)
 
     def send(
         self, file: BinaryIO, sha256: str, size: int, on_bytes: Callable[[int], None]
     ) -> Signed:
-        """Hand in a bundle, going on where an earlier try ended, through links that break.
+        """Submit a bundle, continuing an earlier upload and reconnecting after broken connections.
 
-        `on_bytes` hears how much is there. LinkLostError where it breaks too often.
+        `on_bytes` is called with the bytes sent so far. LinkLostError after TRIES failures in a row
+        without progress.
         """
-        about: dict[str, Any] = {"sha256": sha256, "size": size}
-        failed, best = 0, -1
+        bundle: dict[str, Any] = {"sha256": sha256, "size": size}
+        failed, furthest = 0, -1
         while True:
             try:
-                begun = self._ask("begin", **about)
-                if "signed" in begun:
-                    return msgspec.convert(begun["signed"], Signed)
-                offset = int(begun["offset"])
+                reply = self._send_request("begin", **bundle)
+                if "signed" in reply:
+                    return msgspec.convert(reply["signed"], Signed)
+                offset = int(reply["offset"])
                 while offset < size:
-                    if offset > best:
-                        failed, best = 0, offset
+                    if offset > furthest:
+                        failed, furthest = 0, offset
                     on_bytes(offset)
                     file.seek(offset)
                     part = file.read(min(PART_BYTES, size - offset))
-                    place = {**about, "offset": offset, "length": len(part)}
-                    offset = int(self._ask("part", part, **place)["offset"])
+                    place = {**bundle, "offset": offset, "length": len(part)}
+                    offset = int(self._send_request("part", part, **place)["offset"])
                 on_bytes(size)
-                return msgspec.convert(self._ask("finish", **about)["signed"], Signed)
+                return msgspec.convert(self._send_request("finish", **bundle)["signed"], Signed)
             except BusyError:
                 failed += 1
                 if failed >= TRIES:
                     raise
-                # Not all of a class at once, an hour before it is due.
+                # Spread the retries: before the due time a whole class may be submitting.
                 time.sleep(random.uniform(0.5, 1.5) * FIRST_PAUSE_S * 2 ** (failed - 1))
 
     def close(self) -> None:
+        """End the connection."""
         process, self._process = self._process, None
         if process is not None:
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
-                with suppress(OSError):  # what was not sent yet has nobody to go to
+                with suppress(OSError):  # unsent data is lost anyway
                     pipe.close()
             try:
                 process.wait(END_S)
@@ -148,77 +150,77 @@ class ReceiverHost:
                 process.wait()
         self._ends.close()
 
-    def _ask(self, what: str, body: bytes = b"", **about: Any) -> dict[str, Any]:
-        process = self._connected()
+    def _send_request(self, what: str, body: bytes = b"", **fields: Any) -> dict[str, Any]:
+        process = self._connect()
         assert process.stdin is not None
         assert process.stdout is not None
-        asked = {"do": what, "assignment": self.rules.name, **about}
+        request = {"do": what, "assignment": self.rules.name, **fields}
         try:
-            process.stdin.write(json.dumps(asked).encode() + b"\n" + body)
+            process.stdin.write(json.dumps(request).encode() + b"\n" + body)
             process.stdin.flush()
             line = process.stdout.readline()
         except BrokenPipeError:
             line = b""
         reply = reply_in(line.decode(errors="replace"))
         if reply is None:
-            raise self._ended(line)
+            raise self._lost_reply_error(line)
         if (error := raised(reply)) is not None:
             raise error
         return reply
 
-    def _connected(self) -> subprocess.Popen[bytes]:
+    def _connect(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             config, name = self.ground.connections.described(self.endpoint)
-            # A file, not a pipe: a receiver that says much would fill that.
-            self._said = said = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
-            self._ends.callback(said.close)
+            # A file, not a pipe: a verbose receiver would fill a pipe and block.
+            self._errors = errors = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+            self._ends.callback(errors.close)
             try:
                 self._process = subprocess.Popen(
                     ssh.command_argv(str(config), name, REQUEST),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=self._said,
+                    stderr=self._errors,
                 )
             except FileNotFoundError:
                 raise LabError(
-                    "there is no ssh on this machine",
-                    why="labctl hands in through the system's OpenSSH",
+                    "this machine has no ssh command",
+                    why="labctl submits through the system's OpenSSH",
                     hint="sudo apt install openssh-client",
                 ) from None
         return self._process
 
-    def _ended(self, line: bytes) -> LabError:
-        """Why there was no answer, in ssh's own words."""
-        process, said = self._process, self._said
+    def _lost_reply_error(self, line: bytes) -> LabError:
+        """Return the error for a missing reply, with ssh's own message."""
+        process, errors = self._process, self._errors
         assert process is not None
-        assert said is not None
+        assert errors is not None
         try:
             code = process.wait(END_S)
         except subprocess.TimeoutExpired:
             code = 0
-        said.seek(0)
-        text = said.read().decode(errors="replace")
+        errors.seek(0)
+        text = errors.read().decode(errors="replace")
         self.close()
         if code == SSH_FAILED:
-            return self._explained(failures.of_ssh(self.endpoint, text))
+            return self._with_hint(failures.of_ssh(self.endpoint, text))
         if line or text.strip():
             return LabError(
-                f"{self.rules.hand_in} does not answer as a receiver does",
+                f"{self.rules.hand_in} does not answer like a receiver",
                 why=(text.strip() or line.decode(errors="replace"))[-500:],
                 hint="tell your instructor",
             )
         return LinkLostError("the connection to the receiver ended", hint="labctl submit")
 
-    def _explained(self, found: LabError) -> LabError:
-        """The same, with what a student can do about it."""
-        if isinstance(found, AuthenticationError):
+    def _with_hint(self, error: LabError) -> LabError:
+        """Return the error with a hint for students."""
+        if isinstance(error, AuthenticationError):
             return AuthenticationError(
                 f"{self.rules.hand_in} does not know your key",
-                why=found.why,
-                hint="labctl submit --key   # send that line to your instructor, who lets it in",
+                why=error.why,
+                hint="labctl submit --key   # send that line to your instructor, who authorizes it",
             )
-        if isinstance(found, HostKeyError):
-            found.hint = "ask your instructor: the assignment's file names another host key"
-        elif isinstance(found, BusyError):
-            found.hint = "labctl submit   # again later; what has arrived stays there"
-        return found
+        if isinstance(error, HostKeyError):
+            error.hint = "ask your instructor: the assignment's file has another host key"
+        elif isinstance(error, BusyError):
+            error.hint = "labctl submit   # again later; it continues where it stopped"
+        return error

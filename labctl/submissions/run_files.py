@@ -1,4 +1,4 @@
-"""The files of a pulled run that go into a bundle: which checkpoint, which logs, their hashes."""
+"""The files of a pulled run for a bundle: its checkpoint, its logs, and their hashes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEFT_OUT = frozenset((PARTIAL, ".labctl"))
 
 
 class Found(Value, frozen=True):
-    """A file that was seen and not read yet. `name` is its path in the bundle, `key` in the run."""
+    """A file that is not read yet. `name` is its path in the bundle, `key` its path in the run."""
 
     name: str
     path: Path
@@ -32,36 +32,38 @@ class Found(Value, frozen=True):
 
 
 def files_of_run(home: Path, checkpoint: str, notes: list[str]) -> list[Found]:
-    """Model, logs, report and evaluation of the run in `home`, by name; nothing is read.
+    """List the model, logs, report and evaluation of the run in `home`; nothing is read.
 
-    `checkpoint` "" takes all of them. What is no plain file is left out and told in `notes`.
-    NotFoundError where there is no such checkpoint.
+    `checkpoint` "" means all of them. Links and special files are skipped, with a line in `notes`.
+    NotFoundError if the checkpoint does not exist.
     """
-    found = list(_model(home, checkpoint, notes))
-    found += _tree(home / LOGS, LOGS, f"{LOGS}/", notes)
+    files = list(_list_model(home, checkpoint, notes))
+    files += _list_files(home / LOGS, LOGS, f"{LOGS}/", notes)
     for name in (REPORT, EVALUATION):
         path = home / name
         if path.is_file() and not path.is_symlink():
-            found.append(Found(name=name, path=path, key=name, size=path.stat().st_size))
-    return found
+            files.append(Found(name=name, path=path, key=name, size=path.stat().st_size))
+    return files
 
 
 def hashed(found: Sequence[Found], root: Path, run_id: str, reporter: Reporter) -> Iterator[Source]:
-    """Each file with its hash; what its pull has hashed already is not read again."""
+    """Yield each file with its hash; files that were hashed by the pull are not read again."""
     index = run_index(root, run_id)
-    total, done = sum(one.size for one in found), 0
-    for one in found:
-        sha256, stat = index.hash(one.key, one.path)
-        done += one.size
+    total, done = sum(file.size for file in found), 0
+    for entry in found:
+        sha256, stat = index.hash(entry.key, entry.path)
+        done += entry.size
         reporter.emit(Progress(name="reading", done=done, total=total, unit="bytes"))
-        file = BundleFile(path=one.name, size=stat.st_size, sha256=sha256)
-        yield Source(file=file, path=one.path)
+        file = BundleFile(path=entry.name, size=stat.st_size, sha256=sha256)
+        yield Source(file=file, path=entry.path)
     index.save(keep=True)
 
 
 def best_checkpoint(home: Path) -> str:
-    """The checkpoint that was evaluated, here or there; else the one that was best on validation;
-    else the last. "" where none has a manifest."""
+    """Return the name of the evaluated checkpoint, else the best on validation, else the last.
+
+    "" if no checkpoint has a manifest.
+    """
     for file in (home / EVALUATION, home / LOGS / EVALUATION):
         try:
             named = read_evaluation(file).checkpoint
@@ -69,65 +71,69 @@ def best_checkpoint(home: Path) -> str:
             continue
         if named and "/" not in named and (home / CHECKPOINTS / named).exists():
             return named
-    whole = sorted(home.glob(f"{CHECKPOINTS}/*/{MANIFEST}"))
-    ranked = sorted(whole, key=lambda path: (_accuracy(path), path.parent.name))
+    complete = sorted(home.glob(f"{CHECKPOINTS}/*/{MANIFEST}"))
+    ranked = sorted(complete, key=lambda path: (_read_accuracy(path), path.parent.name))
     return ranked[-1].parent.name if ranked else ""
 
 
 def check_whole(home: Path, checkpoint: str, sources: Iterable[Source]) -> None:
-    """TransferError where a file of the checkpoint is not the one that its own manifest names."""
-    listed = _object(home / CHECKPOINTS / checkpoint / MANIFEST).get("files")
-    here = {source.file.path: source.file for source in sources}
+    """Raise TransferError if a file of the checkpoint differs from the checkpoint's manifest."""
+    listed = _read_object(home / CHECKPOINTS / checkpoint / MANIFEST).get("files")
+    by_path = {source.file.path: source.file for source in sources}
     for name, promised in listed.items() if checkpoint and isinstance(listed, dict) else ():
-        one = here.get(f"model/{checkpoint}/{name}")
-        if one is None or {"size": one.size, "sha256": one.sha256} != promised:
+        file = by_path.get(f"model/{checkpoint}/{name}")
+        if file is None or {"size": file.size, "sha256": file.sha256} != promised:
             raise TransferError(
-                f"the checkpoint {checkpoint} is not whole: {name}",
-                why="it is not the file that its manifest names",
+                f"the checkpoint {checkpoint} is incomplete: {name}",
+                why="the file does not match the checkpoint's manifest",
                 hint="labctl pull",
             )
 
 
-def _model(home: Path, chosen: str, notes: list[str]) -> Iterator[Found]:
+def _list_model(home: Path, chosen: str, notes: list[str]) -> Iterator[Found]:
     if "/" in chosen or chosen in (".", ".."):
-        raise NotFoundError(f"{chosen!a} is no checkpoint's name", hint=_known(home))
-    place = home / CHECKPOINTS / chosen
-    if place.is_file() and not place.is_symlink():
+        raise NotFoundError(
+            f"{chosen!a} is not the name of a checkpoint", hint=_checkpoint_hint(home)
+        )
+    source = home / CHECKPOINTS / chosen
+    if source.is_file() and not source.is_symlink():
         key = f"{CHECKPOINTS}/{chosen}"
-        yield Found(name=f"model/{chosen}", path=place, key=key, size=place.stat().st_size)
+        yield Found(name=f"model/{chosen}", path=source, key=key, size=source.stat().st_size)
         return
-    if chosen and not place.is_dir():
-        raise NotFoundError(f"there is no checkpoint {chosen} in {home}", hint=_known(home))
+    if chosen and not source.is_dir():
+        raise NotFoundError(
+            f"there is no checkpoint {chosen} in {home}", hint=_checkpoint_hint(home)
+        )
     inside = f"{CHECKPOINTS}/{chosen}" if chosen else CHECKPOINTS
-    yield from _tree(place, inside, f"model/{chosen}/" if chosen else "model/", notes)
+    yield from _list_files(source, inside, f"model/{chosen}/" if chosen else "model/", notes)
 
 
-def _known(home: Path) -> str:
-    known = sorted(path.name for path in (home / CHECKPOINTS).glob("*"))
-    return f"labctl submit --checkpoint {known[-1]}" if known else "labctl pull"
+def _checkpoint_hint(home: Path) -> str:
+    names = sorted(path.name for path in (home / CHECKPOINTS).glob("*"))
+    return f"labctl submit --checkpoint {names[-1]}" if names else "labctl pull"
 
 
-def _tree(folder: Path, inside: str, prefix: str, notes: list[str]) -> Iterator[Found]:
-    """The plain files below a folder of the run, in order of name."""
+def _list_files(folder: Path, inside: str, prefix: str, notes: list[str]) -> Iterator[Found]:
+    """List the regular files below a directory of the run, in order of name."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
         for name in sorted(names):
             path = Path(place) / name
             below = path.relative_to(folder).as_posix()
             if path.is_symlink() or not path.is_file():
-                notes.append(f"{inside}/{below} is a link or no file, and stays here")
+                notes.append(f"skipped {inside}/{below}: it is a link or a special file")
                 continue
             size = path.stat().st_size
             yield Found(name=prefix + below, path=path, key=f"{inside}/{below}", size=size)
 
 
-def _accuracy(file: Path) -> float:
-    metrics = _object(file).get("metrics")
+def _read_accuracy(file: Path) -> float:
+    metrics = _read_object(file).get("metrics")
     value = metrics.get("val_accuracy") if isinstance(metrics, dict) else None
     return float(value) if isinstance(value, int | float) else -1.0
 
 
-def _object(file: Path) -> dict[str, Any]:
+def _read_object(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MOST_MANIFEST_BYTES:
             return {}

@@ -1,14 +1,14 @@
-"""One student's connection, as a forced command: JSON lines on standard input and output.
+"""The forced command of a student's connection: JSON lines on standard input and output.
 
     hello     assignment                                -> the rules for this student now
-    begin     assignment sha256 size                    -> offset; signed: it was here before
+    begin     assignment sha256 size                    -> offset, or signed if accepted before
     part      assignment sha256 size offset length, bytes -> offset
     finish    assignment sha256 size                    -> signed
     receipts  assignment                                -> receipts, the student's own
     feedback  assignment                                -> feedback, the student's own, or null
 
-A failure is {"error": {kind, what, why, hint}}. Nothing else can be asked: no bundle comes back,
-and who the student is stands in the forced command alone.
+A failure is {"error": {kind, what, why, hint}}. There are no other requests: no bundle is ever
+returned, and only the forced command names the student.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _TYPES: dict[str, type] = {
 
 
 def check_request(original: str) -> None:
-    """PolicyError where a student's ssh asked for anything but this service.
+    """Raise PolicyError if a student's ssh requested anything but this service.
 
-    `original` is SSH_ORIGINAL_COMMAND. It is compared, never run.
+    `original` is SSH_ORIGINAL_COMMAND. It is compared, never executed.
     """
     if original not in ("", REQUEST):
         raise PolicyError(
             f"{original[:80]!a} cannot be run here",
-            why="this key hands in submissions, and nothing else",
+            why="this key is only for submissions",
             hint="labctl submit",
         )
 
@@ -60,73 +60,75 @@ def serve(
     sink: BinaryIO,
     alive: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answer one student's requests until there are no more. `alive` is called at each."""
+    """Answer one student's requests until the input ends. `alive` is called for each."""
     while line := source.readline(MOST_LINE_BYTES):
         alive()
         part = b""
         try:
-            asked = _read(line, student)
-            part = _bytes(source, asked.get("length", 0))
+            request = _read_request(line, student)
+            part = _read_bytes(source, request.get("length", 0))
         except LabError as error:
-            # What follows cannot be told from a request any more.
-            _say(sink, _failure(error))
+            # The rest of the input cannot be told from a part's bytes any more.
+            _send_reply(sink, _error_reply(error))
             return
         except EOFError:
             return
         try:
-            said = _answer(receiver, student, asked, part)
+            reply = _answer_request(receiver, student, request, part)
         except LabError as error:
-            said = _failure(error)
+            reply = _error_reply(error)
         except OSError as error:
-            said = _failure(_of_disk(error))
-        _say(sink, said)
+            reply = _error_reply(_disk_error(error))
+        _send_reply(sink, reply)
 
 
 def refuse(sink: BinaryIO, error: LabError) -> None:
-    """Answer a student who gets no further with an error."""
-    _say(sink, _failure(error))
+    """Reply with an error, before any request was read."""
+    _send_reply(sink, _error_reply(error))
 
 
-def _read(line: bytes, student: str) -> dict[str, Any]:
+def _read_request(line: bytes, student: str) -> dict[str, Any]:
     try:
-        asked = json.loads(line)
-        wanted = FIELDS[asked["do"]]
+        request = json.loads(line)
+        fields = FIELDS[request["do"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError("this is no request") from None
-    other = asked.get("student", student)
+        raise UsageError("this is not a valid request") from None
+    other = request.get("student", student)
     if other != student:
         raise PolicyError(
-            f"this key is {student}'s, not {str(other)[:60]!a}'s",
-            why="everybody hands in with a key of their own",
+            f"this key belongs to {student}, not to {str(other)[:60]!a}",
+            why="every student submits with a key of their own",
         )
-    given = set(asked) - {"do", "student"}
-    if given != wanted or any(type(asked[key]) is not _TYPES[key] for key in wanted):
-        raise UsageError(f"{asked['do']} takes {', '.join(sorted(wanted))}")
-    if not 0 <= asked.get("length", 0) <= PART_BYTES:
-        raise UsageError(f"a part has at most {PART_BYTES} bytes")
-    found: dict[str, Any] = asked
-    return found
+    names = set(request) - {"do", "student"}
+    if names != fields or any(type(request[key]) is not _TYPES[key] for key in fields):
+        raise UsageError(f"{request['do']} takes {', '.join(sorted(fields))}")
+    if not 0 <= request.get("length", 0) <= PART_BYTES:
+        raise UsageError(f"a part can have at most {PART_BYTES} bytes")
+    checked: dict[str, Any] = request
+    return checked
 
 
-def _answer(receiver: Receiver, student: str, asked: dict[str, Any], part: bytes) -> dict[str, Any]:
-    name = asked["assignment"]
-    about = (name, student, asked.get("sha256", ""), asked.get("size", 0))
-    if asked["do"] == "hello":
+def _answer_request(
+    receiver: Receiver, student: str, request: dict[str, Any], part: bytes
+) -> dict[str, Any]:
+    name = request["assignment"]
+    bundle = (name, student, request.get("sha256", ""), request.get("size", 0))
+    if request["do"] == "hello":
         return {"hello": receiver.hello(name, student)}
-    if asked["do"] == "receipts":
+    if request["do"] == "receipts":
         return {"receipts": receiver.receipts(name, student)}
-    if asked["do"] == "feedback":
+    if request["do"] == "feedback":
         return {"feedback": receiver.feedback(name, student)}
-    if asked["do"] == "part":
-        return {"offset": receiver.write(*about, asked["offset"], part)}
-    if asked["do"] == "finish":
-        return {"signed": receiver.finish(*about)}
-    begun = receiver.begin(*about)
-    return {"signed": begun} if isinstance(begun, Signed) else {"offset": begun}
+    if request["do"] == "part":
+        return {"offset": receiver.write(*bundle, request["offset"], part)}
+    if request["do"] == "finish":
+        return {"signed": receiver.finish(*bundle)}
+    result = receiver.begin(*bundle)
+    return {"signed": result} if isinstance(result, Signed) else {"offset": result}
 
 
-def _bytes(source: BinaryIO, length: int) -> bytes:
-    """All of a part before anything is locked: a link may die in the middle of it."""
+def _read_bytes(source: BinaryIO, length: int) -> bytes:
+    """Read a whole part before anything is locked: the connection may break in the middle."""
     blocks = []
     while length:
         block = source.read(length)
@@ -137,18 +139,18 @@ def _bytes(source: BinaryIO, length: int) -> bytes:
     return b"".join(blocks)
 
 
-def _failure(error: LabError) -> dict[str, Any]:
+def _error_reply(error: LabError) -> dict[str, Any]:
     kind = type(error).__name__
     return {"error": {"kind": kind, "what": error.what, "why": error.why, "hint": error.hint}}
 
 
-def _of_disk(error: OSError) -> LabError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    kind = DiskFullError if full else LabError
-    what = "the receiver's disk is full" if full else "the receiver cannot write"
+def _disk_error(error: OSError) -> LabError:
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    kind = DiskFullError if is_full else LabError
+    what = "the receiver's disk is full" if is_full else "the receiver cannot write"
     return kind(what, why=f"{error.strerror}; tell your instructor")
 
 
-def _say(sink: BinaryIO, reply: dict[str, Any]) -> None:
+def _send_reply(sink: BinaryIO, reply: dict[str, Any]) -> None:
     sink.write(msgspec.json.encode(reply) + b"\n")
     sink.flush()

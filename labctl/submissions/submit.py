@@ -1,4 +1,4 @@
-"""labctl submit: a run's bundle, looked through, handed in, and its receipt verified and kept."""
+"""labctl submit: build and check a run's bundle, submit it, verify and store its receipt."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
 from labctl.submissions.receiver_host import ReceiverHost
 
-# By so much this machine's clock may differ from the receiver's before it is told.
+# Seconds by which this machine's clock may differ from the receiver's without a warning.
 CLOCK_S = 60
 
 
 class Choice(Value, frozen=True):
-    """What is to be handed in: the latest run, its best checkpoint, where nothing is said.
+    """The choice of what to submit: by default the latest run, with its best checkpoint.
 
-    `assignment` is the file's path, None for the one beside lab.yaml. In the files of `allowed`
-    (paths in the bundle) nothing counts as a secret.
+    `assignment` is the file's path, None for the one next to lab.yaml. `allowed` are paths in the
+    bundle whose secret-like text is ignored.
     """
 
     run: str = ""
@@ -38,10 +38,10 @@ class Choice(Value, frozen=True):
 
 
 class Terms(Value, frozen=True):
-    """What is told before anything is sent. `number` None: the receiver was not asked.
+    """The terms shown before anything is sent. `number` is None if the receiver was not asked.
 
-    `now` is the receiver's clock where it was asked, else this machine's. `ticket_until` is when
-    the leave to post into a bucket ends.
+    `now` is the receiver's clock if it was asked, else this machine's. `ticket_until` is when the
+    ticket for a bucket expires.
     """
 
     assignment: str
@@ -59,7 +59,7 @@ class Terms(Value, frozen=True):
 
 
 class HandedIn(Value, frozen=True):
-    """`signed` is None where the receiver answers later: a bucket that it has not looked into."""
+    """A submission. `signed` is None if it was posted to a bucket and is not collected yet."""
 
     signed: Signed | None
     receipt: str
@@ -73,82 +73,82 @@ def submit(
     choice: Choice,
     *,
     on_terms: Callable[[Terms], None] = lambda terms: None,
-    on_contents: Callable[[Contents, Terms], None] = lambda whole, terms: None,
+    on_contents: Callable[[Contents, Terms], None] = lambda checked, terms: None,
 ) -> HandedIn:
-    """Hand in what was chosen, once it was looked through and somebody said yes.
+    """Submit what was chosen, after checks and consent.
 
-    PolicyError where the rules, or what is in it, do not allow it. Repeated, it goes on where it
-    broke off; the same bundle again gives the same receipt.
+    PolicyError if the rules or the contents do not allow it. Repeating it continues a broken
+    upload; the same bundle gets the same receipt.
     """
     rules = find_assignment(ground.config.root, choice.assignment)
     with ground.state.exclusive(f"{ground.lab_id}-submit", "submit"), opened(ground, rules) as host:
-        terms = _terms_there(rules, host.hello()) if host else _terms_here(rules)
+        terms = _receiver_terms(rules, host.hello()) if host else _local_terms(rules)
         on_terms(terms)
         _check_terms(ground, terms)
-        whole = looked_through(ground, rules, terms, choice)
-        on_contents(whole, terms)
-        question = f"hand in {terms.assignment} at {rules.hand_in}?"
+        checked = looked_through(ground, rules, terms, choice)
+        on_contents(checked, terms)
+        question = f"submit {terms.assignment} to {rules.hand_in}?"
         if not ground.reporter.ask(Decision(question=question, default=True)):
-            raise PolicyError("nothing was handed in", hint="labctl submit --yes")
+            raise PolicyError("nothing was submitted", hint="labctl submit --yes")
         try:
-            return _handed_in(ground, rules, whole, host, terms)
+            return _pack_and_send(ground, rules, checked, host, terms)
         except KeyboardInterrupt:
             raise InterruptError(
-                "interrupted; nothing counts before all of it is there",
-                why="what has arrived stays there",
-                hint="labctl submit   # goes on where this ended",
+                "interrupted; the submission does not count until all of it has arrived",
+                why="the part that has arrived is kept",
+                hint="labctl submit   # continues where this stopped",
             ) from None
 
 
 def rehearse(ground: Ground, choice: Choice) -> tuple[Terms, Contents]:
-    """The rules and what would be handed in, looked through; nobody is asked."""
+    """Return the rules and the checked contents without contacting the receiver."""
     rules = find_assignment(ground.config.root, choice.assignment)
-    terms = _terms_here(rules)
+    terms = _local_terms(rules)
     return terms, looked_through(ground, rules, terms, choice)
 
 
 def find_assignment(root: Path, given: Path | None) -> Assignment:
-    """The assignment at `given`, or the one beside lab.yaml in `root`."""
-    hint = f"put the file from your instructor there, as {ASSIGNMENT_FILE}; or --assignment FILE"
+    """Load the assignment at `given`, or the one next to lab.yaml in `root`."""
+    hint = f"save the file from your instructor as {ASSIGNMENT_FILE}, or use --assignment FILE"
     return load_assignment(given or root / ASSIGNMENT_FILE, hint=hint)
 
 
 @contextmanager
 def opened(ground: Ground, rules: Assignment) -> Iterator[ReceiverHost | None]:
-    """The receiver on an SSH server; None for a bucket, to which there is no way but a ticket."""
+    """Yield the receiver on an SSH server, or None for a bucket, which needs only a ticket."""
     if rules.hand_in.startswith("ssh://"):
         with ReceiverHost(ground, rules) as host:
             yield host
         return
     if rules.ticket is None:
         raise UsageError(
-            "this assignment's file has no ticket of yours",
-            why="a bucket takes bundles by a ticket made for one student",
+            "this assignment's file has no ticket for you",
+            why="a bucket accepts bundles only with a ticket for one student",
             hint="ask your instructor: labctl receive ticket DIR ASSIGNMENT YOUR-NAME",
         )
     yield None
 
 
 def looked_through(ground: Ground, rules: Assignment, terms: Terms, choice: Choice) -> Contents:
-    """What would be handed in; PolicyError for what must not be."""
-    step = Step(name="looking through")
+    """Collect and check what would be submitted; PolicyError for unsafe files and secrets."""
+    step = Step(name="checking the contents")
     ground.reporter.emit(step)
-    about = (terms.student, terms.max_bytes, choice.run, choice.checkpoint)
-    whole = contents(ground, rules, *about, _beside(ground.config.root, choice.assignment))
-    check_hazards(ground, whole)
-    check_leaks(ground, whole, choice.allowed)
+    options = (terms.student, terms.max_bytes, choice.run, choice.checkpoint)
+    result = contents(ground, rules, *options, _own_file(ground.config.root, choice.assignment))
+    check_hazards(ground, result)
+    check_leaks(ground, result, choice.allowed)
     ground.reporter.emit(Step(name=step.name, done=True))
-    return whole
+    return result
 
 
-def _beside(root: Path, given: Path | None) -> Iterable[str]:
-    """The assignment's own file stays here, since a ticket may stand in it."""
+def _own_file(root: Path, given: Path | None) -> Iterable[str]:
+    """Return the assignment's own path, which is not submitted: it may contain a ticket."""
     path, root = (given or root / ASSIGNMENT_FILE).resolve(), root.resolve()
     return [path.relative_to(root).as_posix()] if path.is_relative_to(root) else []
 
 
-def _terms_here(rules: Assignment) -> Terms:
-    """The terms by the assignment's file and this machine's clock."""
+def _local_terms(rules: Assignment) -> Terms:
+    """Return the terms by the assignment's file and this machine's clock."""
     now = int(time.time())
     return Terms(
         assignment=rules.name,
@@ -166,86 +166,94 @@ def _terms_here(rules: Assignment) -> Terms:
     )
 
 
-def _terms_there(rules: Assignment, told: Hello) -> Terms:
-    """The terms as the receiver has them; PolicyError where it is not the assignment's."""
-    if told.receiver != rules.receiver:
+def _receiver_terms(rules: Assignment, hello: Hello) -> Terms:
+    """Return the receiver's terms; PolicyError if it is not the assignment's receiver."""
+    if hello.receiver != rules.receiver:
         raise PolicyError(
-            "this is not the receiver that the assignment names",
-            why=f"its key is {told.receiver}, the assignment's is {rules.receiver}",
+            "this is not the receiver of the assignment",
+            why=f"its key is {hello.receiver}, the assignment's is {rules.receiver}",
             hint="ask your instructor for the assignment's file again",
         )
     return Terms(
         assignment=rules.name,
         course=rules.course,
-        student=told.student,
-        due=told.due,
-        late=told.late,
-        penalty=told.penalty,
-        max_bytes=told.max_bytes,
+        student=hello.student,
+        due=hello.due,
+        late=hello.late,
+        penalty=hello.penalty,
+        max_bytes=hello.max_bytes,
         hand_in=rules.hand_in,
-        now=told.now,
-        standing=told.rules,
-        number=told.number,
+        now=hello.now,
+        standing=hello.rules,
+        number=hello.number,
     )
 
 
 def _check_terms(ground: Ground, terms: Terms) -> None:
-    """PolicyError where nothing is taken in any more; a clock that goes wrong is told."""
+    """Raise PolicyError if the assignment is closed; warn about a wrong clock."""
     if not terms.standing.accepted:
         raise PolicyError(
-            f"{terms.assignment} is closed since {receipt.utc_text(terms.standing.closes_at or 0)}",
-            why="what was handed in before stays as it is",
-            hint="labctl submit --receipts   # what you have handed in",
+            f"{terms.assignment} closed on {receipt.utc_text(terms.standing.closes_at or 0)}",
+            why="earlier submissions stay as they are",
+            hint="labctl submit --receipts   # lists what you have submitted",
         )
-    apart = int(time.time()) - terms.now
-    if terms.number is not None and abs(apart) > CLOCK_S:
-        ahead = "ahead of" if apart > 0 else "behind"
-        text = f"this machine's clock is {abs(apart)} s {ahead} the receiver's, which counts"
+    offset_s = int(time.time()) - terms.now
+    if terms.number is not None and abs(offset_s) > CLOCK_S:
+        ahead = "ahead of" if offset_s > 0 else "behind"
+        text = f"this machine's clock is {abs(offset_s)} s {ahead} the receiver's, which decides"
         ground.reporter.emit(Note(text=text, level="warning"))
 
 
-def _handed_in(
-    ground: Ground, rules: Assignment, whole: Contents, host: ReceiverHost | None, terms: Terms
+def _pack_and_send(
+    ground: Ground, rules: Assignment, result: Contents, host: ReceiverHost | None, terms: Terms
 ) -> HandedIn:
-    """Pack, send, verify the receipt, keep both."""
+    """Pack and send the bundle, verify the receipt, and store both."""
     root = ground.config.root
-    place = receipts.folder(root, rules.name)
-    place.mkdir(parents=True, exist_ok=True)
-    draft = place / "outgoing.tar"
-    sha256 = _packed(ground, whole, draft)
-    step = Step(name="handing in")
+    directory = receipts.folder(root, rules.name)
+    directory.mkdir(parents=True, exist_ok=True)
+    draft = directory / "outgoing.tar"
+    sha256 = _pack(ground, result, draft)
+    step = Step(name="submitting")
     ground.reporter.emit(step)
     with draft.open("rb") as file:
-        signed = _sent(ground, rules, host, file, sha256)
+        signed = _send(ground, rules, host, file, sha256)
     ground.reporter.emit(Step(name=step.name, done=True))
-    kept = receipts.keep(root, rules, signed, sha256=sha256) if signed else None
-    here = receipts.bundle_beside(kept) if kept else receipts.posted_as(place, sha256)
-    draft.replace(here)
+    receipt_path = receipts.keep(root, rules, signed, sha256=sha256) if signed else None
+    bundle_path = (
+        receipts.bundle_beside(receipt_path)
+        if receipt_path
+        else receipts.posted_as(directory, sha256)
+    )
+    draft.replace(bundle_path)
     return HandedIn(
-        signed=signed, receipt=str(kept or ""), bundle=str(here), sha256=sha256, terms=terms
+        signed=signed,
+        receipt=str(receipt_path or ""),
+        bundle=str(bundle_path),
+        sha256=sha256,
+        terms=terms,
     )
 
 
-def _sent(
+def _send(
     ground: Ground, rules: Assignment, host: ReceiverHost | None, file: BinaryIO, sha256: str
 ) -> Signed | None:
     path = Path(file.name)
     size = path.stat().st_size
 
-    def told(done: int) -> None:
-        ground.reporter.emit(Progress(name="handing in", done=done, total=size, unit="bytes"))
+    def report(done: int) -> None:
+        ground.reporter.emit(Progress(name="submitting", done=done, total=size, unit="bytes"))
 
     if host is not None:
-        return host.send(file, sha256, size, told)
+        return host.send(file, sha256, size, report)
     assert rules.ticket is not None
-    posting.post(rules.ticket, file, sha256, size, path.with_name("posted.json"), told)
+    posting.post(rules.ticket, file, sha256, size, path.with_name("posted.json"), report)
     return None
 
 
-def _packed(ground: Ground, whole: Contents, draft: Path) -> str:
-    total, done = sum(one.size for one in whole.manifest.files), 0
+def _pack(ground: Ground, result: Contents, draft: Path) -> str:
+    total, done = sum(file.size for file in result.manifest.files), 0
 
-    def told(count: int) -> None:
+    def report(count: int) -> None:
         nonlocal done
         done += count
         ground.reporter.emit(Progress(name="packing", done=done, total=total, unit="bytes"))
@@ -254,13 +262,13 @@ def _packed(ground: Ground, whole: Contents, draft: Path) -> str:
     ground.reporter.emit(step)
     try:
         with draft.open("wb") as out:
-            sha256 = bundle.pack(whole.manifest, whole.sources, out, told)
+            sha256 = bundle.pack(result.manifest, result.sources, out, report)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise DiskFullError(
             f"the bundle cannot be written to {draft.parent}",
             why=error.strerror or "",
-            hint=f"it needs {whole.bundle_bytes:,} bytes there; then labctl submit",
+            hint=f"free {result.bundle_bytes:,} bytes there, then: labctl submit",
         ) from None
     ground.reporter.emit(Step(name=step.name, done=True))
     return sha256

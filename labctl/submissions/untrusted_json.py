@@ -1,4 +1,4 @@
-"""JSON that a stranger wrote, as a typed value."""
+"""Decoding untrusted JSON into a typed value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UPGRADE = "uv tool upgrade labctl   # or: pipx upgrade labctl"
 
 
 def decoded(data: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """The value; ValueError with what is wrong, whatever it is."""
+    """Decode untrusted JSON; every problem is a ValueError."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:
@@ -24,17 +24,17 @@ def decoded(data: bytes | msgspec.Raw, kind: type[T]) -> T:
         raise ValueError("it is nested too deeply") from None
 
 
-class _Claim(Value, frozen=True):
-    """What a signed part says of itself first."""
+class _KindClaim(Value, frozen=True):
+    """The kind and version that a signed object claims."""
 
     kind: str
     version: int
 
 
 def is_newer(data: bytes, part: str, kind: str, version: int) -> bool:
-    """Whether the object at `part` says that it is of `kind`, and of a later version."""
+    """Tell whether the object at `part` claims to be of `kind`, in a later version."""
     try:
-        claim = decoded(decoded(data, dict[str, msgspec.Raw])[part], _Claim)
+        claim = decoded(decoded(data, dict[str, msgspec.Raw])[part], _KindClaim)
     except (ValueError, KeyError):
         return False
     return claim.kind == kind and claim.version > version

@@ -109,7 +109,7 @@ def test_where_no_server_is_the_next_command_makes_one(labctl: Any, course: Path
 def test_what_makes_no_images_says_so(labctl: Any, course: Path) -> None:
     said = labctl("course", "bake")
     assert said.code == 3
-    assert "makes no machine images" in said.err
+    assert "cannot make machine images" in said.err
 
 
 def test_the_end_of_a_term_is_everybodys(labctl: Any, course: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_keeper_that_is_dead_is_not_well(bed: CourseBed) -> None:
     """One that was killed leaves its socket behind."""
     (before,) = asked(bed)
     assert (before.ok, before.skipped) == (False, False)
-    assert "keeper does not run now" in before.detail
+    assert "keeper is not running" in before.detail
     assert "course serve" in before.next
     with (bed.folder / "serve.log").open("w+") as log:
         keeper = bed.serve(log)
@@ -80,7 +80,7 @@ def test_the_throw_away_key_asks_and_does_nothing_else(bed: CourseBed, tmp_path:
             assert CHECKER in bed.machine.keys.read_text()
             provider = student_of(bed, str(identity))
             for do in (provider.servers, lambda: provider.terminate("course-00000000-abcdef")):
-                with pytest.raises(PolicyError, match="does not ask"):
+                with pytest.raises(PolicyError, match="must not send"):
                     do()
             provider.close()
         assert desk.seats() == []

@@ -144,6 +144,6 @@ def test_a_provider_without_images_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = a_class(tmp_path, monkeypatch, roster(["alice"]))
-    with pytest.raises(PolicyError, match="makes no machine images"):
+    with pytest.raises(PolicyError, match="cannot make machine images"):
         bake(plain.staff())
     assert not plain.cloud.calls

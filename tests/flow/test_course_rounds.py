@@ -98,7 +98,7 @@ def test_a_deed_that_nobody_expected_to_fail_comes_again(
     for thread in vigil.scheduler.tick():
         thread.join(120)
     assert task.error == ""
-    assert any(text.startswith("roster: all is well") for _, text in kept.told)
+    assert any(text.startswith("roster: working") for _, text in kept.told)
 
     def broken(*_: object, **__: object) -> None:
         raise FileNotFoundError("prepare.log")
@@ -137,7 +137,7 @@ def test_a_budget_that_is_over_ends_the_server_after_its_grace(kept: Kept) -> No
     kept.at += GRACE_S + 60
     kept.round()
     assert kept.course.cloud.machines == {}
-    assert ("alice", "its server is ended: its budget is used up") in kept.told
+    assert ("alice", "ending its server: its budget is used up") in kept.told
     assert kept.lines("down")[-1].detail["server_id"] == "srv-alice"
 
 
@@ -181,14 +181,14 @@ def test_a_server_that_never_answers_keeps_nobody_elses_from_its_end(
     while len(kept.course.cloud.machines) > 1 and time.monotonic() < end:
         kept.round()
     assert set(kept.course.cloud.machines) == {"srv-alice"}
-    told = [text for name, text in kept.told if name == "alice" and "is ended" in text]
+    told = [text for name, text in kept.told if name == "alice" and "ending its server" in text]
     assert len(told) == 1, "not begun again while the first goes on"
     assert crashes == []
     logged = [name for name, text in kept.told if "AttributeError: a list has no get" in text]
     assert logged == ([] if hangs else ["alice"])
     never.set()
     monkeypatch.setattr(rounds_module, "PATIENCE_S", 30.0)
-    kept.rounds._settled()
+    kept.rounds._join_threads()
     assert bool(kept.course.cloud.machines) != hangs
 
 
@@ -212,9 +212,9 @@ def test_results_that_never_end_outlast_no_budget(
     kept.at += 60
     kept.round()
     assert kept.course.cloud.machines["srv-alice"].state == "stopped"
-    assert any("in 60 minutes not everything" in text for _, text in kept.told)
+    assert any("could be saved within 60 minutes" in text for _, text in kept.told)
     never.set()
-    kept.rounds._settled()
+    kept.rounds._join_threads()
 
 
 def test_a_lost_ledger_resets_no_budget(kept: Kept) -> None:

@@ -163,8 +163,8 @@ def test_an_interrupted_class_says_so_and_goes_on_with_the_same_command(ml: Clas
     ml.reporter.on_event = interrupt
     with pytest.raises(InterruptError) as stopped:
         up(ml.staff(), ml.folder.seats(), at_once=1)
-    assert "labctl course up goes on" in stopped.value.hint
-    assert "what was begun is finished first" in ml.reporter.said
+    assert "labctl course up continues" in stopped.value.hint
+    assert "once what has started is finished" in ml.reporter.said
     assert len(ml.cloud.machines) < 3
     ml.reporter.on_event = lambda event: None
     started(ml)
@@ -549,7 +549,7 @@ def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone
     # Where another machine made them, the ledger alone knows.
     ml.places.database.unlink()
     (of_alice, *_) = plan(ml.staff()).cautions
-    assert of_alice.startswith("3 at cloud, which course.yaml names no more, go on")
+    assert of_alice.startswith("3 at cloud, which course.yaml no longer names")
     assert plan(ml.staff()).running == ()
     assert not ml.folder.ledger.entries(kind="down")
     proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
@@ -566,7 +566,7 @@ def test_a_disk_that_was_kept_ends_the_cost_and_says_how_it_comes_back(
     one.machine("alice").error = unreachable()
     (kept,) = down(one.staff(), one.folder.seats())
     assert not kept.ended
-    assert kept.hint.startswith("labctl course up --only alice brings")
+    assert kept.hint.startswith("labctl course up --only alice restores")
     assert one.folder.ledger.entries(kind="down")
 
 
@@ -630,7 +630,7 @@ def test_the_disk_of_a_seat_that_nobody_has_any_more_is_no_clean_end(kept_disks:
 def test_the_plan_of_a_class_says_that_disks_stay_and_cost(kept_disks: Class) -> None:
     started(kept_disks)
     [asked] = [one for one in kept_disks.reporter.asked if one.about == "price"]
-    assert "the disk of one that ends by itself stays for 14 days" in asked.detail
+    assert "the disk of a server that stops by itself is kept for 14 days" in asked.detail
 
 
 def test_the_disk_of_a_server_without_results_is_not_kept(

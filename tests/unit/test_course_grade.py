@@ -263,6 +263,6 @@ def test_an_assignment_that_nobody_said_how_to_grade(staff: Staff, server: Serve
         grade(staff, "hw4")
     (staff.folder.path / "assignments" / "hw3" / "labels" / "x.csv").unlink()
     (staff.folder.path / "assignments" / "hw3" / "labels").rmdir()
-    with pytest.raises(ConfigError, match="no directory"):
+    with pytest.raises(ConfigError, match="not a directory"):
         grade(staff, "hw3")
     assert server.begun == 0

@@ -255,7 +255,7 @@ def test_a_student_who_comes_after_the_close_is_alone(bed: Bed) -> None:
     assert said.code == 0, said.err
     assert Receiver(bed.folder.drop).extensions("hw3").keys() == {"dan"}
     found = json.loads(bed.course("grades", "hw3", "--json").out)["grades"]
-    assert found[-1]["problem"] == "nothing was handed in"
+    assert found[-1]["problem"] == "nothing was submitted"
 
 
 def test_a_later_due_time_opens_the_teams_again(bed: Bed) -> None:
@@ -280,7 +280,7 @@ def test_a_released_grade_changes_only_by_another_release_that_shows_it(bed: Bed
     assert bed.canvas()["bob"] == "80"
     refused = bed.course("grades", "hw3", "--release")
     assert refused.code == 3
-    assert "change 2 grades of hw3 that were released?" in refused.err
+    assert "change 2 grades of hw3 that students have already seen?" in refused.err
     assert "carol: 80 -> 60 (graded again)" in refused.err
     assert "labctl course grades hw3 --release --yes" in refused.err
     assert bed.canvas()["carol"] == "80"

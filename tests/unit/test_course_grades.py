@@ -63,9 +63,9 @@ def test_who_has_no_grade_keeps_what_the_export_had() -> None:
 def test_a_column_that_canvas_does_not_know_is_said() -> None:
     written = back(CANVAS.replace("hw3 (103)", "other (103)"), {"ada": 1.0})
     assert rows(written)[0][-1] == "hw3"
-    assert "make a new assignment" in written.notes[0]
+    assert "create a new assignment" in written.notes[0]
     twice = CANVAS.replace("hw1 (101)", "HW 3 (101)")
-    assert "no one column" in back(twice, {"ada": 1.0}).notes[0]
+    assert "no single column" in back(twice, {"ada": 1.0}).notes[0]
 
 
 def test_the_file_is_written_as_it_came() -> None:
@@ -122,7 +122,7 @@ def test_who_is_not_in_the_newest_roster_is_named() -> None:
     diff = compare(table, "c.csv")
     grades = [Grade(student="eve", score=1.0, points=100.0)]
     written = write_back(table, "canvas", "hw3", grades, diff.keys.keys["canvas"])
-    assert written.notes == ("not in the newest roster, and so not written: eve",)
+    assert written.notes == ("not in the newest roster, so not written: eve",)
 
 
 def results(grades: Path, name: str, body: object) -> None:
@@ -157,7 +157,7 @@ def test_grades_are_read_as_grading_left_them(tmp_path: Path) -> None:
         "fay": "its results.json has no score",
         "gus": "its results.json cannot be read",
         "hal": "not graded yet",
-        "ivy": "nothing was handed in",
+        "ivy": "nothing was submitted",
     }
     assert found["hal"].final is None
 

@@ -81,6 +81,6 @@ def test_join_files_written_elsewhere_are_ignored_there(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_changed_is_named(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").mkdir()
-    with pytest.raises(LabError, match="cannot add to") as refused:
+    with pytest.raises(LabError, match="cannot write") as refused:
         ignore_in_git(tmp_path)
     assert "*.join" in refused.value.why

@@ -57,7 +57,7 @@ def test_lines_are_numbered_and_come_back_by_seat_and_kind(path: Path) -> None:
 
 
 def test_a_kind_that_nobody_reads_is_a_mistake(path: Path) -> None:
-    with pytest.raises(ValueError, match="no kind"):
+    with pytest.raises(ValueError, match="not a kind"):
         Ledger(path).append("upp")
 
 
@@ -130,7 +130,7 @@ def test_torn_at_any_byte_the_rest_stays_and_the_end_is_put_aside_and_said(path:
             assert kinds == ["up", "torn", "down"]
             kept = path.with_name(f"{path.name}.torn-2").read_bytes()
             assert kept == whole[len(first) : cut] + b"\n"
-            assert any("not written whole" in one for one in said)
+            assert any("incomplete" in one for one in said)
             path.with_name(f"{path.name}.torn-2").unlink()
 
 

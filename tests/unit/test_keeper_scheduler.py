@@ -73,7 +73,7 @@ def test_after_a_success_the_pause_begins_anew() -> None:
     for _ in range(4):
         loop.scheduler.make_all_due()
         loop.tick()
-    assert loop.reports[1] == ("first", "all is well again")
+    assert loop.reports[1] == ("first", "working again")
     assert loop.pauses[3] <= 11
     assert len(loop.reports) == 3
 

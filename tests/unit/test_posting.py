@@ -64,8 +64,8 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 def post(bucket: Bucket, start: int, length: int) -> tuple[int, list[int]]:
     told: list[int] = []
-    form = posting._form(FIELDS, io.BytesIO(PART), (start, length), told.append)
-    status, _ = posting._exchange(bucket.url, "POST", form)
+    form = posting._build_form(FIELDS, io.BytesIO(PART), (start, length), told.append)
+    status, _ = posting._send_request(bucket.url, "POST", form)
     return status, told
 
 

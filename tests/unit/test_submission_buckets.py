@@ -156,7 +156,7 @@ def test_what_comes_after_the_deadline_is_refused_and_told(guard: Guard, tmp_pat
     post(rules.ticket, packed(), tmp_path)
     (one,) = collect_posts(receiver, "hw3")
     assert one.signed is None
-    assert "closed since 2020-01-01" in one.why
+    assert "closed on 2020-01-01" in one.why
     assert rules.ticket is not None
     answers = posting.answers(rules.ticket)
     assert answers.receipts == ()
@@ -244,11 +244,11 @@ def test_a_ticket_that_is_over_says_so(receiver: Receiver, guard: Guard, tmp_pat
     ticket = ticket_of(receiver, tmp_path).ticket
     assert ticket is not None
     guard.ahead_s = LONGEST_S + 60
-    with pytest.raises(PolicyError, match="over since") as caught:
+    with pytest.raises(PolicyError, match="expired on") as caught:
         post(ticket, packed(), tmp_path)
     assert "labctl receive ticket" in caught.value.hint
     old = msgspec.structs.replace(ticket.expires, at=1)
-    with pytest.raises(PolicyError, match="over since"):
+    with pytest.raises(PolicyError, match="expired on"):
         post(msgspec.structs.replace(ticket, expires=old), packed(), tmp_path)
     guard.ahead_s = 0.0
     forged = {**ticket.parts[0], "x-amz-signature": "0" * 64}
@@ -272,14 +272,14 @@ HUGE = [{"sha256": "b" * 64, "size": 10 * 1024**3}]
 HOSTILE: list[tuple[Any, str]] = [
     (b"hello", "cannot be read"),
     (b"\xff", "cannot be read"),
-    ({**INDEX, "size": 10 * 1024**3}, "does not add up"),
+    ({**INDEX, "size": 10 * 1024**3}, "is inconsistent"),
     ({**INDEX, "size": 10 * 1024**3, "parts": HUGE}, "too large"),
-    ({**INDEX, "parts": []}, "does not add up"),
-    ({**INDEX, "parts": [{"sha256": "b" * 64, "size": 1}] * 13, "size": 13}, "add up"),
+    ({**INDEX, "parts": []}, "is inconsistent"),
+    ({**INDEX, "parts": [{"sha256": "b" * 64, "size": 1}] * 13, "size": 13}, "inconsistent"),
     ({**INDEX, "size": 3, "parts": [{"sha256": "b", "size": 4}, {"sha256": "b", "size": -1}]},
-     "does not add up"),
-    (INDEX, "part 1 of it was not posted"),
-    ({**INDEX, "sha256": "../x"}, "announced by its size"),
+     "is inconsistent"),
+    (INDEX, "part 1 does not match its index"),
+    ({**INDEX, "sha256": "../x"}, "announced with its size"),
     ({**INDEX, "student": "zoe"}, "cannot be read"),
 ]  # fmt: skip
 
@@ -305,7 +305,7 @@ def test_another_students_bundle_is_refused(receiver: Receiver, tmp_path: Path) 
     mallory = ticket_of(receiver, tmp_path, "mallory")
     post(mallory.ticket, packed(student="alice"), tmp_path)
     (one,) = collect_posts(receiver, "hw3")
-    assert "it is 'alice''s, and was handed in by mallory" in one.why
+    assert "it belongs to 'alice', but mallory submitted it" in one.why
     assert receiver.students("hw3") == []
 
 
@@ -333,5 +333,5 @@ def test_an_assignment_over_ssh_has_no_tickets(tmp_path: Path) -> None:
     receiver.init()
     given = {"due": DUE, "host_key": "ssh-ed25519 AAAA"}
     write_assignment(receiver, "hw3", "ssh://drop@host", given)
-    with pytest.raises(UsageError, match="not handed in through a bucket"):
+    with pytest.raises(UsageError, match="not submitted through a bucket"):
         write_tickets(receiver, "hw3", ["alice"], "1d", tmp_path)

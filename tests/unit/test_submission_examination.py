@@ -134,7 +134,7 @@ def test_what_breaks_the_reader_is_refused_and_the_receiver_goes_on(
     with monkeypatch.context() as broken:
         broken.setattr(examination, "CPU_S", 3)
         take_over(BROKEN[kind])
-        assert "took more memory or time" in refusal(receiver)
+        assert "exceeded the memory or time limit" in refusal(receiver)
     assert receiver.students("hw3") == []
     (tmp_path / "taken" / "sitecustomize.py").unlink()
     assert handed_in(receiver, packed()).receipt.number == 1

@@ -202,4 +202,4 @@ def test_an_empty_file_says_so(tmp_path: Path) -> None:
     file.write_text("# nothing\n")
     with pytest.raises(ConfigError) as caught:
         load_assignment(file)
-    assert caught.value.problems[0].message == "there is nothing in it"
+    assert caught.value.problems[0].message == "the file is empty"

@@ -1,4 +1,4 @@
-"""What a submission claims of its model, against what was measured on the hidden set."""
+"""Comparison of a submission's own evaluation with the measurement on the hidden set."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation, interval
 
-# The key of results.json's `extra_data` that a claim is held against: a share from 0 to 1.
+# The key in results.json's `extra_data` that a claim is compared with: a share from 0 to 1.
 METRIC = "accuracy"
 
 
 class Comparison(Value, frozen=True):
-    """Shares from 0 to 1; None where nobody said. `agrees` None: there is nothing to compare.
+    """A claimed and a measured accuracy, from 0 to 1; None if unknown.
 
-    `low` and `high` are the 95 percent interval of the measurement, where the items were counted.
+    `agrees` is None if there is nothing to compare. `low` and `high` are the 95 percent interval of
+    the measurement, if the number of items is known.
     """
 
     claimed: float | None = None
@@ -26,7 +27,7 @@ class Comparison(Value, frozen=True):
     where: str = ""
 
     def told(self) -> str:
-        """In words; "" where nothing was claimed or measured."""
+        """Describe the comparison; "" if nothing was claimed or measured."""
         if self.claimed is None or self.measured is None:
             return ""
         span = "" if self.low is None else f" (95%: {self.low:.3f} to {self.high:.3f})"
@@ -37,17 +38,17 @@ class Comparison(Value, frozen=True):
 
 
 def measured_in(extra_data: dict[str, Any]) -> tuple[float | None, int]:
-    """(the share that a grader measured, over how many items); None where it told none."""
+    """Return the grader's measured share and its number of items; (None, 0) if it gave none."""
     value, items = extra_data.get(METRIC), extra_data.get("items")
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-    counted = items if isinstance(items, int) and not isinstance(items, bool) and items > 0 else 0
-    return (float(value), counted) if good and value is not None else (None, 0)
+    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    count = items if isinstance(items, int) and not isinstance(items, bool) and items > 0 else 0
+    return (float(value), count) if is_valid and value is not None else (None, 0)
 
 
 def compared(
     evaluation: Evaluation | None, extra_data: dict[str, Any], tolerance: float
 ) -> Comparison:
-    """The claim is the bundle's own evaluation."""
+    """Compare the bundle's own evaluation, the claim, with the grader's measurement."""
     measured, items = measured_in(extra_data)
     claimed = None if evaluation is None else evaluation.accuracy
     span = interval(round(measured * items), items) if measured is not None and items else None

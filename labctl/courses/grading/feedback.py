@@ -1,4 +1,4 @@
-"""What a student reads of a grade: one page, everything in it escaped, nothing in it active."""
+"""The feedback page of a grade: everything in it is escaped, nothing in it is active."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ STYLE = (
 
 
 def page(record: Record, results: Results, output: str) -> str:
-    """`output` is what the submission's own program printed: the student's, and still a stranger's
-    to whoever else opens the page."""
+    """Return the page as HTML.
+
+    `output` is what the submission's program printed. It is untrusted, as staff open the page too.
+    """
     rows = "".join(
-        f"<tr><td>{_text(one.name)}</td><td>{_points(one.score)}</td>"
-        f"<td>{_points(one.max_score)}</td><td>{_text(one.output)}</td></tr>"
-        for one in results.tests
-        if one.visibility != "hidden"
+        f"<tr><td>{_escape(test.name)}</td><td>{_points_text(test.score)}</td>"
+        f"<td>{_points_text(test.max_score)}</td><td>{_escape(test.output)}</td></tr>"
+        for test in results.tests
+        if test.visibility != "hidden"
     )
     table = f"<table><tr><th>part</th><th>points</th><th>of</th><th></th></tr>{rows}</table>"
-    printed = f"<h2>What your program printed</h2><pre>{_text(output)}</pre>" if output else ""
+    printed = f"<h2>What your program printed</h2><pre>{_escape(output)}</pre>" if output else ""
     number = f"{record.assignment}, submission {record.number}"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{CSP}">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{_text(number)}</title><style>{STYLE}</style></head><body>"
-        f"<h1>{_text(number)}</h1>"
+        f"<title>{_escape(number)}</title><style>{STYLE}</style></head><body>"
+        f"<h1>{_escape(number)}</h1>"
         f"<p><strong>{record.score or 0.0:g}</strong> of {record.points:g} points. "
-        f"Received {_text(record.received)}, bundle {_text(record.bundle_sha256[:16])}.</p>"
-        f"<pre>{_text(results.output)}</pre>{table if rows else ''}{printed}</body></html>\n"
+        f"Received {_escape(record.received)}, bundle {_escape(record.bundle_sha256[:16])}.</p>"
+        f"<pre>{_escape(results.output)}</pre>{table if rows else ''}{printed}</body></html>\n"
     )
 
 
-def _text(text: str) -> str:
+def _escape(text: str) -> str:
     return escape(cleaned(text, 40_000), quote=True)
 
 
-def _points(value: float | None) -> str:
+def _points_text(value: float | None) -> str:
     return "" if value is None else f"{value:g}"

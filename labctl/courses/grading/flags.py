@@ -1,7 +1,7 @@
-"""Evidence about where a submission came from, for a person to look at. Never a verdict.
+"""Evidence about the origin of submissions, for staff to review. It is not proof of misconduct.
 
-Each flag says what was seen and where. Two students may share a file because it was handed out; a
-run may have been made at home because that was allowed. labctl takes no points off for any flag.
+Each flag says what was found and where. Two students may share a file because it was handed out; a
+run may have been made at home because that was allowed. labctl deducts no points for any flag.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labctl.model import FileEntry, Value
 
 LEAST_MODEL_BYTES = 1024
 LEAST_CODE_BYTES = 200
-# A file that more than this share of the class (and more than two) has was handed out.
+# A file that more than this share of the class (and more than two seats) has was handed out.
 HANDED_OUT = 0.25
 MOST_NAMED = 5
 LABELS = re.compile(rb"/lab/labels|labels\.csv|LABCTL_LABELS|LABCTL_RESULTS|results\.json")
@@ -27,7 +27,7 @@ SERVER = re.compile(r"course-([0-9a-f]{8})-[0-9a-f]{6,32}")
 
 
 class Flag(Value, frozen=True):
-    """`kind` for machines; `what` was seen, `evidence` is where to look."""
+    """A finding: its `kind` for machines, `what` was found, and the `evidence` to review."""
 
     kind: str
     what: str
@@ -35,8 +35,11 @@ class Flag(Value, frozen=True):
 
 
 class Facts(Value, frozen=True):
-    """What is known of one submission. `commit` is that of its code, `run_commit` that of the code
-    when its run began; `mentions` are places in its code that name labels."""
+    """The facts about one submission.
+
+    `commit` is that of the submitted code, `run_commit` that of the code when its run started.
+    `mentions` are places in its code that name the labels.
+    """
 
     seat: str
     pseudonym: str = ""
@@ -50,86 +53,86 @@ class Facts(Value, frozen=True):
 
 
 def flags(submissions: Sequence[Facts]) -> dict[str, tuple[Flag, ...]]:
-    """seat -> its flags, with each seat's last submission looked at beside all others."""
-    shared = _shared(submissions)
-    seats = {one.pseudonym: one.seat for one in submissions if one.pseudonym}
-    # Where nobody used a server of the course, not having used one says nothing.
-    usual = any(SERVER.fullmatch(_server(one)) for one in submissions)
+    """Return the flags of each seat, from comparing all seats' submissions."""
+    shared = _flag_shared_files(submissions)
+    seats = {facts.pseudonym: facts.seat for facts in submissions if facts.pseudonym}
+    # If nobody used a server of the course, not having used one means nothing.
+    is_usual = any(SERVER.fullmatch(_server_id(facts)) for facts in submissions)
     return {
-        one.seat: (
-            *_claim(one),
-            *shared.get(one.seat, []),
-            *_run(one),
-            *(_where(one, seats) if usual else ()),
-            *_code(one),
-            *_mentions(one),
+        facts.seat: (
+            *_flag_claim(facts),
+            *shared.get(facts.seat, []),
+            *_flag_run(facts),
+            *(_flag_server(facts, seats) if is_usual else ()),
+            *_flag_commit(facts),
+            *_flag_mentions(facts),
         )
-        for one in submissions
+        for facts in submissions
     }
 
 
-def _claim(one: Facts) -> Iterable[Flag]:
-    if one.comparison.agrees is False:
+def _flag_claim(facts: Facts) -> Iterable[Flag]:
+    if facts.comparison.agrees is False:
         yield Flag(
             kind="claim",
-            what="its own evaluation and the measurement differ by more than the tolerance",
-            evidence=one.comparison.told(),
+            what="its own evaluation differs from the measurement by more than the tolerance",
+            evidence=facts.comparison.told(),
         )
 
 
-def _shared(submissions: Sequence[Facts]) -> dict[str, list[Flag]]:
-    """Files that some, and not most, have in common, byte for byte."""
+def _flag_shared_files(submissions: Sequence[Facts]) -> dict[str, list[Flag]]:
+    """Flag files that some seats, but not most, have in common byte for byte."""
     owners: dict[str, dict[str, str]] = defaultdict(dict)
-    for one in submissions:
-        for file in one.files:
-            model = file.path.startswith("model/") and file.size >= LEAST_MODEL_BYTES
-            code = file.path.startswith("code/") and file.size >= LEAST_CODE_BYTES
-            if model or code:
-                owners[file.sha256].setdefault(one.seat, file.path)
-    most = max(2.0, HANDED_OUT * len(submissions))
-    found: dict[str, dict[tuple[str, str], list[str]]] = defaultdict(lambda: defaultdict(list))
-    for have in owners.values():
-        if 1 < len(have) <= most:
-            for seat, path in have.items():
-                for other in sorted(set(have) - {seat}):
-                    found[seat][(path.split("/")[0], other)].append(path)
+    for facts in submissions:
+        for file in facts.files:
+            is_model = file.path.startswith("model/") and file.size >= LEAST_MODEL_BYTES
+            is_code = file.path.startswith("code/") and file.size >= LEAST_CODE_BYTES
+            if is_model or is_code:
+                owners[file.sha256].setdefault(facts.seat, file.path)
+    max_owners = max(2.0, HANDED_OUT * len(submissions))
+    shared: dict[str, dict[tuple[str, str], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for paths_by_seat in owners.values():
+        if 1 < len(paths_by_seat) <= max_owners:
+            for seat, path in paths_by_seat.items():
+                for other in sorted(set(paths_by_seat) - {seat}):
+                    shared[seat][(path.split("/")[0], other)].append(path)
     return {
         seat: [
             Flag(
                 kind=f"same-{part}",
-                what=f"{_count(len(paths), part)} byte for byte as {other} has",
-                evidence=_named(paths),
+                what=f"{_count_text(len(paths), part)} identical to {other}'s",
+                evidence=_first_paths(paths),
             )
             for (part, other), paths in sorted(pairs.items())
         ]
-        for seat, pairs in found.items()
+        for seat, pairs in shared.items()
     }
 
 
-def _run(one: Facts) -> Iterable[Flag]:
-    record = one.record
-    if not record or not one.run:
-        yield Flag(kind="no-record", what="it names no run, or has no record of one")
+def _flag_run(facts: Facts) -> Iterable[Flag]:
+    record = facts.record
+    if not record or not facts.run:
+        yield Flag(kind="no-record", what="it names no run, or has no record of it")
         return
-    if record.get("id") != one.run:
+    if record.get("id") != facts.run:
         yield Flag(
             kind="other-run",
-            what="its record is of another run than the one that it names",
-            evidence=cleaned(f"{one.run}, {record.get('id')}", 200),
+            what="its record belongs to another run than the one it names",
+            evidence=cleaned(f"{facts.run}, {record.get('id')}", 200),
         )
     if record.get("state") != "exited" or record.get("exit_code") != 0:
-        told = f"{record.get('state')}, exit code {record.get('exit_code')}"
+        state = f"{record.get('state')}, exit code {record.get('exit_code')}"
         yield Flag(
             kind="run-not-ended",
-            what="its run had not ended well when it was handed in",
-            evidence=cleaned(told, 200),
+            what="its run had not ended successfully when it was submitted",
+            evidence=cleaned(state, 200),
         )
 
 
-def _where(one: Facts, seats: dict[str, str]) -> Iterable[Flag]:
-    if not one.record or not one.pseudonym:
+def _flag_server(facts: Facts, seats: dict[str, str]) -> Iterable[Flag]:
+    if not facts.record or not facts.pseudonym:
         return
-    server = _server(one)
+    server = _server_id(facts)
     match = SERVER.fullmatch(server)
     if match is None:
         yield Flag(
@@ -137,7 +140,7 @@ def _where(one: Facts, seats: dict[str, str]) -> Iterable[Flag]:
             what="its run was not on a server of this course",
             evidence=cleaned(server, 200),
         )
-    elif match[1] != one.pseudonym:
+    elif match[1] != facts.pseudonym:
         yield Flag(
             kind="other-seat",
             what=f"its run was on the server of {seats.get(match[1], 'another seat')}",
@@ -145,30 +148,30 @@ def _where(one: Facts, seats: dict[str, str]) -> Iterable[Flag]:
         )
 
 
-def _server(one: Facts) -> str:
-    return str(one.record.get("server_id", ""))
+def _server_id(facts: Facts) -> str:
+    return str(facts.record.get("server_id", ""))
 
 
-def _code(one: Facts) -> Iterable[Flag]:
-    if one.run_commit and one.commit and one.run_commit != one.commit:
+def _flag_commit(facts: Facts) -> Iterable[Flag]:
+    if facts.run_commit and facts.commit and facts.run_commit != facts.commit:
         yield Flag(
             kind="other-commit",
-            what="the code handed in is of another commit than the run began with",
-            evidence=f"run {one.run_commit[:10]}, handed in {one.commit[:10]}",
+            what="the submitted code is from another commit than the code of the run",
+            evidence=f"run {facts.run_commit[:10]}, submitted {facts.commit[:10]}",
         )
 
 
-def _mentions(one: Facts) -> Iterable[Flag]:
-    if one.mentions:
+def _flag_mentions(facts: Facts) -> Iterable[Flag]:
+    if facts.mentions:
         yield Flag(
             kind="names-labels",
-            what="its code names the place of the hidden labels or of the results",
-            evidence=_named(one.mentions),
+            what="its code names the path of the hidden labels or of the results",
+            evidence=_first_paths(facts.mentions),
         )
 
 
 def mentions_in(path: str, content: bytes) -> list[str]:
-    """`file:line` of what in a submission's code looks for the labels."""
+    """Return `file:line` of each line of code that names the labels or the results."""
     return [
         f"{path}:{number}"
         for number, line in enumerate(content.split(b"\n"), 1)
@@ -176,10 +179,10 @@ def mentions_in(path: str, content: bytes) -> list[str]:
     ]
 
 
-def _count(number: int, part: str) -> str:
+def _count_text(number: int, part: str) -> str:
     return f"a {part} file is" if number == 1 else f"{number} {part} files are"
 
 
-def _named(paths: Sequence[str]) -> str:
+def _first_paths(paths: Sequence[str]) -> str:
     more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
     return cleaned(", ".join(paths[:MOST_NAMED]) + more, 1000)

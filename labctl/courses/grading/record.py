@@ -1,4 +1,4 @@
-"""What labctl keeps of one graded submission beside its results.json: for staff, never students."""
+"""The record of a graded submission beside its results.json: for staff, not for students."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from labctl.model import Value
 VERSION = 1
 FILE, RESULTS, OUTPUT = "grade.json", "results.json", "output.txt"
 FEEDBACK = "feedback.html"
-# `failed`: the submission's own program came to no answer. `error`: grading it did not work.
+# `failed`: the submission's program did not produce predictions. `error`: the grading failed.
 Outcome = Literal["graded", "failed", "error"]
 WORDS = {
     "exit": "its program ended with {code}",
     "time": "its program did not end in time",
-    "memory": "its program needed more memory than there is",
-    "large": "its program wrote more than may be read",
+    "memory": "its program needed more memory than its limit",
+    "large": "its program wrote more output than is allowed",
     "none": "its program wrote no predictions",
 }
 
 
 class Record(Value, frozen=True):
-    """One submission's grade. `key` is of all that went into it: the same key, the same grade.
+    """The grade of one submission. `key` is the hash of everything that the grade depends on.
 
-    `raw` is the grader's word, before a penalty; `score` what counts. `said` is whether the
-    submission's program printed anything.
+    `raw` is the grader's result, before the penalty; `score` is what counts. `told` describes an
+    error or failure. `said` is True if the submission's program printed anything.
     """
 
     assignment: str
@@ -61,21 +61,21 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record | None:
-    """None for what is no record of this version: it is made again."""
+    """Parse a record; None if it is not one of this version, so that grading repeats it."""
     try:
-        found = msgspec.json.decode(data, type=Record)
+        record = msgspec.json.decode(data, type=Record)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return found if found.version == VERSION else None
+    return record if record.version == VERSION else None
 
 
 def told_of(outcome: str, code: int) -> str:
-    """How a submission's program ended, in words."""
-    return WORDS.get(outcome, "its program ended strangely").format(code=code)
+    """Describe how a submission's program ended."""
+    return WORDS.get(outcome, "its program ended in an unknown way").format(code=code)
 
 
 def results_of(record: Record) -> Results:
-    """results.json of a graded submission, with what labctl adds under extra_data.labctl."""
+    """Return the results.json of a graded submission, with labctl's facts in extra_data.labctl."""
     assert record.raw is not None
     facts = {
         "submission": record.number,

@@ -1,4 +1,4 @@
-"""results.json as Gradescope's autograder writes it, read with care: a grader may be wrong."""
+"""results.json in the format of Gradescope's autograder. It is checked: a grader may be wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labctl.model import Value
 MOST_BYTES = 1024 * 1024
 MOST_TESTS = 500
 MOST_OUTPUT = 20_000
-# A grader may give more than all of the points, up to so many times as much.
+# A grader may give bonus points, up to this multiple of the assignment's points.
 MOST_BONUS = 2.0
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -44,7 +44,7 @@ class Results(Value, frozen=True):
 
 
 class _Loose(msgspec.Struct):
-    """As graders write it: the score may be left to the tests."""
+    """results.json as graders write it: the score may be the sum of the tests' scores."""
 
     score: float | None = None
     output: str = ""
@@ -53,33 +53,33 @@ class _Loose(msgspec.Struct):
 
 
 def cleaned(text: str, most: int = MOST_OUTPUT) -> str:
-    """A stranger's text without what a terminal or a page would obey; cut at `most`."""
+    """Return untrusted text without control characters, cut at `most` characters."""
     plain = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
     return plain if len(plain) <= most else plain[:most] + "\n[cut]"
 
 
 def parse_results(text: str, points: float) -> Results:
-    """The results that a grader wrote; ValueError with what is wrong with them."""
+    """Parse and check a grader's results; ValueError says what is wrong with them."""
     if len(text) > MOST_BYTES:
         raise ValueError(f"results.json is larger than {MOST_BYTES >> 20} MiB")
     try:
-        found = msgspec.json.decode(text.encode("utf-8", "replace"), type=_Loose, strict=False)
+        loose = msgspec.json.decode(text.encode("utf-8", "replace"), type=_Loose, strict=False)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"results.json cannot be read: {error}") from None
-    if len(found.tests) > MOST_TESTS:
-        raise ValueError(f"results.json has {len(found.tests)} tests; at most {MOST_TESTS} count")
-    tests = tuple(_test(one) for one in found.tests)
-    scores = [one.score for one in tests if one.score is not None]
-    if found.score is None and not scores:
+    if len(loose.tests) > MOST_TESTS:
+        raise ValueError(f"results.json has {len(loose.tests)} tests; at most {MOST_TESTS} count")
+    tests = tuple(_parse_test(row) for row in loose.tests)
+    scores = [test.score for test in tests if test.score is not None]
+    if loose.score is None and not scores:
         raise ValueError("results.json has neither a score nor tests with scores")
-    score = sum(scores) if found.score is None else found.score
+    score = sum(scores) if loose.score is None else loose.score
     if not math.isfinite(score) or not 0 <= score <= MOST_BONUS * points:
         raise ValueError(f"results.json has the score {score:g}, out of {points:g} points")
-    extra = {key: value for key, value in found.extra_data.items() if key != "labctl"}
-    return Results(score=score, output=cleaned(found.output), tests=tests, extra_data=extra)
+    extra = {key: value for key, value in loose.extra_data.items() if key != "labctl"}
+    return Results(score=score, output=cleaned(loose.output), tests=tests, extra_data=extra)
 
 
-def _test(row: dict[str, Any]) -> Test:
+def _parse_test(row: dict[str, Any]) -> Test:
     def number(key: str) -> float | None:
         value = row.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -100,38 +100,64 @@ def _test(row: dict[str, Any]) -> Test:
 
 
 def failed(what: str) -> Results:
-    """No points, and why: the submission's own program did not get to an answer."""
+    """Return results without points, saying why the submission's program failed."""
     return Results(score=0.0, output=what)
 
 
 def after_penalty(score: float, points: float, penalty: int) -> float:
-    """The score once `penalty` percent of the assignment's points were taken off; never below 0."""
+    """Return the score less `penalty` percent of the assignment's points, at least 0."""
     return round(max(0.0, score - points * penalty / 100), 4)
 
 
 def stamped(
     raw: Results, *, points: float, penalty: int, late_s: int, facts: dict[str, Any]
 ) -> Results:
-    """As results.json is kept: the grader's own score, and beside it what lateness comes to.
+    """Return the results as stored: the grader's own score, with a note on the late penalty.
 
-    The score itself stays as graded: whoever writes grades back takes the penalty off, once.
+    The score itself stays as graded: the penalty is deducted once, when grades are exported.
     """
     counts = after_penalty(raw.score, points, penalty)
-    said = lateness_note(raw.score, points, penalty, late_s)
-    output = "\n".join(filter(None, [raw.output, said]))
+    note = lateness_note(raw.score, points, penalty, late_s)
+    output = "\n".join(filter(None, [raw.output, note]))
     own = {"points": points, "penalty": penalty, "late_s": late_s, "counts": counts, **facts}
     return msgspec.structs.replace(raw, output=output, extra_data={**raw.extra_data, "labctl": own})
 
 
 def lateness_note(score: float, points: float, penalty: int, late_s: int) -> str:
-    """The last line of what a late submission's student reads; "" without a penalty."""
+    """Return the last line of a late submission's feedback; "" without a penalty."""
     if not penalty:
         return ""
     counts = after_penalty(score, points, penalty)
-    return f"{penalty}% of the points off, handed in {late_text(late_s)} late: {counts:g} count"
+    return f"{late_text(late_s)} late, -{penalty}%: final score {counts:g}"
+
+
+def without_lateness_note(
+    output: str, *, score: float, points: float, penalty: int, late_s: int
+) -> str:
+    """Remove the note of `lateness_note` from the end of a stored output.
+
+    It also removes the note in the wording of earlier versions.
+    """
+    if not penalty:
+        return output.rstrip()
+    note = lateness_note(score, points, penalty, late_s)
+    earlier = earlier_lateness_note(score, points, penalty, late_s)
+    return output.removesuffix(note).removesuffix(earlier).rstrip()
+
+
+def earlier_lateness_note(score: float, points: float, penalty: int, late_s: int) -> str:
+    """Return the note in the wording that earlier versions stored."""
+    counts = after_penalty(score, points, penalty)
+    late = _late_text_in_minutes(late_s)
+    return f"{penalty}% of the points off, handed in {late} late: {counts:g} count"
 
 
 def late_text(late_s: int) -> str:
+    """Return how late a submission is: in seconds below a minute, without minutes from a day on."""
+    return f"{late_s} s" if 0 < late_s < 60 else _late_text_in_minutes(late_s)
+
+
+def _late_text_in_minutes(late_s: int) -> str:
     days, rest = divmod(late_s, 86_400)
     hours, minutes = divmod(rest // 60, 60)
     parts = [f"{days} d"] * bool(days) + [f"{hours} h"] * bool(hours)

@@ -1,6 +1,6 @@
-"""What a course costs: per student, team and assignment; what was idle, what will come. Pure.
+"""The costs of a course: per student, team and assignment; idle time; a forecast. Pure.
 
-All of it follows from the ledger's lines, what is alive now, the roster and course.yaml.
+Everything follows from the ledger's lines, the running servers, the roster and course.yaml.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from labctl.model import Value
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 PACE_DAYS = 14.0
-# From less than so many days no pace is told.
+# Days of data that a pace needs at least.
 LEAST_DAYS = 3.0
 IDLE_SHARE = 0.5
 GAP_S = 120.0
-# As an assignment: after the last due time, or where none has one.
+# The "assignment" of costs after the last due time, or of all if none has a due time.
 AFTERWARDS = ""
 
 
 class SeatCost(Value, frozen=True):
-    """One seat so far. `budget_usd` with what was given on top; None has no end."""
+    """The costs of one seat so far. `budget_usd` includes later grants; None means no limit."""
 
     seat: str
     students: tuple[str, ...]
@@ -41,14 +41,14 @@ class SeatCost(Value, frozen=True):
 
     @property
     def share(self) -> float | None:
-        """0 to 1 and above: how much of the budget is spent."""
+        """How much of the budget is spent: 1 is all of it; more is possible."""
         if self.budget_usd is None:
             return None
         return self.usd / self.budget_usd if self.budget_usd else 1.0
 
 
 class StudentCost(Value, frozen=True):
-    """A student's part: all of their own seat, or an equal part of their team's."""
+    """A student's share: all of their own seat, or an equal part of their team's."""
 
     student: str
     team: str
@@ -60,7 +60,7 @@ class StudentCost(Value, frozen=True):
 
 
 class AssignmentCost(Value, frozen=True):
-    """Dollars go to the assignment that was due next; "" is what came after the last."""
+    """Costs until an assignment was due, since the previous one; "" is after the last."""
 
     assignment: str
     usd: float
@@ -69,7 +69,7 @@ class AssignmentCost(Value, frozen=True):
 
 
 class IdleStretch(Value, frozen=True):
-    """A server's hours in which nothing ran, mostly; `usd` is what the idle part cost."""
+    """A stretch in which a server was mostly idle; `usd` is the cost of the idle part."""
 
     seat: str
     server_id: str
@@ -80,11 +80,11 @@ class IdleStretch(Value, frozen=True):
 
 
 class Forecast(Value, frozen=True):
-    """Dollars at the end of the term, and what they follow from.
+    """The expected costs at the end of the term.
 
-    `basis` is "pace" (the last two weeks go on), "hours" (class hours at the present price) or ""
-    (nothing to go by: `expected_usd` is None). `at_most_usd` is what is spent when all budgets
-    are; None: some seat has no end.
+    `basis` is "pace" (as in the last two weeks), "hours" (class hours at the average price) or ""
+    (unknown: `expected_usd` is None). `at_most_usd` is the cost if all budgets are used up; None if
+    a seat has no limit.
     """
 
     until: float | None
@@ -96,7 +96,7 @@ class Forecast(Value, frozen=True):
 
 
 class CourseCosts(Value, frozen=True):
-    """`complete` says whether the provider was asked about what lives."""
+    """The costs of a course. `complete` is True if the provider was asked for running servers."""
 
     seats: tuple[SeatCost, ...]
     students: tuple[StudentCost, ...]
@@ -118,19 +118,19 @@ def course_costs(
     *,
     most_idle: int = 10,
 ) -> CourseCosts:
-    """Everything up to `now`. `students` are all of the roster, who have left too."""
-    found = spans(entries, now, living)
+    """Compute all costs up to `now`. `students` are all of the roster, past ones included."""
+    stretches = spans(entries, now, living)
     totals = spending(entries, now, living)
     seats = seat_costs(students, entries, totals, config.per_student.budget)
     return CourseCosts(
         seats=tuple(seats),
-        students=tuple(_student_costs(students, {one.seat: one for one in seats})),
-        assignments=tuple(assignment_costs(found, due_times(config))),
-        idle=tuple(idle_stretches(found)[:most_idle]),
-        forecast=forecast(config, students, seats, found, now),
-        usd=sum(one.usd for one in seats),
-        hours=sum(one.hours for one in seats),
-        idle_usd=sum(one.idle_usd for one in seats),
+        students=tuple(_student_costs(students, {seat.seat: seat for seat in seats})),
+        assignments=tuple(assignment_costs(stretches, due_times(config))),
+        idle=tuple(idle_stretches(stretches)[:most_idle]),
+        forecast=forecast(config, students, seats, stretches, now),
+        usd=sum(seat.usd for seat in seats),
+        hours=sum(seat.hours for seat in seats),
+        idle_usd=sum(seat.idle_usd for seat in seats),
         complete=living is not None,
     )
 
@@ -141,7 +141,7 @@ def seat_costs(
     totals: Mapping[str, Spent],
     budget_usd: float | None,
 ) -> list[SeatCost]:
-    """Every seat that somebody has or that cost something, in the roster's order."""
+    """Return the costs of every seat with students or with costs, in the roster's order."""
     members: dict[str, list[str]] = {}
     for student in students:
         members.setdefault(student.seat, []).append(student.id)
@@ -160,7 +160,7 @@ def seat_costs(
                 hours=spent.hours,
                 idle_usd=spent.idle_usd,
                 idle_hours=spent.idle_hours,
-                # A dot begins the seats of the course's own servers, which have no budget.
+                # Names of the course's own seats begin with a dot; they have no budget.
                 budget_usd=None
                 if seat.startswith(".")
                 else allowance_usd(given.get(seat, ()), seat, budget_usd),
@@ -187,19 +187,19 @@ def _student_costs(
 
 
 def due_times(config: CourseConfig) -> list[tuple[float, str]]:
-    """(when it is due, assignment), the first first."""
-    dated = [(one.due.at, name) for name, one in config.assignments.items() if one.due]
+    """Return (due time, assignment) for each with a due time, the earliest first."""
+    dated = [(rules.due.at, name) for name, rules in config.assignments.items() if rules.due]
     return sorted((float(at), name) for at, name in dated)
 
 
 def assignment_costs(
-    found: Iterable[Span], due: Sequence[tuple[float, str]]
+    stretches: Iterable[Span], due: Sequence[tuple[float, str]]
 ) -> list[AssignmentCost]:
-    """In the order of their due times; what came after the last of them is the last."""
+    """Return the costs by assignment, in the order of due times; later costs come last."""
     usd: dict[str, float] = {}
     hours: dict[str, float] = {}
     seats: dict[str, set[str]] = {}
-    for span in found:
+    for span in stretches:
         at = span.since
         for due_at, name in [*due, (float("inf"), AFTERWARDS)]:
             end = min(span.until, due_at)
@@ -217,10 +217,10 @@ def assignment_costs(
     ]
 
 
-def idle_stretches(found: Iterable[Span]) -> list[IdleStretch]:
-    """Mostly idle stretches, those that cost the most first; neighbours are one."""
+def idle_stretches(history: Iterable[Span]) -> list[IdleStretch]:
+    """Return the mostly idle stretches, the most expensive first; adjacent ones are merged."""
     stretches: list[IdleStretch] = []
-    for span in found:
+    for span in history:
         length_s = span.until - span.since
         if length_s <= 0 or span.idle_s < IDLE_SHARE * length_s:
             continue
@@ -243,30 +243,30 @@ def idle_stretches(found: Iterable[Span]) -> list[IdleStretch]:
                 usd=usd + (last.usd if last and joined else 0.0),
             )
         )
-    return sorted(stretches, key=lambda one: (-one.usd, -one.idle_hours))
+    return sorted(stretches, key=lambda stretch: (-stretch.usd, -stretch.idle_hours))
 
 
 def forecast(
     config: CourseConfig,
     students: Sequence[Student],
     seats: Sequence[SeatCost],
-    found: Sequence[Span],
+    stretches: Sequence[Span],
     now: float,
 ) -> Forecast:
-    """What the term will have cost at its end."""
-    spent = sum(one.usd for one in seats)
-    active = {one.seat for one in students if one.active}
-    going = [one for one in seats if one.seat in active]
-    most = [max(one.usd, one.budget_usd) for one in going if one.budget_usd is not None]
-    ended = sum(one.usd for one in seats if one.seat not in active)
-    at_most = sum(most) + ended if len(most) == len(going) else None
+    """Forecast the costs at the end of the term."""
+    spent = sum(seat.usd for seat in seats)
+    active = {student.seat for student in students if student.active}
+    in_use = [seat for seat in seats if seat.seat in active]
+    limits = [max(seat.usd, seat.budget_usd) for seat in in_use if seat.budget_usd is not None]
+    former_usd = sum(seat.usd for seat in seats if seat.seat not in active)
+    at_most = sum(limits) + former_usd if len(limits) == len(in_use) else None
     zone = config.hours[0].zone if config.hours else "UTC"
     until = term.ends_at(config.term, zone) if config.term else None
     if until is None:
         return Forecast(until=None, basis="", expected_usd=None, at_most_usd=at_most)
     hours_left = term.class_hours(config.hours, config.term, now, until) if until > now else 0.0
-    pace = usd_per_day(found, now)
-    price = mean_price(found)
+    pace = usd_per_day(stretches, now)
+    price = mean_price(stretches)
     basis, more = "", None
     if pace is not None:
         basis, more = "pace", pace * max(0.0, until - now) / DAY_S
@@ -285,23 +285,23 @@ def forecast(
     )
 
 
-def usd_per_day(found: Sequence[Span], now: float) -> float | None:
-    """Dollars a day over the last two weeks; None where there is too little to tell by."""
-    first = min((one.since for one in found), default=now)
+def usd_per_day(stretches: Sequence[Span], now: float) -> float | None:
+    """Return the dollars a day over the last two weeks; None with less than LEAST_DAYS of data."""
+    first = min((span.since for span in stretches), default=now)
     since = max(first, now - PACE_DAYS * DAY_S)
     if now - first < LEAST_DAYS * DAY_S:
         return None
     usd = sum(
-        one.usd * (one.until - max(one.since, since)) / (one.until - one.since)
-        for one in found
-        if one.until > since
+        span.usd * (span.until - max(span.since, since)) / (span.until - span.since)
+        for span in stretches
+        if span.until > since
     )
     return usd / ((now - since) / DAY_S)
 
 
-def mean_price(found: Iterable[Span]) -> float | None:
-    """Dollars for an hour of one server, as they were."""
+def mean_price(stretches: Iterable[Span]) -> float | None:
+    """Return the average price of a server hour so far; None if there was none."""
     usd = hours = 0.0
-    for one in found:
-        usd, hours = usd + one.usd, hours + (one.until - one.since) / HOUR_S
+    for span in stretches:
+        usd, hours = usd + span.usd, hours + (span.until - span.since) / HOUR_S
     return usd / hours if hours else None

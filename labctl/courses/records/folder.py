@@ -1,9 +1,9 @@
-"""A course's folder on this machine: its configuration, people, seats, ledger.
+"""A course's folder on this machine: its configuration, students, seats and ledger.
 
     course.yaml, roster.csv, imported/, assignments/     for people
     .course/                                             0700, labctl's own, never in git
 
-Nothing is read before it is asked for, and everything at most once.
+Everything is read when it is first needed, and at most once.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from labctl.model import NAME_PATTERN, Server, Value
 
 PRIVATE = ".course"
 MOST_NAME = 39
-# Before the name of a seat that nobody stands in any more. Without it a student's name means the
-# seat that they have now, which may be their team's.
+# Prefix of a seat that has no students any more. Without it a student's name means their present
+# seat, which may be their team's.
 FORMER = "former:"
 
 
 class Seat(Value, frozen=True):
-    """What one student, or one team, has: a server, or an account on a shared one.
+    """The place of one student or team: it has a server, or an account on a shared one.
 
-    `name` is the team's or the student's id. `lab`, `lab_id` and `pseudonym` say nothing of who
-    that is, and are what a provider may be told.
+    `name` is the team's or the student's id. `lab`, `lab_id` and `pseudonym` do not reveal it: only
+    they are sent to providers.
     """
 
     name: str
@@ -57,7 +57,7 @@ class _Identity(Value, frozen=True):
 
 
 class CourseFolder:
-    """One course. `settings_type` gives providers' settings types, as for `load_lab`."""
+    """The folder of one course. `settings_type` is as for `load_lab`."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class CourseFolder:
 
     @functools.cached_property
     def config(self) -> CourseConfig:
-        """ConfigError lists everything wrong in course.yaml."""
+        """course.yaml; ConfigError lists everything wrong in it."""
         return load_course(self.path, settings_type=self.settings_type)
 
     @property
     def id(self) -> str:
-        """16 hex digits, by which everything of the course is found at a provider."""
+        """16 hex digits that mark everything of the course at a provider."""
         return self._identity.id
 
     @property
@@ -110,122 +110,122 @@ class CourseFolder:
         return tuple(read_roster(self.roster_file))
 
     def students(self, *, active_only: bool = True) -> tuple[Student, ...]:
-        """The roster, in its order; ConfigError with every bad line of it."""
-        return tuple(one for one in self._roster if one.active or not active_only)
+        """Return the students in the roster's order; ConfigError lists every bad line."""
+        return tuple(student for student in self._roster if student.active or not active_only)
 
     def student(self, student_id: str) -> Student:
-        """One of the roster, who has left too; NotFoundError names the nearest id."""
-        for one in self._roster:
-            if one.id == student_id:
-                return one
-        raise _unknown("student", student_id, [one.id for one in self._roster], self.path)
+        """Return a student of the roster, active or not; NotFoundError suggests the nearest id."""
+        for student in self._roster:
+            if student.id == student_id:
+                return student
+        ids = [student.id for student in self._roster]
+        raise _unknown("student", student_id, ids, self.path)
 
     def seats(self, *, active_only: bool = True, former: bool = False) -> tuple[Seat, ...]:
-        """Every seat in the roster's order: with `active_only` those that somebody still has.
+        """Return the seats in the roster's order; with `active_only`, those with active students.
 
-        With `former` also those that a server was made for and the roster no longer knows, since
-        their student went into a team, say: nobody stands in them, and they may still cost.
+        With `former`, also seats that have a server but are no longer in the roster, for example
+        because their student joined a team: they have no students, and may still cost money.
         """
         members: dict[str, list[str]] = {}
-        for one in self.students(active_only=active_only):
-            members.setdefault(one.seat, []).append(one.id)
-        found = list(self.build_seats(members))
+        for student in self.students(active_only=active_only):
+            members.setdefault(student.seat, []).append(student.id)
+        seats = list(self.build_seats(members))
         if former:
-            every = {one.seat for one in self._roster}
-            gone = [name for name in self._going() if name not in every]
-            found += [self._seat(name, []) for name in gone]
-        return tuple(found)
+            in_roster = {student.seat for student in self._roster}
+            names = [name for name in self._list_open_seats() if name not in in_roster]
+            seats += [self._build_seat(name, []) for name in names]
+        return tuple(seats)
 
     def build_seats(self, members: Mapping[str, Sequence[str]]) -> tuple[Seat, ...]:
-        """Return seats with these members, by name, whatever the roster says now."""
-        return tuple(self._seat(name, list(students)) for name, students in members.items())
+        """Build seats with these members, by name, whatever the roster says now."""
+        return tuple(self._build_seat(name, list(students)) for name, students in members.items())
 
     def unneeded_seats(self) -> tuple[Seat, ...]:
-        """Seats with a server that nobody needs: their students left or went into another team."""
-        unneeded = {*self._going()} - {one.name for one in self.seats()}
+        """Return seats with a server that nobody needs: students left or changed their team."""
+        unneeded = {*self._list_open_seats()} - {seat.name for seat in self.seats()}
         every = self.seats(active_only=False, former=True)
-        return tuple(one for one in every if one.name in unneeded)
+        return tuple(seat for seat in every if seat.name in unneeded)
 
     def past_seats(self) -> tuple[Seat, ...]:
-        """Every seat that a server was ever made for. Their disks may outlive their servers."""
+        """Return every seat that ever had a server. Its disk may outlive its server."""
         entries = self.ledger.entries()
-        names = {one.seat for one in entries if one.kind == "up" and _is_students(one.seat)}
+        names = {entry.seat for entry in entries if entry.kind == "up" and _is_students(entry.seat)}
         return self.build_seats(dict.fromkeys(sorted(names), ()))
 
-    def _going(self) -> list[str]:
-        """Seats of which the ledger knows no end of some server."""
-        going: dict[str, set[str]] = {}
-        for one in self.ledger.entries():
-            server_id = str(one.detail.get("server_id", ""))
-            if one.kind == "up" and _is_students(one.seat):
-                going.setdefault(one.seat, set()).add(server_id)
-            elif one.kind == "down":
-                going.get(one.seat, set()).discard(server_id)
-        return [name for name, servers in going.items() if servers]
+    def _list_open_seats(self) -> list[str]:
+        """List the seats with a server that has no end in the ledger."""
+        open_servers: dict[str, set[str]] = {}
+        for entry in self.ledger.entries():
+            server_id = str(entry.detail.get("server_id", ""))
+            if entry.kind == "up" and _is_students(entry.seat):
+                open_servers.setdefault(entry.seat, set()).add(server_id)
+            elif entry.kind == "down":
+                open_servers.get(entry.seat, set()).discard(server_id)
+        return [name for name, servers in open_servers.items() if servers]
 
     def seat_of(self, student: str | Student) -> Seat:
-        """The seat that a student has or had."""
+        """Return the seat that a student has or had."""
         return self.seat(self.student(student if isinstance(student, str) else student.id).seat)
 
     def seat(self, name: str) -> Seat:
-        """A seat by the name of its team or of a student; NotFoundError names the nearest."""
+        """Return the seat of a team or a student; NotFoundError suggests the nearest name."""
         return self.chosen([name])[0]
 
     def chosen(self, names: Iterable[str], among: Sequence[Seat] | None = None) -> tuple[Seat, ...]:
-        """The seats of these students and teams, each once; of everybody active for no names.
+        """Return the seats of these students and teams, each once; without names, all active ones.
 
-        `among` are the seats of an assignment, where those of the roster are not meant.
-
-        `former:NAME` is a seat of before, that of a student who went into a team, say.
-        NotFoundError, with the nearest name, for what is none of these.
+        `among` are the seats to choose from, for example those of an assignment; by default those
+        of the roster. `former:NAME` is a past seat, for example of a student who joined a team.
+        NotFoundError, with the nearest name, for an unknown one.
         """
         names = list(names)
         if not names:
             return self.seats() if among is None else tuple(among)
         every = self.seats(active_only=False) if among is None else among
-        seats = {one.name: one for one in every}
-        by_student = {student: one for one in seats.values() for student in one.students}
-        found: dict[str, Seat] = {}
+        seats = {seat.name: seat for seat in every}
+        by_student = {student: seat for seat in seats.values() for student in seat.students}
+        chosen: dict[str, Seat] = {}
         for name in names:
-            seat = seats.get(name) or by_student.get(name) or self._former(name)
+            seat = seats.get(name) or by_student.get(name) or self._find_former(name)
             if seat is None:
                 known = [*seats, *by_student]
                 raise _unknown("student or team", name, known, self.path)
-            found[seat.name] = seat
-        return tuple(found.values())
+            chosen[seat.name] = seat
+        return tuple(chosen.values())
 
-    def _former(self, name: str) -> Seat | None:
+    def _find_former(self, name: str) -> Seat | None:
         if not name.startswith(FORMER):
             return None
         every = self.seats(active_only=False, former=True)
-        gone = {f"{FORMER}{one.name}": one for one in every if not one.students}
-        return gone.get(name)
+        former = {f"{FORMER}{seat.name}": seat for seat in every if not seat.students}
+        return former.get(name)
 
     def pseudonym(self, name: str) -> str:
-        """8 hex digits that only this folder can tell back."""
+        """Return 8 hex digits for a name, which only this folder's secret can produce."""
         return self._digest("pseudonym", name)[:8]
 
     def living(self, servers: Iterable[Server]) -> list[Living]:
-        """Those of a provider's servers that are seats of this course, as the sums need them."""
-        seats = {one.lab_id: one.name for one in self.seats(active_only=False, former=True)}
+        """Return the provider's servers that belong to seats of this course, to compute costs."""
+        seats = {seat.lab_id: seat.name for seat in self.seats(active_only=False, former=True)}
         return [
             Living(
-                server_id=one.id,
-                seat=seats[one.lab_id],
-                created_at=one.created_at,
-                usd_per_hour=one.offer.price_usd_per_hour,
-                stopped=one.state == "stopped",
+                server_id=server.id,
+                seat=seats[server.lab_id],
+                created_at=server.created_at,
+                usd_per_hour=server.offer.price_usd_per_hour,
+                stopped=server.state == "stopped",
             )
-            for one in servers
-            if one.lab_id in seats and one.state != "terminated"
+            for server in servers
+            if server.lab_id in seats and server.state != "terminated"
         ]
 
     def refresh(self) -> None:
-        """Read course.yaml and the roster again at the next question."""
+        """Have course.yaml and the roster read again when they are next needed."""
         for name in ("config", "_roster"):
             self.__dict__.pop(name, None)
 
-    def _seat(self, name: str, students: list[str]) -> Seat:
+    def _build_seat(self, name: str, students: list[str]) -> Seat:
         pseudonym = self.pseudonym(name)
         room = MOST_NAME - len(pseudonym) - 1
         return Seat(
@@ -237,12 +237,12 @@ class CourseFolder:
         )
 
     def _digest(self, label: str, name: str) -> str:
-        known = self._digests.get((label, name))
-        if known is None:
+        digest = self._digests.get((label, name))
+        if digest is None:
             secret = bytes.fromhex(self._identity.secret)
-            known = hmac.digest(secret, f"{label}:{name}".encode(), "sha256").hex()
-            self._digests[label, name] = known
-        return known
+            digest = hmac.digest(secret, f"{label}:{name}".encode(), "sha256").hex()
+            self._digests[label, name] = digest
+        return digest
 
     @functools.cached_property
     def _digests(self) -> dict[tuple[str, str], str]:
@@ -252,42 +252,44 @@ class CourseFolder:
     def _identity(self) -> _Identity:
         file = self.private / "course.json"
         try:
-            found = msgspec.json.decode(file.read_bytes(), type=_Identity)
+            identity = msgspec.json.decode(file.read_bytes(), type=_Identity)
         except FileNotFoundError:
             raise ConfigError(
-                f"{plain(str(self.path))} is no course's folder",
-                why="it has no .course/course.json, by which its servers are found",
-                hint="labctl course init NAME --roster FILE   # or put the file back",
+                f"{plain(str(self.path))} is not a course folder",
+                why="it has no .course/course.json, which identifies its servers",
+                hint="labctl course init NAME --roster FILE   # or restore the file",
             ) from None
         except msgspec.MsgspecError:
-            found = _Identity(version=1, id="", secret="")
+            identity = _Identity(version=1, id="", secret="")
         except OSError as error:
             raise LabError(
                 f"cannot read {plain(str(file))}",
                 why=error.strerror or "",
                 hint=f"ls -l {plain(str(file))}",
             ) from error
-        good = re.fullmatch("[0-9a-f]{16}", found.id) and re.fullmatch("[0-9a-f]{32}", found.secret)
-        if found.version != 1 or not good:
+        is_valid = re.fullmatch("[0-9a-f]{16}", identity.id) and re.fullmatch(
+            "[0-9a-f]{32}", identity.secret
+        )
+        if identity.version != 1 or not is_valid:
             raise ConfigError(
-                f"{plain(str(file))} is damaged or of a newer labctl",
-                why="it holds the secret by which this course's servers are found",
-                hint="put it back from a backup; until then: labctl orphans",
+                f"{plain(str(file))} is damaged, or from a newer labctl",
+                why="it holds the secret that identifies this course's servers",
+                hint="restore it from a backup; until then: labctl orphans",
             )
-        return found
+        return identity
 
 
 def _is_students(name: str) -> bool:
-    """Whether a seat in the ledger is of students: a dot begins the course's own."""
+    """Tell whether a seat in the ledger is a student's: the course's own begin with a dot."""
     return NAME_PATTERN.fullmatch(name) is not None
 
 
 def make_private(path: Path) -> bool:
-    """Make a course's `.course` with its id and secret; False where they are there already."""
+    """Create a course's `.course` with its id and secret; return False if they exist already."""
     private = path / PRIVATE
     if private.is_symlink():
         raise LabError(
-            f"{plain(str(private))} leads elsewhere through a link", hint=f"rm {private}"
+            f"{plain(str(private))} is a link, which is not allowed", hint=f"rm {private}"
         )
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     private.chmod(0o700)
@@ -297,8 +299,8 @@ def make_private(path: Path) -> bool:
     file = private / "course.json"
     if file.exists():
         return False
-    made = _Identity(version=1, id=os.urandom(8).hex(), secret=os.urandom(16).hex())
-    write_private(file, msgspec.json.encode(made) + b"\n")
+    identity = _Identity(version=1, id=os.urandom(8).hex(), secret=os.urandom(16).hex())
+    write_private(file, msgspec.json.encode(identity) + b"\n")
     return True
 
 
@@ -307,5 +309,5 @@ def _unknown(what: str, name: str, known: list[str], folder: Path) -> NotFoundEr
     return NotFoundError(
         f"there is no {what} {plain(name)!r} in this course",
         why=f"did you mean {near}?" if near else "",
-        hint=f"labctl -C {plain(str(folder))} course roster   # who there is",
+        hint=f"labctl -C {plain(str(folder))} course roster   # lists them",
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from labctl.errors import LabError
 
 FILE = ".gitignore"
-# The second of a pair matches the draft of such a file, which a kill may leave.
+# The pattern with a leading dot matches the draft of such a file, which a kill may leave.
 JOIN_FILES = ("*.join", ".*.join.*")
 PRIVATE_FILES = (".course/", "roster.csv", ".roster.csv.*", "imported/", *JOIN_FILES)
 
@@ -17,15 +17,15 @@ def ignore_in_git(directory: Path, patterns: tuple[str, ...] = PRIVATE_FILES) ->
     file = directory / FILE
     try:
         text = file.read_text() if file.exists() else ""
-        missing = [one for one in patterns if one not in text.splitlines()]
+        missing = [pattern for pattern in patterns if pattern not in text.splitlines()]
         if not missing:
             return
         begin = "\n" if text and not text.endswith("\n") else ""
         with file.open("a") as ignored:
-            ignored.write(begin + "".join(f"{one}\n" for one in missing))
+            ignored.write(begin + "".join(f"{pattern}\n" for pattern in missing))
     except (OSError, UnicodeDecodeError) as error:
         raise LabError(
-            f"cannot add to {file}",
-            why=f"git must not keep {', '.join(patterns)}: {error}",
+            f"cannot write {file}",
+            why=f"git must not track {', '.join(patterns)}: {error}",
             hint=f"ls -l {file}",
         ) from error

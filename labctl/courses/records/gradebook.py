@@ -1,4 +1,4 @@
-"""Grades as grading left them: Gradescope's results.json, with the receiver's stamp beside it."""
+"""Reading grades: from Gradescope's results.json, with the receiver's stamp on the submission."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Test(Value, frozen=True):
 
 
 class Stamp(Value, frozen=True):
-    """What the receiver stamped on the submission that was graded. `penalty` in percent."""
+    """The receiver's stamp on the graded submission. `penalty` is in percent."""
 
     number: int = msgspec.field(default=0, name="submission")
     received: str = ""
@@ -36,7 +36,7 @@ class _Extra(Value, frozen=True):
 
 
 class _Results(Value, frozen=True):
-    """Gradescope's form: where there is no `score`, the tests' sum counts."""
+    """Gradescope's format: without a `score`, the sum of the tests' scores counts."""
 
     score: float | None = None
     tests: tuple[_Test, ...] = ()
@@ -44,11 +44,11 @@ class _Results(Value, frozen=True):
 
 
 class Grade(Value, frozen=True):
-    """One student's grade. `score` is as graded, None for none; `problem` says why.
+    """One student's grade. `score` is as graded; if it is None, `problem` says why.
 
-    `final` is the score less the penalty: percent of the assignment's points, never below 0.
-    `owner` is whose file it was read from. A released grade is the one that was released:
-    `unreleased` is what there is by now, where that differs, and `change` says why.
+    `final` is the score less the penalty in percent of the assignment's points, at least 0. `owner`
+    is the student or team whose file was read. A released grade shows what was released:
+    `unreleased` is the present grade if it differs, and `change` says why.
     """
 
     student: str
@@ -81,42 +81,49 @@ def read_grades(
     released: frozenset[str] = frozenset(),
     seats: Mapping[str, str] | None = None,
 ) -> list[Grade]:
-    """The grade of each student: their own, else their team's.
+    """Return the grade of each student: their own, else their team's.
 
-    `stamps`, by student or team, are of what was handed in: they count where grading wrote none.
-    `seats` are the seats' names by student, where those of the roster are not meant.
+    `stamps` of submissions, by student or team, apply if the grading wrote none. `seats` gives the
+    seats' names by student; by default those of the roster.
     """
-    found = []
-    for one in students:
-        seat = one.seat if seats is None else seats.get(one.id, one.id)
+    grades_read = []
+    for student in students:
+        seat = student.seat if seats is None else seats.get(student.id, student.id)
         owner = next(
-            (name for name in (one.id, seat) if _file(grades, assignment, name).is_file()), ""
+            (
+                name
+                for name in (student.id, seat)
+                if _results_path(grades, assignment, name).is_file()
+            ),
+            "",
         )
-        score, graded, problem = _read(_file(grades, assignment, owner)) if owner else NOTHING
-        stamp = graded or stamps.get(one.id) or stamps.get(seat) or Stamp()
+        score, graded, problem = (
+            _read_results(_results_path(grades, assignment, owner)) if owner else NOTHING
+        )
+        stamp = graded or stamps.get(student.id) or stamps.get(seat) or Stamp()
         if not owner:
-            problem = "not graded yet" if stamp.number else "nothing was handed in"
-        found.append(
+            problem = "not graded yet" if stamp.number else "nothing was submitted"
+        grades_read.append(
             Grade(
-                student=one.id,
+                student=student.id,
                 score=score,
                 points=points,
                 stamp=stamp,
-                team="" if seat == one.id else seat,
-                released=one.id in released,
+                team="" if seat == student.id else seat,
+                released=student.id in released,
                 problem=problem,
                 owner=owner,
             )
         )
-    return found
+    return grades_read
 
 
-def _file(grades: Path, assignment: str, name: str) -> Path:
+def _results_path(grades: Path, assignment: str, name: str) -> Path:
     return grades / assignment / name / RESULTS
 
 
-def _read(file: Path) -> tuple[float | None, Stamp | None, str]:
-    """(score, the stamp that grading wrote beside it, what is wrong)."""
+def _read_results(file: Path) -> tuple[float | None, Stamp | None, str]:
+    """Return the score, the stamp that the grading wrote, and what is wrong ("" if nothing)."""
     try:
         if file.stat().st_size > MOST_BYTES:
             return None, None, "its results.json is too large"
@@ -124,17 +131,17 @@ def _read(file: Path) -> tuple[float | None, Stamp | None, str]:
     except (OSError, msgspec.MsgspecError):
         return None, None, "its results.json cannot be read"
     stamp = results.extra_data.labctl
-    scores = [one.score for one in results.tests if one.score is not None]
+    scores = [test.score for test in results.tests if test.score is not None]
     score = results.score if results.score is not None else (sum(scores) if scores else None)
     if score is None:
         return None, stamp, "its results.json has no score"
     if not math.isfinite(score):
-        return None, stamp, "its score is no number"
+        return None, stamp, "its score is not a number"
     return score, stamp, ""
 
 
 def points_text(value: float | None) -> str:
-    """87.5, 90, and "" for no grade: at most three places, a point, no thousands."""
+    """Return a grade as text, like 87.5 or 90; "" for None. At most three decimal places."""
     if value is None:
         return ""
     text = f"{value:.3f}".rstrip("0").rstrip(".")

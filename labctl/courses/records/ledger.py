@@ -1,4 +1,4 @@
-"""What a course has spent and decided: one JSON line each, only ever appended.
+"""The ledger of a course: what it has spent and decided, as JSON lines that are only appended.
 
 Several processes may append at once. Every line is on disk when `append` returns.
 """
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class Ledger:
-    """One file. `tell` hears, in words, of every damage that was found and what became of it."""
+    """The ledger of one course. `tell` is called with a message about any damage in the file."""
 
     def __init__(
         self,
@@ -73,20 +73,20 @@ class Ledger:
         why: str = "",
         **detail: Any,
     ) -> Entry:
-        """Write one line; it is on disk when this returns. LabError where that cannot be."""
+        """Append one line and sync it to disk; LabError if that fails."""
         draft = Draft(kind=kind, seat=seat, student=student, by=by, why=why, detail=detail)
         return self.append_all([draft])[0]
 
     def append_all(self, drafts: Sequence[Draft]) -> list[Entry]:
-        """Write lines together, with one wait for the disk."""
+        """Append lines together, with one sync to disk."""
         for draft in drafts:
             if draft.kind not in KINDS:
-                raise ValueError(f"{draft.kind!r} is no kind of ledger line")
+                raise ValueError(f"{draft.kind!r} is not a kind of ledger line")
         if not drafts:
             return []
         try:
-            with self._locked() as file:
-                number = self._mend(file)
+            with self._lock_file() as file:
+                number = self._repair_end(file)
                 entries = [
                     Entry(
                         n=number + place,
@@ -100,61 +100,61 @@ class Ledger:
                     )
                     for place, draft in enumerate(drafts, 1)
                 ]
-                _write(file, b"".join(msgspec.json.encode(one) + b"\n" for one in entries))
+                _write(file, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
         except OSError as error:
             raise LabError(
                 f"cannot write {self.path}",
                 why=error.strerror or str(error),
-                hint=f"df -h {self.path.parent}   # then the same command again",
+                hint=f"df -h {self.path.parent}   # then repeat the command",
             ) from error
         return entries
 
     def entries(self, seat: str | None = None, kind: str | None = None) -> list[Entry]:
-        """The lines so far, the oldest first: of one seat, of one kind, or all.
+        """Return the lines so far, the oldest first, optionally of one seat or one kind.
 
-        `cost` lines that follow one another without a gap are given as one, at the place of the
-        first: a term has many. A line that cannot be read is left out and told.
+        Consecutive `cost` lines without a gap are merged into the first: a term has many. A line
+        that cannot be read is skipped and reported.
         """
-        self._read_on()
+        self._read_new_lines()
         return [
-            one
-            for one in self._known
-            if (seat is None or one.seat == seat) and (kind is None or one.kind == kind)
+            entry
+            for entry in self._known
+            if (seat is None or entry.seat == seat) and (kind is None or entry.kind == kind)
         ]
 
-    def _read_on(self) -> None:
-        """Read what was appended since the last time."""
+    def _read_new_lines(self) -> None:
+        """Read the lines that were appended since the last read."""
         try:
             with self.path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                this = (about.st_dev, about.st_ino)
-                if this != self._file or about.st_size < self._read_to:
+                status = os.fstat(file.fileno())
+                file_id = (status.st_dev, status.st_ino)
+                if file_id != self._file or status.st_size < self._read_to:
                     self._forget()
-                    self._file = this
+                    self._file = file_id
                 file.seek(self._read_to)
                 for line in file:
-                    self._read(line)
+                    self._read_line(line)
         except FileNotFoundError:
             self._forget()
 
-    def _read(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
         if not line.endswith(b"\n"):
-            self.tell(f"{self.path}: the last line was not written whole; it does not count")
+            self.tell(f"{self.path}: the last line is incomplete; it is ignored")
             return
         self._read_to += len(line)
-        if (entry := _decoded(line)) is not None:
-            self._take(entry)
+        if (entry := _decode(line)) is not None:
+            self._store(entry)
         elif line.strip():
             self.tell(f"{self.path}: a line after number {self._last} cannot be read")
 
-    def _take(self, entry: Entry) -> None:
-        """Keep a line, or make it a part of the one that it goes on from."""
+    def _store(self, entry: Entry) -> None:
+        """Store a line, or merge it into the one that it continues."""
         self._last = entry.n
         if entry.kind == "cost":
             key = (entry.seat, str(entry.detail.get("server_id", "")))
             place = self._open.get(key)
-            if place is not None and (whole := joined(self._known[place], entry)) is not None:
-                self._known[place] = whole
+            if place is not None and (merged := joined(self._known[place], entry)) is not None:
+                self._known[place] = merged
                 return
             self._open[key] = len(self._known)
         self._known.append(entry)
@@ -163,7 +163,7 @@ class Ledger:
         self._known, self._open, self._read_to, self._last = [], {}, 0, 0
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
+    def _lock_file(self) -> Iterator[int]:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.path, flags, 0o600)
@@ -173,23 +173,23 @@ class Ledger:
         finally:
             os.close(descriptor)
 
-    def _mend(self, file: int) -> int:
-        """Put a torn last line aside; the number of the last whole line."""
+    def _repair_end(self, file: int) -> int:
+        """Move an incomplete last line to a file of its own; return the last line's number."""
         size = os.fstat(file).st_size
-        number, torn = _end_of(file, size)
+        number, torn = _find_end(file, size)
         if not torn:
             os.lseek(file, 0, os.SEEK_END)
             return number
-        if (entry := _decoded(torn)) is not None:
+        if (entry := _decode(torn)) is not None:
             os.lseek(file, 0, os.SEEK_END)
-            _write(file, b"\n")  # all of it is there but its end
+            _write(file, b"\n")  # only its newline was missing
             return entry.n
         aside = self.path.with_name(f"{self.path.name}.torn-{number + 1}")
-        kept = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        aside_file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            _write(kept, torn + b"\n")
+            _write(aside_file, torn + b"\n")
         finally:
-            os.close(kept)
+            os.close(aside_file)
         os.ftruncate(file, size - len(torn))
         os.lseek(file, 0, os.SEEK_END)
         entry = Entry(
@@ -199,22 +199,22 @@ class Ledger:
             detail={"bytes": len(torn), "kept": aside.name},
         )
         _write(file, msgspec.json.encode(entry) + b"\n")
-        self.tell(f"{self.path}: the last line was not written whole; it was put into {aside.name}")
+        self.tell(f"{self.path}: the last line was incomplete; it was moved to {aside.name}")
         return entry.n
 
 
 _DECODER = msgspec.json.Decoder(Entry)
 
 
-def _decoded(line: bytes) -> Entry | None:
+def _decode(line: bytes) -> Entry | None:
     try:
         return _DECODER.decode(line)
     except msgspec.MsgspecError:
         return None
 
 
-def _end_of(file: int, size: int) -> tuple[int, bytes]:
-    """(the number of the last whole line that can be read, 0 for none; what follows its end)."""
+def _find_end(file: int, size: int) -> tuple[int, bytes]:
+    """Return the number of the last complete, readable line (0 for none), and what follows it."""
     length = TAIL_BYTES
     while True:
         begin = max(0, size - length)
@@ -227,7 +227,7 @@ def _end_of(file: int, size: int) -> tuple[int, bytes]:
 
 def _last_number(whole: bytes) -> int:
     for line in reversed(whole.split(b"\n")):
-        entry = _decoded(line)
+        entry = _decode(line)
         if entry is not None:
             return entry.n
     return 0

@@ -1,4 +1,4 @@
-"""What a line of the ledger is."""
+"""The lines of the ledger."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from labctl.model import Value
 
-# What a line may be. `torn` says that the end of the file was damaged and put aside.
+# The kinds of lines. `torn` records that a damaged end of the file was moved aside.
 KINDS = (
     "up",
     "cost",
@@ -31,7 +31,7 @@ KINDS = (
 
 
 class Entry(Value, frozen=True):
-    """One line. `n` counts from 1; `at` in Unix seconds; `by` is who did it, `why` their reason."""
+    """One line. `n` counts from 1; `at` is in Unix seconds; `by` did it, for the reason `why`."""
 
     n: int
     at: float
@@ -44,7 +44,7 @@ class Entry(Value, frozen=True):
 
 
 class Draft(Value, frozen=True):
-    """A line that is to be appended."""
+    """A line to append. Without `at` it gets the present time."""
 
     kind: str
     seat: str = ""
@@ -56,28 +56,35 @@ class Draft(Value, frozen=True):
 
 
 def joined(before: Entry, after: Entry) -> Entry | None:
-    """Two `cost` lines of one server as one; None where they do not follow one another.
+    """Merge two `cost` lines of one server; return None if they are not adjacent.
 
-    Mostly idle stretches and busy ones stay apart, as do times at different prices.
+    Mostly idle and mostly busy stretches stay apart, as do times at different prices.
     """
     if before.by or before.why or after.by or after.why:
-        return None  # somebody gave a reason for this one
+        return None  # a person wrote this line
     first, second = before.detail, after.detail
     try:
         since, between, until = first["from"], first["until"], second["until"]
-        one_s, other_s = between - since, until - second["from"]
-        if abs(between - second["from"]) > 1e-3 or one_s <= 0 or other_s <= 0:
+        first_s, second_s = between - since, until - second["from"]
+        if abs(between - second["from"]) > 1e-3 or first_s <= 0 or second_s <= 0:
             return None
-        usd, more = first["usd"], second["usd"]
-        idle_s, more_s = first.get("idle_s", 0.0), second.get("idle_s", 0.0)
-        if (idle_s * 2 >= one_s) != (more_s * 2 >= other_s):
+        first_usd, second_usd = first["usd"], second["usd"]
+        first_idle_s, second_idle_s = first.get("idle_s", 0.0), second.get("idle_s", 0.0)
+        if (first_idle_s * 2 >= first_s) != (second_idle_s * 2 >= second_s):
             return None
-        # The same price: dollars are to dollars as seconds to seconds.
-        if abs(usd * other_s - more * one_s) > 1e-6 * max(usd * other_s, more * one_s):
+        # The same price: the dollars are in proportion to the seconds.
+        first_scaled, second_scaled = first_usd * second_s, second_usd * first_s
+        if abs(first_scaled - second_scaled) > 1e-6 * max(first_scaled, second_scaled):
             return None
-        detail = {**second, **first, "until": until, "usd": usd + more, "idle_s": idle_s + more_s}
+        detail = {
+            **second,
+            **first,
+            "until": until,
+            "usd": first_usd + second_usd,
+            "idle_s": first_idle_s + second_idle_s,
+        }
     except (KeyError, TypeError):
-        return None  # a line that measures nothing
+        return None  # not a measurement
     return Entry(
         n=before.n,
         at=after.at,

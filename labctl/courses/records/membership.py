@@ -1,7 +1,7 @@
-"""Who forms which seat for an assignment, as the ledger has it from the moment it closed. Pure.
+"""The teams of a closed assignment, as recorded in the ledger. Pure.
 
-Until an assignment closes the roster decides. From then on a change of team counts for later
-assignments only: nobody gets another team's grade, and nobody's grade goes to another team.
+Until an assignment closes the roster decides. A later change of team applies to later assignments
+only: nobody gets another team's grade, and no grade moves to another team.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Members = Mapping[str, tuple[str, ...]]
 def closing_time(rules: AssignmentConfig) -> float | None:
     """Return when an assignment closes for a student without an extension, in Unix seconds.
 
-    One that takes late work for ever closes when it is due; one without a due time never does.
+    An assignment that always accepts late work closes when it is due; one without a due time never
+    closes.
     """
     if rules.due is None:
         return None
@@ -28,21 +29,24 @@ def closing_time(rules: AssignmentConfig) -> float | None:
 
 
 def frozen_members(entries: Iterable[Entry], name: str, rules: AssignmentConfig) -> Members | None:
-    """Return the members that were written down when the assignment closed, None before that.
+    """Return the teams that were recorded when the assignment closed, or None before that.
 
-    A line from before the closing time says nothing: the due time was moved since.
+    A line from before the closing time does not count: the due time was moved since.
     """
     closes_at = closing_time(rules)
     if closes_at is None:
         return None
-    for one in entries:
-        if one.kind == KIND and one.detail.get("assignment") == name and one.at >= closes_at:
-            seats: dict[str, list[str]] = one.detail["seats"]
+    for entry in entries:
+        if entry.kind == KIND and entry.detail.get("assignment") == name and entry.at >= closes_at:
+            seats: dict[str, list[str]] = entry.detail["seats"]
             return {seat: tuple(students) for seat, students in seats.items()}
     return None
 
 
 def closed_line(name: str, members: Members, by: str, why: str) -> Draft:
-    """Return the ledger's line of an assignment that has closed with these members."""
-    detail = {"assignment": name, "seats": {seat: list(them) for seat, them in members.items()}}
+    """Return the ledger's line for an assignment that closed with these teams."""
+    detail = {
+        "assignment": name,
+        "seats": {seat: list(students) for seat, students in members.items()},
+    }
     return Draft(kind=KIND, by=by, why=why, detail=detail)

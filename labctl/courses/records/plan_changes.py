@@ -1,4 +1,4 @@
-"""course.yaml beside what was last planned, and what about it wants a second look. Pure."""
+"""The changes of course.yaml since the last plan, and cautions about it. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labctl.model import Value
 
 
 class Planned(Value, frozen=True):
-    """What was shown last: every key of course.yaml as text, and the seats that there were."""
+    """The last plan shown: every key of course.yaml as text, and the seats at that time."""
 
     version: int = 1
     at: float = 0.0
@@ -26,7 +26,7 @@ class Planned(Value, frozen=True):
 
 
 class KeyChange(Value, frozen=True):
-    """One dotted key; "" where it does not stand."""
+    """A change of one dotted key; "" means that the key is absent."""
 
     key: str
     before: str
@@ -34,19 +34,19 @@ class KeyChange(Value, frozen=True):
 
 
 def keys_of(data: bytes) -> dict[str, str]:
-    """Every key of a course.yaml that has a value, as text."""
+    """Return every key of a course.yaml that has a value, as text."""
     node = parse(data, "", [])
     if node is None:
         return {}
-    found = {}
+    keys = {}
     for key, leaf in leaves(node):
         value = raw(leaf)
-        found[key] = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return found
+        keys[key] = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return keys
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[KeyChange]:
-    """In the order of the file as it is now; what is gone comes last."""
+    """Return the changes in the order of the present file; removed keys come last."""
     return [
         KeyChange(key=key, before=before.get(key, ""), after=after.get(key, ""))
         for key in dict.fromkeys([*after, *before])
@@ -55,46 +55,52 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[KeyChan
 
 
 def cautions(config: CourseConfig, now: float) -> list[str]:
-    """What is allowed, and perhaps not meant."""
-    found = []
-    most = config.per_student
-    if most.budget is None:
-        found.append("no per_student.budget: nothing ends a server at a number of dollars")
+    """List settings that are allowed, but perhaps not intended."""
+    messages = []
+    limits = config.per_student
+    if limits.budget is None:
+        messages.append("no per_student.budget: no spending limit ends a server")
     if config.hours and config.keeper is None:
-        found.append("class hours without a keeper: they count while `labctl course serve` runs")
+        messages.append(
+            "class hours without a keeper: they only apply while `labctl course serve` runs"
+        )
     if config.hours and config.term is None:
-        found.append("class hours without a term: they never stop, and no forecast can be made")
+        messages.append("class hours without a term: they never stop, and there is no forecast")
     if not config.store:
-        found.append("no store: results and the ledger lie on this machine and the servers alone")
+        messages.append("no store: results and the ledger are only on this machine and the servers")
     if config.lab.server.need.idle_s is None:
-        found.append("no server.idle: a server with nothing to do goes on until its ttl")
+        messages.append("no server.idle: an idle server runs until its ttl")
     if config.shared and config.lab.server.provider == "local":
-        found.append("shared servers of provider local are containers here: to try it only")
+        messages.append(
+            "shared servers with provider local are containers on this machine, for trials only"
+        )
     if config.grading and config.grading.lab.server.provider == "local":
-        found.append("grading.server is local: strangers' code is not run there, name another")
-    return [*found, *_about_assignments(config, now)]
+        messages.append(
+            "grading.server is local: submissions cannot be graded there, choose another provider"
+        )
+    return [*messages, *_assignment_cautions(config, now)]
 
 
-def _about_assignments(config: CourseConfig, now: float) -> Iterable[str]:
+def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
     zone = config.hours[0].zone if config.hours else "UTC"
-    for name, one in config.assignments.items():
-        if one.due is None:
-            yield f"{name} has no due time: it can be handed in for ever"
+    for name, rules in config.assignments.items():
+        if rules.due is None:
+            yield f"{name} has no due time: submissions are accepted forever"
             continue
-        if one.due.at < now:
-            yield f"{name} was due on {one.due}"
+        if rules.due.at < now:
+            yield f"{name} was due on {rules.due}"
         if config.term and not (
-            term.begins_at(config.term, zone) <= one.due.at <= term.ends_at(config.term, zone)
+            term.begins_at(config.term, zone) <= rules.due.at <= term.ends_at(config.term, zone)
         ):
-            yield f"{name} is due outside of the term"
-        if one.grade and not config.grading:
-            yield f"{name} has a grading command, and there is no `grading:` server to run it on"
+            yield f"{name} is due outside the term"
+        if rules.grade and not config.grading:
+            yield f"{name} has `grade:`, but there is no `grading:` server to run it on"
 
 
 def limits_text(config: CourseConfig) -> str:
-    """What ends a server, in words."""
-    most, idle_s = config.per_student, config.lab.server.need.idle_s
-    said = [f"after {duration_text(most.ttl)} (with `extend` {duration_text(most.max_ttl)})"]
-    said += [f"after {duration_text(idle_s)} without work"] if idle_s else []
-    said += [f"at {most.budget:.2f} USD"] if most.budget is not None else []
-    return ", ".join(said)
+    """Describe what ends a server."""
+    limits, idle_s = config.per_student, config.lab.server.need.idle_s
+    parts = [f"after {duration_text(limits.ttl)} (with `extend` {duration_text(limits.max_ttl)})"]
+    parts += [f"after {duration_text(idle_s)} without work"] if idle_s else []
+    parts += [f"at {limits.budget:.2f} USD"] if limits.budget is not None else []
+    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""roster.csv: labctl's own form of who is in a course. Every bad line is told, none is skipped."""
+"""roster.csv: the students of a course. Every bad line is an error, none is skipped."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from labctl.courses.records.tables import Shape, Table, read_some, read_table, w
 from labctl.errors import NotFoundError, Problem
 
 ROSTER_FILE = "roster.csv"
-# Of roster.csv; only `id` must be there.
+# Columns of roster.csv; only `id` is required.
 COLUMNS = ("id", "name", "email", "team", "section", "active")
 YES, NO = ("", "yes", "true", "1"), ("no", "false", "0")
 
 
 def read_roster(path: Path) -> list[Student]:
-    """The students of a roster.csv, in its order. ConfigError with every bad line."""
+    """Read the students of a roster.csv, in its order. ConfigError lists every bad line."""
     if not path.exists():
         raise NotFoundError(
             f"there is no {path.name} in {path.parent}",
@@ -29,16 +29,16 @@ def read_roster(path: Path) -> list[Student]:
 
 
 def parse_roster(data: bytes, where: str) -> list[Student]:
-    """The students of such a file's bytes; ConfigError, under the name `where`."""
+    """Parse the bytes of a roster.csv; a ConfigError names the file as `where`."""
     problems: list[Problem] = []
     table = read_table(data, problems)
     if table is None or not table.has("id"):
-        problems += [] if problems else [Problem("", 1, "there is no column `id`")]
+        problems += [] if problems else [Problem("", 1, "the column `id` is missing")]
         raise wrong(where, problems)
     for name in table.header:
         if name.casefold() not in COLUMNS:
             problems.append(Problem("", 1, f"unknown column {shown(name)}: {', '.join(COLUMNS)}"))
-    students = [_student(table, row, problems) for row in range(len(table.rows))]
+    students = [_parse_student(table, row, problems) for row in range(len(table.rows))]
     roster_checks.across(students, table.lines, problems)
     if problems:
         raise wrong(where, problems)
@@ -46,21 +46,28 @@ def parse_roster(data: bytes, where: str) -> list[Student]:
 
 
 def roster_bytes(students: Iterable[Student]) -> bytes:
-    """The file of these students: `parse_roster` reads the same from it."""
+    """Return the roster.csv of these students; `parse_roster` reads them back."""
     rows = [
-        (one.id, one.name, one.email, one.team, one.section, "yes" if one.active else "no")
-        for one in students
+        (
+            student.id,
+            student.name,
+            student.email,
+            student.team,
+            student.section,
+            "yes" if student.active else "no",
+        )
+        for student in students
     ]
     return Shape().write([COLUMNS, *rows])
 
 
 def write_roster(path: Path, students: Iterable[Student]) -> None:
-    """Replace the file whole, for its owner alone."""
+    """Replace the file atomically, readable only by its owner."""
     write_private(path, roster_bytes(students))
 
 
-def _student(table: Table, row: int, problems: list[Problem]) -> Student:
-    found = Student(
+def _parse_student(table: Table, row: int, problems: list[Problem]) -> Student:
+    student = Student(
         id=table.cell(row, "id"),
         name=table.cell(row, "name"),
         email=table.cell(row, "email"),
@@ -68,17 +75,17 @@ def _student(table: Table, row: int, problems: list[Problem]) -> Student:
         section=table.cell(row, "section"),
         active=table.cell(row, "active").casefold() not in NO,
     )
-    said = [
-        roster_checks.id_problem(found.id),
-        roster_checks.name_problem(found.name),
-        roster_checks.name_problem(found.section),
-        roster_checks.email_problem(found.email),
-        f"team: {roster_checks.id_problem(found.team)}"
-        if roster_checks.id_problem(found.team or "x")
+    messages = [
+        roster_checks.id_problem(student.id),
+        roster_checks.name_problem(student.name),
+        roster_checks.name_problem(student.section),
+        roster_checks.email_problem(student.email),
+        f"team: {roster_checks.id_problem(student.team)}"
+        if roster_checks.id_problem(student.team or "x")
         else "",
         ""
         if table.cell(row, "active").casefold() in (*YES, *NO)
-        else f"active is yes or no, not {shown(table.cell(row, 'active'))}",
+        else f"active must be yes or no, not {shown(table.cell(row, 'active'))}",
     ]
-    problems += [Problem("", table.lines[row], one) for one in said if one]
-    return found
+    problems += [Problem("", table.lines[row], message) for message in messages if message]
+    return student

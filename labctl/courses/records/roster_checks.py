@@ -1,4 +1,4 @@
-"""What a row of a roster must be like: ids, names, addresses, and no two the same."""
+"""Checks of a roster's rows: ids, names and mail addresses, and that none occurs twice."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from labctl.errors import Problem
 from labctl.model import NAME_PATTERN
 
 MAX_NAME = 200
-# Invisible, and part of how some names are written.
+# Invisible characters that are part of some names.
 JOINERS = "\u200c\u200d"
 _LOGIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
 
 def id_problem(text: str) -> str:
-    """What is wrong with an id that was written as one; "" where nothing is."""
+    """Return what is wrong with an id, or "" if nothing is."""
     if NAME_PATTERN.fullmatch(text):
         return ""
     if not text:
         return "an id is missing"
     near = derived(text)
-    said = f"{shown(text)} is not an id: small letters, digits and `-`, at most 39"
-    return f"{said}; try {near}" if near and not text.startswith("-") else said
+    message = f"{shown(text)} is not an id: use up to 39 lowercase letters, digits and `-`"
+    return f"{message}; try {near}" if near and not text.startswith("-") else message
 
 
 def login_problem(text: str) -> str:
-    """What is wrong with a login that an id is to be made of."""
+    """Return what is wrong with a login from which an id is derived, or ""."""
     if not text or _LOGIN.fullmatch(text):
         return ""
-    return f"{shown(text)} is not a login: letters, digits and . _ @ + -"
+    return f"{shown(text)} is not a login: use letters, digits and . _ @ + -"
 
 
 def name_problem(text: str) -> str:
+    """Return what is wrong with a name, or "" if nothing is."""
     if len(text) > MAX_NAME:
-        return f"a name of {len(text)} characters: at most {MAX_NAME}"
-    if not all(one.isprintable() or one in JOINERS for one in text):
-        return f"{shown(text)}: a character that cannot be printed, in a name"
+        return f"a name has {len(text)} characters, at most {MAX_NAME} are allowed"
+    if not all(character.isprintable() or character in JOINERS for character in text):
+        return f"the name {shown(text)} has an unprintable character"
     return ""
 
 
 def email_problem(text: str) -> str:
+    """Return what is wrong with a mail address, or "" if nothing is."""
     try:
         return "" if not text else parse_email(text) and ""
     except ValueError as error:
@@ -52,7 +54,10 @@ def email_problem(text: str) -> str:
 
 
 def derived(text: str) -> str:
-    """An id made of a login, an address or a name: `Müller, Ann` gives mueller-ann; "" for none."""
+    """Derive an id from a login, an address or a name, "" if none is possible.
+
+    `Müller, Ann` gives mueller-ann.
+    """
     local = text.partition("@")[0] if "@" in text else text
     for letter, plain in {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "ø": "o", "ł": "l"}.items():
         local = local.replace(letter, plain).replace(letter.upper(), plain)
@@ -61,18 +66,18 @@ def derived(text: str) -> str:
 
 
 def across(students: Sequence[Student], lines: Sequence[int], problems: list[Problem]) -> None:
-    """Ids and addresses that stand twice, and teams that are called as somebody else is."""
-    for what in ("id", "email"):
+    """Report ids and addresses that occur twice, and teams with the id of another student."""
+    for field in ("id", "email"):
         seen: dict[str, int] = {}
         for student, line in zip(students, lines, strict=True):
-            value = getattr(student, what).casefold()
+            value = getattr(student, field).casefold()
             if value and value in seen:
-                place = f"stands on line {seen[value]}" if seen[value] else "is in the roster"
-                said = f"the {what} {shown(value)} {place} already"
-                problems.append(Problem("", line, said))
+                place = f"on line {seen[value]}" if seen[value] else "in the roster"
+                message = f"the {field} {shown(value)} is already {place}"
+                problems.append(Problem("", line, message))
             seen.setdefault(value, line)
-    teams = {one.id: one.team for one in students}
+    teams = {student.id: student.team for student in students}
     for student, line in zip(students, lines, strict=True):
         if student.team in teams and teams[student.team] != student.team:
-            said = f"the team {student.team} is called as a student is who is not in it"
-            problems.append(Problem("", line, said))
+            message = f"the team {student.team} has the id of a student who is not in it"
+            problems.append(Problem("", line, message))

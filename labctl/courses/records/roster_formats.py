@@ -1,6 +1,6 @@
-"""Whose table it is, by its header, and who stands in it.
+"""Recognizing a course system's table by its header, and reading the people in it.
 
-| format | told by |
+| format | recognized by |
 |---|---|
 | canvas | Student, ID, and SIS Login ID, SIS User ID or Section: the gradebook's export |
 | moodle | First name, Last name or Surname, Email address; a worksheet: Identifier, Full name |
@@ -28,10 +28,10 @@ MAIL = ("Email address", "Email")
 
 
 class Imported(Value, frozen=True):
-    """One person as a course system knows them.
+    """One person as a course system lists them.
 
-    `key` is by what it tells them apart. `login` is what an id is made of; where it is `exact`, it
-    is the id.
+    `key` is the system's own unique key. An id is derived from `login`; if it is `exact`, it is the
+    id.
     """
 
     key: str
@@ -45,73 +45,82 @@ class Imported(Value, frozen=True):
 
 
 def sniff(table: Table) -> str:
-    """The format's name, "" for none that is known."""
+    """Return the name of the table's format, or "" if it is unknown."""
     return next((name for name, (fits, _) in _FORMATS.items() if fits(table)), "")
 
 
 def names() -> tuple[str, ...]:
+    """List the known formats."""
     return tuple(_FORMATS)
 
 
 def read_people(table: Table, name: str, problems: list[Problem]) -> list[Imported]:
-    """Everybody in the table, in its order, each once. Every bad row is a problem.
+    """Read the people in the table, in its order, each once; bad rows go to `problems`.
 
-    UsageError where the table is not of that format.
+    UsageError if the table does not have that format.
     """
-    fits, person = _FORMATS[name]
+    fits, read_person = _FORMATS[name]
     if not fits(table):
         raise UsageError(
-            f"this is no table as {name} writes it",
+            f"this is not a table from {name}",
             why=f"its columns are {', '.join(table.header[:8])}",
-            hint="leave --format out: it is told by the header",
+            hint="omit --format: labctl recognizes the format from the header",
         )
-    found: dict[str, Imported] = {}
+    people: dict[str, Imported] = {}
     mails: dict[str, Imported] = {}
     repeats = table.column("assignment_name", "assignment") >= 0
     for row in range(len(table.rows)):
-        if name == "canvas" and _no_student(table, row):
+        if name == "canvas" and _is_no_student(table, row):
             continue
-        one = person(table, row)
+        person = read_person(table, row)
         before = len(problems)
-        problems += [Problem("", one.line, said) for said in _wrong(one) if said]
+        problems += [
+            Problem("", person.line, message) for message in _find_problems(person) if message
+        ]
         if len(problems) > before:
             continue
-        if one.key in found:
+        if person.key in people:
             if not repeats:
-                said = f"{shown(one.key)} stands on line {found[one.key].line} already"
-                problems.append(Problem("", one.line, said))
+                message = f"{shown(person.key)} is already on line {people[person.key].line}"
+                problems.append(Problem("", person.line, message))
             continue
-        mail = one.email.casefold()
+        mail = person.email.casefold()
         if mail and mail in mails:
-            said = f"the address {shown(one.email)} stands on line {mails[mail].line} already"
-            problems.append(Problem("", one.line, said))
+            message = f"the address {shown(person.email)} is already on line {mails[mail].line}"
+            problems.append(Problem("", person.line, message))
             continue
-        found[one.key] = one
-        mails[mail] = one
-    return list(found.values())
+        people[person.key] = person
+        mails[mail] = person
+    return list(people.values())
 
 
-def _wrong(one: Imported) -> list[str]:
-    said = [
-        roster_checks.name_problem(one.name),
-        roster_checks.name_problem(one.section),
-        roster_checks.email_problem(one.email),
-        roster_checks.name_problem(one.team),
-        roster_checks.id_problem(one.login)
-        if one.exact
-        else roster_checks.login_problem(one.login),
+def _find_problems(person: Imported) -> list[str]:
+    messages = [
+        roster_checks.name_problem(person.name),
+        roster_checks.name_problem(person.section),
+        roster_checks.email_problem(person.email),
+        roster_checks.name_problem(person.team),
+        roster_checks.id_problem(person.login)
+        if person.exact
+        else roster_checks.login_problem(person.login),
     ]
-    if not one.key:
-        said = ["nothing in this row says who it is"]
-    elif not any(said) and not one.exact and not roster_checks.derived(one.login or one.name):
-        said.append(f"no id can be made of {shown(one.login or one.name)}; add an `id` column")
-    if one.team and not roster_checks.derived(one.team):
-        said.append(f"{shown(one.team)} cannot be a team's name")
-    return said
+    if not person.key:
+        messages = ["this row has no id, name or mail address"]
+    elif (
+        not any(messages)
+        and not person.exact
+        and not roster_checks.derived(person.login or person.name)
+    ):
+        messages.append(
+            f"cannot derive an id from {shown(person.login or person.name)}; add an `id` column"
+        )
+    if person.team and not roster_checks.derived(person.team):
+        messages.append(f"{shown(person.team)} cannot be a team's name")
+    return messages
 
 
-def _no_student(table: Table, row: int) -> bool:
-    """Canvas writes the points that there are, what is posted, and a test student as rows too."""
+def _is_no_student(table: Table, row: int) -> bool:
+    """Tell whether a row of Canvas is not a student: points, posting rules, the test student."""
     student = table.cell(row, "Student")
     if student.casefold().startswith(POINTS_POSSIBLE):
         return True
@@ -121,7 +130,7 @@ def _no_student(table: Table, row: int) -> bool:
 
 
 def _is_canvas(table: Table) -> bool:
-    return table.has("Student", "ID") and any(table.has(one) for one in CANVAS_IDENTITY)
+    return table.has("Student", "ID") and any(table.has(name) for name in CANVAS_IDENTITY)
 
 
 def _is_worksheet(table: Table) -> bool:
@@ -129,8 +138,8 @@ def _is_worksheet(table: Table) -> bool:
 
 
 def _is_moodle(table: Table) -> bool:
-    named = table.has("First name") and table.column(*SURNAME) >= 0
-    return (named and table.column(*MAIL) >= 0) or _is_worksheet(table)
+    has_names = table.has("First name") and table.column(*SURNAME) >= 0
+    return (has_names and table.column(*MAIL) >= 0) or _is_worksheet(table)
 
 
 def _is_classroom(table: Table) -> bool:
@@ -138,8 +147,8 @@ def _is_classroom(table: Table) -> bool:
 
 
 def _is_nbgrader(table: Table) -> bool:
-    named = table.column("first_name", "last_name", "lms_user_id") >= 0
-    return table.column("id", "student_id") >= 0 and named
+    has_names = table.column("first_name", "last_name", "lms_user_id") >= 0
+    return table.column("id", "student_id") >= 0 and has_names
 
 
 def _is_csv(table: Table) -> bool:
@@ -147,16 +156,16 @@ def _is_csv(table: Table) -> bool:
 
 
 def turned(name: str) -> str:
-    """`Last, First` as `First Last`."""
+    """Return `Last, First` as `First Last`."""
     last, comma, first = name.partition(",")
     return f"{first.strip()} {last.strip()}".strip() if comma else name
 
 
-def _team(table: Table, row: int) -> str:
+def _read_team(table: Table, row: int) -> str:
     return table.cell(row, "team", "group")
 
 
-def _canvas(table: Table, row: int) -> Imported:
+def _read_canvas(table: Table, row: int) -> Imported:
     login = table.cell(row, "SIS Login ID")
     return Imported(
         key=table.cell(row, "ID"),
@@ -164,26 +173,26 @@ def _canvas(table: Table, row: int) -> Imported:
         name=turned(table.cell(row, "Student")),
         line=table.lines[row],
         email=login if "@" in login else table.cell(row, "Email"),
-        team=_team(table, row),
+        team=_read_team(table, row),
         section=table.cell(row, "Section"),
     )
 
 
-def _moodle(table: Table, row: int) -> Imported:
+def _read_moodle(table: Table, row: int) -> Imported:
     email = table.cell(row, *MAIL)
-    whole = f"{table.cell(row, 'First name')} {table.cell(row, *SURNAME)}".strip()
+    full_name = f"{table.cell(row, 'First name')} {table.cell(row, *SURNAME)}".strip()
     return Imported(
         key=table.cell(row, "Identifier") or email or table.cell(row, "ID number"),
         login=table.cell(row, "Username") or email,
-        name=table.cell(row, "Full name") or whole,
+        name=table.cell(row, "Full name") or full_name,
         line=table.lines[row],
         email=email,
-        team=_team(table, row),
+        team=_read_team(table, row),
         section=table.cell(row, "Section", "Department"),
     )
 
 
-def _classroom(table: Table, row: int) -> Imported:
+def _read_classroom(table: Table, row: int) -> Imported:
     key = table.cell(row, "identifier", "roster_identifier")
     user = table.cell(row, "github_username")
     is_login = not roster_checks.login_problem(key)
@@ -193,42 +202,42 @@ def _classroom(table: Table, row: int) -> Imported:
         name=table.cell(row, "name") or (key if "@" not in key else ""),
         line=table.lines[row],
         email=key if "@" in key else "",
-        team=_team(table, row),
+        team=_read_team(table, row),
     )
 
 
-def _nbgrader(table: Table, row: int) -> Imported:
+def _read_nbgrader(table: Table, row: int) -> Imported:
     key = table.cell(row, "id", "student_id")
-    whole = f"{table.cell(row, 'first_name')} {table.cell(row, 'last_name')}".strip()
+    full_name = f"{table.cell(row, 'first_name')} {table.cell(row, 'last_name')}".strip()
     return Imported(
         key=key,
         login=key,
-        name=whole,
+        name=full_name,
         line=table.lines[row],
         email=table.cell(row, "email"),
-        team=_team(table, row),
+        team=_read_team(table, row),
         section=table.cell(row, "section"),
     )
 
 
-def _csv(table: Table, row: int) -> Imported:
-    own, email, name = (table.cell(row, one) for one in ("id", "email", "name"))
+def _read_csv(table: Table, row: int) -> Imported:
+    own, email, name = (table.cell(row, column) for column in ("id", "email", "name"))
     return Imported(
         key=own or email or name,
         login=own if table.has("id") else email,
         name=turned(name),
         line=table.lines[row],
         email=email,
-        team=_team(table, row),
+        team=_read_team(table, row),
         section=table.cell(row, "section"),
         exact=table.has("id"),
     )
 
 
 _FORMATS: dict[str, tuple[Callable[[Table], bool], Callable[[Table, int], Imported]]] = {
-    "canvas": (_is_canvas, _canvas),
-    "moodle": (_is_moodle, _moodle),
-    "classroom": (_is_classroom, _classroom),
-    "nbgrader": (_is_nbgrader, _nbgrader),
-    "csv": (_is_csv, _csv),
+    "canvas": (_is_canvas, _read_canvas),
+    "moodle": (_is_moodle, _read_moodle),
+    "classroom": (_is_classroom, _read_classroom),
+    "nbgrader": (_is_nbgrader, _read_nbgrader),
+    "csv": (_is_csv, _read_csv),
 }

@@ -1,7 +1,7 @@
-"""A course system's table beside the roster that there is: who is new, who changed, who is gone.
+"""Comparing a course system's table with the roster: who is new, who changed, who is gone.
 
-An id, once given, stays: it is found again by the system's own key, then by the address for mail.
-Nobody is taken out of the roster; who is gone becomes inactive, and that is shown first.
+An id never changes: a student is matched by the system's own key, then by the mail address. Nobody
+is removed from the roster: students who are gone become inactive, which is shown first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIELDS = ("name", "email", "team", "section")
 
 
 class Keys(Value, frozen=True):
-    """Format -> the key that it has for somebody -> the id that labctl gave them."""
+    """The ids that labctl gave to students, by format and by the key in that format."""
 
     version: int = 1
     keys: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
@@ -40,14 +40,14 @@ class Change(Value, frozen=True):
     @property
     def fields(self) -> tuple[str, ...]:
         return tuple(
-            one
-            for one in (*FIELDS, "active")
-            if getattr(self.before, one) != getattr(self.after, one)
+            name
+            for name in (*FIELDS, "active")
+            if getattr(self.before, name) != getattr(self.after, name)
         )
 
 
 class RosterDiff(Value, frozen=True):
-    """What an import would do. `students` is the roster after it, in the order it will have."""
+    """What an import would change. `students` is the roster after it, in its order."""
 
     format: str
     students: tuple[Student, ...]
@@ -64,14 +64,14 @@ class RosterDiff(Value, frozen=True):
 
 
 def read_table_file(path: Path) -> tuple[bytes, Table]:
-    """A file's bytes and the table in it; ConfigError with everything wrong in its form."""
+    """Read a file's bytes and its table; ConfigError lists everything wrong with its format."""
     data = read_some(path)
     problems: list[Problem] = []
     table = read_table(data, problems)
     if table is None:
         raise wrong(str(path), problems)
     if problems:
-        # Rows that do not fit the header are named together with what is wrong inside others.
+        # Report rows that do not fit the header together with wrong values in other rows.
         name = roster_formats.sniff(table)
         if name:
             roster_formats.read_people(table, name, problems)
@@ -88,30 +88,31 @@ def compare(
     *,
     keep: bool = False,
 ) -> RosterDiff:
-    """What importing this table would change; ConfigError with every bad row.
+    """Return what importing this table would change; ConfigError lists every bad row.
 
-    With `keep`, who is not in it stays as they are: it is a part of the course.
+    With `keep`, the table is a part of the course: students who are not in it stay unchanged.
     """
     name = format or roster_formats.sniff(table)
     if not name:
         raise ConfigError(
-            f"{where} is no roster that labctl knows",
-            why=f"its columns are {', '.join(table.header[:8])}; it knows the exports of Canvas, "
+            f"{where} is not a roster that labctl recognizes",
+            why=f"its columns are {', '.join(table.header[:8])}; labctl reads exports of Canvas, "
             "Moodle, GitHub Classroom and nbgrader, and a CSV with `id`, `email` or `name`",
-            hint="name the columns id, name, email, team, section",
+            hint="rename the columns to id, name, email, team, section",
         )
     problems: list[Problem] = []
     people = roster_formats.read_people(table, name, problems)
     if not people and not problems:
-        problems.append(Problem("", 0, "nobody stands in it"))
+        problems.append(Problem("", 0, "it lists no students"))
     if len(people) > MOST_STUDENTS:
         problems.append(Problem("", 0, f"more than {MOST_STUDENTS} students"))
     if problems:
         raise wrong(where, problems)
-    given = assign(people, known, (keys or Keys()).keys.get(name, {}))
-    diff = _diff(name, people, given, known, keys or Keys(), keep=keep)
-    lines = {given[one.key]: one.line for one in people}
-    roster_checks.across(diff.students, [lines.get(one.id, 0) for one in diff.students], problems)
+    ids = assign(people, known, (keys or Keys()).keys.get(name, {}))
+    diff = _build_diff(name, people, ids, known, keys or Keys(), keep=keep)
+    lines = {ids[person.key]: person.line for person in people}
+    student_lines = [lines.get(student.id, 0) for student in diff.students]
+    roster_checks.across(diff.students, student_lines, problems)
     if problems:
         raise wrong(where, problems)
     return diff
@@ -120,36 +121,36 @@ def compare(
 def assign(
     people: Sequence[Imported], known: Sequence[Student], keys: Mapping[str, str]
 ) -> dict[str, str]:
-    """Key -> id. Ids that were given stay; a new one never is somebody else's."""
-    ids = {one.id: one for one in known}
-    mails = {one.email.casefold(): one.id for one in known if one.email}
+    """Return an id for each key: the known one, or a new one that nobody has."""
+    by_id = {student.id: student for student in known}
+    by_mail = {student.email.casefold(): student.id for student in known if student.email}
     bound = set(keys.values())
-    given: dict[str, str] = {}
-    for one in people:
-        mailed = mails.get(one.email.casefold(), "")
-        if one.key in keys:
-            given[one.key] = keys[one.key]
-        elif one.exact:
-            given[one.key] = one.login
-        elif mailed and mailed not in bound:
-            given[one.key] = mailed
-    taken = set(ids) | set(given.values()) | bound
-    for one in people:
-        if one.key in given:
+    ids: dict[str, str] = {}
+    for person in people:
+        id_by_mail = by_mail.get(person.email.casefold(), "")
+        if person.key in keys:
+            ids[person.key] = keys[person.key]
+        elif person.exact:
+            ids[person.key] = person.login
+        elif id_by_mail and id_by_mail not in bound:
+            ids[person.key] = id_by_mail
+    taken = set(by_id) | set(ids.values()) | bound
+    for person in people:
+        if person.key in ids:
             continue
-        wanted = roster_checks.derived(one.login or one.name)
-        twin = ids.get(wanted)
-        same = twin is not None and twin.name.casefold() == one.name.casefold()
-        if same and wanted not in bound and wanted not in given.values():
-            given[one.key] = wanted
+        wanted = roster_checks.derived(person.login or person.name)
+        namesake = by_id.get(wanted)
+        is_same = namesake is not None and namesake.name.casefold() == person.name.casefold()
+        if is_same and wanted not in bound and wanted not in ids.values():
+            ids[person.key] = wanted
             continue
-        given[one.key] = _free(wanted, taken)
-        taken.add(given[one.key])
-    return given
+        ids[person.key] = _free_id(wanted, taken)
+        taken.add(ids[person.key])
+    return ids
 
 
 def load_keys(path: Path) -> Keys:
-    """Of a course's private folder; nothing where there is none yet."""
+    """Read the keys in a course's private folder; empty if it has none yet."""
     file = path / KEYS_FILE
     try:
         return msgspec.json.decode(file.read_bytes(), type=Keys)
@@ -158,63 +159,68 @@ def load_keys(path: Path) -> Keys:
     except msgspec.MsgspecError:
         raise LabError(
             f"{file} is damaged",
-            why="it says which id belongs to whom in the course's own system",
-            hint=f"mv {file} {file}.old   # ids are then found by the addresses for mail",
+            why="it maps the course system's students to ids",
+            hint=f"mv {file} {file}.old   # students are then matched by their mail address",
         ) from None
 
 
 def save_keys(path: Path, keys: Keys) -> None:
+    """Write the keys into a course's private folder."""
     write_private(path / KEYS_FILE, msgspec.json.encode(keys) + b"\n")
 
 
-def _free(wanted: str, taken: set[str]) -> str:
-    number, found = 2, wanted
-    while found in taken:
+def _free_id(wanted: str, taken: set[str]) -> str:
+    number, candidate = 2, wanted
+    while candidate in taken:
         end = f"-{number}"
-        found = f"{wanted[: 39 - len(end)].rstrip('-')}{end}"
+        candidate = f"{wanted[: 39 - len(end)].rstrip('-')}{end}"
         number += 1
-    return found
+    return candidate
 
 
-def _diff(
+def _build_diff(
     name: str,
     people: Sequence[Imported],
-    given: Mapping[str, str],
+    ids: Mapping[str, str],
     known: Sequence[Student],
     keys: Keys,
     *,
     keep: bool,
 ) -> RosterDiff:
-    before = {one.id: one for one in known}
-    after = {given[one.key]: _student(one, given[one.key], before) for one in people}
-    gone = [] if keep else [one for one in known if one.active and one.id not in after]
+    before = {student.id: student for student in known}
+    after = {ids[person.key]: _merge_student(person, ids[person.key], before) for person in people}
+    gone = (
+        [] if keep else [student for student in known if student.active and student.id not in after]
+    )
     merged: dict[str, Student] = {}
     for old in known:
         new = after.get(old.id, old)
-        left = old.active and old.id not in after and not keep
-        merged[old.id] = msgspec.structs.replace(new, active=False) if left else new
-    added = [one for one in after.values() if one.id not in before]
-    pairs = [(before[one.id], one) for one in after.values() if one.id in before]
-    own = {**keys.keys.get(name, {}), **given}
+        has_left = old.active and old.id not in after and not keep
+        merged[old.id] = msgspec.structs.replace(new, active=False) if has_left else new
+    added = [student for student in after.values() if student.id not in before]
+    pairs = [(before[student.id], student) for student in after.values() if student.id in before]
+    format_keys = {**keys.keys.get(name, {}), **ids}
     return RosterDiff(
         format=name,
         students=(*merged.values(), *added),
         added=tuple(added),
-        changed=tuple(Change(before=a, after=b) for a, b in pairs if a != b and a.active),
-        returned=tuple(b for a, b in pairs if not a.active),
+        changed=tuple(
+            Change(before=old, after=new) for old, new in pairs if old != new and old.active
+        ),
+        returned=tuple(new for old, new in pairs if not old.active),
         left=tuple(gone),
-        same=sum(a == b for a, b in pairs),
-        keys=Keys(keys={**keys.keys, name: own}),
+        same=sum(old == new for old, new in pairs),
+        keys=Keys(keys={**keys.keys, name: format_keys}),
     )
 
 
-def _student(one: Imported, student_id: str, before: Mapping[str, Student]) -> Student:
-    """What the table does not say stays as it was."""
+def _merge_student(person: Imported, student_id: str, before: Mapping[str, Student]) -> Student:
+    """Return the student with the values of the table; empty ones stay as they were."""
     old = before.get(student_id, Student(id=student_id))
     return Student(
         id=student_id,
-        name=one.name or old.name,
-        email=one.email or old.email,
-        team=roster_checks.derived(one.team) if one.team else old.team,
-        section=one.section or old.section,
+        name=person.name or old.name,
+        email=person.email or old.email,
+        team=roster_checks.derived(person.team) if person.team else old.team,
+        section=person.section or old.section,
     )

@@ -1,4 +1,4 @@
-"""Dollars and hours of seats, from the ledger's lines and what is alive now. Pure."""
+"""Dollars and hours of seats, from the ledger's lines and the running servers. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HOUR_S = 3600.0
 
 
 class Living(Value, frozen=True):
-    """A server that its provider still shows, by its own tags: nothing here needs the ledger."""
+    """A server that its provider still lists. Its values come from its tags, not the ledger."""
 
     server_id: str
     seat: str
@@ -21,7 +21,7 @@ class Living(Value, frozen=True):
 
 
 class Spent(Value, frozen=True):
-    """What one seat has had. `usd` counts up to now; `idle` is the part in which nothing ran."""
+    """The dollars and hours of one seat up to now; `idle_*` is the part in which nothing ran."""
 
     usd: float = 0.0
     hours: float = 0.0
@@ -32,10 +32,10 @@ class Spent(Value, frozen=True):
 def spent_usd(
     entries: Iterable[Entry], seat: str, now: float, living: Sequence[Living] | None = None
 ) -> float:
-    """Dollars of a seat up to `now`. `living` None: the provider was not asked.
+    """Return the dollars of a seat up to `now`. `living` is None if the provider was not asked.
 
-    Every second of a server counts once, however often it was written down. What lives and is not
-    in the ledger is counted by its tags, from its creation; so an empty ledger resets nothing.
+    Every second of a server counts once, however often it was recorded. A running server that the
+    ledger does not know counts from its creation, by its tags: an empty ledger resets nothing.
     """
     return spending(entries, now, living).get(seat, Spent()).usd
 
@@ -43,29 +43,30 @@ def spent_usd(
 def hours(
     entries: Iterable[Entry], seat: str, now: float, living: Sequence[Living] | None = None
 ) -> float:
-    """Hours of a seat's servers up to `now`, counted as the dollars are."""
+    """Return the hours of a seat's servers up to `now`, counted as the dollars are."""
     return spending(entries, now, living).get(seat, Spent()).hours
 
 
 def allowance_usd(entries: Iterable[Entry], seat: str, budget_usd: float | None) -> float | None:
-    """The seat's whole budget: the course's, and what was given on top; None has no end."""
+    """Return a seat's total budget: the course's plus later grants; None without a limit."""
     if budget_usd is None:
         return None
-    given = (one for one in entries if one.kind == "budget" and one.seat == seat)
-    return max(0.0, budget_usd + sum(float(one.detail.get("usd", 0.0)) for one in given))
+    grants = (entry for entry in entries if entry.kind == "budget" and entry.seat == seat)
+    granted_usd = sum(float(grant.detail.get("usd", 0.0)) for grant in grants)
+    return max(0.0, budget_usd + granted_usd)
 
 
 def due_extensions(entries: Iterable[Entry], assignment: str) -> dict[str, int]:
-    """Student -> seconds after the due time; the last word on each counts, 0 took it back."""
-    found: dict[str, int] = {}
-    for one in entries:
-        if one.kind == "due" and one.detail.get("assignment") == assignment:
-            found[one.student or one.seat] = int(one.detail.get("seconds", 0))
-    return {student: seconds for student, seconds in found.items() if seconds}
+    """Return each student's extension in seconds. The last line counts; 0 revokes it."""
+    seconds_by_student: dict[str, int] = {}
+    for entry in entries:
+        if entry.kind == "due" and entry.detail.get("assignment") == assignment:
+            seconds_by_student[entry.student or entry.seat] = int(entry.detail.get("seconds", 0))
+    return {student: seconds for student, seconds in seconds_by_student.items() if seconds}
 
 
 class Span(Value, frozen=True):
-    """A stretch of one server's life. Those of one server never overlap."""
+    """A stretch of one server's lifetime. Those of one server never overlap."""
 
     seat: str
     server_id: str
@@ -78,17 +79,17 @@ class Span(Value, frozen=True):
 def spending(
     entries: Iterable[Entry], now: float, living: Sequence[Living] | None = None
 ) -> dict[str, Spent]:
-    """What every seat has had, in one pass over the lines."""
+    """Return the dollars and hours of every seat, in one pass over the lines."""
     totals: dict[str, Spent] = {}
-    for one in spans(entries, now, living):
-        whole = max(one.until - one.since, 0.0)
-        part = one.idle_s / whole if whole > 0 else 0.0
-        before = totals.get(one.seat, Spent())
-        totals[one.seat] = Spent(
-            usd=before.usd + one.usd,
-            hours=before.hours + whole / HOUR_S,
-            idle_usd=before.idle_usd + one.usd * part,
-            idle_hours=before.idle_hours + one.idle_s / HOUR_S,
+    for span in spans(entries, now, living):
+        length_s = max(span.until - span.since, 0.0)
+        idle_share = span.idle_s / length_s if length_s > 0 else 0.0
+        before = totals.get(span.seat, Spent())
+        totals[span.seat] = Spent(
+            usd=before.usd + span.usd,
+            hours=before.hours + length_s / HOUR_S,
+            idle_usd=before.idle_usd + span.usd * idle_share,
+            idle_hours=before.idle_hours + span.idle_s / HOUR_S,
         )
     return totals
 
@@ -96,24 +97,24 @@ def spending(
 def spans(
     entries: Iterable[Entry], now: float, living: Sequence[Living] | None = None
 ) -> list[Span]:
-    """Every second of every server, once, with what it cost; each server's in order."""
-    servers: dict[tuple[str, str], _Life] = {}
-    for one in entries:
-        server_id = str(one.detail.get("server_id", ""))
-        if one.kind in ("up", "cost", "down") and server_id:
-            servers.setdefault((one.seat, server_id), _Life()).take(one)
-    for alive in living or ():
-        servers.setdefault((alive.seat, alive.server_id), _Life()).show(alive, now)
+    """Return every second of every server once, with its cost, in order for each server."""
+    servers: dict[tuple[str, str], _Lifetime] = {}
+    for entry in entries:
+        server_id = str(entry.detail.get("server_id", ""))
+        if entry.kind in ("up", "cost", "down") and server_id:
+            servers.setdefault((entry.seat, server_id), _Lifetime()).add_entry(entry)
+    for server in living or ():
+        servers.setdefault((server.seat, server.server_id), _Lifetime()).add_running(server, now)
     found: list[Span] = []
-    for (seat, server_id), life in servers.items():
+    for (seat, server_id), lifetime in servers.items():
         if living is None:
-            life.guess(now)
-        found += life.told(seat, server_id)
+            lifetime.assume_running(now)
+        found += lifetime.as_spans(seat, server_id)
     return found
 
 
-class _Life:
-    """One server's seconds: those that were written down, then those that were not."""
+class _Lifetime:
+    """The seconds of one server: those recorded in the ledger, and those since then."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[float, float, float, float]] = []
@@ -121,7 +122,7 @@ class _Life:
         self.price = 0.0
         self.ended = False
 
-    def take(self, entry: Entry) -> None:
+    def add_entry(self, entry: Entry) -> None:
         detail = entry.detail
         if entry.kind == "up":
             self.up_at = float(detail.get("created_at", entry.at))
@@ -132,16 +133,16 @@ class _Life:
         else:
             begin, end = float(detail.get("from", entry.at)), float(detail.get("until", entry.at))
             idle_s = float(detail.get("idle_s", 0.0))
-            if end > begin:  # a clock that was set back measures nothing
+            if end > begin:  # not if the clock was set back
                 self.spans.append((begin, end, float(detail.get("usd", 0.0)), idle_s))
 
-    def show(self, living: Living, now: float) -> None:
-        """Count what no line covers: from its creation, by its own tags, up to now."""
+    def add_running(self, living: Living, now: float) -> None:
+        """Add the time that no line covers, since its creation, at the price in its tags."""
         if not living.stopped:
             self._fill(living.created_at, now, living.usd_per_hour)
 
-    def guess(self, now: float) -> None:
-        """It was made, and nothing says that it has ended: it goes on, as far as is known."""
+    def assume_running(self, now: float) -> None:
+        """Add the time until now if the ledger has no end of the server."""
         if not self.ended and self.up_at is not None:
             last = max((end for _, end, _, _ in self.spans), default=self.up_at)
             self._fill(last, now, self.price)
@@ -155,16 +156,16 @@ class _Life:
         if now > at:
             self.spans.append((at, now, (now - at) / HOUR_S * price, 0.0))
 
-    def told(self, seat: str, server_id: str) -> Iterator[Span]:
-        """What was written down twice counts once: the part that lies beyond the one before."""
+    def as_spans(self, seat: str, server_id: str) -> Iterator[Span]:
+        """Yield the server's spans; the overlap of two records counts once."""
         at = float("-inf")
         for begin, end, usd, idle_s in sorted(self.spans):
-            since, whole = max(begin, at), end - begin
+            since, length_s = max(begin, at), end - begin
             at = max(at, end)
             if end <= since:
                 continue
-            share = (end - since) / whole
-            idle_s = min(max(idle_s, 0.0), whole) * share
+            share = (end - since) / length_s
+            idle_s = min(max(idle_s, 0.0), length_s) * share
             yield Span(
                 seat=seat,
                 server_id=server_id,

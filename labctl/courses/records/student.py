@@ -1,4 +1,4 @@
-"""One person of the roster."""
+"""A student of the roster."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from labctl.model import Value
 
 
 class Student(Value, frozen=True):
-    """`id` is a name as labs have them; `team` too, "" for somebody alone.
+    """A student. `id` and `team` are names as for labs; `team` is "" for a student alone.
 
-    Who has left the course stays in the roster as not `active`: their costs and grades stay theirs.
+    A student who has left stays in the roster, not `active`, with their costs and grades.
     """
 
     id: str
@@ -20,5 +20,5 @@ class Student(Value, frozen=True):
 
     @property
     def seat(self) -> str:
-        """The name of the seat: the team's, else the student's own."""
+        """The name of the seat: the team's, or the student's own."""
         return self.team or self.id

@@ -1,6 +1,6 @@
-"""A table of text as spreadsheets and course systems write it: encoding, separator, lines.
+"""CSV tables as spreadsheets and course systems write them: any encoding, separator, line end.
 
-Line numbers are the file's own, also where a cell holds line breaks.
+Line numbers are those of the file, even if a cell has line breaks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from labctl.model import Value
 MAX_TABLE_BYTES = 8 * 1024 * 1024
 MAX_ROWS = 20_000
 DELIMITERS = (",", ";", "\t")
-# Columns that mean something here. What else stands twice, as two quizzes of one name do in Moodle,
-# is nobody's matter.
+# Columns that labctl reads. Other columns may occur twice, like two quizzes of one name in Moodle.
 READ = frozenset(
     (
         *("id", "name", "email", "team", "group", "section", "active", "student"),
@@ -35,7 +34,7 @@ _BOMS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-1
 
 
 class Shape(Value, frozen=True):
-    """How a table was written, so that another one can be written alike."""
+    """How a table was written, so that another can be written the same way."""
 
     encoding: str = "utf-8"
     bom: bytes = b""
@@ -43,6 +42,7 @@ class Shape(Value, frozen=True):
     newline: str = "\n"
 
     def write(self, rows: Iterable[Sequence[str]]) -> bytes:
+        """Return these rows as a table of this shape."""
         stream = io.StringIO(newline="")
         writer = csv.writer(stream, delimiter=self.delimiter, lineterminator=self.newline)
         writer.writerows(rows)
@@ -50,7 +50,7 @@ class Shape(Value, frozen=True):
 
 
 class Table(Value, frozen=True):
-    """`header` as written but for the spaces around; every row is as long as it."""
+    """A table: its `header` without surrounding spaces, and rows of the same length."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -58,46 +58,47 @@ class Table(Value, frozen=True):
     shape: Shape
 
     def column(self, *names: str) -> int:
-        """The index of the first of these columns that is there, in any case; else -1."""
-        folded = [one.casefold() for one in self.header]
-        return next((folded.index(n.casefold()) for n in names if n.casefold() in folded), -1)
+        """Return the index of the first of these columns that exists, in any case, or -1."""
+        header = [name.casefold() for name in self.header]
+        wanted = [name.casefold() for name in names]
+        return next((header.index(name) for name in wanted if name in header), -1)
 
     def has(self, *names: str) -> bool:
-        """Whether all of these columns are there."""
+        """Tell whether all of these columns exist."""
         return all(self.column(name) >= 0 for name in names)
 
     def cell(self, row: int, *names: str) -> str:
-        """The cell without the spaces around it; "" where there is no such column.
+        """Return the cell without surrounding spaces; "" if there is no such column.
 
-        Spaces of other kinds, as pages and spreadsheets leave them in names, are plain ones.
+        Special spaces, as web pages and spreadsheets leave them in names, become plain ones.
         """
         column = self.column(*names)
         return self.rows[row][column].translate(_SPACES).strip() if column >= 0 else ""
 
 
 def read_table(data: bytes, problems: list[Problem]) -> Table | None:
-    """The table in these bytes; None, and `problems`, where there is none."""
+    """Parse the table in these bytes; None, with `problems`, if there is none."""
     if len(data) > MAX_TABLE_BYTES:
-        problems.append(Problem("", 0, f"more than {MAX_TABLE_BYTES // 2**20} MiB are not read"))
+        problems.append(Problem("", 0, f"the file is larger than {MAX_TABLE_BYTES // 2**20} MiB"))
         return None
-    decoded = _decoded(data, problems)
+    decoded = _decode(data, problems)
     if decoded is None:
         return None
     text, encoding, bom = decoded
-    skipped, delimiter, text = _delimiter(text)
+    skipped, delimiter, text = _find_delimiter(text)
     newline = "\r\n" if "\r\n" in text else "\n"
     shape = Shape(encoding=encoding, bom=bom, delimiter=delimiter, newline=newline)
-    found = _rows(text, delimiter, skipped, problems)
-    if not found:
-        problems += [] if problems else [Problem("", 0, "there is nothing in it")]
+    rows = _read_rows(text, delimiter, skipped, problems)
+    if not rows:
+        problems += [] if problems else [Problem("", 0, "the file is empty")]
         return None
-    header = tuple(cell.strip() for cell in found[0][1])
+    header = tuple(cell.strip() for cell in rows[0][1])
     seen: dict[str, int] = {}
     for place, name in enumerate(header):
         if name.casefold() in READ and name.casefold() in seen:
-            problems.append(Problem("", found[0][0], f"the column {name!r} stands twice"))
+            problems.append(Problem("", rows[0][0], f"the column {name!r} occurs twice"))
         seen.setdefault(name.casefold(), place)
-    body = [(line, _fitting(row, len(header), line, problems)) for line, row in found[1:]]
+    body = [(line, _fit_row(row, len(header), line, problems)) for line, row in rows[1:]]
     return Table(
         header=header,
         rows=tuple(row for _, row in body),
@@ -107,7 +108,7 @@ def read_table(data: bytes, problems: list[Problem]) -> Table | None:
 
 
 def read_some(path: Path) -> bytes:
-    """At most what a table may be, and one byte; LabError for what is no file or cannot be read."""
+    """Read at most MAX_TABLE_BYTES + 1 bytes; LabError if it is not a file or cannot be read."""
     try:
         if not path.is_file():
             raise FileNotFoundError(ENOENT, "there is no such file")
@@ -122,36 +123,42 @@ def read_some(path: Path) -> bytes:
 
 
 def wrong(where: str, problems: Sequence[Problem], *, hint: str = "") -> ConfigError:
-    """The error for a table with these problems, in the order of its lines."""
-    distinct = sorted(dict.fromkeys(problems), key=lambda one: (one.line == 0, one.line))
+    """Return the error for a table with these problems, in the order of its lines."""
+    distinct = sorted(
+        dict.fromkeys(problems), key=lambda problem: (problem.line == 0, problem.line)
+    )
     count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
     return ConfigError(
         f"{where} has {count}",
         tuple(distinct),
         why="nothing was imported and nothing was changed",
-        hint=hint or "mend these lines and try again",
+        hint=hint or "fix these lines and try again",
     )
 
 
-def _decoded(data: bytes, problems: list[Problem]) -> tuple[str, str, bytes] | None:
+def _decode(data: bytes, problems: list[Problem]) -> tuple[str, str, bytes] | None:
     bom = next((mark for mark in _BOMS if data.startswith(mark)), b"")
-    encoding = _BOMS.get(bom) or _guessed(data)
+    encoding = _BOMS.get(bom) or _guess_encoding(data)
     try:
         text = data[len(bom) :].decode(encoding)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        said = f"byte {data[min(error.start, len(data) - 1)]:#04x} is not {encoding.upper()}"
-        problems.append(Problem("", line, f"{said}; save the file as CSV UTF-8"))
+        byte = data[min(error.start, len(data) - 1)]
+        message = f"byte {byte:#04x} is not {encoding.upper()}; save the file as CSV UTF-8"
+        problems.append(Problem("", line, message))
         return None
     if "\x00" in text:
         line = text.count("\n", 0, text.index("\x00")) + 1
-        problems.append(Problem("", line, "a zero byte: this is no table of text"))
+        problems.append(Problem("", line, "a zero byte: this is not a text file"))
         return None
     return text, encoding, bom
 
 
-def _guessed(data: bytes) -> str:
-    """UTF-16 without a mark has a zero byte in almost every other place."""
+def _guess_encoding(data: bytes) -> str:
+    """Guess the encoding of data without a byte order mark.
+
+    UTF-16 has a zero byte in almost every other place.
+    """
     head = data[:200]
     if len(head) >= 4 and head[1::2].count(0) > len(head) // 3:
         return "utf-16-le"
@@ -160,43 +167,46 @@ def _guessed(data: bytes) -> str:
     return "utf-8"
 
 
-def _delimiter(text: str) -> tuple[int, str, str]:
-    """(lines skipped, the separator, the rest): `sep=;` on top, or what the header has most of."""
+def _find_delimiter(text: str) -> tuple[int, str, str]:
+    """Return the skipped lines, the separator, and the remaining text.
+
+    The separator is that of a `sep=;` on top, or the one that the header has most of.
+    """
     first, _, rest = text.partition("\n")
-    said = first.strip().casefold()
-    if said.startswith("sep=") and said[4:] in DELIMITERS:
-        return 1, said[4:], rest
-    line = next((one for one in text.split("\n") if one.strip()), "")
+    directive = first.strip().casefold()
+    if directive.startswith("sep=") and directive[4:] in DELIMITERS:
+        return 1, directive[4:], rest
+    line = next((line for line in text.split("\n") if line.strip()), "")
     outside = "".join(line.split('"')[::2])
     return 0, max(DELIMITERS, key=outside.count), text
 
 
-def _rows(
+def _read_rows(
     text: str, delimiter: str, skipped: int, problems: list[Problem]
 ) -> list[tuple[int, list[str]]]:
-    """(line, cells) of every row in which something stands."""
+    """Return (line number, cells) of every row that is not empty."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    found: list[tuple[int, list[str]]] = []
+    rows: list[tuple[int, list[str]]] = []
     line = 1 + skipped
     try:
         for row in reader:
             if any(cell.strip() for cell in row):
-                found.append((line, row))
+                rows.append((line, row))
             line = reader.line_num + 1 + skipped
-            if len(found) > MAX_ROWS:
+            if len(rows) > MAX_ROWS:
                 problems.append(Problem("", line, f"more than {MAX_ROWS} rows"))
-                return found
+                return rows
     except csv.Error as error:
-        said = str(error)
-        said = "a quotation mark is not closed" if "unexpected end" in said else said
-        problems.append(Problem("", line, said))
-    return found
+        message = str(error)
+        message = "a quotation mark is not closed" if "unexpected end" in message else message
+        problems.append(Problem("", line, message))
+    return rows
 
 
-def _fitting(row: list[str], width: int, line: int, problems: list[Problem]) -> tuple[str, ...]:
-    """The row with as many cells as the header has; more or fewer are told."""
+def _fit_row(row: list[str], width: int, line: int, problems: list[Problem]) -> tuple[str, ...]:
+    """Return the row with as many cells as the header; report a row with more or fewer."""
     while len(row) > width and not row[-1].strip():
         row = row[:-1]
     if len(row) != width:
-        problems.append(Problem("", line, f"{len(row)} cells, where the header has {width}"))
+        problems.append(Problem("", line, f"{len(row)} cells, but the header has {width}"))
     return tuple([*row, *[""] * width][:width])

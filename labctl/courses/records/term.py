@@ -1,4 +1,4 @@
-"""How much of a term's class hours is still to come. Pure."""
+"""The class hours of a term. Pure."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ WEEK_S = 7 * 86_400
 def class_hours(
     hours: Sequence[ClassHours], term: Term | None, since: float, until: float
 ) -> float:
-    """Hours, prewarming included, in which servers of the class are up; overlaps count once."""
-    found: set[Lesson] = set()
+    """Return the hours of class between two Unix times, prewarming included.
+
+    Overlapping lessons count once.
+    """
+    upcoming: set[Lesson] = set()
     around = since
     while around < until + WEEK_S:
-        found.update(lessons(hours, term, around))
+        upcoming.update(lessons(hours, term, around))
         around += WEEK_S
     total, at = 0.0, since
-    for one in sorted(found, key=lambda lesson: (lesson.warm, lesson.ends)):
-        begin, end = max(one.warm, at), min(one.ends, until)
+    for lesson in sorted(upcoming, key=lambda lesson: (lesson.warm, lesson.ends)):
+        begin, end = max(lesson.warm, at), min(lesson.ends, until)
         total += max(0.0, end - begin)
         at = max(at, end)
     return total / HOUR_S
 
 
 def ends_at(term: Term, zone: str = "UTC") -> float:
-    """The end of the term's last day, by the clocks of a zone, in Unix seconds."""
+    """Return the end of the term's last day in a time zone, in Unix seconds."""
     after = term.last + timedelta(days=1)
     return datetime.combine(after, datetime.min.time(), ZoneInfo(zone)).timestamp()
 
 
 def begins_at(term: Term, zone: str = "UTC") -> float:
-    """The beginning of its first day."""
+    """Return the start of the term's first day in a time zone, in Unix seconds."""
     return datetime.combine(term.first, datetime.min.time(), ZoneInfo(zone)).timestamp()

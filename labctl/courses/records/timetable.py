@@ -1,4 +1,4 @@
-"""When a course's servers are wanted: its class hours, by the clocks of their own zones. Pure."""
+"""The timetable of a course: its class hours, each in its own time zone. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Phase = Literal["prewarm", "class", "off"]
 
 
 class Lesson(Value, frozen=True):
-    """One meeting of the class, in Unix seconds; servers are wanted from `warm` to `ends`."""
+    """One meeting of the class, in Unix seconds; servers are needed from `warm` to `ends`."""
 
     warm: float
     begins: float
@@ -22,57 +22,62 @@ class Lesson(Value, frozen=True):
 
 
 def lessons(hours: Iterable[ClassHours], term: Term | None, around: float) -> list[Lesson]:
-    """The meetings of the two days before and the eight days after `around`, in their order.
+    """Return the meetings from two days before to eight days after `around`, in order.
 
-    An hour that clocks skip begins when they go on; one that they show twice is the first.
+    When clocks change, an hour that is skipped starts after the change, and of an hour that occurs
+    twice the first one counts.
     """
-    found = []
-    for one in hours:
-        zone = ZoneInfo(one.zone)
+    meetings = []
+    for slot in hours:
+        zone = ZoneInfo(slot.zone)
         today = datetime.fromtimestamp(around, zone).date()
         for shift in range(-2, 9):
             day = today + timedelta(days=shift)
-            if DAYS[day.weekday()] in one.days and _in_term(day, term):
-                begins, ends = (_at(day, second, zone) for second in (one.begins, one.ends))
-                found.append(Lesson(warm=begins - one.prewarm, begins=begins, ends=ends))
-    return sorted(found, key=lambda one: (one.warm, one.ends))
+            if DAYS[day.weekday()] in slot.days and _in_term(day, term):
+                begins, ends = (
+                    _to_timestamp(day, second, zone) for second in (slot.begins, slot.ends)
+                )
+                meetings.append(Lesson(warm=begins - slot.prewarm, begins=begins, ends=ends))
+    return sorted(meetings, key=lambda lesson: (lesson.warm, lesson.ends))
 
 
 def phase(
     hours: Iterable[ClassHours], term: Term | None, now: float
 ) -> tuple[Phase, Lesson | None]:
-    """What `now` is, and the meeting that makes it so: the longest one of several."""
-    current = [one for one in lessons(hours, term, now) if one.warm <= now < one.ends]
+    """Return the phase of the class at `now`, and its meeting: of several, the last to end."""
+    current = [lesson for lesson in lessons(hours, term, now) if lesson.warm <= now < lesson.ends]
     if not current:
         return "off", None
-    last = max(current, key=lambda one: one.ends)
-    return ("class" if any(one.begins <= now for one in current) else "prewarm"), last
+    last = max(current, key=lambda lesson: lesson.ends)
+    return ("class" if any(lesson.begins <= now for lesson in current) else "prewarm"), last
 
 
 def just_ended(
     hours: Iterable[ClassHours], term: Term | None, now: float, within_s: float
 ) -> Lesson | None:
-    """The meeting that ended in the last `within_s` seconds, where none goes on now."""
+    """Return the meeting that ended in the last `within_s` seconds, unless one is active now."""
     every = lessons(hours, term, now)
-    if any(one.warm <= now < one.ends for one in every):
+    if any(lesson.warm <= now < lesson.ends for lesson in every):
         return None
-    ended = [one for one in every if one.ends <= now < one.ends + within_s]
-    return max(ended, key=lambda one: one.ends) if ended else None
+    ended = [lesson for lesson in every if lesson.ends <= now < lesson.ends + within_s]
+    return max(ended, key=lambda lesson: lesson.ends) if ended else None
 
 
 def following(hours: Iterable[ClassHours], term: Term | None, now: float) -> Lesson | None:
-    """The next meeting that is still to be prepared for, within a week."""
-    return next((one for one in lessons(hours, term, now) if one.warm > now), None)
+    """Return the next meeting within a week whose prewarming has not started, if any."""
+    return next((lesson for lesson in lessons(hours, term, now) if lesson.warm > now), None)
 
 
 def _in_term(day: date, term: Term | None) -> bool:
     return term is None or term.first <= day <= term.last
 
 
-def _at(day: date, second: int, zone: ZoneInfo) -> float:
-    """The moment when clocks there show that second of that day; 24:00 is the next day's 0:00."""
-    whole, rest = divmod(second, 86_400)
-    local = datetime.combine(day + timedelta(days=whole), datetime.min.time(), zone)
+def _to_timestamp(day: date, second: int, zone: ZoneInfo) -> float:
+    """Return the Unix time of that second of the day in the zone; 24:00 is the next day's 0:00."""
+    days, second_of_day = divmod(second, 86_400)
+    local = datetime.combine(day + timedelta(days=days), datetime.min.time(), zone)
     return (
-        local.replace(hour=rest // 3600, minute=rest % 3600 // 60, second=rest % 60)
+        local.replace(
+            hour=second_of_day // 3600, minute=second_of_day % 3600 // 60, second=second_of_day % 60
+        )
     ).timestamp()

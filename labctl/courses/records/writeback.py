@@ -1,7 +1,7 @@
-"""Grades written back into the table that the roster came from.
+"""Writing grades into the table that the roster came from.
 
-It has the encoding, separator and line ends of the one that came, its identity columns byte for
-byte, and of the grades only the one assignment: no other is touched.
+The result has the encoding, separator and line ends of the import, its identity columns byte for
+byte, and the grades of this assignment only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Rows = list[Sequence[str]]
 
 
 class Written(Value, frozen=True):
-    """The table, and what a person should know before handing it in."""
+    """The table with grades, and notes to read before uploading it."""
 
     data: bytes
     format: str
@@ -47,7 +47,7 @@ class Written(Value, frozen=True):
 
 
 class _Marks(Value, frozen=True):
-    """By the table's own keys: the grade, and the text that is written for it."""
+    """The grades of an assignment and the texts to write for them, by the table's own keys."""
 
     assignment: str
     graded: dict[str, Grade]
@@ -64,53 +64,55 @@ def write_back(
     to: str = "",
     penalty: bool = True,
 ) -> Written:
-    """The grades in the format `to` (that of the table, `name`, if ""), in the table's own shape.
+    """Return the grades in the format `to`, by default that of the table, in the table's shape.
 
-    `keys` maps the table's own keys to students' ids. UsageError where the table's rows cannot be
-    those of `to`: identities are never made up.
+    `name` is the table's format; `keys` maps its keys to students' ids. UsageError if the table
+    lacks the identity columns of `to`: they are never invented.
     """
     to = to or name
     if to not in (name, "csv"):
         raise UsageError(
             f"the roster came from {name}, so grades cannot be written for {to}",
-            why=f"{to}'s own columns, by which it knows its students, are not in it",
+            why=f"it lacks the columns by which {to} identifies students",
             hint=f"labctl course grades {assignment} --format {name}   # or csv",
         )
     if to == "csv" and name != "csv":
-        return Written(data=_plain(grades, assignment, penalty), format="csv")
-    by_student = {one.student: one for one in grades}
+        return Written(data=_write_plain(grades, assignment, penalty), format="csv")
+    by_student = {grade.student: grade for grade in grades}
     graded = {key: by_student[owner] for key, owner in keys.items() if owner in by_student}
-    texts = {key: points_text(one.final if penalty else one.score) for key, one in graded.items()}
+    texts = {
+        key: points_text(grade.final if penalty else grade.score) for key, grade in graded.items()
+    }
     rows, notes = _WRITERS[to](table, _Marks(assignment=assignment, graded=graded, texts=texts))
-    there = {keys.get(one.key) for one in roster_formats.read_people(table, name, [])}
-    missing = sorted(one for one in by_student if one not in there)
+    listed_ids = {keys.get(person.key) for person in roster_formats.read_people(table, name, [])}
+    missing = sorted(student for student in by_student if student not in listed_ids)
     if missing:
         listed = ", ".join(missing[:10]) + (" ..." if len(missing) > 10 else "")
-        notes.append(f"not in the newest roster, and so not written: {listed}")
+        notes.append(f"not in the newest roster, so not written: {listed}")
     return Written(data=table.shape.write(rows), format=to, notes=tuple(notes))
 
 
-def _column_of(table: Table, assignment: str, around: str) -> int:
-    """The index of the only column that is the assignment's; `around` is a pattern with NAME."""
+def _find_column(table: Table, assignment: str, around: str) -> int:
+    """Return the index of the assignment's only column, or -1; `around` is a pattern with NAME."""
     words = r"[\s_-]*".join(re.findall(r"[a-z]+|[0-9]+", assignment))
     pattern = re.compile(around.replace("NAME", words), re.IGNORECASE)
     fits = [i for i, head in enumerate(table.header) if pattern.fullmatch(head)]
     return fits[0] if len(fits) == 1 else -1
 
 
-def _identity(table: Table, names: Iterable[str]) -> list[int]:
-    return sorted(table.column(one) for one in names if table.has(one))
+def _identity_columns(table: Table, names: Iterable[str]) -> list[int]:
+    return sorted(table.column(name) for name in names if table.has(name))
 
 
-def _canvas(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
-    """Canvas knows an assignment by the number behind its name, and takes part of its own rows.
+def _write_canvas(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
+    """Return the rows for Canvas, which identifies an assignment by the number after its name.
 
-    Who has no grade keeps what was in the export.
+    Students without a grade keep the value of the export.
     """
-    identity = _identity(table, CANVAS_IDENTITY)
-    column = _column_of(table, marks.assignment, r"NAME(\s*\(\d+\))?")
+    identity = _identity_columns(table, CANVAS_IDENTITY)
+    column = _find_column(table, marks.assignment, r"NAME(\s*\(\d+\))?")
     head = table.header[column] if column >= 0 else marks.assignment
-    points = next((points_text(one.points) for one in marks.graded.values()), "")
+    points = next((points_text(grade.points) for grade in marks.graded.values()), "")
     rows: Rows = [[*(table.header[i] for i in identity), head]]
     for row, cells in enumerate(table.rows):
         key = table.cell(row, "ID")
@@ -122,20 +124,22 @@ def _canvas(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
             rows.append([*own, marks.texts[key] or before])
     if column >= 0:
         return rows, []
-    said = (
-        f"the export has no one column {marks.assignment} (NUMBER), so Canvas will offer to make a "
-        "new assignment; to fill an existing one, export the gradebook with it, then "
+    note = (
+        f"the export has no single column {marks.assignment} (NUMBER), so Canvas will offer to "
+        "create a new assignment; to fill an existing one, export the gradebook with it, then "
         "labctl course roster FILE"
     )
-    return rows, [said]
+    return rows, [note]
 
 
-def _moodle(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
-    """A worksheet is filled in; else the identity columns and the grade item's."""
+def _write_moodle(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
+    """Return the rows for Moodle: a filled worksheet, or identity columns and the grade."""
     if table.has("Identifier", "Grade"):
-        return _filled(table, "Grade", marks.texts, lambda row: table.cell(row, "Identifier")), []
-    column = _column_of(table, marks.assignment, r"([^:]*:\s*)?NAME(\s*\([^)]*\))?")
-    identity = _identity(table, MOODLE_IDENTITY)
+        return _fill_column(
+            table, "Grade", marks.texts, lambda row: table.cell(row, "Identifier")
+        ), []
+    column = _find_column(table, marks.assignment, r"([^:]*:\s*)?NAME(\s*\([^)]*\))?")
+    identity = _identity_columns(table, MOODLE_IDENTITY)
     head = table.header[column] if column >= 0 else marks.assignment
     rows: Rows = [[*(table.header[i] for i in identity), head]]
     for row, cells in enumerate(table.rows):
@@ -143,55 +147,65 @@ def _moodle(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
         if key in marks.graded:
             before = cells[column] if column >= 0 else ""
             rows.append([*(cells[i] for i in identity), marks.texts[key] or before])
-    said = f"the export has no one column for {marks.assignment}: map it by hand in Moodle's import"
-    return rows, [] if column >= 0 else [said]
+    note = f"the export has no single column for {marks.assignment}: map it in Moodle's import"
+    return rows, [] if column >= 0 else [note]
 
 
-def _classroom(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
-    """The columns of GitHub Classroom's own export of grades."""
+def _write_classroom(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
+    """Return the rows in the format of GitHub Classroom's grade export."""
     rows: Rows = [CLASSROOM]
-    for key, row in _firsts(table, ("identifier", "roster_identifier"), marks):
+    for key, row in _list_first_rows(table, ("identifier", "roster_identifier"), marks):
         user = table.cell(row, "github_username")
         points = points_text(marks.graded[key].points)
         rows.append((marks.assignment, user, key, marks.texts[key], points))
     return rows, []
 
 
-def _nbgrader(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
-    """The columns of nbgrader's own export."""
+def _write_nbgrader(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
+    """Return the rows in the format of nbgrader's export."""
     rows: Rows = [NBGRADER]
-    for key, row in _firsts(table, ("id", "student_id"), marks):
-        one = marks.graded[key]
+    for key, row in _list_first_rows(table, ("id", "student_id"), marks):
+        grade = marks.graded[key]
         person = [table.cell(row, name) for name in ("last_name", "first_name", "email")]
-        off = "" if one.score is None else points_text(min(one.off, one.score))
-        score = [points_text(one.score), off, marks.texts[key], points_text(one.points)]
-        rows.append([marks.assignment, "", one.stamp.received, key, *person, *score])
+        penalty_points = "" if grade.score is None else points_text(min(grade.off, grade.score))
+        score = [
+            points_text(grade.score),
+            penalty_points,
+            marks.texts[key],
+            points_text(grade.points),
+        ]
+        rows.append([marks.assignment, "", grade.stamp.received, key, *person, *score])
     return rows, []
 
 
-def _csv(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
-    """The table as it came, and a column with the assignment's name."""
+def _write_csv(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
+    """Return the table as imported, with a column for the assignment."""
 
-    def key(row: int) -> str:
-        return next(filter(None, (table.cell(row, one) for one in ("id", "email", "name"))), "")
+    def key_of(row: int) -> str:
+        names = ("id", "email", "name")
+        return next(filter(None, (table.cell(row, name) for name in names)), "")
 
     if table.has(marks.assignment):
-        return _filled(table, marks.assignment, marks.texts, key), []
+        return _fill_column(table, marks.assignment, marks.texts, key_of), []
     rows: Rows = [[*table.header, marks.assignment]]
-    rows += [[*cells, marks.texts.get(key(row), "")] for row, cells in enumerate(table.rows)]
+    rows += [[*cells, marks.texts.get(key_of(row), "")] for row, cells in enumerate(table.rows)]
     return rows, []
 
 
-def _firsts(table: Table, columns: Sequence[str], marks: _Marks) -> Iterable[tuple[str, int]]:
-    """(key, row) of everybody who has a grade, at the first row that is theirs."""
-    found: dict[str, int] = {}
+def _list_first_rows(
+    table: Table, columns: Sequence[str], marks: _Marks
+) -> Iterable[tuple[str, int]]:
+    """Return (key, row) for each student with a grade, at their first row."""
+    first_rows: dict[str, int] = {}
     for row in range(len(table.rows)):
-        found.setdefault(table.cell(row, *columns), row)
-    return [(key, row) for key, row in found.items() if key in marks.graded]
+        first_rows.setdefault(table.cell(row, *columns), row)
+    return [(key, row) for key, row in first_rows.items() if key in marks.graded]
 
 
-def _filled(table: Table, column: str, texts: Mapping[str, str], key: Callable[[int], str]) -> Rows:
-    """The whole table with one of its columns filled in where there is a grade."""
+def _fill_column(
+    table: Table, column: str, texts: Mapping[str, str], key: Callable[[int], str]
+) -> Rows:
+    """Return the whole table with one column filled in where there is a grade."""
     place = table.column(column)
     rows: Rows = [table.header]
     for row, cells in enumerate(table.rows):
@@ -200,22 +214,22 @@ def _filled(table: Table, column: str, texts: Mapping[str, str], key: Callable[[
     return rows
 
 
-def _plain(grades: Iterable[Grade], assignment: str, penalty: bool) -> bytes:
-    """Everything that is known, by labctl's own ids."""
+def _write_plain(grades: Iterable[Grade], assignment: str, penalty: bool) -> bytes:
+    """Return labctl's own CSV of the grades, by students' ids."""
     rows: Rows = [PLAIN]
-    for one in grades:
-        final = points_text(one.final if penalty else one.score)
-        percent, late_s = str(one.stamp.penalty), str(one.stamp.late_s)
-        about = (assignment, one.student, one.team, points_text(one.score), percent, final)
-        rest = (points_text(one.points), one.stamp.received, late_s, plain(one.problem))
-        rows.append((*about, *rest))
+    for grade in grades:
+        final = points_text(grade.final if penalty else grade.score)
+        percent, late_s = str(grade.stamp.penalty), str(grade.stamp.late_s)
+        first = (assignment, grade.student, grade.team, points_text(grade.score), percent, final)
+        last = (points_text(grade.points), grade.stamp.received, late_s, plain(grade.problem))
+        rows.append((*first, *last))
     return Shape().write(rows)
 
 
 _WRITERS: dict[str, Callable[[Table, _Marks], tuple[Rows, list[str]]]] = {
-    "canvas": _canvas,
-    "moodle": _moodle,
-    "classroom": _classroom,
-    "nbgrader": _nbgrader,
-    "csv": _csv,
+    "canvas": _write_canvas,
+    "moodle": _write_moodle,
+    "classroom": _write_classroom,
+    "nbgrader": _write_nbgrader,
+    "csv": _write_csv,
 }
