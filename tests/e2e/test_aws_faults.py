@@ -90,7 +90,7 @@ def test_a_wrong_setting(
         (
             ("--budget", "0.05"),
             3,
-            ("smaller than one hour", "0.05 dollars are left", "labctl cost"),
+            ("has $0.05 left; one hour costs", "does not pay for one hour", "labctl cost"),
         ),
         (("--ttl", "9h"), 2, ("server.ttl: is longer than max_ttl (8h)", "labctl config")),
         (("--ttl", "0h"), 2, ("server.ttl: '0h' is out of range", "labctl config")),
@@ -191,7 +191,7 @@ def test_two_at_once_give_one_server(bed: Bed) -> None:
     first.kill()
     second = both[1 - both.index(first)]
     wait_for(lambda: "waiting for its sshd" in second.said)
-    assert "making a server" not in second.said
+    assert "creating a server" not in second.said
     second.kill()
     assert len(bed.living()) == 1
     lab.labctl(*DOWN)

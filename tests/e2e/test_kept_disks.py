@@ -72,7 +72,7 @@ def zone(lab: AwsLab) -> str:
 def trained(lab: AwsLab) -> str:
     """A server with a run that has written a checkpoint and goes on, and code edited there."""
     said = lab.labctl("up", "--yes", "--ttl", "2h")
-    assert "its disk stays for 14 days" in said
+    assert "its disk is kept for 14 days" in said
     assert "dollars a month; labctl down removes the server and the disk" in said
     sh(lab, IMPORT)
     lab.labctl("run", "--detach", "--id", "night")

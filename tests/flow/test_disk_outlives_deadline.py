@@ -149,7 +149,7 @@ def test_the_disk_stays_for_two_weeks_past_the_deadline_and_the_price_is_said(
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
     assert "7.50 dollars a month" in reporter.said
     [plan] = [one.detail for one in reporter.asked if one.about == "price"]
-    assert "its disk stays for 14 days" in plan
+    assert "its disk is kept for 14 days" in plan
     assert armed[-1]["ending"]["disk"] == "stays"
     up(lab, need)
     assert cloud_of(lab).calls.count("keep_disk") == 1
