@@ -199,7 +199,7 @@ def test_two_at_once_give_one_server(bed: Bed) -> None:
 
 def test_ssh_never_opens(bed: Bed) -> None:
     said = bed.lab().labctl(*UP, code=75, settings=QUICK)
-    told(said, "no login on digits within 0.1 s", "was removed again", "next: labctl up")
+    told(said, "could not log in to digits within 0.1 s", "was removed again", "next: labctl up")
     assert "the server's console is empty" in said
     assert bed.left() == []
 

@@ -199,7 +199,7 @@ def test_a_server_that_answers_nonsense_is_told_of(hostile: bytes) -> None:
     """A student is root on their server, and the keeper reads what it answers."""
     assert find_reply(MARK + hostile + b"\n") is None
     splitter = _Splitter(lambda reply: None, lambda block: None)
-    with pytest.raises(LabError, match="no answer that labctl knows"):
+    with pytest.raises(LabError, match="this version does not understand"):
         splitter.feed(MARK + hostile + b"\n")
 
 
