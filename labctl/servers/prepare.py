@@ -350,7 +350,7 @@ def _make_no_gpu_error(gpu: GpuNeed, facts: Facts, usable: bool) -> LabError:
         why += f", but {_NO_RUNTIME}"
         hint = "; ".join(lack.command for lack in missing(facts) if lack.optional)
     else:
-        what += ", and the server has none"
+        what += ", which this server does not have" if facts.gpus else ", and the server has none"
     return PolicyError(what, why=why, hint=hint)
 
 

@@ -214,7 +214,12 @@ def test_a_termination_that_is_not_confirmed(bed: Bed) -> None:
     with bed.set(delays=Delays(terminate=8.0)):
         for _ in range(2):
             said = lab.labctl(*DOWN, code=75, settings={GONE_DEADLINE: 0.5})
-            told(said, f"has not confirmed that {instance}", "it says: ending", "next: labctl down")
+            told(
+                said,
+                f"has not confirmed that {instance}",
+                "its last state is: ending",
+                "next: labctl down",
+            )
             assert lab.json("status")["server"]["state"] == "ending"
         assert "nothing of it is left" in lab.labctl(*DOWN)
     assert lab.json("status")["server"] is None
@@ -251,7 +256,7 @@ def test_a_lost_reply_and_then_no_credentials_is_no_refusal(bed: Bed) -> None:
         wait_for(lambda: bed.rehearsal.held.get("RunInstances", 0) > held)
         bed.rehearsal.change(expired=True)
         assert command.wait() == 1
-    told(command.said, "have expired", "may have been made", "dollars an hour")
+    told(command.said, "have expired", "may have created a", "dollars an hour")
     with State(lab.state / "labctl.db", read_only=True) as state:
         assert len(state.open_attempts(lab.id)) == 1
     lab.up_until_ssh()
@@ -328,7 +333,7 @@ def test_an_expired_kept_disk_goes_with_the_next_command_of_its_lab(bed: Bed) ->
     assert f"kept disk {volumes['digits']}" in lab.labctl("status", "-r")
     wait_for(lambda: time.time() > over_at + 1)
     said = lab.labctl("offers")
-    assert f"removed the kept disk {volumes['digits']}: its time was over" in said
+    assert f"removed the kept disk {volumes['digits']}: expired on" in said
     assert bed.left() == [f"volume {volumes['letters']}"]
     assert "removed" not in lab.labctl("offers")
     others.labctl(*ORPHANS)

@@ -364,7 +364,7 @@ def test_a_disk_that_cannot_be_kept_is_a_warning(lab: World, armed: list[dict[st
     cloud_of(lab).is_denied = True
     reporter = Recorded()
     up(lab, reporter=reporter)
-    assert "cannot be kept at its end: ec2:ModifyInstanceAttribute" in reporter.said
+    assert "will not be kept when the server ends: ec2:ModifyInstanceAttribute" in reporter.said
     assert armed[-1]["ending"]["disk"] == "goes"
 
 
