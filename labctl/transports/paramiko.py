@@ -1,4 +1,4 @@
-"""paramiko as a transport: for machines without OpenSSH, and for single files over SFTP."""
+"""A transport over paramiko: for machines without OpenSSH, and for single files over SFTP."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ MOST_CHUNKS = 64
 _CHUNK_BYTES = 64 * 1024
 _PART_BYTES = 1024 * 1024
 _NETWORK_ERRORS = (paramiko.SSHException, OSError, EOFError)
-# sshd's answer above MaxSessions: SSH_OPEN_CONNECT_FAILED (RFC 4254, section 5.1).
+# sshd's reply above MaxSessions: SSH_OPEN_CONNECT_FAILED (RFC 4254, section 5.1).
 NO_SESSION_FREE = 2
 PAUSE_S = 0.05
 
 
 class ParamikoTransport:
-    """One connection, made on the first command and again after it was lost.
+    """One connection, opened by the first command and reopened after it was lost.
 
     Threads may share it: at most 8 commands run at once (sshd allows ten), others wait.
-    `known_hosts` is the user's file, for the keys of jump hosts.
+    `known_hosts` is the user's file, for the host keys of jump hosts.
     """
 
     def __init__(self, endpoint: Endpoint, *, known_hosts: Path | None = None) -> None:
@@ -54,12 +54,12 @@ class ParamikoTransport:
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
-        kept = Kept(self.endpoint)
-        code, noise = self._execute(line, stdin, timeout_s, kept.out, kept.err)
+        output = Kept(self.endpoint)
+        code, noise = self._execute(line, stdin, timeout_s, output.out, output.err)
         result = Result(
             code=code,
-            stdout=kept.stdout,
-            stderr=kept.stderr,
+            stdout=output.stdout,
+            stderr=output.stderr,
             noise=noise.decode(errors="replace"),
         )
         if check and code:
@@ -77,32 +77,32 @@ class ParamikoTransport:
         return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
 
     def put(self, source: Path, target: str) -> None:
-        """Send one file over SFTP; `target` changes only when all of it is there."""
+        """Upload one file over SFTP; `target` is replaced only when the upload is complete."""
         staged = f"{target}.labctl-part"
         with self._slots:
             try:
-                with _session(self._connected()) as channel:
+                with _open_session(self._ensure_login()) as channel:
                     channel.invoke_subsystem("sftp")
                     sftp = paramiko.SFTPClient(channel)
                     sftp.put(str(source), staged)
                     sftp.posix_rename(staged, target)
             except _NETWORK_ERRORS as error:
-                raise self._not_transferred(target, error) from error
+                raise self._explain_transfer_failure(target, error) from error
 
     def get(self, source: str, target: Path) -> None:
-        """Fetch one file over SFTP; `target` changes only when all of it is here."""
+        """Download one file over SFTP; `target` is replaced only when the download is complete."""
         descriptor, staged = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
         os.close(descriptor)
         try:
             with (
                 self._slots,
-                _session(self._connected()) as channel,
+                _open_session(self._ensure_login()) as channel,
             ):
                 channel.invoke_subsystem("sftp")
                 paramiko.SFTPClient(channel).get(source, staged)
             Path(staged).replace(target)
         except _NETWORK_ERRORS as error:
-            raise self._not_transferred(source, error) from error
+            raise self._explain_transfer_failure(source, error) from error
         finally:
             Path(staged).unlink(missing_ok=True)
 
@@ -114,12 +114,12 @@ class ParamikoTransport:
         if login is not None:
             login.close()
 
-    def _not_transferred(self, name: str, error: BaseException) -> LabError:
+    def _explain_transfer_failure(self, name: str, error: BaseException) -> LabError:
         if self._login is None or not self._login.alive:
             return failures.lost(self.endpoint, str(error))
         return TransferError(f"{name} was not transferred", why=str(error), hint="labctl doctor")
 
-    def _connected(self) -> Login:
+    def _ensure_login(self) -> Login:
         with self._connecting:
             if self._login is None or not self._login.alive:
                 self.close()
@@ -127,16 +127,16 @@ class ParamikoTransport:
             return self._login
 
     def _open_channel(self) -> paramiko.Channel:
-        """A channel; a connection that died while idle is replaced, since nothing has begun."""
-        login = self._connected()
+        """Open a channel. A connection that died while idle is reopened: no command was lost."""
+        login = self._ensure_login()
         try:
-            return _session(login)
+            return _open_session(login)
         except paramiko.ChannelException as error:
             raise failures.unreachable(self.endpoint, str(error)) from error
         except _NETWORK_ERRORS:
             login.close()
         try:
-            return _session(self._connected())
+            return _open_session(self._ensure_login())
         except _NETWORK_ERRORS as error:
             raise failures.lost(self.endpoint, str(error)) from error
 
@@ -148,7 +148,7 @@ class ParamikoTransport:
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
     ) -> tuple[int, bytes]:
-        """The command's exit code, and what the login shell printed before it began."""
+        """Run a line; return its exit code, and what the login shell printed before it started."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         framed = frame(line)
         out = Unframer(framed.mark, on_stdout)
@@ -160,7 +160,7 @@ class ParamikoTransport:
                 raise failures.lost(self.endpoint, str(error)) from error
             _send(channel, stdin)
             in_time = _drain(channel, out, err, deadline)
-            # The status comes after the output; -1 means that nobody knows it.
+            # The exit status comes after the output; -1 means that it is unknown.
             in_time = in_time and channel.status_event.wait(_left_s(deadline))
             code = channel.exit_status
         if not in_time:
@@ -180,9 +180,11 @@ def _left_s(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _session(login: Login) -> paramiko.Channel:
-    """A session of this connection. sshd may still be at the end of one that we have closed, and
-    refuse another until then."""
+def _open_session(login: Login) -> paramiko.Channel:
+    """Open a session of this connection, with retries for up to STEP_TIMEOUT_S.
+
+    sshd may still be closing one that we have closed, and refuse another until then.
+    """
     end = time.monotonic() + STEP_TIMEOUT_S
     while True:
         try:
@@ -194,7 +196,7 @@ def _session(login: Login) -> paramiko.Channel:
 
 
 def _send(channel: paramiko.Channel, stdin: Body) -> None:
-    """Hand `stdin` over beside the reading, so that neither waits for the other."""
+    """Write `stdin` in a thread of its own, so that reading and writing do not block each other."""
 
     def feed() -> None:
         try:
@@ -212,10 +214,10 @@ def _send(channel: paramiko.Channel, stdin: Body) -> None:
 
 
 def _drain(channel: paramiko.Channel, out: Unframer, err: Unframer, deadline: float | None) -> bool:
-    """Move output until it ends; False where the deadline (monotonic) came first.
+    """Pass on output until it ends; False if the deadline (monotonic) came first.
 
     A thread reads each stream, since the file descriptor that paramiko offers for waiting on
-    both loses wake-ups when they race; this thread alone hands output over.
+    both loses wake-ups when they race. Only this thread passes output on.
     """
     chunks: queue.Queue[tuple[Unframer, bytes]] = queue.Queue(MOST_CHUNKS)
 

@@ -213,7 +213,7 @@ def test_what_never_answers_is_not_heard_out(monkeypatch: pytest.MonkeyPatch) ->
     kept.out(b"x" * 600)
     kept.err(b"y" * 400)
     assert (len(kept.stdout), len(kept.stderr)) == (600, 400)
-    with pytest.raises(LabError, match="u@h answered with more than"):
+    with pytest.raises(LabError, match="on u@h printed more than"):
         kept.err(b"z")
 
 
