@@ -39,7 +39,7 @@ def told(said: str, *parts: str) -> None:
 def test_no_credentials(bed: Bed, command: tuple[str, ...]) -> None:
     lab = bed.lab(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
     said = lab.labctl(*command, code=1)
-    told(said, "there are no AWS credentials", "next: aws sso login")
+    told(said, "no AWS credentials were found", "next: aws sso login")
 
 
 def test_expired_credentials(bed: Bed) -> None:
