@@ -174,7 +174,7 @@ class _Loading:
         return kind is not None and "ssh_from" in keys_of(kind)
 
     def grading(self, file: CourseFile) -> GradingConfig | None:
-        """Read `grading`, where submissions are graded, as a separate lab without students' data."""
+        """Read `grading`, the lab in which submissions are graded; it has no students' data."""
         node = self.nodes.get("grading")
         if node is None or node.value is None:
             return None

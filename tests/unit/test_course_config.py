@@ -136,7 +136,7 @@ assignments:
     ("text", "key", "said"),
     [
         ("course: a\nserver: {budget: 5}\n", "2 server.budget", "belongs at per_student.budget"),
-        ("course: a\nserver: {provider: course}\n", "2 server.provider", "the provider of students"),
+        ("course: a\nserver: {provider: course}\n", "2 server.provider", "provider of students"),
         ("course: a\nserver: {provider: nope}\n", "2 server.provider", "no provider called"),
         ("course: a\nserver: {aws: {regoin: x}}\n", "2 server.aws.regoin", "did you mean"),
         ("course: a\nper_student: {ttl: 9h, max_ttl: 8h}\n", "2 per_student", "longer than"),
