@@ -50,11 +50,11 @@ def only_keeper(folder: CourseFolder, places: Paths) -> Iterator[None]:
         with hold_lock(lock, "labctl course serve", wait_s=2.0):
             yield
     except BusyError as error:
-        if not error.what.startswith("cannot begin"):
+        if not error.holder:
             raise
         raise BusyError(
             f"a keeper of {folder.config.name} runs here already",
-            why=error.what.partition(": ")[2],
+            why=error.holder,
             hint="labctl course status",
         ) from None
 

@@ -86,7 +86,10 @@ class NotFoundError(LabError):
 
 
 class BusyError(LabError):
+    """Try again later. `holder` describes the process that holds a lock; "" for other causes."""
+
     exit_code = 75
+    holder: str = ""
 
 
 class ConnectError(BusyError):

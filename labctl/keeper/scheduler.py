@@ -66,11 +66,11 @@ def only_keeper(places: Paths) -> Iterator[None]:
         with hold_lock(_lock(places), "labctl keep", wait_s=2.0):
             yield
     except BusyError as error:
-        if not error.what.startswith("cannot begin"):
+        if not error.holder:
             raise
         raise BusyError(
             "labctl keep runs here already",
-            why=error.what.partition(": ")[2],
+            why=error.holder,
             hint="labctl keep --list",
         ) from None
 
