@@ -85,7 +85,7 @@ def test_a_wrong_setting(
 @pytest.mark.parametrize(
     ("words", "code", "parts"),
     [
-        (("--gpu", "H100"), 4, ("nothing in us-east-1 that fits", "gpu H100", "labctl offers")),
+        (("--gpu", "H100"), 4, ("no machine in us-east-1 that fits", "gpu H100", "labctl offers")),
         (("--max-price", "0.01"), 4, ("max_price 0.01 rules out", "the cheapest is g4dn.xlarge")),
         (
             ("--budget", "0.05"),
