@@ -1,6 +1,6 @@
-"""One flow per file. A flow emits frozen Events to a Reporter and asks it for Decisions.
+"""How a flow talks to its user: it emits frozen Events to a Reporter and asks it for Decisions.
 
-`cli/` draws the events and asks the person; tests record and answer. Nothing here prints.
+`cli/` draws the events and asks the user; tests record the events and answer. Nothing here prints.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from labctl.model import Value
 
 
 class Event(Value, frozen=True):
-    """Base of what a flow tells."""
+    """Base of everything that a flow reports."""
 
 
 class Step(Event, frozen=True):
-    """A named step of some length began (`done` False) or ended (`done` True)."""
+    """A named step that takes some time began (`done` False) or ended (`done` True)."""
 
     name: str
     done: bool = False
@@ -23,7 +23,7 @@ class Step(Event, frozen=True):
 
 
 class Progress(Event, frozen=True):
-    """How far a step is. `unit` is "bytes", "steps" or "files"; `total` 0 when unknown."""
+    """The progress of a step. `unit` is "bytes", "steps" or "files"; `total` is 0 if unknown."""
 
     name: str
     done: float
@@ -32,17 +32,18 @@ class Progress(Event, frozen=True):
 
 
 class Note(Event, frozen=True):
-    """Something the person should know. `level` is "info" or "warning"."""
+    """A message to the user. `level` is "info" or "warning"."""
 
     text: str
     level: str = "info"
 
 
 class Decision(Value, frozen=True):
-    """A question. Without a terminal and without --yes the answer is no.
+    """A yes-or-no question. Without a terminal and without --yes the answer is no.
 
-    `about` is "price" where a yes costs money, "billing" where nothing would end what it costs; ""
-    for anything else. `typed` is what a person has to type for a yes: --yes does not answer that.
+    `about` is "price" if a yes costs money, "billing" if nothing would ever end those costs, and
+    "" for anything else. `typed` is a text that the user must type for a yes; --yes does not
+    answer such a question.
     """
 
     question: str

@@ -1,4 +1,4 @@
-"""The frozen values that every layer speaks in. No I/O, no behaviour beyond reading themselves.
+"""The frozen values that all layers share. No I/O, no behavior beyond properties.
 
 Times are Unix seconds (UTC), sizes bytes, prices USD per hour, unless a name says otherwise.
 """
@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-# What a lab, a run, a data set or a service may be called.
+# Valid names of labs, runs, data sets and services.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
 
 GIB = 1024**3
@@ -18,7 +18,7 @@ NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "afs", "9p", "lustre")
 
 Spot = Literal["never", "prefer", "only"]
 Work = Literal["", "fp32", "fp16", "bandwidth"]
-# An "ending" server was told to end, and its provider has not confirmed that it has.
+# "ending": labctl has requested termination, and the provider has not confirmed it yet.
 ServerState = Literal["starting", "running", "stopped", "ending", "terminated"]
 RunState = Literal["starting", "running", "exited", "lost", "cancelled"]
 
@@ -28,10 +28,10 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuNeed(Value, frozen=True):
-    """What a lab asks of GPUs.
+    """The GPUs that a lab needs.
 
-    `kind` is "auto" (one if there is one), "none", "any" (there must be one) or a model name
-    such as "T4". `count` is 0 only for "auto" and "none".
+    `kind` is "auto" (use a GPU if the server has one), "none", "any" (any model, but required) or
+    a model name such as "T4". `count` is 0 only for "auto" and "none".
     """
 
     kind: str = "auto"
@@ -44,13 +44,13 @@ class GpuNeed(Value, frozen=True):
 
 
 class Need(Value, frozen=True):
-    """What a lab asks of a server.
+    """The server that a lab needs.
 
-    `arch` is "x86_64", "arm64" or "" (what most images are made for: x86_64). `work` says what the
-    GPU mostly does, so that offers are ranked by price per unit of it: "fp32", "fp16", "bandwidth";
-    "" ranks by price per hour.
+    `arch` is "x86_64", "arm64" or "" (what most images are made for: x86_64). `work` is the main
+    work of the GPU: with "fp32", "fp16" or "bandwidth" offers are ranked by price per unit of it,
+    with "" by price per hour.
     `ttl_s` counts from the server's creation, and can be extended up to `max_ttl_s`. `deadline`
-    False declines the one that a server with a price gets where neither ttl nor budget limits it.
+    False declines the default deadline of a server with a price and neither ttl nor budget.
     """
 
     gpu: GpuNeed = GpuNeed()
@@ -66,7 +66,7 @@ class Need(Value, frozen=True):
 
 
 class Gpu(Value, frozen=True):
-    """One GPU as nvidia-smi names it."""
+    """One GPU as nvidia-smi lists it."""
 
     name: str
     uuid: str
@@ -75,11 +75,11 @@ class Gpu(Value, frozen=True):
 
 
 class Offer(Value, frozen=True):
-    """One thing that a provider would give for a need. `price_usd_per_hour` 0.0 costs nothing.
+    """One server that a provider could create for a need. `price_usd_per_hour` 0.0 means free.
 
-    What a provider does not know is None, "" or 0. The week's lowest and highest price are those of
-    the spot market in this zone; `placement_score` is AWS's, 1 to 10, how likely spot capacity is.
-    `priced_at` is when the price was asked for.
+    A value that the provider does not know is None, "" or 0. The week's lowest and highest price
+    are those of the spot market in this zone; `placement_score` is AWS's estimate from 1 to 10 of
+    how likely spot capacity is. `priced_at` is when the price was fetched.
     """
 
     provider: str
@@ -102,9 +102,9 @@ class Offer(Value, frozen=True):
 
 
 class Endpoint(Value, frozen=True):
-    """How SSH reaches a server. `host_key` is the pinned public key ("ssh-ed25519 AAAA...").
+    """The SSH address of a server. `host_key` is the pinned public key ("ssh-ed25519 AAAA...").
 
-    `next_host_key` is believed too: the key that is about to replace it, or has.
+    `next_host_key` is trusted too: the key that is replacing `host_key`.
     """
 
     host: str
@@ -120,9 +120,9 @@ class Endpoint(Value, frozen=True):
 class ProviderAccount(Value, frozen=True):
     """The account that a provider's credentials belong to.
 
-    `id` is the provider's own name of it (an AWS account, a cloud project), "" where the provider
-    has no accounts. `profile` is the value of the provider's `profile` setting that selects these
-    credentials, "" where none does.
+    `id` is the provider's own identifier (an AWS account, a cloud project), "" if the provider has
+    no accounts. `profile` is the value of the provider's `profile` setting that selects these
+    credentials, "" if no profile does.
     """
 
     id: str = ""
@@ -132,8 +132,8 @@ class ProviderAccount(Value, frozen=True):
 class Server(Value, frozen=True):
     """A machine that labctl reaches over SSH. `alias` is its name in ssh_config.
 
-    `account` is the id of the `ProviderAccount` that owns it, "" where its provider has none, or
-    where an earlier labctl recorded it.
+    `account` is the id of the `ProviderAccount` that owns it, "" if the provider has no accounts
+    or an earlier labctl recorded the server.
     """
 
     id: str
@@ -150,13 +150,13 @@ class Server(Value, frozen=True):
 
 
 class CreateRequest(Value, frozen=True):
-    """All that `Provider.create` needs. It is stored before the call, to be repeated exactly.
+    """The input of `Provider.create`. It is stored before the call, so it can be repeated exactly.
 
-    `token` is random per attempt and makes the call idempotent where the provider can.
+    `token` is random per attempt and makes the call idempotent if the provider supports that.
     `public_key` is the line for authorized_keys. `tags` must reach the provider in the same call.
-    Servers of one `group` (a course, say; else the lab alone) share what the provider can share: a
-    security group, a key pair. `first_boot` may hold the private half of `host_key`, which is
-    replaced at first contact.
+    Servers of one `group` (such as a course; "" for the lab alone) share what the provider can
+    share: a security group, a key pair. `first_boot` may hold the private half of `host_key`, which
+    is replaced at first contact.
     """
 
     lab: str
@@ -172,7 +172,7 @@ class CreateRequest(Value, frozen=True):
 
 
 class Boot(Value, frozen=True):
-    """What a machine must be told at its first boot, before anybody can log in.
+    """The settings that a machine needs at its first boot, before anybody can log in.
 
     `host_private_key` is in OpenSSH's format. `ttl_s` counts from the boot.
     """
@@ -185,13 +185,13 @@ class Boot(Value, frozen=True):
 
 
 class Resource(Value, frozen=True):
-    """Something besides a server that bears our tag: a volume, a key, a group.
+    """A resource other than a server that has labctl's tag: a volume, a key, a security group.
 
-    `server_id` is the server it belongs to, "" where that is gone or there never was one. `zone` is
-    where a server must be that is to use it, "" where that does not matter.
-    `expires_at` is when its owner allowed it to be removed: a disk that was kept for its data; such
-    a disk also names the `account` that owns it.
-    The `lab` of a cache is the owner whose labs share it, "" where everybody does.
+    `server_id` is the server it belongs to, "" if that server is gone or never existed. `zone` is
+    the zone in which a server can use it, "" if any can.
+    `expires_at` is set for a disk that was kept for its data: the time from which its owner allows
+    labctl to remove it. Such a disk also names the `account` that owns it.
+    The `lab` of a cache is the owner whose labs share it, "" if everybody does.
     """
 
     provider: str
@@ -210,10 +210,10 @@ class Resource(Value, frozen=True):
 
 
 class Check(Value, frozen=True):
-    """One line of `doctor`. `next` is the command or deed that mends it.
+    """One line of `labctl doctor`. `next` is the command or action that fixes the problem.
 
-    `skipped`: it could not be checked from here, and so says nothing; `ok` is true then. A
-    `warning` does not fail the check; it says what may be lost.
+    `skipped`: the check could not run here and has no result; `ok` is True then. A `warning` does
+    not fail the check; it says what may be lost.
     """
 
     name: str
@@ -225,7 +225,7 @@ class Check(Value, frozen=True):
 
 
 class Facts(Value, frozen=True):
-    """What one probe of a server found, in one round trip."""
+    """The properties of a server, found by one probe in one round trip."""
 
     os: str = ""
     arch: str = ""
@@ -256,10 +256,11 @@ class Facts(Value, frozen=True):
 
 
 class RunSpec(Value, frozen=True):
-    """Everything that a run is, but for its secrets. The server stores its hash as the claim.
+    """The complete specification of a run, without its secrets. The server stores its hash.
 
-    `command` is argv for the container. `image` is a reference that exists on the server.
-    `gpus` is "" (none), "all" or device UUIDs joined by commas. Sizes in bytes.
+    That stored hash claims the run's id. `command` is argv for the container. `image` is a
+    reference that exists on the server. `gpus` is "" (no GPU), "all" or device UUIDs joined by
+    commas. Sizes are in bytes.
     """
 
     id: str
@@ -278,15 +279,15 @@ class RunSpec(Value, frozen=True):
 
 
 class Run(Value, frozen=True):
-    """One command in one container on a server, as last seen.
+    """One command in one container on a server, in its last known state.
 
-    `exit_code` is None while it runs, or where nobody can know it any more (mostly state "lost").
-    `told` says in words how it ended (exit, out of memory with limit and peak, signal, reboot), or
-    what is wrong while it runs. `gpu_lost_at` is when its container was first seen without access
-    to its GPUs, in Unix seconds by the server's clock.
-    `stopped_by` names the limit that ended a "lost" one: "ttl", "budget" or "GPU lease"; else "".
-    `image_id` is the image that it really ran in, `image_digest` that image's name in its registry;
-    "" for one that was built on the server.
+    `exit_code` is None while it runs, or if it can no longer be found out (mostly state "lost").
+    `told` is a text for users: how the run ended (exit, out of memory with limit and peak, signal,
+    reboot), or what is wrong while it runs. `gpu_lost_at` is when its container was first seen
+    without access to its GPUs, in Unix seconds by the server's clock.
+    `stopped_by` names the limit that ended a "lost" run: "ttl", "budget" or "GPU lease"; else "".
+    `image_id` is the image that it actually ran in, `image_digest` that image's name in its
+    registry; "" for an image that was built on the server.
     """
 
     id: str
@@ -315,7 +316,7 @@ class Run(Value, frozen=True):
 
 
 class FileEntry(Value, frozen=True):
-    """One regular file below some root. `path` is relative, with `/`. `sha256` in hex, or ""."""
+    """One regular file below a root. `path` is relative, with `/`. `sha256` in hex, or ""."""
 
     path: str
     size: int
@@ -325,9 +326,10 @@ class FileEntry(Value, frozen=True):
 
 
 class Service(Value, frozen=True):
-    """Something on a server with a port. `port` is on the server's loopback.
+    """A program on a server that listens on a port. `port` is on the server's loopback.
 
-    On a shared server it is at the Unix socket `socket` instead; `port` is then the container's.
+    On a shared server it listens on the Unix socket `socket` instead; `port` is then the
+    container's.
     """
 
     name: str
@@ -339,7 +341,7 @@ class Service(Value, frozen=True):
 
 
 class Forward(Value, frozen=True):
-    """A local port that leads to a service. `pid` is the process that keeps it, 0 if it is us."""
+    """A local port that leads to a service. `pid` is the process that holds it, 0 for this one."""
 
     id: str
     server_id: str

@@ -1,7 +1,7 @@
-"""Trying again what may succeed later: policies over tenacity.
+"""Retry policies over tenacity.
 
-Half of each pause is random: a class that was turned away at once must not come back at once.
-tenacity is imported by the first call that may have to be repeated.
+Half of each pause is random, so that a whole class that was rejected at the same moment does not
+come back at the same moment. tenacity is imported by the first call that needs a policy.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ def retry_on(
     tries: int = sys.maxsize,
     before_pause: Callable[[BaseException], None] | None = None,
 ) -> Retrying:
-    """A policy, to be called with a function: its result, through these errors.
+    """Return a policy that calls a function again while it raises one of these errors.
 
-    Pauses double up to `longest_pause_s`; without it all are alike. The last error is raised when
-    the next try would begin after `deadline_s` seconds, or when all `tries` are spent.
-    `before_pause` hears each error after which there is another try.
+    Call the policy with the function; it returns the function's result. Pauses double up to
+    `longest_pause_s`; without it all pauses are equal. The last error is raised when the next try
+    would begin after `deadline_s` seconds, or when all `tries` are used. `before_pause` is called
+    with each error that is followed by another try.
     """
     import tenacity
 
@@ -53,12 +54,15 @@ def retry_on(
 
 
 def while_turned_away() -> Retrying:
-    """For about 3 s: whoever sshd lets in next was waiting as long."""
+    """Retry a login that sshd rejected for load, for about 3 s.
+
+    Pauses stay short: whichever client sshd accepts next has waited about as long.
+    """
     return retry_on(TurnedAwayError, pause_s=0.3, longest_pause_s=2.4, tries=5)
 
 
 def while_throttled() -> Retrying:
-    """Until the provider takes calls again."""
+    """Retry while the provider throttles calls, for up to 120 s."""
     return retry_on(
         ThrottledError, pause_s=THROTTLED_PAUSE_S, longest_pause_s=5.0, deadline_s=120.0
     )

@@ -1,8 +1,8 @@
-"""Command lines as values: quoting happens in one place, and secrets do not print.
+"""Command lines as values: quoting happens in one place, and secrets are never printed.
 
 A `Command` is a tuple of words. `render()` quotes every word for a POSIX shell; `Raw` words pass
 unquoted (for `&&`, `|`, `>`). A `Secret` masks itself in `str()` and `repr()`; only `reveal()`
-gives the value, and a Command refuses to hold one, since argv is public on every machine.
+returns the value, and a Command refuses to hold one, since any user can read argv.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Secret:
 
 
 class Raw(str):
-    """A word that the shell should read as syntax."""
+    """A word that the shell must read as syntax."""
 
     __slots__ = ()
 
@@ -40,23 +40,23 @@ class Command:
     words: tuple[str, ...]
 
     def render(self) -> str:
-        """The line for a POSIX shell, every word quoted unless it is Raw."""
+        """Return the line for a POSIX shell, with every word quoted unless it is Raw."""
         return " ".join(w if isinstance(w, Raw) else shlex.quote(w) for w in self.words)
 
     def __str__(self) -> str:
         return self.render()
 
     def then(self, other: Command) -> Command:
-        """`self && other`."""
+        """Return `self && other`."""
         return Command((*self.words, Raw("&&"), *other.words))
 
     def pipe(self, other: Command) -> Command:
-        """`self | other`."""
+        """Return `self | other`."""
         return Command((*self.words, Raw("|"), *other.words))
 
 
 def command(*words: str | int | float) -> Command:
-    """A Command of these words; raises TypeError for a Secret."""
+    """Build a Command of these words; raise TypeError for a Secret."""
     for word in words:
         if isinstance(word, Secret):
             raise TypeError("a Secret cannot be a word of a command line: argv is public")
@@ -64,9 +64,9 @@ def command(*words: str | int | float) -> Command:
 
 
 def portable(line: str) -> str:
-    """`line`, a POSIX shell line, so that any login shell (fish, csh, ...) runs it unchanged.
+    """Wrap a POSIX shell line so that any login shell (fish, csh, ...) runs it unchanged.
 
-    The line travels as base64, which no shell reads as anything but a word.
+    The line is sent as base64, which every shell reads as a plain word.
     """
     encoded = base64.b64encode(line.encode()).decode()
     return f"exec sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"

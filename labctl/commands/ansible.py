@@ -1,4 +1,4 @@
-"""Command lines, environment and inventory of Ansible. Values only, nothing runs here.
+"""Command lines, environment and inventory of Ansible. Pure functions; nothing runs here.
 
 Ansible reaches servers through the generated ssh_config of each, so host keys stay pinned and the
 user's own settings (jump hosts, agents) keep working.
@@ -23,9 +23,9 @@ SSH_ARGS = (
 
 
 class Host(Value, frozen=True):
-    """A server as the inventory tells it. `ssh_config` is absolute, `stamp` may be empty.
+    """A server in the inventory. `ssh_config` is an absolute path, `stamp` may be empty.
 
-    `boto3` says that it is to speak to AWS by itself.
+    `boto3`: the server calls AWS itself.
     """
 
     alias: str
@@ -36,7 +36,7 @@ class Host(Value, frozen=True):
 
 
 def stamp_of(files: Mapping[str, bytes]) -> str:
-    """The content hash (hex) of a set of files by relative path: what a prepared server bears."""
+    """Return the content hash (hex) of files by relative path, the stamp of a prepared server."""
     digest = hashlib.sha256()
     for path in sorted(files):
         content = hashlib.sha256(files[path]).hexdigest()
@@ -45,7 +45,7 @@ def stamp_of(files: Mapping[str, bytes]) -> str:
 
 
 def host_variables(host: Host) -> dict[str, str | bool]:
-    """The Ansible variables of one host. A root login needs no sudo, and may have none."""
+    """Return the Ansible variables of one host. A root login needs no sudo, and may lack it."""
     variables: dict[str, str | bool] = {
         "ansible_ssh_common_args": f"-F {shlex.quote(str(host.ssh_config))}",
     }
@@ -59,7 +59,7 @@ def host_variables(host: Host) -> dict[str, str | bool]:
 
 
 def inventory(hosts: Sequence[Host]) -> str:
-    """A YAML inventory of these servers, for `ansible-playbook -i FILE playbooks/server.yml -K`."""
+    """Build a YAML inventory, for `ansible-playbook -i FILE playbooks/server.yml -K`."""
     lines = [f"{GROUP}:", "  hosts:" + ("" if hosts else " {}")]
     for host in hosts:
         lines.append(f"    {json.dumps(host.alias)}:")
@@ -78,12 +78,12 @@ def playbook(
     name: str = "server.yml",
     variables: Path | None = None,
 ) -> list[str]:
-    """argv that runs a playbook and tells its tasks as one JSON object per line on stdout.
+    """Build argv that runs a playbook and prints its tasks as one JSON object per line on stdout.
 
-    It starts with `env`, which adds to the environment without anyone here reading it. `home` is
-    a short-named directory for Ansible's own files: the path of its SSH master socket lies below,
-    and macOS allows about 100 bytes for that. `locale` must be a UTF-8 one, or Ansible refuses.
-    `variables` is a JSON or YAML file that wins over the playbook's own.
+    It starts with `env`, which extends the environment without this module reading it. `home` is a
+    directory with a short name for Ansible's own files: it contains the SSH master's socket, and
+    macOS allows about 100 bytes for that path. Ansible requires a UTF-8 `locale`. `variables` is a
+    JSON or YAML file that overrides the playbook's own variables.
     """
     return [
         "env",
@@ -101,10 +101,10 @@ def playbook(
 
 
 def environment(playbooks_dir: Path, home: Path, locale: str) -> dict[str, str]:
-    """What Ansible must find in its environment.
+    """Return the environment variables for Ansible.
 
-    The configuration file is named, since Ansible would else obey an ansible.cfg in whatever
-    directory it starts. Its SSH master is its own and ends soon: one that the user types through
+    They name the configuration file, since Ansible would otherwise use any ansible.cfg in its
+    working directory. Its SSH master is separate and short-lived: the master of the user's sessions
     would keep the groups (docker) that the user had before.
     """
     return {
@@ -124,5 +124,5 @@ def environment(playbooks_dir: Path, home: Path, locale: str) -> dict[str, str]:
 
 
 def end_master(control_path: Path) -> list[str]:
-    """argv that ends the SSH master at this socket. The host's name does not matter to it."""
+    """Build argv that stops the SSH master at this socket. ssh ignores the host name here."""
     return ["ssh", "-F", "/dev/null", "-S", str(control_path), "-O", "exit", "--", "master"]

@@ -1,13 +1,13 @@
-"""Leases on a machine that several people share: one POSIX script, and what its answer means.
+"""Leases on a machine that several users share: one POSIX script, and the parser of its output.
 
 A lease is a JSON file in a numbered directory that its holder owns, so that no other account can
-change it. It holds until it is released, has expired (seconds since boot, suspend included), or
-the machine boots again; the next one gets the next number. flock(1) has one labctl at a time
-change leases.
+change it. It is valid until it is released, has expired (seconds since boot, suspend included), or
+the machine reboots; the next lease gets the next number. flock(1) lets one labctl at a time change
+leases.
 
-An earlier labctl takes no lock: its mkdir is the claim. So a claim looks again after its mkdir, and
-once more after its file is there, and gives way to whatever came in between. The earlier one does
-the same, and of two at least one sees the other.
+Older versions of labctl take no lock: their mkdir is the claim. So a claim checks again after its
+mkdir, and once more after its file is written, and gives way to any claim in between. The older
+version does the same, so that of two claims at least one sees the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STATES: dict[str, State] = {"free": "free", "held": "held", "mine": "mine", "br
 
 
 class Holder(Value, frozen=True):
-    """Who holds a lease, as the holder's labctl wrote it. `created_at` in Unix seconds."""
+    """The holder of a lease, as the holder's labctl wrote it. `created_at` in Unix seconds."""
 
     token: str
     lab: str
@@ -44,9 +44,9 @@ class _Owner(Holder, frozen=True):
 
 
 class Lease(Value, frozen=True):
-    """What a machine said. "mine": the token asked with holds it. `left_s` until it expires.
+    """The lease of a machine. "mine": the caller's token holds it. `left_s`: until it expires.
 
-    "broken": no lease can be kept there; `error` says why.
+    "broken": the machine cannot store leases; `error` says why.
     """
 
     state: State
@@ -57,38 +57,38 @@ class Lease(Value, frozen=True):
 
 
 def show(token: str = "", *, directory: str = DIRECTORY) -> str:
-    """The line that reads the lease (and the machine's GPUs) and changes nothing."""
-    return _line("show", token, directory)
+    """Build the line that reads the lease (and the machine's GPUs) and changes nothing."""
+    return _build_line("show", token, directory)
 
 
 def claim(holder: Holder, span_s: int, *, directory: str = DIRECTORY) -> str:
-    """The line that takes the lease for `span_s` seconds, or says who holds it.
+    """Build the line that claims the lease for `span_s` seconds, or prints who holds it.
 
     Repeated with the same token, it keeps the lease.
     """
     fields = msgspec.json.encode(holder).decode()[1:]
-    return _line("claim", holder.token, directory, span=str(span_s), fields=fields)
+    return _build_line("claim", holder.token, directory, span=str(span_s), fields=fields)
 
 
 def renew(token: str, span_s: int, *, directory: str = DIRECTORY) -> str:
-    """The line that has the lease end `span_s` seconds from now, where `token` holds it."""
-    return _line("renew", token, directory, span=str(span_s))
+    """Build the line that has the lease end `span_s` seconds from now, if `token` holds it."""
+    return _build_line("renew", token, directory, span=str(span_s))
 
 
 def release(token: str, *, directory: str = DIRECTORY) -> str:
-    """The line that gives the lease back, where `token` holds it; else it changes nothing."""
-    return _line("release", token, directory)
+    """Build the line that releases the lease if `token` holds it; otherwise it changes nothing."""
+    return _build_line("release", token, directory)
 
 
-def _line(action: str, token: str, directory: str, **more: str) -> str:
+def _build_line(action: str, token: str, directory: str, **more: str) -> str:
     values = {"action": action, "token": token, "dir": directory, "span": "0", "fields": "", **more}
-    assigned = "; ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
-    return f"{assigned}\n{_SCRIPT}"
+    assignments = "; ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
+    return f"{assignments}\n{_SCRIPT}"
 
 
 _SCRIPT = r"""
 umask 022
-# On a shared server (labctl/agent/broker/broker.py) each account is claimed for itself.
+# On a shared server (labctl/agent/broker/broker.py) each account has a lease of its own.
 own=/var/lib/labctl/leases/$(id -un)
 [ "$dir" != /var/tmp/labctl-leases ] || [ ! -S /run/labctl/broker.sock ] || [ ! -d "$own" ] ||
   dir=$own
@@ -142,10 +142,10 @@ claim() {
     error="cannot write to $dir"
   fi
   look
-  [ "$state" != free ] || state=held # an earlier labctl is at it, or gives way as well
+  [ "$state" != free ] || state=held # an older labctl is claiming it, or gives way as well
 }
 
-sweep() { # what this account has left in earlier leases
+sweep() { # delete this account's earlier leases
   for number in $numbers; do
     [ "$number" -ge $((n - 1)) ] || [ ! -O "$dir/lease-$number" ] || rm -rf "$dir/lease-$number"
   done
@@ -157,11 +157,11 @@ renew() {
   kept=$held rest=${holder#*'"expires_s":'}
   write "$kept" "${rest#*,}"
   look
-  # Too late: what was just written must not keep others out.
+  # Too late: the lease that was just written must not block others.
   [ "$n" -eq "$kept" ] || { give_back "$kept"; look; }
 }
 
-alone() { # change: made while no other labctl changes a lease
+alone() { # command: runs it while no other labctl changes a lease
   { timeout 20 flock 9 && { "$1"; :; }; } 2>/dev/null 9<"$dir" || error="cannot lock $dir by flock"
 }
 
@@ -169,7 +169,7 @@ if [ "$action" = claim ]; then
   [ -d "$dir" ] || mkdir -m 1777 "$dir" 2>/dev/null || [ -d "$dir" ] || error="cannot make $dir"
   kind=$(stat -f -c %T "$dir" 2>/dev/null)
   case $kind in nfs* | cifs* | smb* | afs* | v9fs | lustre | gpfs | ceph)
-    error="$dir lies on a network filesystem ($kind)" ;;
+    error="$dir is on a network filesystem ($kind)" ;;
   esac
 fi
 look
@@ -191,50 +191,50 @@ say error "$error"
 
 
 def parse(stdout: str) -> Lease:
-    """What the script said. ProviderError where it said nothing that makes sense."""
-    said: dict[str, list[str]] = {}
+    """Parse the script's output. ProviderError if it is not in the script's format."""
+    values: dict[str, list[str]] = {}
     for line in stdout.splitlines():
         key, _, value = line.partition(" ")
-        said.setdefault(key, []).append(value)
-    state = _STATES.get(said.get("state", [""])[0])
+        values.setdefault(key, []).append(value)
+    state = _STATES.get(values.get("state", [""])[0])
     if state is None:
         raise ProviderError(
-            "the machine's answer about its lease makes no sense",
-            why=f"it said {stdout[:_MOST_TEXT]!a}",
+            "the machine's reply about its lease cannot be read",
+            why=f"it printed {stdout[:_MOST_TEXT]!a}",
             hint="labctl doctor",
         )
     return Lease(
         state=state,
-        holder=_holder(said.get("owner", [""])[0]) if state in ("held", "mine") else None,
-        left_s=_whole(said.get("left", ["0"])[0]),
-        gpus=tuple(_gpus(said.get("gpu", []))),
-        error=said.get("error", [""])[0],
+        holder=_parse_holder(values.get("owner", [""])[0]) if state in ("held", "mine") else None,
+        left_s=_parse_int(values.get("left", ["0"])[0]),
+        gpus=tuple(_parse_gpus(values.get("gpu", []))),
+        error=values.get("error", [""])[0],
     )
 
 
-def _holder(text: str) -> Holder | None:
-    """None for what another program, or somebody in bad faith, wrote there."""
+def _parse_holder(text: str) -> Holder | None:
+    """Parse a lease file; None if another program, or a malicious user, wrote something else."""
     try:
-        found = msgspec.json.decode(text, type=_Owner)
+        owner = msgspec.json.decode(text, type=_Owner)
     except msgspec.MsgspecError:
         return None
     return Holder(
-        token=found.token,
-        lab=found.lab[:_MOST_TEXT],
-        lab_id=found.lab_id,
-        owner=found.owner[:_MOST_TEXT],
-        created_at=found.created_at,
+        token=owner.token,
+        lab=owner.lab[:_MOST_TEXT],
+        lab_id=owner.lab_id,
+        owner=owner.owner[:_MOST_TEXT],
+        created_at=owner.created_at,
     )
 
 
-def _whole(text: str) -> int:
+def _parse_int(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def _gpus(rows: list[str]) -> Iterator[Gpu]:
-    """GPUs of nvidia-smi's rows (uuid, MiB, driver, name); any other line is an error message."""
+def _parse_gpus(rows: list[str]) -> Iterator[Gpu]:
+    """Parse nvidia-smi's rows (uuid, MiB, driver, name); any other line is an error message."""
     for row in rows:
         fields = [field.strip() for field in row.split(",", 3)]
         if len(fields) == 4 and fields[0].startswith(("GPU-", "MIG-")):
             uuid, mib, driver, name = fields
-            yield Gpu(name=name, uuid=uuid, memory_bytes=_whole(mib) * 1024**2, driver=driver)
+            yield Gpu(name=name, uuid=uuid, memory_bytes=_parse_int(mib) * 1024**2, driver=driver)

@@ -1,8 +1,8 @@
-"""One look at a server: a POSIX shell script, its reply as Facts, and what Facts lack.
+"""The probe of a server: a POSIX shell script, the parser of its output, and what a server lacks.
 
-The script needs nothing but `sh` and the usual small programs; a program that is not there leaves
-its key out of the reply. The reply starts at a marker line, so that a banner printed by a start-up
-file before it does no harm.
+The script needs only `sh` and common small programs; the key of a missing program is absent from
+the output. The output starts at a marker line, so that a banner of a start-up file before it does
+no harm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOT_ANSWERING = "the daemon does not answer"
 
 OLDEST_PYTHON = (3, 8)
 
-# What `sh -s` reads. It changes nothing on the server and always ends with code 0.
+# The input of `sh -s`. It changes nothing on the server and always exits with code 0.
 SCRIPT = (
     f"""\
 echo {shlex.quote(BEGIN)}
@@ -36,7 +36,7 @@ export PATH
 
 say() { printf '%s=%s\n' "$1" "$(printf %s "$2" | tr '\n\r' '  ')"; }
 has() { command -v "$1" >/dev/null 2>&1; }
-# A dead NFS server or a broken driver hangs for ever: no question may take longer than this.
+# A dead NFS server or a broken driver hangs forever: this limits each command.
 if timeout 1 true 2>/dev/null; then soon() { timeout 10 "$@" </dev/null; }
 else soon() { "$@" </dev/null; }; fi
 
@@ -63,7 +63,7 @@ say home_filesystem_stat "$(soon stat -f -c %T "$HOME" 2>/dev/null)"
 
 has python3 && say python "$(soon python3 -c \
   'import sys; print(".".join(map(str, sys.version_info[:3])))' 2>/dev/null)"
-# Found, not imported, which takes half a second. One without that module is too old for checksums.
+# Not imported, which takes half a second. A boto3 without that module is too old for checksums.
 own=$HOME/.local/share/labctl/boto3/bin/python3
 for program in /opt/labctl/venv/bin/python3 "$own" python3; do
   has "$program" && say boto3 "$(soon "$program" -c 'import os, sys
@@ -95,7 +95,7 @@ if has docker; then
 fi
 
 if [ -w /run/labctl/broker.sock ] && has python3; then
-  # A shared server's GPUs are lent: their device nodes are closed to its accounts.
+  # A shared server's GPUs are leased: accounts cannot open their device nodes.
   soon python3 -I -S -c 'import json, socket
 link = socket.socket(socket.AF_UNIX)
 link.connect("/run/labctl/broker.sock")
@@ -126,8 +126,8 @@ echo "$end"
 class Missing(Value, frozen=True):
     """Something that labctl needs and the server lacks.
 
-    `words` tell the person what is wrong; `command` is what an administrator types to mend it.
-    `optional` things (the NVIDIA runtime) leave a server usable.
+    `words` tell the user what is wrong; `command` is the administrator's command that fixes it.
+    A server without an `optional` thing (the NVIDIA runtime) is still usable.
     """
 
     name: str
@@ -137,121 +137,125 @@ class Missing(Value, frozen=True):
 
 
 def parse(stdout: str, stderr: str = "") -> Facts:
-    """The Facts in the script's output; LabError when the reply is not there or was cut short."""
+    """Parse the script's output into Facts; LabError if it is missing or incomplete."""
     lines = stdout.splitlines()
     start = next((i for i, line in enumerate(lines) if line.endswith(BEGIN)), None)
     if start is None or END not in (line.strip() for line in lines[start:]):
         raise LabError(
             "the server did not run labctl's probe",
-            why="it answered: " + (_shown(stdout + " " + stderr) or "nothing"),
+            why="it printed: " + (_shorten(stdout + " " + stderr) or "nothing"),
             hint="check that the account may run commands: ssh HOST -- sh -c 'echo ok'",
         )
-    said: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for line in lines[start + 1 :]:
         if line.strip() == END:
             break
         key, equals, value = line.partition("=")
         if equals:
-            said.setdefault(key, []).append(value.strip())
-    return _facts(said)
+            values.setdefault(key, []).append(value.strip())
+    return _build_facts(values)
 
 
-def _shown(text: str) -> str:
-    kept = "".join(c if c.isprintable() else " " for c in text.strip()[-300:])
-    return " ".join(kept.split())
+def _shorten(text: str) -> str:
+    """Return the last 300 characters in one line, with everything unprintable as spaces."""
+    printable = "".join(c if c.isprintable() else " " for c in text.strip()[-300:])
+    return " ".join(printable.split())
 
 
-def _facts(said: dict[str, list[str]]) -> Facts:
-    first = {key: values[0] for key, values in said.items()}
+def _build_facts(values: dict[str, list[str]]) -> Facts:
+    first = {key: texts[0] for key, texts in values.items()}
     text = first.get
-    docker, docker_error = _docker(first.get("docker_said"))
+    docker, docker_error = _parse_docker(first.get("docker_said"))
     return Facts(
         os=text("os", ""),
         arch=text("arch", ""),
         kernel=text("kernel", ""),
         user=text("user", ""),
-        uid=_whole(text("uid", "")),
-        gid=_whole(text("gid", "")),
+        uid=_parse_int(text("uid", "")),
+        gid=_parse_int(text("gid", "")),
         home=text("home", ""),
-        home_filesystem=_filesystem(text("home_filesystem", ""), text("home_filesystem_stat", "")),
+        home_filesystem=_choose_filesystem(
+            text("home_filesystem", ""), text("home_filesystem_stat", "")
+        ),
         boot_id=text("boot_id", ""),
-        uptime_s=_decimal(text("uptime_s", "")),
-        python=_version(text("python", "")),
-        tmux=_tmux(text("tmux", "")),
+        uptime_s=_parse_decimal(text("uptime_s", "")),
+        python=_parse_version(text("python", "")),
+        tmux=_parse_tmux(text("tmux", "")),
         docker=docker,
         docker_error=docker_error,
         sudo=text("sudo", "") == "1",
-        gpus=_gpus(said.get("gpu", ())),
+        gpus=_parse_gpus(values.get("gpu", ())),
         nvidia_runtime=bool(text("nvidia_runtime", "")),
-        disk_free_bytes=_whole(text("disk_free_kib", "")) * 1024,
-        memory_bytes=_memory(text("memory_kib", ""), text("memory_limit", "")),
-        cpus=_whole(text("cpus", "")),
+        disk_free_bytes=_parse_int(text("disk_free_kib", "")) * 1024,
+        memory_bytes=_choose_memory(text("memory_kib", ""), text("memory_limit", "")),
+        cpus=_parse_int(text("cpus", "")),
         stamp=text("stamp", ""),
-        boto3="1" in said.get("boto3", ()),
+        boto3="1" in values.get("boto3", ()),
     )
 
 
-def _whole(text: str) -> int:
+def _parse_int(text: str) -> int:
     return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else 0
 
 
-def _decimal(text: str) -> float:
+def _parse_decimal(text: str) -> float:
     return float(text) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text) else 0.0
 
 
-def _version(text: str) -> str:
-    found = re.search(r"[0-9]+\.[0-9]+[0-9A-Za-z.+~-]*", text)
-    return found.group() if found else ""
+def _parse_version(text: str) -> str:
+    match = re.search(r"[0-9]+\.[0-9]+[0-9A-Za-z.+~-]*", text)
+    return match.group() if match else ""
 
 
-def _tmux(text: str) -> str:
-    """ "3.3a" of "tmux 3.3a"; development builds say "tmux next-3.6" or "tmux master"."""
+def _parse_tmux(text: str) -> str:
+    """Return "3.3a" for "tmux 3.3a"; development builds say "tmux next-3.6" or "tmux master"."""
     return text.removeprefix("tmux ").removeprefix("next-").strip()
 
 
-def _filesystem(by_df: str, by_stat: str) -> str:
-    """The type as /proc/mounts would call it; `stat` has names of its own."""
+def _choose_filesystem(by_df: str, by_stat: str) -> str:
+    """Return the type by its name in /proc/mounts; `stat` uses other names."""
     if by_df and by_df != "-":
         return by_df
     return {"ext2/ext3": "ext4", "v9fs": "9p", "fuseblk": "fuseblk"}.get(by_stat, by_stat)
 
 
-def _memory(kib: str, limit: str) -> int:
-    total, bound = _whole(kib) * 1024, _whole(limit)
+def _choose_memory(kib: str, limit: str) -> int:
+    """Return the smaller of the machine's memory and the limit of its cgroup, in bytes."""
+    total, bound = _parse_int(kib) * 1024, _parse_int(limit)
     return min(total, bound) if total and bound else total
 
 
-def _docker(said: str | None) -> tuple[str, str]:
-    """(server version, "") or ("", why it does not answer), of what `docker version` said."""
-    if said is None:
+def _parse_docker(output: str | None) -> tuple[str, str]:
+    """Parse `docker version`: (server version, "") or ("", why it does not answer)."""
+    if output is None:
         return "", NOT_INSTALLED
-    if answer := re.search(r"\blabctl-engine ([0-9]\S*)", said):
-        return answer.group(1), ""
-    if "permission denied" in said.lower():
+    if match := re.search(r"\blabctl-engine ([0-9]\S*)", output):
+        return match.group(1), ""
+    if "permission denied" in output.lower():
         return "", PERMISSION_DENIED
-    if "podman" in said.lower():
+    if "podman" in output.lower():
         return "", f"{NOT_INSTALLED} (the docker command there is Podman)"
-    detail = _shown(said.replace("labctl-engine", ""))
+    detail = _shorten(output.replace("labctl-engine", ""))
     return "", f"{NOT_ANSWERING}: {detail}" if detail else NOT_ANSWERING
 
 
-def _gpus(rows: Iterable[str]) -> tuple[Gpu, ...]:
-    """GPUs of nvidia-smi's rows (uuid, MiB, driver, name); any other line is an error message."""
+def _parse_gpus(rows: Iterable[str]) -> tuple[Gpu, ...]:
+    """Parse nvidia-smi's rows (uuid, MiB, driver, name); any other line is an error message."""
     gpus = []
     for row in rows:
         fields = [field.strip() for field in row.split(",", 3)]
         if len(fields) == 4 and fields[0].startswith(("GPU-", "MIG-")):
             uuid, mib, driver, name = fields
             gpus.append(
-                Gpu(name=name, uuid=uuid, memory_bytes=_whole(mib) * 1024**2, driver=driver)
+                Gpu(name=name, uuid=uuid, memory_bytes=_parse_int(mib) * 1024**2, driver=driver)
             )
     return tuple(gpus)
 
 
 def missing(facts: Facts, *, boto3: bool = False) -> list[Missing]:
-    """What the server lacks for labctl, each with the exact words for its administrator.
+    """List what the server lacks, each with the exact command for its administrator.
 
-    `boto3` says that the server is to speak to AWS by itself.
+    `boto3`: the server calls AWS itself.
     """
     return [
         *_missing_docker(facts),
@@ -277,7 +281,7 @@ def _missing_docker(facts: Facts) -> list[Missing]:
         engine = Missing(
             name="docker",
             words=f"Docker Engine is {error}",
-            command=_install(facts, "docker.io"),
+            command=_install_command(facts, "docker.io"),
         )
         return [engine] if facts.uid == 0 else [engine, rights]
     return [
@@ -291,14 +295,14 @@ def _missing_docker(facts: Facts) -> list[Missing]:
 
 def _missing_programs(facts: Facts) -> list[Missing]:
     lacking = [
-        Missing(name=name, words=f"{name} is not installed", command=_install(facts, name))
+        Missing(name=name, words=f"{name} is not installed", command=_install_command(facts, name))
         for name, version in (
             ("tmux", facts.tmux),
             ("python3", facts.python),
         )
         if not version
     ]
-    if facts.python and not _new_enough(facts.python):
+    if facts.python and not _is_new_enough(facts.python):
         oldest = ".".join(map(str, OLDEST_PYTHON))
         lacking.append(
             Missing(
@@ -316,7 +320,7 @@ def _missing_runtime(facts: Facts) -> list[Missing]:
     return [
         Missing(
             name="nvidia runtime",
-            words="there is a GPU, but containers cannot use it without the "
+            words="the server has a GPU, but containers cannot use it without the "
             "NVIDIA Container Toolkit",
             command="install nvidia-container-toolkit 1.17.8 or newer: https://docs.nvidia.com/"
             "datacenter/cloud-native/container-toolkit/latest/install-guide.html",
@@ -331,15 +335,15 @@ def _missing_boto3(facts: Facts) -> list[Missing]:
     return [
         Missing(
             name="boto3",
-            words="boto3 1.24 or newer is not installed: unless labctl can install it in a venv of "
-            "its own, the server uses no S3 and cannot save results by itself",
-            command=_install(facts, "python3-boto3"),
+            words="boto3 1.24 or newer is not installed: unless labctl can install it in its own "
+            "venv, the server cannot use S3 and cannot save results by itself",
+            command=_install_command(facts, "python3-boto3"),
             optional=True,
         )
     ]
 
 
-def _new_enough(version: str) -> bool:
+def _is_new_enough(version: str) -> bool:
     numbers = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
     return numbers >= OLDEST_PYTHON
 
@@ -348,18 +352,18 @@ def _is_debian(facts: Facts) -> bool:
     return any(name in facts.os for name in ("Debian", "Ubuntu", "Mint", "Pop!_OS"))
 
 
-def _install(facts: Facts, package: str) -> str:
+def _install_command(facts: Facts, package: str) -> str:
     if _is_debian(facts):
         return f"sudo apt-get install --yes {package}"
     if package == "docker.io":
         return "install Docker Engine: https://docs.docker.com/engine/install/"
-    return f"install {package} with the system's package program"
+    return f"install {package} with the system's package manager"
 
 
 def admin_commands(lacking: Iterable[Missing]) -> list[str]:
-    """The commands of `lacking` for an administrator, all packages in one apt-get, no repeats."""
+    """List the administrator's commands for `lacking`: one apt-get for all, no duplicates."""
     apt = "sudo apt-get install --yes "
     commands = list(dict.fromkeys(lack.command for lack in lacking))
     packages = [line.removeprefix(apt) for line in commands if line.startswith(apt)]
-    rest = [line for line in commands if not line.startswith(apt)]
-    return ([apt + " ".join(packages)] if packages else []) + rest
+    others = [line for line in commands if not line.startswith(apt)]
+    return ([apt + " ".join(packages)] if packages else []) + others

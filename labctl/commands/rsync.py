@@ -1,8 +1,8 @@
-"""What labctl says to rsync, and what rsync says back. No I/O.
+"""The command line of rsync, and the parsers of its output. No I/O.
 
-rsync writes to a private staging directory only, so it may write `--inplace`: what was cut off
-there is the beginning of the next try, whichever way the last one ended. A file gets its time
-(`--times`) when its checksum was right, and not before: that is how it is known to be whole.
+rsync writes only to a private staging directory, so it may write `--inplace`: a partial file there
+is the start of the next try, however the last one ended. A file gets its time (`--times`) only
+after its checksum was right, which shows that it is complete.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable
 
 from labctl.model import Value
 
-# Seconds of silence after which either side gives up. A dead link is noticed earlier, by ssh.
+# Seconds without data after which either side gives up. ssh notices a dead link earlier.
 SILENCE_S = 60
 PARTIAL_CODES = (23, 24)  # some files could not be read, or are gone
 FILE_ERROR_CODE = 11  # a disk is full, or broken
 SSH_FAILED_CODE = 255
-# Another rsync than expected, none at all, or a login shell that prints something.
+# An incompatible rsync, no rsync, or a login shell that prints something.
 UNUSABLE_CODES = (1, 2, 4, 126, 127)
 
 _NEEDED = frozenset(
@@ -42,26 +42,26 @@ _LITERAL = re.compile(r"^Literal data: ([\d,]+) bytes", re.MULTILINE)
 
 
 class RsyncProgram(Value, frozen=True):
-    """What one side's rsync can do: its options, and how it can compress."""
+    """The abilities of one side's rsync: its options and compression methods."""
 
     flags: frozenset[str] = frozenset()
     compressions: frozenset[str] = frozenset()
 
     @property
     def is_usable(self) -> bool:
-        """Whether it has the options without which labctl does not use it."""
+        """Whether it has all options that labctl needs."""
         return self.flags >= _NEEDED
 
     def can_name(self, path: str) -> bool:
-        """Whether it can hand `path` to the other side without a shell reading it."""
+        """Whether it can send `path` to the other side without a shell interpreting it."""
         return bool(self.flags & _SECLUDED or _PLAIN_PATH.fullmatch(path))
 
 
 class Transfer(Value, frozen=True):
-    """One rsync: the files named on its standard input go from `source` to `target`.
+    """One run of rsync: copies the files named on its standard input from `source` to `target`.
 
-    Both are directories; that of the other side is "HOST:PATH". `basis` is a directory beside
-    the target whose files are like those that come, "" without one.
+    Both are directories; the one on the other side is "HOST:PATH". `basis` is a directory on the
+    target's side with similar files, so that only differences are sent; "" without one.
     """
 
     shell_words: tuple[str, ...]
@@ -72,7 +72,7 @@ class Transfer(Value, frozen=True):
 
 
 def parse_program(text: str) -> RsyncProgram:
-    """What `rsync --help` (or `--version`, which names no options) says."""
+    """Parse the output of `rsync --help` (or `--version`, which lists no options)."""
     compressions = _COMPRESSIONS.search(text)
     return RsyncProgram(
         flags=frozenset(_FLAG.findall(text)),
@@ -81,10 +81,10 @@ def parse_program(text: str) -> RsyncProgram:
 
 
 def transfer_argv(program: RsyncProgram, transfer: Transfer) -> list[str]:
-    """The command line of a transfer, for a `program` that is usable."""
+    """Build the command line of a transfer, for a `program` that is usable."""
     argv = ["rsync", "--files-from=-", "--from0", "--no-implied-dirs", "--no-links"]
-    argv += ["--times", "--chmod=D755,F644"]  # less what the umask there takes away
-    # The caller has compared: what is named is sent, whatever its time and size.
+    argv += ["--times", "--chmod=D755,F644"]  # the umask of the target applies too
+    # The caller has compared the files: all named files are sent, whatever their time and size.
     argv += ["--ignore-times", "--inplace", f"--timeout={SILENCE_S}", "--stats"]
     if program.flags & _SECLUDED:
         argv += ["-s"]
@@ -98,7 +98,7 @@ def transfer_argv(program: RsyncProgram, transfer: Transfer) -> list[str]:
 
 
 def shell_text(words: Iterable[str]) -> str:
-    """`words` as rsync's `-e` reads them: a quote within quotes is doubled."""
+    """Quote `words` for rsync's `-e`, which reads a doubled quote within quotes as one."""
     return " ".join(
         word if _PLAIN_PATH.fullmatch(word) else "'" + word.replace("'", "''") + "'"
         for word in words
@@ -106,21 +106,21 @@ def shell_text(words: Iterable[str]) -> str:
 
 
 def name_list(paths: Iterable[str]) -> bytes:
-    """What `--files-from=-` reads. rsync would skip a name that begins with # or ; as a comment."""
+    """Build the input of `--files-from=-`. `./` keeps names with # or ; from being comments."""
     return b"".join(b"./" + path.encode() + b"\0" for path in paths)
 
 
 def parse_progress(line: str) -> int | None:
-    """The bytes of files that are done, from a line of `--info=progress2`."""
-    found = _PROGRESS.match(line)
-    return _number(found[1]) if found else None
+    """Parse the bytes of copied files from a line of `--info=progress2`; None for other lines."""
+    match = _PROGRESS.match(line)
+    return _parse_number(match[1]) if match else None
 
 
 def parse_sent_bytes(output: str) -> int:
-    """The bytes of files that had to travel, from what `--stats` prints."""
-    found = _LITERAL.search(output)
-    return _number(found[1]) if found else 0
+    """Parse the bytes that went over the network from the output of `--stats`."""
+    match = _LITERAL.search(output)
+    return _parse_number(match[1]) if match else 0
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     return int(text.replace(",", ""))

@@ -1,8 +1,8 @@
-"""What labctl says to OpenSSH: one ssh_config per server, known_hosts lines, argv. No I/O.
+"""The input of OpenSSH: one ssh_config per server, known_hosts lines, argv. No I/O.
 
-A server has two names in its config. People (and VS Code, scp, Ansible) use its alias: patient
-keep-alive, a shared master of their own. labctl uses the server's id: `OWN_OPTIONS` notice a dead
-link within 6 s, and the master lies at another path. Forwards share no master at all.
+A server has two names in its config. Users (and VS Code, scp, Ansible) use its alias: slow
+keep-alive, and a shared master for these sessions. labctl uses the server's id: `OWN_OPTIONS`
+notice a dead link within 6 s, and the master's socket has another path. Forwards use no master.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VERSION = r"OpenSSH_(?:for_Windows_)?(\d+)\.(\d+)"
 
 
 class Hop(Value, frozen=True):
-    """One machine on the way to a server. `user` "" and `port` 0 leave it to the user's config."""
+    """A jump host. With `user` "" or `port` 0 the user's ssh_config decides."""
 
     host: str
     user: str = ""
@@ -47,16 +47,16 @@ class Hop(Value, frozen=True):
 
 
 def check_user(user: str) -> str:
-    """`user`, or UsageError where it could be read as anything but a login name."""
+    """Return `user`; UsageError if it could be read as anything but a login name."""
     if not re.match(_USER, user):
-        raise _bad("user name", user)
+        raise _make_name_error("user name", user)
     return user
 
 
 def check_host(host: str) -> str:
-    """`host` (a name or an address without brackets), or UsageError."""
+    """Return `host`; UsageError unless it is a name or an address without brackets."""
     if not (re.match(_HOST, host) or (":" in host and re.match(_ADDRESS6, host))):
-        raise _bad("host name", host)
+        raise _make_name_error("host name", host)
     return host
 
 
@@ -65,19 +65,19 @@ def check_port(port: int) -> int:
         raise UsageError(
             f"{port} is not a port",
             why="ports go from 1 to 65535",
-            hint="labctl config   # where the port stands",
+            hint="labctl config   # shows where the port is set",
         )
     return port
 
 
 def check_id(name: str) -> str:
-    """A server id or alias: safe as a file name, a Host pattern and a word of argv."""
+    """Return a server id or alias that is safe as a file name, a Host pattern and in argv."""
     if not re.match(_ID, name):
-        raise _bad("server name", name)
+        raise _make_name_error("server name", name)
     return name
 
 
-def _bad(kind: str, text: str) -> UsageError:
+def _make_name_error(kind: str, text: str) -> UsageError:
     return UsageError(
         f"{text!a} is not a {kind}",
         why="letters, digits, '.', '_' and '-' are allowed, and it may not start with '-'",
@@ -86,12 +86,12 @@ def _bad(kind: str, text: str) -> UsageError:
 
 
 def parse_hops(jump: str) -> tuple[Hop, ...]:
-    """The hops of "alice@bastion:2222,inner", nearest first; UsageError for anything else."""
+    """Parse hops like "alice@bastion:2222,inner", nearest first; UsageError for anything else."""
     hops = []
     for text in jump.split(",") if jump else ():
         match = re.match(_HOP, text.strip())
         if match is None:
-            raise _bad("jump host", text)
+            raise _make_name_error("jump host", text)
         user, host, port = match.groups()
         hops.append(
             Hop(
@@ -104,10 +104,10 @@ def parse_hops(jump: str) -> tuple[Hop, ...]:
 
 
 def jump_command(jump: str, *, user_config: str = "") -> str:
-    """The ProxyCommand that goes through `jump`.
+    """Build the ProxyCommand that goes through `jump`.
 
-    Not ProxyJump: that would look the hops up in the server's own config file, while they are
-    names of the user's. Keys of hops must be known to the user's ssh already.
+    Not ProxyJump, which would look the hops up in the server's own config file, while the user's
+    config defines them. The user's ssh must already know the host keys of the hops.
     """
     *earlier, last = parse_hops(jump)
     words = ["ssh", *(("-F", user_config) if user_config else ())]
@@ -134,21 +134,21 @@ def server_config(
     runtime_dir: str,
     user_config: str = "",
 ) -> str:
-    """The text of one server's ssh_config.
+    """Build the text of one server's ssh_config.
 
-    `known_hosts` is the absolute path of the server's own file. `runtime_dir` is a short
-    directory for control sockets; people's ssh makes it anew where a reboot has emptied /tmp, and
-    shares no master where it belongs to somebody else. `user_config` is where hops are described.
+    `known_hosts` is the absolute path of the server's own file. `runtime_dir` is a short directory
+    for control sockets; the user's ssh creates it again after a reboot has emptied /tmp, and shares
+    no master if it belongs to another user. `user_config` is the file that defines the hops.
     """
     check_id(alias)
     if not re.match(_RUNTIME_DIR, runtime_dir):
-        raise _bad("directory for control sockets", runtime_dir)
+        raise _make_name_error("directory for control sockets", runtime_dir)
     names = dict.fromkeys((alias, check_id(server_id)))
     body = [
-        *_address(endpoint, user_config),
-        *_identity(endpoint),
+        *_address_lines(endpoint, user_config),
+        *_identity_lines(endpoint),
         f"HostKeyAlias {host_key_alias(server_id)}",
-        f"UserKnownHostsFile {_path(known_hosts)}",
+        f"UserKnownHostsFile {_quote_path(known_hosts)}",
         "GlobalKnownHostsFile /dev/null",
         "StrictHostKeyChecking yes",
         "UpdateHostKeys no",
@@ -178,7 +178,7 @@ def server_config(
     )
 
 
-def _address(endpoint: Endpoint, user_config: str) -> list[str]:
+def _address_lines(endpoint: Endpoint, user_config: str) -> list[str]:
     proxy = endpoint.proxy_command
     if endpoint.jump:
         proxy = jump_command(endpoint.jump, user_config=user_config)
@@ -192,44 +192,44 @@ def _address(endpoint: Endpoint, user_config: str) -> list[str]:
         f"HostName {check_host(endpoint.host).replace('%', '%%')}",
         f"Port {check_port(endpoint.port)}",
         f"User {check_user(endpoint.user)}",
-        # The user's own `Host *` may name a proxy; what is said first wins.
+        # The user's own `Host *` may set a proxy; ssh uses the first value.
         f"ProxyCommand {proxy}" if proxy else "ProxyCommand none",
     ]
 
 
-def _identity(endpoint: Endpoint) -> list[str]:
+def _identity_lines(endpoint: Endpoint) -> list[str]:
     if not endpoint.identity:
         return []
-    return [f"IdentityFile {_path(endpoint.identity)}", "IdentitiesOnly yes"]
+    return [f"IdentityFile {_quote_path(endpoint.identity)}", "IdentitiesOnly yes"]
 
 
-def _path(path: str) -> str:
+def _quote_path(path: str) -> str:
     if any(character in path for character in '"\n\r\0') or "${" in path:
         raise UsageError(
-            f"{path!a} cannot stand in an ssh_config",
-            why="it holds a quote or ${",
-            hint="labctl config   # a path without quotes",
+            f"{path!a} cannot be written into an ssh_config",
+            why="it contains a quote or ${",
+            hint="labctl config   # set a path without quotes",
         )
     return '"' + path.replace("%", "%%") + '"'
 
 
 def include_line(folder: str, files: str) -> str:
-    """`Include` for `files` (perhaps a pattern) in this absolute directory.
+    """Build an `Include` for `files` (perhaps a pattern) in this absolute directory.
 
-    What Include would read as a pattern or token in the directory's name becomes `?`, which
-    matches it.
+    Characters of the directory's name that Include would read as a pattern or token become `?`,
+    which matches them.
     """
     safe = re.sub(r"[*?\[\]\\%$]", "?", folder)
-    return f"Include {_path(f'{safe}/{files}')}"
+    return f"Include {_quote_path(f'{safe}/{files}')}"
 
 
 def host_key_alias(server_id: str) -> str:
-    """The name a server's key is pinned under. Lower case: ssh lowers known_hosts patterns."""
+    """Return the name in known_hosts of a server's pinned key, lowercase since ssh lowers it."""
     return check_id(server_id).lower()
 
 
 def known_hosts_line(name: str, host_key: str) -> str:
-    """One line of known_hosts, newline included. `host_key` is "type base64[ comment]"."""
+    """Build a line of known_hosts, newline included. `host_key` is "type base64[ comment]"."""
     key = " ".join(host_key.split()[:2])
     if not re.match(_HOST_KEY, key) or len(host_key.splitlines()) > 1:
         raise UsageError(f"{host_key[:40]!a} is not a public key")
@@ -237,18 +237,18 @@ def known_hosts_line(name: str, host_key: str) -> str:
 
 
 def known_hosts_name(host: str, port: int) -> str:
-    """How a user's known_hosts calls this host."""
+    """Return the name of this host in a user's known_hosts."""
     return check_host(host) if port == 22 else f"[{check_host(host)}]:{check_port(port)}"
 
 
 def parse_host_patterns(text: str) -> tuple[list[str], list[str]]:
-    """What a user's ssh_config declares: its exact Host names, and what it includes, in order."""
+    """Parse a user's ssh_config: (its exact Host names, its includes in order)."""
     hosts: list[str] = []
     includes: list[str] = []
     for line in text.splitlines():
         if not line.lstrip().lower().startswith(("host", "include")):
             continue
-        words = _config_words(line)
+        words = _split_config_line(line)
         if not words:
             continue
         if words[0].lower() == "host":
@@ -258,7 +258,7 @@ def parse_host_patterns(text: str) -> tuple[list[str], list[str]]:
     return hosts, includes
 
 
-def _config_words(line: str) -> list[str]:
+def _split_config_line(line: str) -> list[str]:
     keyword, _, rest = re.sub(r"^(\s*\w+)\s*=", r"\1 ", line).strip().partition(" ")
     if not keyword or keyword.startswith("#"):
         return []
@@ -266,82 +266,85 @@ def _config_words(line: str) -> list[str]:
 
 
 def quick_login(version: str) -> tuple[str, ...]:
-    """Options that make logins of a client that calls itself `version` (`ssh -V`) quicker.
+    """Return options that make logins faster with the client of this `version` (`ssh -V`).
 
-    OpenSSH 9.0 to 9.9 begin with sntrup761x25519, which takes 67 ms of processor for each login;
-    9.9 knows mlkem768x25519, which resists quantum computers too and takes 2 ms. Before it only
-    curve25519 is as quick. Older and newer clients begin with these anyway.
+    OpenSSH 9.0 to 9.9 prefer sntrup761x25519, which takes 67 ms of CPU time for each login. 9.9
+    supports mlkem768x25519, which resists quantum computers too and takes 2 ms; in versions before
+    it only curve25519 is as fast. Older and newer clients prefer these anyway.
     """
-    found = re.match(_VERSION, version)
-    release = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(_VERSION, version)
+    release = (int(match[1]), int(match[2])) if match else (0, 0)
     if not (9, 0) <= release <= (9, 9):
         return ()
     name = "mlkem768x25519-sha256" if release == (9, 9) else "curve25519-sha256"
     return (f"KexAlgorithms=^{name}",)
 
 
-def _own(config: str, control_path: str, login: Iterable[str] = ()) -> list[str]:
+def _base_argv(config: str, control_path: str, login: Iterable[str] = ()) -> list[str]:
     options = [*OWN_OPTIONS, *login, "ControlMaster=no", f"ControlPath={control_path or 'none'}"]
-    return ["ssh", "-F", config, *_options(options)]
+    return ["ssh", "-F", config, *_option_words(options)]
 
 
-def _options(options: Iterable[str]) -> list[str]:
+def _option_words(options: Iterable[str]) -> list[str]:
     return [word for option in options for word in ("-o", option)]
 
 
 def command_argv(config: str, server_id: str, line: str, *, control_path: str = "") -> list[str]:
-    """labctl's own command on a server, never with a tty; over its master where there is one."""
-    return [*_own(config, control_path), "-T", "--", check_id(server_id), line]
+    """Build argv for labctl's own command on a server, without a tty, over its master if any."""
+    return [*_base_argv(config, control_path), "-T", "--", check_id(server_id), line]
 
 
 def shell_words(config: str, *, control_path: str = "") -> list[str]:
-    """What another program puts before the server's id and a line; rsync's `-e`."""
-    return [*_own(config, control_path), "-T"]
+    """Build the words that another program puts before a server's id and a line: rsync's `-e`."""
+    return [*_base_argv(config, control_path), "-T"]
 
 
 def master_argv(
     config: str, server_id: str, control_path: str, login: Iterable[str] = ()
 ) -> list[str]:
-    """Log in, leave labctl's master in the background, and exit 0; it ends after idle minutes.
+    """Build argv that logs in, leaves labctl's master in the background, and exits with 0.
 
-    `login` are options as of `quick_login`.
+    The master ends after MASTER_PERSIST_S without use. `login` are the options of `quick_login`.
     """
     options = [*OWN_OPTIONS, *login, "ControlMaster=yes", f"ControlPath={control_path}"]
     options += [f"ControlPersist={MASTER_PERSIST_S}"]
-    return ["ssh", "-F", config, *_options(options), "-fNT", "--", check_id(server_id)]
+    return ["ssh", "-F", config, *_option_words(options), "-fNT", "--", check_id(server_id)]
 
 
 def control_argv(config: str, server_id: str, action: str, control_path: str) -> list[str]:
-    """`ssh -O action` ("check", "exit", "stop") to labctl's master."""
-    argv = ["ssh", "-F", config, *_options([f"ControlPath={control_path}", "LogLevel=ERROR"])]
+    """Build argv for `ssh -O action` ("check", "exit", "stop") to labctl's master."""
+    argv = ["ssh", "-F", config, *_option_words([f"ControlPath={control_path}", "LogLevel=ERROR"])]
     return [*argv, "-O", action, "--", check_id(server_id)]
 
 
 def forward_argv(config: str, server_id: str, ports: Iterable[tuple[int, int | str]]) -> list[str]:
-    """Hold local ports (loopback only) open to what the server has, until it ends.
+    """Build argv that forwards local ports (loopback only) to the server, until it exits.
 
-    `ports` are (local, remote): a port of the server's loopback, or a Unix socket's path. A
-    connection of its own, so that neither a closing master nor bulk data takes it along; it ends
-    when a port is taken or, within 6 s, when the link is dead.
+    `ports` are (local, remote): remote is a port of the server's loopback, or the path of a Unix
+    socket. It uses a separate connection, so that neither a closing master nor bulk data affects
+    it. It exits if a port is in use or, within 6 s, when the link is dead.
     """
-    argv = [*_own(config, ""), "-o", "ExitOnForwardFailure=yes", "-NT"]
+    argv = [*_base_argv(config, ""), "-o", "ExitOnForwardFailure=yes", "-NT"]
     for local, remote in ports:
-        far = f"127.0.0.1:{check_port(remote)}" if isinstance(remote, int) else _socket(remote)
-        argv += ["-L", f"127.0.0.1:{check_port(local)}:{far}"]
+        if isinstance(remote, int):
+            target = f"127.0.0.1:{check_port(remote)}"
+        else:
+            target = _check_socket(remote)
+        argv += ["-L", f"127.0.0.1:{check_port(local)}:{target}"]
     return [*argv, "--", check_id(server_id)]
 
 
-def _socket(path: str) -> str:
-    """The server named it, so it is looked at: ssh would expand some signs."""
+def _check_socket(path: str) -> str:
+    """Return a socket's path; UsageError for characters that ssh expands: the server chose it."""
     if not re.match(_SOCKET, path):
-        raise UsageError(f"{path!r} is no place of a service", why="the server named it")
+        raise UsageError(f"{path!r} is not a valid socket path", why="the server sent this path")
     return path
 
 
 def interactive_argv(
     config: str, alias: str, line: str = "", *, tty: bool = True, login: Iterable[str] = ()
 ) -> list[str]:
-    """A person's ssh to the server: a shell, or one line with a tty."""
-    argv = ["ssh", "-F", config, *_options(login), *(["-t"] if tty else [])]
+    """Build argv for the user's own ssh to the server: a shell, or one line with a tty."""
+    argv = ["ssh", "-F", config, *_option_words(login), *(["-t"] if tty else [])]
     argv += ["--", check_id(alias)]
     return [*argv, line] if line else argv

@@ -8,32 +8,32 @@ UNIT = "labctl-keep"
 
 
 def keep_unit(words: Sequence[str], *, path: str) -> str:
-    """The unit's text. `words` is the command, `path` the PATH in which ssh is found.
+    """Build the unit of `labctl keep`. `words` is the command, `path` a PATH that contains ssh.
 
-    What a user's own systemd can hold a service to without namespaces, which many login nodes do
-    not allow: no new privileges, and little memory (`labctl keep` takes 40 MB, what it starts for
-    a recovery some hundred more).
+    It limits the service as far as a user's own systemd can without namespaces, which many login
+    nodes do not allow: no new privileges, and little memory (`labctl keep` takes 40 MB, the
+    processes of a recovery some hundred more).
     """
-    said = "labctl keep: recovers, mirrors and sweeps the labs that were handed to it"
-    return _unit(said, words, path, "keep.env")
+    description = "labctl keep: recovers, mirrors and cleans up the labs that were exported to it"
+    return _build_unit(description, words, path, "keep.env")
 
 
 def course_unit(words: Sequence[str], course: str, *, path: str) -> str:
-    """The unit's text of a course's keeper; its settings and credentials lie beside the others'."""
-    said = f"labctl course serve: the keeper of {course}"
-    return _unit(said, words, path, "course.env")
+    """Build the unit of a course's keeper, with a settings file of its own."""
+    description = f"labctl course serve: the keeper of {course}"
+    return _build_unit(description, words, path, "course.env")
 
 
-def _unit(said: str, words: Sequence[str], path: str, environment: str) -> str:
+def _build_unit(description: str, words: Sequence[str], path: str, environment: str) -> str:
     return f"""\
 [Unit]
-Description={said}
+Description={description}
 StartLimitIntervalSec=0
 
 [Service]
-ExecStart={" ".join(_quoted(word) for word in words)}
-Environment={_quoted(f"PATH={path}")}
-# Settings and credentials of its own, such as AWS_PROFILE=..., one NAME=value a line:
+ExecStart={" ".join(_quote(word) for word in words)}
+Environment={_quote(f"PATH={path}")}
+# The keeper's own settings and credentials, such as AWS_PROFILE=..., one NAME=value a line:
 EnvironmentFile=-%h/.config/labctl/{environment}
 Restart=always
 RestartSec=5
@@ -53,7 +53,7 @@ WantedBy=default.target
 """
 
 
-def _quoted(word: str) -> str:
-    """A word as systemd reads it: `%`, `$`, quotes and backslashes mean themselves."""
+def _quote(word: str) -> str:
+    """Quote a word for systemd, so that `%`, `$`, quotes and backslashes are literal."""
     plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{plain}"'

@@ -1,6 +1,6 @@
-"""A lab.yaml may be a stranger's: what it would do with what is yours, and the answer given.
+"""Ask before a lab.yaml, which may come from a stranger, uses anything that is the user's own.
 
-The answer is kept by the hash of the file, so a changed one is asked about again.
+The answer is stored under the hash of the file, so a changed file needs a new answer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from labctl.errors import LabError
 
 
 def trust_questions(config: LabConfig) -> list[str]:
-    """One sentence for each thing that lab.yaml itself would do with what is the person's own.
+    """List what lab.yaml itself would do with the user's own data and accounts, a phrase each.
 
-    Empty where it names no secrets, no store, no directory outside the lab, no provider other
-    than the built-in one and no settings of the provider in use.
+    Empty if it names no secrets, no store, no directory outside the lab, no provider other than
+    the built-in one and no settings of the provider in use.
     """
     from_lab = {key for key, origin in config.origins.items() if origin.startswith(f"{LAB_FILE}:")}
     questions = []
@@ -30,7 +30,7 @@ def trust_questions(config: LabConfig) -> list[str]:
         names = ", ".join(config.secrets)
         questions.append(f"give your {names} to the programs that it runs")
     if "store" in from_lab:
-        questions.append(f"copy results to {plain(config.store)}{_let_in(config.store)}")
+        questions.append(f"copy results to {plain(config.store)}{_describe_access(config.store)}")
     questions += [
         f"send {plain(str(source.path))} to the server"
         for source in config.data.values()
@@ -44,9 +44,9 @@ def trust_questions(config: LabConfig) -> list[str]:
     return questions + _server_questions(config, from_lab)
 
 
-def _let_in(store: str) -> str:
-    """What a store on an SSH server asks of the account there besides."""
-    return ", with a key of the server's own let in there" if store.startswith("ssh://") else ""
+def _describe_access(store: str) -> str:
+    """Say what else a store on an SSH server needs from the account there."""
+    return ", and give the server's own key access there" if store.startswith("ssh://") else ""
 
 
 def _server_questions(config: LabConfig, from_lab: set[str]) -> list[str]:
@@ -59,40 +59,40 @@ def _server_questions(config: LabConfig, from_lab: set[str]) -> list[str]:
         f"{key.removeprefix(section).removeprefix('server.')} {value}"
         for key, value, _ in settings(config)
         if key != "server.provider"
-        and value not in ("", "0")  # left out in an entry of a list
+        and value not in ("", "0")  # omitted in an entry of a list
         and any(_covers(key, named) for named in own)
     ]
     if not own:
         return []
-    told = f" ({plain('; '.join(details))})" if details else ""
-    return [f"get its server from {provider}, which may cost money or belong to others{told}"]
+    text = f" ({plain('; '.join(details))})" if details else ""
+    return [f"use a server from {provider}, a shared or paid machine{text}"]
 
 
 def _covers(key: str, named: str) -> bool:
-    """Whether a setting is one that the file names, holds one, or lies within one."""
+    """Whether a setting is one that the file names, contains one, or is part of one."""
     return named == key or named.startswith(f"{key}.") or key.startswith((f"{named}.", f"{named}["))
 
 
 def trusted(paths: Paths, config: LabConfig) -> bool:
-    """Whether there is nothing to ask, or this very file was approved before."""
-    return not trust_questions(config) or config.file_hash in _answers(paths)
+    """Whether there is nothing to ask, or exactly this file was approved before."""
+    return not trust_questions(config) or config.file_hash in _read_answers(paths)
 
 
 def trust(paths: Paths, config: LabConfig) -> None:
-    """Keep the person's yes for this very file."""
-    answers = _answers(paths)
+    """Store the user's approval of exactly this file."""
+    answers = _read_answers(paths)
     answers[config.file_hash] = {"lab": str(config.path), "at": round(time.time())}
     write_private(paths.config_dir / "trust.json", msgspec.json.encode(answers))
 
 
-def _answers(paths: Paths) -> dict[str, dict[str, str | int]]:
+def _read_answers(paths: Paths) -> dict[str, dict[str, str | int]]:
     file = paths.config_dir / "trust.json"
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, str | int]])
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError:
-        # What cannot be read counts as never answered: the person is asked once more.
+        # A damaged file counts as unanswered, so that the user is asked again.
         return {}
     except OSError as error:
         raise LabError(

@@ -1,4 +1,4 @@
-"""Loading course.yaml: every problem at once, by its line, as lab.yaml is read."""
+"""Load course.yaml like lab.yaml: all problems are reported at once, by line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from labctl.config.schema import MACHINE_KEYS, LabConfig
 from labctl.errors import ConfigError, Problem
 
 COURSE_FILE = "course.yaml"
-# Keys of course.yaml that mean what they mean in lab.yaml, for every seat's lab.
+# Keys of course.yaml with the same meaning as in lab.yaml, for every seat's lab.
 LAB_KEYS = ("server", "image", "env", "secrets", "data", "outputs", "services", "store", "limits")
 
 
@@ -35,9 +35,9 @@ def load_course(
     environ: dict[str, str] | None = None,
     settings_type: SettingsType | None = None,
 ) -> CourseConfig:
-    """The course of a folder or a course.yaml; ConfigError with every problem of the file.
+    """Load the course of a folder or a course.yaml; ConfigError with every problem of the file.
 
-    `settings_type` is that of `load_lab`: without it the providers' sections stay unchecked.
+    `settings_type` as in `load_lab`: without it the providers' sections stay unchecked.
     """
     path = path_or_dir.absolute()
     path = path / COURSE_FILE if path.is_dir() else path
@@ -47,35 +47,35 @@ def load_course(
     problems: list[Problem] = []
     top = file_layer(data, LAB_FILE, [*keys_of(CourseFile), *LAB_KEYS], problems)
     if problems and not top.value:
-        raise _wrong(path, problems)
+        raise _make_error(path, problems)
     loading = _Loading(path, top, environ, settings_type, problems)
     config = loading.config(sha256(data).hexdigest())
     if config is None:
-        raise _wrong(path, problems)
+        raise _make_error(path, problems)
     return config
 
 
-def _wrong(path: Path, problems: list[Problem]) -> ConfigError:
-    distinct = sorted(dict.fromkeys(problems), key=lambda one: (one.line == 0, one.line))
+def _make_error(path: Path, problems: list[Problem]) -> ConfigError:
+    distinct = sorted(dict.fromkeys(problems), key=lambda p: (p.line == 0, p.line))
     count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
     return ConfigError(
         f"{plain(str(path))} has {count}",
         tuple(distinct),
-        hint="labctl course plan   # once these lines are mended",
+        hint="labctl course plan   # after you fix these lines",
     )
 
 
-def _of_machine(layer: Node) -> bool:
-    """Whether a switch speaks of this machine or of a provider's own section.
+def _is_of_machine(layer: Node) -> bool:
+    """Whether a switch concerns this machine or a provider's own section.
 
-    What a course asks for and costs stands in course.yaml, which was reviewed: an LABCTL_GPU that
-    is meant for a lab of one's own does not change a class's.
+    Only course.yaml, which was reviewed, decides what a course needs and costs: an LABCTL_GPU for
+    the instructor's own lab must not change the servers of a class.
     """
     return all(key in MACHINE_KEYS or key.count(".") == 2 for key, _ in leaves(layer))
 
 
 class _Loading:
-    """One course being read, and the problems found so far."""
+    """Reads one course, and collects the problems."""
 
     def __init__(
         self,
@@ -90,16 +90,16 @@ class _Loading:
         self.nodes = top.value
         self.settings_type = settings_type
         self.problems = problems
-        places = standard_paths(environ)
+        own_paths = standard_paths(environ)
         from labctl.config.directories import environment
 
-        given = environment() if environ is None else environ
-        self.home = places.home
-        self.below = user_layer(places.config_file, places.home, problems)
-        self.above = [one for one in switch_layers({}, given) if _of_machine(one)]
+        variables = environment() if environ is None else environ
+        self.home = own_paths.home
+        self.below = user_layer(own_paths.config_file, own_paths.home, problems)
+        self.above = [layer for layer in switch_layers({}, variables) if _is_of_machine(layer)]
 
     def config(self, file_hash: str) -> CourseConfig | None:
-        """The course, or None where there are problems."""
+        """Return the course, or None if there are problems."""
         own = {key: node for key, node in self.nodes.items() if key in keys_of(CourseFile)}
         file_values = read_known(Node(own, 0, LAB_FILE), CourseFile, "", self.problems)
         if self.problems and "course" not in file_values:
@@ -136,20 +136,20 @@ class _Loading:
         )
 
     def lab(self, file: CourseFile, nodes: dict[str, Node]) -> LabConfig | None:
-        """The lab that every seat has, as if these keys stood in a lab.yaml."""
+        """Read the lab of every seat, as if these keys were in a lab.yaml."""
         own = Node({**self.with_networks(file, nodes), "lab": Node(file.course)}, 0, LAB_FILE)
         top = reduce(merged, [self.below, own, *self.above], Node({}, 0, LAB_FILE))
         loading = LabLoading(self.path, self.home, top, self.settings_type, self.problems)
-        found = loading.config("")
-        if found is None:
+        lab = loading.config("")
+        if lab is None:
             return None
         origins = {
-            key: place.replace(LAB_FILE, COURSE_FILE) for key, place in found.origins.items()
+            key: origin.replace(LAB_FILE, COURSE_FILE) for key, origin in lab.origins.items()
         }
-        return msgspec.structs.replace(found, origins=origins, beside={})
+        return msgspec.structs.replace(lab, origins=origins, beside={})
 
     def with_networks(self, file: CourseFile, nodes: dict[str, Node]) -> dict[str, Node]:
-        """`ssh_from` of the course, for a provider that has such a setting and none of its own."""
+        """Add the course's `ssh_from` to a provider's section that can have it and does not."""
         server = nodes.get("server")
         if not file.ssh_from or server is None or not isinstance(server.value, dict):
             return nodes
@@ -159,10 +159,10 @@ class _Loading:
         section = server.value.get(provider, Node({}, 0, LAB_FILE))
         if not isinstance(section.value, dict) or "ssh_from" in section.value:
             return nodes
-        listed = Node([Node(one, 0, LAB_FILE) for one in file.ssh_from], 0, LAB_FILE)
-        wider = Node({**section.value, "ssh_from": listed}, section.line, LAB_FILE)
-        both = Node({**server.value, provider: wider}, server.line, LAB_FILE)
-        return {**nodes, "server": both}
+        networks = Node([Node(network, 0, LAB_FILE) for network in file.ssh_from], 0, LAB_FILE)
+        new_section = Node({**section.value, "ssh_from": networks}, section.line, LAB_FILE)
+        new_server = Node({**server.value, provider: new_section}, server.line, LAB_FILE)
+        return {**nodes, "server": new_server}
 
     def takes_networks(self, provider: str) -> bool:
         from labctl.errors import NotFoundError, UsageError
@@ -174,51 +174,55 @@ class _Loading:
         return kind is not None and "ssh_from" in keys_of(kind)
 
     def grading(self, file: CourseFile) -> GradingConfig | None:
-        """Where submissions are graded: read as a lab of its own, without students' data."""
+        """Read `grading`, the lab in which submissions are graded; it has no students' data."""
         node = self.nodes.get("grading")
         if node is None or node.value is None:
             return None
         if not isinstance(node.value, dict):
-            said = "a mapping belongs here: server, image, limits"
-            self.problems.append(problem(node, "grading", said))
+            message = "expected a mapping with server, image, limits"
+            self.problems.append(problem(node, "grading", message))
             return None
         before = len(self.problems)
         known = ("server", "image", "limits")
         for key, item in node.value.items():
             if key not in known:
-                said = f"unknown key; known here: {', '.join(known)}"
-                self.problems.append(problem(item, f"grading.{plain(key)}", said))
+                message = f"unknown key; known keys: {', '.join(known)}"
+                self.problems.append(problem(item, f"grading.{plain(key)}", message))
         own = {key: node.value[key] for key in known if key in node.value}
-        found: list[Problem] = []
+        inner: list[Problem] = []
         named = Node({**own, "lab": Node("grading")}, 0, LAB_FILE)
         top = reduce(merged, [self.below, named, *self.above], Node({}, 0, LAB_FILE))
-        lab = LabLoading(self.path, self.home, top, self.settings_type, found).config("")
-        self.problems += [Problem(f"grading.{one.path}", one.line, one.message) for one in found]
+        lab = LabLoading(self.path, self.home, top, self.settings_type, inner).config("")
+        self.problems += [Problem(f"grading.{p.path}", p.line, p.message) for p in inner]
         return None if lab is None or len(self.problems) > before else GradingConfig(lab=lab)
 
     def check_across(self, file: CourseFile) -> None:
-        """What no single value can tell."""
+        """Check rules that concern several values."""
         for key in ("budget", "ttl", "max_ttl"):
             server = self.nodes.get("server", Node({})).value
             if isinstance(server, dict) and key in server:
-                said = f"belongs at per_student.{key}: it is each student's"
-                self.problems.append(problem(server[key], f"server.{key}", said))
-        most = file.per_student
-        if most.ttl and most.max_ttl and most.ttl > most.max_ttl:
-            self.tell("per_student", "ttl is longer than max_ttl")
+                message = f"belongs at per_student.{key}: it applies to each student"
+                self.problems.append(problem(server[key], f"server.{key}", message))
+        limits = file.per_student
+        if limits.ttl and limits.max_ttl and limits.ttl > limits.max_ttl:
+            self.add_problem("per_student", "ttl is longer than max_ttl")
         server = self.nodes.get("server", Node({})).value
         provider = server.get("provider", Node(None)) if isinstance(server, dict) else Node(None)
         if isinstance(provider.value, str) and provider.value in PROVIDERS_WITH_STUDENTS:
-            said = f"{shown(provider.value)} is what students say; a course says where its servers "
-            self.problems.append(problem(provider, "server.provider", said + "come from"))
-        for name, one in file.assignments.items():
-            self.check_assignment(name, one)
+            message = (
+                f"{shown(provider.value)} is the provider of students; "
+                "name the provider that the course's servers come from"
+            )
+            self.problems.append(problem(provider, "server.provider", message))
+        for name, assignment in file.assignments.items():
+            self.check_assignment(name, assignment)
 
-    def check_assignment(self, name: str, one: AssignmentConfig) -> None:
-        if one.late and one.due is None:
-            self.tell(f"assignments.{name}", "late says how long after `due`, which is missing")
+    def check_assignment(self, name: str, assignment: AssignmentConfig) -> None:
+        if assignment.late and assignment.due is None:
+            self.add_problem(f"assignments.{name}", "`late` counts from `due`, which is missing")
 
-    def tell(self, path: str, message: str) -> None:
+    def add_problem(self, path: str, message: str) -> None:
+        """Add a problem at the line of a dotted path of the file."""
         node: Any = Node(self.nodes)
         for key in path.split("."):
             inner = node.value if isinstance(node.value, dict) else {}

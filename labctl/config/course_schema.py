@@ -1,4 +1,4 @@
-"""What course.yaml may say (`CourseFile`) and what labctl makes of it (`CourseConfig`)."""
+"""The schema of course.yaml (`CourseFile`), and the resulting configuration (`CourseConfig`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from labctl.model import Value
 # Days of the week, Monday first, as `date.weekday` counts them.
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DEFAULT_PREWARM_S = 20 * 60
-# What a student's lab.yaml says, and never the course itself: it would ask itself for servers.
+# Providers for a student's lab.yaml only: a course with one would request servers from itself.
 PROVIDERS_WITH_STUDENTS = ("course",)
 _EMAIL = re.compile(r"[^\s@,;<>()\"'\\]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -43,12 +43,12 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}")
 
 def parse_email(text: str) -> str:
     if len(text) > 254 or text.startswith("-") or not _EMAIL.fullmatch(text):
-        raise ValueError(f"{shown(text)} is not an address for mail")
+        raise ValueError(f"{shown(text)} is not an email address")
     return text
 
 
 def parse_day_time(text: str) -> int:
-    """Seconds since midnight of `10:00`; `24:00` is the end of the day."""
+    """Parse `10:00` into seconds since midnight; `24:00` is the end of the day."""
     match = re.fullmatch(r"(\d{1,2}):(\d\d)", text)
     if match is None or int(match[2]) > 59 or int(match[1]) * 60 + int(match[2]) > 24 * 60:
         raise ValueError(f'{shown(text)} is not a time of day: write "10:00"')
@@ -59,7 +59,7 @@ def parse_date(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{shown(text)} is not a day: write 2026-09-01") from None
+        raise ValueError(f"{shown(text)} is not a date: write 2026-09-01") from None
 
 
 def parse_zone(text: str) -> str:
@@ -68,7 +68,9 @@ def parse_zone(text: str) -> str:
     try:
         ZoneInfo(text)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f"this machine knows no zone {shown(text)}: Europe/Berlin, UTC") from None
+        raise ValueError(
+            f"this machine has no time zone {shown(text)}: write Europe/Berlin or UTC"
+        ) from None
     return text
 
 
@@ -81,13 +83,13 @@ def parse_network(text: str) -> str:
 
 def parse_host(text: str) -> str:
     if len(text) > 253 or not _HOST.fullmatch(text):
-        raise ValueError(f"{shown(text)} is not a host's name or address")
+        raise ValueError(f"{shown(text)} is not a host name or address")
     return text
 
 
 def parse_user(text: str) -> str:
     if not _USER.fullmatch(text):
-        raise ValueError(f"{shown(text)} is not a user's name")
+        raise ValueError(f"{shown(text)} is not a user name")
     return text
 
 
@@ -99,7 +101,7 @@ def parse_points(text: str) -> float:
 
 def parse_share(text: str) -> float:
     if not re.fullmatch(r"[01](\.\d{1,9})?", text) or float(text) > 1:
-        raise ValueError(f"{shown(text)} is not a share from 0 to 1, such as 0.02")
+        raise ValueError(f"{shown(text)} is not a fraction from 0 to 1, such as 0.02")
     return float(text)
 
 
@@ -118,7 +120,7 @@ class Person(Value, frozen=True):
 
 
 class SharedConfig(Value, frozen=True):
-    """Accounts on shared servers instead of a server for each.
+    """Accounts on shared servers instead of a server for each student.
 
     An account leases at most `gpus` GPUs at once, each for `gpu_lease` seconds.
     """
@@ -129,7 +131,7 @@ class SharedConfig(Value, frozen=True):
 
 
 class PerStudent(Value, frozen=True):
-    """Each seat's ceilings. `budget` in dollars for the whole course, times in seconds, bytes."""
+    """The limits of each seat. `budget` is dollars for the whole course; seconds, `disk` bytes."""
 
     budget: Annotated[float | None, Parsed(parse_price)] = None
     ttl: Duration = 8 * 3600
@@ -140,7 +142,7 @@ class PerStudent(Value, frozen=True):
 class ClassHours(Value, frozen=True):
     """Hours of the week, by the clocks of `zone`.
 
-    `begins` and `ends` are seconds since midnight; servers are made `prewarm` seconds before.
+    `begins` and `ends` are seconds since midnight; servers are created `prewarm` seconds earlier.
     """
 
     days: tuple[Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"], ...]
@@ -151,9 +153,9 @@ class ClassHours(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if self.ends <= self.begins:
-            raise ValueError("`to` is not after `from`; hours past midnight are two entries")
+            raise ValueError("`to` is not after `from`; split hours past midnight in two entries")
         if not self.days or len(set(self.days)) < len(self.days):
-            raise ValueError("days: each day once, and one at least")
+            raise ValueError("days: name at least one day, and each only once")
 
 
 class Term(Value, frozen=True):
@@ -168,7 +170,7 @@ class Term(Value, frozen=True):
 
 
 class KeeperConfig(Value, frozen=True):
-    """Where students reach the keeper over SSH."""
+    """The SSH address at which students reach the keeper."""
 
     host: Annotated[str, Parsed(parse_host)]
     user: Annotated[str, Parsed(parse_user)] = "labctl"
@@ -178,10 +180,10 @@ class KeeperConfig(Value, frozen=True):
 class GradeConfig(Value, frozen=True):
     """How one assignment is graded.
 
-    `command` is staff's, run where the labels are, `predict` is what is run of a submission, where
-    they are not; () is labctl's own. `inputs` and `labels` are paths below the folder. `timeout` in
-    seconds, for each of the two containers. `tolerance` is how far a claim may lie from what was
-    measured.
+    `predict` runs the submission, in a container without the labels; `command` is the staff's
+    grading command, in a container with them; () means labctl's own. `inputs` and `labels` are
+    paths below the folder. `timeout` in seconds, for each of the two containers. `tolerance` is the
+    allowed difference between a student's claimed result and the measured one.
     """
 
     predict: Annotated[tuple[str, ...], Parsed(parse_line)] | tuple[str, ...] = ()
@@ -193,7 +195,7 @@ class GradeConfig(Value, frozen=True):
 
 
 class AssignmentConfig(Value, frozen=True):
-    """One assignment; its rules of time and size are those of an assignment's own file.
+    """One assignment; its rules for time and size are those of the assignment's own file.
 
     `late` in seconds (or moments.ANY_S), `penalty` in percent for each day begun.
     """
@@ -226,15 +228,15 @@ class CourseFile(Value, frozen=True):
 
 
 class GradingConfig(Value, frozen=True):
-    """Where submissions are graded: its server, image and limits, as a lab's."""
+    """The lab in which submissions are graded: its server, image and limits."""
 
     lab: LabConfig
 
 
 class CourseConfig(Value, frozen=True):
-    """A course as configured. `lab` is what every seat's lab is, but for its name and its ceilings.
+    """The configuration of a course. `lab` is every seat's lab, apart from its name and limits.
 
-    `lab.server.need` bears the budget, TTL and longest TTL of `per_student`. `root` is the folder;
+    `lab.server.need` has the budget, TTL and longest TTL of `per_student`. `root` is the folder;
     paths in `lab` are absolute, those of assignments relative to `root`.
     """
 

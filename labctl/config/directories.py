@@ -1,4 +1,4 @@
-"""Where labctl keeps things on this machine, and its only look at the environment."""
+"""The directories of labctl on this machine, and the only access to the environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labctl.model import Value
 
 
 class Paths(Value, frozen=True):
-    """Absolute directories and files; none of them need exist.
+    """Absolute directories and files; none of them needs to exist.
 
     `keys_dir` is never below `state_dir` by default: the state may be deleted, keys may not.
     `cache_dir` may be deleted at any time.
@@ -33,7 +33,7 @@ class Paths(Value, frozen=True):
 
     @property
     def keep_dir(self) -> Path:
-        """Labs that others handed to this machine's keeper."""
+        """The labs that others have exported to this machine's keeper."""
         return self.keys_dir.parent / "keep"
 
     @property
@@ -42,25 +42,25 @@ class Paths(Value, frozen=True):
 
 
 def student_key(places: Paths) -> Path:
-    """The private key by which courses know this person: to hand in, and to ask for servers."""
+    """Return the private key that identifies the user to courses: to submit, to get servers."""
     return places.keys_dir / "submit" / "id_ed25519"
 
 
 def environment() -> dict[str, str]:
-    """A copy of this process's environment, for the layers that may not read it themselves."""
+    """Return a copy of this process's environment, for layers that may not read it themselves."""
     return dict(os.environ)
 
 
 def paths(environ: Mapping[str, str] | None = None) -> Paths:
-    """The paths for this environment: LABCTL_STATE_DIR, the XDG directories, then the defaults."""
-    given = os.environ if environ is None else environ
-    home = Path(given.get("HOME") or Path.home())
+    """Return the paths for an environment: LABCTL_STATE_DIR, the XDG directories, the defaults."""
+    variables = os.environ if environ is None else environ
+    home = Path(variables.get("HOME") or Path.home())
     base = home / ".config"
-    config_dir = _directory(given.get("XDG_CONFIG_HOME", ""), base) / "labctl"
-    data_home = _directory(given.get("XDG_DATA_HOME", ""), home / ".local" / "share")
-    state_home = _directory(given.get("XDG_STATE_HOME", ""), home / ".local" / "state")
-    moved = given.get("LABCTL_STATE_DIR", "")
-    state_dir = expanded(moved, home) if moved else state_home / "labctl"
+    config_dir = _directory(variables.get("XDG_CONFIG_HOME", ""), base) / "labctl"
+    data_home = _directory(variables.get("XDG_DATA_HOME", ""), home / ".local" / "share")
+    state_home = _directory(variables.get("XDG_STATE_HOME", ""), home / ".local" / "state")
+    own_state_dir = variables.get("LABCTL_STATE_DIR", "")
+    state_dir = expanded(own_state_dir, home) if own_state_dir else state_home / "labctl"
     return Paths(
         home=home,
         state_dir=state_dir,
@@ -69,25 +69,25 @@ def paths(environ: Mapping[str, str] | None = None) -> Paths:
         ssh_dir=state_dir / "ssh",
         log_dir=state_dir / "logs",
         data_dir=data_dir(),
-        cache_dir=_directory(given.get("XDG_CACHE_HOME", ""), home / ".cache") / "labctl",
+        cache_dir=_directory(variables.get("XDG_CACHE_HOME", ""), home / ".cache") / "labctl",
         user_ssh_config=home / ".ssh" / "config",
     )
 
 
 def data_dir() -> Path:
-    """The directory of images/, playbooks/, templates/: in a wheel, or at a checkout's root."""
+    """Return the directory of images/, playbooks/, templates/: in a wheel, or a checkout's root."""
     package = Path(__file__).resolve().parents[1]
     shipped = package / "_data"
     return shipped if shipped.is_dir() else package.parent
 
 
 def expanded(text: str, home: Path) -> Path:
-    """`text` as an absolute path; a leading `~` is `home`."""
+    """Return `text` as an absolute path; a leading `~` is `home`."""
     if text == "~" or text.startswith("~/"):
         return home / text[2:]
     return Path(text).absolute()
 
 
 def _directory(text: str, default: Path) -> Path:
-    """XDG's rule: what is empty or relative counts as not given."""
+    """Apply XDG's rule: an empty or relative path counts as not set."""
     return Path(text) if text.startswith("/") else default

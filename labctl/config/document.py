@@ -1,6 +1,6 @@
-"""YAML text as nodes that know their line and where they came from.
+"""Parse YAML text into nodes that know their line and origin.
 
-Only what labctl's files need passes: one document of mappings, lists and scalars. Scalars stay
+Only what labctl's files need is allowed: one document of mappings, lists and scalars. Scalars stay
 the strings that were typed (YAML itself reads `1:30` as 90 and `no` as false). Aliases, tags,
 control characters and deep nesting are refused, duplicate keys are reported, all at once.
 """
@@ -26,9 +26,9 @@ _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]"
 
 
 class Node(Value, frozen=True):
-    """One value of a file. `value` is a string, a mapping, a list, or None where nothing stands.
+    """One value of a file. `value` is a string, a mapping, a list, or None for an empty value.
 
-    `origin` is the file or switch it came from; `line` counts from 1, 0 where there is none.
+    `origin` is the file or switch it came from; `line` counts from 1, 0 without a line.
     """
 
     value: str | dict[str, Node] | list[Node] | None
@@ -41,21 +41,21 @@ class Node(Value, frozen=True):
 
 
 def shown(text: str) -> str:
-    """`text` in quotes, cut to a readable length, with everything unprintable escaped."""
+    """Quote `text`, shorten it to a readable length, and escape everything unprintable."""
     if len(text) > MAX_SHOWN_CHARACTERS:
         text = text[: MAX_SHOWN_CHARACTERS - 1] + "…"
     return repr(text)
 
 
 def plain(text: str) -> str:
-    """`text` without quotes, with everything unprintable escaped."""
+    """Escape everything unprintable in `text`, without quotes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def read_bytes(path: Path, what: str, *, hint: str) -> bytes:
-    """The bytes of a file of ours; ConfigError where there is none that can be read.
+    """Read one of labctl's files; ConfigError if it is missing, too large or not a regular file.
 
-    Nothing but a regular file of at most MAX_FILE_BYTES is read.
+    At most MAX_FILE_BYTES are read. LabError if it cannot be opened.
     """
     try:
         if path.exists() and not path.is_file():
@@ -74,14 +74,14 @@ def read_bytes(path: Path, what: str, *, hint: str) -> bytes:
         raise ConfigError(
             f"{plain(str(path))} is too large",
             why=f"at most {MAX_FILE_BYTES // 1024} KiB are read",
-            hint="keep data in files of their own and name those under data:",
+            hint="put data into separate files and list those under data:",
         )
     return data
 
 
 def parse(data: bytes, origin: str, problems: list[Problem]) -> Node | None:
-    """The top node of a YAML text; None where there is none. What is wrong goes to `problems`."""
-    text = _decoded(data, problems)
+    """Parse YAML and return its top node, None for an empty text. Adds errors to `problems`."""
+    text = _decode(data, problems)
     if text is None:
         return None
     from yaml import YAMLError
@@ -94,10 +94,10 @@ def parse(data: bytes, origin: str, problems: list[Problem]) -> Node | None:
         problems.append(_syntax_problem(error, text))
         return None
     problems.extend(loader.problems)
-    return None if top is None else _converted(top, origin, "", problems)
+    return None if top is None else _convert(top, origin, "", problems)
 
 
-def _decoded(data: bytes, problems: list[Problem]) -> str | None:
+def _decode(data: bytes, problems: list[Problem]) -> str | None:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in data[:4]:
         problems.append(Problem("", 1, "the file is UTF-16 or UTF-32; save it as UTF-8"))
         return None
@@ -108,30 +108,30 @@ def _decoded(data: bytes, problems: list[Problem]) -> str | None:
         problems.append(Problem("", line, f"byte {data[error.start]:#04x} is not UTF-8"))
         return None
     text = text.replace("\r\n", "\n")
-    found = list(re.finditer(_CONTROL, text))
-    for match in found[:10]:
+    controls = list(re.finditer(_CONTROL, text))
+    for match in controls[:10]:
         line = text.count("\n", 0, match.start()) + 1
         problems.append(Problem("", line, f"a control character, {shown(match.group())}"))
-    return None if found else text
+    return None if controls else text
 
 
 def _syntax_problem(error: Exception, text: str) -> Problem:
-    """A YAML error in words for people who do not know YAML's own."""
+    """Describe a YAML error for users who do not know the terms of YAML."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = mark.line + 1 if mark is not None else 1
-    said = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
+    message = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
     lines = text.split("\n")
-    here = lines[line - 1] if line <= len(lines) else ""
-    if here[: len(here) - len(here.lstrip())].count("\t"):
+    line_text = lines[line - 1] if line <= len(lines) else ""
+    if line_text[: len(line_text) - len(line_text.lstrip())].count("\t"):
         return Problem("", line, "a tab at the start of the line; indent with spaces")
-    if "another document" in said:
-        return Problem("", line, "a second document begins here (`---`); one is allowed")
-    return Problem("", line, f"not valid YAML: {plain(str(said))}")
+    if "another document" in message:
+        return Problem("", line, "a second document begins here (`---`); only one is allowed")
+    return Problem("", line, f"not valid YAML: {plain(str(message))}")
 
 
 @cache
 def _loader_type() -> type:
-    """The loader, made at its first use: importing yaml takes longer than the rest of us."""
+    """Define the loader at its first use: importing yaml takes longer than all of labctl.config."""
     from yaml import SafeLoader
     from yaml.composer import ComposerError
     from yaml.events import AliasEvent
@@ -159,8 +159,8 @@ def _loader_type() -> type:
                 self.problems.append(Problem("", line, f"tags ({shown(event.tag)}) are refused"))
                 event.tag = None
             if self._depth >= MAX_DEPTH:
-                said = f"nested deeper than {MAX_DEPTH} levels"
-                raise ComposerError(None, None, said, event.start_mark)
+                message = f"nested deeper than {MAX_DEPTH} levels"
+                raise ComposerError(None, None, message, event.start_mark)
             self._depth += 1
             node: YamlNode | None = super().compose_node(parent, index)
             self._depth -= 1
@@ -169,7 +169,7 @@ def _loader_type() -> type:
     return Loader
 
 
-def _converted(node: Any, origin: str, path: str, problems: list[Problem]) -> Node:
+def _convert(node: Any, origin: str, path: str, problems: list[Problem]) -> Node:
     line = node.start_mark.line + 1
     if node.id == "scalar":
         if node.tag == "tag:yaml.org,2002:null":
@@ -179,28 +179,28 @@ def _converted(node: Any, origin: str, path: str, problems: list[Problem]) -> No
         return Node(node.value, line, origin)
     if node.id == "sequence":
         items = [
-            _converted(item, origin, f"{path}[{position}]", problems)
+            _convert(item, origin, f"{path}[{position}]", problems)
             for position, item in enumerate(node.value)
         ]
         return Node(items, line, origin)
-    return Node(_converted_keys(node, origin, path, problems), line, origin)
+    return Node(_convert_keys(node, origin, path, problems), line, origin)
 
 
-def _converted_keys(node: Any, origin: str, path: str, problems: list[Problem]) -> dict[str, Node]:
+def _convert_keys(node: Any, origin: str, path: str, problems: list[Problem]) -> dict[str, Node]:
     entries: dict[str, Node] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
         if key.id != "scalar":
             problems.append(Problem(path, line, "a key must be a word, not a list or a mapping"))
             continue
-        here = f"{path}.{plain(key.value)}" if path else plain(key.value)
+        key_path = f"{path}.{plain(key.value)}" if path else plain(key.value)
         if re.search(_CONTROL, key.value):
-            problems.append(Problem(here, line, f"a control character in {shown(key.value)}"))
+            problems.append(Problem(key_path, line, f"a control character in {shown(key.value)}"))
         elif key.value in entries:
             first = entries[key.value].line
-            problems.append(Problem(here, line, f"given twice, first on line {first}"))
+            problems.append(Problem(key_path, line, f"given twice, first on line {first}"))
         else:
-            # The line of a value is its key's: that is what a person looks for.
-            inner = _converted(value, origin, here, problems)
+            # A value gets the line of its key, which is what users look for.
+            inner = _convert(value, origin, key_path, problems)
             entries[key.value] = Node(inner.value, line, origin)
     return entries

@@ -1,4 +1,4 @@
-"""The random id of a lab, by which its servers are found, and files written whole."""
+"""The random id of a lab, by which its servers are found, and atomic file writes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class _LabRecord(msgspec.Struct):
 
 
 def known_lab_id(root: Path) -> str:
-    """The lab's id, or "" where it has none yet. Creates nothing.
+    """Return the lab's id, or "" if it has none yet. Creates nothing.
 
-    Raises PolicyError where .labctl leads elsewhere, LabError where the file is damaged.
+    Raises PolicyError if .labctl is a link, LabError if the file is damaged.
     """
     file = root / LAB_ID_FILE
     if file.parent.is_symlink() or file.is_symlink():
         raise PolicyError(
-            f"{plain(str(file.parent))} leads elsewhere through a link",
-            why="labctl writes there, and a stranger's lab must not choose where",
+            f"{plain(str(file.parent))} is a link to another place",
+            why="labctl writes there, and a lab of somebody else must not choose where",
             hint=f"rm {plain(str(file.parent))}",
         )
     try:
@@ -49,13 +49,13 @@ def known_lab_id(root: Path) -> str:
         raise LabError(
             f"{plain(str(file))} is damaged",
             why="it holds the id by which this lab's servers are found",
-            hint="labctl status --refresh   # what the lab still has; then delete that file",
+            hint="labctl status --refresh   # shows what the lab still has; then delete that file",
         )
     return record.id
 
 
 def lab_id(root: Path) -> str:
-    """The lab's id, 12 hex digits; made where there is none, once, whoever else tries too."""
+    """Return the lab's id, 12 hex digits; create it if missing, once even for many processes."""
     known = known_lab_id(root)
     if known:
         return known
@@ -63,22 +63,22 @@ def lab_id(root: Path) -> str:
     record = {"id": os.urandom(6).hex(), "created_at": round(time.time(), 3)}
     try:
         file.parent.mkdir(exist_ok=True)
-        # An id that travels with a copied or committed lab would be shared by its servers.
+        # Without this a copied or committed lab would share its id, and with it its servers.
         ignore = file.parent / ".gitignore"
         if not ignore.exists():
             ignore.write_text("*\n")
-        _create_whole(file, json.dumps(record).encode() + b"\n")
+        _create_atomically(file, json.dumps(record).encode() + b"\n")
     except OSError as error:
         raise LabError(
             f"cannot write {plain(str(file))}",
             why=error.strerror or "",
-            hint="make the lab's directory writable for yourself",
+            hint="make the lab's directory writable for your account",
         ) from error
     return known_lab_id(root)
 
 
-def _create_whole(file: Path, data: bytes) -> None:
-    """Create `file` with all of `data` at once; leaves a file that is already there alone."""
+def _create_atomically(file: Path, data: bytes) -> None:
+    """Create `file` with all of `data` at once; do not change an existing file."""
     draft = write_draft(file, data, mode=0o644)
     try:
         os.link(draft, file)
@@ -92,7 +92,7 @@ def _create_whole(file: Path, data: bytes) -> None:
 
 
 def write_draft(file: Path, data: bytes, *, mode: int) -> Path:
-    """A new file beside `file`, on disk with all of `data`, to be renamed to it."""
+    """Write `data` to a new file next to `file`, to be renamed to it, and sync it to disk."""
     draft = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as stream:
@@ -103,7 +103,7 @@ def write_draft(file: Path, data: bytes, *, mode: int) -> Path:
 
 
 def write_private(file: Path, data: bytes) -> None:
-    """Replace `file` whole with a 0600 one; directories that it needs are made 0700."""
+    """Replace `file` atomically by a 0600 one; missing directories are created with 0700."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = write_draft(file, data, mode=0o600)
     try:

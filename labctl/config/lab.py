@@ -1,4 +1,4 @@
-"""Loading a lab: flags over LABCTL_* over lab.yaml over the user's config.yaml over defaults."""
+"""Load a lab: flags override LABCTL_*, then lab.yaml, the user's config.yaml and defaults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 from labctl.model import Need
 
 SAMPLE = (
-    "labctl init digits && cd digits   # a sample; for code of your own: a lab.yaml with lab: NAME"
+    "labctl init digits && cd digits   # a sample; for your own code: a lab.yaml with lab: NAME"
 )
 
 SettingsType = Callable[[str], type[msgspec.Struct] | None]
@@ -49,22 +49,22 @@ def load_lab(
     settings_type: SettingsType | None = None,
     needs_file: bool = True,
 ) -> LabConfig:
-    """The lab at a directory or lab.yaml, with nothing checked beyond what the files say.
+    """Load the lab at a directory or lab.yaml, without checking the files that it names.
 
-    `overrides` are flags, by short name or dotted key. `settings_type` gives a provider's settings
-    type, or None (or raises UsageError, NotFoundError) where there is no such provider; without it
-    the providers' sections stay plain and unchecked, which loads no provider. Without `needs_file`
-    a directory that has no lab.yaml is read as if its lab.yaml said nothing, whatever it is called.
-    Raises ConfigError with every problem of lab.yaml, config.yaml and the switches.
+    `overrides` are flags, by short name or dotted key. `settings_type` returns a provider's
+    settings type, or None (or raises UsageError, NotFoundError) for an unknown provider; without
+    it the providers' sections stay plain and unchecked, which loads no provider. Without
+    `needs_file` a directory without lab.yaml is read like one with an empty lab.yaml, whatever its
+    name is. Raises ConfigError with every problem of lab.yaml, config.yaml and the switches.
     """
     path = _lab_file(path_or_dir)
-    places = standard_paths(environ)
-    given = os.environ if environ is None else environ
+    own_paths = standard_paths(environ)
+    variables = os.environ if environ is None else environ
     problems: list[Problem] = []
     hint = _missing_hint(path)
-    loose = not needs_file and not path.exists()
-    named = f'lab: "{cleaned_name(path.parent.name)}"\n'.encode()  # quoted: it may be `null`
-    data = named if loose else read_bytes(path, LAB_FILE, hint=hint)
+    has_no_file = not needs_file and not path.exists()
+    default = f'lab: "{cleaned_name(path.parent.name)}"\n'.encode()  # quoted: it may be `null`
+    data = default if has_no_file else read_bytes(path, LAB_FILE, hint=hint)
     if not data.strip(b"\xef\xbb\xbf \t\r\n"):
         raise ConfigError(
             f"{plain(str(path))} is empty",
@@ -74,17 +74,17 @@ def load_lab(
     known = [key for key in keys_of(LabFile) if key not in MACHINE_KEYS]
     lab_layer = file_layer(data, LAB_FILE, known, problems)
     if problems and not lab_layer.value:
-        # Nothing of it can be read: what would follow from its absence is no news.
+        # Nothing in it can be read, so problems with missing values would only mislead.
         raise _config_error(path, problems)
     layers = [
-        user_layer(places.config_file, places.home, problems),
+        user_layer(own_paths.config_file, own_paths.home, problems),
         lab_layer,
-        *switch_layers(overrides or {}, given),
+        *switch_layers(overrides or {}, variables),
     ]
     top = reduce(merged, layers, Node({}, 0, LAB_FILE))
     from hashlib import sha256
 
-    config = LabLoading(path, places.home, top, settings_type, problems).config(
+    config = LabLoading(path, own_paths.home, top, settings_type, problems).config(
         sha256(data).hexdigest()
     )
     if config is None:
@@ -93,12 +93,12 @@ def load_lab(
 
 
 def _config_error(path: Path, problems: list[Problem]) -> ConfigError:
-    distinct = sorted(dict.fromkeys(problems), key=lambda found: (found.line == 0, found.line))
+    distinct = sorted(dict.fromkeys(problems), key=lambda p: (p.line == 0, p.line))
     count = "one problem" if len(distinct) == 1 else f"{len(distinct)} problems"
     return ConfigError(
         f"{plain(str(path))} has {count}",
         tuple(distinct),
-        hint="labctl config   # once these lines are mended",
+        hint="labctl config   # after you fix these lines",
     )
 
 
@@ -108,7 +108,7 @@ def _lab_file(path_or_dir: Path) -> Path:
 
 
 def _missing_hint(path: Path) -> str:
-    """The sample project, unless a directory above is a lab."""
+    """Suggest the sample project, or a directory above that is a lab."""
     for parent in path.parents[1:]:
         if (parent / LAB_FILE).is_file():
             return f"labctl -C {plain(str(parent))} ..."
@@ -116,14 +116,14 @@ def _missing_hint(path: Path) -> str:
 
 
 def _as_text(node: Node) -> str:
-    """A value as an override gives it; "" for what only a file can hold."""
+    """Return a value as the text of an override; "" for a value that only a file can have."""
     items = node.value if isinstance(node.value, list) else [node]
     parts = [item.value for item in items if isinstance(item.value, str)]
     return ", ".join(parts) if len(parts) == len(items) else ""
 
 
 class LabLoading:
-    """One lab being read: the merged nodes, and the problems found so far."""
+    """Reads one lab from its merged nodes, and collects the problems."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class LabLoading:
         self.providers = ""
 
     def config(self, file_hash: str) -> LabConfig | None:
-        """The lab, or None when there are problems."""
+        """Return the lab, or None if there are problems."""
         settings, server_node = self.split_server()
         top = Node({**self.nodes, "server": server_node}, 0, LAB_FILE)
         file = LabFile(**read_known(top, LabFile, "", self.problems))
@@ -185,7 +185,7 @@ class LabLoading:
         )
 
     def split_server(self) -> tuple[dict[str, Any], Node]:
-        """The providers' settings, and `server` without their sections."""
+        """Return the providers' settings, and `server` without their sections."""
         node = self.nodes.get("server", Node({}, 0, LAB_FILE))
         if node.value is None:
             node = Node({}, node.line, node.origin)
@@ -205,7 +205,7 @@ class LabLoading:
         return settings, Node(rest, node.line, node.origin)
 
     def read_settings(self, provider: str, node: Node, settings: dict[str, Any]) -> bool:
-        """Read one provider's section into `settings`; False where there is no such provider."""
+        """Read one provider's section into `settings`; False for an unknown provider."""
         if self.settings_type is None:
             settings[provider] = raw(node) or {}
             return True
@@ -227,21 +227,21 @@ class LabLoading:
     def chosen_provider(
         self, server: Node, settings: dict[str, Any], rest: dict[str, Node]
     ) -> None:
-        """Where the provider in use has no section, its settings are its defaults."""
+        """Use default settings for the provider in use if it has no section."""
         default = Node(DEFAULT_PROVIDER, server.line, server.origin)
-        chosen = rest.get("provider", default)
-        name = default.value if chosen.value is None else chosen.value
+        selected = rest.get("provider", default)
+        name = default.value if selected.value is None else selected.value
         if not isinstance(name, str) or name in settings or self.settings_type is None:
             return
         if name in rest and name not in keys_of(ServerFile):
             return
-        if not self.read_settings(name, Node({}, chosen.line, chosen.origin), settings):
-            said = f"there is no provider called {shown(name)}"
-            said = f"{said}; {self.providers}" if self.providers else said
-            self.problems.append(problem(chosen, "server.provider", said))
+        if not self.read_settings(name, Node({}, selected.line, selected.origin), settings):
+            message = f"there is no provider called {shown(name)}"
+            message = f"{message}; {self.providers}" if self.providers else message
+            self.problems.append(problem(selected, "server.provider", message))
 
     def name(self) -> str:
-        """The lab's name: as written, or the directory's. What is wrong with it is told."""
+        """Return the lab's name, as written or the directory's; report an invalid one."""
         node = self.nodes.get("lab", Node(None))
         if node.value is not None:
             return node.value if isinstance(node.value, str) else ""
@@ -249,29 +249,29 @@ class LabLoading:
         try:
             return parse_name(name)
         except ValueError:
-            said = f"the directory's name, {shown(name)}, cannot be the lab's; write"
-            self.problems.append(Problem("lab", 0, f"{said} `lab: {cleaned_name(name)}`"))
+            message = f"the directory's name, {shown(name)}, is not a valid lab name; write"
+            self.problems.append(Problem("lab", 0, f"{message} `lab: {cleaned_name(name)}`"))
             return ""
 
     def at(self, path: str) -> Node:
-        """The leaf at a dotted path, or an empty one."""
+        """Return the leaf at a dotted path, or an empty one."""
         return self.leaves.get(path, Node(None, 0, LAB_FILE))
 
     def check_across(self, file: LabFile) -> None:
-        """What no single value can tell: things named twice."""
+        """Check rules that concern several values, such as duplicates."""
         for key, names in (("secrets", file.secrets), ("outputs", file.outputs)):
             for name in {name for name in names if names.count(name) > 1}:
-                self.problems.append(problem(self.at(key), key, f"{shown(name)} stands twice"))
+                self.problems.append(problem(self.at(key), key, f"{shown(name)} is listed twice"))
         longest = file.server.max_ttl
         if longest and file.server.ttl and file.server.ttl > longest:
-            said = f"is longer than max_ttl ({duration_text(longest)})"
-            self.problems.append(problem(self.at("server.ttl"), "server.ttl", said))
+            message = f"is longer than max_ttl ({duration_text(longest)})"
+            self.problems.append(problem(self.at("server.ttl"), "server.ttl", message))
         for name in sorted(set(file.secrets) & set(file.env)):
-            said = "is also in secrets; a secret's value never stands in lab.yaml"
-            self.problems.append(problem(self.at(f"env.{name}"), f"env.{name}", said))
+            message = "is also in secrets; lab.yaml must not contain the value of a secret"
+            self.problems.append(problem(self.at(f"env.{name}"), f"env.{name}", message))
 
     def services(self, file: LabFile) -> dict[str, ServiceConfig]:
-        """The services, each with its port."""
+        """Return the services, each with its port."""
         services: dict[str, ServiceConfig] = {}
         ports: dict[int, str] = {}
         mapping = self.nodes.get("services", Node(None)).value
@@ -279,20 +279,20 @@ class LabLoading:
         for name, node in nodes.items():
             if name not in KNOWN_SERVICE_PORTS and not _has_port(node):
                 known = " and ".join(KNOWN_SERVICE_PORTS)
-                said = f"needs a port (only {known} are known): write `{{port: 8000}}`"
-                self.problems.append(problem(node, f"services.{plain(name)}", said))
+                message = f"needs a port (only {known} have a default): write `{{port: 8000}}`"
+                self.problems.append(problem(node, f"services.{plain(name)}", message))
         for name, service in file.services.items():
             port = service.port or KNOWN_SERVICE_PORTS.get(name, 0)
             if port in ports:
-                said = f"port {port} is already that of {ports[port]}"
-                self.problems.append(problem(nodes[name], f"services.{name}", said))
+                message = f"port {port} is already used by {ports[port]}"
+                self.problems.append(problem(nodes[name], f"services.{name}", message))
             if port:
                 ports.setdefault(port, name)
             services[name] = ServiceConfig(port=port, command=service.command)
         return services
 
     def image(self, file: LabFile) -> ImageConfig:
-        """The image as configured; else the lab's own Dockerfile; else plain Python."""
+        """Return the configured image, else the lab's own Dockerfile, else plain Python."""
         if isinstance(file.image, ImageFile):
             return ImageConfig(build=file.image.build, args=file.image.args)
         if file.image:
@@ -310,7 +310,7 @@ class LabLoading:
 
 
 def _has_port(service: Node) -> bool:
-    """Whether something stands as the service's port, or it is no mapping that could have one."""
+    """Whether the service has a port, or is not a mapping and so cannot have one."""
     entries = {} if service.value is None else service.value
     return not isinstance(entries, dict) or entries.get("port", Node(None)).value is not None
 

@@ -1,4 +1,4 @@
-"""What is laid over what: config.yaml, lab.yaml, LABCTL_* and flags, each as a tree of nodes."""
+"""The layers of configuration, each a tree of nodes: config.yaml, lab.yaml, LABCTL_* and flags."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _NOT_FROM_ENVIRONMENT = frozenset({"name"})
 def file_layer(
     data: bytes, origin: str, known: tuple[str, ...] | list[str], problems: list[Problem]
 ) -> Node:
-    """The top mapping of a file, with the keys that it may have; the rest are problems."""
+    """Parse a file's top mapping, keep the keys that it may have, and report the others."""
     node = parse(data, origin, problems)
     empty = Node({}, 0, origin)
     if node is None or node.value is None:
@@ -53,16 +53,16 @@ def file_layer(
     if not isinstance(node.value, dict):
         problems.append(problem(node, "", "the file must be a mapping: lines of `key: value`"))
         return empty
-    kept = {}
+    entries = {}
     for key, item in node.value.items():
         if key in known:
-            kept[key] = item
+            entries[key] = item
         elif key in MACHINE_KEYS:
-            said = f"is of this machine: set LABCTL_{key.upper()} or write it in config.yaml"
-            problems.append(problem(item, key, said))
+            message = f"is a machine setting: set LABCTL_{key.upper()} or write it in config.yaml"
+            problems.append(problem(item, key, message))
         else:
             problems.append(unknown_key(item, plain(key), known, SWITCHES.get(key, "")))
-    return Node(kept, node.line, origin)
+    return Node(entries, node.line, origin)
 
 
 def user_layer(file: Path, home: Path, problems: list[Problem]) -> Node:
@@ -76,20 +76,22 @@ def user_layer(file: Path, home: Path, problems: list[Problem]) -> Node:
 
 
 def switch_layers(overrides: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[Node]:
+    """Yield a layer for each variable and flag that is set, the strongest last."""
     for short, dotted in SWITCHES.items():
         variable = f"LABCTL_{short.upper()}"
         if environ.get(variable) and short not in _NOT_FROM_ENVIRONMENT:
-            yield _nested(dotted, environ[variable], variable)
+            yield _nest(dotted, environ[variable], variable)
     for variable, text in sorted(environ.items()):
-        if text and (found := re.fullmatch(PROVIDER_VARIABLE, variable)):
-            provider, key = (part.lower() for part in found.groups())
-            yield _nested(f"server.{provider}.{key}", text, variable)
+        if text and (match := re.fullmatch(PROVIDER_VARIABLE, variable)):
+            provider, key = (part.lower() for part in match.groups())
+            yield _nest(f"server.{provider}.{key}", text, variable)
     for key, text in overrides.items():
         flag = f"--{key.replace('_', '-')}" if key in SWITCHES else key
-        yield _nested(SWITCHES.get(key, key), text, flag)
+        yield _nest(SWITCHES.get(key, key), text, flag)
 
 
-def _nested(dotted: str, text: str, origin: str) -> Node:
+def _nest(dotted: str, text: str, origin: str) -> Node:
+    """Return the nested mappings of a dotted key with this text as the innermost value."""
     node = Node(text, 0, origin)
     for key in reversed(dotted.split(".")):
         node = Node({key: node}, 0, origin)
@@ -97,23 +99,27 @@ def _nested(dotted: str, text: str, origin: str) -> Node:
 
 
 def merged(below: Node, above: Node) -> Node:
-    """`above` over `below`: mappings key by key, everything else whole; nothing hides nothing."""
+    """Merge `above` over `below`: mappings key by key; any other value of `above` replaces.
+
+    An empty value of `above` replaces nothing.
+    """
     if above.value is None:
         return below
     if not isinstance(below.value, dict) or not isinstance(above.value, dict):
         return above
     keys = {**below.value, **above.value}
-    both = {
+    entries = {
         key: merged(below.value[key], above.value[key])
         if key in below.value and key in above.value
         else keys[key]
         for key in keys
     }
-    place = above if above.line else below
-    return Node(both, place.line, place.origin)
+    source = above if above.line else below
+    return Node(entries, source.line, source.origin)
 
 
 def leaves(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Yield (dotted path, node) of every value that is not a mapping."""
     if isinstance(node.value, dict):
         for key, item in node.value.items():
             yield from leaves(item, f"{path}.{key}" if path else key)

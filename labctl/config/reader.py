@@ -1,4 +1,4 @@
-"""From nodes to typed values, by the types of msgspec Structs, with every problem at once.
+"""Turn nodes into typed values, by the types of msgspec Structs, and report all problems at once.
 
 A type may be a Struct, `dict[str, T]`, `tuple[T, ...]`, `list[T]`, a union of those with scalars, a
 Literal, anything that msgspec makes from a string, or `Annotated[T, Parsed(parse)]`.
@@ -33,25 +33,25 @@ class Parsed:
 
 
 class _Unreadable(Exception):
-    """What cannot be read was already told."""
+    """A value cannot be read; its problem was already reported."""
 
 
 def problem(node: Node, path: str, message: str) -> Problem:
-    """A Problem at `node`; what does not stand in lab.yaml names the place it comes from."""
+    """Return a Problem at `node`; for a node that is not from lab.yaml it names the origin."""
     if node.origin == LAB_FILE or not node.origin:
         return Problem(path, node.line, message)
     return Problem(path, 0, f"{message} (from {plain(node.place)})")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word most like `word`, or "" where none is."""
+    """Return the known word that is most similar to `word`, or "" if none is."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), "")
 
 
 def unknown_key(node: Node, path: str, known: Iterable[str], elsewhere: str = "") -> Problem:
-    """The problem of a key that is not there. `elsewhere` is the dotted path it belongs at."""
+    """Return the problem of an unknown key. `elsewhere` is the dotted path where it belongs."""
     keys = sorted(known)
     key = path.rpartition(".")[2]
     near = nearest(key, keys)
@@ -59,11 +59,11 @@ def unknown_key(node: Node, path: str, known: Iterable[str], elsewhere: str = ""
         return problem(node, path, f"unknown key; it belongs at {elsewhere}")
     if near:
         return problem(node, path, f"unknown key; did you mean {near}?")
-    return problem(node, path, f"unknown key; known here: {', '.join(keys)}")
+    return problem(node, path, f"unknown key; known keys: {', '.join(keys)}")
 
 
 def read(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
-    """The value of `node` as a `kind`, or None when `problems` grew."""
+    """Read `node` as a `kind`; add to `problems` and return None if that fails."""
     try:
         return _read(node, kind, path, problems)
     except _Unreadable:
@@ -73,7 +73,7 @@ def read(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
 def read_known(
     node: Node, kind: type[msgspec.Struct], path: str, problems: list[Problem]
 ) -> dict[str, Any]:
-    """The fields of a `kind` that can be read from the mapping `node`; the rest are problems."""
+    """Read the fields of a `kind` from the mapping `node`; report those that cannot be read."""
     fields = keys_of(kind)
     values: dict[str, Any] = {}
     for key, item in node.value.items() if isinstance(node.value, dict) else ():
@@ -86,13 +86,13 @@ def read_known(
             if len(problems) == before:
                 values[fields[key].name] = value
     for key, field in fields.items():
-        if field.required and (not isinstance(node.value, dict) or _left_out(node.value, key)):
+        if field.required and (not isinstance(node.value, dict) or _is_missing(node.value, key)):
             problems.append(problem(node, f"{path}.{key}" if path else key, "is required"))
     return values
 
 
 def raw(node: Node) -> Any:
-    """The node as plain dicts, lists and strings."""
+    """Return the node as plain dicts, lists and strings."""
     if isinstance(node.value, dict):
         return {key: raw(value) for key, value in node.value.items()}
     if isinstance(node.value, list):
@@ -101,7 +101,7 @@ def raw(node: Node) -> Any:
 
 
 def keys_of(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
-    """The keys that a mapping of this kind may have."""
+    """Return the keys that a mapping of this kind may have, with their fields."""
     return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
 
@@ -127,8 +127,7 @@ def _refuse(node: Node, path: str, message: str, problems: list[Problem]) -> _Un
     return _Unreadable()
 
 
-def _what(node: Node) -> str:
-    """What stands there, in words."""
+def _describe_value(node: Node) -> str:
     if isinstance(node.value, dict):
         return "a mapping"
     if isinstance(node.value, list):
@@ -152,11 +151,11 @@ def _read_union(node: Node, kinds: tuple[Any, ...], path: str, problems: list[Pr
         return _read(node, kinds[0], path, problems)
     words: dict[Any, str] = {dict: "a mapping", list: "a list", str: "a text"}
     allowed = " or ".join(dict.fromkeys(words[_shape(kind)] for kind in kinds))
-    raise _refuse(node, path, f"{allowed} belongs here, not {_what(node)}", problems)
+    raise _refuse(node, path, f"expected {allowed}, got {_describe_value(node)}", problems)
 
 
 def _shape(kind: Any) -> type:
-    """The type that a node's value has where a value of this kind stands."""
+    """Return the type of a node's value for a value of this kind: str, list or dict."""
     base = get_origin(kind) or kind
     if base is Annotated:
         parsed = any(isinstance(extra, Parsed) for extra in kind.__metadata__)
@@ -172,7 +171,7 @@ def _read_struct(
     if node.value is None:
         node = Node({}, node.line, node.origin)
     if not isinstance(node.value, dict):
-        raise _refuse(node, path, f"a mapping belongs here, not {_what(node)}", problems)
+        raise _refuse(node, path, f"expected a mapping, got {_describe_value(node)}", problems)
     before = len(problems)
     values = read_known(node, kind, path, problems)
     if len(problems) > before:
@@ -183,7 +182,7 @@ def _read_struct(
         raise _refuse(node, path, str(error), problems) from None
 
 
-def _left_out(entries: dict[str, Node], key: str) -> bool:
+def _is_missing(entries: dict[str, Node], key: str) -> bool:
     return key not in entries or entries[key].value is None
 
 
@@ -191,7 +190,7 @@ def _read_mapping(
     node: Node, key_kind: Any, value_kind: Any, path: str, problems: list[Problem]
 ) -> dict[Any, Any]:
     if not isinstance(node.value, dict):
-        raise _refuse(node, path, f"a mapping belongs here, not {_what(node)}", problems)
+        raise _refuse(node, path, f"expected a mapping, got {_describe_value(node)}", problems)
     before = len(problems)
     entries = {}
     for key, item in node.value.items():
@@ -208,7 +207,7 @@ def _read_mapping(
 
 def _read_list(node: Node, kind: Any, path: str, problems: list[Problem]) -> list[Any]:
     if not isinstance(node.value, list):
-        raise _refuse(node, path, f"a list belongs here, not {_what(node)}", problems)
+        raise _refuse(node, path, f"expected a list, got {_describe_value(node)}", problems)
     before = len(problems)
     items = []
     for position, item in enumerate(node.value):
@@ -224,27 +223,27 @@ def _read_list(node: Node, kind: Any, path: str, problems: list[Problem]) -> lis
 
 def _read_scalar(node: Node, kind: Any, path: str, problems: list[Problem]) -> Any:
     if not isinstance(node.value, str):
-        raise _refuse(node, path, f"one value belongs here, not {_what(node)}", problems)
+        raise _refuse(node, path, f"expected a single value, got {_describe_value(node)}", problems)
     text = node.value
     try:
         for extra in getattr(kind, "__metadata__", ()):
             if isinstance(extra, Parsed):
                 return extra.parse(text)
         if get_origin(kind) is Literal:
-            return _chosen(text, get_args(kind))
+            return _parse_choice(text, get_args(kind))
         value = msgspec.convert(text, kind, strict=False)
         if isinstance(value, float) and not abs(value) < float("inf"):
             raise ValueError(f"{shown(text)} is not a finite number")
         return value
     except msgspec.ValidationError as error:
-        wanted = _SCALAR_WORDS.get(kind, "")
-        said = f"{wanted} belongs here, not {shown(text)}" if wanted else str(error)
-        raise _refuse(node, path, said, problems) from None
+        expected = _SCALAR_WORDS.get(kind, "")
+        message = f"expected {expected}, got {shown(text)}" if expected else str(error)
+        raise _refuse(node, path, message, problems) from None
     except ValueError as error:
         raise _refuse(node, path, str(error), problems) from None
 
 
-def _chosen(text: str, allowed: tuple[Any, ...]) -> Any:
+def _parse_choice(text: str, allowed: tuple[Any, ...]) -> Any:
     for choice in allowed:
         if text == str(choice):
             return choice

@@ -1,4 +1,4 @@
-"""What people write for one value: `1h30m`, `8GB`, `A100:2`, `1.50`.
+"""Parsers of single values as users write them: `1h30m`, `8GB`, `A100:2`, `1.50`.
 
 Every parser takes the string as typed and returns the value; ValueError says what is allowed.
 Every `*_text` is the inverse of its parser.
@@ -31,7 +31,7 @@ _NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
 _GPU_MODEL = r"[A-Z][A-Z0-9-]{0,30}"
 _COUNT = r"[0-9]{1,2}"
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
-# What makes a line need a shell. Quotes do not: shlex reads them as a shell does.
+# Syntax that needs a shell. Quotes do not: shlex reads them like a shell.
 _SHELL_SYNTAX = r"[|&;<>()$`*?\[\]{}~#!\\\n]|^\s*[A-Za-z_][A-Za-z0-9_]*="
 
 MAX_SECONDS = 366 * 86_400
@@ -40,23 +40,23 @@ MAX_GPUS = 64
 
 
 def cleaned_name(text: str) -> str:
-    """The nearest allowed name; "lab" where nothing of `text` is left."""
+    """Return the nearest valid name; "lab" if nothing of `text` remains."""
     words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return words[:39].rstrip("-") or "lab"
 
 
 def parse_name(text: str) -> str:
-    """A name of a lab, a data set, a service or a provider."""
+    """Parse the name of a lab, a data set, a service or a provider."""
     if NAME_PATTERN.fullmatch(text):
         return text
     raise ValueError(
-        f"{shown(text)} is not a name: small letters, digits and `-`, at most 39, "
-        f"beginning with a letter or digit; try {cleaned_name(text)}"
+        f"{shown(text)} is not a valid name: use lowercase letters, digits and `-`, at most 39, "
+        f"starting with a letter or digit; try {cleaned_name(text)}"
     )
 
 
 def parse_duration(text: str) -> int:
-    """Seconds of `8h`, `30m`, `90s`, `1h30m`, `2d`."""
+    """Parse `8h`, `30m`, `90s`, `1h30m` or `2d` into seconds."""
     match = re.fullmatch(_DURATION, text)
     if not text or match is None:
         raise ValueError(f"{shown(text)} is not a duration: write 30m, 8h, 1h30m or 2d")
@@ -76,7 +76,7 @@ def duration_text(seconds: int) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `8GB` (powers of ten), `2GiB` (powers of two) or a plain number."""
+    """Parse `8GB` (powers of ten), `2GiB` (powers of two) or a plain number into bytes."""
     match = re.fullmatch(_SIZE, text)
     if match is None:
         raise ValueError(f"{shown(text)} is not a size: write 8GB, 512MB, 2GiB or plain bytes")
@@ -102,7 +102,7 @@ def size_text(size: int) -> str:
 
 
 def parse_price(text: str) -> float:
-    """US dollars, as a plain number above zero."""
+    """Parse US dollars: a plain number above zero."""
     if not re.fullmatch(_NUMBER, text) or float(text) <= 0:
         raise ValueError(f"{shown(text)} is not a price: a plain number of dollars, such as 1.50")
     return float(text)
@@ -125,19 +125,19 @@ def parse_port(text: str) -> int:
 
 
 def parse_gpu(text: str) -> GpuNeed:
-    """`auto`, `none`, `any`, `T4`, `A100:2`, `any:2`, `>=24GB`, `>=24GB:2`."""
+    """Parse `auto`, `none`, `any`, `T4`, `A100:2`, `any:2`, `>=24GB`, `>=24GB:2`."""
     kind, colon, count_text = text.partition(":")
     allowed = 'auto, none, any, a model such as T4 or A100:2, or ">=24GB"'
     count = 1
     if colon:
         if not re.fullmatch(_COUNT, count_text) or not 1 <= int(count_text) <= MAX_GPUS:
-            raise ValueError(f"{shown(text)}: after `:` stands a number from 1 to {MAX_GPUS}")
+            raise ValueError(f"{shown(text)}: expected a number from 1 to {MAX_GPUS} after `:`")
         count = int(count_text)
     if kind.startswith(">="):
         return GpuNeed(kind="any", count=count, min_memory_bytes=parse_size(kind[2:].strip()))
     if kind.lower() in ("auto", "none"):
         if colon:
-            raise ValueError(f"{shown(text)}: {kind} takes no number; write any:{count}")
+            raise ValueError(f"{shown(text)}: {kind} cannot have a number; write any:{count}")
         return GpuNeed(kind=kind.lower())
     if kind.lower() == "any":
         return GpuNeed(kind="any", count=count)
@@ -154,9 +154,9 @@ def gpu_text(gpu: GpuNeed) -> str:
 
 def parse_env_name(text: str) -> str:
     if not re.fullmatch(_ENV_NAME, text):
-        raise ValueError(f"{shown(text)} is not a variable's name: letters, digits and `_`")
+        raise ValueError(f"{shown(text)} is not a variable name: use letters, digits and `_`")
     if text.upper().startswith("LABCTL_"):
-        raise ValueError(f"{shown(text)}: names that begin with LABCTL_ are labctl's own")
+        raise ValueError(f"{shown(text)}: names that start with LABCTL_ are reserved for labctl")
     return text
 
 
@@ -167,7 +167,7 @@ def parse_secret_name(text: str) -> str:
 
 
 def parse_line(text: str) -> tuple[str, ...]:
-    """A command line as argv; through `sh -c` only where it uses the shell's syntax."""
+    """Parse a command line into argv; use `sh -c` only if it contains shell syntax."""
     if re.search(_SHELL_SYNTAX, text):
         return ("sh", "-c", text)
     try:

@@ -1,4 +1,4 @@
-"""What lab.yaml may say (`LabFile`) and what labctl makes of it (`LabConfig`)."""
+"""The schema of lab.yaml (`LabFile`), and the configuration that results from it (`LabConfig`)."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def parse_reference(text: str) -> str:
 
 
 def parse_inside(text: str) -> str:
-    """A path below some directory, normalised: never absolute, never up and out."""
+    """Parse a path below some directory and normalize it: never absolute, never above it."""
     if not text or text.startswith("-") or "\n" in text:
         raise ValueError(f"{shown(text)} is not a path")
     path = os.path.normpath(text)
     if path.startswith(("/", "~")) or path.split("/")[0] == "..":
-        raise ValueError(f"{shown(text)} leaves the lab; give a path inside it")
+        raise ValueError(f"{shown(text)} is outside the lab; give a path inside it")
     return path
 
 
@@ -69,7 +69,7 @@ def parse_output(text: str) -> str:
 
 
 def parse_source(text: str) -> str:
-    """Where a data set comes from: a directory, https:// or s3://bucket/path."""
+    """Parse the source of a data set: a directory, https:// or s3://bucket/path."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         if text.startswith("/") or text == "~" or text.startswith("~/"):
@@ -78,7 +78,9 @@ def parse_source(text: str) -> str:
     if scheme == "s3":
         return parse_bucket(text)
     if scheme != "https":
-        raise ValueError(f"{shown(text)}: a directory, https:// or s3://, not {shown(scheme)}")
+        raise ValueError(
+            f"{shown(text)}: expected a directory, https:// or s3://, got {shown(scheme)}"
+        )
     host = re.split("[/?#]", rest)[0]
     if not re.fullmatch(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?", host) or re.search(r"\s", rest):
         raise ValueError(f"{shown(text)} is not an address without a user and without spaces")
@@ -86,25 +88,28 @@ def parse_source(text: str) -> str:
 
 
 def parse_bucket(text: str) -> str:
-    """`s3://bucket/prefix`, without a slash at its end."""
+    """Parse `s3://bucket/prefix`; return it without a trailing slash."""
     bucket, _, prefix = text.removeprefix("s3://").partition("/")
     parts = prefix.rstrip("/").split("/")
     if not text.startswith("s3://") or not _BUCKET.fullmatch(bucket):
         raise ValueError(f"{shown(text)} is not a bucket: write s3://bucket/folder")
     if re.search(r"\s", prefix) or ".." in parts or "" in parts[:-1]:
-        raise ValueError(f"{shown(text)}: the folder may not hold spaces, `..` or `//`")
+        raise ValueError(f"{shown(text)}: the folder may not contain spaces, `..` or `//`")
     return text.rstrip("/")
 
 
 def parse_store(text: str) -> str:
-    """`s3://bucket/prefix`, or `ssh://[user@]host[:port]/directory` (`/~/` is the home there)."""
+    """Parse a store: `s3://bucket/prefix`, or `ssh://[user@]host[:port]/directory`.
+
+    A directory that starts with `/~/` is below the home directory there.
+    """
     if not text.startswith("ssh://"):
         return parse_bucket(text)
-    place = _SSH_STORE.fullmatch(text)
-    if place is None or ".." in text.split("/"):
-        said = "write ssh://user@host:22/directory, its letters, digits and ._+@~- alone"
-        raise ValueError(f"{shown(text)} is no directory on an SSH server: {said}")
-    if place["port"] and not 0 < int(place["port"]) < 65536:
+    match = _SSH_STORE.fullmatch(text)
+    if match is None or ".." in text.split("/"):
+        form = "write ssh://user@host:22/directory, with only letters, digits and ._+@~-"
+        raise ValueError(f"{shown(text)} is not a directory on an SSH server: {form}")
+    if match["port"] and not 0 < int(match["port"]) < 65536:
         raise ValueError(f"{shown(text)}: ports go from 1 to 65535")
     return text.rstrip("/")
 
@@ -112,14 +117,14 @@ def parse_store(text: str) -> str:
 def parse_interval(text: str) -> int | None:
     seconds = parse_duration(text)
     if seconds < MIN_MIRROR_S:
-        raise ValueError(f"{shown(text)} is too often: {MIN_MIRROR_S}s at least")
+        raise ValueError(f"{shown(text)} is too short: the minimum is {MIN_MIRROR_S}s")
     return seconds
 
 
 def parse_place(text: str) -> str:
-    """A directory of the person's own: absolute or below the home directory."""
+    """Parse a directory on this machine: absolute or below the home directory."""
     if not text.startswith(("/", "~/")):
-        raise ValueError(f"{shown(text)}: give the whole path, from / or ~/")
+        raise ValueError(f"{shown(text)}: give the full path, starting with / or ~/")
     return os.path.normpath(text)
 
 
@@ -139,7 +144,7 @@ Line = Annotated[tuple[str, ...], Parsed(parse_line)]
 
 
 class Limits(Value, frozen=True):
-    """What one container may use; 0 is no limit."""
+    """The resources that one container may use; 0 is no limit."""
 
     memory_bytes: Size = msgspec.field(default=0, name="memory")
     cpus: Annotated[float, Parsed(parse_cpus)] = 0.0
@@ -159,14 +164,14 @@ class ImageConfig(Value, frozen=True):
 
 
 class ImageFile(Value, frozen=True):
-    """`image:` in lab.yaml, where it is built: the directory with the Dockerfile, its arguments."""
+    """`image:` in lab.yaml as a mapping: the directory with the Dockerfile, its arguments."""
 
     build: Annotated[str, Parsed(parse_inside)] = "."
     args: dict[EnvName, str] = msgspec.field(default_factory=dict)
 
 
 class ServiceConfig(Value, frozen=True):
-    """Something with a port on the server; an empty command means the one that labctl knows."""
+    """A service with a port on the server; an empty command means labctl's default for it."""
 
     port: Annotated[int, Parsed(parse_port)] = 0
     command: Line | tuple[str, ...] = ()
@@ -189,7 +194,7 @@ class ServerFile(Value, frozen=True):
 
 
 class LabFile(Value, frozen=True):
-    """Every key of lab.yaml, and the three switches at the end that it may not set."""
+    """Every key of lab.yaml, and at the end the three machine settings that it may not set."""
 
     lab: Name = ""
     server: ServerFile = ServerFile()
@@ -208,14 +213,14 @@ class LabFile(Value, frozen=True):
     package_index: Annotated[str, Parsed(parse_index)] = ""
 
 
-# Keys of this machine: from config.yaml or the environment, never from a lab.
+# Settings of this machine: from config.yaml or the environment, never from a lab.
 MACHINE_KEYS = ("base_image", "wheelhouse", "package_index")
 # Keys that the user's config.yaml may have.
 USER_KEYS = ("server", "image", "store", "mirror", "limits", *MACHINE_KEYS)
 
 
 class DataSource(Value, frozen=True):
-    """Where a data set comes from: a directory here (`path`), or an address (`url`)."""
+    """The source of a data set: a directory on this machine (`path`), or a URL (`url`)."""
 
     written: str
     path: Path | None = None
@@ -232,9 +237,9 @@ class ServerConfig(Value, frozen=True):
 
 
 class LabConfig(Value, frozen=True):
-    """A lab as configured. Paths are absolute; `origins` tells where each dotted key came from.
+    """The configuration of a lab. Paths are absolute; `origins` maps each dotted key to its origin.
 
-    `beside` is the text of what was set somewhere else than in lab.yaml, as an override would be.
+    `beside` has the values that were set outside lab.yaml, as the text of an override.
     """
 
     name: str

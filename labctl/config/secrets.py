@@ -1,4 +1,4 @@
-"""Values of secrets: from a per-lab file that only the person can read, then the environment."""
+"""Values of secrets: from a per-lab file that only the user can read, then the environment."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ MAX_SECRET_CHARACTERS = 64 * 1024
 def secret_values(
     paths: Paths, lab_id: str, config: LabConfig, environ: Mapping[str, str]
 ) -> dict[str, Secret]:
-    """The value of every secret that lab.yaml names: from the lab's own file, then `environ`.
+    """Return the value of every secret that lab.yaml names, from the lab's file or `environ`.
 
-    Raises PolicyError where this lab.yaml was not approved (`labctl trust`) or the file is open to
-    others, LabError where a value is missing.
+    Raises PolicyError if this lab.yaml was not approved (`labctl trust`) or others can read the
+    file, LabError if a value is missing.
     """
     if not config.secrets:
         return {}
     if not trusted(paths, config):
         raise PolicyError(
-            f"{plain(config.name)} asks for secrets and was not approved",
+            f"{plain(config.name)} uses secrets and was not approved",
             why=f"its lab.yaml names {', '.join(config.secrets)}",
             hint="labctl trust",
         )
-    kept = _stored(_file(paths, lab_id))
-    values = {name: kept.get(name) or environ.get(name, "") for name in config.secrets}
+    stored = _read_stored(_file(paths, lab_id))
+    values = {name: stored.get(name) or environ.get(name, "") for name in config.secrets}
     missing = [name for name, value in values.items() if not value]
     if missing:
         raise LabError(
             f"no value for {', '.join(missing)}",
-            why="lab.yaml names it under secrets, and neither labctl nor the environment has it",
+            why="lab.yaml lists it under secrets, but neither labctl nor the environment has it",
             hint=f"labctl secret set {missing[0]}",
         )
     return {name: Secret(value) for name, value in values.items()}
 
 
 def set_secret(paths: Paths, lab_id: str, name: str, value: Secret | str) -> None:
-    """Keep the value of one secret of this lab; an empty value forgets it. UsageError for names."""
+    """Store one secret of this lab; an empty value deletes it. UsageError for an invalid name."""
     try:
         parse_secret_name(name)
     except ValueError as error:
@@ -58,17 +58,17 @@ def set_secret(paths: Paths, lab_id: str, name: str, value: Secret | str) -> Non
     text = value.reveal() if isinstance(value, Secret) else value
     if len(text) > MAX_SECRET_CHARACTERS or "\0" in text:
         raise UsageError(
-            f"the value of {name} is too long or holds a NUL",
+            f"the value of {name} is too long or contains a NUL",
             hint=f"labctl secret set {name}   # in pieces, or as a file under data:",
         )
     file = _file(paths, lab_id)
-    kept = {**_stored(file), name: text}
-    write_private(file, msgspec.json.encode({key: held for key, held in kept.items() if held}))
+    stored = {**_read_stored(file), name: text}
+    write_private(file, msgspec.json.encode({key: text for key, text in stored.items() if text}))
 
 
 def secret_names(paths: Paths, lab_id: str) -> list[str]:
-    """The names that this lab's file has values for."""
-    return sorted(_stored(_file(paths, lab_id)))
+    """List the secrets that this lab's file has values for."""
+    return sorted(_read_stored(_file(paths, lab_id)))
 
 
 def _file(paths: Paths, lab_id: str) -> Path:
@@ -77,7 +77,7 @@ def _file(paths: Paths, lab_id: str) -> Path:
     return paths.config_dir / "secrets" / f"{lab_id}.json"
 
 
-def _stored(file: Path) -> dict[str, str]:
+def _read_stored(file: Path) -> dict[str, str]:
     try:
         with file.open("rb") as stream:
             mode = stat.S_IMODE(file.stat().st_mode)

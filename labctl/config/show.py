@@ -1,4 +1,4 @@
-"""Every setting of a lab with its value and where it came from, for `labctl config`."""
+"""Every setting of a lab with its value and origin, for `labctl config`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _USER_OF_URL = r"://[^/@\s]+@"
 
 
 def settings(config: LabConfig) -> list[tuple[str, str, str]]:
-    """(dotted key, value as text, origin) of everything; secret values never stand among them."""
-    return [(key, _masked(key, text), _origin(config, key)) for key, text in _rows(config)]
+    """List (dotted key, value as text, origin) of all settings; secret values are masked."""
+    return [(key, _mask(key, text), _find_origin(config, key)) for key, text in _rows(config)]
 
 
 def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
@@ -66,17 +66,17 @@ def _server_rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     yield "server.idle", duration_text(need.idle_s) if need.idle_s else ""
     for provider, value in config.server.provider_settings.items():
         plain_value = msgspec.to_builtins(value, enc_hook=str)
-        yield from _flat(f"server.{provider}", plain_value)
+        yield from _flatten(f"server.{provider}", plain_value)
 
 
-def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
+def _flatten(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _flat(f"{path}.{key}", item)
+            yield from _flatten(f"{path}.{key}", item)
     elif isinstance(value, list | tuple):
         if any(isinstance(item, dict) for item in value):
             for position, item in enumerate(value):
-                yield from _flat(f"{path}[{position}]", item)
+                yield from _flatten(f"{path}[{position}]", item)
         else:
             yield path, ", ".join(str(item) for item in value)
     else:
@@ -91,14 +91,14 @@ def _price(price: float | None) -> str:
     return "" if price is None else number_text(price)
 
 
-def _masked(key: str, text: str) -> str:
+def _mask(key: str, text: str) -> str:
     if key != "secrets" and re.search(_SECRETIVE, key):
         return MASK if text else ""
     return re.sub(_USER_OF_URL, f"://{MASK}@", text)
 
 
-def _origin(config: LabConfig, key: str) -> str:
-    """Where the key came from: itself, or the list or value that it is a part of."""
+def _find_origin(config: LabConfig, key: str) -> str:
+    """Find the origin of the key, or of the list or mapping that it is a part of."""
     while key:
         if key in config.origins:
             return config.origins[key]

@@ -1,4 +1,4 @@
-"""Times with zones and an assignment's rules, as people write them."""
+"""Parsers of times with zones and of an assignment's rules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from labctl.config.scalars import duration_text, parse_duration
 from labctl.model import Value
 
 DEFAULT_MAX_BYTES = 500 * 10**6
-# As a late rule: however late.
+# The late rule "any": submissions are accepted however late they are.
 ANY_S = -1
-# What an assignment may require of a bundle.
+# The parts that an assignment may require in a bundle.
 PARTS = ("model", "logs", "report", "code", "evaluation")
 _LOCAL = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?) ?(\S+)")
 _OFFSET = re.compile(r"Z|UTC|[+-]\d\d:\d\d")
@@ -20,7 +20,7 @@ _PERCENT = re.compile(r"(\d{1,3})%?")
 
 
 class Moment(Value, frozen=True):
-    """A time as somebody wrote it: `at` in Unix seconds, `offset_s` east of UTC."""
+    """A time as it was written: `at` in Unix seconds, `offset_s` east of UTC."""
 
     at: int
     offset_s: int = 0
@@ -31,50 +31,53 @@ class Moment(Value, frozen=True):
 
 
 def parse_moment(text: str) -> Moment:
-    """`2026-11-28 23:59 Europe/Berlin`, `2026-11-28T23:59+01:00`, `... UTC`. A zone is required."""
+    """Parse a time with its zone, which is required.
+
+    For example `2026-11-28 23:59 Europe/Berlin`, `2026-11-28T23:59+01:00` or `... UTC`.
+    """
     match = _LOCAL.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"{shown(text)} is no time with a zone: write 2026-11-28 23:59 Europe/Berlin, "
+            f"{shown(text)} is not a time with a zone: write 2026-11-28 23:59 Europe/Berlin, "
             "or 2026-11-28T23:59+01:00"
         )
     day, hour, zone = match.groups()
     try:
         local = datetime.fromisoformat(f"{day}T{hour}")
     except ValueError as error:
-        raise ValueError(f"{shown(text)} is no time: {error}") from None
+        raise ValueError(f"{shown(text)} is not a time: {error}") from None
     if _OFFSET.fullmatch(zone):
         offset = "+00:00" if zone in ("Z", "UTC") else zone
         try:
-            found = datetime.fromisoformat(f"{day}T{hour}{offset}")
+            moment = datetime.fromisoformat(f"{day}T{hour}{offset}")
         except ValueError as error:
-            raise ValueError(f"{shown(text)} is no time: {error}") from None
+            raise ValueError(f"{shown(text)} is not a time: {error}") from None
     else:
-        found = _in_zone(text, local, zone)
-    shift = found.utcoffset() or timedelta()
-    return Moment(at=round(found.timestamp()), offset_s=round(shift.total_seconds()))
+        moment = _resolve_in_zone(text, local, zone)
+    shift = moment.utcoffset() or timedelta()
+    return Moment(at=round(moment.timestamp()), offset_s=round(shift.total_seconds()))
 
 
-def _in_zone(text: str, local: datetime, name: str) -> datetime:
-    """The one moment that clocks in a zone show so."""
+def _resolve_in_zone(text: str, local: datetime, name: str) -> datetime:
+    """Find the one moment at which clocks in a zone show this time; ValueError if not just one."""
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
     try:
         zone = ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(
-            f"{shown(text)}: this machine knows no zone {shown(name)}; write an offset, as +01:00"
+            f"{shown(text)}: this machine has no time zone {shown(name)}; write an offset: +01:00"
         ) from None
     first, second = (local.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
     if first.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != local:
-        raise ValueError(f"{shown(text)}: clocks skip this time there; write an offset, as +01:00")
+        raise ValueError(f"{shown(text)}: clocks skip this time there; write an offset: +01:00")
     if first.utcoffset() != second.utcoffset():
-        raise ValueError(f"{shown(text)}: clocks show it twice there; write an offset, as +01:00")
+        raise ValueError(f"{shown(text)}: this time occurs twice there; write an offset: +01:00")
     return first
 
 
 def parse_late(text: str) -> int:
-    """Seconds after the due time: 0 for `never`, ANY_S for `any`, else a duration."""
+    """Parse a late rule into seconds after the due time: 0 for `never`, ANY_S for `any`."""
     if text == "never":
         return 0
     if text == "any":
@@ -82,7 +85,9 @@ def parse_late(text: str) -> int:
     try:
         return parse_duration(text)
     except ValueError:
-        raise ValueError(f"{shown(text)} is no late rule: never, any, or how long: 48h") from None
+        raise ValueError(
+            f"{shown(text)} is not a late rule: write never, any, or a duration such as 48h"
+        ) from None
 
 
 def late_text(late_s: int) -> str:
@@ -92,11 +97,13 @@ def late_text(late_s: int) -> str:
 def parse_penalty(text: str) -> int:
     match = _PERCENT.fullmatch(text)
     if match is None or int(match[1]) > 100:
-        raise ValueError(f"{shown(text)} is no penalty: percent for each day begun, such as 10%")
+        raise ValueError(
+            f"{shown(text)} is not a penalty: write percent for each day begun, such as 10%"
+        )
     return int(match[1])
 
 
 def parse_part(text: str) -> str:
     if text not in PARTS:
-        raise ValueError(f"{shown(text)} cannot be required; one of {', '.join(PARTS)}")
+        raise ValueError(f"{shown(text)} cannot be required; use one of {', '.join(PARTS)}")
     return text

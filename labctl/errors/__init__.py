@@ -1,32 +1,32 @@
 """Every error that labctl raises on purpose.
 
     LabError                     1    something failed
-    ├── UsageError               2    the call makes no sense as typed
+    ├── UsageError               2    the command or call is not valid as typed
     ├── ConfigError              2    lab.yaml (or another file) is wrong; holds every Problem
     ├── PolicyError              3    refused on purpose: budget, overwrite, trust, a lease held
     │   ├── BudgetError          3    the rest of the budget does not pay for one hour
-    │   └── HostKeyError         3    the server is not the one we knew
-    ├── NotFoundError            4    nothing there by that name
+    │   └── HostKeyError         3    the server's host key is not the pinned one
+    ├── NotFoundError            4    nothing has that name
     ├── BusyError               75    try again later
-    │   ├── LockHeldError   75    another process of labctl is at work
+    │   ├── LockHeldError       75    another process holds the lock
     │   └── ConnectError        75    the server cannot be reached now
-    │       ├── DnsError        75    its name does not resolve
-    │       ├── ConnectionRefusedByServerError 75  the machine answers, sshd does not
-    │       ├── TurnedAwayError 75  sshd hung up before it greeted: too many log in at once
+    │       ├── DnsError        75    the host name does not resolve
+    │       ├── ConnectionRefusedByServerError 75  the machine is up, sshd does not listen
+    │       ├── TurnedAwayError 75  sshd hung up before its banner: too many simultaneous logins
     │       └── LinkLostError   75    the connection died while in use
     ├── AuthenticationError      1    the server does not accept our key
     ├── CommandError             1    a command on the server failed
-    ├── ProviderError            1    the provider said no
+    ├── ProviderError            1    the provider refused or failed
     │   ├── EngineError          1    no usable Docker Engine
-    │   ├── CredentialsError     1    none, or none that the provider takes
-    │   ├── DeniedError          1    the account may not do this
+    │   ├── CredentialsError     1    no credentials, or the provider does not accept them
+    │   ├── DeniedError          1    the account lacks the permission
     │   ├── QuotaError           1    the account's quota is too small
     │   ├── NoOfferError         4    nothing fits the need
-    │   ├── CapacityError       75    this offer has no machine left now: the next may
-    │   └── ThrottledError      75    too many calls: the same again, later
+    │   ├── CapacityError       75    no machine left for this offer now; the next one may have some
+    │   └── ThrottledError      75    too many calls; repeat the same call later
     ├── BuildError               1    an image did not build
-    ├── TransferError            1    files did not arrive whole
-    │   └── DiskFullError        1    no room for them
+    ├── TransferError            1    files did not arrive completely
+    │   └── DiskFullError        1    the disk has no space for them
     └── InterruptError         130    Ctrl-C
 
 An error has three parts, shown in this order: what failed (`str(error)`), why (`why`), and the
@@ -56,7 +56,7 @@ class UsageError(LabError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in a file: where (dotted path of the key, line from 1) and what."""
+    """One mistake in a file: where (dotted path of the key, line from 1) and what."""
 
     path: str
     line: int
@@ -64,7 +64,7 @@ class Problem:
 
 
 class ConfigError(LabError):
-    """A file is wrong. `problems` holds everything wrong in it, in the order of its lines."""
+    """A file has mistakes. `problems` holds all of them, in the order of their lines."""
 
     exit_code = 2
 
@@ -96,7 +96,7 @@ class BusyError(LabError):
 
 
 class LockHeldError(BusyError):
-    """Another process is at work. `holder` says which one, and since when."""
+    """Another process holds a lock. `holder` describes it, and since when it has it."""
 
     def __init__(self, what: str, *, holder: str, why: str = "", hint: str = "") -> None:
         super().__init__(what, why=why, hint=hint)
@@ -116,7 +116,7 @@ class ConnectionRefusedByServerError(ConnectError):
 
 
 class TurnedAwayError(ConnectError):
-    """sshd starts, or has as many logins that are not through as its MaxStartups allows."""
+    """sshd is still starting, or already has as many pending logins as MaxStartups allows."""
 
 
 class LinkLostError(ConnectError):
@@ -128,7 +128,7 @@ class AuthenticationError(LabError):
 
 
 class CommandError(LabError):
-    """A command on the server failed. `code` is its exit code, `stderr` its last words."""
+    """A command on the server failed. `code` is its exit code, `stderr` its error output."""
 
     def __init__(
         self, what: str, *, code: int, stderr: str = "", why: str = "", hint: str = ""
@@ -159,7 +159,7 @@ class QuotaError(ProviderError):
 
 
 class NoOfferError(ProviderError):
-    """Nothing fits. `why` says which condition ruled out what, one per line."""
+    """No offer fits. `why` names each condition and the offers that it ruled out, one a line."""
 
     exit_code = 4
 
@@ -173,7 +173,7 @@ class ThrottledError(ProviderError):
 
 
 class BuildError(LabError):
-    """An image did not build. `log_path` is where the whole log lies (on the server)."""
+    """An image did not build. `log_path` is the path of the complete log, on the server."""
 
     def __init__(self, what: str, *, log_path: str = "", why: str = "", hint: str = "") -> None:
         super().__init__(what, why=why, hint=hint)

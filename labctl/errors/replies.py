@@ -1,4 +1,4 @@
-"""Errors that one labctl tells another: as JSON on its way, as the same LabError at its end."""
+"""Errors that one labctl sends another: JSON on the wire, the same LabError at the other end."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from labctl.errors import CommandError, ConfigError, LabError
 
 
 def as_reply(error: LabError) -> dict[str, Any]:
-    """What `raised` makes the same error of."""
+    """Encode an error as the JSON object that `raised` decodes."""
     kind, why = type(error).__name__, error.why
     if isinstance(error, ConfigError):
-        why = "\n".join(f"{one.path} (line {one.line}): {one.message}" for one in error.problems)
+        why = "\n".join(f"{p.path} (line {p.line}): {p.message}" for p in error.problems)
     return {"error": {"kind": kind, "what": error.what, "why": why, "hint": error.hint}}
 
 
 def raised(body: dict[str, Any]) -> LabError | None:
-    """The error that a reply stands for; None where it is none."""
-    told = body.get("error")
-    if not isinstance(told, dict):
+    """Return the error that a reply reports, or None for any other reply.
+
+    A kind that this version does not know becomes a plain LabError.
+    """
+    fields = body.get("error")
+    if not isinstance(fields, dict):
         return None
-    kind = getattr(errors, str(told.get("kind")), LabError)
+    kind = getattr(errors, str(fields.get("kind")), LabError)
+    # A CommandError needs an exit code, which a reply does not carry.
     if not (isinstance(kind, type) and issubclass(kind, LabError)) or kind is CommandError:
         kind = LabError
-    what, why, hint = (str(told.get(key, "")) for key in ("what", "why", "hint"))
-    made: LabError = kind(what, why=why, hint=hint)
-    return made
+    what, why, hint = (str(fields.get(key, "")) for key in ("what", "why", "hint"))
+    error: LabError = kind(what, why=why, hint=hint)
+    return error
 
 
 def reply_in(output: str) -> dict[str, Any] | None:
-    """The JSON object that some output is; None where it is none."""
+    """Parse output as one JSON object; None for anything else."""
     try:
         body = json.loads(output)
     except ValueError:

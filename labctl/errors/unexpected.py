@@ -1,4 +1,4 @@
-"""Errors that nobody expected, in a worker whose failure must stop nothing else."""
+"""Unexpected errors in a worker whose failure must not stop anything else."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from labctl.errors import LabError
 
 
 def as_lab_error(error: Exception, log: Callable[[str], None]) -> LabError:
-    """The error itself where it is labctl's own. Of any other the log gets the traceback, and
-    whoever waits for the worker a LabError that names its kind and no path of this machine."""
+    """Return a LabError as it is; turn any other error into one.
+
+    The traceback of an unexpected error goes to `log`. The returned error, which may be shown to
+    users on other machines, names its kind and no path of this machine.
+    """
     if isinstance(error, LabError):
         return error
     log("unexpected error:\n" + "".join(traceback.format_exception(error)).rstrip())
     return LabError(
         "an unexpected error ended this step",
         why=f"a bug or a fault of this machine: {type(error).__name__}",
-        hint="try again; if it stays, the log where this ran has the details",
+        hint="try again; if it happens again, see the log on the machine where this ran",
     )

@@ -1,9 +1,9 @@
-"""Where servers come from: the contract, and the registry by entry point.
+"""Providers, where servers come from: their protocol, and the registry by entry point.
 
-A provider is one module with one entry point in the group `labctl.providers`; its class is made
+A provider is one module with one entry point in the group `labctl.providers`; its class is created
 with its settings (a msgspec Struct, from lab.yaml's `server.<name>`) and a `Surroundings`.
-Providers never wait, retry or clean up after a half-made server: `servers/attempts.py`,
-`reachability.py` and `removal.py` do.
+Providers never wait, retry or clean up after a failed creation: `servers/attempts.py`,
+`reachability.py` and `end_server.py` do.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from labctl.model import (
 
 
 class Surroundings(Value, frozen=True):
-    """What a provider may know of the machine and the user. Paths are absolute.
+    """What a provider may know about this machine and its user. Paths are absolute.
 
-    `connect` makes a connection where a provider needs SSH (claiming a static machine): it takes
-    an Endpoint and returns a Transport. `settle_host_key` takes an Endpoint without a pinned key,
-    has the user confirm its fingerprint once, and returns the Endpoint with the key.
-    `resolve_alias` takes a host's name and returns what the user's own ssh_config says of it;
-    None where that is not to be read.
-    `base_image`, `wheelhouse`, `package_index` are the switches for every image build.
+    `connect` opens a connection for a provider that needs SSH (to claim a static machine): it
+    takes an Endpoint and returns a Transport. `settle_host_key` takes an Endpoint without a pinned
+    key, has the user confirm its fingerprint once, and returns the Endpoint with the key.
+    `resolve_alias` takes a host's name and returns its Endpoint from the user's own ssh_config;
+    None if that must not be read.
+    `base_image`, `wheelhouse`, `package_index` are the options for every image build.
     `place` tells this machine apart from others that the owner works from; "" for the only one.
-    `talk` begins a talk in lines with a forced command: it takes an Endpoint and the request, and
-    returns what `ask`s and `close`s. `student_key` is the private key that courses know.
-    `cache_dir` may be deleted at any time. `everywhere` asks for every region, not only the
-    configured ones; `regions` are asked besides those, since something on record may be there.
+    `talk` opens a line-by-line channel to a forced command: it takes an Endpoint and the request,
+    and returns an object with `ask` and `close`. `student_key` is the private key that courses
+    know. `cache_dir` may be deleted at any time. `everywhere` searches every region, not only the
+    configured ones; `regions` are searched in addition, because resources on record may be there.
     """
 
     data_dir: Path
@@ -62,9 +62,9 @@ class Surroundings(Value, frozen=True):
 
 
 class Provider(Protocol):
-    """The whole contract. Every method may raise ProviderError and its subclasses.
+    """What every provider implements. Every method may raise ProviderError and its subclasses.
 
-    `settle_s` is how long the provider may hide a server that it has just made.
+    `settle_s` is how long the provider may not show a server that it has just created.
     """
 
     name: ClassVar[str]
@@ -74,48 +74,49 @@ class Provider(Protocol):
     def __init__(self, settings: Any, surroundings: Surroundings) -> None: ...
 
     def get_account(self) -> ProviderAccount:
-        """The account of the credentials in use; ProviderAccount() where there are no accounts.
+        """Return the account of the credentials in use; ProviderAccount() without accounts.
 
-        Every server that `create`, `find` and `servers` return bears its id. labctl refuses to act
-        on a server of another account, and takes an absent one for gone only in its own.
+        Every server that `create`, `find` and `servers` return has its id. labctl refuses to act
+        on a server of another account, and treats an absent one as gone only in its own account.
         """
 
     def check(self, need: Need | None = None) -> list[Check]:
-        """Credentials, quota for the need, engine: one Check each, with the way to mend it."""
+        """Check credentials, quota for the need, engine: one Check each, with the fix."""
 
     def offers(self, need: Need) -> list[Offer]:
-        """What there is for this need, the best first; perhaps nothing.
+        """List the offers that fit the need, the best first.
 
-        NoOfferError, instead of nothing, tells which condition ruled out what.
+        Without any, either return none or raise NoOfferError, which says what each condition ruled
+        out.
         """
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
-        """Make a server and return at once; the same token gives the same server.
+        """Create a server and return at once; the same token returns the same server.
 
-        CapacityError: the next offer may do. QuotaError, DeniedError, CredentialsError: none will.
-        ThrottledError and BusyError: the same request again, later. Any other error leaves it open
-        whether the server was made; the same request tells.
+        CapacityError: the next offer may work. QuotaError, DeniedError, CredentialsError: no offer
+        will. ThrottledError and BusyError: repeat the same request later. After any other error it
+        is unknown whether the server was created; repeating the request finds out.
         """
 
     def find(self, server_id: str) -> Server | None:
-        """The server as it is now, or None when the provider knows none (yet, or any more)."""
+        """Return the server as it is now; None if the provider does not show it (yet)."""
 
     def servers(self) -> list[Server]:
-        """Every server that bears our tag."""
+        """List every server with labctl's tag."""
 
     def terminate(self, server_id: str) -> None:
-        """End it. An absent server counts as success."""
+        """Terminate a server. An absent server counts as success."""
 
     def leftovers(self) -> list[Resource]:
-        """Every other tagged resource, with its price."""
+        """List every other resource with labctl's tag, with its price."""
 
     def remove(self, resource: Resource) -> None:
-        """Remove one of them. An absent one counts as success."""
+        """Remove one of the leftovers. An absent one counts as success."""
 
 
 @runtime_checkable
 class Stoppable(Protocol):
-    """Compute can end while the disk stays."""
+    """A server can be stopped: it no longer costs money for compute, and its disk stays."""
 
     def stop(self, server_id: str) -> None: ...
 
@@ -124,10 +125,10 @@ class Stoppable(Protocol):
 
 @runtime_checkable
 class Lease(Protocol):
-    """What the provider gave is held for a time, which work on it renews."""
+    """A server is leased for a time, and work on it renews the lease."""
 
     def extend(self, server_id: str, span_s: int) -> Server | None:
-        """Let it end `span_s` seconds from now; None where it has ended already."""
+        """Have the lease end `span_s` seconds from now; None if it has ended already."""
 
 
 @runtime_checkable
@@ -136,21 +137,21 @@ class Deadline(Protocol):
 
     @property
     def deadline_lacks(self) -> str:
-        """What is to be set up before one can be set, in words; "" where nothing is."""
+        """What must be set up before a timer can be set, for users; "" if nothing is missing."""
 
     def set_deadline(self, server_id: str, at: float) -> None:
-        """Let it end at `at` (Unix seconds), in place of any earlier setting.
+        """Have the server end at `at` (Unix seconds); replaces any earlier setting.
 
-        DeniedError where the account does not permit it: the server then ends only itself.
+        DeniedError if the account lacks the permission: the server then ends only by itself.
         """
 
 
 @runtime_checkable
 class EndsBilling(Protocol):
-    """Some of a server's guards end what it costs, and not only the machine.
+    """Some of a server's guards end its costs, and not only stop the machine.
 
-    `ends_billing` names those that do: "shutdown" where a machine that powers itself off costs
-    nothing more, "timer" where one that its Deadline ends does not.
+    `ends_billing` names them: "shutdown" if a machine that powers itself off costs nothing
+    anymore, "timer" if a machine that its Deadline ends costs nothing anymore.
     """
 
     ends_billing: ClassVar[frozenset[str]]
@@ -158,32 +159,32 @@ class EndsBilling(Protocol):
 
 @runtime_checkable
 class Guarded(Protocol):
-    """Whoever made its servers has armed their watchdogs, and alone moves their limits."""
+    """Somebody else creates the servers, arms their watchdogs and alone changes their limits."""
 
     def guarded_as(self, server_id: str) -> str:
-        """The id of the lab that the server's watchdog was armed for."""
+        """Return the id of the lab that the server's watchdog was armed for."""
 
     def prolong(self, server_id: str, span_s: int) -> None:
-        """Let the server live `span_s` seconds longer; PolicyError beyond what is allowed."""
+        """Extend the server's life by `span_s` seconds; PolicyError beyond what is allowed."""
 
 
 @runtime_checkable
 class FirstBoot(Protocol):
-    """The machine sets itself up from a script that goes with `create`, host key included."""
+    """The machine sets itself up from a script that is part of `create`, host key included."""
 
     def first_boot(self, boot: Boot) -> str:
-        """The script, for CreateRequest.first_boot. UsageError where it would be too large."""
+        """Build the script for CreateRequest.first_boot. UsageError if it is too large."""
 
     def pin(self, server_id: str, host_key: str, next_host_key: str = "") -> None:
-        """Write the host keys to believe into the server's tags."""
+        """Write the trusted host keys into the server's tags."""
 
 
 @runtime_checkable
 class Gate(Protocol):
-    """The provider lets in only known addresses."""
+    """The provider admits ssh only from known addresses."""
 
     def admit(self, server_id: str) -> str:
-        """Let the caller's present address in; returns it where that was news, else ""."""
+        """Admit the caller's present address; return it if it was not admitted before, else ""."""
 
 
 @runtime_checkable
@@ -192,53 +193,53 @@ class Keep(Protocol):
 
     @property
     def keeps_itself(self) -> bool:
-        """Whether its servers may keep their disks by themselves when they end."""
+        """Whether its servers have the permission to keep their disks themselves when they end."""
 
     def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
-        """Have its own disks outlive it, whatever ends it, tagged with the expiry (Unix seconds).
+        """Have the server's own disks outlive it, tagged with the expiry (Unix seconds).
 
         Returns them with their prices. While the server lives, `leftovers` shows them as parts of
-        it, without an expiry. Repeated, it moves the expiry.
+        it, without an expiry. Repeated calls move the expiry.
         """
 
     def release_disk(self, server_id: str) -> None:
-        """Have its own disks end with it again. An absent server counts as success."""
+        """Have the server's own disks end with it again. An absent server counts as success."""
 
     def attach_kept(self, resource: Resource, server_id: str) -> str:
-        """Give a kept disk to a server; returns the device's name there."""
+        """Attach a kept disk to a server; return the name of the device there."""
 
 
 @runtime_checkable
 class Explains(Protocol):
-    """It can say why a server that is gone has ended."""
+    """The provider can say why a server has ended."""
 
     def why_ended(self, server_id: str) -> str:
-        """In words for people; "" where that is not known."""
+        """Return the reason as text for users; "" if unknown."""
 
 
 @runtime_checkable
 class Reclaim(Protocol):
-    """A server can be taken back on purpose, as its provider would by itself: for drills.
+    """A server can be reclaimed on request, as its provider might do by itself: for drills.
 
-    `no_notice` says, for people, why its own notice cannot be had for the asking; "" where that
-    needs no reason.
+    `no_notice` says, for users, why the provider gives no notice on request; "" if that needs no
+    reason.
     """
 
     no_notice: ClassVar[str]
 
     def reclaim(self, server_id: str, notice_s: float) -> bool:
-        """Give notice now and take the server `notice_s` later; returns at once.
+        """Give notice now and reclaim the server `notice_s` later; return at once.
 
-        False where the provider gives no notice for the asking: then nothing was done. With 0 the
-        server goes at once and unprepared, its disk with it. An error where there is none.
+        Returns False, and does nothing, if the provider gives no notice on request. With 0 the
+        server ends at once and without notice, its disk with it. Raises if the server is absent.
         """
 
 
 class Room(Value, frozen=True):
-    """How many machines of an offer's kind an account may have at once; None: nobody tells.
+    """How many machines of an offer's type an account may have at once; None if unknown.
 
-    `quota` names what limits them, of which there are `limit` `units`, and one machine takes
-    `each`. `code` is the provider's own for it, `next` the page or deed that raises it.
+    `quota` names the quota that limits them: `limit` in `units`, of which one machine takes
+    `each`. `code` is the provider's code for it, `next` the page or action that raises it.
     """
 
     most: int | None = None
@@ -252,35 +253,35 @@ class Room(Value, frozen=True):
 
 @runtime_checkable
 class Quotas(Protocol):
-    """The account's quotas can be asked: for a class, weeks ahead."""
+    """The account's quotas can be queried, so that a class is planned weeks ahead."""
 
     def room(self, offer: Offer) -> Room:
-        """How many of these fit into the account's quota, those that run now included."""
+        """Compute how many of these fit into the account's quota, including those running now."""
 
 
 @runtime_checkable
 class Bake(Protocol):
-    """A machine image can be made of a server, from which others boot."""
+    """The provider can create a machine image from a server, and boot others from it."""
 
     def bake(self, server_id: str, name: str, tags: dict[str, str]) -> str:
-        """Begin to make one, and return its id at once. The server may be restarted for it."""
+        """Start to create an image, and return its id at once. The server may restart for it."""
 
     def baked(self, image_id: str) -> str:
-        """How it is: "pending", "ready", or in words why it cannot be used."""
+        """Return the state of an image: "pending", "ready", or why it cannot be used."""
 
     @classmethod
     def booting(cls, settings: Any, image_id: str) -> Any:
-        """Settings with the image in place of what servers boot from otherwise."""
+        """Return settings with which servers boot from this image."""
 
 
 @runtime_checkable
 class Console(Protocol):
-    """What the machine printed while it booted, for when SSH never opens."""
+    """The provider can show what a machine printed while booting, for when SSH never opens."""
 
     def console(self, server_id: str) -> str: ...
 
 
-# Entry points of labctl's own, known here as well: asking what is installed costs 15 ms.
+# labctl's own entry points, repeated here: looking up what is installed takes 15 ms.
 BUILT_IN = {
     "aws": "labctl.providers.aws:AwsProvider",
     "course": "labctl.providers.course:CourseProvider",
@@ -290,13 +291,14 @@ BUILT_IN = {
 
 
 def provider_names() -> list[str]:
+    """List the names of all installed providers."""
     from importlib.metadata import entry_points
 
     return sorted(entry.name for entry in entry_points(group="labctl.providers"))
 
 
 def provider_class(name: str) -> type[Provider]:
-    """The class registered under `name`; UsageError names what there is."""
+    """Return the class that is registered as `name`; UsageError lists the installed ones."""
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         built_in: type[Provider] = getattr(import_module(module), attribute)

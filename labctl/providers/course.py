@@ -1,8 +1,8 @@
-"""Servers that a course's keeper grants, for who has no account at a cloud.
+"""Servers that a course's keeper grants to students without a cloud account.
 
-The keeper is asked over SSH with the student's own key; a forced command answers there. It measures
-whatever is asked for by the course's ceilings, makes the server with its own account and lets the
-lab's key in. Nothing here holds credentials, and what the keeper says is checked as a stranger's.
+Requests go to a forced command on the keeper over SSH, with the student's own key. The keeper
+limits them to the course's ceilings, creates the server with its own account and admits the lab's
+key. Nothing here has credentials, and the keeper's replies are validated like any untrusted input.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from labctl.providers import Surroundings
 
 PROVIDER = "course"
 REQUEST = "labctl-course"
-# So long the keeper may hold an answer back while a server is being made.
+# Seconds that the keeper may delay a reply while a server is being created.
 WAIT_S = 8
-_PLACE = re.compile(
+_KEEPER = re.compile(
     r"ssh://(?P<user>[A-Za-z0-9_][A-Za-z0-9._+-]{0,63})@(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,252})"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
@@ -60,26 +60,28 @@ _SEAT = re.compile(r"[0-9a-f]{12}")
 
 
 def parse_keeper(text: str) -> str:
-    place = _PLACE.fullmatch(text)
-    if place is None or not 0 < int(place["port"] or 22) < 65536:
-        raise ValueError(f"{text[:80]!a} is no keeper: write ssh://user@host:22")
+    match = _KEEPER.fullmatch(text)
+    if match is None or not 0 < int(match["port"] or 22) < 65536:
+        raise ValueError(f"{text[:80]!a} is not a keeper's address: write ssh://user@host:22")
     return text
 
 
 def parse_host_key(text: str) -> str:
     if not _HOST_KEY.fullmatch(text):
-        raise ValueError(f"{text[:80]!a} is no host key: write ssh-ed25519 AAAA...")
+        raise ValueError(f"{text[:80]!a} is not a host key: write ssh-ed25519 AAAA...")
     return text
 
 
 def parse_seat(text: str) -> str:
     if not _SEAT.fullmatch(text):
-        raise ValueError(f"{text[:80]!a} is no seat: 12 hex digits, as `labctl join` writes them")
+        raise ValueError(
+            f"{text[:80]!a} is not a seat id: write the 12 hex digits of `labctl join`"
+        )
     return text
 
 
 class CourseSettings(Value, frozen=True):
-    """As `labctl join` writes them. `host_key` is pinned; `seat` names whose watchdog it is."""
+    """The settings that `labctl join` writes. `host_key` is pinned; `seat` is the seat's lab id."""
 
     keeper: Annotated[str, Parsed(parse_keeper)] = ""
     host_key: Annotated[str, Parsed(parse_host_key)] = ""
@@ -90,7 +92,7 @@ class CourseSettings(Value, frozen=True):
 
 
 class CourseProvider:
-    """One student's seat. What the keeper refuses is a PolicyError with its reason."""
+    """One student's seat. A refusal of the keeper is a PolicyError with its reason."""
 
     name: ClassVar[str] = PROVIDER
     settings_type: ClassVar[type[Value]] = CourseSettings
@@ -99,40 +101,40 @@ class CourseProvider:
     def __init__(self, settings: CourseSettings, surroundings: Surroundings) -> None:
         self.settings = settings
         self.surroundings = surroundings
-        self._guard = threading.Lock()
-        self._lines: Any = None
+        self._lock = threading.Lock()
+        self._channel: Any = None
 
     def get_account(self) -> ProviderAccount:
-        """A seat has none: whose account its server is in is the keeper's to know."""
+        """Return no account: only the keeper knows the account of a seat's server."""
         return ProviderAccount()
 
     def check(self, need: Need | None = None) -> list[Check]:
-        place = self.settings.keeper or "the keeper"
+        keeper = self.settings.keeper or "the keeper"
         try:
             hello = self.hello()
         except LabError as error:
             detail = ": ".join(filter(None, [error.what, error.why]))
-            return [Check(name=place, ok=False, detail=detail, next=error.hint)]
+            return [Check(name=keeper, ok=False, detail=detail, next=error.hint)]
         allowance, spent = hello.get("allowance_usd"), float(hello.get("spent_usd") or 0.0)
         money = f"{spent:.2f} dollars spent"
         if allowance is not None:
             money = f"{max(0.0, allowance - spent):.2f} of {allowance:.2f} dollars left"
         return [
-            Check(name=place, ok=True, detail=f"{hello['course']}, {hello['student']}: {money}")
+            Check(name=keeper, ok=True, detail=f"{hello['course']}, {hello['student']}: {money}")
         ]
 
     def hello(self) -> dict[str, Any]:
-        """What the keeper tells of the course and of the student's money."""
-        told: dict[str, Any] = self._ask("hello")["hello"]
-        return told
+        """Return what the keeper says about the course and the student's budget."""
+        hello: dict[str, Any] = self._request("hello")["hello"]
+        return hello
 
     def offers(self, need: Need) -> list[Offer]:
-        found = self._ask("offers", need=msgspec.to_builtins(need))["offers"]
-        return [_mine(one) for one in msgspec.convert(found, list[Offer])]
+        offers = self._request("offers", need=msgspec.to_builtins(need))["offers"]
+        return [_rename_provider(offer) for offer in msgspec.convert(offers, list[Offer])]
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
-        """Hold the seat: its server is the course's own, made with the course's settings."""
-        said = self._ask(
+        """Claim the seat's server, which the keeper creates with the course's own settings."""
+        reply = self._request(
             "create",
             lab=request.lab,
             lab_id=request.lab_id,
@@ -140,107 +142,108 @@ class CourseProvider:
             public_key=request.public_key,
             offer=msgspec.to_builtins(offer),
         )
-        return _checked(said["server"])
+        return _parse_server(reply["server"])
 
     def find(self, server_id: str) -> Server | None:
-        """The keeper holds its answer back for a while where the server is still being made."""
-        found = self._ask("find", id=server_id, wait_s=WAIT_S)["server"]
-        return None if found is None else _checked(found)
+        """Find a server. The keeper delays its reply for WAIT_S while it is being created."""
+        server = self._request("find", id=server_id, wait_s=WAIT_S)["server"]
+        return None if server is None else _parse_server(server)
 
     def servers(self) -> list[Server]:
-        return [_checked(one) for one in self._ask("servers")["servers"]]
+        return [_parse_server(server) for server in self._request("servers")["servers"]]
 
     def terminate(self, server_id: str) -> None:
-        """Let the seat's server go; with the last lab that holds it, it ends."""
-        self._ask("terminate", id=server_id)
+        """Release the seat's server; it ends when the last lab has released it."""
+        self._request("terminate", id=server_id)
 
     def why_ended(self, server_id: str) -> str:
-        """Why the keeper ended the seat's last server, and where its results are; "" if unknown."""
+        """Say why the keeper ended the seat's last server, and where its results are."""
         try:
-            said = self._ask("ended", id=server_id).get("ended")
+            ended = self._request("ended", id=server_id).get("ended")
         except LabError:
-            return ""  # a keeper of an earlier version does not know the question
-        if not isinstance(said, dict) or not (why := str(said.get("why") or "")):
+            return ""  # a keeper of an earlier version does not know this request
+        if not isinstance(ended, dict) or not (why := str(ended.get("why") or "")):
             return ""
-        saved = _SAVED.get(str(said.get("saved")), "")
+        saved = _SAVED.get(str(ended.get("saved")), "")
         return "; ".join(filter(None, [why[:500], saved]))
 
     def leftovers(self) -> list[Resource]:
-        """Whatever a server leaves is the course's, and its keeper's to remove."""
+        """Return nothing: what a server leaves belongs to the course, and its keeper removes it."""
         return []
 
     def remove(self, resource: Resource) -> None:
-        """Nothing that a student pays for is ever left here."""
+        """Do nothing: a student never pays for anything that is left."""
 
     def guarded_as(self, server_id: str) -> str:
         return self.settings.seat
 
     def prolong(self, server_id: str, span_s: int) -> None:
-        """PolicyError beyond the course's ceilings."""
-        self._ask("extend", id=server_id, seconds=span_s)
+        """Extend the server's life by `span_s` seconds; PolicyError beyond the course's limits."""
+        self._request("extend", id=server_id, seconds=span_s)
 
     def close(self) -> None:
-        """End the talk with the keeper; it begins again with the next question."""
-        with self._guard:
-            if self._lines is not None:
-                self._lines.close()
+        """Close the channel to the keeper; the next request opens it again."""
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
 
     @property
     def endpoint(self) -> Endpoint:
-        """The way to the keeper, with the key that the join file pinned."""
-        place = _PLACE.fullmatch(self.settings.keeper)
-        if place is None or not self.settings.host_key:
+        """The address of the keeper, with the host key that the join file pinned."""
+        match = _KEEPER.fullmatch(self.settings.keeper)
+        if match is None or not self.settings.host_key:
             raise ConfigError(
                 "lab.yaml names no keeper",
                 why="server.course.keeper and server.course.host_key come with a join file",
                 hint="labctl join FILE   # that your instructor sends you",
             )
         return Endpoint(
-            host=place["host"],
-            port=int(place["port"] or 22),
-            user=place["user"],
+            host=match["host"],
+            port=int(match["port"] or 22),
+            user=match["user"],
             identity=self.settings.identity or self.surroundings.student_key,
             host_key=self.settings.host_key,
         )
 
-    def _ask(self, do: str, **about: Any) -> dict[str, Any]:
-        line = json.dumps({"do": do, **about}).encode() + b"\n"
+    def _request(self, do: str, **fields: Any) -> dict[str, Any]:
+        """Send one request to the keeper and return its reply; raise the error that it reports."""
+        line = json.dumps({"do": do, **fields}).encode() + b"\n"
         try:
-            answer = self._talk().ask(line)
+            reply = self._open_channel().ask(line)
         except LabError as error:
-            raise _explained(error, self.settings.keeper) from None
+            raise _add_student_hint(error, self.settings.keeper) from None
         try:
-            body = json.loads(answer)
+            body = json.loads(reply)
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
             raise ProviderError(
-                f"{self.settings.keeper} does not answer as a keeper does",
-                why=answer[:200].decode(errors="replace"),
+                f"{self.settings.keeper} did not reply like a keeper",
+                why=reply[:200].decode(errors="replace"),
                 hint="tell your instructor",
             )
-        if (told := body.get("error")) is not None:
-            raise _error(told)
+        if (failure := body.get("error")) is not None:
+            raise _parse_error(failure)
         return body
 
-    def _talk(self) -> Any:
-        with self._guard:
-            if self._lines is None:
+    def _open_channel(self) -> Any:
+        with self._lock:
+            if self._channel is None:
                 if self.surroundings.talk is None:
-                    raise UsageError("a keeper cannot be asked from here")
-                self._lines = self.surroundings.talk(self.endpoint, REQUEST)
-                weakref.finalize(self, self._lines.close)
-            return self._lines
+                    raise UsageError("a keeper cannot be reached from here")
+                self._channel = self.surroundings.talk(self.endpoint, REQUEST)
+                weakref.finalize(self, self._channel.close)
+            return self._channel
 
 
-def _mine(offer: Offer) -> Offer:
+def _rename_provider(offer: Offer) -> Offer:
     return msgspec.structs.replace(offer, provider=PROVIDER)
 
 
-def _checked(given: Any) -> Server:
-    """A server as the keeper tells of it: nothing in it may be a command, an option or a path."""
+def _parse_server(value: Any) -> Server:
+    """Validate a server from the keeper: nothing in it may be a command, an option or a path."""
     try:
-        server = msgspec.convert(given, Server)
+        server = msgspec.convert(value, Server)
         ssh.check_id(server.id)
         endpoint = server.endpoint
         if endpoint.host:
@@ -252,7 +255,7 @@ def _checked(given: Any) -> Server:
                 parse_host_key(key)
     except (msgspec.ValidationError, ValueError, UsageError) as error:
         raise ProviderError(
-            "the keeper tells of a server that cannot be",
+            "the keeper sent an invalid server description",
             why=str(error),
             hint="tell your instructor",
         ) from None
@@ -260,27 +263,27 @@ def _checked(given: Any) -> Server:
     return msgspec.structs.replace(server, provider=PROVIDER, endpoint=clean, account="")
 
 
-def _error(told: Any) -> LabError:
-    """The error that the keeper tells, as one of labctl's own kinds."""
-    told = told if isinstance(told, dict) else {}
-    kind = getattr(errors, str(told.get("kind")), LabError)
+def _parse_error(value: Any) -> LabError:
+    """Turn an error from the keeper into one of labctl's own types."""
+    fields = value if isinstance(value, dict) else {}
+    kind = getattr(errors, str(fields.get("kind")), LabError)
     if not (isinstance(kind, type) and issubclass(kind, LabError)) or kind is CommandError:
         kind = LabError
-    what, why, hint = (str(told.get(key, ""))[:2000] for key in ("what", "why", "hint"))
-    made: LabError = kind(what or "the keeper refused", why=why, hint=hint)
-    return made
+    what, why, hint = (str(fields.get(key, ""))[:2000] for key in ("what", "why", "hint"))
+    error: LabError = kind(what or "the keeper refused", why=why, hint=hint)
+    return error
 
 
-def _explained(error: LabError, keeper: str) -> LabError:
-    """The same, with what a student can do about it."""
+def _add_student_hint(error: LabError, keeper: str) -> LabError:
+    """Say what a student can do about an error of the connection."""
     if isinstance(error, AuthenticationError):
         return PolicyError(
-            f"{keeper} does not let your key in",
-            why="you have not joined from this account, or your instructor took the key away",
+            f"{keeper} does not accept your key",
+            why="you have not joined from this account, or your instructor has revoked the key",
             hint="labctl join FILE   # ask your instructor for one: labctl course invite",
         )
     if isinstance(error, HostKeyError):
-        error.hint = "tell your instructor: the keeper shows another host key than your join file"
+        error.hint = "tell your instructor: the keeper's host key is not the one in your join file"
     elif isinstance(error, BusyError):
-        error.hint = "try again in some minutes; what you have runs on without the keeper"
+        error.hint = "try again in some minutes; your server and runs continue without the keeper"
     return error

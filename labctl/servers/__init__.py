@@ -1,10 +1,10 @@
-"""Servers: creation, first contact, preparation, guards, their end, and their cost.
+"""Servers: creation, first contact, preparation, guards, removal and cost.
 
-`context.Ground` is what every flow gets: a lab's configuration, state, provider and connections.
-`attempts` creates servers and `end_server` removes them; `prepare` turns a machine into a lab
-server; `guard` and `deadlines` limit what a server can cost; `leftovers` finds whatever bears
-labctl's tag; `agent` calls labctl's program on a server.
+`context.Ground` is the argument of every flow: a lab's configuration, state, provider and
+connections. `attempts` creates servers and `end_server` removes them; `prepare` turns a machine
+into a lab server; `guard` and `deadlines` limit what a server can cost; `leftovers` finds
+everything that has labctl's tag; `agent` calls the labctl agent on a server.
 
-May import: providers, transports, state and the layers below. Only this room asks a provider for
-its optional protocols.
+May import: providers, transports, state and the layers below. Only this package uses the optional
+protocols of a provider.
 """

@@ -1,7 +1,7 @@
-"""Whose a server is: nothing is done to one of another account, and nothing is concluded of it.
+"""The provider account of a server. labctl neither changes nor judges servers of other accounts.
 
-A provider shows only what belongs to the credentials in use. With those of another account every
-server looks as if it had ended, while it bills.
+A provider shows only what belongs to the credentials in use. With the credentials of another
+account every server looks as if it had ended, while it still costs money.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from labctl.state import Attempt
 
 ENDED = ("ending", "terminated")
 # Kind of the ledger's line that says which profile of this machine opens an account. It names no
-# lab, so that it stays at home where a lab is handed over.
+# lab, so that it stays on this machine when a lab is exported.
 PROFILE = "account"
-# Kind of the ledger's line about a server that a person gave up on.
+# Kind of the ledger's line about a server that the user told labctl to forget.
 FORGOTTEN = "forgotten"
 
 
@@ -29,36 +29,36 @@ def require_same_account(
     *,
     command: str = "labctl down",
 ) -> None:
-    """Raise PolicyError where one of these belongs to another account than the credentials.
+    """Raise PolicyError if one of these belongs to another account than the credentials.
 
-    What another provider made is not looked at, nor what a person gave up on. `command` is what is
-    to be typed with the right credentials.
+    Servers of other providers and forgotten servers are skipped. `command` is the command to type
+    with the right credentials.
     """
     name = ground.provider.name
     for server in servers:
-        mine = server.provider == name and _is_of_another(ground, server)
-        if mine and not is_forgotten(ground, server):
+        foreign = server.provider == name and _is_of_another_account(ground, server)
+        if foreign and not is_forgotten(ground, server):
             subject = f"the server {server.id} of {server.lab}"
             raise refusal(ground, server.account, subject, server.offer.price_usd_per_hour, command)
     for attempt in attempts:
         if attempt.provider == name and is_elsewhere(ground, attempt.account):
-            subject = f"the server that an interrupted `up` of {attempt.request.lab} may have made"
+            subject = f"a server that an interrupted `up` of {attempt.request.lab} may have created"
             raise refusal(
                 ground, attempt.account, subject, attempt.offer.price_usd_per_hour, command
             )
 
 
 def is_elsewhere(ground: Ground, account: str) -> bool:
-    """Whether `account` is on record and is not that of the credentials in use."""
+    """Whether `account` is on record and is not the account of the credentials in use."""
     if not account:
         return False
     here = ground.provider.get_account().id
     return bool(here) and here != account
 
 
-def _is_of_another(ground: Ground, server: Server) -> bool:
-    """As `is_elsewhere`. Where nobody says whose the credentials are, they are this account's if
-    they show its server: it can then be ended."""
+def _is_of_another_account(ground: Ground, server: Server) -> bool:
+    """Like `is_elsewhere`. If the account of the credentials cannot be found out, credentials that
+    show the server belong to its account: they can end it."""
     try:
         return is_elsewhere(ground, server.account)
     except LabError:
@@ -69,9 +69,9 @@ def _is_of_another(ground: Ground, server: Server) -> bool:
 
 
 def is_attributed(ground: Ground, account: str, *, costs: bool = True) -> bool:
-    """Whether it is known in which account to look, or does not matter.
+    """Whether the account to look in is known, or does not matter.
 
-    It is not for what costs money and was recorded before accounts were.
+    It is unknown for what costs money and was recorded by a labctl that did not record accounts.
     """
     return bool(account) or not costs or not ground.provider.get_account().id
 
@@ -79,14 +79,15 @@ def is_attributed(ground: Ground, account: str, *, costs: bool = True) -> bool:
 def is_gone(ground: Ground, server: Server) -> bool:
     """Whether a server that its provider does not show has ended.
 
-    It has once the provider has shown it ending, or may no longer hide a new one (`settle_s`).
-    PolicyError where the account that is asked is another one, or where none is on record.
+    It has if the provider has shown it ending, or if it is older than `settle_s`, for which a
+    provider may not show a new server. PolicyError if the credentials belong to another account,
+    or if the server's account is not on record.
     """
     require_same_account(ground, [server])
     if server.state in ENDED or is_forgotten(ground, server):
         return True
     if not is_attributed(ground, server.account, costs=bool(server.offer.price_usd_per_hour)):
-        raise _unattributed(ground, server)
+        raise _make_unattributed_error(ground, server)
     return time.time() - server.created_at >= ground.provider.settle_s
 
 
@@ -95,32 +96,32 @@ def is_forgotten(ground: Ground, server: Server) -> bool:
 
 
 def note_profile(ground: Ground, account: ProviderAccount) -> None:
-    """Write down which profile opens an account, for whoever comes with another one."""
+    """Record which profile opens an account, for hints to a user with other credentials."""
     if account.id and account.profile and profile_of(ground, account.id) != account.profile:
         detail = {"provider": ground.provider.name, "id": account.id, "profile": account.profile}
         ground.state.record(PROFILE, detail=detail)
 
 
 def profile_of(ground: Ground, account_id: str) -> str:
-    """The profile that last opened the account from this machine; "" where none is known."""
-    wanted = (ground.provider.name, account_id)
+    """Return the profile that last opened the account from this machine; "" if unknown."""
+    account = (ground.provider.name, account_id)
     for line in reversed(ground.state.events(kind=PROFILE)):
-        if (line.detail["provider"], line.detail["id"]) == wanted:
+        if (line.detail["provider"], line.detail["id"]) == account:
             return str(line.detail["profile"])
     return ""
 
 
 def describe(provider: str, account: ProviderAccount) -> str:
-    """For example `aws account 123456789012 (profile work)`."""
+    """Describe an account, for example `aws account 123456789012 (profile work)`."""
     profile = f" (profile {account.profile})" if account.profile else ""
     return f"{provider} account {account.id}{profile}"
 
 
 def switch_to(ground: Ground, account_id: str, command: str) -> str:
-    """The command as it is typed with the credentials of the account."""
+    """Return the command as it is typed with the credentials of the account."""
     name = ground.provider.name
     if profile := profile_of(ground, account_id):
-        # It is stronger than the profile in lab.yaml and than keys in the environment.
+        # This variable overrides the profile in lab.yaml and keys in the environment.
         return f"LABCTL_SERVER_{name.upper()}_PROFILE={profile} {command}"
     return f"sign in to {describe(name, ProviderAccount(id=account_id))}, then {command}"
 
@@ -128,7 +129,7 @@ def switch_to(ground: Ground, account_id: str, command: str) -> str:
 def refusal(
     ground: Ground, account_id: str, subject: str, usd_per_hour: float, command: str
 ) -> PolicyError:
-    """The error about something of another account."""
+    """Build the error about something that belongs to another account."""
     name = ground.provider.name
     theirs = ProviderAccount(id=account_id, profile=profile_of(ground, account_id))
     bills = f" at {usd_per_hour:.2f} dollars an hour" if usd_per_hour else ""
@@ -140,7 +141,7 @@ def refusal(
     )
 
 
-def _unattributed(ground: Ground, server: Server) -> PolicyError:
+def _make_unattributed_error(ground: Ground, server: Server) -> PolicyError:
     name, here = ground.provider.name, ground.provider.get_account()
     price = server.offer.price_usd_per_hour
     return PolicyError(

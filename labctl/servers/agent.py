@@ -1,4 +1,4 @@
-"""Calling the program on the server: installed on first need, answers and failures as values."""
+"""The client of the agent on a server: installs it on the first call, decodes its replies."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from labctl.servers.vendored import read_vendored_files
 from labctl.transports import Body, Transport
 
 MARK = b"\x1elabctl "
-# Of a streaming verb's first reply, and of what is kept of its standard error.
+# Limits a streaming verb's first reply, and how much of its standard error is kept.
 MOST_REPLY_BYTES = 16 * 1024**2
-# What `python3 PATH VERB` runs. Nothing is left to be tidied up at the end, which takes 5 ms.
-DOOR = b"""import os, sys, types
+# What `python3 PATH VERB` runs. It exits without the interpreter's cleanup, which takes 5 ms.
+ENTRY_POINT = b"""import os, sys, types
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, here)
 # The packages below are labctl's, whatever else of that name the machine has.
@@ -43,8 +43,8 @@ sys.stderr.flush()
 os._exit(code)
 """
 NOT_INSTALLED = 97
-KEPT = "what has arrived is kept and used"
-# A shell's exit codes above this stand for a signal.
+KEPT = "transferred data is kept and reused"
+# A shell's exit codes above this mean a signal.
 SIGNALLED = 128
 KINDS: dict[str, type[LabError]] = {
     "usage": UsageError,
@@ -58,7 +58,7 @@ KINDS: dict[str, type[LabError]] = {
 
 @contextlib.contextmanager
 def resumable(hint: str) -> Iterator[None]:
-    """A transfer that `hint` takes up again: says so where the link or the program there ends."""
+    """Add `hint`, the command that resumes the transfer, to an error of the link or the agent."""
     try:
         yield
     except LinkLostError as error:
@@ -71,7 +71,7 @@ def resumable(hint: str) -> Iterator[None]:
         if error.code <= SIGNALLED:
             raise
         raise TransferError(
-            "labctl's program on the server was ended",
+            "the labctl agent on the server was killed",
             why=f"signal {error.code - SIGNALLED}; {error.stderr.strip()[-300:]}".rstrip("; "),
             hint=f"{hint}  ({KEPT})",
         ) from error
@@ -79,22 +79,22 @@ def resumable(hint: str) -> Iterator[None]:
 
 @functools.cache
 def files() -> tuple[tuple[str, bytes], ...]:
-    """(path, content) of all that lies on the server: the packages `labctl.agent` and
-    `labctl.wire`, their door, and what they import of others."""
+    """List the agent's files as (path, content): the packages `labctl.agent` and `labctl.wire`,
+    their entry point, and the vendored packages that they import."""
     home = Path(__file__).parents[1]
-    kept = [
+    sources = [
         path
         for package in ("agent", "wire")
         for path in sorted((home / package).rglob("*"))
         if path.suffix in (".py", ".sh")
     ]
-    packages = tuple((str(path.relative_to(home)), path.read_bytes()) for path in kept)
-    return (("__main__.py", DOOR), *packages, *read_vendored_files())
+    packages = tuple((str(path.relative_to(home)), path.read_bytes()) for path in sources)
+    return (("__main__.py", ENTRY_POINT), *packages, *read_vendored_files())
 
 
 @functools.cache
 def program_name() -> str:
-    """What the program is called on the server, from the hash of its files."""
+    """Return the name of the agent's directory on the server, from the hash of its files."""
     digest = hashlib.sha256()
     for path, content in files():
         digest.update(f"{path} {len(content)}\n".encode() + content)
@@ -102,8 +102,8 @@ def program_name() -> str:
 
 
 def program() -> bytes:
-    """A zip of the program's files, byte for byte reproducible."""
-    import zipfile  # only where it is installed
+    """Build a zip of the agent's files, byte for byte reproducible."""
+    import zipfile  # only needed to install the agent
 
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -115,7 +115,7 @@ def program() -> bytes:
 
 
 class Remote:
-    """The program on one server. Every call names its verb and carries one JSON object."""
+    """The agent on one server. Every call names a verb and sends one JSON object."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -128,10 +128,13 @@ class Remote:
         body: Callable[[], Iterator[bytes]] | None = None,
         timeout_s: float = 120.0,
     ) -> dict[str, Any]:
-        """The reply of an answering verb. `body` follows the request's line on standard input."""
+        """Call a verb and return its reply. `body` follows the request line on standard input.
+
+        Raises the LabError that the agent reports, or CommandError if it exits without a reply.
+        """
         head = json.dumps(request, separators=(",", ":")).encode() + b"\n"
         stdin: Body = head if body is None else lambda: chain((head,), body())
-        line = _line(verb)
+        line = _build_line(verb)
         result = self.transport.run(line, stdin=stdin, timeout_s=timeout_s, check=False)
         if result.code == NOT_INSTALLED:
             self.install()
@@ -149,33 +152,33 @@ class Remote:
         on_reply: Callable[[dict[str, Any]], None],
         on_bytes: Callable[[bytes], None],
     ) -> dict[str, Any]:
-        """A streaming verb: its first reply, then bytes as they come; returns the closing reply.
+        """Call a streaming verb: a first reply, then bytes as they arrive; return the last reply.
 
-        A closing reply that never came (the link died) is a LinkLostError from the transport, or
-        a CommandError when the program itself died.
+        If the last reply never comes, the transport raises LinkLostError (the link died), or this
+        raises CommandError (the agent died).
         """
         stdin = json.dumps(request, separators=(",", ":")).encode() + b"\n"
         splitter = _Splitter(on_reply, on_bytes)
         errors = bytearray()
 
-        def said(block: bytes) -> None:
+        def add_errors(block: bytes) -> None:
             errors.extend(block)
-            del errors[:-MOST_REPLY_BYTES]  # the reply is the last of it
+            del errors[:-MOST_REPLY_BYTES]  # the reply is at the end
 
         code = self.transport.stream(
-            _line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=said
+            _build_line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=add_errors
         )
         if code == NOT_INSTALLED:
             self.install()
             code = self.transport.stream(
-                _line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=said
+                _build_line(verb), stdin=stdin, on_stdout=splitter.feed, on_stderr=add_errors
             )
         return checked(verb, find_reply(bytes(errors)), code, errors.decode(errors="replace"))
 
     def install(self) -> None:
-        """Put the program on the server by rename, and drop earlier versions of it.
+        """Put the agent on the server by rename, and delete versions older than 30 days.
 
-        It is unpacked there: Python keeps what it compiled of a directory, never of a zip.
+        It is unpacked there: Python caches compiled files for a directory, but not for a zip.
         """
         self.transport.run(
             "set -e; umask 077; "
@@ -188,14 +191,17 @@ class Remote:
         )
 
 
-def _line(verb: str) -> str:
-    """Python alone, without the user's settings and packages: that halves its start."""
+def _build_line(verb: str) -> str:
+    """Build the shell line for a verb.
+
+    Python starts without the user's settings and packages, which halves its start time.
+    """
     path = f"$HOME/.cache/labctl/{program_name()}/__main__.py"
     return f'[ -f "{path}" ] || exit {NOT_INSTALLED}; exec python3 -I -S "{path}" {verb}'
 
 
 class _Splitter:
-    """Drops what a login shell printed, finds the marked line, hands on the raw bytes after it."""
+    """Skips what a login shell prints, parses the marked line, passes on the raw bytes after it."""
 
     def __init__(
         self, on_reply: Callable[[dict[str, Any]], None], on_bytes: Callable[[bytes], None]
@@ -214,42 +220,45 @@ class _Splitter:
         end = self.head.find(b"\n", start)
         if start < 0 or end < 0:
             if len(self.head) > MOST_REPLY_BYTES:
-                raise _senseless()
+                raise _make_protocol_error()
             return
         self.found = True
         reply = find_reply(self.head[start : end + 1])
         if reply is None:
-            raise _senseless()
+            raise _make_protocol_error()
         self.on_reply(reply)
         if rest := self.head[end + 1 :]:
             self.on_bytes(rest)
 
 
 def find_reply(output: bytes) -> dict[str, Any] | None:
-    """The last marked line in some output; None where there is none, or only the half of one."""
+    """Parse the last marked line in some output; None without a complete one."""
     start = output.rfind(MARK)
     if start < 0:
         return None
     try:
-        found = json.loads(output[start + len(MARK) :].split(b"\n", 1)[0])
+        reply = json.loads(output[start + len(MARK) :].split(b"\n", 1)[0])
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return reply if isinstance(reply, dict) else None
 
 
-def _senseless() -> LabError:
-    return LabError("the server's program gives no answer that labctl knows", hint="labctl doctor")
+def _make_protocol_error() -> LabError:
+    return LabError(
+        "the labctl agent on the server sent a reply that this version does not understand",
+        hint="labctl doctor",
+    )
 
 
 def checked(verb: str, reply: dict[str, Any] | None, code: int, stderr: str) -> dict[str, Any]:
-    """The reply, or the LabError that it stands for."""
+    """Return the reply, or raise the LabError that it reports; CommandError without a reply."""
     if reply is None:
         if code == 127:
             raise CommandError(
                 "the server has no python3", code=code, stderr=stderr, hint="labctl doctor"
             )
         raise CommandError(
-            f"the server's program ended without an answer ({verb}, exit {code})",
+            f"the labctl agent on the server exited without a reply ({verb}, exit {code})",
             code=code,
             stderr=stderr,
             hint="labctl doctor",

@@ -1,8 +1,8 @@
-"""Making a server: the intent is on disk before each call, and a lost reply is asked for again.
+"""Create a server. The request is stored before each call; if its reply is lost, it is repeated.
 
-An attempt is one token with one exact request. It is closed only by an answer: a server, or a plain
-no. One that is open is repeated by the next `up` (the provider replays a token it has seen) and
-waited for by `down`.
+An attempt is one token with one exact request. Only a reply closes it: a server, or a definite
+refusal. The next `up` repeats an open attempt (the provider returns the server that it created for
+the token), and `down` waits for one.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from labctl.servers.host_keys import make_key
 from labctl.servers.plan import describe_plan, market_name, offer_name
 from labctl.state import Attempt
 
-# An attempt this young is repeated as it is; an older one's price was agreed to too long ago.
+# An open attempt is repeated for this long; then its price was confirmed too long ago.
 REPLAY_S = 600.0
 PATIENCE_S = 120.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
 MOST_OFFERS = 24
-# An offer that costs so much more than the agreed one is asked about again.
+# An offer that costs more than this multiple of the confirmed price needs a new confirmation.
 DEARER = 1.25
-# Kind of the ledger's line about a zone that took a server back.
+# Kind of the ledger's line about a zone that reclaimed a server.
 LEFT = "zone-left"
 AVOID_S = 3600.0
-# Answers after which no server can have been made.
-NO = (
+# Errors after which the provider cannot have created a server.
+REFUSALS = (
     CapacityError,
     CredentialsError,
     DeniedError,
@@ -62,64 +62,67 @@ NO = (
     UsageError,
 )
 KEEPS_DISK = (
-    f"if it ends by itself, its disk stays for {KEPT_S / 86_400:.0f} days with results that you "
-    "have not pulled; the next labctl up brings them back"
+    f"if the server ends by itself, its disk is kept for {KEPT_S / 86_400:.0f} days with the "
+    "results that you have not pulled; the next labctl up restores them"
 )
-LOSS = "at its time or budget its disk is deleted too: results that you have not pulled are lost"
-# Of these, those that say nothing about an earlier call of the same attempt.
-UNHEARD = (CredentialsError, DeniedError)
+LOSS = (
+    "when its deadline or budget ends the server, its disk is deleted too: results that you have "
+    "not pulled are lost"
+)
+# Refusals that say nothing about an earlier call of the same attempt.
+INCONCLUSIVE = (CredentialsError, DeniedError)
 
 
 def make(ground: Ground, need: Need) -> Server:
-    """A new server: the first of the offers that has a machine, each asked for once.
+    """Create a server from the first offer that has capacity. Each offer is tried once.
 
-    PolicyError where the price is not agreed to or the budget is smaller than one hour.
+    PolicyError if the price is not confirmed, or the budget does not pay for one hour.
     """
-    if replayed := _replayed(ground):
-        return replayed
-    offers = _affordable(ground, need)
-    refused: dict[str, list[str]] = {}
-    for offer in _agreed(ground, need, kept_disks.nearest(ground, offers)[:MOST_OFFERS]):
+    if server := _repeat_open_attempt(ground):
+        return server
+    offers = _list_affordable_offers(ground, need)
+    zones_by_kind: dict[str, list[str]] = {}
+    for offer in _confirm_prices(ground, need, kept_disks.nearest(ground, offers)[:MOST_OFFERS]):
         try:
             return _attempt(ground, need, offer)
         except CapacityError as error:
             kind = f"{offer.type} {market_name(offer)}".strip()
-            refused.setdefault(kind, []).append(offer.zone)
+            zones_by_kind.setdefault(kind, []).append(offer.zone)
             ground.reporter.emit(Note(text=error.what))
-        except NO:
-            _leave_nothing(ground)
+        except REFUSALS:
+            _remove_unused_resources(ground)
             raise
-    _leave_nothing(ground)
+    _remove_unused_resources(ground)
     raise CapacityError(
         f"{ground.provider.name} has no machine left for {ground.config.name}",
         why="\n".join(
             f"no {kind} in {', '.join(zones)}" if any(zones) else f"no {kind}"
-            for kind, zones in refused.items()
+            for kind, zones in zones_by_kind.items()
         ),
         hint="labctl offers   # other types and regions; or try again in some minutes",
     )
 
 
-def _replayed(ground: Ground) -> Server | None:
-    """The server of an attempt whose answer nobody heard, by the same request again."""
+def _repeat_open_attempt(ground: Ground) -> Server | None:
+    """Repeat the exact request of an attempt whose reply was lost; return its server, if any."""
     for attempt in ground.state.open_attempts(ground.lab_id):
         if attempt.provider != ground.provider.name:
             continue
         if time.time() - attempt.created_at > REPLAY_S:
             ground.state.end_attempt(attempt.token, "abandoned")
             continue
-        ground.reporter.emit(Note(text="asking again for the server of an interrupted `up`"))
+        ground.reporter.emit(Note(text="repeating the request of an interrupted `labctl up`"))
         try:
-            return _asked(ground, attempt.offer, attempt.request, repeated=True)
-        except UNHEARD:
+            return _complete_attempt(ground, attempt.offer, attempt.request, repeated=True)
+        except INCONCLUSIVE:
             raise
-        except NO:
+        except REFUSALS:
             continue
     return None
 
 
-def _leave_nothing(ground: Ground) -> None:
-    """No server was made: what was made for it serves nobody. `down` takes away what stays."""
+def _remove_unused_resources(ground: Ground) -> None:
+    """Remove what was created for a server that does not exist. `down` removes what remains."""
     if ground.state.open_attempts(ground.lab_id):
         return
     with contextlib.suppress(LabError):
@@ -127,91 +130,96 @@ def _leave_nothing(ground: Ground) -> None:
 
 
 def unheard(ground: Ground, *, every_lab: bool = False) -> list[Attempt]:
-    """Attempts that may still show up as servers here: no answer was heard, and they are young."""
+    """List the attempts that may still become servers here: recent ones without a reply."""
     horizon = time.time() - ground.provider.settle_s
     attempts = ground.state.open_attempts(None if every_lab else ground.lab_id)
     return [
-        one
-        for one in attempts
-        if one.provider == ground.provider.name
-        and one.created_at >= horizon
-        and not accounts.is_elsewhere(ground, one.account)
+        attempt
+        for attempt in attempts
+        if attempt.provider == ground.provider.name
+        and attempt.created_at >= horizon
+        and not accounts.is_elsewhere(ground, attempt.account)
     ]
 
 
-def _affordable(ground: Ground, need: Need) -> list[Offer]:
+def _list_affordable_offers(ground: Ground, need: Need) -> list[Offer]:
+    """List the offers within price and budget, those in recently reclaimed zones last."""
     offers = ground.provider.offers(need)
     ceiling = need.max_price_usd_per_hour
     fitting = [o for o in offers if ceiling is None or o.price_usd_per_hour <= ceiling]
     if not fitting:
-        raise _no_offer(ground, need, offers)
+        raise _make_no_offer_error(ground, need, offers)
     left = budget_left_usd(ground, need)
     cheapest = min(o.price_usd_per_hour for o in fitting)
     if left is not None and left < cheapest:
         raise BudgetError(
             f"the budget of {ground.config.name} is used up"
             if left <= 0
-            else f"the budget of {ground.config.name} is smaller than one hour",
-            why=f"{left:.2f} dollars are left, the cheapest offer costs {cheapest:.2f} an hour",
+            else f"{ground.config.name} has ${left:.2f} left; one hour costs ${cheapest:.2f}",
+            why=f"the cheapest offer costs ${cheapest:.2f} an hour"
+            if left <= 0
+            else "the rest of the budget does not pay for one hour of the cheapest offer",
             hint="labctl cost; then raise `budget:` in lab.yaml, or labctl up --budget 5",
         )
     affordable = [o for o in fitting if left is None or o.price_usd_per_hour <= left]
-    avoided = _avoided(ground)
-    return sorted(affordable, key=lambda offer: offer.zone in avoided)
+    avoided_zones = _list_avoided_zones(ground)
+    return sorted(affordable, key=lambda offer: offer.zone in avoided_zones)
 
 
-def _avoided(ground: Ground) -> set[str]:
-    """Zones that have just lost a server of ours."""
+def _list_avoided_zones(ground: Ground) -> set[str]:
+    """List the zones that reclaimed a server of the lab within the last AVOID_S."""
     since = time.time() - AVOID_S
     lines = ground.state.events(lab_id=ground.lab_id, kind=LEFT, limit=8)
     return {line.detail["zone"] for line in lines if line.at > since}
 
 
 def budget_left_usd(ground: Ground, need: Need, but: str = "") -> float | None:
-    """What this lab may still spend, USD; None without a budget.
+    """Compute what this lab may still spend, in USD; None without a budget.
 
-    `but` is a server's id whose own cost is not counted: its watchdog does. What is not on record
-    counts as nothing.
+    `but` is the id of a server whose own cost is left out: its watchdog counts that. Costs that
+    are not on record count as 0.
     """
     if need.budget_usd is None:
         return None
     return need.budget_usd - spent_usd(ground.state, ground.lab_id, time.time(), but=but)
 
 
-def _no_offer(ground: Ground, need: Need, offers: list[Offer]) -> NoOfferError:
+def _make_no_offer_error(ground: Ground, need: Need, offers: list[Offer]) -> NoOfferError:
     if offers:
         cheapest = min(o.price_usd_per_hour for o in offers)
         why = f"the cheapest costs {cheapest:.2f} dollars an hour, above max_price"
     elif need.gpu.required:
         why = f"it has no GPU for `gpu: {need.gpu.kind}`"
     else:
-        why = "it gives nothing that fits lab.yaml's server section"
+        why = "no offer matches the server section of lab.yaml"
     return NoOfferError(
         f"{ground.provider.name} has no server for {ground.config.name}",
         why=why,
-        hint="labctl config shows what is asked for",
+        hint="labctl config   # shows what the lab needs",
     )
 
 
-def _agreed(ground: Ground, need: Need, offers: list[Offer]) -> Iterator[Offer]:
-    """The offers, each once its price is agreed to; nothing is asked where nothing costs."""
+def _confirm_prices(ground: Ground, need: Need, offers: list[Offer]) -> Iterator[Offer]:
+    """Yield each offer once the user has confirmed its price; a free offer needs no answer."""
     ceiling = 0.0
     for number, offer in enumerate(offers):
         price = offer.price_usd_per_hour
         if price > ceiling:
-            _agree(ground, need, offer, offers[number + 1 :])
+            _confirm_price(ground, need, offer, offers[number + 1 :])
             ceiling = need.max_price_usd_per_hour or price * DEARER
         yield offer
 
 
 def agreed_usd_per_hour(offer: Offer) -> float | None:
-    """What a server in the place of this one may cost unasked: about the same, or its price on
-    demand; None where nothing costs."""
+    """Return the most that a replacement of this server may cost without a new confirmation.
+
+    That is about its own price, or its on-demand price if that is higher; None for a free server.
+    """
     price = offer.price_usd_per_hour
     return max(price * DEARER, offer.on_demand_usd_per_hour or 0.0) if price else None
 
 
-def _agree(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> None:
+def _confirm_price(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> None:
     question = f"start {offer_name(offer)} for {offer.price_usd_per_hour:.2f} dollars an hour?"
     left = budget_left_usd(ground, need)
     plan = describe_plan(ground.provider, need, offer, others, left)
@@ -221,19 +229,22 @@ def _agree(ground: Ground, need: Need, offer: Offer, others: list[Offer]) -> Non
         plan += f"\n{KEEPS_DISK}"
     if not ground.reporter.ask(Decision(question=question, detail=plan, about="price")):
         raise PolicyError(
-            "nothing was started", why="the price was not agreed to", hint="labctl offers"
+            "nothing was started", why="the price was not confirmed", hint="labctl offers"
         )
     agree_to_no_guard(ground, offer.price_usd_per_hour)
 
 
 def agree_to_no_guard(ground: Ground, price_usd_per_hour: float) -> None:
-    """PolicyError where no guard of this provider ends billing, and nobody types that they know."""
+    """Have the user type the monthly cost if none of the provider's guards ends billing.
+
+    PolicyError if the user does not.
+    """
     provider = ground.provider
     if deadlines.is_guarded_elsewhere(provider) or deadlines.can_end_billing(provider):
         return
     worst, typed = deadlines.worst_cost(price_usd_per_hour), deadlines.month_usd(price_usd_per_hour)
-    text = f"no guard ends what this costs at {provider.name}: {worst}, until labctl down"
-    question = f"to start it all the same, type {typed}"
+    text = f"no guard at {provider.name} stops these costs: {worst}, until labctl down"
+    question = f"to start it anyway, type {typed}"
     if not ground.reporter.ask(
         Decision(question=question, detail=text, about="billing", typed=typed)
     ):
@@ -243,24 +254,24 @@ def agree_to_no_guard(ground: Ground, price_usd_per_hour: float) -> None:
 
 
 def _attempt(ground: Ground, need: Need, offer: Offer) -> Server:
-    request = _request(ground, need, offer)
+    request = _build_request(ground, need, offer)
     account = ground.provider.get_account()
     accounts.note_profile(ground, account)
     ground.state.begin_attempt(request.token, request, offer, account.id)
     ground.state.record("attempt", lab_id=ground.lab_id, detail={"token": request.token})
-    step = Step(name=f"making a server ({ground.provider.name} {offer_name(offer)})")
+    step = Step(name=f"creating a server ({ground.provider.name} {offer_name(offer)})")
     ground.reporter.emit(step)
-    server = _asked(ground, offer, request)
+    server = _complete_attempt(ground, offer, request)
     ground.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))
     return server
 
 
-def _asked(
+def _complete_attempt(
     ground: Ground, offer: Offer, request: CreateRequest, *, repeated: bool = False
 ) -> Server:
-    """The answer to one attempt, through throttling and lost replies; then it is closed.
+    """Create the server of one attempt, through throttling and lost replies, and close it.
 
-    `repeated`: it was asked before, and nobody heard the answer.
+    `repeated`: the request was sent before, and its reply was lost.
     """
     server = ground.as_ours(_create(ground, offer, request, unsure=repeated), None)
     ground.state.save_server(server)
@@ -270,7 +281,11 @@ def _asked(
 
 
 def _create(ground: Ground, offer: Offer, request: CreateRequest, *, unsure: bool) -> Server:
-    """`unsure`: an earlier call may have made the server, so that not every no closes it."""
+    """Call the provider until it replies.
+
+    `unsure`: an earlier call may have created the server, so an INCONCLUSIVE refusal does not
+    close the attempt.
+    """
 
     def create() -> Server:
         nonlocal unsure
@@ -278,8 +293,8 @@ def _create(ground: Ground, offer: Offer, request: CreateRequest, *, unsure: boo
             ground.state.renew_attempt(request.token)
         try:
             return ground.provider.create(offer, request)
-        except NO as error:
-            if not (unsure and isinstance(error, UNHEARD)):
+        except REFUSALS as error:
+            if not (unsure and isinstance(error, INCONCLUSIVE)):
                 ground.state.end_attempt(request.token, f"refused: {error.what}")
             raise
         except BusyError:
@@ -295,7 +310,7 @@ def _create(ground: Ground, offer: Offer, request: CreateRequest, *, unsure: boo
     return policy(create)
 
 
-def _request(ground: Ground, need: Need, offer: Offer) -> CreateRequest:
+def _build_request(ground: Ground, need: Need, offer: Offer) -> CreateRequest:
     identity = ground.identity
     tags = {"labctl.lab-id": ground.lab_id}
     left = budget_left_usd(ground, need)
@@ -313,7 +328,7 @@ def _request(ground: Ground, need: Need, offer: Offer) -> CreateRequest:
     )
     if not isinstance(ground.provider, FirstBoot):
         return request
-    private, host_key = _host_key(identity.parent)
+    private, host_key = _make_host_key(identity.parent)
     boot = Boot(
         lab=request.lab,
         public_key=request.public_key,
@@ -325,8 +340,8 @@ def _request(ground: Ground, need: Need, offer: Offer) -> CreateRequest:
     return msgspec.structs.replace(request, host_key=host_key, first_boot=script)
 
 
-def _host_key(folder: Path) -> tuple[str, str]:
-    """A key pair for first contact only: (private, public). It lives in the attempt's record."""
+def _make_host_key(folder: Path) -> tuple[str, str]:
+    """Create a key pair for first contact: (private, public). Only the attempt's record has it."""
     path = folder / f"first-contact-{secrets.token_hex(4)}"
     try:
         public = make_key(path).rpartition(" ")[0]

@@ -3,9 +3,9 @@
     <ssh_dir>/config                      one Include of all servers; the user's config includes it
     <ssh_dir>/<server id>/config          the server, under its alias and its id
     <ssh_dir>/<server id>/known_hosts     its pinned key, under its id: addresses are reused
-    <ssh_dir>/endpoints/<hash>/           the same for a way to a machine that is no server (yet)
+    <ssh_dir>/endpoints/<hash>/           the same for a machine that is not (yet) our server
 
-Which transport is used is decided here and nowhere else.
+Only this module decides which transport is used.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ _MOST_INCLUDES = 16
 
 
 class Connections:
-    """All ways to servers that this user has. `user_ssh_config` None leaves the user's alone."""
+    """This user's connections to servers. `user_ssh_config` None leaves the user's config alone."""
 
     def __init__(self, ssh_dir: Path, user_ssh_config: Path | None) -> None:
         self._dir = ssh_dir
         self._user_config = user_ssh_config
         self._declared: dict[str, set[str]] = {}
-        self._looking = threading.Lock()
+        self._declared_lock = threading.Lock()
 
     def write(self, server: Server) -> Path:
-        """Describe `server` to ssh and return its config's path; repeated, it changes nothing.
+        """Write the ssh_config of `server` and return its path. Safe to repeat.
 
-        UsageError where its alias is taken (`alias_free`).
+        UsageError if the alias is taken (`alias_free`).
         """
         if not self.alias_free(server.alias, server.id):
             raise UsageError(
                 f"ssh already knows a host called {server.alias}",
-                why=f"{self._user_config} or another lab's server bears that name",
+                why=f"{self._user_config} or another lab's server uses that name",
                 hint="give the lab another name: `lab:` in lab.yaml",
             )
         path = self._describe(self._server_dir(server.id), server.id, server.alias, server.endpoint)
@@ -68,66 +68,69 @@ class Connections:
         return path
 
     def forget(self, server_id: str) -> None:
-        """Remove what `write` wrote for this server; an absent one is fine."""
+        """Remove what `write` wrote for this server, if anything."""
         shutil.rmtree(self._server_dir(server_id), ignore_errors=True)
 
     def forget_others(self, on_record: Callable[[], Iterable[str]]) -> None:
-        """Remove what is written of any server but these: a killed process may have left some.
+        """Remove the files of all servers except those on record: a killed process may leave some.
 
-        They are asked for after the look at what is written: a server is put on record before
-        anything is written of it, so one that comes at this moment is among them.
+        `on_record` is called after the files are listed. A server is put on record before its files
+        are written, so one that is added at this moment is among them.
         """
         written = {config.parent.name for config in self._dir.glob("*/config")}
         for name in written - {*on_record(), "endpoints"}:
             self.forget(name)
 
     def config_path(self, server_id: str) -> Path:
-        """Where `write` puts the server's config."""
+        """Return the path that `write` uses for the server's config."""
         return self._server_dir(server_id) / "config"
 
     def open(self, server: Server) -> Transport:
-        """A transport to `server`; nothing is connected before its first command."""
-        return self._transport(self.write(server), server.id, server.endpoint)
+        """Return a transport to `server`. It connects at its first command."""
+        return self._make_transport(self.write(server), server.id, server.endpoint)
 
     def reopen(self, server: Server) -> Transport:
-        """Like `open`, by the server's id alone: many at once need not all look at each other.
+        """Like `open`, but check the alias only if the server's config was never written.
 
-        Whether its alias is still free is looked at where it was never written.
+        With many servers at once, each check would read the configs of all the others.
         """
         config = self.config_path(server.id)
         if not config.exists():
             config = self.write(server)
         else:
             self._describe(config.parent, server.id, server.alias, server.endpoint)
-        return self._transport(config, server.id, server.endpoint)
+        return self._make_transport(config, server.id, server.endpoint)
 
     def connect(self, endpoint: Endpoint) -> Transport:
-        """A transport to a machine that is no server of ours (yet)."""
-        return self._transport(*self.described(endpoint), endpoint)
+        """Return a transport to a machine that is not (yet) one of our servers."""
+        return self._make_transport(*self.described(endpoint), endpoint)
 
     def described(self, endpoint: Endpoint) -> tuple[Path, str]:
-        """The ssh_config that leads to a machine that is no server of ours, and its name in it."""
+        """Write the ssh_config of a machine that is not one of our servers: (path, its name)."""
         folder, name = self._endpoint_dir(endpoint)
         return self._describe(folder, name, name, endpoint), name
 
     def talk(self, endpoint: Endpoint, request: str) -> Lines:
-        """A talk in lines with whatever answers `request` there; nothing is connected yet."""
+        """Return a line-by-line channel to the program that answers `request` there.
+
+        It connects when it is used.
+        """
         from labctl.transports.forced_command import Lines
 
         config, name = self.described(endpoint)
         return Lines(ssh.command_argv(str(config), name, request), endpoint)
 
     def close(self, server: Server) -> None:
-        """End labctl's master connection to `server`."""
+        """Close labctl's master connection to `server`."""
         config = self.config_path(server.id)
         if config.exists():
-            self._transport(config, server.id, server.endpoint).close()
+            self._make_transport(config, server.id, server.endpoint).close()
 
     def wait_for_ssh(self, server: Server, deadline_s: float) -> Transport:
-        """A transport on which a login has worked, within `deadline_s` seconds from now.
+        """Wait up to `deadline_s` seconds for a login that works, and return its transport.
 
-        A wrong host key is raised at once; everything else that a booting machine may do
-        (refuse, not answer, not know the key yet) only when the time is over.
+        A wrong host key is raised at once; everything else that a booting machine may do (refuse,
+        not answer, not know the key yet) only after the deadline.
         """
         end = time.monotonic() + deadline_s
         transport = self.open(server)
@@ -145,81 +148,84 @@ class Connections:
             policy(log_in)
         except (BusyError, AuthenticationError) as error:
             raise type(error)(
-                f"no login on {server.alias} within {deadline_s:g} s: {error.what}",
+                f"could not log in to {server.alias} within {deadline_s:g} s: {error.what}",
                 why=error.why,
                 hint=error.hint,
             ) from error
         return transport
 
     def alias_free(self, alias: str, server_id: str = "") -> bool:
-        """Whether neither the user's config nor another server of ours bears this name."""
+        """Whether neither the user's config nor another server of ours uses this name."""
         taken: set[str] = set()
         if self._user_config is not None:
-            taken |= _declared_hosts(self._user_config, skip=self._dir)
-        others = (hosts for name, hosts in self._own_hosts().items() if name != server_id)
+            taken |= _list_hosts(self._user_config, skip=self._dir)
+        others = (hosts for name, hosts in self._list_own_hosts().items() if name != server_id)
         return ssh.check_id(alias) not in taken and not any(alias in hosts for hosts in others)
 
-    def _own_hosts(self) -> dict[str, set[str]]:
-        """What each server's config declares, by its directory; one is read once, for a class of
-        three hundred would otherwise read ninety thousand."""
-        with self._looking:
-            there = {path.name for path in self._dir.iterdir()} if self._dir.is_dir() else set()
-            for name in there - set(self._declared):
+    def _list_own_hosts(self) -> dict[str, set[str]]:
+        """List the Host names of each server's config, by the server's directory.
+
+        Each config is read once: a class of 300 servers would otherwise read 90,000 files.
+        """
+        with self._declared_lock:
+            names = {path.name for path in self._dir.iterdir()} if self._dir.is_dir() else set()
+            for name in names - set(self._declared):
                 config = self._dir / name / "config"
                 if config.is_file():
-                    self._declared[name] = _declared_hosts(config, skip=self._dir / "config")
-            self._declared = {name: self._declared[name] for name in there & set(self._declared)}
+                    self._declared[name] = _list_hosts(config, skip=self._dir / "config")
+            self._declared = {name: self._declared[name] for name in names & set(self._declared)}
             return self._declared
 
     def resolve_alias(self, alias: str) -> Endpoint:
-        """What the user's own config says of `alias`: address, user, key, way and known host key.
+        """Read `alias` from the user's own config: address, user, key, proxy and known host key.
 
-        `identity` is "" where the config names none: then ssh's defaults and agent count.
+        `identity` is "" if the config names none: ssh's defaults and agent apply then.
         """
-        said = self._effective(alias)
-        defaults = set(self._effective(alias, config="/dev/null").get("identityfile", []))
+        options = self._read_ssh_options(alias)
+        defaults = set(self._read_ssh_options(alias, config="/dev/null").get("identityfile", []))
         identity = next(
             (
                 str(path)
-                for name in said.get("identityfile", [])
+                for name in options.get("identityfile", [])
                 if name not in defaults and (path := Path(name).expanduser()).is_file()
             ),
             "",
         )
-        host, port = said["hostname"][0], int(said["port"][0])
-        name = said.get("hostkeyalias", [ssh.known_hosts_name(host, port)])[0]
-        files = said.get("userknownhostsfile", [""])[0].split()
+        host, port = options["hostname"][0], int(options["port"][0])
+        name = options.get("hostkeyalias", [ssh.known_hosts_name(host, port)])[0]
+        files = options.get("userknownhostsfile", [""])[0].split()
         return Endpoint(
             host=ssh.check_host(host),
             port=port,
-            user=ssh.check_user(said["user"][0]),
+            user=ssh.check_user(options["user"][0]),
             identity=identity,
-            jump=_unless_none(said.get("proxyjump", [""])[0]),
-            proxy_command=_unless_none(said.get("proxycommand", [""])[0]),
+            jump=_none_to_empty(options.get("proxyjump", [""])[0]),
+            proxy_command=_none_to_empty(options.get("proxycommand", [""])[0]),
             host_key=known_key(name, tuple(Path(file).expanduser() for file in files)),
         )
 
     def settle_host_key(self, endpoint: Endpoint, reporter: Reporter) -> Endpoint:
-        """`endpoint` with a host key to pin: the user's known one, or one confirmed just once.
+        """Return `endpoint` with a host key to pin.
 
-        PolicyError where the person does not confirm the fingerprint.
+        It is the key that the user's known_hosts has, or one that the user confirms once.
+        PolicyError if the user does not confirm the fingerprint.
         """
         if endpoint.host_key:
             return endpoint
         folder, _ = self._endpoint_dir(endpoint)
         confirmed = folder / "confirmed_key"
         key = confirmed.read_text().strip() if confirmed.exists() else ""
-        key = key or self._known_to_user(endpoint)
+        key = key or self._find_user_known_key(endpoint)
         if not key:
             from labctl.transports.fabric_login import fetch_host_key
 
-            key = fetch_host_key(self._direct(endpoint))
+            key = fetch_host_key(self._replace_jump(endpoint))
             confirm(endpoint, key, reporter)
             _make_private(folder)
             replace_file(confirmed, (key + "\n").encode())
         return msgspec.structs.replace(endpoint, host_key=key)
 
-    def _transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
+    def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         if shutil.which("ssh"):
             from labctl.transports.openssh import OpenSshTransport
 
@@ -247,7 +253,7 @@ class Connections:
         _make_private(folder)
         _write_if_changed(known_hosts, pinned)
         _write_if_changed(folder / "config", text)
-        with self._looking:
+        with self._declared_lock:
             self._declared.pop(folder.name, None)
         return folder / "config"
 
@@ -257,14 +263,14 @@ class Connections:
         return self._dir / server_id
 
     def _endpoint_dir(self, endpoint: Endpoint) -> tuple[Path, str]:
-        import hashlib  # a server's own way needs none
+        import hashlib  # not needed for servers, which are the common case
 
-        way = (endpoint.host, endpoint.port, endpoint.user, endpoint.jump, endpoint.proxy_command)
-        name = "endpoint-" + hashlib.sha256(repr(way).encode()).hexdigest()[:16]
+        key = (endpoint.host, endpoint.port, endpoint.user, endpoint.jump, endpoint.proxy_command)
+        name = "endpoint-" + hashlib.sha256(repr(key).encode()).hexdigest()[:16]
         return self._dir / "endpoints" / name, name
 
     def _include_in_user_config(self) -> None:
-        """One line at the top, once; every byte of the user's stays as it is."""
+        """Add one line at the top of the user's config, once; leave all other bytes as they are."""
         if self._user_config is None:
             return
         line = ssh.include_line(str(self._dir), "config").encode()
@@ -278,44 +284,47 @@ class Connections:
         replace_file(path, line + b"\n" + old, mode=mode)
 
     def _jump_config(self) -> str:
-        """The file that describes hops; "" for ssh's default, which brings the system's along."""
+        """Return the config file for jump hosts; "" for ssh's default, which adds the system's."""
         path = self._user_config
         if path is None or not path.exists() or path == Path("~/.ssh/config").expanduser():
             return ""
         return str(path)
 
-    def _effective(self, alias: str, config: str = "") -> dict[str, list[str]]:
+    def _read_ssh_options(self, alias: str, config: str = "") -> dict[str, list[str]]:
+        """Return the options that `ssh -G` prints for a host: name -> values, in their order."""
         config = config or self._jump_config()
         argv = ["ssh", *(("-F", config) if config else ()), "-G", "--", ssh.check_host(alias)]
         try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            result = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, check=False
+            )
         except FileNotFoundError:
             raise NotFoundError(
-                f"{alias} cannot be looked up: there is no ssh on this machine",
+                f"{alias} cannot be looked up: ssh is not installed on this machine",
                 hint="sudo apt install openssh-client",
             ) from None
-        if done.returncode:
+        if result.returncode:
             raise LabError(
                 f"ssh cannot read its config for {alias}",
-                why=done.stderr.decode(errors="replace").strip(),
+                why=result.stderr.decode(errors="replace").strip(),
                 hint=f"ssh -G {alias}",
             )
-        found: dict[str, list[str]] = {}
-        for line in done.stdout.decode(errors="replace").splitlines():
+        options: dict[str, list[str]] = {}
+        for line in result.stdout.decode(errors="replace").splitlines():
             key, _, value = line.partition(" ")
-            found.setdefault(key, []).append(value)
-        return found
+            options.setdefault(key, []).append(value)
+        return options
 
     def _user_known_hosts(self) -> Path | None:
         return self._user_config.parent / "known_hosts" if self._user_config else None
 
-    def _known_to_user(self, endpoint: Endpoint) -> str:
+    def _find_user_known_key(self, endpoint: Endpoint) -> str:
         path = self._user_known_hosts()
         name = ssh.known_hosts_name(endpoint.host, endpoint.port)
         return known_key(name, (path,)) if path else ""
 
-    def _direct(self, endpoint: Endpoint) -> Endpoint:
-        """`endpoint` whose jump hosts the user's ssh goes through, where there is one."""
+    def _replace_jump(self, endpoint: Endpoint) -> Endpoint:
+        """Replace jump hosts by a proxy command of the user's ssh, if ssh is installed."""
         if not endpoint.jump or not shutil.which("ssh"):
             return endpoint
         command = ssh.jump_command(endpoint.jump, user_config=self._jump_config())
@@ -333,7 +342,7 @@ class Connections:
 
 
 def answers(endpoint: Endpoint, within_s: float) -> bool:
-    """Whether anything takes a connection at that address; True where a proxy leads there."""
+    """Whether the address accepts a TCP connection within `within_s`; True behind a proxy."""
     if endpoint.jump or endpoint.proxy_command:
         return True
     try:
@@ -343,7 +352,7 @@ def answers(endpoint: Endpoint, within_s: float) -> bool:
         return False
 
 
-def _unless_none(value: str) -> str:
+def _none_to_empty(value: str) -> str:
     return "" if value == "none" else value
 
 
@@ -356,16 +365,16 @@ def _write_if_changed(path: Path, text: str) -> None:
         replace_file(path, text.encode())
 
 
-def _declared_hosts(config: Path, *, skip: Path, depth: int = 0) -> set[str]:
-    """The exact Host names in a config and in what it includes, but for what lies at `skip`."""
+def _list_hosts(config: Path, *, skip: Path, depth: int = 0) -> set[str]:
+    """List the exact Host names in a config and its includes, except files at or below `skip`."""
     if depth > _MOST_INCLUDES or not config.is_file() or config.is_relative_to(skip):
         return set()
     hosts, includes = ssh.parse_host_patterns(config.read_text(errors="replace"))
-    found = set(hosts)
+    names = set(hosts)
     for include in includes:
         pattern = Path(include).expanduser()
         absolute = pattern if pattern.is_absolute() else config.parent / pattern
         root = Path(absolute.anchor)
         for path in root.glob(str(absolute.relative_to(root))):
-            found |= _declared_hosts(path, skip=skip, depth=depth + 1)
-    return found
+            names |= _list_hosts(path, skip=skip, depth=depth + 1)
+    return names

@@ -1,4 +1,4 @@
-"""What every flow stands on: one lab's configuration, state, provider and connections."""
+"""The context of a flow: one lab's configuration, state, provider and connections."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ground:
-    """Made once per command. Nothing here touches the network before it is used.
+    """One lab's configuration, state, provider and connections, created once per command.
 
-    `everywhere` has the provider look at every region that the account has. Labs of one `group`
-    share a key pair and what else the provider can share. `owner` is whom the
-    provider is told, the user's name if ""; `place` tells apart the machines that they work from.
-    `saver_s` is how long before a limit the server's runs are to stop, since somebody brings home
-    what it cannot save by itself; 0 where nobody does. Without `has_results` nobody wants what is
-    on its server, such as one for grading.
+    Nothing here touches the network before it is used.
+
+    `everywhere` makes the provider search every region of the account. Labs of one `group` share a
+    key pair and whatever else the provider can share. `owner` is the owner that is recorded at the
+    provider, the user's name if ""; `place` tells apart the machines that the owner works from.
+    `saver_s` is how long before a limit the server's runs must stop, so that somebody can fetch
+    what the server cannot save by itself; 0 if nobody does. Without `has_results` nobody wants
+    the files on its server, such as a server for grading.
     """
 
     config: LabConfig
@@ -55,19 +57,20 @@ class Ground:
         *,
         has_results: bool = True,
     ) -> Ground:
-        """The ground of another lab that shares this one's provider, state and connections."""
-        made = dataclasses.replace(
+        """Return the context of another lab that shares this provider, state and connections."""
+        sibling = dataclasses.replace(
             self,
             config=config,
             lab_id=lab_id,
             reporter=reporter or self.reporter,
             has_results=has_results and self.has_results,
         )
-        # What a cached_property holds lies in the instance's dictionary.
-        made.__dict__.update(provider=self.provider, connections=self.connections)
-        return made
+        # A cached_property keeps its value in the instance's dictionary.
+        sibling.__dict__.update(provider=self.provider, connections=self.connections)
+        return sibling
 
     def in_group(self, group: str) -> Ground:
+        """Return a copy whose lab belongs to this group."""
         return dataclasses.replace(self, group=group)
 
     @functools.cached_property
@@ -79,11 +82,13 @@ class Ground:
     @functools.cached_property
     def provider(self) -> Provider:
         name = self.config.server.provider
-        made = provider_class(name)
+        kind = provider_class(name)
         settings = self.config.server.provider_settings.get(name)
-        return made(made.settings_type() if settings is None else settings, self._surroundings())
+        if settings is None:
+            settings = kind.settings_type()
+        return kind(settings, self._build_provider_context())
 
-    def _surroundings(self) -> Surroundings:
+    def _build_provider_context(self) -> Surroundings:
         import getpass
 
         return Surroundings(
@@ -91,72 +96,78 @@ class Ground:
             owner=self.owner or getpass.getuser(),
             place=self.place,
             connect=self.connections.connect,
-            settle_host_key=self._settle,
+            settle_host_key=self._settle_host_key,
             resolve_alias=self.connections.resolve_alias,
-            progress=self._progress,
+            progress=self._report_progress,
             base_image=self.config.base_image,
             wheelhouse=self.config.wheelhouse,
             package_index=self.config.package_index,
             cache_dir=self.paths.cache_dir,
             everywhere=self.everywhere,
-            regions=self._regions_on_record(),
+            regions=self._list_recorded_regions(),
             talk=self.connections.talk,
             student_key=str(student_key(self.paths)),
         )
 
-    def _regions_on_record(self) -> tuple[str, ...]:
-        """Where the lab has, or an interrupted `up` may have made, what lab.yaml names no more."""
-        name = self.config.server.provider
-        # Of every lab: a course's labs share one provider, and an open attempt is rare.
-        found = [one.offer.region for one in self.state.open_attempts() if one.provider == name]
-        found += [s.offer.region for s in self.state.servers(self.lab_id) if s.provider == name]
-        kept = [one.disk for one in list_kept_disks(self.state, self.lab_id)]
-        found += [disk.region for disk in kept if disk.provider == name]
-        return tuple(sorted(set(found) - {""}))
+    def _list_recorded_regions(self) -> tuple[str, ...]:
+        """List the regions that may hold resources of the lab, even if lab.yaml no longer does.
 
-    def _settle(self, endpoint: Endpoint) -> Endpoint:
+        They hold a server, a kept disk, or what an interrupted `up` may have created.
+        """
+        name = self.config.server.provider
+        # Attempts of all labs: a course's labs share one provider, and an open attempt is rare.
+        regions = [a.offer.region for a in self.state.open_attempts() if a.provider == name]
+        regions += [s.offer.region for s in self.state.servers(self.lab_id) if s.provider == name]
+        disks = [kept.disk for kept in list_kept_disks(self.state, self.lab_id)]
+        regions += [disk.region for disk in disks if disk.provider == name]
+        return tuple(sorted(set(regions) - {""}))
+
+    def _settle_host_key(self, endpoint: Endpoint) -> Endpoint:
         return self.connections.settle_host_key(endpoint, self.reporter)
 
-    def _progress(self, text: str, done: float, total: float) -> None:
+    def _report_progress(self, text: str, done: float, total: float) -> None:
         self.reporter.emit(Progress(name=text, done=done, total=total, unit="steps"))
 
     def server(self) -> Server:
-        """The lab's server as recorded; NotFoundError where there is none."""
-        known = self.state.server_of_lab(self.lab_id)
-        if known is None:
+        """Return the lab's server as recorded; NotFoundError if it has none, or a stopped one."""
+        server = self.state.server_of_lab(self.lab_id)
+        if server is None:
             ended = self.state.events(lab_id=self.lab_id, kind="ready", limit=1)
             why = "the last one has ended" if ended else "none was started"
             raise NotFoundError(f"{self.config.name} has no server", why=why, hint="labctl up")
-        if known.state == "stopped":
+        if server.state == "stopped":
             raise NotFoundError(
                 f"the server of {self.config.name} is stopped",
                 why="its disk is kept",
                 hint="labctl up",
             )
-        return known
+        return server
 
-    def as_ours(self, found: Server, known: Server | None) -> Server:
-        """A server of the provider's, with our key and under an alias that nothing else bears."""
-        alias = known.alias if known else self.config.name
-        if not self.connections.alias_free(alias, found.id):
+    def as_ours(self, server: Server, recorded: Server | None) -> Server:
+        """Add our login key and a unique alias to a server as its provider shows it.
+
+        `recorded` is the same server as this machine has it on record, None for a new one.
+        """
+        alias = recorded.alias if recorded else self.config.name
+        if not self.connections.alias_free(alias, server.id):
             alias = f"{self.config.name}-{self.lab_id[:4]}"
-            if known is None or known.alias != alias:
+            if recorded is None or recorded.alias != alias:
                 text = f"ssh already knows a host {self.config.name}; this one is called {alias}"
                 self.reporter.emit(Note(text=text))
-        identity = found.endpoint.identity or str(self.identity)
-        endpoint = msgspec.structs.replace(found.endpoint, identity=identity)
-        return msgspec.structs.replace(found, alias=alias, endpoint=endpoint)
+        identity = server.endpoint.identity or str(self.identity)
+        endpoint = msgspec.structs.replace(server.endpoint, identity=identity)
+        return msgspec.structs.replace(server, alias=alias, endpoint=endpoint)
 
     @property
     def identity(self) -> Path:
-        """The private key that labctl logs in with, where the provider says nothing else."""
+        """The private key that labctl logs in with, unless the provider names another one."""
         return self.paths.keys_dir / (self.group or self.lab_id) / "id_ed25519"
 
     def remote(self, server: Server) -> Remote:
-        """The program on the server, over labctl's shared connection.
+        """Return a client of the agent on the server, over labctl's shared connection.
 
-        ConnectError where the server has been removed meanwhile, perhaps by another process: its
-        ssh_config must not come back.
+        ConnectError if the server has been removed meanwhile, perhaps by another process: its
+        ssh_config must not be written again.
         """
         from labctl.servers.agent import Remote
 
@@ -167,11 +178,12 @@ class Ground:
         return Remote(self.connections.open(server))
 
     def keep_facts(self, server: Server, facts: Facts) -> None:
+        """Store the Facts of a server for `facts`."""
         path = self.paths.ssh_dir / server.id / "facts.json"
         path.write_bytes(msgspec.json.encode(facts))
 
     def facts(self, server: Server) -> Facts:
-        """What the last `up` found on the server; empty Facts where nothing is known."""
+        """Return what the last `up` found on the server; empty Facts if nothing is stored."""
         path = self.paths.ssh_dir / server.id / "facts.json"
         try:
             return msgspec.json.decode(path.read_bytes(), type=Facts)

@@ -1,7 +1,7 @@
-"""What servers cost, from the ledger: prices and the moments they were in force.
+"""The costs of servers, computed from the ledger: prices, and when each server ran.
 
-Terminated machines leave a provider's lists within the hour, so tags cannot tell the past: what
-the ledger does not hold is unknown, and said to be.
+Terminated machines disappear from a provider's lists within the hour, so tags cannot show the
+past: what is not in the ledger is unknown, and reported as unknown.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from labctl.state.disks import KeptDisk, list_kept_disks
 
 HOUR_S = 3600.0
 ENDS = ("terminated", "gone", "stopped")
-# The first was written when we made it; the second when it was found by its tags.
+# "created" is written when we create a server, "adopted" when we find it by its tags.
 BEGINS = ("created", "adopted")
 
 
 class ServerCost(Value, frozen=True):
-    """One server's life. Dollars are None where no price is on record.
+    """The life and cost of one server. Dollars are None if no price is on record.
 
-    `until` is when it ended, or now. `spot_saved_usd` compares with the on-demand price that was
-    known when it was made. `idle_share` (0 to 1) is what its watchdog last said, None if never.
+    `until` is when it ended, or now. `spot_saved_usd` compares with the on-demand price at its
+    creation. `idle_share` (0 to 1) is the last value from its watchdog, None without one.
     """
 
     server_id: str
@@ -45,7 +45,7 @@ class ServerCost(Value, frozen=True):
 
 
 class RunCost(Value, frozen=True):
-    """A run's share: the hours it ran times the price of its server."""
+    """The cost of one run: the hours that it ran times the price of its server."""
 
     run_id: str
     server_id: str
@@ -54,9 +54,9 @@ class RunCost(Value, frozen=True):
 
 
 class Costs(Value, frozen=True):
-    """All that is known. `total_usd` sums what has a price; `complete` says whether all has.
+    """All known costs. `total_usd` sums what has a price; `complete` if all servers have one.
 
-    `kept` are the disks that go on costing per month; they are in no total.
+    `kept` are the kept disks, which cost money per month; they are in no total.
     """
 
     servers: tuple[ServerCost, ...]
@@ -68,7 +68,7 @@ class Costs(Value, frozen=True):
 
 
 def costs(ground: Ground, *, every_lab: bool = False) -> Costs:
-    """The lab's costs so far, or those of every lab that this machine has a record of."""
+    """Compute the lab's costs so far, or those of every lab on this machine's record."""
     now = time.time()
     lab_id = None if every_lab else ground.lab_id
     servers = server_costs(ground.state, lab_id, now)
@@ -88,38 +88,38 @@ def costs(ground: Ground, *, every_lab: bool = False) -> Costs:
 
 
 def spent_usd(state: State, lab_id: str, now: float, but: str = "") -> float:
-    """Dollars of one lab's servers up to `now`, as far as prices are known; `but` aside."""
-    found = server_costs(state, lab_id, now)
-    return sum(one.cost_usd or 0.0 for one in found if one.server_id != but)
+    """Sum the known dollars of one lab's servers up to `now`, without the server `but`."""
+    servers = server_costs(state, lab_id, now)
+    return sum(one.cost_usd or 0.0 for one in servers if one.server_id != but)
 
 
 def server_costs(state: State, lab_id: str | None, now: float) -> list[ServerCost]:
-    """One entry per server that the ledger or the record knows, the oldest first."""
+    """List one entry per server in the ledger or on record, the oldest first."""
     lines: dict[str, list[LedgerEntry]] = {}
     for line in state.events(lab_id=lab_id):
         if line.server_id:
             lines.setdefault(line.server_id, []).append(line)
-    known = {server.id: server for server in state.servers(lab_id)}
-    ids = dict.fromkeys([*lines, *known])
-    found = [_life(lines.get(one, []), known.get(one), one, now) for one in ids]
-    return sorted(found, key=lambda one: one.since)
+    recorded = {server.id: server for server in state.servers(lab_id)}
+    ids = dict.fromkeys([*lines, *recorded])
+    entries = [_compute_life(lines.get(one, []), recorded.get(one), one, now) for one in ids]
+    return sorted(entries, key=lambda entry: entry.since)
 
 
-def _life(
+def _compute_life(
     lines: list[LedgerEntry], server: Server | None, server_id: str, now: float
 ) -> ServerCost:
-    made = next((line for line in lines if line.kind in BEGINS), None)
-    detail: dict[str, Any] = made.detail if made else {}
+    begin = next((line for line in lines if line.kind in BEGINS), None)
+    detail: dict[str, Any] = begin.detail if begin else {}
     first = lines[0].at if lines else now
     since = detail.get("created_at") or (server.created_at if server else first)
     price = detail.get("price_usd_per_hour")
     if price is None and server is not None:
         price = server.offer.price_usd_per_hour
     on_demand = detail.get("on_demand_usd_per_hour")
-    up_s, until, running = _running_s(lines, since, now, alive=server is not None)
+    up_s, until, running = _compute_running_s(lines, since, now, alive=server is not None)
     hours = up_s / HOUR_S
     spot = bool(detail.get("spot", server.offer.spot if server else False))
-    told = [line.detail for line in lines if line.kind == "watch"]
+    watches = [line.detail for line in lines if line.kind == "watch"]
     return ServerCost(
         server_id=server_id,
         lab=detail.get("lab") or (server.lab if server else ""),
@@ -136,21 +136,25 @@ def _life(
         spot_saved_usd=hours * (on_demand - price)
         if spot and on_demand is not None and price is not None
         else None,
-        idle_share=told[-1].get("idle_share") if told else None,
-        note=_note(lines, made),
+        idle_share=watches[-1].get("idle_share") if watches else None,
+        note=_describe_gaps(lines, begin),
     )
 
 
-def _note(lines: list[LedgerEntry], made: LedgerEntry | None) -> str:
-    if made is None:
+def _describe_gaps(lines: list[LedgerEntry], begin: LedgerEntry | None) -> str:
+    """Say what the ledger does not know about a server; "" if it is complete.
+
+    `labctl cost --json` prints these sentences: programs may compare them.
+    """
+    if begin is None:
         return "its price and beginning are not on record"
     if any(line.kind == "gone" for line in lines):
         return "it ended unseen: the hours count until that was noticed"
-    return "" if made.kind == "created" else "known from its tags: earlier stops are not counted"
+    return "" if begin.kind == "created" else "known from its tags: earlier stops are not counted"
 
 
 def note_life(state: State, server: Server, kind: str = "adopted") -> None:
-    """Write a server's price and beginning into the ledger, once."""
+    """Record a server's price and start in the ledger, once."""
     if any(line.kind in BEGINS for line in state.events(server_id=server.id)):
         return
     offer = server.offer
@@ -170,26 +174,26 @@ def note_life(state: State, server: Server, kind: str = "adopted") -> None:
     )
 
 
-def _running_s(
+def _compute_running_s(
     lines: list[LedgerEntry], since: float, now: float, *, alive: bool
 ) -> tuple[float, float, bool]:
-    """(seconds that were paid for, when that ended, whether it still goes on)."""
-    total_s, begun, ended = 0.0, since, now
-    going = True
+    """Return (billed seconds, Unix time of their end, whether the server still runs)."""
+    total_s, started_at, ended_at = 0.0, since, now
+    running = True
     for line in lines:
-        if line.kind in ENDS and going:
-            ended = line.detail.get("at", line.at)
-            total_s += max(0.0, ended - begun)
-            going = False
-        elif line.kind == "started" and not going:
-            begun, going = line.at, True
-    if going and alive:
-        return total_s + max(0.0, now - begun), now, True
-    if going:
-        # Neither on record as ended nor among the servers: the last that was heard of it counts.
-        ended = lines[-1].at if lines else since
-        total_s += max(0.0, ended - begun)
-    return total_s, ended, False
+        if line.kind in ENDS and running:
+            ended_at = line.detail.get("at", line.at)
+            total_s += max(0.0, ended_at - started_at)
+            running = False
+        elif line.kind == "started" and not running:
+            started_at, running = line.at, True
+    if running and alive:
+        return total_s + max(0.0, now - started_at), now, True
+    if running:
+        # Neither recorded as ended nor among the servers: count up to its last line in the ledger.
+        ended_at = lines[-1].at if lines else since
+        total_s += max(0.0, ended_at - started_at)
+    return total_s, ended_at, False
 
 
 def _run_cost(

@@ -1,7 +1,6 @@
-"""Kept disks on record: what outlived its server since nothing else had its results.
+"""The record of kept disks: disks that outlived their servers because nothing else had the results.
 
-A disk that was seen stays on record until it is known to be gone: `cost` and `status` read nothing
-else.
+A disk stays on record until it is known to be gone: `cost` and `status` read only this record.
 """
 
 from __future__ import annotations
@@ -20,31 +19,32 @@ from labctl.state.disks import MISSED, REMOVED, SEEN, KeptDisk, is_expired, list
 
 
 def looked(ground: Ground, shown: Iterable[Resource], lab_id: str | None) -> list[Resource]:
-    """Write down which kept disks a provider's list shows, of a lab or of all; returns them."""
+    """Record which kept disks a provider's list shows, of one lab or of all, and return them."""
     disks = [one for one in shown if one.expires_at and lab_id in (None, one.lab_id)]
-    known = {one.disk.id: one for one in list_kept_disks(ground.state, lab_id)}
+    recorded = {kept.disk.id: kept for kept in list_kept_disks(ground.state, lab_id)}
     for disk in disks:
-        before = known.pop(disk.id, None)
-        if before is None or before.missed_at or _plain(before.disk) != _plain(disk):
+        before = recorded.pop(disk.id, None)
+        if before is None or before.missed_at or _detach(before.disk) != _detach(disk):
             _record(ground, SEEN, disk)
-    for one in known.values():
-        account = one.disk.account
-        if one.disk.provider != ground.provider.name or accounts.is_elsewhere(ground, account):
+    for kept in recorded.values():
+        account = kept.disk.account
+        if kept.disk.provider != ground.provider.name or accounts.is_elsewhere(ground, account):
             continue
-        # A region that was not asked may have it, or an account that nobody wrote down.
+        # It may be in a region that was not searched, or in an account that is not on record.
         if ground.everywhere and accounts.is_attributed(ground, account):
-            _record(ground, REMOVED, one.disk)
-        elif not one.missed_at:
-            _record(ground, MISSED, one.disk)
+            _record(ground, REMOVED, kept.disk)
+        elif not kept.missed_at:
+            _record(ground, MISSED, kept.disk)
     return disks
 
 
-def _plain(disk: Resource) -> Resource:
+def _detach(disk: Resource) -> Resource:
+    """Return the disk without its server, whose end does not change the disk."""
     return msgspec.structs.replace(disk, server_id="")
 
 
 def removed(ground: Ground, resource: Resource) -> None:
-    """Write down that the provider has removed it, where it was a kept disk."""
+    """Record that the provider has removed a resource, if it was a kept disk."""
     if resource.expires_at:
         _record(ground, REMOVED, resource)
 
@@ -55,25 +55,25 @@ def _record(ground: Ground, kind: str, disk: Resource) -> None:
 
 
 def remove_expired(ground: Ground, shown: Iterable[Resource]) -> None:
-    """Remove the disks whose time is over, of what the provider shows now.
+    """Remove the expired disks among those that the provider shows now.
 
-    Raises the first error once every other disk was tried.
+    Tries every disk, then raises the first error.
     """
-    failed: LabError | None = None
+    first_error: LabError | None = None
     for disk in filter(is_expired, list(shown)):
         try:
             ground.provider.remove(disk)
         except LabError as error:
-            failed = failed or error
+            first_error = first_error or error
             continue
         removed(ground, disk)
         tell_removed(ground, disk)
-    if failed is not None:
-        raise failed
+    if first_error is not None:
+        raise first_error
 
 
 def tell_removed(ground: Ground, disk: Resource) -> None:
-    """Say that a disk went since its time was over."""
+    """Tell the user that a disk was removed because it had expired."""
     text = f"removed the kept disk {short(disk)}: {until(disk)}"
     ground.reporter.emit(Note(text=text, level="warning"))
 
@@ -89,19 +89,19 @@ def costs(disk: Resource) -> str:
 
 
 def short(disk: Resource) -> str:
-    """The id without its region: narrower, and as unique."""
+    """Return the id without its region: shorter, and just as unique."""
     return disk.id.partition(".")[0]
 
 
 def until(disk: Resource) -> str:
-    """How long a kept disk stays, "" of any other thing."""
+    """Say how long a kept disk stays; "" for any other resource."""
     if not disk.expires_at:
         return ""
     day = day_text(disk.expires_at)
-    return f"its time was over on {day}" if disk.expires_at < time.time() else f"kept until {day}"
+    return f"expired on {day}" if disk.expires_at < time.time() else f"kept until {day}"
 
 
-def told(one: KeptDisk) -> str:
-    """A kept disk on record, in one line."""
-    said = f"kept disk {short(one.disk)}: {costs(one.disk)}"
-    return f"{said}; not shown by {one.disk.provider} any more" if one.missed_at else said
+def told(kept: KeptDisk) -> str:
+    """Describe a recorded kept disk in one line."""
+    text = f"kept disk {short(kept.disk)}: {costs(kept.disk)}"
+    return f"{text}; no longer listed by {kept.disk.provider}" if kept.missed_at else text

@@ -1,4 +1,4 @@
-"""Taking away what a lab has at its provider, and asking the provider what is left."""
+"""Remove what a lab has at its provider, and report what is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labctl.servers.context import Ground
 from labctl.state.disks import is_expired
 
 T = TypeVar("T")
-# AWS takes up to some minutes to end a machine with GPUs.
+# AWS takes several minutes to terminate some machines with GPUs.
 GONE_DEADLINE_S = 300.0
 RELEASE_DEADLINE_S = 120.0
 AT_ONCE = 32
@@ -28,7 +28,7 @@ LONGEST_PAUSE_S = 5.0
 
 
 class Removal(Value, frozen=True):
-    """What `remove` left behind: nothing, if both are empty but for caches."""
+    """What is left after `remove`: nothing, if both are empty apart from caches."""
 
     server_id: str
     survivors: tuple[Server, ...] = ()
@@ -36,19 +36,19 @@ class Removal(Value, frozen=True):
 
 
 def remove(ground: Ground, server: Server, *, keep_disks: bool = False) -> Removal:
-    """Terminate, wait for the provider's word, forget; then take away the rest. Safe to repeat.
+    """Terminate a server, wait until the provider confirms it, then remove everything else.
 
-    `keep_disks` as in `end`. BusyError where the provider does not confirm in time: the record
-    stays.
+    Safe to repeat. `keep_disks` as in `end`. BusyError if the provider does not confirm in time;
+    the server then stays on record.
     """
     end(ground, [server], keep_disks=keep_disks)
     return swept(ground, server.id)
 
 
 def swept(ground: Ground, server_id: str = "") -> Removal:
-    """What is left of the lab once everything besides servers was taken away.
+    """Remove everything of the lab except servers, if none is alive; return what is left.
 
-    A kept disk stays until its time is over, unless everything on it is home.
+    A kept disk stays until it expires, unless everything on it has been downloaded.
     """
     ours = [s for s in ground.provider.servers() if s.lab_id == ground.lab_id]
     ending = [s for s in ours if s.state == "ending"]
@@ -57,11 +57,11 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
     survivors = tuple(s for s in ours if s.state != "terminated")
     if not survivors:
         mine = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
-        # What still belongs to a server by a list that lags may be a disk that is to outlive it.
+        # Provider lists lag: what still seems to belong to a server may be a disk to be kept.
         free = [r for r in mine if not (r.expires_at or r.server_id)]
-        over = free + [r for r in mine if r.expires_at and kept_disks.is_saved(ground, r)]
-        expired = [r for r in mine if is_expired(r) and r not in over]
-        take_away(ground, over + expired)
+        unneeded = free + [r for r in mine if r.expires_at and kept_disks.is_saved(ground, r)]
+        expired = [r for r in mine if is_expired(r) and r not in unneeded]
+        take_away(ground, unneeded + expired)
         for disk in expired:
             disks.tell_removed(ground, disk)
     left = ground.provider.leftovers()
@@ -74,68 +74,73 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
 
 
 def end(ground: Ground, servers: Iterable[Server], *, keep_disks: bool = False) -> None:
-    """Terminate all of them, then wait until the provider confirms each; their records go then.
+    """Terminate all of these servers, wait until the provider confirms it, drop their records.
 
-    Their disks go too, unless `keep_disks`: then those stay that the provider was told to keep.
-    PolicyError, and nothing is ended, where one belongs to another account.
+    Their disks are deleted too, except with `keep_disks` those that the provider has been asked to
+    keep. PolicyError, and no server is terminated, if one belongs to another account.
     """
     waiting = list(servers)
     accounts.require_same_account(ground, waiting)
 
-    def order(server: Server) -> None:
+    def terminate(server: Server) -> None:
         ground.connections.close(server)
         if not keep_disks:
             held_disks.release(ground, server)
         while_throttled()(ground.provider.terminate, server.id)
         ground.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
 
-    _at_once(order, waiting)
+    _map_parallel(terminate, waiting)
     _wait_for(ground, waiting)
 
 
-def _at_once(deed: Callable[[Server], T], servers: list[Server]) -> list[T]:
-    """`deed` for every server, some at a time: what providers send together comes together."""
+def _map_parallel(action: Callable[[Server], T], servers: list[Server]) -> list[T]:
+    """Call `action` for every server in AT_ONCE threads, so that providers can batch requests."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        return list(threads.map(deed, servers))
+        return list(threads.map(action, servers))
 
 
 def _wait_for(ground: Ground, waiting: list[Server]) -> None:
-    """Until the provider says of each that it is gone; it may have missed the first order."""
+    """Wait until the provider confirms the end of each; repeat a request that it may have missed.
+
+    BusyError after GONE_DEADLINE_S.
+    """
     deadline = time.monotonic() + GONE_DEADLINE_S
     pause_s = FIRST_PAUSE_S
-    told = time.monotonic() + 2.0
+    announce_at = time.monotonic() + 2.0
     while waiting := _not_gone(ground, waiting):
         if time.monotonic() > deadline:
-            found = ground.provider.find(waiting[0].id)
-            if found is not None:
-                ground.state.save_server(ground.as_ours(found, waiting[0]))
+            shown = ground.provider.find(waiting[0].id)
+            if shown is not None:
+                ground.state.save_server(ground.as_ours(shown, waiting[0]))
+            state = shown.state if shown else "not listed"
             raise BusyError(
-                f"{ground.provider.name} has not confirmed that {waiting[0].id} is gone",
-                why=f"it says: {found.state if found else 'not shown'}; what is not gone may bill",
+                f"{ground.provider.name} has not confirmed that {waiting[0].id} is terminated",
+                why=f"its last state is: {state}; until it is terminated it may cost money",
                 hint="labctl down",
             )
-        if told and time.monotonic() > told:
-            ground.reporter.emit(Step(name=f"waiting until {ground.provider.name} says it is gone"))
-            told = 0.0
+        if announce_at and time.monotonic() > announce_at:
+            text = f"waiting for {ground.provider.name} to confirm that it is terminated"
+            ground.reporter.emit(Step(name=text))
+            announce_at = 0.0
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def _not_gone(ground: Ground, waiting: list[Server]) -> list[Server]:
-    left = _at_once(partial(_unless_gone, ground), waiting)
-    return [server for server in left if server is not None]
+    remaining = _map_parallel(partial(_check_gone, ground), waiting)
+    return [server for server in remaining if server is not None]
 
 
-def _unless_gone(ground: Ground, server: Server) -> Server | None:
-    """The server, "ending" once its provider has shown that; None when it is gone."""
-    found = while_throttled()(ground.provider.find, server.id)
-    if found is not None and found.state != "terminated":
-        if found.state != "ending":
-            # An order given while the provider did not show it yet may have gone astray.
+def _check_gone(ground: Ground, server: Server) -> Server | None:
+    """Return the server, "ending" once its provider shows that state; None once it is gone."""
+    shown = while_throttled()(ground.provider.find, server.id)
+    if shown is not None and shown.state != "terminated":
+        if shown.state != "ending":
+            # A request from before the provider showed the server may have been lost.
             while_throttled()(ground.provider.terminate, server.id)
             return server
         return msgspec.structs.replace(server, state="ending")
-    if found is None and not accounts.is_gone(ground, server):
+    if shown is None and not accounts.is_gone(ground, server):
         return server
     ground.state.drop_server(server.id)
     ground.connections.forget(server.id)
@@ -148,12 +153,12 @@ def take_away(
     resources: Iterable[Resource],
     again: Callable[[], Iterable[Resource]] | None = None,
 ) -> None:
-    """Remove them all; one that something else still holds is tried again for a while.
+    """Remove all resources; retry those that something still uses for RELEASE_DEADLINE_S.
 
-    `again` says what there is then: whoever holds it may have shown itself meanwhile. BusyError
-    names what is left when the time is over.
+    `again` lists the resources before each retry, since new ones may have appeared meanwhile.
+    BusyError names what is left after the deadline.
     """
-    left = list(resources)
+    remaining = list(resources)
     policy = retry_on(
         (BusyError, ThrottledError),
         pause_s=FIRST_PAUSE_S,
@@ -163,19 +168,19 @@ def take_away(
     for attempt in policy:
         with attempt:
             if again is not None and attempt.retry_state.attempt_number > 1:
-                left = list(again())
-            held = [(one, error) for one in left if (error := _try_to_remove(ground, one))]
-            left = [one for one, _ in held]
-            if held:
+                remaining = list(again())
+            in_use = [(one, error) for one in remaining if (error := _try_to_remove(ground, one))]
+            remaining = [one for one, _ in in_use]
+            if in_use:
                 raise BusyError(
-                    f"{left[0].kind} {left[0].id} could not be removed",
-                    why=str(held[0][1]),
+                    f"{remaining[0].kind} {remaining[0].id} could not be removed",
+                    why=str(in_use[0][1]),
                     hint="labctl orphans --terminate",
                 )
 
 
 def _try_to_remove(ground: Ground, resource: Resource) -> LabError | None:
-    """Why it cannot be removed yet, if it cannot."""
+    """Remove a resource; return the error if something still uses it, or the provider is busy."""
     try:
         ground.provider.remove(resource)
     except (BusyError, ThrottledError) as error:

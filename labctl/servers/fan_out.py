@@ -1,8 +1,8 @@
-"""One command on the servers of all labs: many at once, told of in order.
+"""Run one command on the servers of all labs: many in parallel, with results in order.
 
-sshd counts logins that are not finished (MaxStartups, ten by default) and turns further ones away
-at random. Servers behind one door (a jump host, or one machine) therefore share a bound below
-that; servers with doors of their own do not wait for each other.
+sshd counts logins that are not finished (MaxStartups, ten by default) and rejects further ones at
+random. Servers behind the same first hop (a jump host, or one machine) therefore share a limit
+below that; servers with different first hops do not wait for each other.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from labctl.state import State
 from labctl.transports import Result
 
 AT_ONCE = 32
-# Through one door.
+# Parallel logins through one first hop.
 LOGINS_AT_ONCE = 8
 
 
 class Answer(Value, frozen=True):
-    """What came of one server. `code` is the command's own; None where it did not get that far.
+    """The result on one server. `code` is the command's exit code, None if it did not start.
 
-    Then `error` says what failed, `why` and `hint` as a LabError's. Output is text.
+    In that case `error`, `why` and `hint` are those of the LabError. Output is text.
     """
 
     alias: str
@@ -40,14 +40,14 @@ class Answer(Value, frozen=True):
 
 
 def running_servers(state: State) -> list[Server]:
-    """Every lab's server on this machine's record, by alias; NotFoundError where there is none.
+    """List the recorded servers of all labs, sorted by alias; NotFoundError without any.
 
-    A stopped one is left out: nobody answers there.
+    Stopped servers are left out, since they cannot answer.
     """
-    found = [one for one in state.servers() if one.state != "stopped"]
-    if not found:
+    servers = [server for server in state.servers() if server.state != "stopped"]
+    if not servers:
         raise NotFoundError("no lab has a server", why="none is on record", hint="labctl up")
-    return sorted(found, key=lambda one: (one.alias, one.id))
+    return sorted(servers, key=lambda server: (server.alias, server.id))
 
 
 def run_everywhere(
@@ -59,28 +59,29 @@ def run_everywhere(
     timeout_s: float | None = None,
     tell: Callable[[Answer], None] = lambda answer: None,
 ) -> list[Answer]:
-    """Run `line` in a POSIX shell on each of these; answers in the order of `servers`.
+    """Run `line` in a POSIX shell on each server; return the results in the order of `servers`.
 
-    `tell` hears each answer in that order too, as soon as all before it are there, in this thread.
-    A server that fails stops no other. Interrupted, it begins on no further server.
+    `tell` is called in this thread with each result, in that order too, as soon as all earlier
+    ones are there. A server that fails does not stop the others. After an interrupt no further
+    server is started.
     """
     doors = Doors(servers)
 
-    def one(server: Server) -> Answer:
+    def run_one(server: Server) -> Answer:
         with doors.through(server.endpoint):
-            return _ask(connections, server, line, timeout_s)
+            return _run_on_server(connections, server, line, timeout_s)
 
-    told = []
-    with _threads(at_once) as threads:
-        futures: list[Future[Answer]] = [threads.submit(one, server) for server in servers]
+    answers = []
+    with _start_threads(at_once) as threads:
+        futures: list[Future[Answer]] = [threads.submit(run_one, server) for server in servers]
         for future in futures:
-            told.append(future.result())
-            tell(told[-1])
-    return told
+            answers.append(future.result())
+            tell(answers[-1])
+    return answers
 
 
 @contextmanager
-def _threads(at_once: int) -> Iterator[ThreadPoolExecutor]:
+def _start_threads(at_once: int) -> Iterator[ThreadPoolExecutor]:
     threads = ThreadPoolExecutor(at_once, thread_name_prefix="labctl-everywhere")
     try:
         yield threads
@@ -88,7 +89,9 @@ def _threads(at_once: int) -> Iterator[ThreadPoolExecutor]:
         threads.shutdown(cancel_futures=True)
 
 
-def _ask(connections: Connections, server: Server, line: str, timeout_s: float | None) -> Answer:
+def _run_on_server(
+    connections: Connections, server: Server, line: str, timeout_s: float | None
+) -> Answer:
     try:
         result: Result = connections.reopen(server).run(line, timeout_s=timeout_s, check=False)
     except LabError as error:
@@ -110,11 +113,11 @@ def _ask(connections: Connections, server: Server, line: str, timeout_s: float |
 
 
 class Doors:
-    """What each server's connection comes to first, and how many may be on their way through."""
+    """Limits the parallel logins through each first hop to LOGINS_AT_ONCE."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self._slots = {
-            door(one.endpoint): threading.BoundedSemaphore(LOGINS_AT_ONCE) for one in servers
+            door(server.endpoint): threading.BoundedSemaphore(LOGINS_AT_ONCE) for server in servers
         }
 
     @contextmanager
@@ -124,7 +127,7 @@ class Doors:
 
 
 def door(endpoint: Endpoint) -> str:
-    """The sshd that a connection comes to first; a proxy is taken for a door of its own."""
+    """Return the first sshd that a connection reaches; each proxy command counts as its own."""
     if endpoint.proxy_command:
         return f"{endpoint.proxy_command} {endpoint.host}:{endpoint.port}"
     return endpoint.jump.split(",")[0] or f"{endpoint.host}:{endpoint.port}"

@@ -1,8 +1,9 @@
-"""The throw-away host key of a new machine is replaced over the channel that it proved.
+"""Replace the temporary host key of a new machine, over the connection that this key has verified.
 
 The first key came with the machine's first-boot script, which others in the account may read. So:
-make the next key there, pin both, switch sshd to it, prove it with a login of its own, drop the
-old. A kill between any two of these leaves a key pinned that the machine presents.
+create the next key there, pin both, switch sshd to it, verify it with a separate login, drop the
+old one. If labctl is killed between any two of these steps, a key that the machine presents is
+still pinned.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from labctl.servers.connections import Connections
 from labctl.servers.context import Ground
 from labctl.transports import Transport
 
-# sshd reads its keys anew within a moment of being told.
+# seconds to wait for sshd to use its new key; it reloads within a moment
 SWITCH_S = 15.0
 PAUSE_S = 0.1
 
-_LOOK = """set -e; umask 077; here=/etc/ssh/ssh_host_ed25519_key; next=/etc/ssh/labctl_next_key
+_NEXT_KEY_SCRIPT = """set -e; umask 077
+here=/etc/ssh/ssh_host_ed25519_key; next=/etc/ssh/labctl_next_key
 of() { ssh-keygen -y -f "$1" | cut -d' ' -f1,2; }
 if [ "$(of $here)" = "$1" ] && ! ssh-keygen -y -f $next >/dev/null 2>&1; then
   rm -f $next $next.pub; ssh-keygen -q -t ed25519 -N '' -C '' -f $next
 fi
 echo "here $(of $here)"; [ ! -e $next ] || echo "next $(of $next)"
 """
-_SWITCH = """set -e; umask 077; here=/etc/ssh/ssh_host_ed25519_key; next=/etc/ssh/labctl_next_key
+_SWITCH_SCRIPT = """set -e; umask 077
+here=/etc/ssh/ssh_host_ed25519_key; next=/etc/ssh/labctl_next_key
 [ ! -e $next ] || mv -f $next $here
 ssh-keygen -y -f $here > $here.pub.new; chmod 644 $here.pub.new; mv -f $here.pub.new $here.pub
 rm -f $next.pub
@@ -40,27 +43,30 @@ systemctl reload ssh 2>/dev/null || systemctl reload sshd 2>/dev/null ||
 
 
 def settle(ground: Ground, server: Server, transport: Transport) -> Server:
-    """The server with a host key that only it knows. Repeated, it goes on or changes nothing."""
+    """Give the server a host key that only it knows, and return it with that key pinned.
+
+    Safe to repeat: an interrupted replacement continues, a finished one changes nothing.
+    """
     provider = ground.provider
     if not isinstance(provider, FirstBoot) or _is_settled(ground, server):
         return server
     first = server.endpoint.host_key
-    present, following = _look(transport, first)
+    present, following = _make_next_key(transport, first)
     if present not in ("", first) and not following:
         following = present
     if not following:
         raise LabError(
             "the server's first host key could not be replaced",
-            why="no new key could be made there",
+            why="no new key could be created on the server",
             hint="labctl up tries again; labctl down removes the server",
         )
     if not server.endpoint.next_host_key:
         provider.pin(server.id, first, following)
-        server = _pinned(ground, server, first, following)
-    _as_root(transport, _SWITCH)
-    _prove(ground.connections, server, following)
+        server = _pin(ground, server, first, following)
+    _run_as_root(transport, _SWITCH_SCRIPT)
+    _verify(ground.connections, server, following)
     provider.pin(server.id, following)
-    server = _pinned(ground, server, following, "")
+    server = _pin(ground, server, following, "")
     ground.state.record("host-key", lab_id=ground.lab_id, server_id=server.id)
     return server
 
@@ -72,27 +78,27 @@ def _is_settled(ground: Ground, server: Server) -> bool:
     return bool(ground.state.events(server_id=server.id, kind="host-key", limit=1))
 
 
-def _look(transport: Transport, first: str) -> tuple[str, str]:
-    """(the key that sshd has, the one that is to follow or "")."""
-    found = dict(
-        line.split(" ", 1) for line in _as_root(transport, _LOOK, first).splitlines() if " " in line
-    )
-    return found.get("here", ""), found.get("next", "")
+def _make_next_key(transport: Transport, first: str) -> tuple[str, str]:
+    """Create the next key if sshd still has the first; (the key that sshd has, the next or "")."""
+    output = _run_as_root(transport, _NEXT_KEY_SCRIPT, first)
+    keys = dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
+    return keys.get("here", ""), keys.get("next", "")
 
 
-def _as_root(transport: Transport, script: str, *words: str) -> str:
+def _run_as_root(transport: Transport, script: str, *words: str) -> str:
     line = shlex.join(["sh", "-c", script, "sh", *words])
-    done = transport.run(f"sudo -n {line}", timeout_s=60.0, check=False)
-    if done.code != 0:
+    result = transport.run(f"sudo -n {line}", timeout_s=60.0, check=False)
+    if result.code != 0:
         raise LabError(
             "the server's first host key could not be replaced",
-            why=done.stderr.strip()[-500:],
+            why=result.stderr.strip()[-500:],
             hint="labctl up tries again; labctl down removes the server",
         )
-    return done.stdout
+    return result.stdout
 
 
-def _pinned(ground: Ground, server: Server, first: str, following: str) -> Server:
+def _pin(ground: Ground, server: Server, first: str, following: str) -> Server:
+    """Record these keys as the server's pinned ones, and write its ssh_config."""
     endpoint = msgspec.structs.replace(server.endpoint, host_key=first, next_host_key=following)
     server = msgspec.structs.replace(server, endpoint=endpoint)
     ground.state.save_server(server)
@@ -100,16 +106,16 @@ def _pinned(ground: Ground, server: Server, first: str, following: str) -> Serve
     return server
 
 
-def _prove(connections: Connections, server: Server, key: str) -> None:
-    """A login of its own on which the server presents `key` and nothing else."""
-    alone = msgspec.structs.replace(
+def _verify(connections: Connections, server: Server, key: str) -> None:
+    """Log in with `key` as the only pinned key; raise HostKeyError or ConnectError."""
+    only_new_key = msgspec.structs.replace(
         server,
         endpoint=msgspec.structs.replace(server.endpoint, host_key=key, next_host_key=""),
     )
 
     def log_in() -> None:
-        connections.close(alone)
-        connections.open(alone).run("true", timeout_s=SWITCH_S)
+        connections.close(only_new_key)
+        connections.open(only_new_key).run("true", timeout_s=SWITCH_S)
 
     refusals = (HostKeyError, ConnectError)
     policy = retry_on(refusals, pause_s=PAUSE_S, deadline_s=SWITCH_S)

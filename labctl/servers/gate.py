@@ -1,4 +1,4 @@
-"""The gate that some providers keep before a server: ssh passes from admitted addresses only."""
+"""The firewall of providers that open ssh only to admitted addresses (protocol `Gate`)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ ANSWER_S = 2.0
 
 
 def has_gate(server: Server) -> bool:
-    """Whether its provider keeps one. Asked of the class: nobody needs credentials for that."""
+    """Whether the server's provider is a Gate. Asks the class, which needs no credentials."""
     return issubclass(provider_class(server.provider), Gate)
 
 
 def let_in(ground: Ground, server: Server) -> None:
-    """`admit`, where the provider keeps a gate and the server does not answer from here now."""
+    """Admit this machine if the provider is a Gate and the server does not answer from here."""
     if isinstance(ground.provider, Gate) and not answers(server.endpoint, ANSWER_S):
         admit(ground, server)
 
 
 def admit(ground: Ground, server: Server) -> None:
-    """Let this machine's present address reach the server, where the provider keeps a gate."""
+    """Let this machine's present address reach the server, if the provider is a Gate."""
     if not isinstance(ground.provider, Gate):
         return
     if address := ground.provider.admit(server.id):

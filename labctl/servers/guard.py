@@ -1,4 +1,4 @@
-"""The watchdog on the server, from here: armed with lab.yaml's limits, looked at, extended.
+"""Control the watchdog on a server: arm it with lab.yaml's limits, read its state, extend it.
 
 `arm`, `watch` and `extend` return what agent/watchdog/state_files.py calls W: "alive", the clocks
 in seconds, "spent_usd", why it is "busy", what "cannot" be saved at the end, the last "decisions".
@@ -18,11 +18,12 @@ from labctl.servers.context import Ground
 
 DECISIONS = 20
 EVENT = "guarded"
-NO_DEADLINE_S = 30 * 86_400.0  # each `up` begins it anew
+# how long the disk of a server without a deadline is kept; each `up` restarts this time
+NO_DEADLINE_S = 30 * 86_400.0
 
 
 class GuardLimits(Value, frozen=True):
-    """What the watchdog holds a server to; None where there is no such limit.
+    """The limits that the watchdog enforces on a server; None for a limit that is not set.
 
     `budget_usd` limits this server's cost, `budget_whole_usd` that of all servers of the lab.
     """
@@ -44,15 +45,15 @@ def arm(
     ceiling_s: int | None = None,
     always: bool = False,
 ) -> dict[str, Any]:
-    """Have the server's watchdog hold lab.yaml's limits, and the timer at the provider follow it;
-    safe to repeat. Returns W.
+    """Give the server's watchdog lab.yaml's limits, and move the provider's timer to match.
 
-    `budget_left_usd` is what this server may cost, None the whole budget. Without `always`, {}
-    where there is nothing to guard: no limit, no price, no store, and none armed before. Time and
-    dollars that the watchdog has counted stay counted, whatever this side has lost.
+    Safe to repeat. Returns W. `budget_left_usd` is what this server may cost, None for the whole
+    budget. Without `always`, does nothing and returns {} if there is nothing to guard: no limit,
+    no price, no store, and no watchdog armed before. Time and dollars that the watchdog has
+    counted stay counted, even if this machine has lost its own record of them.
     """
     if isinstance(ground.provider, Guarded):
-        return _as_armed(ground, server, ground.provider)
+        return _watch_foreign(ground, server, ground.provider)
     need, price = deadlines.need_of(ground, server), server.offer.price_usd_per_hour
     limited = any(
         (need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s, ground.config.store)
@@ -62,15 +63,15 @@ def arm(
         return {}
     budget = need.budget_usd if budget_left_usd is None else budget_left_usd
     limits = msgspec.to_builtins(_derive_limits(need, price, budget, ceiling_s))
-    disk = _disk_of(ground, server, deadlines.span_s(need, price, budget))
+    disk = _decide_disk(ground, server, deadlines.span_s(need, price, budget))
     reply = ground.remote(server).call(
         "guard",
         {
-            **_about(ground, server),
+            **_identify(ground, server),
             "server_id": server.id,
             "limits": limits,
             "elapsed_s": max(0.0, time.time() - server.created_at),
-            "ending": _ending(ground, server, disk),
+            "ending": _describe_ending(ground, server, disk),
             "store": ground.config.store,
             "mirror_s": ground.config.mirror_s,
         },
@@ -79,9 +80,9 @@ def arm(
         ground.state.record(
             EVENT, lab_id=ground.lab_id, server_id=server.id, detail={"limits": limits}
         )
-    watch = _watch(reply)
+    watch = _parse_watch(reply)
     if _can_lose_disk(ground):
-        held_disks.release(ground, server)  # only now does its watchdog know who has its results
+        held_disks.release(ground, server)  # only now does its watchdog know who saves its results
     elif held_disks.is_held(ground, server):
         _keep_disk_past(ground, server, deadlines.left_s(watch))  # others may have extended it
     if not deadlines.was_denied(ground, server):
@@ -104,51 +105,51 @@ def _derive_limits(
 
 
 def watch(ground: Ground, server: Server, *, decisions: int = DECISIONS) -> dict[str, Any]:
-    """W now, with the last `decisions`; {} where no watchdog was armed."""
-    return _watch(
-        ground.remote(server).call("watch", {**_about(ground, server), "decisions": decisions})
-    )
+    """Return W now, with the last `decisions`; {} if no watchdog was armed."""
+    request = {**_identify(ground, server), "decisions": decisions}
+    return _parse_watch(ground.remote(server).call("watch", request))
 
 
 def extend(ground: Ground, server: Server, span_s: int) -> dict[str, Any]:
-    """Move the deadline by `span_s` seconds, and keep idleness away for so long; W afterwards.
+    """Move the deadline by `span_s` seconds and suspend the idle limit for as long; return W.
 
-    PolicyError beyond the ceiling or the budget, NotFoundError where nothing guards the server.
+    PolicyError beyond the ceiling or the budget, NotFoundError if nothing guards the server.
     """
     if isinstance(ground.provider, Guarded):
         ground.provider.prolong(server.id, span_s)
         return watch(ground, server)
-    request = {**_about(ground, server), "span_s": span_s}
-    extended = _watch(ground.remote(server).call("extend", request))
+    request = {**_identify(ground, server), "span_s": span_s}
+    extended = _parse_watch(ground.remote(server).call("extend", request))
     if _holds_disk(ground, server):
         _keep_disk_past(ground, server, deadlines.left_s(extended) or [span_s])
     return extended
 
 
-def _as_armed(ground: Ground, server: Server, provider: Guarded) -> dict[str, Any]:
-    """W of a watchdog that somebody else has armed; the lab that it was armed for is kept."""
+def _watch_foreign(ground: Ground, server: Server, provider: Guarded) -> dict[str, Any]:
+    """Return W of a watchdog that somebody else has armed, and record for which lab."""
     if not ground.state.events(server_id=server.id, kind=EVENT, limit=1):
         detail = {"as": provider.guarded_as(server.id)}
         ground.state.record(EVENT, lab_id=ground.lab_id, server_id=server.id, detail=detail)
     return watch(ground, server)
 
 
-def _about(ground: Ground, server: Server) -> dict[str, Any]:
-    said = ground.state.events(server_id=server.id, kind=EVENT, limit=1)
-    lab_id = str(said[0].detail.get("as") or ground.lab_id) if said else ground.lab_id
+def _identify(ground: Ground, server: Server) -> dict[str, Any]:
+    """Name the lab that the watchdog was armed for, as its verbs expect it."""
+    events = ground.state.events(server_id=server.id, kind=EVENT, limit=1)
+    lab_id = str(events[0].detail.get("as") or ground.lab_id) if events else ground.lab_id
     return {"lab": ground.config.name, "lab_id": lab_id}
 
 
 def can_lose_results(ground: Ground) -> bool:
-    """Whether a server's time or budget ends it although its results are nowhere else.
+    """Whether a server's deadline or budget can end it while it holds the only copy of its results.
 
-    Nobody sends them away then: no store, no keeper; and the disk is deleted with the server.
+    That is so if neither a store nor a keeper saves them, and the disk is deleted with the server.
     """
     return _is_unsaved(ground) and not isinstance(ground.provider, Keep)
 
 
 def will_keep_disk(ground: Ground) -> bool:
-    """Whether the provider has to keep a server's disk, since nothing else saves its results."""
+    """Whether the provider must keep a server's disk, because nothing else saves its results."""
     return _is_unsaved(ground) and isinstance(ground.provider, Keep)
 
 
@@ -159,24 +160,25 @@ def _is_unsaved(ground: Ground) -> bool:
 
 
 def _can_lose_disk(ground: Ground) -> bool:
-    """Whether a keeper or a store has a server's results at its end, or it has none."""
+    """Whether a keeper or a store saves a server's results, or it has none."""
     return bool(ground.saver_s or ground.config.store) or not ground.has_results
 
 
 def _holds_disk(ground: Ground, server: Server) -> bool:
-    """Whether the provider has to keep this server's disk.
+    """Whether the provider must keep this server's disk.
 
-    Also where it did before the lab had servers that keep theirs by themselves: this one cannot.
+    A disk that the provider keeps already stays kept, even if the lab's newer servers keep their
+    disks by themselves: this server cannot.
     """
     if _can_lose_disk(ground) or not isinstance(ground.provider, Keep):
         return False
     return will_keep_disk(ground) or held_disks.is_held(ground, server)
 
 
-def _disk_of(ground: Ground, server: Server, span_s: float | None) -> str:
-    """What becomes of the server's disk when it ends by itself, at most `span_s` from now.
+def _decide_disk(ground: Ground, server: Server, span_s: float | None) -> str:
+    """Decide what happens to the server's disk when it ends by itself, within `span_s` from now.
 
-    None stands for a server without a deadline, which its provider may still take back.
+    None means a server without a deadline, which its provider may still reclaim.
     """
     if _holds_disk(ground, server):
         ends_at = time.time() + (NO_DEADLINE_S if span_s is None else span_s)
@@ -186,13 +188,13 @@ def _disk_of(ground: Ground, server: Server, span_s: float | None) -> str:
 
 
 def _keep_disk_past(ground: Ground, server: Server, left_s: list[float]) -> None:
-    """Have the disk kept past the server's end, which comes with the first of these limits."""
+    """Have the disk kept past the server's end, which is the first of these limits."""
     if left_s:
         held_disks.keep_until(ground, server, time.time() + min(left_s))
 
 
-def _ending(ground: Ground, server: Server, disk: str) -> dict[str, Any]:
-    """What the end of this provider's servers means, and what becomes of their disks."""
+def _describe_ending(ground: Ground, server: Server, disk: str) -> dict[str, Any]:
+    """Say how the watchdog ends a server of this provider, and what happens to its disk."""
     provider = ground.provider
     if isinstance(provider, Lease):
         return {"kind": "release", "disk": disk, "lease": server.id}
@@ -200,13 +202,13 @@ def _ending(ground: Ground, server: Server, disk: str) -> dict[str, Any]:
 
 
 def _disk_at_end(provider: Provider) -> str:
-    """What becomes of a disk when its server ends by itself: "stays", "keepable" or "goes"."""
+    """Return what happens to a disk when its server ends: "stays", "keepable" or "goes"."""
     if isinstance(provider, Keep):
         return "keepable" if provider.keeps_itself else "goes"
     return "stays" if isinstance(provider, Lease | Stoppable) else "goes"
 
 
-def _watch(reply: dict[str, Any]) -> dict[str, Any]:
-    """What was answered; a server that somebody else is root on may answer anything."""
-    found = reply.get("watch")
-    return found if isinstance(found, dict) else {}
+def _parse_watch(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return W from a reply; a server on which somebody else is root may reply anything."""
+    watch = reply.get("watch")
+    return watch if isinstance(watch, dict) else {}

@@ -1,4 +1,4 @@
-"""Disks that are to outlive their servers, however these end: arranged with the provider."""
+"""Have the provider keep disks that must outlive their servers, however these end."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from labctl.servers.disks import day_text
 
 HELD = "disk-held"
 KEPT_S = 14 * 86_400.0  # after the server's deadline; the watchdog has the same (KEPT_DAYS)
-LATER_S = 86_400.0  # an expiry that would move by less is left as it is
+LATER_S = 86_400.0  # an expiry that would move by less is not moved
 
 
 def keep_until(ground: Ground, server: Server, ends_at: float) -> bool:
     """Have the provider keep the server's disk for KEPT_S after `ends_at` (Unix seconds).
 
-    Whether it will. An expiry is moved later, and never earlier.
+    Returns whether it will. An expiry is only ever moved later.
     """
-    provider, known = ground.provider, _held_until(ground, server) or 0.0
+    provider, held_until = ground.provider, _held_until(ground, server) or 0.0
     until = ends_at + KEPT_S
     if not isinstance(provider, Keep):
         return False
-    if known and until < known + LATER_S:
+    if held_until and until < held_until + LATER_S:
         return True
     try:
-        kept = while_throttled()(provider.keep_disk, server.id, until)
+        disks = while_throttled()(provider.keep_disk, server.id, until)
     except LabError as error:
-        text = f"the disk of {server.alias} cannot be kept at its end: {error.what}"
-        if known:
-            text = f"the disk of {server.alias} is still kept until {day_text(known)}: {error.what}"
+        text = f"the disk of {server.alias} will not be kept when the server ends: {error.what}"
+        if held_until:
+            day = day_text(held_until)
+            text = f"the disk of {server.alias} is still kept until {day}: {error.what}"
         ground.reporter.emit(Note(text=text, level="warning"))
-        return bool(known)
-    if not kept:
+        return bool(held_until)
+    if not disks:
         return False
     _record_held(ground, server, until)
-    if not known:
-        price = sum(disk.price_usd_per_month for disk in kept)
+    if not held_until:
+        price = sum(disk.price_usd_per_month for disk in disks)
         text = (
-            f"if {server.alias} ends by itself, its disk stays until {day_text(until)} with what "
-            f"you have not pulled, at {price:.2f} dollars a month; "
+            f"if {server.alias} ends by itself, its disk is kept until {day_text(until)} with the "
+            f"results that you have not pulled, at {price:.2f} dollars a month; "
             "labctl down removes the server and the disk"
         )
         ground.reporter.emit(Note(text=text))
@@ -51,16 +52,16 @@ def keep_until(ground: Ground, server: Server, ends_at: float) -> bool:
 
 
 def renew(ground: Ground, server: Server) -> None:
-    """Have a held disk last for KEPT_S from now: a server without a deadline outlives any date."""
+    """Have a kept disk last for KEPT_S from now: a server without a deadline outlives any date."""
     until = _held_until(ground, server)
     if until and until < time.time() + KEPT_S - LATER_S:
         keep_until(ground, server, time.time())
 
 
 def release(ground: Ground, server: Server) -> None:
-    """Have the server's disk end with it, where it may have been kept: by this machine or another.
+    """Have the server's disk deleted with it, if this machine or another may have had it kept.
 
-    Where the provider refuses, the disk may stay until its expiry, and the reporter says so.
+    If the provider refuses, the disk may stay until its expiry, and a warning says so.
     """
     provider = ground.provider
     if not isinstance(provider, Keep) or _held_until(ground, server) == 0.0:
@@ -70,19 +71,21 @@ def release(ground: Ground, server: Server) -> None:
     except LabError as error:
         text = f"the disk of {server.alias} may outlive it: {error.what}; next: labctl orphans"
         ground.reporter.emit(Note(text=text, level="warning"))
-        _record_held(ground, server, None)  # half of it may be done
+        _record_held(ground, server, None)  # the provider may have released a part of the disks
         return
     _record_held(ground, server, 0.0)
 
 
 def is_held(ground: Ground, server: Server) -> bool:
-    """Whether the server's disk is to outlive it, as far as this machine knows."""
+    """Whether the server's disk will outlive it, as far as this machine knows."""
     return bool(_held_until(ground, server))
 
 
 def _held_until(ground: Ground, server: Server) -> float | None:
-    """When the disk that is to outlive the server expires (Unix seconds): 0.0 where none is to,
-    None where this machine cannot know: another one made the server, or a release failed."""
+    """Return when the disk that outlives the server expires (Unix seconds), 0.0 without one.
+
+    None if this machine cannot know: another one created the server, or a release failed.
+    """
     if lines := ground.state.events(server_id=server.id, kind=HELD, limit=1):
         until = lines[0].detail["expires_at"]
         return None if until is None else float(until)

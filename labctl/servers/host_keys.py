@@ -1,4 +1,4 @@
-"""Keys: whose host key to believe, and the key pair that labctl logs in with."""
+"""Keys: which host key to trust, and the key pair that labctl logs in with."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _KEY_TYPES = (
 
 
 def fingerprint(host_key: str) -> str:
-    """ "SHA256:..." of a public key line, as ssh-keygen -l shows it."""
+    """Return the "SHA256:..." of a public key line, as ssh-keygen -l shows it."""
     digest = hashlib.sha256(base64.b64decode(host_key.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def known_key(name: str, files: tuple[Path, ...]) -> str:
-    """The host key that the user's known_hosts files hold for `name` ("host", "[host]:port").
+    """Find the host key for `name` ("host", "[host]:port") in the user's known_hosts files.
 
-    "" where they hold none. HostKeyError where the only one is revoked.
+    "" without one. HostKeyError if a key of that name is revoked.
     """
-    found: list[str] = []
+    keys: list[str] = []
     for path in files:
         if not path.is_file():
             continue
-        for line in _looked_up(name, path):
+        for line in _find_known_hosts_lines(name, path):
             words = line.split()
             if words[0] == "@revoked":
                 raise HostKeyError(
@@ -48,14 +48,14 @@ def known_key(name: str, files: tuple[Path, ...]) -> str:
                     hint="labctl doctor",
                 )
             if not words[0].startswith("@") and len(words) >= 3 and words[1] in _KEY_TYPES:
-                found.append(f"{words[1]} {words[2]}")
-    return min(found, key=lambda key: _KEY_TYPES.index(key.split()[0]), default="")
+                keys.append(f"{words[1]} {words[2]}")
+    return min(keys, key=lambda key: _KEY_TYPES.index(key.split()[0]), default="")
 
 
-def _looked_up(name: str, path: Path) -> list[str]:
-    """What ssh-keygen finds (it can read hashed names); nothing where there is no ssh-keygen."""
+def _find_known_hosts_lines(name: str, path: Path) -> list[str]:
+    """Find lines with ssh-keygen, which can read hashed names; none if it is not installed."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["ssh-keygen", "-F", name, "-f", str(path)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -65,18 +65,18 @@ def _looked_up(name: str, path: Path) -> list[str]:
         )
     except FileNotFoundError:
         return []
-    return [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    return [line for line in result.stdout.splitlines() if line and not line.startswith("#")]
 
 
 def confirm(endpoint: Endpoint, host_key: str, reporter: Reporter) -> None:
-    """Have the person compare the fingerprint; PolicyError where they do not say yes."""
+    """Have the user compare the fingerprint; PolicyError unless they confirm it."""
     name = known_hosts_name(endpoint.host, endpoint.port)
     kind = host_key.split()[0]
-    asked = Decision(
+    decision = Decision(
         question=f"labctl has never seen {name}. Is this its host key?",
         detail=f"{kind} {fingerprint(host_key)}",
     )
-    if not reporter.ask(asked):
+    if not reporter.ask(decision):
         raise PolicyError(
             f"the host key of {name} is not confirmed",
             why=f"it presents {kind} {fingerprint(host_key)}",
@@ -86,9 +86,10 @@ def confirm(endpoint: Endpoint, host_key: str, reporter: Reporter) -> None:
 
 
 def make_key(path: Path) -> str:
-    """Have an ed25519 key pair at `path` (0600, OpenSSH format) and `path`.pub.
+    """Create an ed25519 key pair at `path` (0600, OpenSSH format) and `path`.pub, if missing.
 
-    Returns the public line. A key that is there stays; two processes that come at once agree.
+    Returns the public line. An existing key stays; two processes at the same time get the same
+    key.
     """
     public = path.with_name(path.name + ".pub")
     if not path.exists():
@@ -102,7 +103,7 @@ def make_key(path: Path) -> str:
                 os.link(draft, path)
         finally:
             Path(draft).unlink()
-    line = _public_line(path)
+    line = _read_public_line(path)
     if not public.exists() or public.read_text() != line + "\n":
         replace_file(public, (line + "\n").encode(), mode=0o644)
     return line
@@ -119,7 +120,7 @@ def _new_private_key() -> bytes:
     )
 
 
-def _public_line(path: Path) -> str:
+def _read_public_line(path: Path) -> str:
     from cryptography.hazmat.primitives import serialization
 
     try:
@@ -137,7 +138,7 @@ def _public_line(path: Path) -> str:
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "wb") as file:

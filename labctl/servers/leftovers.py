@@ -1,4 +1,4 @@
-"""Everything that bears our tag at a provider, whatever this machine remembers of it."""
+"""Find and remove everything with labctl's tag at a provider, recorded on this machine or not."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from labctl.servers import accounts, attempts, cost, disks, end_server
 from labctl.servers.context import Ground
 from labctl.servers.open_costs import told_what_bills
 
-# Kind of a resource that costs nothing and makes the next server quicker: it is left alone.
+# Kind of a resource that is free and makes the next server start faster: it is never removed.
 CACHE = "cache"
 
 
 class Orphans(Value, frozen=True):
-    """What there is. `here` are the ids of servers that this machine's own record knows.
+    """What exists at a provider. `here` are the ids of servers that this machine has on record.
 
-    `elsewhere` names what that record has in other accounts of the provider, servers and what
-    interrupted `up`s may have made.
+    `elsewhere` names what this machine has on record in other accounts of the provider: servers,
+    and what interrupted `up`s may have created.
     """
 
     servers: tuple[Server, ...]
@@ -30,25 +30,29 @@ class Orphans(Value, frozen=True):
     @property
     def billing(self) -> bool:
         """Whether anything is left that costs money, or may."""
-        paid = any(one.price_usd_per_month > 0 for one in self.resources)
-        servers = any(one.state != "terminated" for one in self.servers)
+        paid = any(resource.price_usd_per_month > 0 for resource in self.resources)
+        servers = any(server.state != "terminated" for server in self.servers)
         return paid or servers or bool(self.elsewhere)
 
 
 def orphans(ground: Ground) -> Orphans:
-    """What the provider shows, servers first. Kept disks are among the resources."""
+    """List what the provider shows. Kept disks are among the resources.
+
+    Warns about what its list cannot show: recent attempts, and resources in other accounts.
+    """
     with told_what_bills(ground, every_lab=True):
         _warn(ground)
-    return _shown(ground)
+    return _list_shown(ground)
 
 
 def _warn(ground: Ground) -> None:
-    """Say what the provider's list cannot show: what is still coming, and what is elsewhere."""
     for attempt in attempts.unheard(ground, every_lab=True):
-        text = f"an interrupted `up` of {attempt.request.lab} may have made a server"
-        said = f"{text} that is not shown yet: ask again in a minute"
-        ground.reporter.emit(Note(text=said, level="warning"))
-    for name, account_id in _elsewhere(ground).items():
+        text = (
+            f"an interrupted `up` of {attempt.request.lab} may have created a server that "
+            f"{ground.provider.name} does not list yet: try again in a minute"
+        )
+        ground.reporter.emit(Note(text=text, level="warning"))
+    for name, account_id in _list_elsewhere(ground).items():
         profile = accounts.profile_of(ground, account_id)
         account = ProviderAccount(id=account_id, profile=profile)
         text = f"{name} belongs to {accounts.describe(ground.provider.name, account)}"
@@ -56,87 +60,92 @@ def _warn(ground: Ground) -> None:
         ground.reporter.emit(Note(text=f"{text}; next: {next_}", level="warning"))
 
 
-def _elsewhere(ground: Ground) -> dict[str, str]:
-    """What this machine has on record in other accounts of the provider: name -> account."""
+def _list_elsewhere(ground: Ground) -> dict[str, str]:
+    """List what this machine has on record in other accounts of the provider: name -> account."""
     provider = ground.provider.name
-    found = {
-        f"the server {one.id} of {one.lab}": one.account
-        for one in ground.state.servers()
-        if one.provider == provider and one.state not in accounts.ENDED
+    accounts_by_name = {
+        f"the server {server.id} of {server.lab}": server.account
+        for server in ground.state.servers()
+        if server.provider == provider and server.state not in accounts.ENDED
     }
-    found |= {
-        f"what an interrupted `up` of {one.request.lab} may have made": one.account
-        for one in ground.state.open_attempts()
-        if one.provider == provider
+    accounts_by_name |= {
+        f"what an interrupted `up` of {attempt.request.lab} may have created": attempt.account
+        for attempt in ground.state.open_attempts()
+        if attempt.provider == provider
     }
-    return {name: one for name, one in found.items() if accounts.is_elsewhere(ground, one)}
+    return {
+        name: account
+        for name, account in accounts_by_name.items()
+        if accounts.is_elsewhere(ground, account)
+    }
 
 
-def _shown(ground: Ground) -> Orphans:
+def _list_shown(ground: Ground) -> Orphans:
     with told_what_bills(ground, every_lab=True):
         servers = [one for one in ground.provider.servers() if one.state != "terminated"]
         others = ground.provider.leftovers()
     disks.looked(ground, others, None)
-    ids = {one.id for one in servers}
+    ids = {server.id for server in servers}
     resources = [
         one for one in others if one.kind != CACHE and (one.expires_at or one.server_id not in ids)
     ]
-    known = {one.id for one in ground.state.servers()}
+    recorded = {server.id for server in ground.state.servers()}
     return Orphans(
         servers=tuple(servers),
         resources=tuple(resources),
-        here=tuple(sorted(ids & known)),
-        elsewhere=tuple(_elsewhere(ground)),
+        here=tuple(sorted(ids & recorded)),
+        elsewhere=tuple(_list_elsewhere(ground)),
     )
 
 
 def end_them(ground: Ground, found: Orphans, *, kept_too: bool) -> Orphans:
-    """Terminate and remove what was found; what is left then. Results on them are lost.
+    """Terminate and remove what was found; return what is left. Results on it are lost.
 
-    Disks that were kept for their data go once their time is over, before that only with
-    `kept_too`. PolicyError where the person says no.
+    Disks that were kept for their data are removed once they have expired, and before that only
+    with `kept_too`. PolicyError if the user does not confirm.
     """
-    found = _heard(ground, found)
-    doomed = [one for one in found.resources if kept_too or _is_over(one)]
-    if not found.servers and not doomed:
+    found = _wait_for_attempts(ground, found)
+    removable = [one for one in found.resources if kept_too or _is_unneeded(one)]
+    if not found.servers and not removable:
         return found
-    names = {one.lab for one in found.servers} | {one.lab or one.lab_id for one in doomed}
+    names = {one.lab for one in found.servers} | {one.lab or one.lab_id for one in removable}
     labs = ", ".join(sorted(names - {""}))
-    asked = Decision(
-        question=f"terminate {len(found.servers)} servers and remove {len(doomed)} other things?",
+    decision = Decision(
+        question=f"terminate {len(found.servers)} servers and remove {len(removable)} other "
+        "resources?",
         detail=f"labs: {labs}\nResults that are only there are lost; labctl down saves them first.",
     )
-    if not ground.reporter.ask(asked):
+    if not ground.reporter.ask(decision):
         raise PolicyError(
             "nothing was terminated",
-            why="it was not agreed to",
+            why="it was not confirmed",
             hint="labctl orphans --terminate --yes",
         )
     for server in found.servers:
         cost.note_life(ground.state, server)
     end_server.end(ground, found.servers)
 
-    def rest() -> list[Resource]:
-        # Things show themselves late, servers and what those held until they were gone.
-        end_server.end(ground, _shown(ground).servers)
-        return [one for one in _shown(ground).resources if kept_too or _is_over(one)]
+    def list_removable() -> list[Resource]:
+        # Provider lists lag: more servers may appear, and resources that they were using.
+        end_server.end(ground, _list_shown(ground).servers)
+        return [one for one in _list_shown(ground).resources if kept_too or _is_unneeded(one)]
 
-    end_server.take_away(ground, rest(), rest)
-    return _shown(ground)
+    end_server.take_away(ground, list_removable(), list_removable)
+    return _list_shown(ground)
 
 
-def _heard(ground: Ground, found: Orphans) -> Orphans:
-    """What is there once all that interrupted `up`s may have made has had its time to show."""
+def _wait_for_attempts(ground: Ground, found: Orphans) -> Orphans:
+    """Wait until everything that interrupted `up`s may have created is listed; list again."""
     if not attempts.unheard(ground, every_lab=True):
         return found
-    ground.reporter.emit(Step(name="waiting for what an interrupted `up` may have made"))
+    ground.reporter.emit(Step(name="waiting for what an interrupted `up` may have created"))
     while attempts.unheard(ground, every_lab=True):
         time.sleep(min(1.0, ground.provider.settle_s))
-    return _shown(ground)
+    return _list_shown(ground)
 
 
-def _is_over(one: Resource) -> bool:
-    """Whether nobody wants it. A part of a server by a list that lags may be a disk to be kept."""
-    if one.expires_at:
-        return one.expires_at < time.time()
-    return not one.server_id
+def _is_unneeded(resource: Resource) -> bool:
+    """Whether nobody needs it. Lists lag: what seems to be part of a server may be a kept disk."""
+    if resource.expires_at:
+        return resource.expires_at < time.time()
+    return not resource.server_id

@@ -1,4 +1,4 @@
-"""What goes on costing money while something else fails, said in the error itself."""
+"""Name in an error what continues to cost money."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def told_what_bills(
     *,
     every_lab: bool = False,
 ) -> Iterator[None]:
-    """An error of these kinds also says which servers of the lab go on meanwhile, as recorded."""
+    """Add to errors of these kinds what of the lab still costs money, as last recorded."""
     try:
         yield
     except kinds as error:
@@ -28,17 +28,18 @@ def told_what_bills(
 
 
 def still_billing(ground: Ground, lab_id: str | None) -> list[str]:
-    """One line for each server and kept disk on record, and for what may have become a server."""
+    """Describe each recorded server, kept disk and open attempt that may cost money, one a line."""
     lines = [
-        f"{one.id} goes on, as far as is known here, at "
-        f"{one.offer.price_usd_per_hour:.2f} dollars an hour until labctl down"
-        for one in ground.state.servers(lab_id)
-        if one.offer.price_usd_per_hour and one.state not in ("stopped", "ending", "terminated")
+        f"{server.id} is still running (last known), at "
+        f"{server.offer.price_usd_per_hour:.2f} dollars an hour until labctl down"
+        for server in ground.state.servers(lab_id)
+        if server.offer.price_usd_per_hour
+        and server.state not in ("stopped", "ending", "terminated")
     ]
-    lines += [told(one) for one in list_kept_disks(ground.state, lab_id)]
+    lines += [told(disk) for disk in list_kept_disks(ground.state, lab_id)]
     return lines + [
-        f"a {one.offer.type} may have been made and not be shown yet, at "
-        f"{one.offer.price_usd_per_hour:.2f} dollars an hour; labctl down finds it"
-        for one in ground.state.open_attempts(lab_id)
-        if one.offer.price_usd_per_hour
+        f"an interrupted `up` may have created a {attempt.offer.type}, at "
+        f"{attempt.offer.price_usd_per_hour:.2f} dollars an hour; labctl down finds it"
+        for attempt in ground.state.open_attempts(lab_id)
+        if attempt.offer.price_usd_per_hour
     ]

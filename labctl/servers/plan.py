@@ -1,5 +1,7 @@
-"""The plan of a new server, as a person reads it before the question: what it is, what it costs,
-what ends it and which guards hold that."""
+"""The plan of a new server, shown before the user confirms it.
+
+It says what the server is, what it costs, what stops it, and which guards enforce that.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ def describe_plan(
     others: Sequence[Offer],
     left_usd: float | None,
 ) -> str:
-    """`others` are the offers that are tried after this one, `left_usd` is left of the budget."""
+    """Describe a new server in some lines.
+
+    `others` are the offers that are tried after this one; `left_usd` is the rest of the budget,
+    None without one.
+    """
     price = offer.price_usd_per_hour
     gpus = f"{offer.gpu_count} x {offer.gpu_name}" if offer.gpu_count else "no GPU"
     lines = [f"{offer.provider} {offer_name(offer)}: {gpus}, {price:.4f} USD/h"]
@@ -27,27 +33,31 @@ def describe_plan(
         lines.append(
             f"  on demand it costs {offer.on_demand_usd_per_hour:.4f}: spot saves {saving:.0%}"
         )
-    lines += _ends(provider, need, offer, left_usd)
+    lines += _describe_limits(provider, need, offer, left_usd)
     if others:
-        dearest = max(one.price_usd_per_hour for one in others)
-        lines.append(f"without capacity there: {len(others)} more offers up to {dearest:.4f} USD/h")
+        highest = max(other.price_usd_per_hour for other in others)
+        lines.append(f"if it has no capacity: {len(others)} more offers up to {highest:.4f} USD/h")
     return "\n".join(lines)
 
 
-def _ends(provider: Provider, need: Need, offer: Offer, left_usd: float | None) -> list[str]:
-    """What ends it, what it costs at most by then, and the guards."""
+def _describe_limits(
+    provider: Provider, need: Need, offer: Offer, left_usd: float | None
+) -> list[str]:
+    """Say what stops the server, what it costs at most by then, and which guards it has."""
     price = offer.price_usd_per_hour
     elsewhere = deadlines.is_guarded_elsewhere(provider)
     ttl_s = need.ttl_s if elsewhere else deadlines.ttl_s(need, price)
-    ends = [
+    limits = [
         f"after {ttl_s / HOUR_S:.1f} h" if ttl_s else "",
         f"when {left_usd:.2f} dollars are spent" if left_usd is not None else "",
         f"after {need.idle_s / 60:.0f} min without work" if need.idle_s else "",
     ]
-    said = ", ".join(filter(None, ends))
+    text = ", ".join(filter(None, limits))
     if elsewhere:
-        return [f"it stops itself {said}" if said else f"{provider.name} sets when it ends"]
-    lines = [f"it stops itself {said}"] if said else []
+        return [
+            f"it stops automatically {text}" if text else f"{provider.name} decides when it stops"
+        ]
+    lines = [f"it stops automatically {text}"] if text else []
     span = deadlines.span_s(need, price, left_usd)
     if deadlines.is_default(need, price):
         default = f"{deadlines.DEFAULT_TTL_S / HOUR_S:.1f} h is the default"
@@ -56,12 +66,10 @@ def _ends(provider: Provider, need: Need, offer: Offer, left_usd: float | None) 
         lines.append(
             f"it has no deadline: {deadlines.worst_cost(price)}, until labctl down"
             if price
-            else "nothing but `labctl down` ends it"
+            else "it runs until labctl down"
         )
     elif price:
-        lines.append(
-            f"it costs {span / HOUR_S * price:.2f} dollars at most, disk and traffic aside"
-        )
+        lines.append(f"it costs at most {span / HOUR_S * price:.2f} dollars, plus disk and traffic")
         lines.append(f"guards: {', '.join(deadlines.planned_guards(provider))}")
         if isinstance(provider, Deadline) and (lack := provider.deadline_lacks):
             lines.append(f"no timer at {provider.name}: {lack}")
@@ -75,4 +83,5 @@ def offer_name(offer: Offer) -> str:
 
 
 def market_name(offer: Offer) -> str:
+    """ "spot", "on demand", or "" for an offer without a price."""
     return "spot" if offer.spot else "on demand" if offer.price_usd_per_hour else ""

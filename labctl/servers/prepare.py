@@ -1,7 +1,7 @@
-"""Turn a machine that answers SSH into a lab server, and say what it can do.
+"""Turn a machine that answers SSH into a lab server, and find out what it can do.
 
-A server that lacks nothing costs one round trip, the probe. Else the playbook runs, by Ansible in
-a process of its own, and leaves its content hash as a stamp on the server.
+A server that lacks nothing costs one round trip, the probe. Otherwise the playbook runs, in a
+separate Ansible process, and leaves its content hash as a stamp on the server.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PROBE_TIMEOUT_S = 90.0
 LOG_NAME = "prepare.log"
 STEP = "prepare"
 
-# A card sold as 24 GB shows 22.5 GiB: drivers and ECC keep the rest for themselves.
+# A card sold as 24 GB shows 22.5 GiB: drivers and ECC use the rest.
 _SOLD_SIZE_SLACK = 0.07
 
 
 def probe(transport: Transport) -> Facts:
-    """Everything about the server, in one round trip. LabError where it cannot run a script."""
+    """Collect the server's Facts in one round trip. LabError if it cannot run a script."""
     result = transport.run(
         command("sh", "-s"), stdin=SCRIPT.encode(), timeout_s=PROBE_TIMEOUT_S, check=False
     )
@@ -44,7 +44,7 @@ def probe(transport: Transport) -> Facts:
 
 
 def playbook_hash(playbooks_dir: Path) -> str:
-    """The content hash of all that decides what the playbook does to a server."""
+    """Return the content hash of all files that decide what the playbook does to a server."""
     files = {
         path.relative_to(playbooks_dir).as_posix(): path.read_bytes()
         for path in playbooks_dir.rglob("*.yml")
@@ -62,29 +62,30 @@ def prepare(
     reporter: Reporter,
     boto3: bool = False,
 ) -> Facts:
-    """The server's Facts once it has what labctl needs; `facts` is what `probe` just found,
-    None to have it found here.
+    """Install on the server what labctl needs, and return its Facts afterwards.
 
-    Returns at once where nothing is missing, or where the playbook of this very content was here
-    and could do no more (a GPU without NVIDIA's repository, a daemon that something else starts):
-    that is told as a Note. Otherwise runs the playbook, which needs root or sudo without a
-    password; the log lies beside `ssh_config`. Raises PolicyError with the administrator's
-    commands where there are no such rights, LabError with the failed task, ConnectError.
-    With `boto3` the server is to save results by itself; one that cannot is told, and usable.
+    `facts` is the result of a `probe` just before, None to probe here. Returns at once if nothing
+    is missing, or if this same playbook has already run and can do no more (a GPU without NVIDIA's
+    repository, a daemon that something else starts), which is reported as a Note. Otherwise runs
+    the playbook, which needs root or sudo without a password; its log is next to `ssh_config`.
+    Raises PolicyError with the administrator's commands if the account lacks these rights,
+    LabError with the failed task, ConnectError.
+    `boto3` is for a server that saves its results by itself; one that cannot is reported, and
+    stays usable.
     """
     facts = facts or probe(transport)
-    plain = playbook_hash(playbooks_dir)
-    more = f"{plain} boto3"
-    stamp = more if boto3 else plain
+    plain_stamp = playbook_hash(playbooks_dir)
+    boto3_stamp = f"{plain_stamp} boto3"
+    stamp = boto3_stamp if boto3 else plain_stamp
     lacking = missing(facts, boto3=boto3)
-    if not _worth_running(lacking, done_before=facts.stamp in (stamp, more)):
-        _tell(lacking, reporter)
+    if not _should_run_playbook(lacking, done_before=facts.stamp in (stamp, boto3_stamp)):
+        _report_missing(lacking, reporter)
         return facts
     if not (facts.sudo or facts.uid == 0):
         if all(lack.optional for lack in lacking):
-            _tell(lacking, reporter)
+            _report_missing(lacking, reporter)
             return facts
-        raise _needs_admin(server, facts, lacking, playbooks_dir)
+        raise _make_needs_admin_error(server, facts, lacking, playbooks_dir)
     host = ansible.Host(
         alias=server.alias,
         ssh_config=ssh_config,
@@ -93,37 +94,37 @@ def prepare(
         boto3=boto3,
     )
     play(host, playbooks_dir, reporter)
-    # A login made before keeps the groups that the account had then.
+    # A login from before the playbook keeps the groups that the account had then.
     transport.close()
     after = probe(transport)
-    left = missing(after, boto3=boto3)
-    if any(_is_ours(lack) for lack in left):
-        raise _still_lacking(server, left, ssh_config)
-    _tell(left, reporter)
+    still_lacking = missing(after, boto3=boto3)
+    if any(_can_playbook_fix(lack) for lack in still_lacking):
+        raise _make_incomplete_error(server, still_lacking, ssh_config)
+    _report_missing(still_lacking, reporter)
     return after
 
 
-def _is_ours(lack: Missing) -> bool:
-    """Whether the playbook mends it for every account, wherever it runs."""
+def _can_playbook_fix(lack: Missing) -> bool:
+    """Whether the playbook fixes it on every server and for every account."""
     return not lack.optional and lack.name != "docker daemon"
 
 
-def _worth_running(lacking: list[Missing], *, done_before: bool) -> bool:
-    return any(_is_ours(lack) for lack in lacking) if done_before else bool(lacking)
+def _should_run_playbook(lacking: list[Missing], *, done_before: bool) -> bool:
+    return any(_can_playbook_fix(lack) for lack in lacking) if done_before else bool(lacking)
 
 
-def _tell(lacking: list[Missing], reporter: Reporter) -> None:
+def _report_missing(lacking: list[Missing], reporter: Reporter) -> None:
     for lack in lacking:
-        reporter.emit(Note(text=f"{lack.words}. To mend it: {lack.command}", level="warning"))
+        reporter.emit(Note(text=f"{lack.words}. To fix it: {lack.command}", level="warning"))
 
 
-def _needs_admin(
+def _make_needs_admin_error(
     server: Server, facts: Facts, lacking: list[Missing], playbooks_dir: Path
 ) -> LabError:
     required = [lack for lack in lacking if not lack.optional]
     lines = [f"- {lack.words}" for lack in required]
     lines.append(f"the account {facts.user} may not use sudo without a password.")
-    lines.append(f"What an administrator of {server.endpoint.host} types there:")
+    lines.append(f"An administrator of {server.endpoint.host} must run there:")
     lines += [f"    {line}" for line in admin_commands(required)]
     playbook = playbooks_dir / "server.yml"
     return PolicyError(
@@ -134,16 +135,16 @@ def _needs_admin(
     )
 
 
-def _still_lacking(server: Server, lacking: list[Missing], ssh_config: Path) -> LabError:
+def _make_incomplete_error(server: Server, lacking: list[Missing], ssh_config: Path) -> LabError:
     return LabError(
-        f"{server.alias} was prepared, but still lacks something",
+        f"{server.alias} is still incomplete after its preparation",
         why="\n".join(lack.words for lack in lacking),
         hint=f"less {ssh_config.parent / LOG_NAME}",
     )
 
 
 class TaskEvent(Value, frozen=True):
-    """One line of what `labctl_events` (playbooks/callback_plugins) prints."""
+    """One line that `labctl_events` (playbooks/callback_plugins) prints."""
 
     event: str
     host: str = ""
@@ -155,36 +156,36 @@ class TaskEvent(Value, frozen=True):
 
 
 def read_event(line: bytes) -> TaskEvent | None:
-    """The event in a line of Ansible's output, None for any other text."""
+    """Parse an event from a line of Ansible's output; None for any other text."""
     try:
         return msgspec.json.decode(line, type=TaskEvent)
     except msgspec.DecodeError:
         return None
 
 
-class _Told:
-    """What Ansible has told so far, handed on to a Reporter as it comes."""
+class _PlaybookProgress:
+    """Counts the tasks of a playbook and reports each one; `failed` is the first that failed."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._begun = 0
+        self._started = 0
         self._total = 0
         self.failed: TaskEvent | None = None
 
-    def hear(self, event: TaskEvent) -> None:
+    def handle(self, event: TaskEvent) -> None:
         match event.event:
             case "play":
                 self._total += event.total
             case "task":
-                self._begun += 1
+                self._started += 1
                 self._reporter.emit(Step(name=event.task))
             case "done":
                 self._reporter.emit(Step(name=event.task, done=True, detail=event.status))
                 self._reporter.emit(
                     Progress(
                         name=STEP,
-                        done=self._begun,
-                        total=max(self._total, self._begun),
+                        done=self._started,
+                        total=max(self._total, self._started),
                         unit="steps",
                     )
                 )
@@ -202,14 +203,14 @@ def play(
 ) -> None:
     """Run a playbook against one host; LabError names the task that failed."""
     log_path = host.ssh_config.parent / LOG_NAME
-    told = _Told(reporter)
+    progress = _PlaybookProgress(reporter)
     reporter.emit(Step(name=STEP, detail=host.alias))
     with _ansible_home() as home, _private_log(log_path) as log:
         inventory = home / "hosts"
         inventory.write_text(ansible.inventory([host]))
-        more = home / "variables.json" if variables else None
-        if more:
-            more.write_bytes(msgspec.json.encode(variables))
+        variables_file = home / "variables.json" if variables else None
+        if variables_file:
+            variables_file.write_bytes(msgspec.json.encode(variables))
         argv = ansible.playbook(
             sys.executable,
             playbooks_dir,
@@ -217,16 +218,16 @@ def play(
             home=home,
             locale=_utf8_locale(),
             name=name,
-            variables=more,
+            variables=variables_file,
         )
-        code = _run(argv, playbooks_dir, log, told)
-    # A task that a rescue stands behind may fail: only the whole tells.
+        code = _run(argv, playbooks_dir, log, progress)
+    # A failed task may have been rescued: only the exit code says whether the playbook failed.
     if code:
-        raise _failure(host.alias, told.failed, code, log_path)
+        raise _make_playbook_error(host.alias, progress.failed, code, log_path)
     reporter.emit(Step(name=STEP, done=True, detail=host.alias))
 
 
-def _run(argv: list[str], directory: Path, log: IO[bytes], told: _Told) -> int:
+def _run(argv: list[str], directory: Path, log: IO[bytes], progress: _PlaybookProgress) -> int:
     with subprocess.Popen(
         argv, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
     ) as process:
@@ -236,41 +237,44 @@ def _run(argv: list[str], directory: Path, log: IO[bytes], told: _Told) -> int:
                 log.write(line)
                 log.flush()
                 if event := read_event(line):
-                    told.hear(event)
+                    progress.handle(event)
             return process.wait()
         finally:
-            # Reached early when the person interrupts: Ansible ends what it began on the server.
+            # Reached early if the user interrupts: Ansible ends what it started on the server.
             process.terminate()
 
 
 @contextlib.contextmanager
 def _ansible_home() -> Iterator[Path]:
-    """A private directory with a short name, gone afterwards. Not TMPDIR: sockets lie in it."""
+    """Create a private directory for one run of Ansible, and remove it afterwards.
+
+    It is not in TMPDIR: it holds sockets, whose paths must be short.
+    """
     home = Path(tempfile.mkdtemp(prefix="labctl-a-", dir="/tmp"))
     try:
         yield home
     finally:
-        _end_masters(home)
+        _stop_ssh_masters(home)
         shutil.rmtree(home, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _private_log(path: Path) -> Iterator[IO[bytes]]:
-    """A server's log, in the server's directory: whoever ends the server takes that away."""
+    """Open a server's log (0600) in the server's directory, which is removed with the server."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
     except FileNotFoundError:
         raise LabError(
-            f"{path.parent.name} was ended while it was being prepared",
-            why="its files are gone from this machine",
-            hint="labctl up   # makes another one",
+            f"{path.parent.name} was removed while it was being prepared",
+            why="its files on this machine are gone",
+            hint="labctl up   # creates another one",
         ) from None
     with os.fdopen(descriptor, "wb") as log:
         yield log
 
 
-def _end_masters(home: Path) -> None:
-    """End Ansible's SSH masters now; else they outlive their sockets by seconds."""
+def _stop_ssh_masters(home: Path) -> None:
+    """Stop Ansible's SSH masters now; otherwise they outlive their sockets by seconds."""
     for control in (home / "cp").glob("*"):
         if control.is_socket():
             subprocess.run(ansible.end_master(control), capture_output=True, check=False)
@@ -280,12 +284,14 @@ def _utf8_locale() -> str:
     return "en_US.UTF-8" if sys.platform == "darwin" else "C.UTF-8"
 
 
-def _failure(alias: str, failed: TaskEvent | None, code: int, log_path: Path) -> LabError:
+def _make_playbook_error(
+    alias: str, failed: TaskEvent | None, code: int, log_path: Path
+) -> LabError:
     hint = f"less {log_path}"
     if failed is None:
         return LabError(
             f"Ansible could not prepare {alias}",
-            why=f"it ended with code {code}: {_last_words(log_path)}",
+            why=f"it exited with code {code}: {_read_last_lines(log_path)}",
             hint=hint,
         )
     kind = LabError
@@ -300,49 +306,55 @@ def _failure(alias: str, failed: TaskEvent | None, code: int, log_path: Path) ->
     )
 
 
-def _last_words(log_path: Path) -> str:
+def _read_last_lines(log_path: Path) -> str:
     lines = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
     return "\n".join(line for line in lines[-5:] if not line.startswith("{")) or "no message"
 
 
 def gpu_for(need: Need, facts: Facts, reporter: Reporter | None = None) -> str:
-    """What `--gpus` gets for this need on this server: "" (none) or "all".
+    """Return the value of `--gpus` for this need on this server: "" (none) or "all".
 
-    PolicyError where a GPU is asked for that the server cannot give; `auto` without one is "" and
-    a Note to the reporter, since training on the CPU is slow.
+    PolicyError if the lab requires a GPU that the server cannot provide. `auto` without a GPU
+    returns "" and emits a Note, since training on the CPU is slow.
     """
     gpu = need.gpu
     reporter = reporter or Silent()
     if gpu.kind == "none":
         return ""
-    fitting = [found for found in facts.gpus if _fits(gpu, found.name, found.memory_bytes)]
+    fitting = [g for g in facts.gpus if _is_enough(gpu, g.name, g.memory_bytes)]
     usable = len(fitting) >= max(1, gpu.count)
     if usable and facts.nvidia_runtime:
         return "all"
     if gpu.required:
-        raise _no_gpu(gpu, facts, usable)
+        raise _make_no_gpu_error(gpu, facts, usable)
     if not facts.gpus:
-        reporter.emit(Note(text="this server has no GPU: it runs on the CPU"))
+        reporter.emit(Note(text="No GPU on this server; using the CPU."))
     elif not facts.nvidia_runtime:
-        text = f"{_have(facts)}, but containers cannot use it ({_NO_RUNTIME}): it runs on the CPU"
+        gpus = _describe_gpus(facts)
+        text = f"{gpus}, but containers cannot use it ({_NO_RUNTIME}); using the CPU."
         reporter.emit(Note(text=text, level="warning"))
     else:
-        reporter.emit(Note(text=f"{_have(facts)}, not {_asked(gpu)}: it runs on the CPU"))
+        text = f"{_describe_gpus(facts)}, not {_describe_need(gpu)}; using the CPU."
+        reporter.emit(Note(text=text))
     return ""
 
 
 _NO_RUNTIME = "the NVIDIA Container Toolkit is not installed there"
 
 
-def _no_gpu(gpu: GpuNeed, facts: Facts, usable: bool) -> LabError:
-    why = f"{_have(facts)}, but {_NO_RUNTIME}" if usable else _have(facts)
-    hint = "change `gpu:` under `server:` in lab.yaml (auto takes a GPU if there is one)"
+def _make_no_gpu_error(gpu: GpuNeed, facts: Facts, usable: bool) -> LabError:
+    what, why = f"this lab needs {_describe_need(gpu)}", _describe_gpus(facts)
+    hint = "change `gpu:` under `server:` in lab.yaml (auto uses a GPU if the server has one)"
     if usable:
+        what += ", and containers on the server cannot use one"
+        why += f", but {_NO_RUNTIME}"
         hint = "; ".join(lack.command for lack in missing(facts) if lack.optional)
-    return PolicyError(f"the lab asks for {_asked(gpu)}: not on this server", why=why, hint=hint)
+    else:
+        what += ", which this server does not have" if facts.gpus else ", and the server has none"
+    return PolicyError(what, why=why, hint=hint)
 
 
-def _fits(gpu: GpuNeed, name: str, memory_bytes: int) -> bool:
+def _is_enough(gpu: GpuNeed, name: str, memory_bytes: int) -> bool:
     if memory_bytes < gpu.min_memory_bytes * (1 - _SOLD_SIZE_SLACK):
         return False
     return gpu.kind in ("auto", "any") or gpu_named(gpu.kind, name)
@@ -351,7 +363,7 @@ def _fits(gpu: GpuNeed, name: str, memory_bytes: int) -> bool:
 def gpu_named(kind: str, name: str) -> bool:
     """Whether nvidia-smi's `name` ("NVIDIA A100-SXM4-80GB") is a `kind` ("A100", "a100-80gb").
 
-    Whole words count, so that A10 is no A100; words may be run together (RTX4090).
+    Only whole words match, so that A10 is not an A100; words may be written together (RTX4090).
     """
     words = _words(name)
     if set(_words(kind)) <= set(words):
@@ -365,7 +377,7 @@ def _words(text: str) -> list[str]:
     return "".join(c if c.isalnum() else " " for c in text.lower()).split()
 
 
-def _asked(gpu: GpuNeed) -> str:
+def _describe_need(gpu: GpuNeed) -> str:
     kind = "a GPU" if gpu.kind in ("auto", "any") else f"a GPU of kind {gpu.kind}"
     if gpu.count > 1:
         kind = f"{gpu.count} GPUs" + ("" if gpu.kind in ("auto", "any") else f" of kind {gpu.kind}")
@@ -373,8 +385,8 @@ def _asked(gpu: GpuNeed) -> str:
     return kind + size
 
 
-def _have(facts: Facts) -> str:
+def _describe_gpus(facts: Facts) -> str:
     if not facts.gpus:
         return "the server has no GPU"
-    told = (f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in facts.gpus)
-    return "the server has " + ", ".join(told)
+    gpus = (f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in facts.gpus)
+    return "the server has " + ", ".join(gpus)

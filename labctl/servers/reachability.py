@@ -1,4 +1,4 @@
-"""Until a server runs and lets labctl log in; one that never does is removed again."""
+"""Wait until a server runs and labctl can log in; remove a new one that never gets there."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ POLL_S = 0.25
 
 
 def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:
-    """The server once it runs, and a transport on which a login has worked.
+    """Wait for a server; return it and a transport on which a login has worked.
 
-    A new one that cannot be reached is shown for what it is and removed again.
+    A new server that cannot be reached is removed again, after its console output is shown.
     """
     fresh = is_fresh(ground, server)
     try:
         ground.reporter.emit(Step(name="waiting for its sshd"))
-        server = _running(ground, server)
+        server = _wait_until_running(ground, server)
         deadlines.set_first(ground, server)
         if not fresh:
             admit(ground, server)
         transport = ground.connections.wait_for_ssh(server, SSH_DEADLINE_S)
         ground.reporter.emit(Step(name="waiting for its sshd", done=True))
     except (CredentialsError, ThrottledError):
-        # Not the server's fault, and the provider would not hear of a removal either.
+        # Not the server's fault, and the provider would not accept its removal either.
         raise
     except (BusyError, ProviderError) as error:
         if fresh:
@@ -45,21 +45,21 @@ def reach(ground: Ground, server: Server) -> tuple[Server, Transport]:
     return server, transport
 
 
-def _running(ground: Ground, server: Server) -> Server:
-    """The server once it runs and its address and host key are known."""
+def _wait_until_running(ground: Ground, server: Server) -> Server:
+    """Wait until the server runs and its address and host key are known; start a stopped one."""
     if server.state == "stopped" and isinstance(ground.provider, Stoppable):
         ground.provider.start(server.id)
         ground.state.record("started", lab_id=ground.lab_id, server_id=server.id)
     deadline = time.monotonic() + RUNNING_DEADLINE_S
     while True:
-        found = _seen(ground, server)
-        if found is None:
+        shown = _find(ground, server)
+        if shown is None:
             pass
-        elif found.state == "running" and found.endpoint.host_key and found.endpoint.port:
-            found = ground.as_ours(found, server)
-            ground.state.save_server(found)
-            return found
-        elif found.state in (*ENDED, "stopped") and server.state != "stopped":
+        elif shown.state == "running" and shown.endpoint.host_key and shown.endpoint.port:
+            running = ground.as_ours(shown, server)
+            ground.state.save_server(running)
+            return running
+        elif shown.state in (*ENDED, "stopped") and server.state != "stopped":
             raise ProviderError(
                 f"the server {server.id} stopped while it was starting",
                 hint="labctl up tries again; labctl down removes what is left",
@@ -72,9 +72,8 @@ def _running(ground: Ground, server: Server) -> Server:
         time.sleep(POLL_S)
 
 
-def _seen(ground: Ground, server: Server) -> Server | None:
-    """The server as its provider shows it; None also where the provider cannot be asked just now:
-    nothing is given up for that."""
+def _find(ground: Ground, server: Server) -> Server | None:
+    """Find the server at its provider; None also while the provider is busy, so that we wait on."""
     try:
         return ground.provider.find(server.id)
     except (ThrottledError, BusyError):
@@ -82,23 +81,26 @@ def _seen(ground: Ground, server: Server) -> Server | None:
 
 
 def _undo(ground: Ground, server: Server, error: LabError) -> None:
-    """A server that never became reachable is shown for what it is and taken down again."""
-    ground.reporter.emit(Note(text=_console(ground, server), level="warning"))
+    """Show the console of a server that never became reachable, and remove the server."""
+    ground.reporter.emit(Note(text=_describe_console(ground, server), level="warning"))
     try:
         end_server.remove(ground, server)
-    except LabError as left:
-        left.why = "\n".join(filter(None, [f"it was to be removed: {error.what}", left.why]))
+    except LabError as failure:
+        reason = f"the server was being removed because: {error.what}"
+        failure.why = "\n".join(filter(None, [reason, failure.why]))
         raise
     error.why = "\n".join(filter(None, [error.why, "the server was removed again"]))
-    error.hint = "labctl up   # makes another one"
+    error.hint = "labctl up   # creates another one"
 
 
-def _console(ground: Ground, server: Server) -> str:
+def _describe_console(ground: Ground, server: Server) -> str:
     if not isinstance(ground.provider, Console):
-        return f"{server.id} is removed again"
+        return f"removing {server.id} again"
     try:
-        said = ground.provider.console(server.id).strip()
+        output = ground.provider.console(server.id).strip()
     except LabError as error:
         return f"the server's console cannot be read: {error.what}"
-    tail = "\n".join(f"  {line}" for line in said.splitlines()[-CONSOLE_LINES:])
-    return f"the end of the server's console:\n{tail}" if said else "the server's console is empty"
+    tail = "\n".join(f"  {line}" for line in output.splitlines()[-CONSOLE_LINES:])
+    return (
+        f"the end of the server's console:\n{tail}" if output else "the server's console is empty"
+    )

@@ -1,4 +1,4 @@
-"""A lab server made one that several people share: accounts, and the broker between them."""
+"""Share a lab server among several users: an account for each, and the broker between them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from labctl.servers.agent import program
 from labctl.servers.prepare import play
 
 PLAYBOOK = "shared.yml"
-# Longer names of accounts are refused by useradd.
+# useradd refuses longer account names.
 MOST_NAME = 32
 KIB = 1024
 
 
 class Account(Value, frozen=True):
-    """An account that there is to be. Without `keys` (public key lines) it is ended: nobody logs
-    in, what it runs stops, its files stay."""
+    """An account on a shared server. `keys` are public key lines.
+
+    An account without keys is disabled: nobody can log in, its processes stop, its files stay.
+    """
 
     name: str
     keys: tuple[str, ...] = ()
 
 
 class Sharing(Value, frozen=True, kw_only=True):
-    """How a server is shared. Memory is shared out evenly among `places` accounts.
+    """How a server is shared. Memory is divided evenly among `places` accounts.
 
-    Each may lease `gpus` GPUs at once, for `gpu_lease_s`. `disk_bytes` limits a home where the
-    file system has quotas; 0 sets no limit.
+    Each account may lease `gpus` GPUs at once, for `gpu_lease_s`. `disk_bytes` limits a home
+    directory if the file system has quotas; 0 sets no limit.
     """
 
     places: int = 8
@@ -42,12 +44,12 @@ class Sharing(Value, frozen=True, kw_only=True):
 
 
 def account_name(name: str) -> str:
-    """The account of a student or team: theirs alone, and never one of the system's."""
-    made = "lab-" + re.sub(r"[^a-z0-9-]", "-", name.lower())
-    if len(made) <= MOST_NAME:
-        return made
+    """Return the account name of a student or team: unique, and never a system account."""
+    account = "lab-" + re.sub(r"[^a-z0-9-]", "-", name.lower())
+    if len(account) <= MOST_NAME:
+        return account
     digest = hashlib.sha256(name.encode()).hexdigest()[:6]
-    return f"{made[: MOST_NAME - 7]}-{digest}"
+    return f"{account[: MOST_NAME - 7]}-{digest}"
 
 
 def share(
@@ -60,10 +62,11 @@ def share(
     reporter: Reporter,
     only_accounts: bool = False,
 ) -> None:
-    """Have these accounts on the server, and the broker; accounts not named stay as they are.
+    """Create or change these accounts on the server, and install the broker.
 
-    `only_accounts`, which is quicker, is for a server that was shared a while ago. The login needs
-    root, or sudo without a password. LabError names the task that failed.
+    Accounts that are not named stay as they are. `only_accounts`, which is faster, is for a server
+    that is shared already. The login needs root, or sudo without a password. LabError names the
+    task that failed.
     """
     host = ansible.Host(alias=server.alias, ssh_config=ssh_config, user=server.endpoint.user)
     with tempfile.NamedTemporaryFile(prefix="labctl-broker-", suffix=".zip") as file:

@@ -1,7 +1,7 @@
-"""Packages by others that the agent takes along to a server, byte for byte as they were released.
+"""Third-party packages that are installed with the agent, byte for byte as they were released.
 
-They are dependencies of labctl like any other, and are read where they are installed. The hashes of
-each version that may go to a server are in vendored.json: root runs these files there.
+They are normal dependencies of labctl, and are read from where they are installed. vendored.json
+has the hashes of each version that may be sent to a server: root runs these files there.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Hashes = Mapping[str, Mapping[str, str]]
 
 
 def read_vendored_files(hashes: Path = HASHES) -> Iterator[tuple[str, bytes]]:
-    """Yield (path, content) of every vendored file; LabError where one is not as released."""
+    """Yield (path, content) of every vendored file; LabError if one differs from its release."""
     for package, versions in json.loads(hashes.read_text(encoding="utf-8")).items():
         yield from _read_released(package, versions).items()
 
 
 def _read_released(package: str, versions: Hashes) -> dict[str, bytes]:
-    """The files of the first version that all hashes agree with."""
+    """Read the files of the first version whose hashes all match."""
     differences = []
     for version, files in versions.items():
         folder = _find_folder(next(iter(files)))
         if folder is None:
-            raise _describe_problem(package, versions, "it is not installed")
-        found = {name: _read_file(folder / name) for name in files}
-        wrong = [name for name, text in found.items() if _hash_text(text) != files[name]]
+            raise _make_package_error(package, versions, "it is not installed")
+        contents = {name: _read_file(folder / name) for name in files}
+        wrong = [name for name, text in contents.items() if _hash_text(text) != files[name]]
         if not wrong:
-            return found
+            return contents
         differences.append(f"{folder / wrong[0]} is not the file of {package} {version}")
-    raise _describe_problem(package, versions, "; ".join(differences))
+    raise _make_package_error(package, versions, "; ".join(differences))
 
 
 def _find_folder(file: str) -> Path | None:
-    """The directory of installed packages that `file`, of a package or a module, is in."""
+    """Find the directory of installed packages that holds `file` of a package or module."""
     top, _, below = file.partition("/")
     spec = find_spec(top if below else top.removesuffix(".py"))
     if spec is None or not spec.origin:
@@ -61,10 +61,10 @@ def _hash_text(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def _describe_problem(package: str, versions: Hashes, why: str) -> LabError:
+def _make_package_error(package: str, versions: Hashes, why: str) -> LabError:
     newest = list(versions)[-1]
     return LabError(
-        f"labctl cannot send its agent to a server: {package} is not as it was released",
+        f"labctl cannot install its agent on a server: {package} differs from its release",
         why=why,
         hint=f"{sys.executable} -m pip install --force-reinstall --no-deps {package}=={newest}",
     )

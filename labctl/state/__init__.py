@@ -1,7 +1,7 @@
-"""What labctl remembers on this machine: servers, attempts, runs, forwards and a ledger, in SQLite.
+"""The database of this machine: servers, attempts, runs, forwards and a ledger, in SQLite.
 
-A cache and a ledger, never the truth about what exists: the provider's tags are. So a database
-that cannot be read is put aside and a fresh one made, and `State.was_rebuilt` says why.
+It is a cache and a ledger; the provider's tags decide what exists. So a database that cannot be
+read is moved aside and a new one is created, and `State.was_rebuilt` says why.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ V = TypeVar("V", bound=Value)
 
 
 class Attempt(Value, frozen=True):
-    """One call of `Provider.create`, written before it is made. `outcome` is "" while open.
+    """One call of `Provider.create`, stored before the call. `outcome` is "" while it is open.
 
-    `account` is the provider's account that was asked, as in `Server.account`.
+    `account` is the provider account of the call, as in `Server.account`.
     """
 
     token: str
@@ -44,7 +44,7 @@ class Attempt(Value, frozen=True):
 
 
 class LedgerEntry(Value, frozen=True):
-    """One line of the ledger; `number` grows. `detail` is what the recorder wrote."""
+    """One line of the ledger; `number` increases. The contents of `detail` depend on `kind`."""
 
     number: int
     at: float
@@ -56,18 +56,18 @@ class LedgerEntry(Value, frozen=True):
 
 
 class State:
-    """The database at `path`, made where there is none (0600, in a 0700 directory).
+    """The database at `path`, created if missing (0600, in a 0700 directory).
 
-    `read_only` creates, moves and changes nothing: what is missing or unusable reads as empty.
-    `network` says whether the directory lies on a network file system; None: find out.
-    `was_rebuilt` says why the database was begun anew by this very object; "" when it was not.
-    Use from several threads is fine. Every method raises BusyError when another process holds
-    the database for BUSY_TIMEOUT_S, DiskFullError, or LabError for anything else that SQLite says.
+    `read_only` creates, moves and changes nothing: a missing or unusable database reads as empty.
+    `network` says whether the directory is on a network file system; None finds out. `was_rebuilt`
+    says why this object replaced the database; "" if it did not. Several threads may use it. Every
+    method raises BusyError if another process holds the database for BUSY_TIMEOUT_S,
+    DiskFullError, or LabError for any other error of SQLite.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False, network: bool | None = None) -> None:
         self.path = path
-        self._guard = threading.RLock()
+        self._lock = threading.RLock()
         if read_only:
             self._db, self.was_rebuilt = open_to_read(path)
         else:
@@ -85,7 +85,7 @@ class State:
     # servers
 
     def save_server(self, server: Server) -> None:
-        """Keep the server as it is now, in place of what was known of it."""
+        """Store the server; replaces an earlier record of it."""
         self._write(
             "INSERT INTO servers (id, lab_id, provider, alias, state, created_at, json)"
             " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET lab_id=excluded.lab_id,"
@@ -93,31 +93,31 @@ class State:
             " created_at=excluded.created_at, json=excluded.json",
             (
                 *(server.id, server.lab_id, server.provider, server.alias, server.state),
-                *(server.created_at, _encoded(server)),
+                *(server.created_at, _encode(server)),
             ),
         )
 
     def server(self, server_id: str) -> Server | None:
-        return self._one(Server, "SELECT json FROM servers WHERE id = ?", (server_id,))
+        return self._select_one(Server, "SELECT json FROM servers WHERE id = ?", (server_id,))
 
     def server_of_lab(self, lab_id: str) -> Server | None:
-        """The lab's server, the youngest one where there are several."""
-        return self._one(
+        """Return the lab's server, the newest if it has several; None without one."""
+        return self._select_one(
             Server,
             "SELECT json FROM servers WHERE lab_id = ? ORDER BY created_at DESC, id LIMIT 1",
             (lab_id,),
         )
 
     def servers(self, lab_id: str | None = None) -> list[Server]:
-        """Every server known, of one lab or of all, the oldest first."""
-        return self._all(
+        """List the recorded servers of one lab or of all, the oldest first."""
+        return self._select_all(
             Server,
             "SELECT json FROM servers WHERE ?1 IS NULL OR lab_id = ?1 ORDER BY created_at, id",
             (lab_id,),
         )
 
     def drop_server(self, server_id: str) -> None:
-        """Forget a server that the provider says is terminated, and its forwards."""
+        """Delete the record of a server that the provider shows as terminated, and its forwards."""
         with self._transaction():
             self._write("DELETE FROM forwards WHERE server_id = ?", (server_id,))
             self._write("DELETE FROM servers WHERE id = ?", (server_id,))
@@ -127,19 +127,19 @@ class State:
     def begin_attempt(
         self, token: str, request: CreateRequest, offer: Offer, account: str = ""
     ) -> None:
-        """Write down what is about to be asked for. On disk when this returns.
+        """Store a request before it is sent. It is on disk when this returns.
 
-        The same attempt again changes nothing; another one with a used token is a ValueError.
+        Repeating the same attempt changes nothing; another one with a used token is a ValueError.
         """
-        values = (token, request.lab_id, offer.provider, _encoded(request), _encoded(offer))
+        values = (token, request.lab_id, offer.provider, _encode(request), _encode(offer))
         with self._transaction():
-            known = self._rows(
+            recorded = self._select_rows(
                 "SELECT token, lab_id, provider, request, offer FROM attempts WHERE token = ?",
                 (token,),
             )
-            if known and tuple(known[0]) != values:
+            if recorded and tuple(recorded[0]) != values:
                 raise ValueError("this token was used for another attempt")
-            if not known:
+            if not recorded:
                 self._write(
                     "INSERT INTO attempts"
                     " (token, lab_id, provider, request, offer, created_at, account)"
@@ -148,8 +148,8 @@ class State:
                 )
 
     def open_attempts(self, lab_id: str | None = None) -> list[Attempt]:
-        """Attempts whose outcome nobody wrote down, of one lab or of all, the oldest first."""
-        rows = self._rows(
+        """List the attempts without an outcome, of one lab or of all, the oldest first."""
+        rows = self._select_rows(
             "SELECT token, lab_id, provider, request, offer, created_at, outcome, account"
             " FROM attempts WHERE outcome = '' AND (?1 IS NULL OR lab_id = ?1)"
             " ORDER BY created_at, rowid",
@@ -160,8 +160,8 @@ class State:
                 token=token,
                 lab_id=lab,
                 provider=provider,
-                request=_decoded(request, CreateRequest),
-                offer=_decoded(offer, Offer),
+                request=_decode(request, CreateRequest),
+                offer=_decode(offer, Offer),
                 created_at=created_at,
                 outcome=outcome,
                 account=account,
@@ -170,13 +170,13 @@ class State:
         ]
 
     def renew_attempt(self, token: str) -> None:
-        """The same attempt is made again now: what comes of it may show itself from now on."""
+        """Record that an attempt is repeated now: its server may appear from now on."""
         self._write("UPDATE attempts SET created_at = ? WHERE token = ?", (time.time(), token))
 
     def end_attempt(self, token: str, outcome: str) -> None:
-        """Close an attempt: what came of it, in words, such as a server's id."""
+        """Close an attempt with its outcome as text, such as "created"."""
         if not outcome:
-            raise ValueError("an outcome says what came of the attempt")
+            raise ValueError("the outcome of an attempt must not be empty")
         self._write("UPDATE attempts SET outcome = ? WHERE token = ?", (outcome, token))
 
     # runs
@@ -186,22 +186,24 @@ class State:
             "INSERT INTO runs (lab_id, id, server_id, created_at, json) VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT (lab_id, id) DO UPDATE SET server_id=excluded.server_id,"
             " created_at=excluded.created_at, json=excluded.json",
-            (run.lab_id, run.id, run.server_id, run.created_at, _encoded(run)),
+            (run.lab_id, run.id, run.server_id, run.created_at, _encode(run)),
         )
 
     def run(self, lab_id: str, run_id: str) -> Run | None:
-        return self._one(Run, "SELECT json FROM runs WHERE lab_id = ? AND id = ?", (lab_id, run_id))
+        return self._select_one(
+            Run, "SELECT json FROM runs WHERE lab_id = ? AND id = ?", (lab_id, run_id)
+        )
 
     def runs(self, lab_id: str | None = None) -> list[Run]:
-        """The runs of one lab or of all, the oldest first."""
-        return self._all(
+        """List the runs of one lab or of all, the oldest first."""
+        return self._select_all(
             Run,
             "SELECT json FROM runs WHERE ?1 IS NULL OR lab_id = ?1 ORDER BY created_at, rowid",
             (lab_id,),
         )
 
     def latest_run(self, lab_id: str) -> Run | None:
-        return self._one(
+        return self._select_one(
             Run,
             "SELECT json FROM runs WHERE lab_id = ? ORDER BY created_at DESC, rowid DESC LIMIT 1",
             (lab_id,),
@@ -213,11 +215,11 @@ class State:
         self._write(
             "INSERT INTO forwards (id, server_id, json) VALUES (?, ?, ?) ON CONFLICT (id)"
             " DO UPDATE SET server_id=excluded.server_id, json=excluded.json",
-            (forward.id, forward.server_id, _encoded(forward)),
+            (forward.id, forward.server_id, _encode(forward)),
         )
 
     def forwards(self, server_id: str | None = None) -> list[Forward]:
-        return self._all(
+        return self._select_all(
             Forward,
             "SELECT json FROM forwards WHERE ?1 IS NULL OR server_id = ?1 ORDER BY rowid",
             (server_id,),
@@ -237,11 +239,11 @@ class State:
         run_id: str = "",
         detail: dict[str, Any] | None = None,
     ) -> None:
-        """Append to the ledger, for good. A Secret anywhere in `detail` is a TypeError."""
+        """Append a line to the ledger. A Secret anywhere in `detail` is a TypeError."""
         self._write(
             "INSERT INTO events (at, kind, lab_id, server_id, run_id, detail)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (time.time(), kind, lab_id, server_id, run_id, _encoded(detail or {})),
+            (time.time(), kind, lab_id, server_id, run_id, _encode(detail or {})),
         )
 
     def events(
@@ -253,8 +255,8 @@ class State:
         kind: str | None = None,
         limit: int = -1,
     ) -> list[LedgerEntry]:
-        """The ledger's lines that fit, the oldest first; with `limit`, the last so many."""
-        rows = self._rows(
+        """List the matching lines of the ledger, oldest first; only the last `limit` of them."""
+        rows = self._select_rows(
             "SELECT number, at, kind, lab_id, server_id, run_id, detail FROM events"
             " WHERE (?1 IS NULL OR lab_id = ?1) AND (?2 IS NULL OR server_id = ?2)"
             " AND (?3 IS NULL OR run_id = ?3) AND (?4 IS NULL OR kind = ?4)"
@@ -263,30 +265,30 @@ class State:
         )
         names = ("number", "at", "kind", "lab_id", "server_id", "run_id")
         return [
-            LedgerEntry(**dict(zip(names, row, strict=False)), detail=_decoded(row[6], dict))
+            LedgerEntry(**dict(zip(names, row, strict=False)), detail=_decode(row[6], dict))
             for row in reversed(rows)
         ]
 
-    # one at a time
+    # locking
 
     @contextmanager
     def exclusive(self, lab_id: str, what: str, *, wait_s: float = 10.0) -> Iterator[None]:
-        """Hold the lab for the deed `what` (such as "up"); other processes and threads wait.
+        """Lock the lab for the action `what` (such as "up"); other processes and threads wait.
 
-        Raises BusyError that names the holder after `wait_s`. The kernel lets go when the process
-        ends, however it ends.
+        Raises BusyError, which names the holder, after `wait_s`. The kernel releases the lock when
+        the process ends, however it ends.
         """
         if not NAME_PATTERN.fullmatch(lab_id):
             raise ValueError(f"not a lab id: {lab_id!r}")
         with hold_lock(self.path.parent / "locks" / f"{lab_id}.lock", what, wait_s=wait_s):
             yield
 
-    # plumbing
+    # SQL
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All that is written inside reaches the disk together, or not at all."""
-        with self._guard:
+        """Write everything inside to the disk together, or not at all."""
+        with self._lock:
             self._write("BEGIN IMMEDIATE")
             try:
                 yield
@@ -296,27 +298,27 @@ class State:
                 raise
 
     def _write(self, line: str, values: tuple[Any, ...] = ()) -> None:
-        with self._guard, spoken(self.path):
+        with self._lock, spoken(self.path):
             self._db.execute(line, values)
 
-    def _rows(self, line: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        with self._guard, spoken(self.path):
+    def _select_rows(self, line: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        with self._lock, spoken(self.path):
             return self._db.execute(line, values).fetchall()
 
-    def _all(self, kind: type[V], line: str, values: tuple[Any, ...]) -> list[V]:
-        return [_decoded(row[0], kind) for row in self._rows(line, values)]
+    def _select_all(self, kind: type[V], line: str, values: tuple[Any, ...]) -> list[V]:
+        return [_decode(row[0], kind) for row in self._select_rows(line, values)]
 
-    def _one(self, kind: type[V], line: str, values: tuple[Any, ...]) -> V | None:
-        return next(iter(self._all(kind, line, values)), None)
+    def _select_one(self, kind: type[V], line: str, values: tuple[Any, ...]) -> V | None:
+        return next(iter(self._select_all(kind, line, values)), None)
 
 
-def _encoded(value: Any) -> str:
+def _encode(value: Any) -> str:
     _refuse_secrets(value)
     return msgspec.json.encode(value).decode()
 
 
 def _refuse_secrets(value: Any) -> None:
-    """msgspec would write a Secret out in full, as it does any dataclass."""
+    """Raise TypeError for a Secret, which msgspec would write in full, like any dataclass."""
     if isinstance(value, Secret):
         raise TypeError("a Secret never goes into the state")
     if isinstance(value, dict):
@@ -327,7 +329,7 @@ def _refuse_secrets(value: Any) -> None:
             _refuse_secrets(item)
 
 
-def _decoded(text: str, kind: type[T]) -> T:
+def _decode(text: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""Opening the database: its schema, its file's modes, and what to do with one that is broken."""
+"""Open the database: its schema, its file modes, and the replacement of a damaged one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labctl.state.locks import hold_lock
 
 SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 10.0
-# A larger database is checked whole only where its size looks wrong: that would take long.
+# A larger database is checked completely only if its size looks wrong, since that takes long.
 MAX_CHECKED_BYTES = 8 * 2**20
 
 _SCHEMA = """
@@ -48,13 +48,13 @@ BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER events_stay BEFORE DELETE ON events
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 """
-# Schema version -> the statements that make it the next one. An earlier labctl that still has the
-# file open goes on working: it names the columns that it writes and reads.
+# Schema version -> the statements that migrate it to the next one. An older labctl that still has
+# the file open continues to work: it names the columns that it writes and reads.
 _MIGRATIONS = {1: ("ALTER TABLE attempts ADD COLUMN account TEXT NOT NULL DEFAULT ''",)}
 # `INSERT OR REPLACE` deletes without firing the trigger above unless recursive_triggers is on.
 _ON_OPEN = ("PRAGMA recursive_triggers = ON", "PRAGMA synchronous = FULL")
 
-# WAL needs memory shared by all who have the file open, which these do not give.
+# WAL needs memory that all processes with the file open share; these file systems do not have it.
 _NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "afs", "afp", "9p", "lustre", "ceph", "drvfs")
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
 
@@ -64,42 +64,42 @@ class _UnusableError(Exception):
 
 
 def open_database(path: Path, *, network: bool | None = None) -> tuple[sqlite3.Connection, str]:
-    """The database at `path`, made or begun anew where needed, and why it was begun anew, or "".
+    """Open the database at `path`; create or replace it if needed. Returns why it was replaced.
 
-    What cannot be used moves to `<name>.broken-<time>`. Only one process at a time does this.
+    An unusable file is moved to `<name>.broken-<time>`. Only one process at a time does this.
     """
     try:
         if path.exists():
             with suppress(_UnusableError):
-                return _current(path), ""
+                return _open_current(path), ""
         else:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with hold_lock(
             path.parent / "locks" / "database.lock", "opening the database", wait_s=30.0
         ):
-            return _made(path, network)
+            return _create(path, network)
     except OSError as error:
         raise LabError(
             f"cannot write {path}",
             why=error.strerror or "",
-            hint="export LABCTL_STATE_DIR=DIR   # a directory of your own",
+            hint="export LABCTL_STATE_DIR=DIR   # a directory that you can write to",
         ) from error
 
 
 def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
-    """The database for reading only, and why it cannot be used, or "": then it reads as empty."""
+    """Open the database for reading. An unusable one reads as empty; also returns why, or ""."""
     why = ""
     if path.exists():
         try:
-            db = _opened(path, fix_modes=False)
+            db = _open_checked(path, fix_modes=False)
         except _UnusableError as error:
             why = str(error)
         else:
             with spoken(path):
-                db = _migrated_copy(db)
+                db = _migrate_copy(db)
             db.execute("PRAGMA query_only = ON")
             return db, ""
-    db = _connected(":memory:")
+    db = _connect(":memory:")
     db.executescript(_SCHEMA)
     db.execute("PRAGMA query_only = ON")
     return db, why
@@ -107,21 +107,21 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
 
 @contextmanager
 def spoken(path: Path) -> Iterator[None]:
-    """Turns what SQLite says into the errors of the house."""
+    """Turn errors of SQLite into labctl's own."""
     try:
         yield
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        # The second is how Python tells of text that a damaged page holds.
+        # Python raises UnicodeDecodeError for text on a damaged page.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise BusyError(
-                "another labctl holds the database",
+                "another labctl is using the database",
                 why=f"waited {BUSY_TIMEOUT_S:.0f} s for {path}",
                 hint="try again in a moment",
             ) from error
         if code == sqlite3.SQLITE_FULL:
             raise DiskFullError(
-                f"no room to write {path}", why=str(error), hint=f"df -h {path.parent}"
+                f"no space left to write {path}", why=str(error), hint=f"df -h {path.parent}"
             ) from error
         raise LabError(
             f"the database {path} cannot be used",
@@ -130,12 +130,12 @@ def spoken(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _made(path: Path, network: bool | None) -> tuple[sqlite3.Connection, str]:
-    """Under the lock: the database that another process made meanwhile, or a new one."""
+def _create(path: Path, network: bool | None) -> tuple[sqlite3.Connection, str]:
+    """Create the database, unless another process has created it meanwhile. Needs the lock."""
     why = ""
     if path.exists():
         try:
-            return _current(path), ""
+            return _open_current(path), ""
         except _UnusableError as error:
             why = str(error)
         aside = path.with_name(f"{path.name}.broken-{time.time():.3f}")
@@ -143,24 +143,24 @@ def _made(path: Path, network: bool | None) -> tuple[sqlite3.Connection, str]:
             with suppress(FileNotFoundError):
                 Path(f"{path}{suffix}").replace(f"{aside}{suffix}")
         why = f"{why}; the old file is {aside}"
-    # Built under another name, so that nobody ever sees one without its tables. A log left by
-    # a deleted database would be applied to the new one.
+    # Built under another name, so that no process ever sees a database without tables. A log left
+    # by a deleted database would be applied to the new one.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    _removed(path)
-    _removed(draft)
+    _delete(path)
+    _delete(draft)
     try:
         with spoken(path):
-            _write_fresh(draft, lies_on_network(path.parent) if network is None else network)
+            _write_new(draft, lies_on_network(path.parent) if network is None else network)
         draft.replace(path)
     finally:
-        _removed(draft)
-    return _opened(path), why
+        _delete(draft)
+    return _open_checked(path), why
 
 
-def _write_fresh(file: Path, on_network: bool) -> None:
-    """A new database with its tables, whole when this returns."""
+def _write_new(file: Path, on_network: bool) -> None:
+    """Write a new database with its tables; it is complete when this returns."""
     os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    db = _connected(str(file))
+    db = _connect(str(file))
     with closing(db):
         db.executescript(
             f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
@@ -168,26 +168,27 @@ def _write_fresh(file: Path, on_network: bool) -> None:
         )
 
 
-def _removed(file: Path) -> None:
+def _delete(file: Path) -> None:
+    """Delete a database file and its logs."""
     for suffix in _SUFFIXES:
         Path(f"{file}{suffix}").unlink(missing_ok=True)
 
 
-def _current(path: Path) -> sqlite3.Connection:
-    """A connection to the database, migrated to this version where an earlier one made it."""
-    db = _opened(path)
-    with _closed_on_error(db), spoken(path):
+def _open_current(path: Path) -> sqlite3.Connection:
+    """Open the database, and migrate it to this version if an older labctl wrote it."""
+    db = _open_checked(path)
+    with _close_on_error(db), spoken(path):
         _migrate(db)
     return db
 
 
 def _migrate(db: sqlite3.Connection) -> None:
-    """Bring the schema up to date, all or nothing; other processes may be at it as well."""
-    if _version(db) == SCHEMA_VERSION:
+    """Bring the schema up to date, all or nothing; other processes may do the same."""
+    if _read_version(db) == SCHEMA_VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
-        for version in range(_version(db), SCHEMA_VERSION):
+        for version in range(_read_version(db), SCHEMA_VERSION):
             for statement in _MIGRATIONS[version]:
                 db.execute(statement)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -197,43 +198,43 @@ def _migrate(db: sqlite3.Connection) -> None:
         raise
 
 
-def _migrated_copy(db: sqlite3.Connection) -> sqlite3.Connection:
-    """The database itself or, where its schema is an earlier one, a migrated copy in memory."""
-    if _version(db) == SCHEMA_VERSION:
+def _migrate_copy(db: sqlite3.Connection) -> sqlite3.Connection:
+    """Return the database itself or, if its schema is older, a migrated copy in memory."""
+    if _read_version(db) == SCHEMA_VERSION:
         return db
-    copy = _connected(":memory:")
-    with closing(db), _closed_on_error(copy):
+    copy = _connect(":memory:")
+    with closing(db), _close_on_error(copy):
         db.backup(copy)
         _migrate(copy)
     return copy
 
 
-def _version(db: sqlite3.Connection) -> int:
+def _read_version(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _opened(path: Path, *, fix_modes: bool = True) -> sqlite3.Connection:
-    """A connection to a whole database of this version or an earlier one.
+def _open_checked(path: Path, *, fix_modes: bool = True) -> sqlite3.Connection:
+    """Open an undamaged database of this version or an older one.
 
     _UnusableError for anything else.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError as error:
-        # Another process is just now putting it aside.
+        # Another process is just moving it aside.
         raise _UnusableError("the database was gone") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise LabError(f"{path} is not a file", hint="export LABCTL_STATE_DIR=DIR")
-    if found.st_size == 0:
+    if status.st_size == 0:
         raise _UnusableError("the database was empty")
-    if fix_modes and stat.S_IMODE(found.st_mode) & 0o077:
+    if fix_modes and stat.S_IMODE(status.st_mode) & 0o077:
         path.chmod(0o600)
-    logged = any(_size(f"{path}{suffix}") for suffix in ("-wal", "-journal"))
+    has_log = any(_size(f"{path}{suffix}") for suffix in ("-wal", "-journal"))
     try:
         with spoken(path):
-            db = _connected(f"{path.absolute().as_uri()}?mode=rw", uri=True)
-            with _closed_on_error(db):
-                _check(db, found.st_size, logged)
+            db = _connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)
+            with _close_on_error(db):
+                _check(db, status.st_size, has_log)
     except LabError as error:
         cause = error.__cause__
         if cause is not None and _is_damage(cause):
@@ -259,41 +260,41 @@ def _size(name: str) -> int:
         return 0
 
 
-def _check(db: sqlite3.Connection, size: int, logged: bool) -> None:
-    """Raises _UnusableError or what SQLite raises unless this is a whole database of ours.
+def _check(db: sqlite3.Connection, size: int, has_log: bool) -> None:
+    """Raise _UnusableError, or an error of SQLite, unless this is a complete labctl database.
 
-    `size` is the file's before it was opened; `logged` tells that part of it stood in a log then.
+    `size` is the file's size before it was opened; `has_log`: a log had a part of its data then.
     """
-    version = _version(db)
+    version = _read_version(db)
     if version > SCHEMA_VERSION:
         raise _UnusableError(
             f"the database was of a newer labctl (schema {version}; here {SCHEMA_VERSION})"
         )
     if version < min(_MIGRATIONS):
         raise _UnusableError("the database was not labctl's")
-    # SQLite itself notices a file that lacks whole pages, but reads the rest of a cut one as zeros.
-    # With a log that is no sign of damage: a crash while it was folded in leaves such a file.
-    cut = size % db.execute("PRAGMA page_size").fetchone()[0]
-    if cut and not logged:
+    # SQLite notices missing pages, but reads the missing part of an incomplete page as zeros. With
+    # a log this is not damage: a crash while the log is merged leaves such a file.
+    excess = size % db.execute("PRAGMA page_size").fetchone()[0]
+    if excess and not has_log:
         raise _UnusableError("the database was cut short")
-    if size <= MAX_CHECKED_BYTES or cut:
-        said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if said != "ok":
-            raise _UnusableError(f"the database was damaged: {said.splitlines()[-1]}")
+    if size <= MAX_CHECKED_BYTES or excess:
+        result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if result != "ok":
+            raise _UnusableError(f"the database was damaged: {result.splitlines()[-1]}")
 
 
-def _connected(name: str, *, uri: bool = False) -> sqlite3.Connection:
+def _connect(name: str, *, uri: bool = False) -> sqlite3.Connection:
     db = sqlite3.connect(
         name, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=uri
     )
-    with _closed_on_error(db):
+    with _close_on_error(db):
         for pragma in _ON_OPEN:
             db.execute(pragma)
     return db
 
 
 @contextmanager
-def _closed_on_error(db: sqlite3.Connection) -> Iterator[None]:
+def _close_on_error(db: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -303,18 +304,18 @@ def _closed_on_error(db: sqlite3.Connection) -> Iterator[None]:
 
 def lies_on_network(directory: Path) -> bool:
     """Whether `directory` is on NFS or another file system that several machines share."""
-    return filesystem_of(directory.resolve(), _mounts()).startswith(_NETWORK_FILESYSTEMS)
+    return filesystem_of(directory.resolve(), _read_mounts()).startswith(_NETWORK_FILESYSTEMS)
 
 
 def filesystem_of(path: Path, mounts: dict[str, str]) -> str:
-    """The type of the file system that `path` lies on; `mounts` is mount point -> type."""
-    for place in (path, *path.parents):
-        if str(place) in mounts:
-            return mounts[str(place)]
+    """Return the type of the file system of `path`; `mounts` is mount point -> type."""
+    for folder in (path, *path.parents):
+        if str(folder) in mounts:
+            return mounts[str(folder)]
     return ""
 
 
-def _mounts() -> dict[str, str]:
+def _read_mounts() -> dict[str, str]:
     if sys.platform == "linux":
         with suppress(OSError):
             return linux_mounts(Path("/proc/self/mounts").read_text(errors="surrogateescape"))
@@ -322,13 +323,13 @@ def _mounts() -> dict[str, str]:
     import subprocess
 
     with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(["mount"], capture_output=True, text=True, timeout=5, check=True)
-        return bsd_mounts(said.stdout)
+        result = subprocess.run(["mount"], capture_output=True, text=True, timeout=5, check=True)
+        return bsd_mounts(result.stdout)
     return {}
 
 
 def linux_mounts(text: str) -> dict[str, str]:
-    """Mount point -> type, of /proc/self/mounts; the last mount on a point is the visible one."""
+    """Parse /proc/self/mounts: mount point -> type; the last mount on a point is visible."""
     mounts = {}
     for line in text.splitlines():
         words = line.split(" ")
@@ -339,6 +340,6 @@ def linux_mounts(text: str) -> dict[str, str]:
 
 
 def bsd_mounts(text: str) -> dict[str, str]:
-    """Mount point -> type, of what `mount` prints on macOS: `SOURCE on POINT (TYPE, ...)`."""
+    """Parse `mount` on macOS (`SOURCE on POINT (TYPE, ...)`): mount point -> type."""
     matches = (re.fullmatch(r".*? on (.*) \(([^,)]+).*", line) for line in text.splitlines())
     return {match[1]: match[2] for match in matches if match}

@@ -1,7 +1,7 @@
-"""The ledgers of two machines about one lab, made one: each line is taken over exactly once.
+"""Merge the ledgers of two machines about one lab: each line is imported exactly once.
 
-A line is known by the ledger that it was first written in and its number there. What a line says of
-when it was written is kept as "at" in its detail.
+A line is identified by the ledger that it was first written in and its number there. The time at
+which it was written is kept as "at" in its detail.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from labctl.state import LedgerEntry, State
 
 HANDED = "handed"
 BACK = "taken-back"
-# Kinds that concern the machine alone that wrote them.
+# Kinds that concern only the machine that wrote them.
 OWN = (HANDED, BACK, "attempt", "watch")
 SOURCE, NUMBER, AT = "from", "number", "at"
 
 
 class Line(Value, frozen=True):
-    """One line of some ledger. `ledger` and `number` are those of its first home."""
+    """One line of a ledger. `ledger` and `number` say where it was first written."""
 
     ledger: str
     number: int
@@ -34,32 +34,33 @@ class Line(Value, frozen=True):
 
 
 def lines(state: State, lab_id: str) -> list[Line]:
-    """All that this machine knows of a lab, whoever wrote it, the oldest first."""
-    found = state.events(lab_id=lab_id)
-    own = _name(found)
+    """List the lines about a lab that this machine has, from any ledger, the oldest first."""
+    entries = state.events(lab_id=lab_id)
+    own = _find_own_name(entries)
     return sorted(
-        (_line(entry, own) for entry in found if entry.kind not in OWN), key=lambda one: one.at
+        (_parse_entry(entry, own) for entry in entries if entry.kind not in OWN),
+        key=lambda line: line.at,
     )
 
 
-def take_over(state: State, lab_id: str, told: Iterable[Line]) -> int:
-    """Write down what is not known here yet; how many lines that were."""
-    with state.exclusive(f"{lab_id}-ledger", "taking over a ledger"):
-        known = {(one.ledger, one.number) for one in lines(state, lab_id)}
-        news = [one for one in told if (one.ledger, one.number) not in known]
-        for one in news:
-            origin = {SOURCE: one.ledger, NUMBER: one.number, AT: one.detail.get(AT, one.at)}
+def take_over(state: State, lab_id: str, other_lines: Iterable[Line]) -> int:
+    """Import the lines that are not on record here yet, and return their number."""
+    with state.exclusive(f"{lab_id}-ledger", "importing a ledger"):
+        recorded = {(line.ledger, line.number) for line in lines(state, lab_id)}
+        new_lines = [line for line in other_lines if (line.ledger, line.number) not in recorded]
+        for line in new_lines:
+            origin = {SOURCE: line.ledger, NUMBER: line.number, AT: line.detail.get(AT, line.at)}
             state.record(
-                one.kind,
+                line.kind,
                 lab_id=lab_id,
-                server_id=one.server_id,
-                run_id=one.run_id,
-                detail={**one.detail, **origin},
+                server_id=line.server_id,
+                run_id=line.run_id,
+                detail={**line.detail, **origin},
             )
-        return len(news)
+        return len(new_lines)
 
 
-def _line(entry: LedgerEntry, own: str) -> Line:
+def _parse_entry(entry: LedgerEntry, own: str) -> Line:
     detail = dict(entry.detail)
     return Line(
         ledger=str(detail.pop(SOURCE, own)),
@@ -72,6 +73,6 @@ def _line(entry: LedgerEntry, own: str) -> Line:
     )
 
 
-def _name(found: list[LedgerEntry]) -> str:
-    """This ledger's own name: when its first line about the lab was written. Lines only follow."""
-    return next((f"{entry.at:.6f}" for entry in found if SOURCE not in entry.detail), "")
+def _find_own_name(entries: list[LedgerEntry]) -> str:
+    """Return this ledger's name: the time of its own first line about the lab, which stays."""
+    return next((f"{entry.at:.6f}" for entry in entries if SOURCE not in entry.detail), "")

@@ -15,7 +15,8 @@ from labctl.errors import LabError, LockHeldError
 if TYPE_CHECKING:
     from filelock import FileLock
 
-# By then the holder has written who it is, and nobody need hear of a moment's wait.
+# Seconds before a wait is announced: by then the holder has written its note, and a shorter wait
+# needs no message.
 ANNOUNCED_S = 0.5
 MOST_NOTE_BYTES = 4096
 
@@ -31,22 +32,22 @@ def hold_lock(
 ) -> Iterator[None]:
     """Hold `file` for the action `what`; LockHeldError after `wait_s` seconds names the holder.
 
-    `on_wait` is called once, with who holds it, where there is somebody to wait for. An
-    `inheritable` lock is held by programs too that are started with their files left open.
-    Not re-entrant: the same thread that takes it twice waits for itself.
+    `on_wait` is called once, with a description of the holder, if the lock is not free. Programs
+    that inherit open files also hold an `inheritable` lock. The lock is not re-entrant: a thread
+    that takes it twice waits for itself.
     """
     lock = _make_lock(file, what, inheritable=inheritable)
-    taken = _take(lock, min(wait_s, ANNOUNCED_S))
-    if not taken and wait_s > ANNOUNCED_S:
+    is_held = _acquire(lock, min(wait_s, ANNOUNCED_S))
+    if not is_held and wait_s > ANNOUNCED_S:
         on_wait(_describe_holder(file))
-        taken = _take(lock, wait_s - ANNOUNCED_S)
-    if not taken:
+        is_held = _acquire(lock, wait_s - ANNOUNCED_S)
+    if not is_held:
         holder = _describe_holder(file)
         raise LockHeldError(
-            f"cannot begin `{what}`: {holder}",
+            f"cannot start `{what}`: {holder}",
             holder=holder,
-            why=f"two at a time would undo each other; waited {wait_s:g} s",
-            hint="try again when it is done",
+            why=f"two at the same time would interfere; waited {wait_s:g} s",
+            hint="try again when it has finished",
         )
     try:
         yield
@@ -55,7 +56,7 @@ def hold_lock(
 
 
 def _make_lock(file: Path, what: str, *, inheritable: bool) -> FileLock:
-    """A lock of this call alone, so that threads exclude each other, and any may release it."""
+    """Create a lock for one call only, so that threads exclude each other; any can release it."""
     # Imported late: `labctl status` locks nothing.
     from filelock import FileLock
 
@@ -65,14 +66,14 @@ def _make_lock(file: Path, what: str, *, inheritable: bool) -> FileLock:
         os.pwrite(descriptor, note.encode(), 0)
         os.set_inheritable(descriptor, inheritable)
 
-    # Another kind of lock would not keep out who uses this one.
+    # A different kind of lock would not exclude processes that use this one.
     return FileLock(
         file, mode=0o600, thread_local=False, fallback_to_soft=False, on_acquired=write_note
     )
 
 
-def _take(lock: FileLock, wait_s: float) -> bool:
-    """Whether it was free within `wait_s` seconds; LabError where the file cannot be locked."""
+def _acquire(lock: FileLock, wait_s: float) -> bool:
+    """Acquire a lock within `wait_s` seconds; False if it is not free, LabError if that fails."""
     from filelock import Timeout
 
     file = Path(lock.lock_file)
@@ -85,13 +86,13 @@ def _take(lock: FileLock, wait_s: float) -> bool:
         raise LabError(
             f"cannot lock {file}",
             why=error.strerror or "",
-            hint="move it to a local disk of your own; labctl's state: export LABCTL_STATE_DIR=DIR",
+            hint="move it to a local disk; for labctl's state: export LABCTL_STATE_DIR=DIR",
         ) from error
     return True
 
 
 def _describe_holder(file: Path) -> str:
-    """Who holds the lock, in words; its note may not be there yet, or be another program's."""
+    """Describe the holder of the lock; its note may be missing, or be from another program."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
         try:
@@ -99,6 +100,6 @@ def _describe_holder(file: Path) -> str:
         finally:
             os.close(descriptor)
         since = time.strftime("%H:%M:%S", time.localtime(note["since"]))
-        return f"labctl (pid {note['pid']}) is busy with `{note['what']}` since {since}"
+        return f"labctl (pid {note['pid']}) has been running `{note['what']}` since {since}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "another labctl is busy with this lab"
+        return "another labctl is working on this lab"

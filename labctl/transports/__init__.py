@@ -1,7 +1,7 @@
-"""How bytes reach a server. One small protocol; `openssh.py`, `fabric.py` and `fake.py` keep it.
+"""Transports: run commands on a server. `openssh.py`, `fabric.py` and `fake.py` implement one.
 
-Constructing a transport never touches the network; the first command connects. Everything that
-cannot be reached raises a ConnectError subclass, a wrong host key HostKeyError, a refused key
+Constructing a transport never touches the network; the first command connects. A server that
+cannot be reached raises a subclass of ConnectError, a wrong host key HostKeyError, a rejected key
 AuthenticationError.
 """
 
@@ -17,25 +17,25 @@ from labctl.shell import Command
 if TYPE_CHECKING:
     from paramiko import SFTPClient
 
-# What a command reads from its standard input: bytes, or what begins a stream of them anew.
+# A command's standard input: bytes, or a function that starts a new stream of them.
 #
-# It is begun again where sshd turned the command away before it began, and may be read in another
-# thread: a stream must not fail.
+# The function is called again if sshd rejected the command before it started. The stream may be
+# read in another thread, and must not raise.
 Body = bytes | memoryview | Callable[[], Iterator[bytes]]
 
 
 def blocks(body: Body) -> Iterator[memoryview]:
-    """The bytes of a body, piece by piece; none of the pieces is empty."""
+    """Yield the bytes of a body in non-empty pieces."""
     for block in body() if callable(body) else (body,):
         if len(block):
             yield memoryview(block)
 
 
 class Result(Value, frozen=True):
-    """What a command did. `code` is its exit code; output is text, undecodable bytes replaced.
+    """The result of a command. `code` is its exit code; output is text, invalid bytes replaced.
 
-    `noise` is what the login shell printed to stdout before the command began (a banner in its
-    start-up files); it is in `stdout` no more, but would disturb scp and sftp.
+    `noise` is what the login shell printed to stdout before the command started (a banner in its
+    start-up files). It is removed from `stdout`, but would break scp and sftp.
     """
 
     code: int
@@ -45,9 +45,10 @@ class Result(Value, frozen=True):
 
 
 class RemoteShell(Value, frozen=True):
-    """How another program reaches the server: `words`, then `host`, then a line to run there.
+    """The argv with which another program reaches the server: `words`, `host`, a line to run.
 
-    `control_path` is the socket of the shared connection; it is gone when that is. "" without one.
+    `control_path` is the socket of the shared connection, which exists as long as the connection;
+    "" without one.
     """
 
     words: tuple[str, ...]
@@ -68,7 +69,7 @@ class Transport(Protocol):
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
-        """Run `line` in a POSIX shell and wait. With `check`, a code above 0 is a CommandError.
+        """Run `line` in a POSIX shell and wait. With `check`, a nonzero code is a CommandError.
 
         Raises LinkLostError within 10 s of a dead link, BusyError after `timeout_s`.
         """
@@ -81,10 +82,10 @@ class Transport(Protocol):
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:
-        """Run `line`, hand over output as it comes, return the exit code. Same errors as run."""
+        """Run `line`, pass on output as it arrives, return the exit code. Same errors as run."""
 
     def remote_shell(self) -> RemoteShell | None:
-        """For rsync, after connecting; None where only this object reaches the server."""
+        """Connect and return the shell for rsync; None if other programs cannot connect."""
 
     def open_sftp(self) -> AbstractContextManager[SFTPClient]:
         """A client for single files. OSError says what the server refuses; data goes by rsync."""

@@ -1,4 +1,4 @@
-"""What a command said, kept whole up to a bound: a server may be a student's, who is root there."""
+"""The output of a command, limited in size: on a student's server the student is root."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from labctl.errors import LabError
 from labctl.model import Endpoint
 from labctl.transports import failures
 
-# Of both streams of one command. The list of a million files has less.
+# Limit for both streams of one command together. The list of a million files is smaller.
 MOST_BYTES = 128 * 1024**2
 
 
 class Kept:
-    """Both streams of one command; LabError at what is more than MOST_BYTES."""
+    """Collects both streams of one command; raises LabError above MOST_BYTES."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -20,10 +20,10 @@ class Kept:
         self._err: list[bytes] = []
 
     def out(self, block: bytes) -> None:
-        self._keep(self._out, block)
+        self._add(self._out, block)
 
     def err(self, block: bytes) -> None:
-        self._keep(self._err, block)
+        self._add(self._err, block)
 
     @property
     def stdout(self) -> str:
@@ -33,13 +33,13 @@ class Kept:
     def stderr(self) -> str:
         return b"".join(self._err).decode(errors="replace")
 
-    def _keep(self, stream: list[bytes], block: bytes) -> None:
+    def _add(self, stream: list[bytes], block: bytes) -> None:
         self._size += len(block)
         if self._size > MOST_BYTES:
             raise LabError(
-                f"{failures.place(self._endpoint)} answered with more than "
+                f"a command on {failures.place(self._endpoint)} printed more than "
                 f"{MOST_BYTES // 1024**2} MiB",
-                why="an answer is kept in memory, and this one was not read to its end",
-                hint="write it to a file there, and fetch that: labctl pull",
+                why="its output is kept in memory, so labctl stopped reading it",
+                hint="write the output to a file on the server, then: labctl pull",
             )
         stream.append(block)

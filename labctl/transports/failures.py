@@ -1,4 +1,4 @@
-"""The ways in which a server cannot be reached, each with its own words and next step."""
+"""Errors of connections, each with its own message and next step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labctl.model import Endpoint
 
 
 def place(endpoint: Endpoint) -> str:
-    """How messages name a server: user@host, with the port where it is not 22."""
+    """Return user@host for messages, with the port if it is not 22."""
     port = "" if endpoint.port == 22 else f":{endpoint.port}"
     return f"{endpoint.user}@{endpoint.host}{port}"
 
@@ -37,7 +37,7 @@ def refused(endpoint: Endpoint, why: str) -> ConnectionRefusedByServerError:
     return ConnectionRefusedByServerError(
         f"{endpoint.host} refuses connections to port {endpoint.port}",
         why=why or "the machine is up, but nothing listens there",
-        hint="labctl up   # finds a server that has restarted; else check the port and its sshd",
+        hint="labctl up   # finds a restarted server; otherwise check the port and its sshd",
     )
 
 
@@ -51,19 +51,19 @@ def unreachable(endpoint: Endpoint, why: str) -> ConnectError:
 
 def turned_away(endpoint: Endpoint, why: str) -> TurnedAwayError:
     return TurnedAwayError(
-        f"{place(endpoint)} closed the connection before it greeted",
-        why=why or "its sshd may be starting, or too many log in at once",
+        f"{place(endpoint)} closed the connection before sending an SSH banner",
+        why=why or "its sshd may be starting, or there are too many simultaneous logins",
         hint="try again in a minute",
     )
 
 
 def on_the_way(endpoint: Endpoint, why: str, *, key: bool) -> LabError:
-    """What failed is the jump host or proxy command, not the server."""
-    way = f"the jump host {endpoint.jump}" if endpoint.jump else "its proxy command"
+    """Build the error of a jump host or proxy command; `key` if its host key is unknown."""
+    hop = f"the jump host {endpoint.jump}" if endpoint.jump else "its proxy command"
     hint = f"ssh {endpoint.jump.rpartition(',')[2]}" if endpoint.jump else "labctl doctor"
     if key:
-        return HostKeyError(f"{way} has a host key that your ssh does not know", why=why, hint=hint)
-    return ConnectError(f"{place(endpoint)} cannot be reached through {way}", why=why, hint=hint)
+        return HostKeyError(f"{hop} has a host key that your ssh does not know", why=why, hint=hint)
+    return ConnectError(f"{place(endpoint)} cannot be reached through {hop}", why=why, hint=hint)
 
 
 def not_accepted(endpoint: Endpoint, why: str) -> AuthenticationError:
@@ -81,16 +81,17 @@ def not_accepted(endpoint: Endpoint, why: str) -> AuthenticationError:
 
 def wrong_key(endpoint: Endpoint, why: str) -> HostKeyError:
     return HostKeyError(
-        f"{place(endpoint)} is not the server that labctl knows: its host key is another one",
-        why=why or "it was reinstalled, or another machine answers at its address",
-        hint="ask whoever runs it; if the change is meant, `labctl down` and then `labctl up`",
+        f"the host key of {place(endpoint)} is not the one that was pinned",
+        why=why or "the server was reinstalled, or another machine answers at its address",
+        hint="ask the administrator; if the key was changed on purpose, `labctl down` and then "
+        "`labctl up`",
     )
 
 
 def no_key(endpoint: Endpoint) -> HostKeyError:
     return HostKeyError(
         f"no host key is pinned for {place(endpoint)}",
-        why="labctl never connects to a server whose key it does not know",
+        why="labctl only connects to a server whose host key is pinned",
         hint="labctl up",
     )
 
@@ -98,7 +99,7 @@ def no_key(endpoint: Endpoint) -> HostKeyError:
 def lost(endpoint: Endpoint, why: str) -> LinkLostError:
     return LinkLostError(
         f"the connection to {place(endpoint)} was lost",
-        why=why or "it ended before the command's exit code arrived",
+        why=why or "it was closed before the command's exit code arrived",
         hint="labctl status",
     )
 
@@ -106,7 +107,7 @@ def lost(endpoint: Endpoint, why: str) -> LinkLostError:
 def too_slow(endpoint: Endpoint) -> BusyError:
     return BusyError(
         f"{place(endpoint)} did not finish a command in time",
-        why="it was given up; it may still be running there",
+        why="labctl stopped waiting; the command may still be running there",
         hint="labctl status",
     )
 
@@ -120,7 +121,8 @@ def failed(endpoint: Endpoint, line: str, code: int, stderr: str) -> CommandErro
     )
 
 
-_SIGNS: tuple[tuple[str, str], ...] = (
+# (kind of error, regular expression) for the messages of OpenSSH; the first match decides.
+_PATTERNS: tuple[tuple[str, str], ...] = (
     ("key", r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed"),
     ("no key", r"No \S+ host key is known for|authenticity of host"),
     ("dns", r"Could not resolve hostname|Name or service not known|nodename nor servname"),
@@ -135,11 +137,11 @@ _SIGNS: tuple[tuple[str, str], ...] = (
 )
 
 
-def of_ssh(endpoint: Endpoint, said: str) -> LabError:
-    """The error that OpenSSH's last words `said` amount to, before a command was started."""
-    text = said.replace("\r", "").strip()
-    why = _telling_line(text)
-    kinds = [kind for kind, pattern in _SIGNS if re.search(pattern, text)]
+def of_ssh(endpoint: Endpoint, stderr: str) -> LabError:
+    """Turn what OpenSSH printed, before a command was started, into an error."""
+    text = stderr.replace("\r", "").strip()
+    why = _find_decisive_line(text)
+    kinds = [kind for kind, pattern in _PATTERNS if re.search(pattern, text)]
     kind = "no key" if "no key" in kinds else (kinds or ["connect"])[0]
     if (endpoint.jump or endpoint.proxy_command) and "away" in kinds and kind != "away":
         return on_the_way(endpoint, why, key=kind in ("key", "no key"))
@@ -159,9 +161,10 @@ def of_ssh(endpoint: Endpoint, said: str) -> LabError:
     return unreachable(endpoint, why)
 
 
-def _telling_line(text: str) -> str:
+def _find_decisive_line(text: str) -> str:
+    """Find the line that decides the kind of the error, else the last line."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("@")]
-    for _, pattern in _SIGNS:
+    for _, pattern in _PATTERNS:
         for line in lines:
             if re.search(pattern, line):
                 return line.removeprefix("ssh: ")

@@ -1,4 +1,4 @@
-"""A server that is a script: for tests of flows, and for trying labctl without a machine."""
+"""A scripted server: for tests of flows, and to try labctl without a machine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from labctl.transports import Body, RemoteShell, Result, blocks, failures
 if TYPE_CHECKING:
     from paramiko import SFTPClient
 
-# What a line leads to: a result, an error to raise, or a function of the line and its stdin.
+# The reply to a line: a result, an error to raise, or a function of the line and its stdin.
 Reply = Result | LabError | Callable[[str, bytes], Result]
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One command as it was asked for."""
+    """One command as it was sent."""
 
     line: str
     stdin: bytes = b""
@@ -30,10 +30,10 @@ class Sent:
 
 @dataclass
 class FakeTransport:
-    """Records every line in `sent` and answers by the first pattern that is found in it.
+    """Records every line in `sent` and replies by the first pattern that matches it.
 
-    `replies` are (regular expression, reply), tried in order; a line that none matches is an
-    AssertionError, since a script that is silent about a command has not thought of it.
+    `replies` are (regular expression, reply), tried in order. A line that no pattern matches is an
+    AssertionError: the test's script is incomplete.
     """
 
     endpoint: Endpoint = field(default_factory=lambda: Endpoint(host="fake.example"))
@@ -43,9 +43,9 @@ class FakeTransport:
     shell: RemoteShell | None = None
 
     def reply(self, pattern: str, reply: Reply | str = "", *, code: int = 0) -> FakeTransport:
-        """Add a reply behind the others; text stands for a Result with this stdout and code."""
-        answer = Result(code=code, stdout=reply) if isinstance(reply, str) else reply
-        self.replies.append((pattern, answer))
+        """Add a reply after the others; text means a Result with this stdout and code."""
+        result = Result(code=code, stdout=reply) if isinstance(reply, str) else reply
+        self.replies.append((pattern, result))
         return self
 
     @property
@@ -75,7 +75,7 @@ class FakeTransport:
     ) -> int:
         result = self._answer(str(line), b"".join(blocks(stdin)))
         if result.stdout:
-            # A script that replies with bytes hands them over as surrogates: os.fsdecode.
+            # A script that replies with bytes encodes them as surrogates: os.fsdecode.
             on_stdout(result.stdout.encode(errors="surrogateescape"))
         if result.stderr and on_stderr is not None:
             on_stderr(result.stderr.encode())

@@ -1,7 +1,7 @@
-"""A talk in lines with a forced command: one ssh process, its request as it stands.
+"""Exchange lines with a forced command over one ssh process.
 
-Unlike a transport's commands nothing is wrapped around the request: whoever forced the command
-compares it. The process is started with the first line and lives until `close`.
+Unlike the commands of a transport, the request is sent without a frame around it, because the
+forced command compares it. The process starts with the first line and lives until `close`.
 """
 
 from __future__ import annotations
@@ -23,89 +23,87 @@ SSH_FAILED = 255
 
 
 class Lines:
-    """Threads may share one: each line is answered before the next is sent."""
+    """A channel that answers line by line. Threads may share it: one line at a time is sent."""
 
     def __init__(self, argv: Sequence[str], endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._argv = list(argv)
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._said: IO[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
 
     def ask(self, line: bytes) -> bytes:
-        """The line that answers `line`, with its end.
+        """Send `line` and return the reply line, including its newline.
 
-        A ConnectError where the other side cannot be reached, LinkLostError where it went away in
-        between, AuthenticationError or HostKeyError as ssh says; LabError with what it said where
-        it answers with no line.
+        Raises a ConnectError if the other side cannot be reached, LinkLostError if the connection
+        ended in between, AuthenticationError or HostKeyError as ssh reports them, and LabError
+        with the output of the other side if it does not reply with a line.
         """
-        with self._guard:
-            return while_turned_away()(self._ask, line)
+        with self._lock:
+            return while_turned_away()(self._send_line, line)
 
     def close(self) -> None:
         process, self._process = self._process, None
-        said, self._said = self._said, None
+        stderr, self._stderr = self._stderr, None
         if process is not None:
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
-                with suppress(OSError):  # what was not sent yet has nobody to go to
+                with suppress(OSError):  # the reader of unsent data may have exited
                     pipe.close()
             try:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if said is not None:
-            said.close()
+        if stderr is not None:
+            stderr.close()
 
-    def _ask(self, line: bytes) -> bytes:
-        process = self._started()
+    def _send_line(self, line: bytes) -> bytes:
+        process = self._ensure_process()
         assert process.stdin is not None
         assert process.stdout is not None
-        answer = b""
+        reply = b""
         with suppress(BrokenPipeError):
             process.stdin.write(line)
             process.stdin.flush()
-            answer = process.stdout.readline()
-        if not answer.endswith(b"\n"):
-            raise self._ended(answer)
-        return answer
+            reply = process.stdout.readline()
+        if not reply.endswith(b"\n"):
+            raise self._explain_end(reply)
+        return reply
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _ensure_process(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            # A file, not a pipe: whoever says much would fill that.
-            said = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+            # A file, not a pipe: a lot of output would fill a pipe and block the process.
+            stderr = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
             try:
                 self._process = subprocess.Popen(
-                    self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said
+                    self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
                 )
             except FileNotFoundError:
-                said.close()
+                stderr.close()
                 raise LabError(
-                    "there is no ssh on this machine",
+                    "ssh is not installed on this machine",
                     why="labctl reaches a keeper through the system's OpenSSH",
                     hint="sudo apt install openssh-client",
                 ) from None
-            self._said = said
+            self._stderr = stderr
         return self._process
 
-    def _ended(self, answer: bytes) -> LabError:
-        """Why there was no answer, in ssh's own words."""
-        process, said = self._process, self._said
+    def _explain_end(self, reply: bytes) -> LabError:
+        """Build the error of a reply that is not a line, from what ssh printed."""
+        process, stderr = self._process, self._stderr
         assert process is not None
-        assert said is not None
+        assert stderr is not None
         try:
             code = process.wait(END_S)
         except subprocess.TimeoutExpired:
             code = 0
-        said.seek(0)
-        text = said.read().decode(errors="replace")
+        stderr.seek(0)
+        text = stderr.read().decode(errors="replace")
         self.close()
         if code == SSH_FAILED:
             return failures.of_ssh(self.endpoint, text)
-        if answer or text.strip():
-            why = (text.strip() or answer.decode(errors="replace"))[-500:]
-            return LabError(
-                f"{failures.place(self.endpoint)} does not answer as it should", why=why
-            )
+        if reply or text.strip():
+            why = (text.strip() or reply.decode(errors="replace"))[-500:]
+            return LabError(f"{failures.place(self.endpoint)} sent an invalid reply", why=why)
         return LinkLostError(f"the connection to {failures.place(self.endpoint)} ended")

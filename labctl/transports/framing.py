@@ -1,9 +1,9 @@
-"""What labctl puts around a line, so that output and exit codes can be trusted.
+"""Frame a command line so that its output and exit code can be trusted.
 
-A login shell may print a banner from its start-up files, and ssh exits 255 both when it fails
-itself and when the command did. So the framed line first prints a random mark on both streams
-(what came before it is the shell's or ssh's, not the command's) and, only where the command
-exits 255, the mark again on stderr. A 255 without that second mark is ssh's own.
+A login shell may print a banner from its start-up files, and ssh exits with 255 both when it
+fails itself and when the command did. So the framed line first prints a random mark on both
+streams (anything before it comes from the shell or ssh, not from the command) and, only if the
+command exits with 255, the mark again on stderr. A 255 without that second mark is ssh's own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEPT_NOISE_BYTES = 64 * 1024
 
 
 class Frame(Value, frozen=True):
-    """A line ready to be sent, and the mark to look for in what comes back."""
+    """A line ready to be sent, and the mark to look for in its output."""
 
     line: str
     mark: bytes
@@ -36,11 +36,11 @@ def frame(line: Command | str) -> Frame:
 
 
 class Unframer:
-    """Splits one stream of a framed line: `noise` before the mark, output handed to `deliver`.
+    """Splits one stream of a framed line: `noise` before the mark, output passed to `deliver`.
 
-    `begun` tells that the line was started, `ended_255` that the mark came a second time: for that
-    is looked with `twice` only. Output is handed over at once, but for a tail that may be the
-    beginning of a mark.
+    `begun`: the mark was found, so the line was started. `ended_255`: the mark came a second time,
+    which is checked only with `twice`. Output is passed on at once, except for a tail that may be
+    the start of a mark.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Unframer:
         data = self._held + chunk
         self._held = b""
         while True:
-            before, found, after = data.partition(self.mark)
-            if not found:
+            before, mark, after = data.partition(self.mark)
+            if not mark:
                 break
             self._take(before)
             self.ended_255 = self.begun
@@ -71,12 +71,12 @@ class Unframer:
             if not self.twice:
                 self._take(data)
                 return
-        kept = _beginning_of(self.mark, data)
-        self._held = data[len(data) - kept :]
-        self._take(data[: len(data) - kept])
+        held = _count_mark_start(self.mark, data)
+        self._held = data[len(data) - held :]
+        self._take(data[: len(data) - held])
 
     def finish(self) -> None:
-        """No more will come: what was held was output after all."""
+        """Pass on the held tail: the stream has ended, so it was output."""
         held, self._held = self._held, b""
         self._take(held)
 
@@ -87,8 +87,8 @@ class Unframer:
             self.deliver(data)
 
 
-def _beginning_of(mark: bytes, data: bytes) -> int:
-    """How many bytes at the end of `data` are the beginning of `mark`."""
+def _count_mark_start(mark: bytes, data: bytes) -> int:
+    """Count the bytes at the end of `data` that are the start of `mark`."""
     start = data.rfind(mark[:1], max(0, len(data) - len(mark) + 1))
     while start != -1:
         if mark.startswith(data[start:]):

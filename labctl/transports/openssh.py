@@ -1,7 +1,7 @@
-"""The user's own OpenSSH as a transport: one `ssh` process a command, over a shared master.
+"""A transport over the system's OpenSSH: one `ssh` process a command, over a shared master.
 
-The master is labctl's, not the one that people type through. It is started on the first command,
-lives some idle minutes beyond this process, and is replaced where its socket answers no more.
+The master is labctl's own, separate from the one of interactive sessions. It starts with the first
+command, outlives this process by some idle minutes, and is replaced if its socket does not answer.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from paramiko import SFTPClient
 
 LOGIN_TIMEOUT_S = 20.0
-_NO_LOGIN = f"no login within {LOGIN_TIMEOUT_S:g} s"
+_LOGIN_TIMED_OUT = f"the login took longer than {LOGIN_TIMEOUT_S:g} s"
 _SSH_FAILED = 255
 _CHUNK_BYTES = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
-_LOOK_AGAIN_S = 0.05
+_POLL_S = 0.05
 
 
 class OpenSshTransport:
-    """Runs commands through `ssh -F config_path`, where the server stands under `server_id`.
+    """Runs commands through `ssh -F config_path`, which describes the server as `server_id`.
 
-    With `master` False every command connects by itself. Threads may share one transport.
+    With `master` False every command makes its own connection. Threads may share one transport.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class OpenSshTransport:
 
     @property
     def control_path(self) -> str:
-        """Where labctl's master for exactly this server and way listens; "" without one."""
+        """The socket of labctl's master for exactly this server and endpoint; "" without one."""
         if not self._master:
             return ""
         where = repr((self._config, self._server_id, self.endpoint)).encode()
@@ -72,12 +72,12 @@ class OpenSshTransport:
         timeout_s: float | None = 60.0,
         check: bool = True,
     ) -> Result:
-        kept = Kept(self.endpoint)
-        code, noise = self._execute(line, stdin, timeout_s, kept.out, kept.err)
+        output = Kept(self.endpoint)
+        code, noise = self._execute(line, stdin, timeout_s, output.out, output.err)
         result = Result(
             code=code,
-            stdout=kept.stdout,
-            stderr=kept.stderr,
+            stdout=output.stdout,
+            stderr=output.stderr,
             noise=noise.decode(errors="replace"),
         )
         if check and code:
@@ -123,7 +123,7 @@ class OpenSshTransport:
             process.wait()
 
     def close(self) -> None:
-        """End labctl's master, other processes' commands over it included."""
+        """Stop labctl's master, and with it the commands that other processes run over it."""
         path = self.control_path
         if path and _listens(path):
             _spawn(ssh.control_argv(self._config, self._server_id, "exit", path), None).wait()
@@ -136,7 +136,7 @@ class OpenSshTransport:
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
     ) -> tuple[int, bytes]:
-        """The command's exit code, and what the login shell printed before it began."""
+        """Run a line; return its exit code, and what the login shell printed before it started."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return while_turned_away()(self._attempt, line, stdin, deadline, on_stdout, on_stderr)
 
@@ -163,7 +163,7 @@ class OpenSshTransport:
         out.finish()
         err.finish()
         if (code == _SSH_FAILED and not err.ended_255) or code < 0:
-            raise self._failure(err)
+            raise self._explain_failure(err)
         return code, out.noise
 
     def _argv(self, framed: Frame) -> list[str]:
@@ -171,16 +171,16 @@ class OpenSshTransport:
             self._config, self._server_id, framed.line, control_path=self.control_path
         )
 
-    def _failure(self, err: Unframer) -> LabError:
-        said = err.noise.decode(errors="replace")
+    def _explain_failure(self, err: Unframer) -> LabError:
+        text = err.noise.decode(errors="replace")
         if err.begun:
             return failures.lost(self.endpoint, "")
-        if self._master and not said.strip():
-            return failures.lost(self.endpoint, "it ended before the command began")
-        return failures.of_ssh(self.endpoint, said)
+        if self._master and not text.strip():
+            return failures.lost(self.endpoint, "it was closed before the command started")
+        return failures.of_ssh(self.endpoint, text)
 
     def _ensure_master(self) -> None:
-        """Have a living master. Two processes that come at once start one between them."""
+        """Start a master unless one is running; two processes at the same time start only one."""
         path = self.control_path
         if not path or _listens(path):
             return
@@ -192,35 +192,38 @@ class OpenSshTransport:
             self._start_master(path)
 
     def _start_master(self, path: str) -> None:
-        import tempfile  # not for a connection that is there
+        import tempfile  # not needed if a master is running
 
         # A file, not a pipe: the master in the background would hold a pipe open.
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as stderr:
             argv = ssh.master_argv(self._config, self._server_id, path, quick_login())
-            process = _spawn(argv, subprocess.DEVNULL, stderr=said)
+            process = _spawn(argv, subprocess.DEVNULL, stderr=stderr)
             try:
-                if not _ended_within(process, LOGIN_TIMEOUT_S):
-                    raise failures.unreachable(self.endpoint, _NO_LOGIN)
+                if not _wait_for_exit(process, LOGIN_TIMEOUT_S):
+                    raise failures.unreachable(self.endpoint, _LOGIN_TIMED_OUT)
             finally:
                 process.kill()
                 process.wait()
-            said.seek(0)
+            stderr.seek(0)
             if process.returncode:
-                raise self._explained(said.read())
+                raise self._explain_no_master(stderr.read())
 
-    def _explained(self, said: bytes) -> LabError:
-        """Why no master came up. ssh silences a master's proxy, so a proxy is asked once more."""
+    def _explain_no_master(self, stderr: bytes) -> LabError:
+        """Build the error of a master that did not start, from what ssh printed.
+
+        ssh hides the output of a master's proxy, so with a proxy a plain login is tried for it.
+        """
         if self.endpoint.jump or self.endpoint.proxy_command:
             argv = ssh.command_argv(self._config, self._server_id, "true")
             process = _spawn(argv, subprocess.PIPE)
             try:
-                _, said = process.communicate(timeout=LOGIN_TIMEOUT_S)
+                _, stderr = process.communicate(timeout=LOGIN_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                return failures.unreachable(self.endpoint, _NO_LOGIN)
+                return failures.unreachable(self.endpoint, _LOGIN_TIMED_OUT)
             finally:
                 process.kill()
                 process.wait()
-        return failures.of_ssh(self.endpoint, said.decode(errors="replace"))
+        return failures.of_ssh(self.endpoint, stderr.decode(errors="replace"))
 
 
 def _ignore(_: bytes) -> None:
@@ -237,27 +240,30 @@ def _spawn(
             stdin=quiet,
             stdout=quiet,
             stderr=stderr or quiet,
-            # Handed on, not read; ssh's own words are recognised in English.
+            # Passed on unread. LC_ALL: `failures` recognizes ssh's messages in English.
             env={**os.environ, "LC_ALL": "C"},
         )
     except FileNotFoundError:
         raise LabError(
-            "there is no ssh on this machine",
+            "ssh is not installed on this machine",
             why="labctl reaches servers through the system's OpenSSH",
             hint="sudo apt install openssh-client",
         ) from None
 
 
-def _ended_within(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Whether it ended in time. Popen's own wait with a limit sleeps up to 50 ms too long."""
-    waiting = threading.Thread(target=process.wait, daemon=True)
-    waiting.start()
-    waiting.join(limit_s)
-    return not waiting.is_alive()
+def _wait_for_exit(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Wait up to `limit_s`; return whether the process has exited.
+
+    Popen.wait with a timeout sleeps up to 50 ms too long.
+    """
+    waiter = threading.Thread(target=process.wait, daemon=True)
+    waiter.start()
+    waiter.join(limit_s)
+    return not waiter.is_alive()
 
 
 def _listens(path: str) -> bool:
-    """Whether a living process has this control socket."""
+    """Whether a running process listens on this control socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
@@ -282,22 +288,22 @@ def _pump(
     streams: tuple[Unframer, Unframer],
     deadline: float | None,
 ) -> bool:
-    """Move bytes until both outputs end; False where the deadline (monotonic) came first.
+    """Move bytes until both outputs end; False if the deadline (monotonic) came first.
 
-    A proxy command shares ssh's stderr and may outlive ssh. So once stdout has ended and ssh is
-    gone, what stderr holds by then is all that is awaited.
+    A proxy command shares ssh's stderr and may outlive ssh. So once stdout has ended and ssh has
+    exited, only what stderr holds by then is still read.
     """
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    coming = blocks(stdin)
-    left = next(coming, None)
-    _widen(process.stdout.fileno())
+    input_blocks = blocks(stdin)
+    unsent = next(input_blocks, None)
+    _enlarge_pipe(process.stdout.fileno())
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ, streams[0])
         selector.register(process.stderr, selectors.EVENT_READ, streams[1])
-        if left is not None:
-            _widen(process.stdin.fileno())
+        if unsent is not None:
+            _enlarge_pipe(process.stdin.fileno())
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
         else:
@@ -306,18 +312,21 @@ def _pump(
             left_s = math.inf if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
                 return False
-            heard = process.stdout in selector.get_map()
-            gone = not heard and process.poll() is not None
-            ready = _ready(selector, 0 if gone else left_s if heard else min(left_s, _LOOK_AGAIN_S))
-            if gone and not ready:
+            is_open = process.stdout in selector.get_map()
+            has_exited = not is_open and process.poll() is not None
+            wait_s = 0 if has_exited else left_s if is_open else min(left_s, _POLL_S)
+            ready = _select(selector, wait_s)
+            if has_exited and not ready:
                 return True
             for key, _ in ready:
                 if key.fileobj is process.stdin:
                     try:
-                        left = left and (_write_some(process.stdin, left) or next(coming, None))
-                    except BrokenPipeError:  # the command read no further
-                        left = None
-                    if left is None:
+                        unsent = unsent and (
+                            _write_some(process.stdin, unsent) or next(input_blocks, None)
+                        )
+                    except BrokenPipeError:  # the command stopped reading
+                        unsent = None
+                    if unsent is None:
                         selector.unregister(process.stdin)
                         process.stdin.close()
                 elif chunk := os.read(key.fd, _CHUNK_BYTES):
@@ -327,18 +336,18 @@ def _pump(
     return True
 
 
-def _ready(
+def _select(
     selector: selectors.BaseSelector, wait_s: float
 ) -> list[tuple[selectors.SelectorKey, int]]:
     return selector.select(None if wait_s == math.inf else wait_s)
 
 
-def _widen(descriptor: int) -> None:
-    """Let a pipe hold more, where the system can: each side then sleeps less often."""
+def _enlarge_pipe(descriptor: int) -> None:
+    """Enlarge a pipe's buffer, if the system can, so that each side sleeps less often."""
     with contextlib.suppress(AttributeError, OSError):
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
-def _write_some(pipe: IO[bytes], left: memoryview) -> memoryview | None:
-    """What is left of it; None where nothing is."""
-    return left[os.write(pipe.fileno(), left) :] or None
+def _write_some(pipe: IO[bytes], data: memoryview) -> memoryview | None:
+    """Write as much as the pipe takes; return the rest, None without one."""
+    return data[os.write(pipe.fileno(), data) :] or None

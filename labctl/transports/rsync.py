@@ -1,4 +1,4 @@
-"""Runs rsync over a transport's own ssh. It ends with this process, and with its transfer."""
+"""Run rsync over a transport's own ssh. It ends when this process or its transfer ends."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from labctl.errors import LabError, TransferError
 from labctl.model import Endpoint, Value
 from labctl.transports import RemoteShell, failures
 
-KEPT_BYTES = 64 * 1024  # of what rsync prints, its end
-END_S = 3.0  # how long an rsync that is to end may take before it is killed
-# rsync goes on when whoever reads its progress is gone. So a process beside it waits, and ends the
-# process group once the other end of a pipe is closed, as it is when labctl is killed. (By path:
-# some shells redirect no descriptors above 9.)
+KEPT_BYTES = 64 * 1024  # how much of the end of rsync's output is kept
+END_S = 3.0  # seconds from SIGTERM to SIGKILL
+# rsync continues after the reader of its progress has exited. So a second process waits, and ends
+# the process group once the other end of a pipe is closed, as happens when labctl is killed. (The
+# pipe is opened by path: some shells cannot redirect descriptors above 9.)
 GUARDED = '(exec >/dev/null 2>&1; cat "/dev/fd/$0" && kill -TERM 0) & exec "$@"'
 
 
 class RsyncUnusableError(Exception):
-    """The two rsyncs cannot talk to each other, or a login shell disturbs them."""
+    """The two rsyncs are incompatible, or output of a login shell disturbs them."""
 
 
 class Copied(Value, frozen=True):
-    """What a transfer did. `sent_bytes` had to travel; `complaint` is about files left out.
+    """The result of a transfer. `sent_bytes` went over the network.
 
-    `is_disk_error` says that a file could not be written: the transfer ended there.
+    `complaint` is rsync's output about skipped files. `is_disk_error`: a file could not be
+    written, and the transfer ended there.
     """
 
     sent_bytes: int = 0
@@ -42,14 +43,17 @@ class Copied(Value, frozen=True):
 
 @functools.cache
 def find_program() -> rsync.RsyncProgram:
-    """This machine's rsync; without options where it is not installed."""
+    """Find this machine's rsync and its options; none if it is not installed."""
     try:
-        done = subprocess.run(
-            ["rsync", "--help"], stdin=subprocess.DEVNULL, capture_output=True, env=_environment()
+        result = subprocess.run(
+            ["rsync", "--help"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=_build_environment(),
         )
     except OSError:
         return rsync.RsyncProgram()
-    return rsync.parse_program((done.stdout + done.stderr).decode(errors="replace"))
+    return rsync.parse_program((result.stdout + result.stderr).decode(errors="replace"))
 
 
 def copy(
@@ -59,9 +63,9 @@ def copy(
     names: bytes,
     on_bytes: Callable[[int], None],
 ) -> Copied:
-    """Run `argv`, which reads `names`; `on_bytes` hears how many bytes of the files are done.
+    """Run `argv`, which reads `names`; `on_bytes` is called with the bytes copied so far.
 
-    RsyncUnusableError where a stream may do better. LinkLostError and TransferError leave what has
+    RsyncUnusableError if a stream may work instead. LinkLostError and TransferError leave what has
     arrived.
     """
     with (
@@ -71,9 +75,9 @@ def copy(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_environment(),
+            env=_build_environment(),
             process_group=0,
-            # The transfer's lock stays held as long as rsync lives, even where labctl is killed.
+            # rsync inherits the transfer's lock and holds it, even if labctl is killed.
             close_fds=False,
         ) as process,
     ):
@@ -96,12 +100,12 @@ def copy(
             complaint=complaint if code else "",
             is_disk_error=code == rsync.FILE_ERROR_CODE,
         )
-    raise _failure(endpoint, shell, code, complaint)
+    raise _make_error(endpoint, shell, code, complaint)
 
 
 @contextlib.contextmanager
 def _open_pipe() -> Iterator[int]:
-    """A pipe's reading end, for a program to inherit; nothing is ever written to the other."""
+    """Yield the read end of a pipe, for a program to inherit; nothing is ever written to it."""
     reading, writing = os.pipe()
     os.set_inheritable(reading, True)
     try:
@@ -111,34 +115,34 @@ def _open_pipe() -> Iterator[int]:
         os.close(reading)
 
 
-def _failure(endpoint: Endpoint, shell: RemoteShell, code: int, said: str) -> Exception:
+def _make_error(endpoint: Endpoint, shell: RemoteShell, code: int, stderr: str) -> Exception:
     if code in rsync.UNUSABLE_CODES:
-        return RsyncUnusableError(said)
+        return RsyncUnusableError(stderr)
     lost = bool(shell.control_path) and not Path(shell.control_path).exists()
     if code == rsync.SSH_FAILED_CODE or lost:
-        return failures.lost(endpoint, "it ended in the middle of a transfer")
-    return _cut(code, said)
+        return failures.lost(endpoint, "it was closed during a transfer")
+    return _make_cut_short_error(code, stderr)
 
 
-def _cut(code: int, said: str) -> LabError:
-    ended = f"rsync ended with signal {-code}" if code < 0 else f"rsync ended with code {code}"
-    why = "; ".join(part for part in (ended, said.strip()[-300:]) if part)
+def _make_cut_short_error(code: int, stderr: str) -> LabError:
+    end = f"rsync was ended by signal {-code}" if code < 0 else f"rsync exited with code {code}"
+    why = "; ".join(part for part in (end, stderr.strip()[-300:]) if part)
     return TransferError("the transfer was cut short", why=why)
 
 
-def _environment() -> dict[str, str]:
-    """Without the user's settings for rsync, and with numbers and words as they are parsed."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("RSYNC_")}
-    return {**kept, "LC_ALL": "C"}
+def _build_environment() -> dict[str, str]:
+    """Return this environment without the user's rsync settings, in the C locale for parsing."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RSYNC_")}
+    return {**env, "LC_ALL": "C"}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End rsync, and whatever it started (ssh, its own second process), if they are not over."""
+    """End rsync and the processes that it started (ssh, its second process), if still running."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         if process.poll() is None:
             _signal_group(process.pid, signal.SIGTERM)
             process.wait(END_S)
-    # A part of it that went on alone would hold the pipes open.
+    # A process of the group that is still running would hold the pipes open.
     _signal_group(process.pid, signal.SIGKILL)
 
 
@@ -148,27 +152,27 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def _feed(pipe: IO[bytes], names: bytes) -> None:
-    with contextlib.suppress(OSError):  # it ended without reading them all, and says why
+    with contextlib.suppress(OSError):  # rsync exited before it read all names; it says why
         pipe.write(names)
         pipe.close()
 
 
 def _read_progress(pipe: IO[bytes], on_bytes: Callable[[int], None]) -> str:
-    """Tell what is done, line by line as rsync draws it; the end of what it printed."""
-    kept, line = b"", b""
+    """Report the progress that rsync prints; return the last KEPT_BYTES of its output."""
+    output, line = b"", b""
     while chunk := os.read(pipe.fileno(), KEPT_BYTES):
-        kept = (kept + chunk)[-KEPT_BYTES:]
+        output = (output + chunk)[-KEPT_BYTES:]
         *lines, line = (line + chunk).replace(b"\r", b"\n").split(b"\n")
-        done = [rsync.parse_progress(one.decode(errors="replace")) for one in lines]
-        known = [one for one in done if one is not None]
-        if known:
-            on_bytes(known[-1])
+        parsed = [rsync.parse_progress(text.decode(errors="replace")) for text in lines]
+        counts = [count for count in parsed if count is not None]
+        if counts:
+            on_bytes(counts[-1])
         line = line[-KEPT_BYTES:]
-    return kept.decode(errors="replace")
+    return output.decode(errors="replace")
 
 
 class _ErrorOutput:
-    """The end of a stream, read beside everything else."""
+    """Keeps the last KEPT_BYTES of a stream, which a thread reads."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._kept = b""

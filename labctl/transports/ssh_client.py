@@ -1,4 +1,4 @@
-"""This machine's OpenSSH client: its private directory, and what its version is asked for."""
+"""This machine's OpenSSH client: its private directory, and the options of its version."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from labctl.errors import PolicyError
 
 
 def runtime_dir(parent: Path = Path("/tmp")) -> Path:
-    """A short private directory for control sockets, made if absent.
+    """Return a short private directory for control sockets; create it if missing.
 
     Short, since a socket's path may have only about 100 bytes; so neither TMPDIR nor the state
-    directory will do. PolicyError where somebody else made it first.
+    directory can be used. PolicyError if the directory belongs to another user.
     """
     path = parent / f"labctl-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PolicyError(
-            f"{path} belongs to somebody else",
-            why="whoever owns it could listen in on connections to your servers",
+            f"{path} belongs to another user",
+            why="its owner could intercept connections to your servers",
             hint=f"have an administrator remove it: sudo rm -r {path}",
         )
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(status.st_mode) & 0o077:
         path.chmod(0o700)
     return path
 
 
 def quick_login() -> tuple[str, ...]:
-    """Options for quick logins with this machine's ssh; none where there is no ssh.
+    """Return options for fast logins with this machine's ssh; none if it is not installed.
 
-    Asking it for its version takes 5 ms: what it said is kept beside the control sockets, under
-    the time and size of the program.
+    `ssh -V` takes 5 ms, so its output is cached next to the control sockets, under the
+    modification time and size of the program.
     """
     program = shutil.which("ssh")
     if program is None:
         return ()
-    found = Path(program).stat()
-    kept = runtime_dir() / f"ssh-{found.st_mtime_ns}-{found.st_size}"
+    status = Path(program).stat()
+    cache = runtime_dir() / f"ssh-{status.st_mtime_ns}-{status.st_size}"
     try:
-        version = kept.read_text()
+        version = cache.read_text()
     except FileNotFoundError:
-        version = _version(program)
-        staging = kept.with_name(f"{kept.name}.{os.getpid()}")
+        version = _read_version(program)
+        staging = cache.with_name(f"{cache.name}.{os.getpid()}")
         staging.write_text(version)
-        staging.replace(kept)
+        staging.replace(cache)
     return ssh.quick_login(version)
 
 
-def _version(program: str) -> str:
-    import subprocess  # not for what is known
+def _read_version(program: str) -> str:
+    import subprocess  # not needed if the version is cached
 
-    done = subprocess.run([program, "-V"], stdin=subprocess.DEVNULL, capture_output=True)
-    return done.stderr.decode(errors="replace")
+    result = subprocess.run([program, "-V"], stdin=subprocess.DEVNULL, capture_output=True)
+    return result.stderr.decode(errors="replace")

@@ -454,7 +454,7 @@ def test_an_assignment_that_makes_no_sense_says_all_of_it(labctl: Labctl, home: 
     for word in ("late:", "max_size:", "hand_in:", "penalty:"):
         assert word in said.err, word
     words = ("receive", "assignment", drop, "hw3", "--at", AT)
-    assert "no time with a zone" in labctl(*words, "--due", "tomorrow").err
+    assert "not a time with a zone" in labctl(*words, "--due", "tomorrow").err
     said = labctl(*words)
     assert (said.code, "--host-key" in said.err) == (75, True)
     assert labctl("receive", "list", drop, "hw3").code == 4

@@ -98,7 +98,7 @@ def test_server_that_was_made_but_never_started_starts(local_case: Case) -> None
     assert isinstance(provider, LocalProvider)
     request = local_case.request()
     with engine.connected() as docker:
-        made = provider._made(docker, request)
+        made = provider._create_container(docker, request)
         assert made.status == "created"
     found = provider.find(server_id_of(request))
     assert found is not None
@@ -187,14 +187,19 @@ def test_image_is_named_after_its_content_and_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cause", "programs", "what", "hint"),
     [
-        (PermissionError(13, "denied"), ["docker"], "does not let you in", "usermod -aG docker"),
+        (
+            PermissionError(13, "denied"),
+            ["docker"],
+            "no access to Docker Engine",
+            "usermod -aG docker",
+        ),
         (
             FileNotFoundError(2, "no"),
             ["apt-get"],
-            "no Docker Engine",
+            "Docker Engine is not installed",
             "apt-get install --yes docker.io",
         ),
-        (FileNotFoundError(2, "no"), [], "no Docker Engine", "docs.docker.com"),
+        (FileNotFoundError(2, "no"), [], "Docker Engine is not installed", "docs.docker.com"),
         (FileNotFoundError(2, "no"), ["docker"], "not running", "docker"),
         (ConnectionRefusedError(111, "no"), ["dockerd"], "not running", "docker"),
         (ValueError("odd"), ["docker"], "does not answer", "docker version"),

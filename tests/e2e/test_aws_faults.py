@@ -39,7 +39,7 @@ def told(said: str, *parts: str) -> None:
 def test_no_credentials(bed: Bed, command: tuple[str, ...]) -> None:
     lab = bed.lab(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
     said = lab.labctl(*command, code=1)
-    told(said, "there are no AWS credentials", "next: aws sso login")
+    told(said, "no AWS credentials were found", "next: aws sso login")
 
 
 def test_expired_credentials(bed: Bed) -> None:
@@ -85,12 +85,12 @@ def test_a_wrong_setting(
 @pytest.mark.parametrize(
     ("words", "code", "parts"),
     [
-        (("--gpu", "H100"), 4, ("nothing in us-east-1 that fits", "gpu H100", "labctl offers")),
+        (("--gpu", "H100"), 4, ("no machine in us-east-1 that fits", "gpu H100", "labctl offers")),
         (("--max-price", "0.01"), 4, ("max_price 0.01 rules out", "the cheapest is g4dn.xlarge")),
         (
             ("--budget", "0.05"),
             3,
-            ("smaller than one hour", "0.05 dollars are left", "labctl cost"),
+            ("has $0.05 left; one hour costs", "does not pay for one hour", "labctl cost"),
         ),
         (("--ttl", "9h"), 2, ("server.ttl: is longer than max_ttl (8h)", "labctl config")),
         (("--ttl", "0h"), 2, ("server.ttl: '0h' is out of range", "labctl config")),
@@ -191,7 +191,7 @@ def test_two_at_once_give_one_server(bed: Bed) -> None:
     first.kill()
     second = both[1 - both.index(first)]
     wait_for(lambda: "waiting for its sshd" in second.said)
-    assert "making a server" not in second.said
+    assert "creating a server" not in second.said
     second.kill()
     assert len(bed.living()) == 1
     lab.labctl(*DOWN)
@@ -199,7 +199,7 @@ def test_two_at_once_give_one_server(bed: Bed) -> None:
 
 def test_ssh_never_opens(bed: Bed) -> None:
     said = bed.lab().labctl(*UP, code=75, settings=QUICK)
-    told(said, "no login on digits within 0.1 s", "was removed again", "next: labctl up")
+    told(said, "could not log in to digits within 0.1 s", "was removed again", "next: labctl up")
     assert "the server's console is empty" in said
     assert bed.left() == []
 
@@ -214,7 +214,12 @@ def test_a_termination_that_is_not_confirmed(bed: Bed) -> None:
     with bed.set(delays=Delays(terminate=8.0)):
         for _ in range(2):
             said = lab.labctl(*DOWN, code=75, settings={GONE_DEADLINE: 0.5})
-            told(said, f"has not confirmed that {instance}", "it says: ending", "next: labctl down")
+            told(
+                said,
+                f"has not confirmed that {instance}",
+                "its last state is: ending",
+                "next: labctl down",
+            )
             assert lab.json("status")["server"]["state"] == "ending"
         assert "nothing of it is left" in lab.labctl(*DOWN)
     assert lab.json("status")["server"] is None
@@ -251,7 +256,7 @@ def test_a_lost_reply_and_then_no_credentials_is_no_refusal(bed: Bed) -> None:
         wait_for(lambda: bed.rehearsal.held.get("RunInstances", 0) > held)
         bed.rehearsal.change(expired=True)
         assert command.wait() == 1
-    told(command.said, "have expired", "may have been made", "dollars an hour")
+    told(command.said, "have expired", "may have created a", "dollars an hour")
     with State(lab.state / "labctl.db", read_only=True) as state:
         assert len(state.open_attempts(lab.id)) == 1
     lab.up_until_ssh()
@@ -328,7 +333,7 @@ def test_an_expired_kept_disk_goes_with_the_next_command_of_its_lab(bed: Bed) ->
     assert f"kept disk {volumes['digits']}" in lab.labctl("status", "-r")
     wait_for(lambda: time.time() > over_at + 1)
     said = lab.labctl("offers")
-    assert f"removed the kept disk {volumes['digits']}: its time was over" in said
+    assert f"removed the kept disk {volumes['digits']}: expired on" in said
     assert bed.left() == [f"volume {volumes['letters']}"]
     assert "removed" not in lab.labctl("offers")
     others.labctl(*ORPHANS)

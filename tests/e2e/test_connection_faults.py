@@ -213,7 +213,7 @@ def test_wait_for_ssh_ends_with_its_deadline(
     sshd.stop_sshd()
     begun = time.monotonic()
     try:
-        with pytest.raises(ConnectError, match="no login on digits within 2 s"):
+        with pytest.raises(ConnectError, match="could not log in to digits within 2 s"):
             connections.wait_for_ssh(server, 2)
     finally:
         sshd.start_sshd()

@@ -59,7 +59,7 @@ def test_killed_right_after_create_the_machine_ends_by_itself(
 def test_all_timers_hold_the_default_and_move_together(machines: Bed) -> None:
     lab = lab_without_limits(machines)
     said = lab.labctl(*UP)
-    assert "it stops itself after 12.0 h" in said
+    assert "it stops automatically after 12.0 h" in said
     assert "--no-deadline removes it" in said
     armed = "armed: watchdog, first-boot timer, timer at aws"
     assert f"digits ends in 12.0 h at the latest; {armed}" in said

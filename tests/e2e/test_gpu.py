@@ -57,7 +57,7 @@ def test_another_gpu_than_there_is_is_refused(gpu_lab: LabDirectory, need: str) 
 def test_auto_without_a_gpu_says_that_it_runs_on_the_cpu(lab: LabDirectory) -> None:
     done = lab.run("echo on the cpu", "--id", "gpu-auto")
     assert done.stdout == "on the cpu\n"
-    assert "no GPU: it runs on the CPU" in done.stderr
+    assert "No GPU on this server; using the CPU." in done.stderr
     assert not lab.inspected("gpu-auto")["HostConfig"]["DeviceRequests"]
 
 

@@ -77,9 +77,9 @@ def ended_amid_a_recovery(lab: AwsLab, box: KeeperBox, server: str) -> None:
     """A keeper that is told to end while it makes a server ends at once; the next one goes on."""
     assert box.stop(signal.SIGINT) == 0
     taken(lab, server)
-    begun = box.said.count("making a server")
+    begun = box.said.count("creating a server")
     box.start()
-    wait_for(lambda: box.said.count("making a server") > begun)
+    wait_for(lambda: box.said.count("creating a server") > begun)
     before = time.monotonic()
     assert box.stop() == 0
     assert time.monotonic() - before < 45

@@ -72,7 +72,7 @@ def zone(lab: AwsLab) -> str:
 def trained(lab: AwsLab) -> str:
     """A server with a run that has written a checkpoint and goes on, and code edited there."""
     said = lab.labctl("up", "--yes", "--ttl", "2h")
-    assert "its disk stays for 14 days" in said
+    assert "its disk is kept for 14 days" in said
     assert "dollars a month; labctl down removes the server and the disk" in said
     sh(lab, IMPORT)
     lab.labctl("run", "--detach", "--id", "night")
@@ -113,7 +113,7 @@ def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
     prices = {f"{kind}/{other}": 0.01 for kind in ("g4dn.xlarge", "g5.xlarge")}
     with machines.set(spot=Spot(prices=prices)):
         said = lab.labctl("up", "--yes")
-    assert f"holds earlier results: a server in {there} comes first" in said
+    assert f"holds earlier results: trying {there} first" in said
     assert "1 run with" in said
     assert "1 edited file" in said
     assert zone(lab) == there
@@ -164,5 +164,5 @@ def test_what_cannot_be_had_stays_and_is_told_until_its_time_is_over(
     over = [{"Key": "labctl:expires", "Value": "1700000000"}]
     machines.client("ec2").create_tags(Resources=[volume["VolumeId"]], Tags=over)
     said = lab.labctl("down", "--yes")
-    assert f"removed the kept disk {volume['VolumeId']}: its time was over on 2023-11-1" in said
+    assert f"removed the kept disk {volume['VolumeId']}: expired on 2023-11-1" in said
     assert machines.left() == []

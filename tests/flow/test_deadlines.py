@@ -87,9 +87,9 @@ def test_the_plan_tells_the_default_its_cost_and_the_guards(lab: World) -> None:
     up(lab, reporter=reporter)
     [asked] = reporter.asked
     for words in (
-        "it stops itself after 12.0 h",
+        "it stops automatically after 12.0 h",
         "12.0 h is the default: --ttl or --budget changes it, --no-deadline removes it",
-        "it costs 6.00 dollars at most",
+        "it costs at most 6.00 dollars",
         "guards: watchdog, first-boot timer, timer at cloud",
     ):
         assert words in asked.detail
@@ -133,7 +133,7 @@ def test_where_no_guard_ends_billing_the_cost_has_to_be_typed(
     reporter = Recorded(answers=[True, False])
     with pytest.raises(PolicyError, match="nothing was started") as caught:
         up(lab, reporter=reporter)
-    assert "no guard ends what this costs at cloud: 12.00 dollars a day" in caught.value.why
+    assert "no guard at cloud stops these costs: 12.00 dollars a day" in caught.value.why
     assert [one.typed for one in reporter.asked] == ["", "360.00"]
     assert cloud.tried == []
     up(lab, reporter=Recorded())
@@ -222,7 +222,7 @@ def test_a_timer_that_stays_behind_is_told_with_its_time(
     monkeypatch.setattr(cloud, "set_deadline", fails)
     deadlines.follow(lab.ground(reporter), server, {"ttl_left_s": 20 * HOUR_S})
     assert f"the timer at cloud was not moved: {error.what}" in reporter.said
-    assert "it ends the server in 12.0 h without saving; next: labctl up" in reporter.said
+    assert "it ends the server in 12.0 h without saving results; next: labctl up" in reporter.said
     monkeypatch.undo()
     deadlines.follow(lab.ground(), server, {"ttl_left_s": 20 * HOUR_S})
     assert cloud.timers[server.id] == pytest.approx(time.time() + 20 * HOUR_S + MARGIN_S, abs=5)

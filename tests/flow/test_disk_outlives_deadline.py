@@ -149,7 +149,7 @@ def test_the_disk_stays_for_two_weeks_past_the_deadline_and_the_price_is_said(
     assert cloud_of(lab).kept_until[server.id] == pytest.approx(expected, abs=60)
     assert "7.50 dollars a month" in reporter.said
     [plan] = [one.detail for one in reporter.asked if one.about == "price"]
-    assert "its disk stays for 14 days" in plan
+    assert "its disk is kept for 14 days" in plan
     assert armed[-1]["ending"]["disk"] == "stays"
     up(lab, need)
     assert cloud_of(lab).calls.count("keep_disk") == 1
@@ -366,7 +366,7 @@ def test_a_disk_that_cannot_be_kept_is_a_warning(lab: World, armed: list[dict[st
     cloud_of(lab).is_denied = True
     reporter = Recorded()
     up(lab, reporter=reporter)
-    assert "cannot be kept at its end: ec2:ModifyInstanceAttribute" in reporter.said
+    assert "will not be kept when the server ends: ec2:ModifyInstanceAttribute" in reporter.said
     assert armed[-1]["ending"]["disk"] == "goes"
 
 

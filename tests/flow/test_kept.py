@@ -84,7 +84,7 @@ def test_a_server_is_made_near_the_disk_and_one_that_cannot_have_it_is_ready(lab
     reporter = refused(lab, ProviderError("no slot left"))
     [server] = lab.cloud.machines.values()
     assert server.offer.zone == "b"
-    assert "vol-1 holds earlier results: a server in b comes first" in reporter.said
+    assert "vol-1 holds earlier results: trying b first" in reporter.said
     assert "cannot restore the files on vol-1: no slot left" in reporter.said
     assert "the disk is kept: 8.00 dollars a month, kept until" in reporter.said
 
@@ -94,8 +94,8 @@ def test_where_no_offer_is_near_it_says_what_stays(lab: World) -> None:
     lab.cloud.zones = ("a", "c")
     reporter = refused(lab, ProviderError("another zone"))
     assert (
-        "vol-1 holds earlier results, and no offer is in b\n  it stays: 8.00 dollars a month"
-        in reporter.said
+        "vol-1 holds earlier results, but no offer is in b\n"
+        "  it is not deleted: 8.00 dollars a month" in reporter.said
     )
 
 
@@ -138,7 +138,7 @@ def test_one_that_is_not_shown_any_more_is_gone_only_once_every_region_was_asked
     lab.cloud.left.clear()
     status(lab.ground(), refresh=True)
     [one] = list_kept_disks(lab.ground().state)
-    assert disks.told(one).endswith("not shown by cloud any more")
+    assert disks.told(one).endswith("no longer listed by cloud")
     lab.cloud.left.append(DISK)
     status(lab.ground(), refresh=True)
     [one] = list_kept_disks(lab.ground().state)
@@ -194,7 +194,7 @@ def test_the_next_command_removes_a_disk_whose_time_is_over(lab: World) -> None:
     kept_disks.remove_expired(lab.ground(reporter))
     assert lab.cloud.left == [DISK]
     assert on_record(lab) == [DISK.id]
-    assert "removed the kept disk vol-2: its time was over on 2023-11-14" in reporter.said
+    assert "removed the kept disk vol-2: expired on 2023-11-14" in reporter.said
     lab.cloud.calls.clear()
     kept_disks.remove_expired(lab.ground())
     assert lab.cloud.calls == []
@@ -240,4 +240,4 @@ def test_down_takes_expired_disks_along(lab: World) -> None:
     lab.cloud.left.append(OVER)
     reporter = Recorded()
     assert down(lab.ground(reporter), discard=False).leftovers == (DISK,)
-    assert "removed the kept disk vol-2: its time was over" in reporter.said
+    assert "removed the kept disk vol-2: expired on" in reporter.said

@@ -574,7 +574,7 @@ def test_who_does_not_want_to_wait_is_told_for_whom(
 ) -> None:
     with (
         hold_transfers(lab, "push", Silent()),
-        pytest.raises(BusyError, match=rf"pid {os.getpid()}\) is busy with `push`"),
+        pytest.raises(BusyError, match=rf"pid {os.getpid()}\) has been running `push`"),
     ):
         pull(Remote(server), *LAB, ["r1"], lab, reporter=Silent(), wait_s=0.0)
     assert not (lab / "runs").exists()

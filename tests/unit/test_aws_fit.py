@@ -192,7 +192,7 @@ def test_nothing_that_fits_says_which_condition_ruled_out_what_and_the_nearest_m
         "a whole NVIDIA GPU",
         "gpu T4",
         "spot only",
-        "no price known",
+        "an unknown price",
         "max_price 0.1",
     ]
     assert lines[-1].endswith("the cheapest is g4dn.xlarge spot in us-east-1b, 0.16 USD")

@@ -177,7 +177,7 @@ def test_names_pass(name: str) -> None:
 
 
 def test_a_bad_name_says_what_is_allowed_and_suggests_one() -> None:
-    with pytest.raises(ValueError, match=r"small letters.*try my-project"):
+    with pytest.raises(ValueError, match=r"lowercase letters.*try my-project"):
         scalars.parse_name("My Project!")
     with pytest.raises(ValueError):
         scalars.parse_name("digits\n")

@@ -67,7 +67,7 @@ def test_a_lab_that_touches_nothing_of_yours_needs_no_trust(
         ("data: {a: 's3://private/x'}", "read s3://private/x"),
         ("server: {provider: static, static: {hosts: [gpu1, gpu2]}}", "hosts gpu1, gpu2"),
         ("server: {provider: aws, gpu: 'H100:8', max_price: 90}", "gpu H100:8; max_price 90"),
-        ("server: {provider: aws}", "from aws, which may cost money"),
+        ("server: {provider: aws}", "a server from aws, a shared or paid machine"),
         ("server: {local: {image: evil}}", "image evil"),
     ],
 )

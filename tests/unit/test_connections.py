@@ -275,7 +275,7 @@ def test_a_machine_without_ssh_says_so(
 ) -> None:
     transport = connections.open(server())
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LabError, match="no ssh on this machine") as caught:
+    with pytest.raises(LabError, match="ssh is not installed on this machine") as caught:
         transport.run("true")
     assert caught.value.hint
     assert type(connections.open(server())).__name__ == "FabricTransport"

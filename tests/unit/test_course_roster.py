@@ -123,7 +123,7 @@ def test_every_bad_row_is_named_by_its_line_and_all_at_once(tmp_path: Path) -> N
     assert "'-oProxyCommand=x' is not an id" in lines[2]
     assert "try" not in lines[2]
     assert "try alice" in lines[3]
-    assert "not an address for mail" in lines[4]
+    assert "not an email address" in lines[4]
     assert lines[6] == "2 cells, but the header has 3"
 
 

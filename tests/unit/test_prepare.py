@@ -51,7 +51,7 @@ def with_gpus(*gpus: Gpu, runtime: bool = True) -> Facts:
 def test_auto_on_a_cpu_server_says_so() -> None:
     reporter = Recorded()
     assert gpu_for(Need(), CPU, reporter) == ""
-    assert [note.text for note in reporter.notes] == ["this server has no GPU: it runs on the CPU"]
+    assert [note.text for note in reporter.notes] == ["No GPU on this server; using the CPU."]
 
 
 def test_auto_takes_a_gpu_without_a_word() -> None:
@@ -216,7 +216,7 @@ def test_without_sudo_the_administrator_gets_exact_lines(tmp_path: Path) -> None
         "- tmux is not installed",
         "- python3 is not installed",
         "the account alice may not use sudo without a password.",
-        "What an administrator of gpu1.lab.example types there:",
+        "An administrator of gpu1.lab.example must run there:",
         "    sudo apt-get install --yes docker.io tmux python3",
         "    sudo usermod --append --groups docker alice",
     ]
@@ -291,6 +291,6 @@ def test_a_server_that_is_ended_beneath_its_preparation_is_named(tmp_path: Path)
     """Its directory went with it, and does not come back."""
     gone = tmp_path / "ssh" / "i-1"
     host = ansible.Host(alias="digits", ssh_config=gone / "config", user="student")
-    with pytest.raises(LabError, match="i-1 was ended while it was being prepared"):
+    with pytest.raises(LabError, match="i-1 was removed while it was being prepared"):
         play(host, tmp_path, Silent())
     assert not gone.exists()

@@ -146,7 +146,7 @@ def test_a_note_that_is_not_there_yet_is_no_problem(state: State) -> None:
         for text in ("", "{", "[]", '{"pid": 1}', '{"pid":1,"what":"x","since":"y"}'):
             file.write_text(text)
             with (
-                pytest.raises(BusyError, match="another labctl is busy"),
+                pytest.raises(BusyError, match="another labctl is working"),
                 state.exclusive("aa", "down", wait_s=0.0),
             ):
                 pytest.fail("both hold it")

@@ -62,15 +62,15 @@ def test_a_time_has_a_zone(text: str, at: int) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("2026-11-28 23:59", "no time with a zone"),
-        ("tomorrow", "no time with a zone"),
-        ("2026-02-30 10:00 UTC", "is no time"),
-        ("2026-11-28 25:00 UTC", "is no time"),
-        ("2026-11-28 23:59 Europe/Atlantis", "knows no zone"),
-        ("2026-11-28 23:59 ../../etc/passwd", "knows no zone"),
+        ("2026-11-28 23:59", "not a time with a zone"),
+        ("tomorrow", "not a time with a zone"),
+        ("2026-02-30 10:00 UTC", "is not a time"),
+        ("2026-11-28 25:00 UTC", "is not a time"),
+        ("2026-11-28 23:59 Europe/Atlantis", "has no time zone"),
+        ("2026-11-28 23:59 ../../etc/passwd", "has no time zone"),
         ("2026-03-29 02:30 Europe/Berlin", "clocks skip this time"),
-        ("2026-10-25 02:30 Europe/Berlin", "clocks show it twice"),
-        ("2026-11-28T23:59+99:00", "is no time"),
+        ("2026-10-25 02:30 Europe/Berlin", "occurs twice"),
+        ("2026-11-28T23:59+99:00", "is not a time"),
     ],
 )
 def test_a_time_that_is_none_says_why(text: str, said: str) -> None:

@@ -1,8 +1,8 @@
 """Servers from Amazon EC2: the cheapest that fits, spot or on demand.
 
-What exists stands in tags (tags.py); what may be asked for stands in a cache for a while
-(catalog.py). A server's id is `<instance id>.<region>`, any other resource's `<id>.<region>`.
-AWS's own library is imported where a call is made, and not for an answer from the cache.
+Tags record what exists (tags.py); types and prices are cached for a while (catalog.py). A server's
+id is `<instance id>.<region>`, any other resource's `<id>.<region>`. boto3 is imported where a
+call is made, and not for a result from the cache.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 
 class AwsProvider:
-    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, EndsBilling, Keep,
-    Reclaim, Quotas, Bake, and has a Console."""
+    """A Provider that is also Stoppable, FirstBoot, Gate, Deadline, EndsBilling, Keep, Reclaim,
+    Quotas, Bake and Console."""
 
     name: ClassVar[str] = "aws"
     no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"
@@ -52,42 +52,43 @@ class AwsProvider:
         self.clients = Clients(settings.profile)
 
     def get_account(self) -> ProviderAccount:
-        """Asked of AWS once for each set of credentials; it needs no permission."""
+        """Return the account; AWS is asked once per set of credentials, without any permission."""
         environ = environment()
         region = account.home_region(self.settings.profile, environ)
         profile = account.profile_name(self.settings.profile, environ)
         return ProviderAccount(id=self.clients.account_id(region), profile=profile)
 
     def check(self, need: Need | None = None) -> list[Check]:
-        """With a need: its quotas. Without: those of the smallest machine with a GPU."""
-        wanted = need or Need(gpu=GpuNeed(kind="any", count=1))
-        return checks(self.clients, self.settings, self._configured, wanted, self.offers)
+        """Check the quotas of the need, or without one those of the smallest GPU machine."""
+        need = need or Need(gpu=GpuNeed(kind="any", count=1))
+        return checks(self.clients, self.settings, self._configured, need, self.offers)
 
     def offers(self, need: Need) -> list[Offer]:
-        around = self.surroundings
-        cached = around.cache_dir / "aws" if around.cache_dir else None
-        mark = account.fingerprint(self.settings.profile, environment())
-        return offers(self.clients, self.settings, need, self._configured, cached, mark)
+        cache_dir = self.surroundings.cache_dir
+        cache = cache_dir / "aws" if cache_dir else None
+        fingerprint = account.fingerprint(self.settings.profile, environment())
+        return offers(self.clients, self.settings, need, self._configured, cache, fingerprint)
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
         return self._launcher.create(offer, request)
 
     def find(self, server_id: str) -> Server | None:
-        found = instances.one(self.clients, server_id)
+        instance = instances.one(self.clients, server_id)
         region = server_id.rpartition(".")[2]
-        return tags.server_of(found, region, self.settings.user) if found else None
+        return tags.server_of(instance, region, self.settings.user) if instance else None
 
     def servers(self) -> list[Server]:
-        return instances.every(self.clients, self._regions(), self.settings.user)
+        return instances.every(self.clients, self._list_regions(), self.settings.user)
 
     def terminate(self, server_id: str) -> None:
         instances.terminate(self.clients, server_id)
 
     def leftovers(self) -> list[Resource]:
-        return leftovers.leftovers(self.clients, self._regions(), lambda: self.get_account().id)
+        regions = self._list_regions()
+        return leftovers.leftovers(self.clients, regions, lambda: self.get_account().id)
 
     def remove(self, resource: Resource) -> None:
-        """BusyError while something still uses it, such as a machine that is just ending."""
+        """Remove a resource; BusyError while something uses it, such as an ending machine."""
         leftovers.remove(self.clients, resource)
 
     def first_boot(self, boot: Boot) -> str:
@@ -104,7 +105,7 @@ class AwsProvider:
         instances.start(self.clients, server_id)
 
     def reclaim(self, server_id: str, notice_s: float) -> bool:
-        """The system is told to shut down, as it is at the end of AWS's own notice."""
+        """Terminate the instance, which shuts its system down, as after AWS's own notice."""
         if notice_s:
             return False
         instances.present(self.clients, server_id)
@@ -152,7 +153,7 @@ class AwsProvider:
 
     @property
     def _owner(self) -> str:
-        """By which rules of a group are told apart: a keeper's are not the laptop's."""
+        """The owner that a security group's rules name: a keeper's differs from a laptop's."""
         return "@".join(filter(None, [self.surroundings.owner, self.surroundings.place]))
 
     @functools.cached_property
@@ -164,8 +165,8 @@ class AwsProvider:
         home = account.home_region(self.settings.profile, environment())
         return self.settings.regions or (home,)
 
-    def _regions(self) -> tuple[str, ...]:
-        """Where to look for what there is; offers come from the configured ones alone."""
+    def _list_regions(self) -> tuple[str, ...]:
+        """List the regions to search for resources; offers come only from the configured ones."""
         if not self.surroundings.everywhere:
             return tuple(dict.fromkeys((*self._configured, *self.surroundings.regions)))
         return tuple(instances.enabled_regions(self.clients, self._configured[0]))

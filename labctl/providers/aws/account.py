@@ -1,6 +1,6 @@
-"""Which account and region AWS's own configuration means, read without AWS's own library.
+"""Account and region from AWS's own configuration, read without boto3.
 
-That library takes a quarter of a second to import, and answers from the cache need none of it.
+boto3 takes a quarter of a second to import, and results from the cache do not need it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ DEFAULT_REGION = "us-east-1"
 
 
 def profile_name(profile: str, environ: Mapping[str, str]) -> str:
-    """The profile whose credentials AWS's library takes; "" where they come from elsewhere."""
+    """Return the profile whose credentials boto3 uses; "" if they come from elsewhere."""
     if profile:
         return profile
     if environ.get("AWS_ACCESS_KEY_ID"):
-        return ""  # the library prefers these to AWS_PROFILE
+        return ""  # boto3 prefers these to AWS_PROFILE
     if named := environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE"):
         return named
     files = (_config_file(environ), _credentials_file(environ))
@@ -26,7 +26,7 @@ def profile_name(profile: str, environ: Mapping[str, str]) -> str:
 
 
 def home_region(profile: str, environ: Mapping[str, str]) -> str:
-    """The region that `aws` would use: from the environment, else the profile, else us-east-1."""
+    """Return the region that `aws` would use: environment, else profile, else us-east-1."""
     for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         if environ.get(variable):
             return environ[variable]
@@ -35,7 +35,7 @@ def home_region(profile: str, environ: Mapping[str, str]) -> str:
     try:
         parser.read(_config_file(environ), encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError):
-        # The library itself says what is wrong there, as soon as it is needed.
+        # boto3 reports what is wrong in the file as soon as it is used.
         return DEFAULT_REGION
     for section in (f"profile {name}", name):
         if parser.has_option(section, "region"):
@@ -44,7 +44,7 @@ def home_region(profile: str, environ: Mapping[str, str]) -> str:
 
 
 def fingerprint(profile: str, environ: Mapping[str, str]) -> str:
-    """Differs where another account, or another endpoint in its place, would answer."""
+    """Hash what selects the account and the endpoints: differs if another account may answer."""
     words = [profile]
     for name in sorted(environ):
         if name.startswith("AWS_ENDPOINT_URL") or name in (
@@ -62,14 +62,14 @@ def fingerprint(profile: str, environ: Mapping[str, str]) -> str:
 
 
 def _config_file(environ: Mapping[str, str]) -> Path:
-    given = environ.get("AWS_CONFIG_FILE", "")
-    return Path(given).expanduser() if given else _home(environ) / ".aws" / "config"
+    path = environ.get("AWS_CONFIG_FILE", "")
+    return Path(path).expanduser() if path else _home_dir(environ) / ".aws" / "config"
 
 
 def _credentials_file(environ: Mapping[str, str]) -> Path:
-    given = environ.get("AWS_SHARED_CREDENTIALS_FILE", "")
-    return Path(given).expanduser() if given else _home(environ) / ".aws" / "credentials"
+    path = environ.get("AWS_SHARED_CREDENTIALS_FILE", "")
+    return Path(path).expanduser() if path else _home_dir(environ) / ".aws" / "credentials"
 
 
-def _home(environ: Mapping[str, str]) -> Path:
+def _home_dir(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("HOME") or Path.home())

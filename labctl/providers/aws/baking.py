@@ -1,4 +1,4 @@
-"""A machine image made of a server. It and its snapshot bear our tags, and cost by the month."""
+"""Machine images created from servers. Image and snapshot have our tags, and cost per month."""
 
 from __future__ import annotations
 
@@ -13,46 +13,50 @@ from labctl.providers.aws.settings import AwsSettings
 
 
 def bake(clients: Clients, server_id: str, name: str, bears: dict[str, str]) -> str:
-    """`<image id>.<region>`. AWS restarts the machine, so that its disk is whole."""
+    """Start to create an image; return `<image id>.<region>`.
+
+    AWS restarts the machine, so that its disk is consistent.
+    """
     instance = present(clients, server_id)
     region = server_id.rpartition(".")[2]
-    mine = tags.pairs({tags.OURS: "1", "Name": f"labctl-{name}", **bears})
+    image_tags = tags.pairs({tags.OURS: "1", "Name": f"labctl-{name}", **bears})
     with told():
-        made = clients.ec2(region).create_image(
+        created = clients.ec2(region).create_image(
             InstanceId=instance["InstanceId"],
             Name=name,
             Description="made by labctl",
             TagSpecifications=[
-                {"ResourceType": kind, "Tags": mine} for kind in ("image", "snapshot")
+                {"ResourceType": kind, "Tags": image_tags} for kind in ("image", "snapshot")
             ],
         )
-    return f"{made['ImageId']}.{region}"
+    return f"{created['ImageId']}.{region}"
 
 
 def baked(clients: Clients, image_id: str) -> str:
-    native, _, region = image_id.rpartition(".")
+    """Return the state of an image: "pending", "ready", or why it cannot be used."""
+    native_id, _, region = image_id.rpartition(".")
     with told():
-        found = clients.ec2(region).describe_images(
-            Filters=[{"Name": "image-id", "Values": [native]}], Owners=["self"]
+        images = clients.ec2(region).describe_images(
+            Filters=[{"Name": "image-id", "Values": [native_id]}], Owners=["self"]
         )["Images"]
-    if not found:
+    if not images:
         return "pending"  # not shown yet
-    state = str(found[0]["State"])
+    state = str(images[0]["State"])
     if state in ("available", "pending"):
         return "ready" if state == "available" else state
-    reason = found[0].get("StateReason", {}).get("Message", "")
+    reason = images[0].get("StateReason", {}).get("Message", "")
     return " ".join(filter(None, [state, reason]))
 
 
 def booting(settings: AwsSettings, image_id: str) -> AwsSettings:
-    """An image is of one region: servers are looked for there alone."""
-    native, _, region = image_id.rpartition(".")
-    if not native:
-        raise NotFoundError(f"{image_id!a} is no image of AWS", hint="labctl course bake")
+    """Return settings that boot this image, restricted to the image's region."""
+    native_id, _, region = image_id.rpartition(".")
+    if not native_id:
+        raise NotFoundError(f"{image_id!a} is not an AWS image", hint="labctl course bake")
     if settings.regions and region not in settings.regions:
         raise UsageError(
             f"the course's image is in {region}, and server.aws.regions has other regions",
-            why="an image boots in its own region alone",
+            why="an image boots only in its own region",
             hint="labctl course bake",
         )
-    return msgspec.structs.replace(settings, ami=native, regions=(region,))
+    return msgspec.structs.replace(settings, ami=native_id, regions=(region,))

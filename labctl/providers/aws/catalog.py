@@ -1,4 +1,4 @@
-"""What is known of AWS's machines and prices, as values, and where they lie for a while on disk."""
+"""AWS's machine types and prices as values, and their cache on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORGET_S = 30 * 86_400.0
 
 
 class Hardware(Value, frozen=True):
-    """One instance type. GPU memory is per GPU; `part` is below 1 where it has a slice of one."""
+    """One instance type. GPU memory is per GPU; `part` is below 1 if it has a fraction of a GPU."""
 
     type: str
     cpus: int
@@ -69,45 +69,50 @@ class Market(Value, frozen=True):
 
 
 class Scores(Value, frozen=True):
-    """How likely spot capacity is, 1 to 10, by type and zone; empty where AWS did not say."""
+    """AWS's spot placement scores, 1 to 10, by type and zone; empty if AWS gave none."""
 
     version: int
     made_at: float
     by_type: dict[str, dict[str, int]]
 
 
-Kept = TypeVar("Kept", Catalog, Prices, Scores)
+Cached = TypeVar("Cached", Catalog, Prices, Scores)
 
 
 class Shelf:
-    """Files below a directory that may be deleted, or be nonsense, at any time. None keeps none."""
+    """A cache in a directory whose files may be deleted or damaged at any time.
+
+    With None as the directory nothing is cached.
+    """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
-    def read(self, name: str, kind: type[Kept], fresh_s: float) -> Kept | None:
+    def read(self, name: str, kind: type[Cached], fresh_s: float) -> Cached | None:
+        """Read a value that is younger than `fresh_s`; None otherwise."""
         if self._directory is None:
             return None
         try:
-            kept = msgspec.json.decode((self._directory / name).read_bytes(), type=kind)
+            value = msgspec.json.decode((self._directory / name).read_bytes(), type=kind)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
-        age_s = time.time() - kept.made_at
-        return kept if kept.version == VERSION and 0 <= age_s < fresh_s else None
+        age_s = time.time() - value.made_at
+        return value if value.version == VERSION and 0 <= age_s < fresh_s else None
 
     def write(self, name: str, value: Value) -> None:
+        """Store a value, and delete files older than FORGET_S."""
         if self._directory is None:
             return
-        # What cannot be kept is asked for again.
+        # A value that cannot be written is fetched again next time.
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._forget_old()
+            self._delete_old_files()
             descriptor, draft = tempfile.mkstemp(dir=self._directory, prefix=".")
             with os.fdopen(descriptor, "wb") as file:
                 file.write(msgspec.json.encode(value))
             Path(draft).replace(self._directory / name)
 
-    def _forget_old(self) -> None:
+    def _delete_old_files(self) -> None:
         assert self._directory is not None
         for path in self._directory.iterdir():
             if time.time() - path.stat().st_mtime > FORGET_S:

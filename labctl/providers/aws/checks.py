@@ -1,4 +1,4 @@
-"""What `doctor` looks at: who we are, what we may do, how many machines the account may have."""
+"""The checks of `labctl doctor`: credentials, permissions, network, image and quotas."""
 
 from __future__ import annotations
 
@@ -27,102 +27,102 @@ def checks(
     need: Need,
     offers: Callable[[Need], list[Offer]],
 ) -> list[Check]:
-    """Without credentials that work, that alone."""
+    """Run all checks. Credentials that do not work are the only result then."""
     region = regions[0]
-    who = _told("credentials", lambda: _identity(clients, region))
-    if not who.ok:
-        return [who]
+    identity = _run_check("credentials", lambda: _get_identity(clients, region))
+    if not identity.ok:
+        return [identity]
     with ThreadPoolExecutor(3) as threads:
-        allowed = threads.submit(_permissions, clients, region)
-        address = threads.submit(_told, "address", lambda: _address(settings))
-        found = _best(need, offers)
-        if isinstance(found, Check):
-            return [who, *allowed.result(), address.result(), found]
-        stands = [_standing(clients, settings, found[0])]
-        quotas = _quotas(clients, need, found)
+        permissions = threads.submit(_check_permissions, clients, region)
+        address = threads.submit(_run_check, "address", lambda: _describe_networks(settings))
+        best = _find_best_offers(need, offers)
+        if isinstance(best, Check):
+            return [identity, *permissions.result(), address.result(), best]
+        launch = _check_launch(clients, settings, best[0])
+        quotas = _check_quotas(clients, need, best)
     return [
-        who,
-        *allowed.result(),
+        identity,
+        *permissions.result(),
         address.result(),
-        *stands,
+        launch,
         *quotas,
-        *_guards(settings),
+        *_check_guards(settings),
     ]
 
 
-def _told(name: str, look: Callable[[], str]) -> Check:
-    """A look at something, as a Check: its answer, or the error with what mends it."""
+def _run_check(name: str, probe: Callable[[], str]) -> Check:
+    """Return the result of `probe` as a Check, or its LabError with the way to fix it."""
     try:
-        return Check(name=name, ok=True, detail=look())
+        return Check(name=name, ok=True, detail=probe())
     except LabError as error:
         detail = f"{error.what}: {error.why}" if error.why else error.what
         return Check(name=name, ok=False, detail=detail, next=error.hint)
 
 
-def _identity(clients: Clients, region: str) -> str:
+def _get_identity(clients: Clients, region: str) -> str:
     with told():
         return str(clients.client("sts", region).get_caller_identity()["Arn"])
 
 
-def _permissions(clients: Clients, region: str) -> list[Check]:
+def _check_permissions(clients: Clients, region: str) -> list[Check]:
     try:
         denied = denied_actions(clients.ec2(region))
     except LabError as error:
         return [Check(name="permissions", ok=False, detail=error.what, next=error.hint)]
     if not denied:
-        return [Check(name="permissions", ok=True, detail=f"{tried()} actions of EC2 tried dry")]
+        return [Check(name="permissions", ok=True, detail=f"{tried()} EC2 actions, by dry run")]
     return [
         Check(
             name=f"permission {action}",
             ok=False,
-            detail="AWS refuses it to these credentials",
-            next=f"have {action} allowed; the policy that labctl needs is in {POLICY_PAGE}",
+            detail="these credentials do not have it",
+            next=f"have {action} allowed; {POLICY_PAGE} has the policy that labctl needs",
         )
         for action in denied
     ]
 
 
-def _address(settings: AwsSettings) -> str:
+def _describe_networks(settings: AwsSettings) -> str:
     networks = settings.ssh_from or (caller_network(settings),)
-    return f"ssh is let in from {', '.join(networks)}"
+    return f"ssh is open to {', '.join(networks)}"
 
 
-def _best(need: Need, offers: Callable[[Need], list[Offer]]) -> list[Offer] | Check:
-    """The first spot offer and the first on-demand one, the better first."""
+def _find_best_offers(need: Need, offers: Callable[[Need], list[Offer]]) -> list[Offer] | Check:
+    """Return the first spot offer and the first on-demand offer, the better one first."""
     try:
-        found = offers(need)
+        listed = offers(need)
     except LabError as error:
-        said = error.why.replace("\n", "; ") if isinstance(error, NoOfferError) else error.why
-        return Check(name="offers", ok=False, detail=f"{error.what}: {said}", next=error.hint)
-    first = {offer.spot: offer for offer in reversed(found)}
-    return sorted(first.values(), key=found.index)
+        why = error.why.replace("\n", "; ") if isinstance(error, NoOfferError) else error.why
+        return Check(name="offers", ok=False, detail=f"{error.what}: {why}", next=error.hint)
+    first = {offer.spot: offer for offer in reversed(listed)}
+    return sorted(first.values(), key=listed.index)
 
 
-def _standing(clients: Clients, settings: AwsSettings, offer: Offer) -> Check:
-    """Whether there is an image to boot, a network to stand in, and leave to start it there."""
+def _check_launch(clients: Clients, settings: AwsSettings, offer: Offer) -> Check:
+    """Check that there is an image, a subnet, and the permission to launch the offer there."""
 
-    def look() -> str:
+    def probe() -> str:
         ec2 = clients.ec2(offer.region)
-        boots = image(clients, settings, offer)
-        stands = place(ec2, settings, offer.zone)
-        may_run(ec2, boots.id, offer.type, stands.subnet)
-        return f"{offer.type} would boot {boots.id} in {stands.zone} ({stands.vpc})"
+        machine_image = image(clients, settings, offer)
+        subnet = place(ec2, settings, offer.zone)
+        may_run(ec2, machine_image.id, offer.type, subnet.subnet)
+        return f"{offer.type} would boot {machine_image.id} in {subnet.zone} ({subnet.vpc})"
 
-    return _told("image and network", look)
+    return _run_check("image and network", probe)
 
 
-def _quotas(clients: Clients, need: Need, offers: list[Offer]) -> list[Check]:
-    """One per market. With `spot: prefer` one that suffices is enough; the other is only told."""
-    read = [(offer, *_allowance(clients, offer)) for offer in offers]
-    enough = any(value is not None and value >= offer.cpus for offer, value, _ in read)
+def _check_quotas(clients: Clients, need: Need, offers: list[Offer]) -> list[Check]:
+    """Check one quota per market. With `spot: prefer` one sufficient quota is enough."""
+    quotas = [(offer, *_read_quota(clients, offer)) for offer in offers]
+    enough = any(value is not None and value >= offer.cpus for offer, value, _ in quotas)
     listed = []
-    for offer, value, said in read:
+    for offer, value, text in quotas:
         quota = quota_for(offer.type, offer.spot)
         market = "spot" if offer.spot else "on-demand"
         suffices = value is not None and value >= offer.cpus
-        detail = f"{said}; {offer.type} needs {offer.cpus} ({quota.name}, {offer.region})"
+        detail = f"{text}; {offer.type} needs {offer.cpus} ({quota.name}, {offer.region})"
         if not suffices and enough:
-            detail += f"; nothing {market} until it is raised"
+            detail += f"; no {market} servers until it is raised"
         listed.append(
             Check(
                 name=f"quota {market}",
@@ -134,8 +134,8 @@ def _quotas(clients: Clients, need: Need, offers: list[Offer]) -> list[Check]:
     return listed
 
 
-def _allowance(clients: Clients, offer: Offer) -> tuple[float | None, str]:
-    """(vCPUs, in words); None where AWS does not tell."""
+def _read_quota(clients: Clients, offer: Offer) -> tuple[float | None, str]:
+    """Return the quota in vCPUs, None if unknown, and a text for users."""
     quota = quota_for(offer.type, offer.spot)
     try:
         with told():
@@ -143,15 +143,15 @@ def _allowance(clients: Clients, offer: Offer) -> tuple[float | None, str]:
                 ServiceCode="ec2", QuotaCode=quota.code
             )
     except LabError as error:
-        return None, f"not known: {error.what}"
+        return None, f"unknown: {error.what}"
     value = float(answer["Quota"]["Value"])
     return value, f"{value:.0f} vCPUs"
 
 
 def room(clients: Clients, offer: Offer) -> Room:
-    """How many machines of this type the account's vCPUs are enough for."""
+    """Compute how many machines of this type the account's quota of vCPUs allows."""
     quota = quota_for(offer.type, offer.spot)
-    value, _ = _allowance(clients, offer)
+    value, _ = _read_quota(clients, offer)
     return Room(
         most=None if value is None or not offer.cpus else int(value // offer.cpus),
         quota=f"{quota.name}, {offer.region}",
@@ -163,8 +163,8 @@ def room(clients: Clients, offer: Offer) -> Room:
     )
 
 
-def _guards(settings: AwsSettings) -> list[Check]:
-    """Two guards that are nobody's duty, and what is missing without them."""
+def _check_guards(settings: AwsSettings) -> list[Check]:
+    """Check two optional guards, and say what is missing without them."""
     deadline = "nothing at AWS ends a server that hangs: server.aws.scheduler_role is not set"
     profile = "a server cannot keep its disk by itself: server.aws.instance_profile is not set"
     ready = bool(settings.scheduler_role)

@@ -1,4 +1,4 @@
-"""AWS's own library, made once per provider: sessions, clients, time limits."""
+"""boto3 sessions and clients, created once per provider, with their time limits."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 ATTEMPTS = 4
 MOST_CONNECTIONS = 32
-# An access key never moves to another account, so one answer holds for the whole process. The
-# second key is the endpoint: a rehearsal may take the same access key as another.
+# (access key, endpoint) -> account. An access key never moves to another account, so the result is
+# valid for the whole process. The endpoint counts too: rehearsals may share an access key.
 _ACCOUNT_IDS: dict[tuple[str, str], str] = {}
 
 
 class Clients:
-    """Clients by service and region. They may be used from several threads at once."""
+    """Clients by service and region, for use from several threads at once."""
 
     def __init__(self, profile: str) -> None:
         self._profile = profile
         self._lock = threading.Lock()
         self._session: boto3.session.Session | None = None
-        self._made: dict[tuple[str, str, bool], Any] = {}
-        self._kept: dict[tuple[str, str], Any] = {}
+        self._clients: dict[tuple[str, str, bool], Any] = {}
+        self._batchers: dict[tuple[str, str], Any] = {}
 
     def client(self, service: str, region: str, *, once: bool = False) -> Any:
-        """`once`: a call is sent a single time, since the library itself repeats capacity errors
-        where they came from, and a reply that was lost must be asked for with the same token."""
+        """Return the client of a service in a region.
+
+        With `once` boto3 does not repeat calls: it would repeat capacity errors in the same zone,
+        and after a lost reply the caller must repeat the request with the same token.
+        """
         key = (service, region, once)
-        # Making one is not safe on two threads.
+        # boto3 cannot create clients in two threads at once.
         with self._lock:
-            if key not in self._made:
-                self._made[key] = self._new(service, region, 1 if once else ATTEMPTS)
-            return self._made[key]
+            if key not in self._clients:
+                self._clients[key] = self._create_client(service, region, 1 if once else ATTEMPTS)
+            return self._clients[key]
 
     def ec2(self, region: str) -> Any:
         return self.client("ec2", region)
@@ -46,33 +49,33 @@ class Clients:
     def together(
         self, call: str, region: str, ask: Callable[[Any, list[str]], dict[str, Answer]]
     ) -> Together[Answer]:
-        """The one place where calls of this kind to a region meet; `ask` gets its EC2 client."""
+        """Return the batcher of one kind of call to a region; `ask` gets its EC2 client."""
         ec2 = self.ec2(region)
         with self._lock:
-            kept: Together[Answer] = self._kept.setdefault(
+            batcher: Together[Answer] = self._batchers.setdefault(
                 (call, region), Together(lambda ids: ask(ec2, ids))
             )
-            return kept
+            return batcher
 
     def partition(self, region: str) -> str:
-        """ "aws", "aws-cn", ...: the second word of every ARN there."""
+        """Return "aws", "aws-cn", ...: the second word of every ARN in the region."""
         with self._lock:
-            return str(self._connected().get_partition_for_region(region))
+            return str(self._ensure_session().get_partition_for_region(region))
 
     def account_id(self, region: str) -> str:
-        """The account of the credentials that the session has now; asked once for each of them."""
+        """Return the account of the session's current credentials; AWS is asked once for each."""
         from labctl.providers.aws.errors import told
 
         sts = self.client("sts", region)
         with told():
-            found = self._session.get_credentials() if self._session else None
-            access_key = found.get_frozen_credentials().access_key if found else ""
+            credentials = self._session.get_credentials() if self._session else None
+            access_key = credentials.get_frozen_credentials().access_key if credentials else ""
             key = (access_key, str(sts.meta.endpoint_url))
             if key not in _ACCOUNT_IDS:
                 _ACCOUNT_IDS[key] = str(sts.get_caller_identity()["Account"])
             return _ACCOUNT_IDS[key]
 
-    def _connected(self) -> boto3.session.Session:
+    def _ensure_session(self) -> boto3.session.Session:
         if self._session is None:
             import boto3
 
@@ -82,8 +85,8 @@ class Clients:
                 self._session = boto3.session.Session(profile_name=self._profile or None)
         return self._session
 
-    def _new(self, service: str, region: str, attempts: int) -> Any:
-        session = self._connected()
+    def _create_client(self, service: str, region: str, attempts: int) -> Any:
+        session = self._ensure_session()
         from botocore.config import Config
 
         from labctl.providers.aws.errors import told

@@ -20,29 +20,31 @@ def schedule_name(lab_id: str, instance_id: str) -> str:
 
 
 def lacks(role: str) -> str:
-    """What keeps timers from being set, as far as settings say."""
+    """Say which setting is missing before timers can be set; "" if none is."""
     return "" if role else f"server.aws.scheduler_role is not set: {POLICY_PAGE}, Permissions"
 
 
 def set_deadline(clients: Clients, role: str, server_id: str, at: float) -> None:
-    """In place of any earlier one. DeniedError without a role, or where it may not be used."""
+    """Set the server's timer; replaces an earlier one. DeniedError without a role that works."""
     if not role:
         raise DeniedError(
-            "no role lets EventBridge Scheduler end servers",
+            "EventBridge Scheduler has no role that allows it to end servers",
             why="server.aws.scheduler_role is not set",
             hint=f"{POLICY_PAGE} has the role and its policy",
         )
     instance = instances.present(clients, server_id)
     region = server_id.rpartition(".")[2]
-    schedule = _schedule(clients.partition(region), role, instance, at)
-    _put(clients.client("scheduler", region), schedule)
+    schedule = _build_schedule(clients.partition(region), role, instance, at)
+    _save_schedule(clients.client("scheduler", region), schedule)
     with told():
         clients.ec2(region).create_tags(
             Resources=[instance["InstanceId"]], Tags=tags.pairs({tags.DEADLINE: f"{at:.0f}"})
         )
 
 
-def _schedule(partition: str, role: str, instance: dict[str, Any], at: float) -> dict[str, Any]:
+def _build_schedule(
+    partition: str, role: str, instance: dict[str, Any], at: float
+) -> dict[str, Any]:
     instance_id = instance["InstanceId"]
     when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return {
@@ -61,7 +63,7 @@ def _schedule(partition: str, role: str, instance: dict[str, Any], at: float) ->
     }
 
 
-def _put(scheduler: Any, schedule: dict[str, Any]) -> None:
+def _save_schedule(scheduler: Any, schedule: dict[str, Any]) -> None:
     from botocore.exceptions import ClientError
 
     with told():

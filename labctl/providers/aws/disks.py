@@ -1,4 +1,4 @@
-"""Disks that outlive their server."""
+"""EBS volumes that outlive their server."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ XEN = ("p2.", "p3.", "g3.", "g3s.")
 
 
 def keep(clients: Clients, server_id: str, expires_at: float) -> list[Resource]:
-    """Its own volumes stay when it is terminated, and bear the time when they may be removed."""
+    """Keep the server's own volumes when it is terminated, tagged with their expiry."""
     instance = instances.present(clients, server_id)
     region = server_id.rpartition(".")[2]
     ec2 = clients.ec2(region)
     volumes = _own_volumes(ec2, instance)
     if not volumes:
         return []
-    # The tag first: a disk that stays without an expiry would stay for good.
+    # The tag first: a disk that is kept without an expiry would be kept forever.
     _tag_expiry(ec2, volumes, f"{expires_at:.0f}")
     _set_delete_on_termination(ec2, instance, volumes, delete=False)
     account = str(instance.get("OwnerId", ""))
@@ -37,7 +37,7 @@ def keep(clients: Clients, server_id: str, expires_at: float) -> list[Resource]:
 
 
 def release(clients: Clients, server_id: str) -> None:
-    """Its own volumes go when it is terminated. One that is ending or gone is left as it is."""
+    """Delete the server's own volumes when it is terminated; no effect on one that is ending."""
     instance = instances.one(clients, server_id)
     if instance is None or instance["State"]["Name"] not in LIVING:
         return
@@ -49,11 +49,11 @@ def release(clients: Clients, server_id: str) -> None:
 
 
 def _own_volumes(ec2: Any, instance: dict[str, Any]) -> list[dict[str, Any]]:
-    """The volumes that were made with the instance, as AWS describes them."""
+    """Return the volumes that were created with the instance, as AWS describes them."""
     attached = tags.ours({"Name": "attachment.instance-id", "Values": [instance["InstanceId"]]})
     with told():
-        found = ec2.describe_volumes(Filters=attached)["Volumes"]
-    return [volume for volume in found if tags.are_of_one_attempt(volume, instance)]
+        volumes = ec2.describe_volumes(Filters=attached)["Volumes"]
+    return [volume for volume in volumes if tags.are_of_one_attempt(volume, instance)]
 
 
 def _tag_expiry(ec2: Any, volumes: list[dict[str, Any]], value: str) -> None:
@@ -79,43 +79,43 @@ def _set_delete_on_termination(
 
 
 def attach(clients: Clients, resource: Resource, server_id: str) -> str:
-    """Attach a kept volume; returns the device's path on the server, which appears in a moment."""
+    """Attach a kept volume; return the device's path on the server, which appears in a moment."""
     instance = instances.present(clients, server_id)
     volume_id, _, region = resource.id.rpartition(".")
     zone = instance["Placement"]["AvailabilityZone"]
     ec2 = clients.ec2(region)
     with told():
-        found = ec2.describe_volumes(
+        volumes = ec2.describe_volumes(
             Filters=tags.ours({"Name": "volume-id", "Values": [volume_id]})
         )["Volumes"]
-    if not found:
+    if not volumes:
         raise ProviderError(f"the disk {resource.id} is gone", hint="labctl orphans")
-    volume = found[0]
+    volume = volumes[0]
     if volume["AvailabilityZone"] != zone:
         raise ProviderError(
-            f"the disk {resource.id} cannot be given to {server_id}",
+            f"the disk {resource.id} cannot be attached to {server_id}",
             why=f"it is in {volume['AvailabilityZone']}, the server in {zone}",
             hint=f"start a server there: labctl up with server.aws.regions: [{region}]",
         )
     attached = [one for one in volume.get("Attachments", ()) if one.get("State") != "detached"]
     if any(one["InstanceId"] == instance["InstanceId"] for one in attached):
-        return _path(instance, volume_id, attached[0]["Device"])
-    slot = _free_slot(instance)
+        return _device_path(instance, volume_id, attached[0]["Device"])
+    slot = _find_free_slot(instance)
     with told():
         ec2.attach_volume(InstanceId=instance["InstanceId"], VolumeId=volume_id, Device=slot)
-    return _path(instance, volume_id, slot)
+    return _device_path(instance, volume_id, slot)
 
 
-def _free_slot(instance: dict[str, Any]) -> str:
-    taken = {one["DeviceName"] for one in instance.get("BlockDeviceMappings", ())}
+def _find_free_slot(instance: dict[str, Any]) -> str:
+    used = {mapping["DeviceName"] for mapping in instance.get("BlockDeviceMappings", ())}
     for slot in SLOTS:
-        if slot not in taken:
+        if slot not in used:
             return slot
     raise ProviderError("the server has no slot left for another disk")
 
 
-def _path(instance: dict[str, Any], volume_id: str, slot: str) -> str:
-    """On Nitro machines disks come in any order, and only their serial number tells them apart."""
+def _device_path(instance: dict[str, Any], volume_id: str, slot: str) -> str:
+    """Return a volume's path. Nitro machines order disks freely: the serial number names them."""
     if instance["InstanceType"].startswith(XEN):
         return slot.replace("/dev/sd", "/dev/xvd")
     return f"/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_{volume_id.replace('-', '')}"

@@ -1,4 +1,4 @@
-"""What AWS and its library say, in our words: one table of codes, and one place that reads it."""
+"""Turn errors of AWS and boto3 into labctl's own, by tables of error codes."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ def code_of(error: ClientError) -> str:
 
 
 def message_of(error: ClientError) -> str:
-    said = str(error.response.get("Error", {}).get("Message", "")) or str(error)
-    return _BLOB.sub("", said).strip()
+    message = str(error.response.get("Error", {}).get("Message", "")) or str(error)
+    return _BLOB.sub("", message).strip()
 
 
 def is_absent(error: ClientError) -> bool:
-    """Whether what was asked for is not there (or is no id at all)."""
+    """Whether the requested object does not exist (or its id is malformed)."""
     code = code_of(error)
     return code.endswith((".NotFound", ".Malformed")) or code in (
         "InvalidAllocationID.NotFound",
@@ -120,7 +120,7 @@ def is_absent(error: ClientError) -> bool:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Whatever AWS or its library raises in here comes out as one of our errors."""
+    """Turn errors of AWS and boto3 that are raised inside into labctl's own."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
@@ -132,25 +132,25 @@ def told() -> Iterator[None]:
         raise of_library(error) from error
     except ResponseParserError as error:
         raise ConnectError(
-            "AWS's answer cannot be read", why=str(error), hint="the same command again"
+            "AWS's reply cannot be read", why=str(error), hint="run the same command again"
         ) from error
 
 
 def refusal(error: ClientError) -> LabError:
-    """Our error for an answer of AWS's."""
-    code, said, call = code_of(error), message_of(error), error.operation_name
-    why = f"{said} ({code})"
+    """Turn an error reply of AWS into labctl's own error."""
+    code, message, call = code_of(error), message_of(error), error.operation_name
+    why = f"{message} ({code})"
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
     if code in CAPACITY:
-        return CapacityError("AWS has no such machine there now", why=why, hint="labctl offers")
+        return CapacityError("AWS has no such machine available", why=why, hint="labctl offers")
     if code in QUOTA:
         return QuotaError("the account's quota does not allow it", why=why, hint=QUOTAS_LINK)
     if code in THROTTLED or status == 429:
         return ThrottledError(
-            "AWS is asked too often at the moment", why=why, hint=f"later: {call}"
+            f"AWS is throttling {call}", why=why, hint="run the same command again in a minute"
         )
     if code in DENIED:
-        return _denied(call, code, said)
+        return _make_denied_error(call, code, message)
     if code in CREDENTIALS:
         what = "have expired" if code in EXPIRED else "are not accepted"
         return CredentialsError(f"the AWS credentials {what}", why=why, hint=SIGN_IN)
@@ -161,56 +161,61 @@ def refusal(error: ClientError) -> LabError:
     return ProviderError(f"AWS refused {call}", why=why, hint="labctl doctor --provider aws")
 
 
-def _denied(call: str, code: str, said: str) -> DeniedError:
+def _make_denied_error(call: str, code: str, message: str) -> DeniedError:
     if code == "AuthFailure.ServiceLinkedRoleCreationNotPermitted":
         return DeniedError(
-            "the account has no role for spot instances yet, and you may not make it",
-            why=said,
+            "the account has no role for spot instances yet, and you may not create it",
+            why=message,
             hint="aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
         )
     if code == "OptInRequired":
         return DeniedError(
             "the account may not use this region or service",
-            why=f"{said} ({code})",
+            why=f"{message} ({code})",
             hint="labctl config   # server.aws.regions; a region must be enabled in the account",
         )
     if code in ("Blocked", "PendingVerification"):
         return DeniedError(
-            "AWS does not let this account do that",
-            why=f"{said} ({code})",
+            "AWS has blocked this action for the account",
+            why=f"{message} ({code})",
             hint="https://console.aws.amazon.com/support",
         )
     return DeniedError(
         f"the account may not do {call}",
-        why=said,
-        hint=f"have {call} allowed; the policy that labctl needs is in {POLICY_PAGE}",
+        why=message,
+        hint=f"have {call} allowed; {POLICY_PAGE} has the policy that labctl needs",
     )
 
 
 def of_library(error: BotoCoreError) -> LabError:
-    """Our error for one that AWS's library raised by itself, mostly before any answer."""
-    from botocore import exceptions as known
+    """Turn an error that boto3 itself raised, mostly without a reply, into labctl's own error."""
+    from botocore import exceptions
 
     why = str(error)
-    if isinstance(error, known.ProfileNotFound):
-        return CredentialsError("AWS's configuration has no such profile", why=why, hint=SIGN_IN)
+    if isinstance(error, exceptions.ProfileNotFound):
+        return CredentialsError("the AWS configuration has no such profile", why=why, hint=SIGN_IN)
     if isinstance(
         error,
-        known.NoCredentialsError | known.PartialCredentialsError | known.NoAuthTokenError,
+        exceptions.NoCredentialsError
+        | exceptions.PartialCredentialsError
+        | exceptions.NoAuthTokenError,
     ):
-        return CredentialsError("there are no AWS credentials", why=why, hint=SIGN_IN)
+        return CredentialsError("no AWS credentials were found", why=why, hint=SIGN_IN)
     if isinstance(
         error,
-        known.CredentialRetrievalError
-        | known.SSOError
-        | known.TokenRetrievalError
-        | known.RefreshWithMFAUnsupportedError,
+        exceptions.CredentialRetrievalError
+        | exceptions.SSOError
+        | exceptions.TokenRetrievalError
+        | exceptions.RefreshWithMFAUnsupportedError,
     ):
-        return CredentialsError("the AWS credentials cannot be had", why=why, hint=SIGN_IN)
+        return CredentialsError("the AWS credentials cannot be loaded", why=why, hint=SIGN_IN)
     if isinstance(
-        error, known.HTTPClientError | known.ConnectionError | known.ConnectionClosedError
+        error,
+        exceptions.HTTPClientError | exceptions.ConnectionError | exceptions.ConnectionClosedError,
     ):
         return ConnectError(
-            "AWS does not answer", why=why, hint="check the network, then the same command again"
+            "AWS does not answer",
+            why=why,
+            hint="check the network, then run the same command again",
         )
-    return ProviderError("AWS's library failed", why=f"{type(error).__name__}: {why}")
+    return ProviderError("boto3 failed", why=f"{type(error).__name__}: {why}")

@@ -1,9 +1,9 @@
-"""Which of AWS's machines fit a need, the best first; and, where none does, what ruled them out.
+"""Select the AWS machines that fit a need, the best first; if none does, say what ruled them out.
 
-`gpu: auto` means a GPU wherever one fits the rest of the need, since that is what such a lab is
-for, and each price is agreed to before anything starts; a machine without one is offered for
-`none`, and for `auto` only where no machine with a GPU fits. A machine of another architecture
-than x86_64 is offered only where `arch` asks for it: most images run on x86_64 alone.
+`gpu: auto` prefers a machine with a GPU if one fits the rest of the need, since that is what such
+a lab is for, and the user confirms each price before anything starts. A machine without GPU is
+offered for `none`, and for `auto` only if no machine with a GPU fits. A machine of another
+architecture than x86_64 is offered only if `arch` names it: most images run only on x86_64.
 """
 
 from __future__ import annotations
@@ -19,88 +19,92 @@ from labctl.providers.aws.catalog import Hardware, Market
 
 PROVIDER = "aws"
 DEFAULT_ARCH = "x86_64"
-# Older than the open NVIDIA driver of the default image, which begins with Turing.
+# Too old for the open NVIDIA driver of the default image, which supports Turing and newer.
 OLD_GPUS = frozenset({"K80", "M60", "V100"})
 
 
 class Surplus(Value, frozen=True):
-    """What of AWS a need does not speak of: the image's driver, and the zone of a given subnet."""
+    """AWS's own conditions beyond a need: the image's driver, and the zone of a given subnet."""
 
     any_driver: bool = False
     zone: str = ""
 
 
 class Funnel:
-    """Counts, in order, what each condition rules out."""
+    """Filters offers, and counts in order what each condition rules out."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def keep(
-        self, condition: str, some: list[Offer], fits: Callable[[Offer], bool], said: str = ""
+        self, condition: str, offers: list[Offer], fits: Callable[[Offer], bool], note: str = ""
     ) -> list[Offer]:
-        kept = [one for one in some if fits(one)]
-        if len(kept) < len(some):
+        """Return the offers that fit; `note` is added to the line if none does."""
+        fitting = [offer for offer in offers if fits(offer)]
+        if len(fitting) < len(offers):
             self.lines.append(
-                f"{condition} rules out {len(some) - len(kept)} of {len(some)}"
-                + (f": {said}" if said and not kept else "")
+                f"{condition} rules out {len(offers) - len(fitting)} of {len(offers)}"
+                + (f": {note}" if note and not fitting else "")
             )
-        return kept
+        return fitting
 
 
 def offers(need: Need, markets: Iterable[Market], surplus: Surplus) -> list[Offer]:
-    """What fits, by price per hour or per unit of `need.work`. NoOfferError where nothing does."""
-    known = list(markets)
+    """List the offers that fit, by price per hour or per unit of `need.work`.
+
+    NoOfferError if none does.
+    """
+    all_markets = list(markets)
     lines: list[str] = []
     for with_gpu in wanted_groups(need):
         funnel = Funnel()
-        found = _fitting(need, known, surplus, with_gpu, funnel)
-        if found:
-            return sorted(found, key=lambda offer: _rank(offer, need))
-        of = f"{'with' if with_gpu else 'without'} a GPU: " if need.gpu.kind == "auto" else ""
-        lines += [f"{of}{line}" for line in funnel.lines]
-    where = ", ".join(sorted({market.region for market in known}))
+        fitting = _select_fitting(need, all_markets, surplus, with_gpu, funnel)
+        if fitting:
+            return sorted(fitting, key=lambda offer: _rank(offer, need))
+        group = f"{'with' if with_gpu else 'without'} a GPU: " if need.gpu.kind == "auto" else ""
+        lines += [f"{group}{line}" for line in funnel.lines]
+    where = ", ".join(sorted({market.region for market in all_markets}))
     raise NoOfferError(
-        f"AWS has nothing in {where} that fits",
-        why="\n".join(lines) or "it lists no such machine there",
+        f"AWS has no machine in {where} that fits",
+        why="\n".join(lines) or "AWS lists no such machine there",
         hint="labctl offers --gpu any   # without the condition that rules out most",
     )
 
 
 def wanted_groups(need: Need) -> tuple[bool, ...]:
-    """With a GPU (True), without (False), in the order in which they are tried."""
+    """Return whether to try machines with a GPU (True) or without (False), in this order."""
     if need.gpu.kind == "none":
         return (False,)
     return (True, False) if need.gpu.kind == "auto" else (True,)
 
 
-def _fitting(
+def _select_fitting(
     need: Need, markets: list[Market], surplus: Surplus, with_gpu: bool, funnel: Funnel
 ) -> list[Offer]:
     machines = [
-        (market, one)
+        (market, hardware)
         for market in markets
-        for one in market.catalog.hardware
-        if (one.gpu_name != "") == with_gpu
+        for hardware in market.catalog.hardware
+        if (hardware.gpu_name != "") == with_gpu
     ]
     if not machines:
         funnel.lines.append(f"AWS lists no machine {'with' if with_gpu else 'without'} a GPU there")
         return []
-    some = [offer for market, one in machines for offer in _each_place(market, one)]
-    hardware = {one.type: one for _, one in machines}
+    some = [offer for market, hardware in machines for offer in _list_offers(market, hardware)]
+    by_type = {hardware.type: hardware for _, hardware in machines}
     if with_gpu:
-        some = _by_gpu(need, some, hardware, surplus, funnel)
+        some = _filter_by_gpu(need, some, by_type, surplus, funnel)
     arch = need.arch or DEFAULT_ARCH
     some = funnel.keep(f"arch {arch}", some, lambda o: o.arch == arch)
     if surplus.zone:
         some = funnel.keep("server.aws.subnet", some, lambda o: o.zone == surplus.zone)
     if need.spot != "prefer":
         some = funnel.keep(f"spot {need.spot}", some, lambda o: o.spot == (need.spot == "only"))
-    some = funnel.keep("no price known", some, lambda o: o.price_usd_per_hour > 0)
-    return _by_price(need, some, funnel)
+    some = funnel.keep("an unknown price", some, lambda o: o.price_usd_per_hour > 0)
+    return _filter_by_price(need, some, funnel)
 
 
-def _by_gpu(
+def _filter_by_gpu(
     need: Need,
     some: list[Offer],
     hardware: dict[str, Hardware],
@@ -114,21 +118,21 @@ def _by_gpu(
         lambda o: hardware[o.type].gpu_maker == "NVIDIA" and hardware[o.type].part >= 1,
     )
     if gpu.kind not in ("auto", "any"):
-        there = ", ".join(sorted({o.gpu_name for o in some}))
-        wanted = plain_name(gpu.kind)
+        models = ", ".join(sorted({o.gpu_name for o in some}))
+        model = plain_name(gpu.kind)
         some = funnel.keep(
             f"gpu {gpu.kind}",
             some,
-            lambda o: plain_name(o.gpu_name) == wanted,
-            f"there are {there}",
+            lambda o: plain_name(o.gpu_name) == model,
+            f"there are {models}",
         )
     if not surplus.any_driver:
         condition = "the default image's driver (set server.aws.ami)"
         some = funnel.keep(condition, some, lambda o: o.gpu_name not in OLD_GPUS)
-    return _by_gpu_size(need, some, funnel)
+    return _filter_by_gpu_size(need, some, funnel)
 
 
-def _by_gpu_size(need: Need, some: list[Offer], funnel: Funnel) -> list[Offer]:
+def _filter_by_gpu_size(need: Need, some: list[Offer], funnel: Funnel) -> list[Offer]:
     gpu = need.gpu
     if gpu.count > 1:
         most = max((o.gpu_count for o in some), default=0)
@@ -146,51 +150,51 @@ def _by_gpu_size(need: Need, some: list[Offer], funnel: Funnel) -> list[Offer]:
     return some
 
 
-def _by_price(need: Need, some: list[Offer], funnel: Funnel) -> list[Offer]:
+def _filter_by_price(need: Need, some: list[Offer], funnel: Funnel) -> list[Offer]:
     ceiling = need.max_price_usd_per_hour
     if ceiling is None or not some:
         return some
-    near = min(some, key=lambda o: o.price_usd_per_hour)
-    market = "spot" if near.spot else "on-demand"
-    said = f"the cheapest is {near.type} {market} in {near.zone}, {near.price_usd_per_hour:.4g} USD"
+    best = min(some, key=lambda o: o.price_usd_per_hour)
+    market = "spot" if best.spot else "on-demand"
+    note = f"the cheapest is {best.type} {market} in {best.zone}, {best.price_usd_per_hour:.4g} USD"
     return funnel.keep(
-        f"max_price {ceiling:.4g}", some, lambda o: o.price_usd_per_hour <= ceiling, said
+        f"max_price {ceiling:.4g}", some, lambda o: o.price_usd_per_hour <= ceiling, note
     )
 
 
-def _each_place(market: Market, one: Hardware) -> Iterator[Offer]:
-    """One offer for each zone that has the type, and each way to pay for it."""
-    listed = market.prices.on_demand.get(one.type)
-    for zone in market.catalog.zones.get(one.type, ()):
-        spot = market.prices.spot.get(one.type, {}).get(zone)
+def _list_offers(market: Market, hardware: Hardware) -> Iterator[Offer]:
+    """Yield one offer for each zone that has the type, and for each of spot and on demand."""
+    list_price = market.prices.on_demand.get(hardware.type)
+    for zone in market.catalog.zones.get(hardware.type, ()):
+        spot = market.prices.spot.get(hardware.type, {}).get(zone)
         base = Offer(
             provider=PROVIDER,
-            type=one.type,
+            type=hardware.type,
             region=market.region,
             zone=zone,
-            cpus=one.cpus,
-            memory_bytes=one.memory_bytes,
-            arch=one.arch,
-            gpu_name=one.gpu_name,
-            gpu_count=one.gpu_count,
-            gpu_memory_bytes=one.gpu_memory_bytes,
-            on_demand_usd_per_hour=listed,
+            cpus=hardware.cpus,
+            memory_bytes=hardware.memory_bytes,
+            arch=hardware.arch,
+            gpu_name=hardware.gpu_name,
+            gpu_count=hardware.gpu_count,
+            gpu_memory_bytes=hardware.gpu_memory_bytes,
+            on_demand_usd_per_hour=list_price,
             week_low_usd_per_hour=spot.low if spot else None,
             week_high_usd_per_hour=spot.high if spot else None,
             priced_at=market.prices.made_at,
         )
-        if one.on_demand:
-            yield replace(base, price_usd_per_hour=listed or 0.0)
-        if one.spot:
+        if hardware.on_demand:
+            yield replace(base, price_usd_per_hour=list_price or 0.0)
+        if hardware.spot:
             yield replace(base, price_usd_per_hour=spot.now if spot else 0.0, spot=True)
 
 
 def _rank(offer: Offer, need: Need) -> tuple[bool, float, float, bool, str, str]:
-    """By price per unit of work where that is asked for; what is not known comes last."""
+    """Return the sort key: price per unit of work if the need names one; unknown speeds last."""
     price = offer.price_usd_per_hour
     measure, unknown = price, False
     if need.work and offer.gpu_count:
-        fast = speed(offer.gpu_name, offer.gpu_memory_bytes, need.work)
-        unknown = fast is None
-        measure = price / (fast * offer.gpu_count) if fast else price
+        gpu_speed = speed(offer.gpu_name, offer.gpu_memory_bytes, need.work)
+        unknown = gpu_speed is None
+        measure = price / (gpu_speed * offer.gpu_count) if gpu_speed else price
     return unknown, measure, price, not offer.spot, offer.type, offer.zone

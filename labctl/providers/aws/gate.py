@@ -1,4 +1,4 @@
-"""The way in, renewed where the caller's address has changed."""
+"""Open ssh to the caller's present address."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 def admit(clients: Clients, settings: AwsSettings, owner: str, server_id: str) -> str:
-    """The networks that were let in now and were not before, with commas; "" for none."""
+    """Admit the allowed networks; return those that are new, with commas, "" for none."""
     with ThreadPoolExecutor(1) as threads:
-        allowed = threads.submit(_networks, settings)
+        allowed = threads.submit(_list_networks, settings)
         instance = instances.present(clients, server_id)
         ec2 = clients.ec2(server_id.rpartition(".")[2])
-        held = [*instance.get("SecurityGroups", ())]
+        attached = [*instance.get("SecurityGroups", ())]
         for interface in instance.get("NetworkInterfaces", ()):
-            held += interface.get("Groups", ())
-        ids = sorted({group["GroupId"] for group in held})
+            attached += interface.get("Groups", ())
+        ids = sorted({group["GroupId"] for group in attached})
         groups = groups_of(ec2, ids)
         networks = allowed.result()
-    news: set[str] = set()
+    admitted: set[str] = set()
     for group in groups:
-        news.update(open_to(ec2, group, networks, owner))
-    return ", ".join(sorted(news))
+        admitted.update(open_to(ec2, group, networks, owner))
+    return ", ".join(sorted(admitted))
 
 
-def _networks(settings: AwsSettings) -> tuple[str, ...]:
+def _list_networks(settings: AwsSettings) -> tuple[str, ...]:
     return settings.ssh_from or (caller_network(settings),)

@@ -1,4 +1,4 @@
-"""Which machine image a server boots from."""
+"""The machine image that a server boots from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CANONICAL_ARCH = {"x86_64": "amd64", "arm64": "arm64"}
 
 
 class Image(Value, frozen=True):
-    """`root` is the root volume's device name, `gib` the least that it may have."""
+    """`root` is the root volume's device name, `gib` its minimum size in GiB."""
 
     id: str
     root: str
@@ -37,14 +37,14 @@ def parameter(offer: Offer) -> str:
 
 
 def image(clients: Clients, settings: AwsSettings, offer: Offer) -> Image:
-    """The given image, else the newest that fits the offer. UsageError where there is none."""
-    chosen = settings.ami or parameter(offer)
-    if chosen.startswith("/"):
-        chosen = _resolved(clients, chosen, offer.region)
-    return _described(clients, chosen, offer.region)
+    """Find the configured image, else the newest that fits the offer. UsageError without one."""
+    ami = settings.ami or parameter(offer)
+    if ami.startswith("/"):
+        ami = _resolve_parameter(clients, ami, offer.region)
+    return _describe_image(clients, ami, offer.region)
 
 
-def _resolved(clients: Clients, name: str, region: str) -> str:
+def _resolve_parameter(clients: Clients, name: str, region: str) -> str:
     from botocore.exceptions import ClientError
 
     with told():
@@ -53,34 +53,35 @@ def _resolved(clients: Clients, name: str, region: str) -> str:
         except ClientError as error:
             if not is_absent(error):
                 raise
-            raise _absent(name, region, message_of(error)) from error
+            raise _make_absent_error(name, region, message_of(error)) from error
     return str(answer["Parameter"]["Value"])
 
 
-def _described(clients: Clients, ami: str, region: str) -> Image:
+def _describe_image(clients: Clients, ami: str, region: str) -> Image:
     from botocore.exceptions import ClientError
 
     with told():
         try:
-            found = clients.ec2(region).describe_images(ImageIds=[ami])["Images"]
+            images = clients.ec2(region).describe_images(ImageIds=[ami])["Images"]
         except ClientError as error:
             if not is_absent(error):
                 raise
-            found = []
-    if not found:
-        raise _absent(ami, region, "there is no such image, or it is not shared with this account")
-    root = found[0].get("RootDeviceName") or "/dev/sda1"
+            images = []
+    if not images:
+        why = "it does not exist, or it is not shared with this account"
+        raise _make_absent_error(ami, region, why)
+    root = images[0].get("RootDeviceName") or "/dev/sda1"
     sizes = [
         mapping["Ebs"].get("VolumeSize", 0)
-        for mapping in found[0].get("BlockDeviceMappings", ())
+        for mapping in images[0].get("BlockDeviceMappings", ())
         if mapping.get("DeviceName") == root and "Ebs" in mapping
     ]
     return Image(id=ami, root=root, gib=max(sizes, default=0))
 
 
-def _absent(name: str, region: str, why: str) -> UsageError:
+def _make_absent_error(name: str, region: str, why: str) -> UsageError:
     return UsageError(
         f"the image {name} is not in {region}",
         why=why,
-        hint="set server.aws.ami to one that is, or server.aws.regions to where it is",
+        hint="set server.aws.ami to an image of that region, or server.aws.regions to the image's",
     )

@@ -1,4 +1,4 @@
-"""Servers as they are: found, listed, stopped, started, ended."""
+"""EC2 instances: find, list, stop, start, terminate."""
 
 from __future__ import annotations
 
@@ -28,63 +28,68 @@ def described(ec2: Any, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def one(clients: Clients, server_id: str) -> dict[str, Any] | None:
-    """An instance of ours as AWS describes it, the terminated included; None where it shows none.
+    """Return one of our instances as AWS describes it, even a terminated one; None if not shown.
 
-    Several at the same time are asked for in one call.
+    Requests for several instances at the same time are sent as one call.
     """
-    place = tags.split_id(server_id)
-    if place is None:
+    parts = tags.split_id(server_id)
+    if parts is None:
         return None
-    instance_id, region = place
-    return clients.together("describe", region, _by_id).call(instance_id)
+    instance_id, region = parts
+    return clients.together("describe", region, _describe_by_id).call(instance_id)
 
 
-def _by_id(ec2: Any, ids: list[str]) -> dict[str, dict[str, Any]]:
-    """A filter rather than the ids as such: one that is not shown would fail the whole call."""
-    found = described(ec2, tags.ours({"Name": "instance-id", "Values": ids}))
-    return {str(instance["InstanceId"]): instance for instance in found}
+def _describe_by_id(ec2: Any, ids: list[str]) -> dict[str, dict[str, Any]]:
+    """Describe instances by a filter: with `InstanceIds` an unknown one fails the whole call."""
+    instances = described(ec2, tags.ours({"Name": "instance-id", "Values": ids}))
+    return {str(instance["InstanceId"]): instance for instance in instances}
 
 
 def present(clients: Clients, server_id: str) -> dict[str, Any]:
     instance = one(clients, server_id)
     if instance is None:
         raise NotFoundError(
-            f"AWS shows no server {server_id}", why="it may be gone", hint="labctl status --refresh"
+            f"AWS does not list the server {server_id}",
+            why="it may have been terminated",
+            hint="labctl status --refresh",
         )
     return instance
 
 
 def every(clients: Clients, regions: Iterable[str], user: str) -> list[Server]:
-    """The servers of ours in these regions that have not ended for good, oldest first."""
-    only = tags.ours({"Name": "instance-state-name", "Values": list(LISTED)})
+    """List our servers in these regions that are not terminated, oldest first."""
+    filters = tags.ours({"Name": "instance-state-name", "Values": list(LISTED)})
 
-    def in_region(region: str) -> list[Server]:
-        found = described(clients.ec2(region), only)
-        return [tags.server_of(instance, region, user) for instance in found]
+    def list_region(region: str) -> list[Server]:
+        instances = described(clients.ec2(region), filters)
+        return [tags.server_of(instance, region, user) for instance in instances]
 
     with ThreadPoolExecutor(MOST_REGIONS_AT_ONCE) as threads:
-        listed = [server for some in threads.map(in_region, regions) for server in some]
-    return sorted(listed, key=lambda server: (server.created_at, server.id))
+        servers = [server for some in threads.map(list_region, regions) for server in some]
+    return sorted(servers, key=lambda server: (server.created_at, server.id))
 
 
 def enabled_regions(clients: Clients, home: str) -> list[str]:
-    """Every region that the account may use."""
+    """List every region that the account may use."""
     with told():
-        found = clients.ec2(home).describe_regions()["Regions"]
-    return sorted(region["RegionName"] for region in found)
+        regions = clients.ec2(home).describe_regions()["Regions"]
+    return sorted(region["RegionName"] for region in regions)
 
 
 def terminate(clients: Clients, server_id: str) -> None:
-    """An absent one counts as success. One just made may be absent for a moment: ask again."""
-    place = tags.split_id(server_id)
-    if place is None:
+    """Terminate an instance. An absent one counts as success.
+
+    A new one may be absent for a moment, so the caller must check and repeat.
+    """
+    parts = tags.split_id(server_id)
+    if parts is None:
         return
-    instance_id, region = place
+    instance_id, region = parts
     clients.together("terminate", region, _terminate).call(instance_id)
 
 
 def _terminate(ec2: Any, ids: list[str]) -> dict[str, bool]:
-    """AWS ends all of them or, where it does not know one, none."""
+    """Terminate instances. AWS terminates none if it does not know one: then one at a time."""
     from botocore.exceptions import ClientError
 
     with told():
@@ -107,7 +112,7 @@ def stop(clients: Clients, server_id: str) -> None:
 
 
 def start(clients: Clients, server_id: str) -> None:
-    """BusyError while it is still stopping."""
+    """Start a stopped instance; BusyError while it is still stopping."""
     instance = present(clients, server_id)
     region = server_id.rpartition(".")[2]
     with told():
@@ -115,13 +120,13 @@ def start(clients: Clients, server_id: str) -> None:
 
 
 def console(clients: Clients, server_id: str) -> str:
-    """The last 64 KB of what it printed; "" where AWS has nothing yet."""
+    """Return the last 64 KB of the console's output; "" if AWS has none yet."""
     from botocore.exceptions import ClientError
 
-    place = tags.split_id(server_id)
-    if place is None:
+    parts = tags.split_id(server_id)
+    if parts is None:
         return ""
-    instance_id, region = place
+    instance_id, region = parts
     ec2 = clients.ec2(region)
     with told():
         try:
@@ -129,13 +134,13 @@ def console(clients: Clients, server_id: str) -> str:
         except ClientError as error:
             if is_absent(error):
                 return ""
-            # Types before Nitro know no latest output.
+            # Instance types before Nitro do not support `Latest`.
             answer = ec2.get_console_output(InstanceId=instance_id)
     return str(answer.get("Output") or "")
 
 
 def pin(clients: Clients, server_id: str, host_key: str, next_host_key: str) -> None:
-    """Both in one call, so that no reader sees one without the other."""
+    """Tag the host keys, both in one call, so that no reader sees one without the other."""
     instance_id, _, region = server_id.rpartition(".")
     with told():
         clients.ec2(region).create_tags(

@@ -1,4 +1,4 @@
-"""The lab's key pair, as AWS keeps it: the public half alone."""
+"""The lab's key pair at AWS, which stores only the public half."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def key_name(lab_id: str) -> str:
 
 
 def ensure_key(ec2: Any, public_key: str, bears: dict[str, str]) -> str:
-    """Have the lab's key pair there, with this key; returns its name."""
+    """Create or replace the lab's key pair so that it has this key; return its name."""
     from botocore.exceptions import ClientError
 
     name = key_name(bears[tags.LAB_ID])
@@ -38,7 +38,7 @@ def _import(ec2: Any, name: str, public_key: str, bears: dict[str, str]) -> None
 
 
 def _is_same(ec2: Any, name: str, public_key: str) -> bool:
-    found = ec2.describe_key_pairs(
+    pairs = ec2.describe_key_pairs(
         Filters=[{"Name": "key-name", "Values": [name]}], IncludePublicKey=True
     )["KeyPairs"]
-    return any(one.get("PublicKey", "").split()[:2] == public_key.split()[:2] for one in found)
+    return any(pair.get("PublicKey", "").split()[:2] == public_key.split()[:2] for pair in pairs)

@@ -1,4 +1,4 @@
-"""Making a server: one RunInstances with a token, and what must be there before it."""
+"""Launch a server: one RunInstances with a token, after everything that it needs exists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # AWS's limit, counted before base64.
 USER_DATA_BYTES = 16 * 1024
 GONE = ("shutting-down", "terminated")
-# Just made and not known everywhere yet, or removed by a `down` beside us.
+# Just created and not visible everywhere yet, or removed by a `down` of another process.
 VANISHED = frozenset(
     {
         "InvalidGroup.NotFound",
@@ -38,7 +38,7 @@ VANISHED = frozenset(
 
 
 class Launcher:
-    """Remembers what it has made sure of, so that thirty servers need it asked once."""
+    """Launches servers. Caches what they need, so that thirty servers query it only once."""
 
     def __init__(self, clients: Clients, settings: AwsSettings, owner: str) -> None:
         self._clients = clients
@@ -53,18 +53,18 @@ class Launcher:
         self._networks: tuple[str, ...] = settings.ssh_from
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
-        """The server of this attempt. The same offer and request lead to the same one.
+        """Launch the server of this attempt; the same offer and request return the same server.
 
-        CapacityError: this token leads to nothing any more, or never did.
+        CapacityError: the token's server has ended, or AWS has no capacity for it.
         """
         if len(request.first_boot.encode()) > USER_DATA_BYTES:
-            raise UsageError("the first-boot script is larger than the 16 KB that AWS takes")
-        call = self._arguments(offer, request)
+            raise UsageError("the first-boot script is larger than the 16 KB that AWS accepts")
+        call = self._build_arguments(offer, request)
         instance = self._run(offer, request, call)
         if instance["State"]["Name"] in GONE:
             raise CapacityError(
-                "the server of this attempt has ended already",
-                why=f"AWS says that {instance['InstanceId']} is {instance['State']['Name']}",
+                "the server of this attempt has already ended",
+                why=f"{instance['InstanceId']} is {instance['State']['Name']}",
             )
         server = tags.server_of(
             {**instance, "Tags": tags.pairs(tags.of_request(offer, request, self._owner))},
@@ -84,44 +84,47 @@ class Launcher:
             except ClientError as error:
                 code = code_of(error)
                 if code == "IdempotentParameterMismatch":
-                    return self._of_token(offer.region, request.token, error)
+                    return self._find_by_token(offer.region, request.token, error)
                 if code in VANISHED:
-                    self._forget()
+                    self._clear_caches()
                     why = f"{message_of(error)} ({code})"
-                    raise BusyError("what the server needs is not there yet", why=why) from error
+                    raise BusyError("the server's resources do not exist yet", why=why) from error
                 raise launch_refusal(error, offer) from error
 
-    def _of_token(self, region: str, token: str, error: ClientError) -> dict[str, Any]:
-        """AWS knows the token with other arguments, such as an older image: by its tag, then."""
+    def _find_by_token(self, region: str, token: str, error: ClientError) -> dict[str, Any]:
+        """Find a server by its tag: AWS knows its token with other arguments, as an older image."""
         ec2 = self._clients.ec2(region)
         with told():
-            found = ec2.describe_instances(
+            reservations = ec2.describe_instances(
                 Filters=tags.ours({"Name": f"tag:{tags.TOKEN}", "Values": [token]})
             )["Reservations"]
-        if not found:
+        if not reservations:
             raise BusyError(
-                "AWS knows this attempt, and does not show its server yet", why=message_of(error)
+                "AWS has received this request, but does not list its server yet",
+                why=message_of(error),
             ) from error
-        return tags.with_owner(found[0]["Instances"][0], found[0])
+        return tags.with_owner(reservations[0]["Instances"][0], reservations[0])
 
-    def _arguments(self, offer: Offer, request: CreateRequest) -> dict[str, Any]:
-        """RunInstances as it is sent: everything in it comes from the offer and the request."""
-        own = tags.of_lab(request.lab, request.lab_id, self._owner)
-        bears = own
+    def _build_arguments(self, offer: Offer, request: CreateRequest) -> dict[str, Any]:
+        """Build the arguments of RunInstances, only from the offer, the request and settings."""
+        lab_tags = tags.of_lab(request.lab, request.lab_id, self._owner)
+        shared_tags = lab_tags
         if request.group:
-            bears = tags.of_lab(request.group, request.group, self._owner)
+            shared_tags = tags.of_lab(request.group, request.group, self._owner)
         ec2 = self._clients.ec2(offer.region)
         with ThreadPoolExecutor(3) as threads:
-            boots = threads.submit(self._image, offer)
-            networks = threads.submit(self._allowed)
-            stands = self._place(ec2, offer)
-            # Nothing is made before it is known that there is an image to boot.
-            boots.result(), networks.result()
-            key = threads.submit(self._key, ec2, offer.region, request.public_key, bears)
-            group = self._group(ec2, stands.vpc, networks.result(), bears)
+            image = threads.submit(self._find_image, offer)
+            networks = threads.submit(self._list_networks)
+            subnet = self._find_subnet(ec2, offer)
+            # Nothing is created before the image to boot is known to exist.
+            image.result(), networks.result()
+            key = threads.submit(
+                self._ensure_key, ec2, offer.region, request.public_key, shared_tags
+            )
+            group = self._ensure_group(ec2, subnet.vpc, networks.result(), shared_tags)
             return {
-                **self._machine(offer, boots.result()),
-                **self._spot(offer),
+                **self._describe_machine(offer, image.result()),
+                **self._describe_spot(offer),
                 "MinCount": 1,
                 "MaxCount": 1,
                 "ClientToken": request.token,
@@ -130,17 +133,17 @@ class Launcher:
                 "NetworkInterfaces": [
                     {
                         "DeviceIndex": 0,
-                        "SubnetId": stands.subnet,
+                        "SubnetId": subnet.subnet,
                         "Groups": [group],
                         "AssociatePublicIpAddress": True,
                         "DeleteOnTermination": True,
                     }
                 ],
-                "TagSpecifications": self._tags(offer, request, own),
+                "TagSpecifications": self._build_tags(offer, request, lab_tags),
             }
 
-    def _machine(self, offer: Offer, boots: Image) -> dict[str, Any]:
-        gib = max(math.ceil(self._settings.disk_bytes / GIB), boots.gib)
+    def _describe_machine(self, offer: Offer, machine_image: Image) -> dict[str, Any]:
+        gib = max(math.ceil(self._settings.disk_bytes / GIB), machine_image.gib)
         root = {
             "VolumeSize": gib,
             "VolumeType": "gp3",
@@ -148,10 +151,10 @@ class Launcher:
             "DeleteOnTermination": True,
         }
         machine: dict[str, Any] = {
-            "ImageId": boots.id,
+            "ImageId": machine_image.id,
             "InstanceType": offer.type,
             "InstanceInitiatedShutdownBehavior": "terminate",
-            "BlockDeviceMappings": [{"DeviceName": boots.root, "Ebs": root}],
+            "BlockDeviceMappings": [{"DeviceName": machine_image.root, "Ebs": root}],
             "MetadataOptions": {
                 "HttpEndpoint": "enabled",
                 "HttpTokens": "required",
@@ -164,44 +167,46 @@ class Launcher:
             machine["IamInstanceProfile"] = {kind: profile}
         return machine
 
-    def _spot(self, offer: Offer) -> dict[str, Any]:
+    def _describe_spot(self, offer: Offer) -> dict[str, Any]:
         if not offer.spot:
             return {}
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
 
-    def _tags(
-        self, offer: Offer, request: CreateRequest, bears: dict[str, str]
+    def _build_tags(
+        self, offer: Offer, request: CreateRequest, lab_tags: dict[str, str]
     ) -> list[dict[str, Any]]:
-        lesser = tags.pairs({**bears, tags.TOKEN: request.token})
+        part_tags = tags.pairs({**lab_tags, tags.TOKEN: request.token})
         kinds = ["volume", "network-interface", *(["spot-instances-request"] if offer.spot else [])]
         return [
             {
                 "ResourceType": "instance",
                 "Tags": tags.pairs(tags.of_request(offer, request, self._owner)),
             },
-            *({"ResourceType": kind, "Tags": lesser} for kind in kinds),
+            *({"ResourceType": kind, "Tags": part_tags} for kind in kinds),
         ]
 
-    def _image(self, offer: Offer) -> Image:
+    def _find_image(self, offer: Offer) -> Image:
         key = (offer.region, offer.arch, offer.gpu_count > 0)
         with self._lock:
             if key not in self._images:
                 self._images[key] = image(self._clients, self._settings, offer)
             return self._images[key]
 
-    def _place(self, ec2: Any, offer: Offer) -> Place:
+    def _find_subnet(self, ec2: Any, offer: Offer) -> Place:
         key = (offer.region, offer.zone)
         if key not in self._places:
             self._places[key] = place(ec2, self._settings, offer.zone)
         return self._places[key]
 
-    def _allowed(self) -> tuple[str, ...]:
+    def _list_networks(self) -> tuple[str, ...]:
         if not self._networks:
             self._networks = (caller_network(self._settings),)
         return self._networks
 
-    def _group(self, ec2: Any, vpc: str, networks: tuple[str, ...], bears: dict[str, str]) -> str:
+    def _ensure_group(
+        self, ec2: Any, vpc: str, networks: tuple[str, ...], bears: dict[str, str]
+    ) -> str:
         key = (vpc, bears[tags.LAB_ID])
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self._groups:
@@ -210,40 +215,40 @@ class Launcher:
                 self._groups[key] = group["GroupId"]
             return self._groups[key]
 
-    def _key(self, ec2: Any, region: str, public_key: str, bears: dict[str, str]) -> str:
+    def _ensure_key(self, ec2: Any, region: str, public_key: str, bears: dict[str, str]) -> str:
         key = (region, bears[tags.LAB_ID], public_key)
         with self._lock:
             if key not in self._keys:
                 self._keys[key] = ensure_key(ec2, public_key, bears)
             return self._keys[key]
 
-    def _forget(self) -> None:
+    def _clear_caches(self) -> None:
         self._groups.clear()
         self._keys.clear()
         self._places.clear()
 
 
 def launch_refusal(error: ClientError, offer: Offer) -> LabError:
-    """Our error for a RunInstances that AWS refused."""
-    known = refusal(error)
-    if isinstance(known, QuotaError):
+    """Turn a refused RunInstances into labctl's own error."""
+    general = refusal(error)
+    if isinstance(general, QuotaError):
         quota = quota_for(offer.type, offer.spot)
         return QuotaError(
             f"the quota {quota.name!r} does not allow {offer.type} in {offer.region}",
-            why=f"it needs {offer.cpus} vCPUs; {known.why}",
+            why=f"it needs {offer.cpus} vCPUs; {general.why}",
             hint=f"ask for more at {quota.link(offer.region)}"
             + ("   # or: labctl up --spot never" if offer.spot else ""),
         )
-    if isinstance(known, CapacityError):
+    if isinstance(general, CapacityError):
         market = "spot" if offer.spot else "on-demand"
         return CapacityError(
-            f"no {offer.type} ({market}) in {offer.zone} now", why=known.why, hint=known.hint
+            f"no {offer.type} ({market}) in {offer.zone} now", why=general.why, hint=general.hint
         )
-    if type(known) is ProviderError:
-        # A plain no: nothing was made, and the same again would be refused again.
+    if type(general) is ProviderError:
+        # A definite refusal: nothing was created, and the same request would be refused again.
         return UsageError(
-            f"AWS refused to make {offer.type} in {offer.zone}",
-            why=known.why,
-            hint="labctl config   # what server.aws says",
+            f"AWS refused to launch {offer.type} in {offer.zone}",
+            why=general.why,
+            hint="labctl config   # shows the settings of server.aws",
         )
-    return known
+    return general

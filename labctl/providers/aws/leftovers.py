@@ -1,4 +1,4 @@
-"""Everything besides servers that bears our tag, with its price; and taking it away."""
+"""List and remove all resources with labctl's tag except servers, with their prices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labctl.providers.aws.deadline import PREFIX
 from labctl.providers.aws.errors import code_of, is_absent, message_of, told
 from labctl.providers.aws.fit import PROVIDER
 
-# EBS list prices of us-east-1 (aws.amazon.com/ebs/pricing); others cost up to twice that.
+# EBS list prices of us-east-1 (aws.amazon.com/ebs/pricing); other regions cost up to twice that.
 USD_PER_GB_MONTH = {
     "gp3": 0.08,
     "gp2": 0.10,
@@ -30,9 +30,9 @@ SNAPSHOT_USD_PER_GB_MONTH = 0.05
 # A public IPv4 address costs half a cent an hour, used or not (aws.amazon.com/vpc/pricing).
 ADDRESS_USD_PER_MONTH = 0.005 * 730
 LIVING = frozenset({"pending", "running", "stopping", "stopped"})
-# AWS's answer to the removal of an interface that a machine has.
+# AWS's error for the removal of an interface that a machine uses.
 IN_USE = "InvalidParameterValue"
-# Its image is still there.
+# AWS's error for the removal of a snapshot whose image still exists.
 SNAPSHOT_IN_USE = "InvalidSnapshot.InUse"
 ACTIVE_VOLUMES = ("creating", "available", "in-use")
 
@@ -40,18 +40,18 @@ Reader = Callable[[Clients, str, "Living"], list[Resource]]
 
 
 class Living:
-    """The servers of ours in a region that have not ended, by instance and by lab."""
+    """Our servers in a region that have not ended, by instance and by lab."""
 
-    def __init__(self, found: list[dict[str, Any]], region: str) -> None:
+    def __init__(self, instances: list[dict[str, Any]], region: str) -> None:
         self.by_lab: dict[str, str] = {}
         self.by_instance: dict[str, str] = {}
         self.labs: dict[str, str] = {}
         self.described: dict[str, dict[str, Any]] = {}
-        for instance in found:
-            bears = tags.tags_of(instance)
+        for instance in instances:
+            instance_tags = tags.tags_of(instance)
             server_id = f"{instance['InstanceId']}.{region}"
-            lab_id = bears.get(tags.LAB_ID, "")
-            self.labs[lab_id] = bears.get(tags.LAB, "")
+            lab_id = instance_tags.get(tags.LAB_ID, "")
+            self.labs[lab_id] = instance_tags.get(tags.LAB, "")
             if instance["State"]["Name"] in LIVING:
                 self.by_lab.setdefault(lab_id, server_id)
                 self.by_instance[instance["InstanceId"]] = server_id
@@ -61,28 +61,29 @@ class Living:
 def leftovers(
     clients: Clients, regions: Iterable[str], account: Callable[[], str]
 ) -> list[Resource]:
-    """By region. What belongs to a server that lives names it as `server_id`.
+    """List the resources, by region. Those of a live server have its `server_id`.
 
-    `account` says who owns a kept disk; it is called only where there is one.
+    `account` returns the account that owns kept disks; it is called only if there is one.
     """
 
-    def in_region(region: str) -> list[Resource]:
+    def list_region(region: str) -> list[Resource]:
         with ThreadPoolExecutor(len(READERS)) as threads:
             living = Living(instances.described(clients.ec2(region), tags.ours()), region)
             lists = threads.map(lambda read: read(clients, region, living), READERS)
             return [resource for some in lists for resource in some]
 
     with ThreadPoolExecutor(instances.MOST_REGIONS_AT_ONCE) as threads:
-        found = [resource for some in threads.map(in_region, regions) for resource in some]
+        resources = [resource for some in threads.map(list_region, regions) for resource in some]
     return [
-        msgspec.structs.replace(one, account=account()) if one.expires_at else one for one in found
+        msgspec.structs.replace(one, account=account()) if one.expires_at else one
+        for one in resources
     ]
 
 
 def volume_resource(volume: dict[str, Any], region: str, server_id: str) -> Resource:
     kind, size = volume.get("VolumeType", "gp3"), volume["Size"]
-    made = volume.get("CreateTime")
-    return _resource(
+    created_at = volume.get("CreateTime")
+    return _make_resource(
         "volume",
         volume["VolumeId"],
         region,
@@ -90,16 +91,16 @@ def volume_resource(volume: dict[str, Any], region: str, server_id: str) -> Reso
         server_id,
         price_usd_per_month=round(size * USD_PER_GB_MONTH.get(kind, 0.125), 2),
         note=f"{size} GB {kind} in {volume['AvailabilityZone']}, at us-east-1's list price",
-        created_at=made.timestamp() if made else None,
+        created_at=created_at.timestamp() if created_at else None,
         zone=volume["AvailabilityZone"],
     )
 
 
-def _resource(
+def _make_resource(
     kind: str,
     native_id: str,
     region: str,
-    bears: dict[str, str],
+    resource_tags: dict[str, str],
     server_id: str,
     *,
     price_usd_per_month: float = 0.0,
@@ -107,15 +108,15 @@ def _resource(
     created_at: float | None = None,
     zone: str = "",
 ) -> Resource:
-    expires = bears.get(tags.EXPIRES, "")
+    expires = resource_tags.get(tags.EXPIRES, "")
     return Resource(
         provider=PROVIDER,
         kind=kind,
         id=f"{native_id}.{region}",
         price_usd_per_month=price_usd_per_month,
         note=note,
-        lab=bears.get(tags.LAB, ""),
-        lab_id=bears.get(tags.LAB_ID, ""),
+        lab=resource_tags.get(tags.LAB, ""),
+        lab_id=resource_tags.get(tags.LAB_ID, ""),
         region=region,
         zone=zone,
         server_id=server_id,
@@ -124,75 +125,82 @@ def _resource(
     )
 
 
-def _pages(ec2: Any, call: str, key: str, **arguments: Any) -> list[dict[str, Any]]:
+def _fetch_pages(ec2: Any, call: str, key: str, **arguments: Any) -> list[dict[str, Any]]:
     with told():
         pages = ec2.get_paginator(call).paginate(**arguments)
         return [entry for page in pages for entry in page[key]]
 
 
-def _volumes(clients: Clients, region: str, living: Living) -> list[Resource]:
-    only = tags.ours({"Name": "status", "Values": list(ACTIVE_VOLUMES)})
-    found = _pages(clients.ec2(region), "describe_volumes", "Volumes", Filters=only)
-    return [_volume(one, region, living) for one in found]
+def _list_volumes(clients: Clients, region: str, living: Living) -> list[Resource]:
+    filters = tags.ours({"Name": "status", "Values": list(ACTIVE_VOLUMES)})
+    volumes = _fetch_pages(clients.ec2(region), "describe_volumes", "Volumes", Filters=filters)
+    return [_describe_volume(volume, region, living) for volume in volumes]
 
 
-def _volume(volume: dict[str, Any], region: str, living: Living) -> Resource:
-    """A server's own volume that is to outlive it is a part of it until then, and no kept disk."""
-    server_id = _attached(volume, living)
+def _describe_volume(volume: dict[str, Any], region: str, living: Living) -> Resource:
+    """Return a volume as a Resource.
+
+    A live server's own volume is part of it, and not yet a kept disk, even if it will outlive it.
+    """
+    server_id = _find_server(volume, living)
     resource = volume_resource(volume, region, server_id)
     if server_id and tags.are_of_one_attempt(volume, living.described[server_id]):
         return msgspec.structs.replace(resource, expires_at=None)
     return resource
 
 
-def _attached(volume: dict[str, Any], living: Living) -> str:
-    holders = [one.get("InstanceId", "") for one in volume.get("Attachments", ())]
-    return next((living.by_instance[one] for one in holders if one in living.by_instance), "")
+def _find_server(volume: dict[str, Any], living: Living) -> str:
+    """Return the id of the live server that a volume is attached to, or ""."""
+    holders = [attachment.get("InstanceId", "") for attachment in volume.get("Attachments", ())]
+    return next((living.by_instance[i] for i in holders if i in living.by_instance), "")
 
 
-def _interfaces(clients: Clients, region: str, living: Living) -> list[Resource]:
-    found = _pages(
+def _list_interfaces(clients: Clients, region: str, living: Living) -> list[Resource]:
+    interfaces = _fetch_pages(
         clients.ec2(region), "describe_network_interfaces", "NetworkInterfaces", Filters=tags.ours()
     )
     return [
-        _resource(
+        _make_resource(
             "network-interface",
             one["NetworkInterfaceId"],
             region,
             {tag["Key"]: tag["Value"] for tag in one.get("TagSet", ())},
             living.by_instance.get(one.get("Attachment", {}).get("InstanceId", ""), ""),
         )
-        for one in found
+        for one in interfaces
     ]
 
 
-def _groups(clients: Clients, region: str, living: Living) -> list[Resource]:
-    found = _pages(
+def _list_groups(clients: Clients, region: str, living: Living) -> list[Resource]:
+    groups = _fetch_pages(
         clients.ec2(region), "describe_security_groups", "SecurityGroups", Filters=tags.ours()
     )
-    return [_of_lab("security-group", one["GroupId"], region, one, living) for one in found]
+    return [
+        _make_lab_resource("security-group", group["GroupId"], region, group, living)
+        for group in groups
+    ]
 
 
-def _keys(clients: Clients, region: str, living: Living) -> list[Resource]:
+def _list_keys(clients: Clients, region: str, living: Living) -> list[Resource]:
     with told():
-        found = clients.ec2(region).describe_key_pairs(Filters=tags.ours())["KeyPairs"]
-    return [_of_lab("key-pair", one["KeyName"], region, one, living) for one in found]
+        keys = clients.ec2(region).describe_key_pairs(Filters=tags.ours())["KeyPairs"]
+    return [_make_lab_resource("key-pair", key["KeyName"], region, key, living) for key in keys]
 
 
-def _of_lab(
+def _make_lab_resource(
     kind: str, native_id: str, region: str, described: dict[str, Any], living: Living
 ) -> Resource:
-    bears = tags.tags_of(described)
-    return _resource(
-        kind, native_id, region, bears, living.by_lab.get(bears.get(tags.LAB_ID, ""), "")
-    )
+    """Return a resource that belongs to a lab, and so to the lab's live server, if any."""
+    lab_tags = tags.tags_of(described)
+    server_id = living.by_lab.get(lab_tags.get(tags.LAB_ID, ""), "")
+    return _make_resource(kind, native_id, region, lab_tags, server_id)
 
 
-def _addresses(clients: Clients, region: str, living: Living) -> list[Resource]:
+def _list_addresses(clients: Clients, region: str, living: Living) -> list[Resource]:
     with told():
-        found = clients.ec2(region).describe_addresses(Filters=tags.ours())["Addresses"]
+        addresses = clients.ec2(region).describe_addresses(Filters=tags.ours())["Addresses"]
     return [
-        _resource(
+        _make_resource(
             "address",
             one["AllocationId"],
             region,
@@ -201,12 +209,12 @@ def _addresses(clients: Clients, region: str, living: Living) -> list[Resource]:
             price_usd_per_month=round(ADDRESS_USD_PER_MONTH, 2),
             note=str(one.get("PublicIp", "")),
         )
-        for one in found
+        for one in addresses
     ]
 
 
-def _snapshots(clients: Clients, region: str, living: Living) -> list[Resource]:
-    found = _pages(
+def _list_snapshots(clients: Clients, region: str, living: Living) -> list[Resource]:
+    snapshots = _fetch_pages(
         clients.ec2(region),
         "describe_snapshots",
         "Snapshots",
@@ -214,7 +222,7 @@ def _snapshots(clients: Clients, region: str, living: Living) -> list[Resource]:
         OwnerIds=["self"],
     )
     return [
-        _resource(
+        _make_resource(
             "snapshot",
             one["SnapshotId"],
             region,
@@ -223,45 +231,50 @@ def _snapshots(clients: Clients, region: str, living: Living) -> list[Resource]:
             price_usd_per_month=round(one["VolumeSize"] * SNAPSHOT_USD_PER_GB_MONTH, 2),
             note=f"{one['VolumeSize']} GB at most, at us-east-1's list price",
         )
-        for one in found
+        for one in snapshots
     ]
 
 
-def _images(clients: Clients, region: str, living: Living) -> list[Resource]:
-    """Machine images of ours; what they cost is their snapshots."""
+def _list_images(clients: Clients, region: str, living: Living) -> list[Resource]:
+    """List our machine images. They are free; only their snapshots cost money."""
     with told():
-        found = clients.ec2(region).describe_images(Filters=tags.ours(), Owners=["self"])["Images"]
+        images = clients.ec2(region).describe_images(Filters=tags.ours(), Owners=["self"])["Images"]
     return [
-        _resource("image", one["ImageId"], region, tags.tags_of(one), "", note=one.get("Name", ""))
-        for one in found
+        _make_resource(
+            "image", one["ImageId"], region, tags.tags_of(one), "", note=one.get("Name", "")
+        )
+        for one in images
     ]
 
 
-def _schedules(clients: Clients, region: str, living: Living) -> list[Resource]:
-    """By name: single schedules bear no tags. Who may not list them cannot have made any."""
+def _list_schedules(clients: Clients, region: str, living: Living) -> list[Resource]:
+    """List schedules by name, since single schedules have no tags.
+
+    Credentials without the permission to list them cannot have created any.
+    """
     scheduler = clients.client("scheduler", region)
     try:
-        found = _pages(scheduler, "list_schedules", "Schedules", NamePrefix=PREFIX)
+        schedules = _fetch_pages(scheduler, "list_schedules", "Schedules", NamePrefix=PREFIX)
     except DeniedError:
         return []
-    listed = []
-    for one in found:
-        lab_id, _, instance_id = one["Name"].removeprefix(PREFIX).partition("-")
-        bears = {tags.LAB_ID: lab_id, tags.LAB: living.labs.get(lab_id, "")}
+    resources = []
+    for schedule in schedules:
+        lab_id, _, instance_id = schedule["Name"].removeprefix(PREFIX).partition("-")
+        lab_tags = {tags.LAB_ID: lab_id, tags.LAB: living.labs.get(lab_id, "")}
         server_id = living.by_instance.get(instance_id, "")
-        listed.append(_resource("schedule", one["Name"], region, bears, server_id))
-    return listed
+        resources.append(_make_resource("schedule", schedule["Name"], region, lab_tags, server_id))
+    return resources
 
 
 READERS: tuple[Reader, ...] = (
-    _volumes,
-    _interfaces,
-    _groups,
-    _keys,
-    _addresses,
-    _images,
-    _snapshots,
-    _schedules,
+    _list_volumes,
+    _list_interfaces,
+    _list_groups,
+    _list_keys,
+    _list_addresses,
+    _list_images,
+    _list_snapshots,
+    _list_schedules,
 )
 _DELETE = {
     "volume": ("delete_volume", "VolumeId"),
@@ -276,7 +289,7 @@ _DELETE = {
 
 
 def remove(clients: Clients, resource: Resource) -> None:
-    """An absent one counts as success; BusyError while something still uses it."""
+    """Remove a resource. An absent one counts as success; BusyError while something uses it."""
     from botocore.exceptions import ClientError
 
     native_id, dot, region = resource.id.rpartition(".")

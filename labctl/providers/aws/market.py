@@ -1,4 +1,4 @@
-"""What AWS has and what it costs: every region asked at once, answers kept for a while."""
+"""Fetch AWS's machine types and prices, all regions in parallel, and cache them for a while."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_FILTERED = 200
 THREADS = 12
 
 Group = Literal["gpu", "cpu"]
-# Without GPUs: small, current, at least 8 GiB, and none that bills bursts extra (as t3 does).
+# Types without GPU: small, current, at least 8 GiB, and none that charges for bursts (as t3 does).
 CPU_TYPES = (
     *("m7i-flex.large", "m7i-flex.xlarge", "m7i-flex.2xlarge"),
     *("c7i-flex.xlarge", "c7i-flex.2xlarge", "c7i-flex.4xlarge"),
@@ -43,30 +43,30 @@ PATTERNS: dict[Group, tuple[str, ...]] = {"gpu": ("g*", "p*"), "cpu": CPU_TYPES}
 def markets(
     clients: Clients, shelf: Shelf, account: str, regions: Iterable[str], group: Group
 ) -> list[Market]:
-    """One Market per region, from the shelf where it is fresh, else asked for."""
-    found = {region: _kept(shelf, account, region, group) for region in regions}
-    missing = [region for region, market in found.items() if market is None]
+    """Return one Market per region, from the cache if it is fresh, else from AWS."""
+    by_region = {region: _read_cached(shelf, account, region, group) for region in regions}
+    missing = [region for region, market in by_region.items() if market is None]
     if missing:
-        # Two pools: what waits for other calls never takes the place of one of them.
+        # Two pools, so that a task that waits for other calls never takes the thread of one.
         with ThreadPoolExecutor(len(missing)) as each, ThreadPoolExecutor(THREADS) as threads:
-            asked = each.map(
-                lambda region: _asked(clients, shelf, account, region, group, threads), missing
+            fetched = each.map(
+                lambda region: _fetch(clients, shelf, account, region, group, threads), missing
             )
-            found.update(zip(missing, asked, strict=True))
-    return [market for market in found.values() if market]
+            by_region.update(zip(missing, fetched, strict=True))
+    return [market for market in by_region.values() if market]
 
 
-def _name(account: str, region: str, group: Group, what: str) -> str:
+def _file_name(account: str, region: str, group: Group, what: str) -> str:
     return f"{account}-{region}-{group}-{what}.json"
 
 
-def _kept(shelf: Shelf, account: str, region: str, group: Group) -> Market | None:
-    catalog = shelf.read(_name(account, region, group, "types"), Catalog, TYPES_FRESH_S)
-    prices = shelf.read(_name(account, region, group, "prices"), Prices, PRICES_FRESH_S)
+def _read_cached(shelf: Shelf, account: str, region: str, group: Group) -> Market | None:
+    catalog = shelf.read(_file_name(account, region, group, "types"), Catalog, TYPES_FRESH_S)
+    prices = shelf.read(_file_name(account, region, group, "prices"), Prices, PRICES_FRESH_S)
     return Market(region=region, catalog=catalog, prices=prices) if catalog and prices else None
 
 
-def _asked(
+def _fetch(
     clients: Clients,
     shelf: Shelf,
     account: str,
@@ -74,15 +74,15 @@ def _asked(
     group: Group,
     threads: ThreadPoolExecutor,
 ) -> Market:
-    catalog_name = _name(account, region, group, "types")
+    catalog_name = _file_name(account, region, group, "types")
     catalog = shelf.read(catalog_name, Catalog, TYPES_FRESH_S)
-    listed = threads.submit(on_demand_prices, clients, region, group)
+    on_demand = threads.submit(on_demand_prices, clients, region, group)
     if catalog is None:
         catalog = ask_catalog(clients, region, group)
         shelf.write(catalog_name, catalog)
     spot = spot_prices(clients, region, [one.type for one in catalog.hardware if one.spot], threads)
-    prices = Prices(version=VERSION, made_at=time.time(), spot=spot, on_demand=listed.result())
-    shelf.write(_name(account, region, group, "prices"), prices)
+    prices = Prices(version=VERSION, made_at=time.time(), spot=spot, on_demand=on_demand.result())
+    shelf.write(_file_name(account, region, group, "prices"), prices)
     return Market(region=region, catalog=catalog, prices=prices)
 
 
@@ -96,28 +96,28 @@ def ask_catalog(clients: Clients, region: str, group: Group) -> Catalog:
             for entry in page["InstanceTypes"]
             if group == "cpu" or entry.get("GpuInfo")
         ]
-    zones = _zones(ec2, [one.type for one in listed])
+    zones = _fetch_zones(ec2, [one.type for one in listed])
     ordered = tuple(sorted(listed, key=lambda one: one.type))
     return Catalog(version=VERSION, made_at=time.time(), hardware=ordered, zones=zones)
 
 
-def _zones(ec2: Any, types: list[str]) -> dict[str, tuple[str, ...]]:
-    """By type. The filter here takes whole names alone, 200 at most."""
-    found: dict[str, list[str]] = {}
+def _fetch_zones(ec2: Any, types: list[str]) -> dict[str, tuple[str, ...]]:
+    """Fetch the zones of each type. This filter accepts only full names, at most 200."""
+    zones: dict[str, list[str]] = {}
     for at in range(0, len(types), MOST_FILTERED):
-        only = [{"Name": "instance-type", "Values": types[at : at + MOST_FILTERED]}]
+        filters = [{"Name": "instance-type", "Values": types[at : at + MOST_FILTERED]}]
         with told():
             pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
-                LocationType="availability-zone", Filters=only
+                LocationType="availability-zone", Filters=filters
             )
             for page in pages:
                 for entry in page["InstanceTypeOfferings"]:
-                    found.setdefault(entry["InstanceType"], []).append(entry["Location"])
-    return {name: tuple(sorted(where)) for name, where in found.items()}
+                    zones.setdefault(entry["InstanceType"], []).append(entry["Location"])
+    return {name: tuple(sorted(where)) for name, where in zones.items()}
 
 
 def hardware(entry: dict[str, Any]) -> Hardware:
-    """One entry of DescribeInstanceTypes."""
+    """Parse one entry of DescribeInstanceTypes."""
     gpus = entry.get("GpuInfo", {}).get("Gpus", [])
     gpu = gpus[0] if gpus else {}
     usage = entry.get("SupportedUsageClasses", [])
@@ -139,11 +139,11 @@ def hardware(entry: dict[str, Any]) -> Hardware:
 def spot_prices(
     clients: Clients, region: str, types: list[str], threads: ThreadPoolExecutor
 ) -> dict[str, dict[str, SpotPrice]]:
-    """The week's prices by type and zone."""
+    """Fetch the spot prices of the last week, by type and zone."""
     ec2 = clients.ec2(region)
     since = datetime.now(UTC) - WEEK
 
-    def history(some: list[str]) -> list[dict[str, Any]]:
+    def fetch_history(some: list[str]) -> list[dict[str, Any]]:
         with told():
             pages = ec2.get_paginator("describe_spot_price_history").paginate(
                 InstanceTypes=some, ProductDescriptions=["Linux/UNIX"], StartTime=since
@@ -151,13 +151,13 @@ def spot_prices(
             return [entry for page in pages for entry in page["SpotPriceHistory"]]
 
     parts = [types[at : at + TYPES_PER_CALL] for at in range(0, len(types), TYPES_PER_CALL)]
-    seen: dict[tuple[str, str], list[tuple[Any, float]]] = {}
-    for entries in threads.map(history, parts):
+    history: dict[tuple[str, str], list[tuple[Any, float]]] = {}
+    for entries in threads.map(fetch_history, parts):
         for entry in entries:
-            place = (entry["InstanceType"], entry["AvailabilityZone"])
-            seen.setdefault(place, []).append((entry["Timestamp"], float(entry["SpotPrice"])))
+            key = (entry["InstanceType"], entry["AvailabilityZone"])
+            history.setdefault(key, []).append((entry["Timestamp"], float(entry["SpotPrice"])))
     prices: dict[str, dict[str, SpotPrice]] = {}
-    for (name, zone), points in sorted(seen.items()):
+    for (name, zone), points in sorted(history.items()):
         amounts = [amount for _, amount in points]
         price = SpotPrice(now=max(points)[1], low=min(amounts), high=max(amounts))
         prices.setdefault(name, {})[zone] = price
@@ -165,7 +165,7 @@ def spot_prices(
 
 
 def on_demand_prices(clients: Clients, region: str, group: Group) -> dict[str, float]:
-    """List prices by type: Linux, shared hardware, nothing else installed."""
+    """Fetch list prices by type: Linux, shared hardware, no other software installed."""
     pricing = clients.client("pricing", PRICING_REGION)
     base = {
         "regionCode": region,
@@ -174,11 +174,11 @@ def on_demand_prices(clients: Clients, region: str, group: Group) -> dict[str, f
         "preInstalledSw": "NA",
         "capacitystatus": "Used",
     }
-    asked = [base | {"instanceFamily": "GPU instance"}]
+    queries = [base | {"instanceFamily": "GPU instance"}]
     if group == "cpu":
-        asked = [base | {"instanceType": name} for name in CPU_TYPES]
+        queries = [base | {"instanceType": name} for name in CPU_TYPES]
 
-    def products(fields: dict[str, str]) -> list[str]:
+    def fetch_products(fields: dict[str, str]) -> list[str]:
         filters = [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()]
         with told():
             pages = pricing.get_paginator("get_products").paginate(
@@ -186,19 +186,21 @@ def on_demand_prices(clients: Clients, region: str, group: Group) -> dict[str, f
             )
             return [product for page in pages for product in page["PriceList"]]
 
-    return _at_once(asked, products)
+    return _fetch_parallel(queries, fetch_products)
 
 
-def _at_once(
-    asked: list[dict[str, str]], products: Callable[[dict[str, str]], list[str]]
+def _fetch_parallel(
+    queries: list[dict[str, str]], fetch_products: Callable[[dict[str, str]], list[str]]
 ) -> dict[str, float]:
-    with ThreadPoolExecutor(len(asked)) as threads:
-        listed = [list_price(text) for some in threads.map(products, asked) for text in some]
+    with ThreadPoolExecutor(len(queries)) as threads:
+        listed = [
+            list_price(text) for some in threads.map(fetch_products, queries) for text in some
+        ]
     return {name: price for name, price in listed if name and price}
 
 
 def list_price(product: str) -> tuple[str, float]:
-    """(type, USD per hour) of one product of the price list; ("", 0.0) where it has none."""
+    """Parse one product of the price list: (type, USD per hour); ("", 0.0) without a price."""
     entry = json.loads(product)
     name = entry.get("product", {}).get("attributes", {}).get("instanceType", "")
     for term in entry.get("terms", {}).get("OnDemand", {}).values():

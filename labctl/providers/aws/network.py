@@ -1,4 +1,4 @@
-"""Where a server stands in the network, and who may reach it: one security group for each lab."""
+"""The subnet of a server, and the networks that may reach it: one security group for each lab."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Place(Value, frozen=True):
 
 
 def place(ec2: Any, settings: AwsSettings, zone: str) -> Place:
-    """The given subnet, else the default one of the zone."""
+    """Find the configured subnet, else the zone's default subnet. Raises an error without one."""
     from botocore.exceptions import ClientError
 
     with told():
         try:
-            found = (
+            subnets = (
                 ec2.describe_subnets(SubnetIds=[settings.subnet])
                 if settings.subnet
                 else ec2.describe_subnets(
@@ -44,14 +44,14 @@ def place(ec2: Any, settings: AwsSettings, zone: str) -> Place:
         except ClientError as error:
             if not is_absent(error):
                 raise
-            found = []
-    if not found:
-        raise _no_subnet(ec2, settings, zone)
-    one = found[0]
-    return Place(subnet=one["SubnetId"], vpc=one["VpcId"], zone=one["AvailabilityZone"])
+            subnets = []
+    if not subnets:
+        raise _make_no_subnet_error(ec2, settings, zone)
+    subnet = subnets[0]
+    return Place(subnet=subnet["SubnetId"], vpc=subnet["VpcId"], zone=subnet["AvailabilityZone"])
 
 
-def _no_subnet(ec2: Any, settings: AwsSettings, zone: str) -> UsageError | CapacityError:
+def _make_no_subnet_error(ec2: Any, settings: AwsSettings, zone: str) -> UsageError | CapacityError:
     region = ec2.meta.region_name
     if settings.subnet:
         return UsageError(
@@ -75,15 +75,18 @@ def _no_subnet(ec2: Any, settings: AwsSettings, zone: str) -> UsageError | Capac
 
 
 def caller_network(settings: AwsSettings) -> str:
-    """This machine's own address as the world sees it, as a network of one."""
+    """Find this machine's public address; return it as a network of one address.
+
+    ConnectError if the address service does not answer.
+    """
     from http.client import HTTPException
     from ipaddress import ip_address
     from urllib.request import Request, urlopen
 
-    asked = Request(settings.address_from, headers={"User-Agent": "labctl"})
+    request = Request(settings.address_from, headers={"User-Agent": "labctl"})
     try:
-        with urlopen(asked, timeout=ADDRESS_TIMEOUT_S) as answer:
-            text = answer.read(LONGEST_ADDRESS).decode("ascii").strip()
+        with urlopen(request, timeout=ADDRESS_TIMEOUT_S) as response:
+            text = response.read(LONGEST_ADDRESS).decode("ascii").strip()
         address = ip_address(text)
     except (OSError, HTTPException, ValueError) as error:
         raise ConnectError(
@@ -99,51 +102,54 @@ def group_name(lab_id: str) -> str:
 
 
 def ensure_group(ec2: Any, vpc: str, bears: dict[str, str]) -> dict[str, Any]:
-    """The lab's security group in a network, as described; made where there is none yet."""
+    """Return the lab's security group in a network, as AWS describes it; create it if missing."""
     from botocore.exceptions import ClientError
 
     name = group_name(bears[tags.LAB_ID])
     with told():
         try:
-            made = ec2.create_security_group(
+            created = ec2.create_security_group(
                 GroupName=name,
                 Description=f"SSH to the servers of the lab {bears[tags.LAB]}",
                 VpcId=vpc,
                 TagSpecifications=[{"ResourceType": "security-group", "Tags": tags.pairs(bears)}],
             )
-            return {"GroupId": made["GroupId"], "IpPermissions": []}
+            return {"GroupId": created["GroupId"], "IpPermissions": []}
         except ClientError as error:
             if code_of(error) != "InvalidGroup.Duplicate":
                 raise
-        found = ec2.describe_security_groups(
+        groups = ec2.describe_security_groups(
             Filters=[
                 {"Name": "group-name", "Values": [name]},
                 {"Name": "vpc-id", "Values": [vpc]},
             ]
         )["SecurityGroups"]
-    if not found:
-        raise BusyError(f"the security group {name} is not shown yet", why="somebody just made it")
-    return dict(found[0])
+    if not groups:
+        raise BusyError(
+            f"AWS does not list the security group {name} yet",
+            why="another process has just created it",
+        )
+    return dict(groups[0])
 
 
 def groups_of(ec2: Any, group_ids: list[str]) -> list[dict[str, Any]]:
-    """Those of these groups that are ours."""
+    """Return those of these groups that have labctl's tag."""
     if not group_ids:
         return []
     with told():
-        found = ec2.describe_security_groups(
+        reply = ec2.describe_security_groups(
             Filters=tags.ours({"Name": "group-id", "Values": group_ids})
         )
-    return list(found["SecurityGroups"])
+    return list(reply["SecurityGroups"])
 
 
 def open_to(ec2: Any, group: dict[str, Any], networks: Iterable[str], owner: str) -> list[str]:
-    """Let exactly these networks of this owner's reach SSH; returns those that were news.
+    """Admit exactly these networks of this owner to SSH; return those that are new.
 
-    Another owner's networks stay: the one who works from there renews them.
+    Other owners' networks stay: their own labctl renews them.
     """
-    mark = _mark(owner)
-    wanted = set(networks)
+    mark = _owner_mark(owner)
+    allowed = set(networks)
     mine, everyone = set(), set()
     for rule in group.get("IpPermissions", ()):
         if rule.get("FromPort") != tags.SSH_PORT:
@@ -153,32 +159,35 @@ def open_to(ec2: Any, group: dict[str, Any], networks: Iterable[str], owner: str
             everyone.add(network)
             if entry.get("Description") == mark:
                 mine.add(network)
-    news = sorted(wanted - everyone)
-    if news:
-        _change(ec2.authorize_security_group_ingress, group, [_rule(n, mark) for n in news])
-    if stale := sorted(mine - wanted):
-        _change(ec2.revoke_security_group_ingress, group, [_rule(n, mark) for n in stale])
-    return news
+    new = sorted(allowed - everyone)
+    if new:
+        rules = [_build_rule(network, mark) for network in new]
+        _change_rules(ec2.authorize_security_group_ingress, group, rules)
+    if stale := sorted(mine - allowed):
+        rules = [_build_rule(network, mark) for network in stale]
+        _change_rules(ec2.revoke_security_group_ingress, group, rules)
+    return new
 
 
-def _change(call: Any, group: dict[str, Any], rules: list[dict[str, Any]]) -> None:
+def _change_rules(call: Any, group: dict[str, Any], rules: list[dict[str, Any]]) -> None:
     from botocore.exceptions import ClientError
 
     with told():
         try:
             call(GroupId=group["GroupId"], IpPermissions=rules)
         except ClientError as error:
-            # The same caller, twice at once.
+            # The same owner is doing this in another process at the same time.
             if code_of(error) not in ("InvalidPermission.Duplicate", "InvalidPermission.NotFound"):
                 raise
 
 
-def _mark(owner: str) -> str:
-    kept = "".join(c for c in owner if c.isascii() and (c.isalnum() or c in "._-@"))
-    return f"labctl {kept}"[:255]
+def _owner_mark(owner: str) -> str:
+    """Return the description that marks an owner's rules."""
+    safe = "".join(c for c in owner if c.isascii() and (c.isalnum() or c in "._-@"))
+    return f"labctl {safe}"[:255]
 
 
-def _rule(network: str, mark: str) -> dict[str, Any]:
+def _build_rule(network: str, mark: str) -> dict[str, Any]:
     rule: dict[str, Any] = {
         "IpProtocol": "tcp",
         "FromPort": tags.SSH_PORT,

@@ -1,4 +1,4 @@
-"""Offers for a need: from the cache in an instant, else asked of AWS."""
+"""Offers for a need, from the cache or from AWS."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ def offers(
     directory: Path | None,
     account: str,
 ) -> list[Offer]:
-    """The best first. `directory` is the cache, which `account` marks as this account's.
+    """List the offers, best first. `directory` is the cache, `account` its key for this account.
 
     NoOfferError says what each condition ruled out.
     """
     shelf = Shelf(directory)
-    surplus = fit.Surplus(any_driver=bool(settings.ami), zone=_zone(clients, settings, regions))
+    zone = _find_zone(clients, settings, regions)
+    surplus = fit.Surplus(any_driver=bool(settings.ami), zone=zone)
     first: Group = "cpu" if need.gpu.kind == "none" else "gpu"
-    known = markets(clients, shelf, account, regions, first)
+    searched = markets(clients, shelf, account, regions, first)
     try:
-        found = fit.offers(need, known, surplus)
+        fitting = fit.offers(need, searched, surplus)
     except NoOfferError:
         if need.gpu.kind != "auto":
             raise
-        known += markets(clients, shelf, account, regions, "cpu")
-        found = fit.offers(need, known, surplus)
-    return with_scores(clients, shelf, account, found)
+        searched += markets(clients, shelf, account, regions, "cpu")
+        fitting = fit.offers(need, searched, surplus)
+    return with_scores(clients, shelf, account, fitting)
 
 
-def _zone(clients: Clients, settings: AwsSettings, regions: Sequence[str]) -> str:
-    """The zone of the given subnet; "" where none is given."""
+def _find_zone(clients: Clients, settings: AwsSettings, regions: Sequence[str]) -> str:
+    """Return the zone of the configured subnet; "" without one."""
     if not settings.subnet:
         return ""
     from labctl.providers.aws.network import place

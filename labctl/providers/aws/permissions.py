@@ -1,4 +1,4 @@
-"""What the credentials may do, found out without doing it: EC2 answers a DryRun with yes or no."""
+"""Find out the permissions of the credentials without side effects, by EC2's DryRun."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GROUP = "sg-00000000000000000"
 IMAGE = "ami-00000000000000000"
 SOME_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFRaSd4ggqnoCXfoeoYLdFMIOKfuu+umL/Zr5GkuWNP4 doctor"
 
-# Each changes something or is needed on the way; an id that is nobody's is answered with "not
-# found", which is no denial.
+# The actions that labctl needs. For ids that do not exist AWS replies "not found", which is not a
+# denial.
 _DRY: dict[str, dict[str, Any]] = {
     "CreateSecurityGroup": {"GroupName": "labctl-doctor", "Description": "never made"},
     "AuthorizeSecurityGroupIngress": {
@@ -43,18 +43,19 @@ _DRY: dict[str, dict[str, Any]] = {
 
 
 def denied_actions(ec2: Any) -> list[str]:
-    """The actions that AWS refuses to these credentials, as IAM names them."""
+    """List the actions that these credentials may not do, by their IAM names."""
     with ThreadPoolExecutor(len(_DRY)) as threads:
         answers = threads.map(lambda action: _is_denied(ec2, action), _DRY)
         return [f"ec2:{action}" for action, denied in zip(_DRY, answers, strict=True) if denied]
 
 
 def tried() -> int:
+    """Return the number of actions that `denied_actions` and `may_run` try."""
     return len(_DRY) + 1
 
 
 def may_run(ec2: Any, ami: str, instance_type: str, subnet: str) -> None:
-    """DeniedError where these credentials may not start such a machine."""
+    """Raise DeniedError if these credentials may not launch such a machine."""
     from botocore.exceptions import ClientError
 
     with told():
@@ -87,6 +88,6 @@ def _is_denied(ec2: Any, action: str) -> bool:
 
 
 def _is_other_trouble(error: ClientError) -> bool:
-    """Whether the answer speaks neither of the permission nor of the made-up arguments."""
+    """Whether the error concerns neither the permission nor the made-up arguments."""
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
     return status >= 500 or status == 401

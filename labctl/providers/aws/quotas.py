@@ -1,4 +1,4 @@
-"""The account's quotas, which AWS counts in vCPUs for each family of types, spot apart."""
+"""The account's quotas, which AWS counts in vCPUs per family of types, separately for spot."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from labctl.providers.aws.errors import QUOTAS_LINK
 
 
 class Quota(Value, frozen=True):
-    """One quota, by AWS's code and name for it."""
+    """One quota, with AWS's code and name."""
 
     code: str
     name: str
 
     def link(self, region: str) -> str:
-        """The page that raises it."""
+        """Return the URL of the page on which the quota can be raised."""
         return f"{QUOTAS_LINK}/{self.code}?region={region}"
 
 
@@ -37,7 +37,7 @@ SPOT = {
 
 
 def quota_for(instance_type: str, spot: bool) -> Quota:
-    """The quota that one more machine of this type counts against."""
+    """Return the quota that a machine of this type counts against."""
     family = re.match(r"[a-z]*", instance_type)
     letters = family[0] if family else ""
     quotas = SPOT if spot else ON_DEMAND

@@ -1,4 +1,4 @@
-"""How likely spot capacity is, as AWS scores it, for the few types that would be taken first."""
+"""AWS's spot placement scores (how likely spot capacity is) for the first few types."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from labctl.providers.aws.catalog import SCORES_FRESH_S, VERSION, Scores, Shelf
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import told
 
-# AWS answers only so many different questions a day.
+# AWS limits the number of different score requests per day.
 TYPES_SCORED = 3
 
 
 def with_scores(clients: Clients, shelf: Shelf, account: str, offers: list[Offer]) -> list[Offer]:
-    """The same offers, the first spot ones with their score where AWS says it to this account."""
-    wanted = _first_types(offers)
-    if not wanted:
+    """Add scores to the first spot offers, if AWS gives them to this account."""
+    first_types = _list_first_types(offers)
+    if not first_types:
         return offers
-    regions = sorted({region for region, _ in wanted})
+    regions = sorted({region for region, _ in first_types})
     scores: dict[tuple[str, str, str], int] = {}
     for region in regions:
-        types = [name for where, name in wanted if where == region]
-        for name, zones in _scores(clients, shelf, account, region, types).items():
+        types = [name for where, name in first_types if where == region]
+        for name, zones in _get_scores(clients, shelf, account, region, types).items():
             scores.update({(region, name, zone): score for zone, score in zones.items()})
     return [
         replace(offer, placement_score=scores.get((offer.region, offer.type, offer.zone)))
@@ -36,30 +36,30 @@ def with_scores(clients: Clients, shelf: Shelf, account: str, offers: list[Offer
     ]
 
 
-def _first_types(offers: list[Offer]) -> list[tuple[str, str]]:
-    """(region, type) of the first few that are spot."""
-    places = dict.fromkeys((offer.region, offer.type) for offer in offers if offer.spot)
-    return list(places)[:TYPES_SCORED]
+def _list_first_types(offers: list[Offer]) -> list[tuple[str, str]]:
+    """List (region, type) of the first few spot offers."""
+    types = dict.fromkeys((offer.region, offer.type) for offer in offers if offer.spot)
+    return list(types)[:TYPES_SCORED]
 
 
-def _scores(
+def _get_scores(
     clients: Clients, shelf: Shelf, account: str, region: str, types: list[str]
 ) -> dict[str, dict[str, int]]:
     name = f"{account}-{region}-scores.json"
-    kept = shelf.read(name, Scores, SCORES_FRESH_S)
-    known = dict(kept.by_type) if kept else {}
-    if missing := [one for one in types if one not in known]:
-        known.update(_asked(clients, region, missing))
-        made_at = kept.made_at if kept else time.time()
-        shelf.write(name, Scores(version=VERSION, made_at=made_at, by_type=known))
-    return known
+    cached = shelf.read(name, Scores, SCORES_FRESH_S)
+    by_type = dict(cached.by_type) if cached else {}
+    if missing := [one for one in types if one not in by_type]:
+        by_type.update(_fetch_scores(clients, region, missing))
+        made_at = cached.made_at if cached else time.time()
+        shelf.write(name, Scores(version=VERSION, made_at=made_at, by_type=by_type))
+    return by_type
 
 
-def _asked(clients: Clients, region: str, types: list[str]) -> dict[str, dict[str, int]]:
-    """By type, then zone; nothing for a type where AWS does not say, for whatever reason."""
+def _fetch_scores(clients: Clients, region: str, types: list[str]) -> dict[str, dict[str, int]]:
+    """Fetch scores by type and zone; empty for a type if AWS gives none, for whatever reason."""
     ec2 = clients.ec2(region)
 
-    def ask(name: str) -> dict[str, int]:
+    def fetch(name: str) -> dict[str, int]:
         with told():
             answer = ec2.get_spot_placement_scores(
                 InstanceTypes=[name],
@@ -75,11 +75,11 @@ def _asked(clients: Clients, region: str, types: list[str]) -> dict[str, dict[st
 
     try:
         with ThreadPoolExecutor(len(types) + 1) as threads:
-            names = threads.submit(_zone_names, clients, region)
-            scored = list(threads.map(ask, types))
+            names = threads.submit(_fetch_zone_names, clients, region)
+            scored = list(threads.map(fetch, types))
             zones = names.result()
     except (ProviderError, BusyError):
-        # A score is an extra: not permitted, asked too often today, not offered in this region.
+        # Scores are optional: not permitted, daily limit reached, or not available in this region.
         return {name: {} for name in types}
     return {
         name: {zones[zone_id]: score for zone_id, score in by_id.items() if zone_id in zones}
@@ -87,8 +87,8 @@ def _asked(clients: Clients, region: str, types: list[str]) -> dict[str, dict[st
     }
 
 
-def _zone_names(clients: Clients, region: str) -> dict[str, str]:
-    """Zone ids are the same for everybody, names are each account's own."""
+def _fetch_zone_names(clients: Clients, region: str) -> dict[str, str]:
+    """Map zone ids, which are the same for all accounts, to this account's zone names."""
     with told():
-        found = clients.ec2(region).describe_availability_zones()["AvailabilityZones"]
-    return {zone["ZoneId"]: zone["ZoneName"] for zone in found}
+        zones = clients.ec2(region).describe_availability_zones()["AvailabilityZones"]
+    return {zone["ZoneId"]: zone["ZoneName"] for zone in zones}

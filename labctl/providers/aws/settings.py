@@ -26,7 +26,7 @@ _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\x21-\x7e]{1,512}")
 _LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?(/\S*)?")
 
 
-def _matching(pattern: re.Pattern[str], what: str) -> Parsed:
+def _match(pattern: re.Pattern[str], what: str) -> Parsed:
     def parse(text: str) -> str:
         if not pattern.fullmatch(text):
             raise ValueError(f"{shown(text)} is not {what}")
@@ -42,7 +42,7 @@ def parse_region(text: str) -> str:
 
 
 def parse_network(text: str) -> str:
-    """A network as AWS wants it, such as 192.0.2.0/24; a bare address is a network of one."""
+    """Parse a network such as 192.0.2.0/24; a bare address is a network of one address."""
     from ipaddress import ip_network
 
     try:
@@ -52,17 +52,20 @@ def parse_network(text: str) -> str:
 
 
 def parse_address_source(text: str) -> str:
-    """https://, or http:// on this machine: anybody in between could name an address to let in."""
+    """Parse an https:// URL, or an http:// one on this machine.
+
+    On an unencrypted connection an attacker could choose the address that is admitted.
+    """
     if re.fullmatch(r"https://[^\s/@]+(/\S*)?", text) or _LOOPBACK.fullmatch(text):
         return text
     raise ValueError(f"{shown(text)} is not an https:// address")
 
 
-def _regions(text: str) -> tuple[str, ...]:
+def _parse_regions(text: str) -> tuple[str, ...]:
     return tuple(parse_region(part.strip()) for part in text.split(","))
 
 
-def _networks(text: str) -> tuple[str, ...]:
+def _parse_networks(text: str) -> tuple[str, ...]:
     return tuple(parse_network(part) for part in text.split(","))
 
 
@@ -71,30 +74,32 @@ Network = Annotated[str, Parsed(parse_network)]
 
 
 class AwsSettings(Value, frozen=True):
-    """`regions`: where to look for offers and servers; left out, the one that AWS's own
-    configuration or environment names, else us-east-1. A text may hold several, with commas.
+    """lab.yaml's `server.aws`.
 
-    `ami`: an image's id (ami-...) or the name of a public SSM parameter (/aws/service/...); left
-    out, the newest that fits the need: AWS's Deep Learning Base GPU image, or plain Ubuntu. `user`
-    is the account that it logs in with.
+    `regions`: the regions to search for offers and servers; by default the one of AWS's own
+    configuration or environment, else us-east-1. A string may name several, with commas.
 
-    `ssh_from`: the networks that may reach SSH; left out, the caller's own address alone, which
-    `address_from` answers as text. `disk` is the root volume's size.
+    `ami`: an image id (ami-...) or the name of a public SSM parameter (/aws/service/...); by
+    default the newest that fits the need: AWS's Deep Learning Base GPU image, or plain Ubuntu.
+    `user` is the login account of the image.
 
-    `subnet`: in place of the default VPC's. `instance_profile` (name or ARN): what the server
-    itself may do. `scheduler_role` (ARN): lets EventBridge Scheduler end the server at its TTL.
-    `profile`: of AWS's own configuration. `settle`: how long AWS may hide what was just made; a
-    server that is not shown for so long does not exist.
+    `ssh_from`: the networks that may reach SSH; by default only the caller's own address, which
+    the URL `address_from` returns as text. `disk` is the root volume's size.
+
+    `subnet`: replaces the default VPC's subnet. `instance_profile` (name or ARN): the permissions
+    of the server itself. `scheduler_role` (ARN): lets EventBridge Scheduler end the server at its
+    TTL. `profile`: a profile of AWS's own configuration. `settle`: how long AWS may not list what
+    was just created; a server that is not listed for longer does not exist.
     """
 
-    regions: Annotated[tuple[str, ...], Parsed(_regions)] | tuple[Region, ...] = ()
-    ami: Annotated[str, _matching(_AMI, "an image: write ami-... or /aws/service/...")] = ""
-    user: Annotated[str, _matching(_USER, "a user's name")] = "ubuntu"
-    ssh_from: Annotated[tuple[str, ...], Parsed(_networks)] | tuple[Network, ...] = ()
+    regions: Annotated[tuple[str, ...], Parsed(_parse_regions)] | tuple[Region, ...] = ()
+    ami: Annotated[str, _match(_AMI, "an image: write ami-... or /aws/service/...")] = ""
+    user: Annotated[str, _match(_USER, "a user name")] = "ubuntu"
+    ssh_from: Annotated[tuple[str, ...], Parsed(_parse_networks)] | tuple[Network, ...] = ()
     address_from: Annotated[str, Parsed(parse_address_source)] = CHECK_ADDRESS
     disk_bytes: Size = msgspec.field(default=100 * 10**9, name="disk")
-    subnet: Annotated[str, _matching(_SUBNET, "a subnet: write subnet-...")] = ""
-    instance_profile: Annotated[str, _matching(_INSTANCE_PROFILE, "an instance profile")] = ""
-    scheduler_role: Annotated[str, _matching(_ROLE, "a role: write arn:aws:iam::...:role/...")] = ""
-    profile: Annotated[str, _matching(_PROFILE, "a profile of AWS's configuration")] = ""
+    subnet: Annotated[str, _match(_SUBNET, "a subnet: write subnet-...")] = ""
+    instance_profile: Annotated[str, _match(_INSTANCE_PROFILE, "an instance profile")] = ""
+    scheduler_role: Annotated[str, _match(_ROLE, "a role: write arn:aws:iam::...:role/...")] = ""
+    profile: Annotated[str, _match(_PROFILE, "a profile of AWS's configuration")] = ""
     settle_s: Annotated[int, Parsed(parse_duration)] = msgspec.field(default=60, name="settle")

@@ -1,4 +1,4 @@
-"""The truth about a server, as it stands in its tags: written in one place, read in one place."""
+"""The tags of servers and resources, which record everything about them: written and read here."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _STATES: dict[str, ServerState] = {
 
 
 def ours(*more: dict[str, Any]) -> list[dict[str, Any]]:
-    """The filter for what bears our tag, and whatever else is given."""
+    """Return the filters for resources with labctl's tag, and these further filters."""
     return [{"Name": f"tag:{OURS}", "Values": ["1"]}, *more]
 
 
 def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Tags as AWS takes them."""
+    """Return tags in AWS's format."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
@@ -53,18 +53,18 @@ def tags_of(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def are_of_one_attempt(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether two described things were made by the same request, as a server and its disk are."""
+    """Whether the same request created both resources, such as a server and its disk."""
     token = tags_of(first).get(TOKEN)
     return bool(token) and token == tags_of(second).get(TOKEN)
 
 
 def of_lab(lab: str, lab_id: str, owner: str) -> dict[str, str]:
-    """What every resource of a lab bears."""
+    """Return the tags of every resource of a lab."""
     return {OURS: "1", LAB: lab, LAB_ID: lab_id, OWNER: owner, "Name": f"labctl-{lab}"}
 
 
 def of_request(offer: Offer, request: CreateRequest, owner: str) -> dict[str, str]:
-    """What a server bears: all that is needed to know it again without any other record."""
+    """Return the tags of a server: all that is needed to rebuild its record from them alone."""
     hardware = (
         f"cpus={offer.cpus} memory={offer.memory_bytes} arch={offer.arch}"
         f" gpus={offer.gpu_count} gpu_memory={offer.gpu_memory_bytes} gpu={offer.gpu_name}"
@@ -87,33 +87,33 @@ def of_request(offer: Offer, request: CreateRequest, owner: str) -> dict[str, st
 
 def offer_of(instance: Mapping[str, Any], region: str) -> Offer:
     tags = tags_of(instance)
-    # The GPU's name stands last, since it may hold spaces.
+    # The GPU's name comes last, since it may contain spaces.
     words, _, gpu_name = tags.get(HARDWARE, "").partition(" gpu=")
-    known = dict(word.split("=", 1) for word in words.split() if "=" in word)
+    values = dict(word.split("=", 1) for word in words.split() if "=" in word)
     return Offer(
         provider=PROVIDER,
         type=instance["InstanceType"],
         region=region,
         zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
-        cpus=int(_number(known.get("cpus", ""))),
-        memory_bytes=int(_number(known.get("memory", ""))),
-        arch=known.get("arch", ""),
+        cpus=int(_parse_number(values.get("cpus", ""))),
+        memory_bytes=int(_parse_number(values.get("memory", ""))),
+        arch=values.get("arch", ""),
         gpu_name=gpu_name,
-        gpu_count=int(_number(known.get("gpus", ""))),
-        gpu_memory_bytes=int(_number(known.get("gpu_memory", ""))),
-        price_usd_per_hour=_number(tags.get(PRICE, "")),
+        gpu_count=int(_parse_number(values.get("gpus", ""))),
+        gpu_memory_bytes=int(_parse_number(values.get("gpu_memory", ""))),
+        price_usd_per_hour=_parse_number(tags.get(PRICE, "")),
         spot=tags.get(SPOT) == "1" or instance.get("InstanceLifecycle") == "spot",
-        on_demand_usd_per_hour=_number(tags.get(ON_DEMAND, "")) or None,
+        on_demand_usd_per_hour=_parse_number(tags.get(ON_DEMAND, "")) or None,
     )
 
 
 def with_owner(instance: Mapping[str, Any], reservation: Mapping[str, Any]) -> dict[str, Any]:
-    """The instance with the account that owns it, which AWS tells beside it."""
+    """Add the account that owns an instance, which AWS returns in its reservation."""
     return {**instance, "OwnerId": reservation.get("OwnerId", "")}
 
 
 def server_of(instance: Mapping[str, Any], region: str, user: str) -> Server:
-    """A described instance as a Server; its key file is for the caller to know."""
+    """Turn a described instance into a Server, without its key file, which the caller adds."""
     tags = tags_of(instance)
     host = instance.get("PublicIpAddress") or ""
     state = _STATES.get(instance["State"]["Name"], "starting")
@@ -134,7 +134,7 @@ def server_of(instance: Mapping[str, Any], region: str, user: str) -> Server:
         offer=offer_of(instance, region),
         created_at=_created_at(instance),
         state="starting" if state == "running" and not host else state,
-        deadline_at=_number(tags.get(DEADLINE, "")) or None,
+        deadline_at=_parse_number(tags.get(DEADLINE, "")) or None,
         account=str(instance.get("OwnerId", "")),
     )
 
@@ -145,21 +145,22 @@ def with_identity(server: Server, identity: str) -> Server:
 
 
 def split_id(server_id: str) -> tuple[str, str] | None:
-    """(instance id, region); None for what is no id of ours."""
+    """Split a server id into (instance id, region); None if it is not a valid one."""
     match = _SERVER_ID.fullmatch(server_id)
     return (match[1], match[2]) if match else None
 
 
 def _created_at(instance: Mapping[str, Any]) -> float:
-    """Its first launch: LaunchTime is that of the last start, attachments stay as they were."""
+    """Return the first launch: LaunchTime is that of the last start; attachments keep theirs."""
     times = [instance.get("LaunchTime")]
     times += [
-        one.get("Attachment", {}).get("AttachTime") for one in instance.get("NetworkInterfaces", ())
+        interface.get("Attachment", {}).get("AttachTime")
+        for interface in instance.get("NetworkInterfaces", ())
     ]
     return min((time.timestamp() for time in times if time), default=0.0)
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:

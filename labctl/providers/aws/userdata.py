@@ -1,4 +1,4 @@
-"""What a machine is told at its first boot: a hook that arms the TTL, then cloud-init's file."""
+"""The user data of a machine's first boot: a hook that arms the TTL, then cloud-init's config."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LONGEST_HOSTNAME = 63
 
 
 @functools.cache
-def _environment(templates: Path) -> Environment:
-    """Kept, so that the templates are compiled once for however many servers."""
+def _load_environment(templates: Path) -> Environment:
+    """Load the templates; cached, so that they are compiled only once for many servers."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
@@ -29,12 +29,12 @@ def _environment(templates: Path) -> Environment:
 
 
 def user_data(templates: Path, boot: Boot, user: str) -> str:
-    """A MIME message for cloud-init; the same Boot gives the same text. UsageError above 16 KB.
+    """Build a MIME message for cloud-init, the same for the same Boot. UsageError above 16 KB.
 
-    It holds no secret but the private half of the throw-away host key. `templates` is the
-    directory of cloud-init's templates.
+    Its only secret is the private half of the temporary host key. `templates` is the directory of
+    cloud-init's templates.
     """
-    environment = _environment(templates)
+    environment = _load_environment(templates)
     values = {
         "hostname": f"labctl-{boot.lab}"[:LONGEST_HOSTNAME].rstrip("-"),
         "host_key": boot.host_key,
@@ -51,12 +51,12 @@ def user_data(templates: Path, boot: Boot, user: str) -> str:
     for kind, name in parts:
         text = environment.get_template(name).render(values)
         lines += [f"--{BOUNDARY}", f'Content-Type: {kind}; charset="utf-8"', "", text]
-    made = "\n".join([*lines, f"--{BOUNDARY}--", ""])
-    size = len(made.encode())
+    message = "\n".join([*lines, f"--{BOUNDARY}--", ""])
+    size = len(message.encode())
     if size > LIMIT_BYTES:
         raise UsageError(
-            f"the first-boot script has {size} bytes, and AWS takes {LIMIT_BYTES}",
+            f"the first-boot script has {size} bytes, but AWS accepts only {LIMIT_BYTES}",
             why="the lab's public key is unusually long",
             hint="use an ed25519 key",
         )
-    return made
+    return message

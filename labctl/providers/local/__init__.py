@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
 
-# A claim is settled within a second; one this old is nobody's any more.
+# A claim becomes a server within a second; after this many seconds its creator has died.
 CLAIM_S = 60
 
 
 class LocalSettings(Value, frozen=True):
     """lab.yaml's `server.local`.
 
-    `memory` ("8GB") and `cpus` limit the server with all that runs in it; 0 is no limit. `image`
-    is your own lab-server image, made FROM the one that labctl builds, and `extra_capabilities`
-    what it needs beyond the three that an engine inside a container does.
+    `memory` ("8GB") and `cpus` limit the server with everything that runs in it; 0 is no limit.
+    `image` is your own lab-server image, built FROM the one that labctl builds, and
+    `extra_capabilities` are capabilities that it needs beyond those of an engine in a container.
     """
 
     memory_bytes: Size = msgspec.field(default=0, name="memory")
@@ -58,7 +58,7 @@ class LocalSettings(Value, frozen=True):
 
 
 class LocalProvider:
-    """A Provider that is also Stoppable, Reclaim, and has a Console. Its servers cost nothing."""
+    """A Provider that is also Stoppable, Reclaim and Console. Its servers cost nothing."""
 
     name: ClassVar[str] = "local"
     no_notice: ClassVar[str] = ""
@@ -71,14 +71,14 @@ class LocalProvider:
         self._source = surroundings.data_dir / "images" / "lab-server"
 
     def get_account(self) -> ProviderAccount:
-        """A container on this machine costs nothing and is found again by its label."""
+        """Return no account: containers on this machine are free and found by their labels."""
         return ProviderAccount()
 
     def check(self, need: Need | None = None) -> list[Check]:
-        wanted = image.reference(self._source, self.surroundings.base_image)
+        server_image = image.reference(self._source, self.surroundings.base_image)
         try:
             with engine.connected() as docker:
-                return checks.of_engine(docker.info(), built=image.exists(docker, wanted))
+                return checks.of_engine(docker.info(), built=image.exists(docker, server_image))
         except EngineError as error:
             return checks.without_engine(error)
 
@@ -92,11 +92,11 @@ class LocalProvider:
         return [OFFER]
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
-        """The first one on this machine builds the server's image, which takes about a minute."""
+        """Create a server. The first one on this machine builds its image, for about a minute."""
         with engine.connected() as docker:
             container = labelled(docker, TOKEN_LABEL, request.token)
             if container is None:
-                container = self._made(docker, request)
+                container = self._create_container(docker, request)
             if container.status == "created":
                 start(container)
             return server_of(container)
@@ -108,8 +108,8 @@ class LocalProvider:
 
     def servers(self) -> list[Server]:
         with engine.connected() as docker:
-            found = all_labelled(docker, SERVER_LABEL)
-            return [server_of(container) for container in found if not cache.is_claim(container)]
+            containers = all_labelled(docker, SERVER_LABEL)
+            return [server_of(one) for one in containers if not cache.is_claim(one)]
 
     def terminate(self, server_id: str) -> None:
         from docker.errors import APIError, NotFound
@@ -123,13 +123,15 @@ class LocalProvider:
                 try:
                     container.remove(force=True, v=True)
                 except APIError as error:
-                    # Somebody else is removing it at this moment.
+                    # Another process is removing it at this moment.
                     if error.status_code != engine.CONFLICT:
                         raise
 
     def leftovers(self) -> list[Resource]:
-        """Caches, of kind "cache": they cost disk space and make the next `up` quick. And any
-        container that a `create` killed midway never named."""
+        """List caches, which use disk space and make the next `up` faster, and abandoned claims.
+
+        An abandoned claim is a container of a `create` that was killed halfway.
+        """
         with engine.connected() as docker:
             volumes = cache.free(docker, self.surroundings.owner)
             claims = [c for c in all_labelled(docker, SERVER_LABEL) if cache.is_claim(c)]
@@ -140,8 +142,11 @@ class LocalProvider:
                 for claim in claims
                 if age_s(claim) > CLAIM_S
             ),
-            *map(self._layers, volumes),
-            *(_cached(tag, f"the server's own image: docker image rm {tag}") for tag in images),
+            *map(self._describe_layers, volumes),
+            *(
+                _describe_cache(tag, f"the server's own image: docker image rm {tag}")
+                for tag in images
+            ),
         ]
 
     def remove(self, resource: Resource) -> None:
@@ -157,30 +162,30 @@ class LocalProvider:
 
     def stop(self, server_id: str) -> None:
         with engine.connected() as docker:
-            _present(docker, server_id).stop(timeout=STOP_TIMEOUT_S)
+            _get_container(docker, server_id).stop(timeout=STOP_TIMEOUT_S)
 
     def start(self, server_id: str) -> None:
-        """The server gets another port: ask `find` for it."""
+        """Start a stopped server. It gets another port, which `find` returns."""
         with engine.connected() as docker:
-            _present(docker, server_id).start()
+            _get_container(docker, server_id).start()
 
     def reclaim(self, server_id: str, notice_s: float) -> bool:
-        """No process in it gets a chance."""
+        """Kill the server at once; its processes get no signal to end themselves."""
         if notice_s:
             return False
         with engine.connected() as docker:
-            _present(docker, server_id).remove(force=True, v=True)
+            _get_container(docker, server_id).remove(force=True, v=True)
         return True
 
     def console(self, server_id: str) -> str:
         with engine.connected() as docker:
-            return _present(docker, server_id).logs(tail=200).decode(errors="replace")
+            return _get_container(docker, server_id).logs(tail=200).decode(errors="replace")
 
-    def _made(self, docker: DockerClient, request: CreateRequest) -> Container:
-        """A new container of this attempt under its own name, all but started."""
+    def _create_container(self, docker: DockerClient, request: CreateRequest) -> Container:
+        """Create the container of this attempt under its own name, without starting it."""
         from docker.errors import APIError
 
-        server_image = self._image(docker)
+        server_image = self._ensure_image(docker)
         cgroup_v1 = docker.info().get("CgroupVersion", "1") == "1"
 
         def make(name: str, volume: str) -> Container:
@@ -195,7 +200,7 @@ class LocalProvider:
                     cgroup_v1=cgroup_v1,
                     capabilities=self.settings.extra_capabilities,
                 ),
-                **self._limits(),
+                **self._build_limits(),
             )
 
         container = cache.claim(docker, self.surroundings.owner, make)
@@ -205,24 +210,24 @@ class LocalProvider:
             container.rename(server_id_of(request))
         except APIError:
             container.remove(force=True)
-            # The same attempt, running twice, was quicker; any other reason stands.
+            # A second process with the same attempt was faster; any other error is raised.
             if (twin := labelled(docker, TOKEN_LABEL, request.token)) is not None:
                 return twin
             raise
         container.reload()
         return container
 
-    def _image(self, docker: DockerClient) -> str:
+    def _ensure_image(self, docker: DockerClient) -> str:
         if self.settings.image:
             return image.given(docker, self.settings.image)
-        around = self.surroundings
-        return image.ensure(docker, self._source, around.base_image, around.progress)
+        context = self.surroundings
+        return image.ensure(docker, self._source, context.base_image, context.progress)
 
-    def _layers(self, name: str) -> Resource:
+    def _describe_layers(self, name: str) -> Resource:
         note = f"images and layers: docker volume rm {name}"
-        return _cached(name, note, lab=self.surroundings.owner)
+        return _describe_cache(name, note, lab=self.surroundings.owner)
 
-    def _limits(self) -> dict[str, Any]:
+    def _build_limits(self) -> dict[str, Any]:
         limits: dict[str, Any] = {}
         if self.settings.memory_bytes:
             limits["mem_limit"] = self.settings.memory_bytes
@@ -231,13 +236,15 @@ class LocalProvider:
         return limits
 
 
-def _present(docker: DockerClient, server_id: str) -> Container:
+def _get_container(docker: DockerClient, server_id: str) -> Container:
     container = labelled(docker, SERVER_LABEL, server_id)
     if container is None:
-        raise ProviderError(f"there is no server {server_id!r} here", hint="labctl status")
+        raise ProviderError(
+            f"this machine has no container of the server {server_id!r}", hint="labctl status"
+        )
     return container
 
 
-def _cached(name: str, note: str, lab: str = "") -> Resource:
+def _describe_cache(name: str, note: str, lab: str = "") -> Resource:
     note = f"kept for the next up; {note}"
     return Resource(provider="local", kind="cache", id=name, note=note, lab=lab)

@@ -1,11 +1,11 @@
 """Docker layers that outlive a server: a pool of volumes, each used by one server at a time.
 
-Every owner has a pool, since layers may hold what only their owner should see.
+Every owner has a separate pool, since layers may hold private data.
 
-The engine is the only thing that all labs, users and processes here share, so a container's name,
-which the engine gives once, is the lock: a server is created under the name of the claim on its
-volume, and gets its own name only when no other container has that volume. Whoever claimed the
-volume before has either still the claim's name (so creating ours fails) or is seen using it.
+The engine is the only thing that all labs, users and processes on this machine share. Container
+names are unique in it, so they serve as locks: a server is created under the name of the claim on
+its volume, and gets its own name only when no other container has that volume. An earlier claimer
+of the volume either still has the claim's name (so creating ours fails) or is seen using it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUFFIX = "-claim"
 
 
 def free(docker: DockerClient, owner: str) -> list[str]:
-    """Names of the owner's volumes that no container has, the oldest and so fullest first."""
+    """List the owner's volumes that no container uses, the oldest first: they hold the most."""
     used = {
         mount["Name"]
         for container in docker.containers.list(all=True, sparse=True)
@@ -36,14 +36,14 @@ def free(docker: DockerClient, owner: str) -> list[str]:
     }
     pool = docker.volumes.list(filters={"label": f"{LABEL}={owner}"})
     unused = [volume for volume in pool if volume.name not in used]
-    return [one.name for one in sorted(unused, key=lambda v: (v.attrs["CreatedAt"], v.name))]
+    return [volume.name for volume in sorted(unused, key=lambda v: (v.attrs["CreatedAt"], v.name))]
 
 
 def claim(docker: DockerClient, owner: str, make: Callable[[str, str], Container]) -> Container:
-    """A container made by `make(name, volume)`, the only one with its volume."""
+    """Create a container with `make(name, volume)` that is the only one with its volume."""
     from docker.errors import APIError
 
-    # Somebody else may be quicker even with a new volume; each time, one of us gets on.
+    # Another process may be faster, even with a new volume; each time one of the two succeeds.
     for volume in chain(free(docker, owner), _new_volumes(docker, owner)):
         try:
             container = make(volume + _SUFFIX, volume)
@@ -51,14 +51,14 @@ def claim(docker: DockerClient, owner: str, make: Callable[[str, str], Container
             if error.status_code == engine.CONFLICT:
                 continue
             raise
-        if _alone(docker, container, volume):
+        if _is_only_user(docker, container, volume):
             return container
         container.remove(force=True)
     raise AssertionError("there is always one more new volume")
 
 
 def is_claim(container: Container) -> bool:
-    """Whether it has claimed its volume but is no server yet."""
+    """Whether it has claimed its volume but is not a server yet."""
     return str(container.name).endswith(_SUFFIX)
 
 
@@ -69,6 +69,6 @@ def _new_volumes(docker: DockerClient, owner: str) -> Iterator[str]:
         yield name
 
 
-def _alone(docker: DockerClient, container: Container, volume: str) -> bool:
+def _is_only_user(docker: DockerClient, container: Container, volume: str) -> bool:
     users = docker.containers.list(all=True, sparse=True, filters={"volume": volume})
     return all(user.id == container.id for user in users)

@@ -1,4 +1,4 @@
-"""What `doctor` says about this machine's Docker Engine."""
+"""The checks of `labctl doctor` for this machine's Docker Engine."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from labctl.errors import EngineError
 from labctl.model import GIB, Check
 
 LOW_DISK_BYTES = 10 * GIB
-# Removes the layers of ended servers, none that is in use. The next `up` builds them anew.
+# Removes the layers of ended servers, but none in use. The next `up` builds them again.
 FREE_LAYERS = "docker volume rm $(docker volume ls -q --filter label=labctl.cache)"
 
 
 def of_engine(info: dict[str, Any], *, built: bool) -> list[Check]:
-    """`info` is the engine's own; `built` tells whether the lab server's image is there."""
-    return [_engine(info), *_disk(info), _image(built)]
+    """Check a running engine by its `info`; `built` says whether the lab server image exists."""
+    return [_check_engine(info), *_check_disk(info), _check_image(built)]
 
 
 def without_engine(error: EngineError) -> list[Check]:
+    """Return the checks of an engine that cannot be reached."""
     detail = f"{error}: {error.why}"
     return [Check(name="Docker Engine", ok=False, detail=detail, next=error.hint)]
 
 
-def _engine(info: dict[str, Any]) -> Check:
+def _check_engine(info: dict[str, Any]) -> Check:
     version = f"{info['ServerVersion']}, cgroup v{info.get('CgroupVersion', '1')}"
     linux = info["OSType"] == "linux"
     return Check(
@@ -35,8 +36,8 @@ def _engine(info: dict[str, Any]) -> Check:
     )
 
 
-def _disk(info: dict[str, Any]) -> list[Check]:
-    """Nothing where the engine's disk is out of sight (Docker Desktop keeps it in a machine)."""
+def _check_disk(info: dict[str, Any]) -> list[Check]:
+    """Check the engine's disk; nothing if it is inaccessible (in Docker Desktop's own machine)."""
     root = Path(info["DockerRootDir"])
     try:
         free = shutil.disk_usage(root).free
@@ -53,6 +54,6 @@ def _disk(info: dict[str, Any]) -> list[Check]:
     ]
 
 
-def _image(built: bool) -> Check:
-    detail = "built" if built else "not built yet: the first up does it, in about a minute"
+def _check_image(built: bool) -> Check:
+    detail = "built" if built else "not built yet: the first up builds it in about a minute"
     return Check(name="lab server image", ok=True, detail=detail)

@@ -1,6 +1,6 @@
-"""One lab server as a container: what it is created with, and what can be read from it.
+"""A lab server as a container: the options of its creation, and its state as a Server.
 
-Its labels are the truth about it, so that a lost state directory is rebuilt from them.
+Its labels hold everything about it, so that a lost state directory can be rebuilt from them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CREATED_AT_LABEL = "labctl.created-at"
 
 OFFER = Offer(provider="local", type="container")
 # Three for an engine inside a container; SYS_PTRACE for its `docker exec` into containers that do
-# not run as root, since joining another user's namespaces is a ptrace right.
+# not run as root, since joining another user's namespaces requires the right to ptrace.
 CAPABILITIES = ("SYS_ADMIN", "NET_ADMIN", "MKNOD", "SYS_PTRACE")
-# A server that shuts down gives its containers ten seconds, then ends its engine.
+# Seconds; a server that shuts down gives its containers ten of them, then ends its engine.
 STOP_TIMEOUT_S = 30
 CLEAR_TIMEOUT_S = 60
 
 _STATES: dict[str, ServerState] = {
-    # Whoever made it ended before starting it; `start` does that.
+    # Its creator died before starting it; `start` does that.
     "created": "stopped",
     "restarting": "starting",
     "running": "running",
@@ -64,10 +64,10 @@ def labels_of(request: CreateRequest, owner: str) -> dict[str, str]:
 
 
 def options(*, volume: str, cgroup_v1: bool, capabilities: tuple[str, ...]) -> dict[str, Any]:
-    """What `docker run` would be told for an engine inside a container.
+    """Return the options of `docker run` for an engine inside a container.
 
-    No --privileged: these are enough, and allowed more often. With cgroup v1 the engine inside
-    needs the host's tree; with v2 a namespace of its own does, and nothing is mounted.
+    No --privileged: these are enough, and more machines allow them. With cgroup v1 the engine
+    inside needs the host's tree; with v2 a private namespace is enough, and nothing is mounted.
     """
     volumes = {volume: {"bind": cache.MOUNT_POINT, "mode": "rw"}}
     if cgroup_v1:
@@ -84,21 +84,21 @@ def options(*, volume: str, cgroup_v1: bool, capabilities: tuple[str, ...]) -> d
 
 
 def all_labelled(docker: DockerClient, label: str) -> list[Container]:
-    """Every container with that label, whatever its state.
+    """List every container with that label, in any state.
 
     The list inspects each container, and the engine fails to inspect one whose removal has begun
-    (moby/moby#49227: status 500). A moment later the list is without it.
+    (moby/moby#49227: status 500). A moment later the list no longer has it.
     """
     from docker.errors import APIError
 
-    patient = retry_on(APIError, pause_s=0.2, longest_pause_s=1.0, tries=6)
-    return patient(docker.containers.list, all=True, ignore_removed=True, filters={"label": label})
+    policy = retry_on(APIError, pause_s=0.2, longest_pause_s=1.0, tries=6)
+    return policy(docker.containers.list, all=True, ignore_removed=True, filters={"label": label})
 
 
 def labelled(docker: DockerClient, label: str, value: str) -> Container | None:
-    """The server with that label. A claim is none yet: its maker is at work, or has died."""
-    found = all_labelled(docker, f"{label}={value}")
-    return next((container for container in found if not cache.is_claim(container)), None)
+    """Find the server with that label. A claim does not count: it is not a server yet."""
+    containers = all_labelled(docker, f"{label}={value}")
+    return next((container for container in containers if not cache.is_claim(container)), None)
 
 
 def age_s(container: Container) -> float:
@@ -115,10 +115,10 @@ def server_of(container: Container) -> Server:
         alias=labels[LAB_LABEL],
         endpoint=Endpoint(
             host="127.0.0.1",
-            port=_published_port(container),
+            port=_get_published_port(container),
             user="student",
             identity=labels[IDENTITY_LABEL],
-            host_key=_host_key(container),
+            host_key=_read_host_key(container),
         ),
         state=_STATES[container.status],
         offer=OFFER,
@@ -127,7 +127,7 @@ def server_of(container: Container) -> Server:
 
 
 def start(container: Container) -> None:
-    """Start it; one that the engine cannot start does not stay."""
+    """Start a container; remove it if the engine cannot start it."""
     from docker.errors import APIError
 
     try:
@@ -139,8 +139,10 @@ def start(container: Container) -> None:
 
 
 def clear_and_stop(container: Container) -> None:
-    """Containers and their data end with the server; images stay in the volume. Should clearing
-    fail, the next server with this volume does it at its first boot."""
+    """Delete the containers in a server and their data, keep the images in the volume, stop it.
+
+    If deleting fails, the next server with this volume does it at its first boot.
+    """
     if container.status == "running":
         clear = "/usr/local/lib/lab-server/clear.sh"
         container.exec_run(["timeout", str(CLEAR_TIMEOUT_S), clear])
@@ -148,27 +150,27 @@ def clear_and_stop(container: Container) -> None:
 
 
 def put_first_boot(container: Container, script: str) -> None:
-    """Leave `script` where the first boot runs it, as root."""
+    """Copy `script` to where the first boot runs it, as root."""
     import tarfile
 
     content = script.encode()
     member = tarfile.TarInfo("first-boot")
     member.size = len(content)
     member.mode = 0o700
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.addfile(member, io.BytesIO(content))
-    container.put_archive("/var/lib/labctl", whole.getvalue())
+    container.put_archive("/var/lib/labctl", buffer.getvalue())
 
 
-def _published_port(container: Container) -> int:
-    """0 while it is stopped; another one after each start."""
+def _get_published_port(container: Container) -> int:
+    """Return the port of its sshd: 0 while it is stopped, another one after each start."""
     published = container.attrs["NetworkSettings"]["Ports"].get("22/tcp")
     return int(published[0]["HostPort"]) if published else 0
 
 
-def _host_key(container: Container) -> str:
-    """The server's public key, read through the engine; "" until its first boot made it."""
+def _read_host_key(container: Container) -> str:
+    """Read the server's public key through the engine; "" until its first boot has created it."""
     import tarfile
 
     from docker.errors import NotFound

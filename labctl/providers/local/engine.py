@@ -1,4 +1,4 @@
-"""The way to this machine's Docker Engine, and what to do where there is none."""
+"""Connect to this machine's Docker Engine, and explain what to do without one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from labctl.errors import EngineError, ProviderError
 if TYPE_CHECKING:
     from docker import DockerClient
 
-# The engine's status where somebody else has done or is doing it (its HTTP API).
+# HTTP status of the engine's API if another process has done or is doing the same.
 CONFLICT = 409
-# How long one answer of the engine may take; clearing a server's containers is the longest.
+# Seconds for one reply of the engine; clearing a server's containers takes longest.
 TIMEOUT_S = 120
 
 
 @contextmanager
 def connected() -> Iterator[DockerClient]:
-    """The engine that the docker command uses (DOCKER_HOST or the current context).
+    """Connect to the engine that the docker command uses (DOCKER_HOST or the current context).
 
-    Raises EngineError where none answers, ProviderError with its own words where it refuses.
+    Raises EngineError if no engine answers, ProviderError with its message if it refuses.
     """
     import docker
     from docker.errors import APIError, DockerException
@@ -38,7 +38,9 @@ def connected() -> Iterator[DockerClient]:
         yield client
     except APIError as error:
         raise ProviderError(
-            "Docker Engine refused", why=error.explanation or str(error), hint="labctl doctor"
+            "Docker Engine refused the request",
+            why=error.explanation or str(error),
+            hint="labctl doctor",
         ) from error
     except (DockerException, RequestException) as error:
         raise unusable(error) from error
@@ -47,7 +49,7 @@ def connected() -> Iterator[DockerClient]:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """`error` and everything it was made from; requests keeps the reason in `args`."""
+    """Yield `error` and all its causes; requests keeps the cause in `args`."""
     yield error
     inner = error.__cause__ or error.__context__
     for below in (inner, *error.args):
@@ -60,17 +62,17 @@ def unusable(
     platform: str = sys.platform,
     installed: Callable[[str], object] = shutil.which,
 ) -> EngineError:
-    """What the person has to do about this failure to reach the engine."""
+    """Turn a failure to reach the engine into an EngineError with the command that fixes it."""
     kinds = {type(cause) for cause in causes(error)}
     if PermissionError in kinds:
         return EngineError(
-            "Docker Engine does not let you in",
+            "you have no access to Docker Engine",
             why="your user may not open its socket",
             hint='sudo usermod -aG docker "$USER", then log in again (or: newgrp docker)',
         )
     if not installed("dockerd") and not installed("docker"):
         return EngineError(
-            "there is no Docker Engine on this machine",
+            "Docker Engine is not installed on this machine",
             why="the local provider runs each lab server as a container",
             hint=_install_command(platform, has_apt=bool(installed("apt-get"))),
         )

@@ -1,4 +1,4 @@
-"""The lab server's image: named after its content, built once, through the engine's API."""
+"""The lab server image: named after its content, built once, through the engine's API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STEP = r"^Step (\d+)/(\d+) : (.*)"
 
 
 def content_hash(source: Path, base: str) -> str:
-    """Changes when a file below `source` or the base does; 12 hex digits."""
+    """Hash the files below `source` and the base name; 12 hex digits."""
     digest = hashlib.sha256(base.encode())
     for path in sorted(path for path in source.rglob("*") if path.is_file()):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -32,7 +32,7 @@ def content_hash(source: Path, base: str) -> str:
 
 
 def reference(source: Path, base: str = "") -> str:
-    """The name of the image made of `source` and this base; "" is the default base."""
+    """Return the name of the image built from `source` and this base; "" is the default base."""
     return f"{REPOSITORY}:{content_hash(source, base or DEFAULT_BASE)}"
 
 
@@ -47,24 +47,24 @@ def exists(docker: DockerClient, image: str) -> bool:
 
 
 def ensure(docker: DockerClient, source: Path, base: str, progress: Progress) -> str:
-    """The image's name, after building it if it is missing (about a minute).
+    """Build the image if it is missing (about a minute), and return its name.
 
-    A failed build is a BuildError whose `log_path` is the whole log, on this machine.
+    A failed build is a BuildError whose `log_path` is the complete log, on this machine.
     """
     image = reference(source, base)
     if exists(docker, image):
         return image
-    with _alone(source / "Dockerfile"):
+    with _lock(source / "Dockerfile"):
         if not exists(docker, image):
             _build(docker, image, source, base or DEFAULT_BASE, progress)
     return image
 
 
 def given(docker: DockerClient, image: str) -> str:
-    """`image`, the user's own, if the engine has it."""
+    """Return `image`, the user's own; ProviderError if the engine does not have it."""
     if not exists(docker, image):
         raise ProviderError(
-            f"there is no image {image!r} here",
+            f"Docker Engine has no image {image!r}",
             why="lab.yaml's server.local.image names it",
             hint=f"docker pull {image}",
         )
@@ -72,19 +72,19 @@ def given(docker: DockerClient, image: str) -> str:
 
 
 def unused(docker: DockerClient) -> list[str]:
-    """Every lab server image, of any content and base, that no container was made from."""
-    used = {found.attrs["ImageID"] for found in docker.containers.list(all=True, sparse=True)}
+    """List all lab server images, of any content and base, that no container uses."""
+    used = {c.attrs["ImageID"] for c in docker.containers.list(all=True, sparse=True)}
     return sorted(
         tag
-        for found in docker.images.list(name=REPOSITORY)
-        if found.id not in used
-        for tag in found.tags
+        for image in docker.images.list(name=REPOSITORY)
+        if image.id not in used
+        for tag in image.tags
     )
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Two labs that come up at once build the image once, where the file system knows locks."""
+def _lock(file: Path) -> Iterator[None]:
+    """Lock a file, if its file system has locks, so that two labs build the image only once."""
     with file.open() as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -106,29 +106,29 @@ def _build(docker: DockerClient, image: str, source: Path, base: str, progress: 
     for line in lines:
         text = str(line.get("stream", "") or line.get("error", ""))
         log.append(text)
-        if found := re.match(_STEP, text):
-            step = found[3].strip()
-            progress(f"lab server image: {step[:60]}", int(found[1]) - 1, int(found[2]))
+        if match := re.match(_STEP, text):
+            step = match[3].strip()
+            progress(f"lab server image: {step[:60]}", int(match[1]) - 1, int(match[2]))
         if "error" in line:
-            raise _failed(step, base, text.strip(), "".join(log))
+            raise _make_build_error(step, base, text.strip(), "".join(log))
     progress("lab server image", 1, 1)
 
 
-def _failed(step: str, base: str, reason: str, log: str) -> BuildError:
+def _make_build_error(step: str, base: str, reason: str, log: str) -> BuildError:
     from tempfile import NamedTemporaryFile
 
     with NamedTemporaryFile("w", prefix="labctl-build-", suffix=".log", delete=False) as file:
         file.write(log)
     if step.startswith("FROM"):
         return BuildError(
-            f"the base image {base!r} cannot be had",
+            f"the base image {base!r} is not available",
             why=reason,
             hint="without a container registry: scripts/base-image, then "
             "LABCTL_BASE_IMAGE=labctl-base:bookworm labctl up",
             log_path=file.name,
         )
     return BuildError(
-        f"the lab server's image did not build: {step}",
+        f"the lab server image did not build: {step}",
         why="\n".join(log.splitlines()[-8:]),
         hint=f"less {file.name}",
         log_path=file.name,

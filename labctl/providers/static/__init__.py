@@ -1,7 +1,7 @@
-"""Existing lab servers, reached by ssh and shared by leases that lie on the machines themselves.
+"""Existing lab machines, reached by ssh and shared by leases that are stored on the machines.
 
-labctl logs in as the person does (their key, agent, ssh_config) and installs no key. Nothing here
-powers a machine on or off.
+labctl logs in like the user (their key, agent, ssh_config) and installs no key. Nothing here powers
+a machine on or off.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["HostEntry", "StaticProvider", "StaticSettings"]
 DEFAULT_SPAN_S = 24 * 3600
 MOST_AT_ONCE = 8
 
-
+# A machine with its lease, or with the reason why it did not answer.
 Look = tuple[Machine, Lease | LabError]
 
 
 class StaticProvider:
-    """Claims and releases configured machines. A server's id names the machine and the claim."""
+    """Claims and releases configured machines. A server's id contains machine and claim."""
 
     name: ClassVar[str] = PROVIDER
     settings_type: ClassVar[type[Value]] = StaticSettings
@@ -47,51 +47,55 @@ class StaticProvider:
         return machines(self.settings, self.surroundings)
 
     def get_account(self) -> ProviderAccount:
-        """A claim is known by its token, and nobody pays for the machine."""
+        """Return no account: machines are free, and a claim is identified by its token."""
         return ProviderAccount()
 
     def check(self, need: Need | None = None) -> list[Check]:
-        return [_check(machine, found) for machine, found in self._look()]
+        return [_check(machine, answer) for machine, answer in self._query_machines()]
 
     def offers(self, need: Need) -> list[Offer]:
-        """The free machines that satisfy the need, in their configured order.
+        """List the free machines that satisfy the need, in their configured order.
 
-        PolicyError, naming each holder, where all that satisfy it are held; ConnectError where
-        no machine can be reached.
+        PolicyError, naming each holder, if all that satisfy it are in use; ConnectError if no
+        machine can be reached.
         """
-        looks = self._look()
-        found = [(m, a) for m, a in looks if isinstance(a, Lease) and _satisfies(m.offer(a), need)]
-        free = [machine.offer(answer) for machine, answer in found if answer.state == "free"]
-        if not free and found:
-            raise _all_busy(found)
+        answers = self._query_machines()
+        fitting = [
+            (machine, answer)
+            for machine, answer in answers
+            if isinstance(answer, Lease) and _satisfies(machine.offer(answer), need)
+        ]
+        free = [machine.offer(answer) for machine, answer in fitting if answer.state == "free"]
+        if not free and fitting:
+            raise _make_busy_error(fitting)
         if not free:
-            _raise_if_all_failed(looks)
+            _raise_if_all_failed(answers)
         return free
 
     def create(self, offer: Offer, request: CreateRequest) -> Server:
-        """Claim the offered machine or, where it was taken meanwhile, the next that satisfies.
+        """Claim the offered machine or, if it was claimed meanwhile, the next that satisfies.
 
-        The same token gives the same machine. PolicyError names who holds them all.
+        The same token returns the same machine. PolicyError names the holders if all are in use.
         """
-        looks = self._look(request.token)
-        for machine, answer in looks:
+        answers = self._query_machines(request.token)
+        for machine, answer in answers:
             if isinstance(answer, Lease) and answer.state == "mine" and answer.holder:
                 return machine.server(answer, answer.holder)
-        _raise_if_all_failed(looks)
+        _raise_if_all_failed(answers)
         fitting = [
             (machine, answer)
-            for machine, answer in looks
+            for machine, answer in answers
             if isinstance(answer, Lease) and _satisfies(machine.offer(answer), request.need)
         ]
         fitting.sort(key=lambda each: each[0].name != offer.type)
         refusals = []
-        for machine, seen in fitting:
+        for machine, answer in fitting:
             claimed = self._claim(machine, request)
             if claimed.state == "mine" and claimed.holder:
-                whole = msgspec.structs.replace(claimed, gpus=seen.gpus)
-                return machine.server(whole, claimed.holder)
+                with_gpus = msgspec.structs.replace(claimed, gpus=answer.gpus)
+                return machine.server(with_gpus, claimed.holder)
             refusals.append((machine, claimed))
-        raise _all_busy(refusals)
+        raise _make_busy_error(refusals)
 
     def _claim(self, machine: Machine, request: CreateRequest) -> Lease:
         holder = Holder(
@@ -104,33 +108,33 @@ class StaticProvider:
         return machine.ask(lease.claim(holder, request.need.ttl_s or DEFAULT_SPAN_S))
 
     def find(self, server_id: str) -> Server | None:
-        """None where nobody, or another claim than this, holds the machine."""
-        for machine, token in self._candidates(server_id):
-            found = machine.ask(lease.show(token))
-            if found.state == "mine" and found.holder:
-                return machine.server(found, found.holder)
+        """Find the machine of a claim; None if nobody, or another claim, holds it."""
+        for machine, token in self._find_candidates(server_id):
+            answer = machine.ask(lease.show(token))
+            if answer.state == "mine" and answer.holder:
+                return machine.server(answer, answer.holder)
         return None
 
     def servers(self) -> list[Server]:
-        """Every machine that this owner holds. ConnectError where none can be reached."""
-        looks = self._look()
-        _raise_if_all_failed(looks)
+        """List every machine that this owner holds. ConnectError if no machine can be reached."""
+        answers = self._query_machines()
+        _raise_if_all_failed(answers)
         return [
             machine.server(answer, answer.holder)
-            for machine, answer in looks
+            for machine, answer in answers
             if isinstance(answer, Lease)
             and answer.holder
             and answer.holder.owner == self.surroundings.owner
         ]
 
     def terminate(self, server_id: str) -> None:
-        """Give the machine back. It stays powered on, and what lies on it stays."""
-        for machine, token in self._candidates(server_id):
+        """Release the machine. It stays powered on, and its files stay."""
+        for machine, token in self._find_candidates(server_id):
             machine.ask(lease.release(token))
 
     def extend(self, server_id: str, span_s: int) -> Server | None:
-        """Have the lease end `span_s` seconds from now; None where it is not held any more."""
-        for machine, token in self._candidates(server_id):
+        """Have the lease end `span_s` seconds from now; None if it has ended already."""
+        for machine, token in self._find_candidates(server_id):
             machine.ask(lease.renew(token, span_s))
         return self.find(server_id)
 
@@ -138,30 +142,30 @@ class StaticProvider:
         return []
 
     def remove(self, resource: Resource) -> None:
-        """Nothing that costs money is ever left here."""
+        """Do nothing: nothing that costs money is ever left."""
 
-    def _candidates(self, server_id: str) -> list[tuple[Machine, str]]:
-        """The machines that an id can mean, with the claim's token."""
+    def _find_candidates(self, server_id: str) -> list[tuple[Machine, str]]:
+        """Find the machines that an id can mean, with the claim's token."""
         return [
             (machine, token)
             for machine in self.machines
             if (token := server_id.removeprefix(machine.server_id(""))) != server_id
         ]
 
-    def _look(self, token: str = "") -> list[Look]:
-        """Every machine with its lease, or with why it did not answer; all at once."""
-        # One after another, since each may ask the person to confirm a key.
-        lost = {machine.name: _unreachable(machine) for machine in self.machines}
+    def _query_machines(self, token: str = "") -> list[Look]:
+        """Query the leases of all machines in parallel; an error if a machine does not answer."""
+        # One after another, since each may ask the user to confirm a host key.
+        errors = {machine.name: _settle(machine) for machine in self.machines}
 
-        def look(machine: Machine) -> Look:
-            return machine, lost[machine.name] or _answer(machine, token)
+        def query(machine: Machine) -> Look:
+            return machine, errors[machine.name] or _query_lease(machine, token)
 
         with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-            return list(pool.map(look, self.machines))
+            return list(pool.map(query, self.machines))
 
 
-def _unreachable(machine: Machine) -> ConnectError | None:
-    """Why the way to the machine and its key are not known, if they are not."""
+def _settle(machine: Machine) -> ConnectError | None:
+    """Find the machine's address and host key; return the error if it cannot be reached."""
     try:
         machine.settle()
     except ConnectError as error:
@@ -169,7 +173,7 @@ def _unreachable(machine: Machine) -> ConnectError | None:
     return None
 
 
-def _answer(machine: Machine, token: str) -> Lease | LabError:
+def _query_lease(machine: Machine, token: str) -> Lease | LabError:
     try:
         return machine.ask(lease.show(token))
     except PolicyError:
@@ -178,9 +182,9 @@ def _answer(machine: Machine, token: str) -> Lease | LabError:
         return error
 
 
-def _raise_if_all_failed(looks: list[Look]) -> None:
-    failures = [answer for _, answer in looks if isinstance(answer, LabError)]
-    if len(failures) == len(looks):
+def _raise_if_all_failed(answers: list[Look]) -> None:
+    failures = [answer for _, answer in answers if isinstance(answer, LabError)]
+    if len(failures) == len(answers):
         raise failures[0]
 
 
@@ -194,42 +198,43 @@ def _satisfies(offer: Offer, need: Need) -> bool:
 
 
 def _words(name: str) -> set[str]:
-    """What a GPU's name consists of: "NVIDIA A100-SXM4-40GB" is an "A100"."""
+    """Split a GPU's name into words: "NVIDIA A100-SXM4-40GB" contains "A100"."""
     return set(re.split(r"[\s_-]+", name.lower()))
 
 
-def _held_by(found: Lease) -> str:
-    if found.state == "broken":
-        return f"it can keep no lease: {found.error}"
-    if found.holder is None:
-        return "somebody is claiming it at this moment"
-    until = datetime.fromtimestamp(time.time() + found.left_s, UTC)
-    return f"held by {found.holder.owner} for {found.holder.lab} until {until:%Y-%m-%d %H:%M} UTC"
+def _describe_holder(answer: Lease) -> str:
+    if answer.state == "broken":
+        return f"it cannot store a lease: {answer.error}"
+    if answer.holder is None:
+        return "another user is claiming it at this moment"
+    until = datetime.fromtimestamp(time.time() + answer.left_s, UTC)
+    holder = answer.holder
+    return f"held by {holder.owner} for {holder.lab} until {until:%Y-%m-%d %H:%M} UTC"
 
 
-def _all_busy(found: list[tuple[Machine, Lease]]) -> LabError:
-    if not found:
+def _make_busy_error(leases: list[tuple[Machine, Lease]]) -> LabError:
+    if not leases:
         return ProviderError("no configured machine satisfies the need", hint="labctl config")
-    told = "; ".join(f"{machine.name}: {_held_by(answer)}" for machine, answer in found)
-    if all(answer.state == "broken" for _, answer in found):
+    why = "; ".join(f"{machine.name}: {_describe_holder(answer)}" for machine, answer in leases)
+    if all(answer.state == "broken" for _, answer in leases):
         return ProviderError(
-            "no configured machine can keep a lease",
-            why=told,
-            hint=f"ask an administrator for a local {lease.DIRECTORY} that all may write to: "
+            "no configured machine can store a lease",
+            why=why,
+            hint=f"ask an administrator for a local {lease.DIRECTORY} that all users may write to: "
             f"sudo mkdir -m 1777 {lease.DIRECTORY}",
         )
     return PolicyError(
-        "every machine that would do is taken" if len(found) > 1 else "the machine is taken",
-        why=told,
-        hint="ask who holds it to run `labctl down`, or name another in server.static.hosts",
+        "all machines that fit are in use" if len(leases) > 1 else "the machine is in use",
+        why=why,
+        hint="ask its holder to run `labctl down`, or add a machine to server.static.hosts",
     )
 
 
-def _check(machine: Machine, found: Lease | LabError) -> Check:
-    if isinstance(found, LabError):
+def _check(machine: Machine, answer: Lease | LabError) -> Check:
+    if isinstance(answer, LabError):
         return Check(
-            name=machine.name, ok=False, detail=f"{found.what}: {found.why}", next=found.hint
+            name=machine.name, ok=False, detail=f"{answer.what}: {answer.why}", next=answer.hint
         )
-    if found.state == "free":
+    if answer.state == "free":
         return Check(name=machine.name, ok=True, detail="free")
-    return Check(name=machine.name, ok=found.state != "broken", detail=_held_by(found))
+    return Check(name=machine.name, ok=answer.state != "broken", detail=_describe_holder(answer))

@@ -1,4 +1,4 @@
-"""The configured machines: how each is reached, and what is asked of it."""
+"""The machines configured in lab.yaml: their addresses, and the lease scripts that run there."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SCRIPT_TIMEOUT_S = 30.0
 
 
 class HostEntry(Value, frozen=True):
-    """One machine. What is left out comes from the section's defaults, then the ssh_config.
+    """One machine. Missing values come from the section's defaults, then from the ssh_config.
 
-    `alias` is its name in the user's own ssh_config; `host` may be one as well.
+    `alias` is its name in the user's own ssh_config; `host` may be such a name too.
     """
 
     host: str = ""
@@ -35,7 +35,7 @@ class HostEntry(Value, frozen=True):
 
 
 class StaticSettings(Value, frozen=True):
-    """`hosts` are "host", "user@host:port" or mappings; the rest holds for all that say nothing."""
+    """`hosts` are "host", "user@host:port" or mappings; the other fields are their defaults."""
 
     hosts: tuple[str | HostEntry, ...] = ()
     user: str = ""
@@ -45,37 +45,39 @@ class StaticSettings(Value, frozen=True):
 
 
 class Machine:
-    """One configured host: its way, and the script that is run there. Connects when asked."""
+    """One configured host, and the lease scripts that run there. It connects at its first use."""
 
-    def __init__(self, name: str, find_way: Callable[[], Endpoint], around: Surroundings) -> None:
+    def __init__(
+        self, name: str, find_endpoint: Callable[[], Endpoint], context: Surroundings
+    ) -> None:
         self.name = name
-        self._find_way = find_way
-        self._around = around
+        self._find_endpoint = find_endpoint
+        self._context = context
 
     @cached_property
     def endpoint(self) -> Endpoint:
-        """The way to it, host key pinned; the first use may ask the person to confirm the key."""
-        return self._around.settle_host_key(self._find_way())
+        """The address with its pinned host key; the first use may have the user confirm the key."""
+        return self._context.settle_host_key(self._find_endpoint())
 
     def settle(self) -> None:
-        """Find the way and have its key pinned; ConnectError where nobody answers there."""
+        """Find the address and pin its host key; ConnectError if the machine does not answer."""
         _ = self.endpoint
 
     @cached_property
     def slug(self) -> str:
-        """The part of a server's id that tells the machine."""
+        """The part of a server's id that names the machine."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:40]
 
     def ask(self, line: str) -> Lease:
-        """Run a lease's script there."""
-        transport = self._around.connect(self.endpoint)
+        """Run a lease script on the machine and parse its output."""
+        transport = self._context.connect(self.endpoint)
         return lease.parse(transport.run(line, timeout_s=SCRIPT_TIMEOUT_S).stdout)
 
     def server_id(self, token: str) -> str:
         return f"static-{self.slug}-{token}"
 
-    def offer(self, found: Lease) -> Offer:
-        gpus = found.gpus
+    def offer(self, answer: Lease) -> Offer:
+        gpus = answer.gpus
         return Offer(
             provider=PROVIDER,
             type=self.name,
@@ -84,7 +86,7 @@ class Machine:
             gpu_memory_bytes=min((gpu.memory_bytes for gpu in gpus), default=0),
         )
 
-    def server(self, found: Lease, holder: Holder) -> Server:
+    def server(self, answer: Lease, holder: Holder) -> Server:
         return Server(
             id=self.server_id(holder.token),
             provider=PROVIDER,
@@ -93,80 +95,84 @@ class Machine:
             alias=holder.lab,
             endpoint=self.endpoint,
             state="running",
-            offer=self.offer(found),
+            offer=self.offer(answer),
             created_at=holder.created_at,
-            deadline_at=time.time() + found.left_s,
+            deadline_at=time.time() + answer.left_s,
         )
 
 
-def machines(settings: StaticSettings, around: Surroundings) -> tuple[Machine, ...]:
-    """Every configured host, in its order; UsageError where there is none, or one twice."""
-    entries = [_entry(each, settings) for each in settings.hosts]
+def machines(settings: StaticSettings, context: Surroundings) -> tuple[Machine, ...]:
+    """Return every configured host, in order; UsageError without any, or for a duplicate."""
+    entries = [_complete_entry(each, settings) for each in settings.hosts]
     if not entries:
         raise UsageError(
             "server.static.hosts in lab.yaml names no machine",
             hint="server: {provider: static, static: {hosts: [alice@gpu1.lab.example]}}",
         )
-    made = tuple(Machine(_shown(entry), _way_finder(entry, around), around) for entry in entries)
-    slugs = [machine.slug for machine in made]
-    for machine in made:
+    hosts = tuple(
+        Machine(_display_name(entry), _make_endpoint_finder(entry, context), context)
+        for entry in entries
+    )
+    slugs = [machine.slug for machine in hosts]
+    for machine in hosts:
         if slugs.count(machine.slug) > 1:
             raise UsageError(
                 f"server.static.hosts names {machine.name} twice",
                 hint="labctl config   # server.static.hosts",
             )
-    return made
+    return hosts
 
 
-def _entry(given: str | HostEntry, settings: StaticSettings) -> HostEntry:
-    """One host with the section's defaults filled in; UsageError for a bad name."""
-    if isinstance(given, str):
-        hops = ssh.parse_hops(given)
+def _complete_entry(entry: str | HostEntry, settings: StaticSettings) -> HostEntry:
+    """Fill in the section's defaults of one host; UsageError for a bad name."""
+    if isinstance(entry, str):
+        hops = ssh.parse_hops(entry)
         if len(hops) != 1:
             raise UsageError(
-                f"{given!a} is not one host", hint="labctl config   # server.static.hosts"
+                f"{entry!a} is not a single host", hint="labctl config   # server.static.hosts"
             )
-        given = HostEntry(host=hops[0].host, user=hops[0].user, port=hops[0].port)
-    if not (given.host or given.alias):
+        entry = HostEntry(host=hops[0].host, user=hops[0].user, port=hops[0].port)
+    if not (entry.host or entry.alias):
         raise UsageError(
             "an entry of server.static.hosts has neither `host` nor `alias`",
             hint="labctl config   # server.static.hosts",
         )
-    ssh.check_host(given.alias or given.host)
+    ssh.check_host(entry.alias or entry.host)
     return msgspec.structs.replace(
-        given,
-        user=given.user or settings.user,
-        port=given.port or settings.port,
-        identity=given.identity or settings.identity,
-        jump=given.jump or settings.jump,
+        entry,
+        user=entry.user or settings.user,
+        port=entry.port or settings.port,
+        identity=entry.identity or settings.identity,
+        jump=entry.jump or settings.jump,
     )
 
 
-def _shown(entry: HostEntry) -> str:
-    """The machine's name in offers and messages; whoever logs in, it is one machine."""
+def _display_name(entry: HostEntry) -> str:
+    """Return the machine's name for offers and messages, without the user who logs in."""
     if entry.alias:
         return entry.alias
     return entry.host + (f":{entry.port}" if entry.port not in (0, 22) else "")
 
 
-def _way_finder(entry: HostEntry, around: Surroundings) -> Callable[[], Endpoint]:
-    """Finds the way only when it is needed: it runs ssh to read the user's config."""
+def _make_endpoint_finder(entry: HostEntry, context: Surroundings) -> Callable[[], Endpoint]:
+    """Return a function that finds the address: it runs ssh, so it is called only if needed."""
 
     def find() -> Endpoint:
         name = entry.alias or entry.host
-        known = Endpoint(host=entry.host, user=entry.user or around.owner)
-        if around.resolve_alias is not None:
-            known = around.resolve_alias(name)
-        identity = str(Path(entry.identity).expanduser()) if entry.identity else known.identity
-        way = msgspec.structs.replace(
-            known,
-            host=entry.host if entry.host and entry.alias else known.host,
-            user=ssh.check_user(entry.user or known.user),
-            port=ssh.check_port(entry.port or known.port),
+        resolved = Endpoint(host=entry.host, user=entry.user or context.owner)
+        if context.resolve_alias is not None:
+            resolved = context.resolve_alias(name)
+        identity = str(Path(entry.identity).expanduser()) if entry.identity else resolved.identity
+        endpoint = msgspec.structs.replace(
+            resolved,
+            host=entry.host if entry.host and entry.alias else resolved.host,
+            user=ssh.check_user(entry.user or resolved.user),
+            port=ssh.check_port(entry.port or resolved.port),
             identity=identity,
-            jump=entry.jump or known.jump,
+            jump=entry.jump or resolved.jump,
         )
-        same = (way.host, way.port) == (known.host, known.port)
-        return way if same else msgspec.structs.replace(way, host_key="")
+        # A known host key is valid only for the address that ssh_config resolved.
+        same = (endpoint.host, endpoint.port) == (resolved.host, resolved.port)
+        return endpoint if same else msgspec.structs.replace(endpoint, host_key="")
 
     return find
