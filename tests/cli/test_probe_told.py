@@ -135,7 +135,7 @@ def test_without_a_yes_nothing_more_is_started(labctl: Any, started: list[Any]) 
     said = labctl("run", "--probe", "1%", "--", "python", "train.py")
     assert said.code == 0
     assert "400 of 40000 steps measured" in said.err
-    assert f"{sentence(FOUND)}; go on? no (not a terminal; --yes says yes)" in said.err
+    assert f"{sentence(FOUND)}; go on? no (not a terminal; use --yes to answer yes)" in said.err
     assert "nothing more was started" in said.err
     assert not started
 

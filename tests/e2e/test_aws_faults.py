@@ -216,7 +216,7 @@ def test_a_termination_that_is_not_confirmed(bed: Bed) -> None:
             said = lab.labctl(*DOWN, code=75, settings={GONE_DEADLINE: 0.5})
             told(said, f"has not confirmed that {instance}", "it says: ending", "next: labctl down")
             assert lab.json("status")["server"]["state"] == "ending"
-        assert "nothing of it is left" in lab.labctl(*DOWN)
+        assert "Nothing is left running or billing" in lab.labctl(*DOWN)
     assert lab.json("status")["server"] is None
 
 
