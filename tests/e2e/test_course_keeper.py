@@ -108,7 +108,7 @@ def test_a_join_file_works_once(bed: CourseBed, tmp_path: Path) -> None:
     bed.labctl("bob", "join", str(file), "--yes")
     assert "labctl-join:" not in bed.machine.keys.read_text() != before
     # For bob again: nothing new, and nothing lost.
-    assert "were in already" in bed.labctl("bob", "join", str(file), "--yes", "--into", "b2")[0]
+    assert "had already joined" in bed.labctl("bob", "join", str(file), "--yes", "--into", "b2")[0]
     # For somebody who got hold of the file: nothing.
     said = bed.labctl("mallory", "join", str(file), "--yes", code=3)[1]
     assert "opens nothing any more" in said
