@@ -235,6 +235,9 @@ def test_without_a_keeper_handing_in_works_and_servers_are_told_of(bed: CourseBe
     assert "go on without it" in err
     # The same key, the same line: the receiver answers without a keeper.
     words = ("submit", "--receipts", "--assignment", "assignments/hw3.yaml")
-    assert "nothing of yours yet" in "".join(bed.labctl("carol", *words, cwd=lab, code=0)).lower()
+    assert (
+        "not signed a receipt for you yet"
+        in "".join(bed.labctl("carol", *words, cwd=lab, code=0)).lower()
+    )
     with keeping(bed):
         assert "container" in bed.labctl("carol", "offers", cwd=lab)[0]
