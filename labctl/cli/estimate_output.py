@@ -216,8 +216,8 @@ def _draw_time(estimate: Estimate) -> None:
             return
         say(
             f"{load.requests_per_day:,} requests a day of {load.seconds_per_request:.3g} s are "
-            f"{load.gpu_hours_per_day:.1f} GPU-hours a day ({details.time_on}). If they come evenly, "
-            f"they need at least {load.gpus} such server{'s' if load.gpus > 1 else ''}."
+            f"{load.gpu_hours_per_day:.1f} GPU-hours a day ({details.time_on}). If they come "
+            f"evenly, they need at least {load.gpus} such server{'s' if load.gpus > 1 else ''}."
         )
     elif value is not None:
         rounded = hours(value)

@@ -151,7 +151,7 @@ def test_the_live_table_counts_and_fits(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(lines) <= 24
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("s000")
-    assert "39 of 300 ready, 1 going, 1 failed" in lines[-1]
+    assert "39 of 300 ready, 1 running, 1 failed" in lines[-1]
 
 
 def test_two_never_draw_on_one_terminal() -> None:
