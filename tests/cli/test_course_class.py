@@ -248,7 +248,7 @@ def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
     said = capsys.readouterr()
     assert said.out.startswith("0 of 3 seats are ready")
     assert "2 servers are up without being ready, at 1.00 dollars an hour" in said.err
-    assert "labctl course down ends what is up" in said.err
+    assert "to remove servers: labctl course down" in said.err
 
 
 def test_taking_the_table_away_never_waits_for_whoever_draws_it(
