@@ -123,7 +123,7 @@ def test_a_changed_bundle_makes_collect_fail(
     said = labctl("-C", "ml", "course", "collect", "hw3")
     assert said.code == (1 if damaged else 0)
     assert "1 d 1 h, 20% off" in said.out
-    assert "1 of 2 handed in, 1 of them late." in said.out
+    assert "1 of 2 submitted, 1 of them late." in said.out
     assert "no seat in this course: zoe" in said.err
     assert (why in said.err) is damaged
 
