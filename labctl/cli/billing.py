@@ -229,7 +229,9 @@ def _amount_text(amount: float | None, digits: int = 2) -> str:
 
 
 @click.command("down")
-@click.option("--discard", is_flag=True, help="Lose results that exist only on the server.")
+@click.option(
+    "--discard", is_flag=True, help="Do not download results; those only on the server are lost."
+)
 @click.option(
     "--forget",
     is_flag=True,

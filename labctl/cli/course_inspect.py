@@ -29,7 +29,7 @@ WIDE = 100
 def status_command(ctx: click.Context, only: str, group: str, refresh: bool, json_: bool) -> None:
     """Show each seat's server, run, time left and cost.
 
-    The data come from the ledger. With --refresh they are read anew.
+    The data comes from the ledger. With --refresh, labctl reads it from the servers.
 
     \b
     labctl course status
@@ -232,7 +232,7 @@ def _run_on_all(
 @click.argument("name")
 @click.argument("run", default="")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
-@click.option("-n", "--tail", default=0, metavar="LINES", help="Print only the last LINES lines.")
+@click.option("-n", "--tail", default=0, metavar="LINES", help="Start with the last LINES lines.")
 @click.pass_context
 def logs_command(ctx: click.Context, name: str, run: str, follow: bool, tail: int) -> None:
     """Print the output of NAME's RUN (default: the latest run), from any of their labs.

@@ -97,8 +97,8 @@ def _select_students(
 
     if bool(names) == everybody:
         raise UsageError(
-            "students to invite are missing" if not names else "names and --all were both given",
-            why="either name students or use --all",
+            "no students were named" if not names else "names cannot be combined with --all",
+            why="name students, or use --all for all who have not joined",
             hint="labctl course invite --all",
         )
     if not everybody:

@@ -135,7 +135,9 @@ def _draw_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
 
 @click.command("down")
 @only_options
-@click.option("--discard", is_flag=True, help="Lose results that exist only on the servers.")
+@click.option(
+    "--discard", is_flag=True, help="Do not download results; those only on the servers are lost."
+)
 @click.option(
     "--end-of-term",
     is_flag=True,

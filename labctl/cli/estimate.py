@@ -22,9 +22,7 @@ INPUT_TYPES = ("float32", "uint8", "int64")
 NEED = ("provider", "gpu", "gpu_memory", "arch", "work", "spot", "max_price")
 
 
-def _make_parser(
-    load: Callable[[], Callable[[str], Any]], metavar: str, default: Any = 0
-) -> dict[str, Any]:
+def _make_parser(load: Callable[[], Callable[[str], Any]], metavar: str, default: Any = 0) -> Any:
     """Return click's arguments for an option that a function parses.
 
     `load` imports the function when it is needed. Its ValueError says what is allowed.

@@ -17,9 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def yes_option(function: F) -> F:
     """Add `-y`."""
-    return click.option("-y", "--yes", is_flag=True, help="Answer every question with yes.")(
-        function
-    )
+    return click.option("-y", "--yes", is_flag=True, help="Answer yes to every question.")(function)
 
 
 def json_option(function: F) -> F:

@@ -29,7 +29,7 @@ def rehearse_command() -> None:
     """
 
 
-@rehearse_command.command("aws")
+@rehearse_command.command("aws", short_help="Simulate EC2 until Ctrl-C.")
 @click.option(
     "--scenario",
     "path",
@@ -93,7 +93,7 @@ def _aws(
         _log(f"stopping; removing {count} instance{'' if count == 1 else 's'}")
 
 
-@rehearse_command.command("reclaim")
+@rehearse_command.command("reclaim", short_help="Interrupt the lab's server on purpose.")
 @click.argument("run", default="")
 @click.option("--without-notice", is_flag=True, help="Terminate the server without a notice.")
 @click.option("--notice", default="120s", metavar="SPAN", help="Time from notice to termination.")

@@ -45,7 +45,7 @@ def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> Non
 
 @click.command("run", context_settings={"ignore_unknown_options": True})
 @click.option("--detach", "-d", is_flag=True, help="Start the run without following its log.")
-@click.option("--id", "run_id", default="", help="Name the run; an existing run is found again.")
+@click.option("--id", "run_id", default="", help="Name of the run; an existing one is found again.")
 @click.option("-it", "tty", is_flag=True, help="Attach a terminal, for interactive programs.")
 @click.option("--no-push", is_flag=True, help="Run the code that is already on the server.")
 @click.option("--recover", is_flag=True, help="Resume on a new server if this one dies.")

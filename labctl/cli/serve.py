@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @click.argument("words", nargs=-1, metavar="[RUN] [-- ARGS...]")
 @click.option("--checkpoint", default="", metavar="NAME", help="Serve this checkpoint of the run.")
 @click.option("--push", is_flag=True, help="Use the code on this machine instead of the run's.")
-@click.option("--batch", default=0, metavar="N", help="Images per batch (32); 1 disables batching.")
+@click.option(
+    "--batch", default=0, metavar="N", help="Largest batch of images (32); 1: no batching."
+)
 @click.option("--image", default="", help="Serve this Docker image instead of a model.")
 @click.option("--port", default=0, metavar="N", help="Port that --image listens on.")
 @click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="Set in the container.")

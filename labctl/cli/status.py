@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) -> None:
     """Show the server, its runs, time limits and cost.
 
-    The data come from this machine's record. With --refresh they are read anew.
+    The data comes from this machine's record. With --refresh, labctl reads it again.
 
     \b
     labctl status --refresh
@@ -208,9 +208,7 @@ def _elapsed_text(run: Run, now: float) -> str:
 @click.command("logs")
 @click.argument("run", default="")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
-@click.option(
-    "-n", "--tail", default=0, metavar="LINES", help="Start this many lines from the end."
-)
+@click.option("-n", "--tail", default=0, metavar="LINES", help="Start with the last LINES lines.")
 @click.pass_context
 def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     """Print the output of RUN (default: the latest run).

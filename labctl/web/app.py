@@ -292,7 +292,7 @@ class Dashboard:
         raise NotFoundError("this submission does not exist")
 
     def seat_of(self, snapshot: Snapshot, key: str) -> Seat:
-        """Return the seat with this key; NotFoundError if there is none."""
+        """Return the seat with this key; NotFoundError for an unknown key."""
         seat = snapshot.seat_by_key.get(key)
         if seat is None:
             raise NotFoundError("this seat does not exist in this course")

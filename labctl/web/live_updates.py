@@ -109,7 +109,7 @@ class Feed:
             channel.changed.set()
 
     async def snapshot(self) -> Snapshot:
-        """Return a snapshot, at most as old as the pause between two. LabError if there is none."""
+        """Return a snapshot, at most as old as the pause between two; LabError if all failed."""
         async with self._snapshot_lock:
             if self._snapshot is None or time.monotonic() - self._taken_at >= self._pause_s():
                 await asyncio.to_thread(self._take_snapshot)

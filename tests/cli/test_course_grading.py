@@ -66,7 +66,11 @@ def answer(monkeypatch: pytest.MonkeyPatch, flow: str, found: object) -> None:
     [
         (graded(ALICE, BOB), 0, "1 graded (1 now), 0 failed, 0 not graded, 1 missing."),
         (graded(Graded(seat="bob", state="error", why="it crashed")), 1, "retries those"),
-        (graded(ALICE, unreached=("bob",), why="no answer"), 75, "was lost before these were graded: bob"),
+        (
+            graded(ALICE, unreached=("bob",), why="no answer"),
+            75,
+            "was lost before these were graded: bob",
+        ),
     ],
 )
 def test_the_code_says_whether_all_is_graded(

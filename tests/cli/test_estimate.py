@@ -120,7 +120,10 @@ def test_it_works_outside_of_any_lab(labctl: Any, home: Path) -> None:
     [
         ((), "there is no model to estimate"),
         (("--params", "8X"), "'8X' is not a number"),
-        (("--params", "8B", "--train", "adam", "--serve"), "--train cannot be combined with --serve"),
+        (
+            ("--params", "8B", "--train", "adam", "--serve"),
+            "--train cannot be combined with --serve",
+        ),
         (("--params", "8B", "--train", "adam", "--precision", "int4"), "cannot be trained"),
         (("train.py:build_model",), "there is no train.py"),
         (("train.py",), "names no function"),
