@@ -56,12 +56,12 @@ class PageView(Value, frozen=True):
     """An open page: which one, whether names are hidden, and the view of its list."""
 
     page: str
-    lens: Lens
+    pseudonyms: Lens
     listing: ListView = ListView()
 
     @property
     def channel(self) -> str:
-        names = "hidden" if self.lens.hidden else "named"
+        names = "hidden" if self.pseudonyms.hidden else "named"
         return " ".join(filter(None, (self.page, names, self.listing.query)))
 
 
@@ -127,7 +127,7 @@ class Dashboard:
         ]
         with contextlib.suppress(LabError):
             # Draw the first page in advance, so that nobody waits for it.
-            first = PageView(page="board", lens=Lens())
+            first = PageView(page="board", pseudonyms=Lens())
             await self.feed.page(first.channel, self._draw(first))
         for call in self.on_start:
             call()
@@ -204,7 +204,7 @@ class Dashboard:
             "course": snapshot.course,
             "assignments": snapshot.assignments,
             "session": session,
-            "lens": Lens(hidden=session.hidden),
+            "pseudonyms": Lens(hidden=session.hidden),
             "messages": messages,
             "address": address,
             "back": address,
@@ -237,17 +237,17 @@ class Dashboard:
         query = request.query_params
         marks, columns = LISTS.get(kind, ((), ()))
         listing = ListView.read(query.get("show", ""), query.get("sort", ""), marks, columns)
-        return PageView(page=page, lens=lens_of(request), listing=listing)
+        return PageView(page=page, pseudonyms=lens_of(request), listing=listing)
 
     def _draw(self, view: PageView) -> Draw:
         kind, _, name = view.page.partition("/")
         if kind == "seats":
-            return self.pages.seat(name, view.lens)
+            return self.pages.seat(name, view.pseudonyms)
         if kind == "assignments":
-            return self.pages.assignment(name, view.lens, view.listing)
+            return self.pages.assignment(name, view.pseudonyms, view.listing)
         if kind == "costs":
-            return self.pages.costs(view.lens)
-        return self.pages.board(view.lens, view.listing)
+            return self.pages.costs(view.pseudonyms)
+        return self.pages.board(view.pseudonyms, view.listing)
 
     def _require_page(self, snapshot: Snapshot, page: str) -> None:
         """Raise NotFoundError if the page does not exist."""
@@ -322,9 +322,9 @@ class Dashboard:
             snapshot = await self.feed.snapshot()
         except LabError:
             return Response(f"labctl: {what}\n{why}\n", status, media_type="text/plain")
-        lens = lens_of(request)
-        lines = [lens.text(why, "Show names to read the reason.")] if why else []
-        title = lens.text(what, "The action failed") if status >= 500 else what
+        pseudonyms = lens_of(request)
+        lines = [pseudonyms.text(why, "Show names to read the reason.")] if why else []
+        title = pseudonyms.text(what, "The action failed") if status >= 500 else what
         title = title[:1].upper() + title[1:]
         page = self.told(request, snapshot, "message", title=title, lines=lines, back="/")
         page.status_code = status

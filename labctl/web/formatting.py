@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from labctl.insight.report.formatting import SPACE, size, visible
 
-__all__ = ["clock", "moment", "percent", "shown", "size", "span", "usd"]
+__all__ = ["clean_text", "clock", "moment", "percent", "size", "span", "usd"]
 
 
 def usd(value: float | None) -> str:
@@ -61,6 +61,6 @@ def moment(at: float | None) -> Markup:
     return Markup('<time data-at="{}">{}</time>').format(int(at), clock(at))
 
 
-def shown(value: object) -> object:
+def clean_text(value: object) -> object:
     """Make control characters in plain text visible; HTML (Markup) is returned unchanged."""
     return visible(value) if type(value) is str else value

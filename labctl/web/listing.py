@@ -104,11 +104,11 @@ def person_columns(
     assignment: str, name_of: Callable[[Person], str]
 ) -> dict[str, Callable[[Person], SortValue]]:
     def received(person: Person) -> str:
-        submission = person.handed(assignment)
+        submission = person.find_submission(assignment)
         return submission.received if submission else ""
 
     def late_s(person: Person) -> float:
-        submission = person.handed(assignment)
+        submission = person.find_submission(assignment)
         return submission.late_s if submission else -1
 
     def score(person: Person) -> float:
@@ -124,7 +124,7 @@ def person_columns(
 
 
 def person_marks(person: Person, assignment: str) -> tuple[str, ...]:
-    submission, grade = person.handed(assignment), person.grade(assignment)
+    submission, grade = person.find_submission(assignment), person.grade(assignment)
     if submission is None:
         return ("missing",)
     is_graded = grade is not None and grade.score is not None

@@ -66,7 +66,7 @@ class Pages:
             loader=FileSystemLoader(folder),
             autoescape=True,
             undefined=StrictUndefined,
-            finalize=formatting.shown,
+            finalize=formatting.clean_text,
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
@@ -100,29 +100,29 @@ class Pages:
     def render(self, template: str, **values: Any) -> str:
         return self._environment.get_template(f"{template}.html.j2").render(**values)
 
-    def board(self, lens: Lens, view: ListView) -> Draw:
+    def board(self, pseudonyms: Lens, view: ListView) -> Draw:
         """Return the function that draws the board: tiles with totals, and a row per seat."""
         part = self._parts["board_parts"]
-        rows = self._rows_of("", part.row, lens)
+        rows = self._rows_of("", part.row, pseudonyms)
 
         def draw(snapshot: Snapshot) -> Parts:
             due = next_due(snapshot)
             parts = {
-                "notes": str(part.notes(snapshot, lens)),
+                "notes": str(part.notes(snapshot, pseudonyms)),
                 "tiles": str(part.tiles(snapshot, SEAT_MARKS, view)),
             }
-            columns = seat_columns(lambda seat: lens.seat(snapshot, seat))
+            columns = seat_columns(lambda seat: pseudonyms.seat(snapshot, seat))
             for seat in arrange(snapshot.seats, view, lambda seat: seat.marks, columns):
                 people = tuple(_members(snapshot, seat))
-                name, details = lens.seat(snapshot, seat), lens.about(seat)
-                html = rows.render(seat.key, seat, people, name, details, due, lens)
+                name, details = pseudonyms.seat(snapshot, seat), pseudonyms.about(seat)
+                html = rows.render(seat.key, seat, people, name, details, due, pseudonyms)
                 parts[f"s-{seat.key}"] = html
             rows.forget_all_but(snapshot.seat_by_key)
             return parts
 
         return draw
 
-    def seat(self, key: str, lens: Lens) -> Draw:
+    def seat(self, key: str, pseudonyms: Lens) -> Draw:
         """Return the function that draws a seat: server, runs, cost, submissions and history.
 
         A seat that no longer exists has only the part `gone`.
@@ -136,44 +136,48 @@ class Pages:
             people = list(_members(snapshot, seat))
             history = [event for event in snapshot.happenings if event.seat == key][:40]
             return {
-                "facts": str(part.facts(seat, people, lens)),
-                "runs": str(part.runs(seat, lens)),
-                "handed": str(part.handed(seat, people, snapshot.assignments, lens)),
-                "history": str(part.history(history, lens)),
+                "facts": str(part.facts(seat, people, pseudonyms)),
+                "runs": str(part.runs(seat, pseudonyms)),
+                "handed": str(part.handed(seat, people, snapshot.assignments, pseudonyms)),
+                "history": str(part.history(history, pseudonyms)),
             }
 
         return draw
 
-    def assignment(self, name: str, lens: Lens, view: ListView) -> Draw:
+    def assignment(self, name: str, pseudonyms: Lens, view: ListView) -> Draw:
         """Return the function that draws an assignment: its submissions and grades."""
         part = self._parts["assignment_parts"]
-        rows = self._rows_of(name, part.row, lens)
+        rows = self._rows_of(name, part.row, pseudonyms)
 
         def draw(snapshot: Snapshot) -> Parts:
             due = next((one for one in snapshot.assignments if one.name == name), None)
             if due is None:
                 return {"gone": str(part.gone())}
-            people = [person for person in snapshot.people if person.active or person.handed(name)]
+            people = [
+                person
+                for person in snapshot.people
+                if person.active or person.find_submission(name)
+            ]
             parts = {"sums": str(part.sums(due, people, PERSON_MARKS, view))}
-            columns = person_columns(name, lens.person)
+            columns = person_columns(name, pseudonyms.person)
             for person in arrange(people, view, lambda one: person_marks(one, name), columns):
-                parts[f"p-{person.key}"] = rows.render(person.key, person, due, lens)
+                parts[f"p-{person.key}"] = rows.render(person.key, person, due, pseudonyms)
             rows.forget_all_but(snapshot.person_by_key)
             return parts
 
         return draw
 
-    def costs(self, lens: Lens) -> Draw:
+    def costs(self, pseudonyms: Lens) -> Draw:
         """Return the function that draws the costs."""
         part = self._parts["costs_parts"]
 
         def draw(snapshot: Snapshot) -> Parts:
-            return {"costs": str(part.costs(snapshot, lens))}
+            return {"costs": str(part.costs(snapshot, pseudonyms))}
 
         return draw
 
-    def _rows_of(self, name: str, macro: Callable[..., Markup], lens: Lens) -> _RowCache:
-        return self._rows.setdefault((name, lens.hidden), _RowCache(macro))
+    def _rows_of(self, name: str, macro: Callable[..., Markup], pseudonyms: Lens) -> _RowCache:
+        return self._rows.setdefault((name, pseudonyms.hidden), _RowCache(macro))
 
 
 class _RowCache:

@@ -160,7 +160,7 @@ class Person(Value, frozen=True):
     hand_ins: tuple[HandIn, ...] = ()
     grades: tuple[Grade, ...] = ()
 
-    def handed(self, assignment: str) -> HandIn | None:
+    def find_submission(self, assignment: str) -> HandIn | None:
         """Return the last submission for an assignment."""
         return next((one for one in reversed(self.hand_ins) if one.assignment == assignment), None)
 
@@ -228,6 +228,6 @@ class Snapshot(Value, frozen=True, dict=True):
         budgets = [seat.budget_usd for seat in self.seats if seat.budget_usd is not None]
         return sum(budgets) if budgets else None
 
-    def marked(self, mark: str) -> int:
+    def count_marked(self, mark: str) -> int:
         """Count the seats that pass a filter."""
         return sum(mark in seat.marks for seat in self.seats)

@@ -345,7 +345,7 @@ def test_a_team_hands_in_together(bed: Bed) -> None:
     bed.hand_in("perlman", "hw4")
     found = Survey(bed.folder, bed.state).take()
     for person in found.people:
-        handed = person.handed("hw4")
+        handed = person.find_submission("hw4")
         assert (handed is not None) == (person.team == "owls")
 
 
