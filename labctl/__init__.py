@@ -6,7 +6,7 @@
     with lab.up(Need(gpu=GpuNeed(kind="any", count=1))):
         lab.pull(lab.run(["python", "train.py"], follow=True))
 
-Every public name is loaded at its first use: `import labctl` alone reads nothing else.
+Public names are imported at their first use, so `import labctl` alone is fast.
 """
 
 from importlib import import_module
@@ -85,7 +85,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {
+_MODULES = {
     "Course": "course",
     "GpuNeed": "model",
     "Lab": "lab",
@@ -97,7 +97,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    value: object = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
     globals()[name] = value
     return value
 

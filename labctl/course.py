@@ -1,4 +1,4 @@
-"""Course: the same as Lab for a roster. What a Python user calls.
+"""The class Course: the Python interface for a class of students.
 
     course = Course.load("ml-2026")
     print(course.plan().usd_per_hour)
@@ -6,7 +6,7 @@
         print(seat.seat, seat.usd, seat.left_usd)
     print(course.grades("hw3"))
 
-Flows on servers take a `Staff`: `course.staff()`.
+Functions in labctl.courses that work on servers take a `Staff`: `course.staff()`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """One course's folder. Making it touches no network and reads no file."""
+    """The folder of a course. Creating the object uses no network and reads no file."""
 
     def __init__(
         self, folder: CourseFolder, *, paths: Paths, reporter: Reporter | None = None
@@ -49,7 +49,7 @@ class Course:
 
     @classmethod
     def load(cls, path: str | Path = ".", *, reporter: Reporter | None = None) -> Course:
-        """The course of a folder. ConfigError lists everything wrong in its course.yaml."""
+        """Load the course of a folder. ConfigError lists all problems in its course.yaml."""
         course = cls(open_course(path), paths=paths(), reporter=reporter)
         assert course.config
         return course
@@ -63,24 +63,24 @@ class Course:
         return self.folder.config
 
     def students(self) -> tuple[Student, ...]:
-        """Everybody who is in the course now, in the roster's order."""
+        """Return the active students in the order of the roster."""
         return self.folder.students()
 
     def seats(self) -> tuple[Seat, ...]:
         return self.folder.seats()
 
     def seat_of(self, student: str) -> Seat:
-        """NotFoundError, with the nearest id, for somebody who was never in the course."""
+        """Return a student's seat; NotFoundError, with the nearest id, for an unknown student."""
         return self.folder.seat_of(student)
 
     def up(self, seats: Sequence[Seat] | None = None) -> list[SeatOutcome]:
-        """A ready server for each seat (for all); what failed is told seat by seat."""
+        """Start a server for each seat (default: all seats); the outcomes name each failure."""
         from labctl.courses.servers import up
 
         return up(self.staff(), self.seats() if seats is None else seats)
 
     def status(self, *, refresh: bool = False) -> CourseNow:
-        """Every seat from the ledger and the record; with `refresh` as all of it is now."""
+        """Return the state of every seat as recorded; with `refresh`, query the servers first."""
         from labctl.courses.status import status
 
         return status(self.staff(), self.seats(), refresh=refresh)
@@ -88,23 +88,24 @@ class Course:
     def down(
         self, seats: Sequence[Seat] | None = None, *, discard: bool = False
     ) -> list[SeatEnding]:
-        """Results home, then the servers of these seats end; what could not is told.
+        """Download the results of these seats, then remove their servers.
 
-        Of all for None, those too that were left or whose student went into a team.
+        Without `seats`, this includes the seats of students who left or joined a team. The results
+        name each failure.
         """
         from labctl.courses.teardown import down
 
-        every = self.folder.seats(active_only=False, former=True)
-        return down(self.staff(), every if seats is None else seats, discard=discard)
+        all_seats = self.folder.seats(active_only=False, former=True)
+        return down(self.staff(), all_seats if seats is None else seats, discard=discard)
 
     def collect(self, assignment: str) -> Collection:
-        """What was handed in, held against its receipts: for each seat the one that counts."""
+        """Fetch the submissions, verify their receipts, and return the one that counts per seat."""
         from labctl.courses.collect import collect
 
         return collect(self.folder, assignment)
 
     def grade(self, assignment: str, *, again: bool = False) -> Grading:
-        """Grade what was handed in, on the grading server of course.yaml; see docs."""
+        """Grade the submissions on the grading server of course.yaml; see docs/grading.md."""
         from labctl.courses.grading_run import grade
         from labctl.courses.servers import Staff
 
@@ -112,7 +113,7 @@ class Course:
         return grade(staff, assignment, again=again)
 
     def release(self, assignment: str) -> Released:
-        """Let students read the feedback of what is graded; asks where a released score changes."""
+        """Let students read their feedback. Asks before it changes a released score."""
         from labctl.courses.release import release
 
         return release(self.folder, assignment, reporter=self.reporter)
@@ -126,7 +127,10 @@ class Course:
         valid_s: int = 14 * 86_400,
         authorized_keys: Path = Path("~/.ssh/authorized_keys"),
     ) -> list[Invitation]:
-        """A join file for each, on the keeper's machine; each works once, for `valid_s` seconds."""
+        """Write a join file for each student; run it on the keeper's machine.
+
+        Each file works once, for `valid_s` seconds.
+        """
         from labctl.courses.keys import Keys
         from labctl.courses.publish import invite_all
 
@@ -134,32 +138,32 @@ class Course:
         return invite_all(self.folder, students, into, keys, host_key=host_key, valid_s=valid_s)
 
     def staff(self) -> Staff:
-        """Whoever runs this program, as who works on the course: their name is in the ledger."""
+        """Return the course with the person who runs this program, for the ledger."""
         from labctl.courses.creation import acting
         from labctl.courses.servers import Staff
 
         return Staff(self.folder, self.paths, self.state, self.reporter, by=acting())
 
     def plan(self, *, offline: bool = False) -> Plan:
-        """What there is to make, what it costs, whether the quota allows it. Makes nothing."""
+        """Return the servers to create, their cost and the quota. It creates nothing."""
         from labctl.courses.plan import plan
 
         return plan(self.staff(), offline=offline)
 
     def costs(self, *, refresh: bool = False) -> CourseCosts:
-        """Dollars so far; with `refresh` the provider is asked what lives."""
+        """Return the cost so far; with `refresh`, query the provider first."""
         from labctl.courses.costs import costs
 
         return costs(self.staff(), refresh=refresh)
 
     def budget(self, student: str, amount: str, why: str = "") -> Budgeted:
-        """Change the budget of a student's seat: "+5" on top, "25" in all."""
+        """Change the budget of a student's seat: "+5" adds five dollars, "25" sets it to 25."""
         from labctl.courses.allowances import budget
 
         return budget(self.staff(), self.folder.seat(student), amount, why)
 
     def grades(self, assignment: str) -> list[Grade]:
-        """A grade for everybody who is in the course."""
+        """Return a grade for every active student."""
         from labctl.courses.grades import grades
 
         return grades(self.folder, assignment)

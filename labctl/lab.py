@@ -1,4 +1,4 @@
-"""Lab: what a Python user calls, and what the command line stands on.
+"""The class Lab: the Python interface, on which the command line is built.
 
     lab = Lab.load("lab.yaml")
     with lab.up(Need(gpu=GpuNeed(kind="any", count=1))) as server:
@@ -8,7 +8,7 @@
             run.wait()
         lab.pull(run)
 
-Leaving `with lab.up()` brings results home, verifies them, and removes the server.
+Leaving `with lab.up()` downloads the results, verifies them, and removes the server.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from labctl.sync.pull import PulledRun
 
 
-# The id that stands for no lab: nothing bears it.
+# lab id outside of any lab; no server or run has it
 NO_LAB = "none"
 
 
 class Lab:
-    """One lab: a directory with a lab.yaml. Making it touches no network."""
+    """A lab: a directory with a lab.yaml. Creating the object uses no network."""
 
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
@@ -76,36 +76,35 @@ class Lab:
         needs_file: bool = True,
         everywhere: bool = False,
     ) -> Lab:
-        """The lab of a directory or a lab.yaml. ConfigError lists everything wrong in it.
+        """Load the lab of a directory or a lab.yaml. ConfigError lists all problems in the file.
 
-        With `record_only` the providers' own sections stay unread and no provider is loaded: enough
-        for a `status` that asks nobody, and for nothing else. Without `needs_file` a directory that
-        is no lab stands for none: what asks the provider about everything works there.
-        `everywhere` asks in every region.
+        With `record_only`, the providers' sections are not read and no provider is loaded; this is
+        enough for `status` without refresh, and for nothing else. Without `needs_file`, the
+        directory need not be a lab; commands that list everything at the provider work there.
+        `everywhere` searches every region.
         """
-        around = environment() if environ is None else environ
-        places: Paths = paths(around)
+        variables = environment() if environ is None else environ
+        user_paths: Paths = paths(variables)
         config = load_lab(
             Path(path),
             overrides=overrides,
-            environ=around,
+            environ=variables,
             settings_type=None if record_only else lambda name: provider_class(name).settings_type,
             needs_file=needs_file,
         )
-        state = State(places.database)
-        told = reporter or Silent()
+        state = State(user_paths.database)
+        lab_reporter = reporter or Silent()
         if state.was_rebuilt:
-            text = f"labctl's record on this machine was begun anew: {state.was_rebuilt}"
-            told.emit(Note(text=f"{text}; labctl status --refresh", level="warning"))
+            text = f"labctl's record on this machine was rebuilt: {state.was_rebuilt}"
+            lab_reporter.emit(Note(text=f"{text}; labctl status --refresh", level="warning"))
         own_id = lab_id(config.root) if config.path.exists() else NO_LAB
-        ground = Ground(config, own_id, places, state, told, everywhere)
-        return cls(ground)
+        return cls(Ground(config, own_id, user_paths, state, lab_reporter, everywhere))
 
     def up(self, need: Need | None = None) -> LabServer:
-        """A ready server: the lab's own, or a new one. `need` goes over lab.yaml's."""
+        """Return the lab's server, and start one if it has none. `need` overrides lab.yaml."""
         from labctl.lifecycle.up import up
 
-        self._settle_trust()
+        self._require_trust()
         check_files(self.config)
         if need is not None:
             server_config = msgspec.structs.replace(self.config.server, need=need)
@@ -114,7 +113,10 @@ class Lab:
         return LabServer(self, up(self.ground))
 
     def push(self, *, force: bool = False) -> list[Pushed]:
-        """Code and data to the server; what was edited there stops it (PolicyError)."""
+        """Send code and data to the server.
+
+        PolicyError if files were edited on the server, unless `force` is set.
+        """
         from labctl.sync.lab_files import push
 
         check_files(self.config)
@@ -133,22 +135,22 @@ class Lab:
         on_start: Callable[[Run, bool], None] = lambda run, found: None,
         on_log: Callable[[bytes], None] = lambda block: None,
     ) -> LabRun:
-        """Push, then start `command` (lab.yaml's `run:` if empty), exactly once for one `id`.
+        """Push, then start `command` (lab.yaml's `run:` if empty), exactly once for each `id`.
 
-        With `recover` it goes on, on another server, where its server ends before it does; that is
-        seen to while somebody follows it, or by the `keeper` ("host" or "user@host:port") that the
+        With `recover`, the run resumes on a new server if its server ends first. This works while
+        this process follows the run, or through the `keeper` ("host" or "user@host:port") that the
         lab is handed over to.
         """
         from labctl.lifecycle import restore, spending_policy
         from labctl.runs import runs
         from labctl.servers.adoption import renew
 
-        self._settle_trust()
+        self._require_trust()
         check_files(self.config)
-        if recover and (follow or keeper) and id and self._to_go_on(id):
-            self._handed_over(keeper, id)
+        if recover and (follow or keeper) and id and self._is_unfinished(id):
+            self._hand_over(keeper, id)
             if follow:
-                return self._followed(id, on_log)
+                return self._follow_and_recover(id, on_log)
             return LabRun(self, runs.latest(self.ground, id))
         server = self.ground.server()
         if keeper:
@@ -156,40 +158,40 @@ class Lab:
 
             export_lab.check(self.ground, keeper_host.KeeperHost(self.ground, keeper), server)
         renew(self.ground, server)
-        wanted = runs.spec(self.ground, server, tuple(command), id or runs.new_id(), tty)
+        spec = runs.spec(self.ground, server, tuple(command), id or runs.new_id(), tty)
         if push:
             self.push()
         if recover:
-            restore.keep_code(self.ground, wanted)
-        found = runs.start(
+            restore.keep_code(self.ground, spec)
+        run = runs.start(
             self.ground,
             server,
-            wanted,
+            spec,
             follow=follow and not recover,
             on_start=on_start,
             on_log=on_log,
         )
         if recover:
-            spending_policy.agree(self.ground, server, found.id)
-        self._handed_over(keeper, found.id)
+            spending_policy.agree(self.ground, server, run.id)
+        self._hand_over(keeper, run.id)
         if recover and follow:
-            return self._followed(found.id, on_log)
-        return LabRun(self, found)
+            return self._follow_and_recover(run.id, on_log)
+        return LabRun(self, run)
 
-    def _to_go_on(self, run_id: str) -> bool:
+    def _is_unfinished(self, run_id: str) -> bool:
         from labctl.lifecycle.recover import unfinished
 
         return unfinished(self.ground, run_id)
 
-    def _handed_over(self, keeper: str, run_id: str) -> None:
+    def _hand_over(self, keeper: str, run_id: str) -> None:
         if keeper:
             from labctl.lifecycle.export_lab import hand_over
             from labctl.lifecycle.keeper_host import KeeperHost
 
-            there = KeeperHost(self.ground, keeper)
-            hand_over(self.ground, there, self.ground.server(), run_id)
+            host = KeeperHost(self.ground, keeper)
+            hand_over(self.ground, host, self.ground.server(), run_id)
 
-    def _followed(self, run_id: str, on_log: Callable[[bytes], None]) -> LabRun:
+    def _follow_and_recover(self, run_id: str, on_log: Callable[[bytes], None]) -> LabRun:
         from labctl.lifecycle.recover import follow
 
         return LabRun(self, follow(self.ground, run_id, on_log=on_log))
@@ -197,28 +199,32 @@ class Lab:
     def pull(
         self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False
     ) -> list[PulledRun]:
-        """Outputs of a run (the latest), verified; with `everything` new files elsewhere too.
+        """Download and verify the outputs of a run (default: the latest run).
 
-        Where the server has ended, they come from the lab's store, or from its keeper's copy.
+        With `everything`, also new files outside `outputs`; with `all_runs`, every run. If the
+        server has ended, the files come from the lab's store or from its keeper's copy.
         """
         from labctl.lifecycle import reconcile
         from labctl.runs import runs
 
         if reconcile.has_copies(self.ground):
-            self._settle_trust()
+            self._require_trust()
         reconcile.come_back(self.ground)
-        wanted = run.id if isinstance(run, LabRun) else (run or "")
-        ids = [] if all_runs else [runs.latest(self.ground, wanted).id]
+        run_id = run.id if isinstance(run, LabRun) else (run or "")
+        ids = [] if all_runs else [runs.latest(self.ground, run_id).id]
         return reconcile.pull(self.ground, ids, everything=everything)
 
     def forward(self, service: str, *, port: int = 0) -> Forwarding:
-        """A local port to a service, started on the server if need be; a context manager."""
+        """Open a local port to a service, and start the service if needed; a context manager."""
         from labctl.services.lab_services import forward
 
         return forward(self.ground, self.ground.server(), service, port)
 
     def serve(self, run: str = "", *, checkpoint: str = "", port: int = 0) -> Forwarding:
-        """The run's model (the latest's) behind POST /predict at a local port; as `forward`."""
+        """Serve the model of a run (default: the latest) as POST /predict on a local port.
+
+        The result is a context manager, like that of `forward`.
+        """
         from labctl.services import model_serving
 
         server = self.ground.server()
@@ -228,19 +234,22 @@ class Lab:
         )
 
     def down(self, *, discard: bool = False) -> Ending:
-        """Bring home what is not here, remove the server, say what is left."""
+        """Download what is not here yet, remove the server, and return what is left.
+
+        With `discard`, nothing is downloaded.
+        """
         from labctl.lifecycle.down import down
 
         return down(self.ground, discard=discard)
 
     def forget(self) -> Lost:
-        """Drop the records of what these credentials do not show; nothing is ended."""
+        """Drop the records of servers that these credentials do not show; terminate nothing."""
         from labctl.lifecycle.forget import forget
 
         return forget(self.ground)
 
     def status(self, *, refresh: bool = False, why: bool = False) -> dict[str, Any]:
-        """What is recorded of the lab; with `refresh` what the provider and the server say now."""
+        """Return the lab's record; with `refresh`, query the provider and the server first."""
         from labctl.lifecycle.status import status
 
         return status(self.ground, refresh=refresh, why=why)
@@ -253,68 +262,68 @@ class Lab:
         push: bool = True,
         on_start: Callable[[Run], None] = lambda run: None,
     ) -> Probed:
-        """A short run of `command` first: what the whole one will take. `amount`: `1%`, `200`."""
+        """Run `command` for a share (`1%`) or a number of steps (`200`) and estimate the whole."""
         from labctl.runs import probe
 
-        wanted = probe.amount(amount)
-        self._settle_trust()
+        parsed_amount = probe.amount(amount)
+        self._require_trust()
         check_files(self.config)
-        return probe.probe(self.ground, tuple(command), wanted, push=push, on_start=on_start)
+        return probe.probe(self.ground, tuple(command), parsed_amount, push=push, on_start=on_start)
 
     def top(self) -> ServerNow:
-        """What the server, its GPUs and everybody's runs on it do at this moment."""
+        """Return one sample of the server: GPUs, CPU, memory, and the runs of all its users."""
         from labctl.insight.top import look
 
         return look(self.ground)
 
     def explain(self, run: str = "") -> Explanation:
-        """Why a run (the latest) is slow or wrong: evidence, source, and what to try next."""
+        """Explain why a run (default: the latest) is slow or wrong, with evidence and advice."""
         from labctl.insight.explanation import explain
         from labctl.lifecycle.reconcile import bring_logs
 
         return explain(self.ground, bring_logs(self.ground, run))
 
     def report(self, run: str = "", out: Path | None = None) -> Report:
-        """Write the results of a run (the latest) as one HTML file; see docs/report.md."""
+        """Write the results of a run (default: the latest) as one HTML file; see docs/report.md."""
         from labctl import __version__
         from labctl.insight.run_report import report
 
         return report(self.ground, run, out, version=__version__)
 
     def submit(self, choice: Choice | None = None) -> HandedIn:
-        """Hand in a run (the latest) for the lab's assignment; see docs/submit.md."""
+        """Submit a run (default: the latest) for the lab's assignment; see docs/submit.md."""
         from labctl.submissions import submit
 
         return submit.submit(self.ground, choice or submit.Choice())
 
     @property
     def keeper(self) -> str:
-        """The host whose keeper looks after the lab; "" where none does."""
+        """The host whose keeper watches over the lab, or "" without one."""
         if not self.ground.state.events(lab_id=self.id, kind="handed", limit=1):
             return ""
         from labctl.lifecycle.recovery_lock import handed_to
 
         return handed_to(self.ground)
 
-    def _settle_trust(self) -> None:
+    def _require_trust(self) -> None:
         questions = trust_questions(self.config)
         if trusted(self.ground.paths, self.config):
             return
         detail = "\n".join(f"  - {question}" for question in questions)
-        said = Decision(
+        decision = Decision(
             question="approve this lab.yaml?", detail=f"{self.config.path} would:\n{detail}"
         )
-        if not self.ground.reporter.ask(said):
+        if not self.ground.reporter.ask(decision):
             raise PolicyError(
                 f"{self.config.path} was not approved",
-                why="it asks for things that are yours; read it first",
+                why="it uses your secrets, files or money; read it first",
                 hint="labctl trust",
             )
         trust(self.ground.paths, self.config)
 
 
 class LabServer:
-    """A lab's ready server as a context: leaving it brings results home and removes it."""
+    """A lab's server as a context manager: leaving it downloads the results and removes it."""
 
     def __init__(self, lab: Lab, server: Server) -> None:
         self.lab = lab
@@ -322,7 +331,7 @@ class LabServer:
 
     @property
     def alias(self) -> str:
-        """Its name for ssh: `ssh <alias>` works."""
+        """Its name in the SSH configuration: `ssh <alias>` works."""
         return self.server.alias
 
     def __enter__(self) -> LabServer:
@@ -338,7 +347,7 @@ class LabServer:
 
 
 class LabRun:
-    """A run as last seen; `wait` and `refresh` ask the server."""
+    """A run with its last known state in `seen`; `wait` reads it from the server."""
 
     def __init__(self, lab: Lab, run: Run) -> None:
         self.lab = lab
@@ -353,7 +362,7 @@ class LabRun:
         return self.seen.exit_code
 
     def wait(self, on_log: Callable[[bytes], None] = lambda block: None) -> Run:
-        """Follow the run to its end, through cut links; returns it with its exit code."""
+        """Follow the run to its end, reconnecting if needed, and return it with its exit code."""
         from labctl.runs.runs import watch
 
         self.seen = watch(self.lab.ground, self.lab.ground.server(), self.id, on_log=on_log)

@@ -1,6 +1,7 @@
-"""The command line: the only place that parses arguments, prints, asks or exits.
+"""The command line: the only place that parses arguments, prints, asks questions or exits.
 
-Subcommands are loaded when they are called: `labctl --help` imports click and this file alone.
+A command's module is imported when the command is called. `labctl --help` imports only click and
+this file.
 """
 
 from __future__ import annotations
@@ -13,50 +14,50 @@ import click
 
 from labctl import __version__
 
-STUDENT = "What a student needs"
+EVERYDAY = "Everyday commands"
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (module, heading, one line for --help)
-    "init": ("setup", STUDENT, "Make a sample project: train an image classifier."),
-    "join": ("join", STUDENT, "Join a course with the file or address from its instructor."),
-    "up": ("setup", STUDENT, "Get the lab's server ready; again, it is found."),
-    "run": ("runs", STUDENT, "Run lab.yaml's command (or yours) in a container on the server."),
-    "status": ("status", STUDENT, "Server, runs, clocks and dollars."),
-    "forward": ("status", STUDENT, "TensorBoard, Jupyter or any port on localhost."),
-    "pull": ("results", STUDENT, "Bring checkpoints and logs home, verified."),
-    "down": ("billing", STUDENT, "Bring home what is not here yet, then remove the server."),
+    "init": ("setup", EVERYDAY, "Create a sample project: train an image classifier."),
+    "join": ("join", EVERYDAY, "Join a course with the file or address from your instructor."),
+    "up": ("setup", EVERYDAY, "Start the lab's server, or find the one that is running."),
+    "run": ("runs", EVERYDAY, "Run lab.yaml's command (or yours) in a container on the server."),
+    "status": ("status", EVERYDAY, "Show the server, its runs, time limits and cost."),
+    "forward": ("status", EVERYDAY, "Open TensorBoard, Jupyter or any port on localhost."),
+    "pull": ("results", EVERYDAY, "Download checkpoints and logs, and verify them."),
+    "down": ("billing", EVERYDAY, "Download what is not here yet, then remove the server."),
     "doctor": ("setup", "Start", "Check this machine, the provider and the server."),
     "push": ("runs", "Work", "Send code and data to the server."),
-    "attach": ("runs", "Work", "The tmux session beside a run."),
-    "exec": ("runs", "Work", "A command inside a run's container."),
-    "ssh": ("runs", "Work", "A shell or a command on the server itself."),
+    "attach": ("runs", "Work", "Open the tmux session beside a run."),
+    "exec": ("runs", "Work", "Run a command inside a run's container."),
+    "ssh": ("runs", "Work", "Open a shell or run a command on the server itself."),
     "cp": ("copy", "Work", "Copy one file to or from the server."),
-    "cancel": ("runs", "Work", "End a run; it may write a checkpoint first."),
+    "cancel": ("runs", "Work", "Stop a run; it may write a checkpoint first."),
     "eval": ("results", "Work", "Evaluate the pulled model on this machine."),
-    "logs": ("status", "Watch", "What a run printed; -f follows."),
-    "top": ("top", "Watch", "The server live: GPUs, processor, memory, disk, runs."),
-    "explain": ("explain", "Watch", "Why a run is slow or wrong, and what to try next."),
-    "profile": ("explain", "Watch", "A few steps of a run in PyTorch's profiler."),
-    "offers": ("billing", "Decide and pay", "What servers there are for the need, with prices."),
-    "estimate": ("estimate", "Decide and pay", "What a model needs: memory, hours, dollars."),
-    "cost": ("billing", "Decide and pay", "Hours and dollars of servers and runs."),
-    "extend": ("billing", "Decide and pay", "Let the server live longer, within its limits."),
-    "orphans": ("billing", "Decide and pay", "Everything at the provider that labctl made."),
-    "report": ("report", "Hand in and show", "The results presentation: one HTML file."),
-    "serve": ("serve", "Hand in and show", "The model behind POST /predict on the server."),
-    "submit": ("submit", "Hand in and show", "One verified bundle, handed in."),
-    "receive": ("receive", "Teach", "Take in what students hand in, and sign for it."),
-    "course": ("course", "Teach", "A roster in, servers out, grades and costs back."),
-    "rehearse": ("rehearse", "Teach", "A simulated cloud on this machine: no account, no cost."),
-    "config": ("settings", "Rarely", "Every setting, its value and where it came from."),
-    "keep": ("keep", "Rarely", "Watch over labs that laptops hand to this machine."),
-    "inventory": ("settings", "Rarely", "The server as an Ansible inventory."),
-    "secret": ("settings", "Rarely", "Keep values for the secrets that lab.yaml names."),
-    "trust": ("settings", "Rarely", "Approve what this lab.yaml may do."),
+    "logs": ("status", "Watch", "Print the output of a run; -f follows it."),
+    "top": ("top", "Watch", "Show the server live: GPUs, CPU, memory, disk, runs."),
+    "explain": ("explain", "Watch", "Explain why a run is slow or wrong, and what to try next."),
+    "profile": ("explain", "Watch", "Record a few steps of a run in PyTorch's profiler."),
+    "offers": ("billing", "Plan and pay", "List the servers that fit the need, with prices."),
+    "estimate": ("estimate", "Plan and pay", "Estimate memory, hours and dollars for a model."),
+    "cost": ("billing", "Plan and pay", "Show hours and dollars of servers and runs."),
+    "extend": ("billing", "Plan and pay", "Let the server live longer, within its limits."),
+    "orphans": ("billing", "Plan and pay", "List everything at the provider that labctl created."),
+    "report": ("report", "Submit and present", "Write the results as one HTML page."),
+    "serve": ("serve", "Submit and present", "Serve the model as POST /predict on the server."),
+    "submit": ("submit", "Submit and present", "Submit one verified bundle."),
+    "receive": ("receive", "Teach", "Accept submissions and sign a receipt for each."),
+    "course": ("course", "Teach", "Manage a course: roster, servers, grades and costs."),
+    "rehearse": ("rehearse", "Teach", "Simulate a cloud on this machine: no account, no cost."),
+    "config": ("settings", "Other", "Show every setting, its value and where it comes from."),
+    "keep": ("keep", "Other", "Run a keeper: it watches over labs that laptops hand over."),
+    "inventory": ("settings", "Other", "Print the server as an Ansible inventory."),
+    "secret": ("settings", "Other", "Store values for the secrets that lab.yaml names."),
+    "trust": ("settings", "Other", "Approve what this lab.yaml may do."),
 }
 
 
-class Commands(click.Group):
-    """A group whose commands live in modules that are imported when they are called."""
+class LazyCommands(click.Group):
+    """The group of all commands; it imports a command's module when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -65,13 +66,13 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"labctl.cli.{COMMANDS[cmd_name][0]}")
-        found: click.Command = getattr(module, f"{cmd_name}_command")
-        return found
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         headings = dict.fromkeys(heading for _, heading, _ in COMMANDS.values())
         for heading in headings:
-            rows = [(name, line) for name, (_, own, line) in COMMANDS.items() if own == heading]
+            rows = [(name, line) for name, (_, under, line) in COMMANDS.items() if under == heading]
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
@@ -83,29 +84,29 @@ class Commands(click.Group):
         if name not in self.list_commands(ctx) and not name.startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            said = f" Did you mean {near[0]}?" if near else " See labctl --help."
-            raise click.UsageError(f"There is no command {name!r}.{said}", ctx)
+            similar = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            advice = f"Did you mean {similar[0]}?" if similar else "See labctl --help."
+            raise click.UsageError(f"There is no command {name!r}. {advice}", ctx)
         return super().resolve_command(ctx, args)
 
 
 @click.group(
-    cls=Commands,
+    cls=LazyCommands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="A first run:  labctl init digits && cd digits && labctl up && labctl run",
 )
-@click.option("-C", "directory", default=".", metavar="DIR", help="Work on the lab in DIR.")
+@click.option("-C", "directory", default=".", metavar="DIR", help="Use the lab in DIR.")
 @click.version_option(__version__, prog_name="labctl")
 @click.pass_context
 def cli(ctx: click.Context, directory: str) -> None:
-    """A GPU server, your container on it, Jupyter on localhost, results back home."""
+    """Run your container on a GPU server, open Jupyter on localhost, and download the results."""
     ctx.obj = directory
 
 
 def main() -> None:
-    """The entry point: runs a command and turns whatever happens into an exit code."""
-    # What is imported is no garbage: looking for some in it, and once more at the end, costs a
-    # short command 20 ms.
+    """Run the command on the command line and exit with its code."""
+    # Imported modules are never garbage. Collecting while they load, and again at exit, would
+    # cost a short command 20 ms.
     gc.set_threshold(50_000)
     from labctl.cli.exit_codes import run_and_exit
 

@@ -1,4 +1,4 @@
-"""offers, cost, extend, down, orphans: what is decided and what is paid."""
+"""The commands offers, extend, cost, down and orphans: what is rented and what it costs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from labctl.servers.leftovers import Orphans
     from labctl.state.disks import KeptDisk
 
-MOST_SHOWN = 20
+MAX_OFFERS_SHOWN = 20
 
 
 @click.command("offers")
 @need_options
-@click.option("--all", "all_", is_flag=True, help=f"More than the best {MOST_SHOWN}.")
+@click.option("--all", "all_", is_flag=True, help=f"List more than the best {MAX_OFFERS_SHOWN}.")
 @json_option
 @click.pass_context
 def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: str) -> None:
-    """What the provider would give for this need, the best first, with its price.
+    """List the servers that the provider offers for this need, the best first, with prices.
 
     \b
     labctl offers --gpu any --min-gpu-memory 16GB --max-price 1.50
@@ -34,14 +34,14 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
     from labctl.errors import NoOfferError
 
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
-    found = lab.ground.provider.offers(lab.config.server.need)
+    offers = lab.ground.provider.offers(lab.config.server.need)
     if json_:
-        as_json({"offers": found})
-    elif found:
-        _draw_offers(found if all_ else found[:MOST_SHOWN], len(found))
-    if not found:
+        as_json({"offers": offers})
+    elif offers:
+        _draw_offers(offers if all_ else offers[:MAX_OFFERS_SHOWN], len(offers))
+    if not offers:
         raise NoOfferError(
-            f"{lab.ground.provider.name} has nothing that fits", hint="labctl config"
+            f"{lab.ground.provider.name} has no server that fits this need", hint="labctl config"
         )
 
 
@@ -52,42 +52,42 @@ def _draw_offers(offers: Sequence[Offer], total: int) -> None:
 
     rows = [
         (
-            one.type,
-            _gpus(one),
-            one.zone or "-",
-            f"{one.price_usd_per_hour:.4f}",
-            _week(one),
-            f"{one.on_demand_usd_per_hour:.4f}" if one.on_demand_usd_per_hour else "-",
-            _market(one),
+            offer.type,
+            _gpu_text(offer),
+            offer.zone or "-",
+            f"{offer.price_usd_per_hour:.4f}",
+            _week_range_text(offer),
+            f"{offer.on_demand_usd_per_hour:.4f}" if offer.on_demand_usd_per_hour else "-",
+            _market_text(offer),
         )
-        for one in offers
+        for offer in offers
     ]
     table(rows, ("TYPE", "GPU", "ZONE", "USD/H", "7 DAYS", "LIST", "MARKET"))
-    oldest = min((one.priced_at for one in offers if one.priced_at), default=0.0)
-    said = [f"prices {span(time.time() - oldest)} old"] if oldest else []
-    said += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
-    if said:
-        click.echo("; ".join(said), err=True)
+    oldest = min((offer.priced_at for offer in offers if offer.priced_at), default=0.0)
+    notes = [f"prices {span(time.time() - oldest)} old"] if oldest else []
+    notes += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
+    if notes:
+        click.echo("; ".join(notes), err=True)
 
 
-def _gpus(offer: Offer) -> str:
+def _gpu_text(offer: Offer) -> str:
     if not offer.gpu_count:
         return "-"
-    many = f"{offer.gpu_count}x " if offer.gpu_count > 1 else ""
-    return f"{many}{offer.gpu_name} {offer.gpu_memory_bytes / 1024**3:.0f}GiB"
+    count = f"{offer.gpu_count}x " if offer.gpu_count > 1 else ""
+    return f"{count}{offer.gpu_name} {offer.gpu_memory_bytes / 1024**3:.0f}GiB"
 
 
-def _week(offer: Offer) -> str:
+def _week_range_text(offer: Offer) -> str:
     low, high = offer.week_low_usd_per_hour, offer.week_high_usd_per_hour
     return f"{low:.3f}-{high:.3f}" if low is not None and high is not None else "-"
 
 
-def _market(offer: Offer) -> str:
-    """Spot, and what it saves against the list price."""
+def _market_text(offer: Offer) -> str:
+    """Write "on demand", or "spot" with its discount from the list price."""
     if not offer.spot:
         return "on demand" if offer.price_usd_per_hour else "-"
-    full = offer.on_demand_usd_per_hour
-    return f"spot -{1 - offer.price_usd_per_hour / full:.0%}" if full else "spot"
+    list_price = offer.on_demand_usd_per_hour
+    return f"spot -{1 - offer.price_usd_per_hour / list_price:.0%}" if list_price else "spot"
 
 
 @click.command("extend")
@@ -95,13 +95,13 @@ def _market(offer: Offer) -> str:
 @json_option
 @click.pass_context
 def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
-    """Let the server live SPAN longer, within max_ttl and the budget.
+    """Let the server live SPAN longer, up to max_ttl and the budget.
 
     \b
     labctl extend 30m
     """
     from labctl.cli.screen import as_json
-    from labctl.cli.screen import span as spoken
+    from labctl.cli.screen import span as format_span
     from labctl.config import parse_duration
     from labctl.errors import UsageError
     from labctl.lifecycle.extend import extend
@@ -114,32 +114,34 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
     if json_:
         as_json({"watch": watch})
     elif watch.get("ttl_left_s") is not None:
-        click.echo(f"it ends in {spoken(watch['ttl_left_s'])} now{_sooner(watch)}")
+        click.echo(
+            f"The server now stops in {format_span(watch['ttl_left_s'])}{_earlier_limits(watch)}"
+        )
     else:
-        click.echo("no ttl is set: only idle time, the budget or `labctl down` end it")
+        click.echo("No ttl is set: only idle, the budget or labctl down stop the server.")
 
 
-def _sooner(watch: dict[str, Any]) -> str:
-    """What may end a server before its time is up; "" where nothing can."""
-    from labctl.cli.screen import span as spoken
+def _earlier_limits(watch: dict[str, Any]) -> str:
+    """Describe what may stop the server before its ttl; "" if nothing can."""
+    from labctl.cli.screen import span as format_span
 
     budget_s, idle_s = watch.get("budget_left_s"), watch.get("idle_left_s")
-    said = []
+    limits = []
     if budget_s is not None and budget_s < watch["ttl_left_s"]:
-        said.append(f"its budget is spent in {spoken(budget_s)}")
+        limits.append(f"its budget is spent in {format_span(budget_s)}")
     if idle_s is not None and idle_s < watch["ttl_left_s"]:
-        said.append(f"without work it ends in {spoken(idle_s)}")
-    return "; " + ", ".join(said) if said else ""
+        limits.append(f"it stops after {format_span(idle_s)} without work")
+    return "; " + ", ".join(limits) if limits else ""
 
 
 @click.command("cost")
-@click.option("--all", "all_", is_flag=True, help="Of every lab that this machine has a record of.")
+@click.option("--all", "all_", is_flag=True, help="Show every lab that this machine has on record.")
 @json_option
 @click.pass_context
 def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
-    """Hours and dollars of each server and run, from the ledger.
+    """Show hours and dollars of each server and run, from the ledger.
 
-    Disk and traffic are not in it. What is not known says so.
+    Disks and traffic are not included. Unknown amounts are shown as a question mark.
 
     \b
     labctl cost
@@ -153,88 +155,95 @@ def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
         from labctl.lifecycle.reconcile import hear
 
         hear(lab.ground)
-    found = costs(lab.ground, every_lab=all_)
+    lab_costs = costs(lab.ground, every_lab=all_)
     if json_:
-        as_json({"costs": found})
+        as_json({"costs": lab_costs})
     else:
-        _draw_costs(found, all_)
+        _draw_costs(lab_costs, all_)
 
 
 def _draw_costs(costs: Costs, every_lab: bool) -> None:
     from labctl.cli.screen import table
 
     if not costs.servers:
-        click.echo("no server is on record")
+        click.echo("No server on record.")
         _draw_kept(costs.kept)
         return
     rows = [
         (
-            _short(one.server_id),
-            f"{one.lab or '?'}: {one.type}" if every_lab else one.type,
-            f"{one.hours:.2f}{' up' if one.running else ''}",
-            _dollars(one.price_usd_per_hour, 4),
-            _dollars(one.cost_usd),
-            (_dollars(one.spot_saved_usd) if one.spot else "-"),
-            "?" if one.idle_share is None else f"{one.idle_share:.0%}",
+            _id_without_region(server.server_id),
+            f"{server.lab or '?'}: {server.type}" if every_lab else server.type,
+            f"{server.hours:.2f}{' up' if server.running else ''}",
+            _amount_text(server.price_usd_per_hour, 4),
+            _amount_text(server.cost_usd),
+            (_amount_text(server.spot_saved_usd) if server.spot else "-"),
+            "?" if server.idle_share is None else f"{server.idle_share:.0%}",
         )
-        for one in costs.servers
+        for server in costs.servers
     ]
     table(rows, ("SERVER", "TYPE", "HOURS", "USD/H", "USD", "SAVED", "IDLE"))
-    for one in costs.servers:
-        if one.note:
-            click.echo(f"{_short(one.server_id)}: {one.note}")
+    for server in costs.servers:
+        if server.note:
+            click.echo(f"{_id_without_region(server.server_id)}: {server.note}")
     if costs.runs:
         click.echo()
         runs = [
-            (one.run_id, _short(one.server_id), f"{one.hours:.2f}", _dollars(one.cost_usd))
-            for one in costs.runs
+            (
+                run.run_id,
+                _id_without_region(run.server_id),
+                f"{run.hours:.2f}",
+                _amount_text(run.cost_usd),
+            )
+            for run in costs.runs
         ]
         table(runs, ("RUN", "SERVER", "HOURS", "USD"))
-    known = "" if costs.complete else " of what is known (?: not known)"
+    partial = "" if costs.complete else " without unknown amounts (?)"
     saved = f"; spot saved {costs.spot_saved_usd:.2f}" if costs.spot_saved_usd else ""
-    click.echo(f"\ntotal{known}: {costs.total_usd:.2f} dollars{saved}")
+    click.echo(f"\ntotal{partial}: {costs.total_usd:.2f} dollars{saved}")
     _draw_kept(costs.kept)
 
 
-def _draw_kept(found: Sequence[KeptDisk]) -> None:
-    """Disks that outlived their server: what each costs per month, and what there is to do."""
+def _draw_kept(disks: Sequence[KeptDisk]) -> None:
+    """Print the disks that outlived their servers, their price, and how to use or remove them."""
     from labctl.cli.exit_codes import clean
     from labctl.servers.disks import told
 
-    for one in found:
-        click.echo(clean(told(one)))
-    if found:
-        _say_ways()
+    for disk in disks:
+        click.echo(clean(told(disk)))
+    if disks:
+        _print_disk_commands()
 
 
-def _say_ways() -> None:
-    click.echo("  labctl up && labctl pull                brings home what is on it")
-    click.echo("  labctl orphans --terminate --kept-too   removes it, and what is on it")
+def _print_disk_commands() -> None:
+    click.echo("  labctl up && labctl pull                download what is on it")
+    click.echo("  labctl orphans --terminate --kept-too   delete it with its data")
 
 
-def _short(server_id: str) -> str:
-    """The id without its region: narrower, and as unique."""
+def _id_without_region(server_id: str) -> str:
+    """Shorten an id for a table; it is unique without the region too."""
     return server_id.partition(".")[0]
 
 
-def _dollars(amount: float | None, digits: int = 2) -> str:
+def _amount_text(amount: float | None, digits: int = 2) -> str:
     return "?" if amount is None else f"{amount:.{digits}f}"
 
 
 @click.command("down")
-@click.option("--discard", is_flag=True, help="Do not save results that are only there.")
+@click.option(
+    "--discard", is_flag=True, help="Do not download results; those only on the server are lost."
+)
 @click.option(
     "--forget",
     is_flag=True,
-    help="End nothing; drop the records of what these credentials do not show.",
+    help="Remove nothing; drop the records of servers that these credentials do not show.",
 )
 @yes_option
 @json_option
 @click.pass_context
 def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, json_: bool) -> None:
-    """Bring home what is not here yet, remove the server, and say what is left.
+    """Download what is not here yet, remove the server, and list what is left.
 
-    Exit 1 if anything still bills.
+    Exits with 1 if anything is still billing.
 
     \b
     labctl down
@@ -260,25 +269,25 @@ def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, jso
         )
     else:
         if ending.pulled_files or ending.saved_edits:
-            edits = f", {ending.saved_edits} edited files in server-edits/"
+            edits = f", {ending.saved_edits} edited files to server-edits/"
             click.echo(
-                f"brought home: {ending.pulled_files} files in runs/"
+                f"downloaded {ending.pulled_files} files to runs/"
                 + (edits if ending.saved_edits else "")
             )
         click.echo(
             f"removed {ending.removed}" if ending.removed else f"{lab.config.name} had no server"
         )
         caches = [r for r in ending.leftovers if r.kind == "cache"]
-        kept = any(r.expires_at for r in ending.leftovers)
-        for left in ending.servers_left:
-            click.echo(f"STILL THERE: {left.id} ({left.state})", err=True)
-        for one in [r for r in ending.leftovers if r.kind != "cache"]:
-            click.echo(_left(one))
-        if kept:
-            _say_ways()
+        has_kept_disk = any(r.expires_at for r in ending.leftovers)
+        for server in ending.servers_left:
+            click.echo(f"STILL THERE: {server.id} ({server.state})", err=True)
+        for resource in [r for r in ending.leftovers if r.kind != "cache"]:
+            click.echo(_describe_leftover(resource))
+        if has_kept_disk:
+            _print_disk_commands()
         if not ending.servers_left and not billing:
-            stays = f" ({len(caches)} image caches stay for the next up)" if caches else ""
-            click.echo(f"nothing of it is left that runs or costs anything{stays}")
+            kept_caches = f" Image caches kept for the next up: {len(caches)}." if caches else ""
+            click.echo(f"Nothing is left running or billing.{kept_caches}")
     ctx.exit(1 if ending.servers_left or billing else 0)
 
 
@@ -291,22 +300,25 @@ def _forget(lab: Lab, json_: bool) -> None:
         return
     for name in names:
         click.echo(f"forgotten: {name}")
-    click.echo("Whatever still exists of it keeps billing.")
+    click.echo("Anything that still exists keeps billing.")
 
 
-def _left(one: Resource) -> str:
+def _describe_leftover(resource: Resource) -> str:
     from labctl.servers.disks import costs, short
 
-    note = f" ({one.note})" if one.note and not one.expires_at else ""
-    return f"left: {one.kind} {short(one) if one.expires_at else one.id}: {costs(one)}{note}"
+    name = short(resource) if resource.expires_at else resource.id
+    note = f" ({resource.note})" if resource.note and not resource.expires_at else ""
+    return f"left: {resource.kind} {name}: {costs(resource)}{note}"
 
 
 @click.command("orphans")
-@click.option("--provider", help="Over lab.yaml's server.provider.")
-@click.option("--all-regions", is_flag=True, help="In every region of the account.")
-@click.option("--terminate", is_flag=True, help="End all of it; results there are lost.")
+@click.option("--provider", help="Overrides server.provider in lab.yaml.")
+@click.option("--all-regions", is_flag=True, help="Search every region of the account.")
+@click.option("--terminate", is_flag=True, help="Remove everything listed, with its results.")
 @click.option(
-    "--kept-too", is_flag=True, help="Also disks kept for their data, before their time is over."
+    "--kept-too",
+    is_flag=True,
+    help="With --terminate: also remove disks kept for their data before they expire.",
 )
 @yes_option
 @json_option
@@ -320,9 +332,9 @@ def orphans_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """Everything at the provider that labctl made, also what this machine knows nothing of.
+    """List everything at the provider that labctl created, from this or any other machine.
 
-    Exit 1 if anything bills.
+    Exits with 1 if anything is billing.
 
     \b
     labctl orphans --provider aws --all-regions
@@ -335,50 +347,50 @@ def orphans_command(
     lab = open_lab(
         ctx, yes=yes, quiet=json_, overrides=overrides, needs_file=False, everywhere=all_regions
     )
-    found = orphans(lab.ground)
+    resources = orphans(lab.ground)
     if terminate:
-        found = end_them(lab.ground, found, kept_too=kept_too)
+        resources = end_them(lab.ground, resources, kept_too=kept_too)
     if json_:
-        as_json({"orphans": found, "billing": found.billing})
+        as_json({"orphans": resources, "billing": resources.billing})
     else:
-        _draw_orphans(found)
-    ctx.exit(1 if found.billing else 0)
+        _draw_orphans(resources)
+    ctx.exit(1 if resources.billing else 0)
 
 
-def _draw_orphans(found: Orphans) -> None:
+def _draw_orphans(orphans: Orphans) -> None:
     import time
 
     from labctl.cli.screen import ago, table
     from labctl.servers.disks import costs, short
 
-    if not found.servers and not found.resources:
-        where = "shown to these credentials" if found.elsewhere else "there"
-        click.echo(f"nothing that labctl made is {where}")
+    if not orphans.servers and not orphans.resources:
+        scope = " with these credentials" if orphans.elsewhere else ""
+        click.echo(f"Found nothing that labctl created{scope}.")
         return
     now = time.time()
     rows = [
         (
             "server",
-            one.id,
-            one.lab,
-            f"{one.offer.price_usd_per_hour:.4f} an hour",
-            ago(one.created_at, now),
-            f"{one.state}{', known here' if one.id in found.here else ''}",
+            server.id,
+            server.lab,
+            f"{server.offer.price_usd_per_hour:.4f} an hour",
+            ago(server.created_at, now),
+            f"{server.state}{', on record here' if server.id in orphans.here else ''}",
         )
-        for one in found.servers
+        for server in orphans.servers
     ]
     rows += [
         (
-            one.kind,
-            one.id,
-            one.lab,
-            f"{one.price_usd_per_month:.2f} a month",
-            ago(one.created_at, now),
-            "kept" if one.expires_at else one.note,
+            resource.kind,
+            resource.id,
+            resource.lab,
+            f"{resource.price_usd_per_month:.2f} a month",
+            ago(resource.created_at, now),
+            "kept" if resource.expires_at else resource.note,
         )
-        for one in found.resources
+        for resource in orphans.resources
     ]
-    table(rows, ("WHAT", "ID", "LAB", "USD", "AGE", ""))
-    for one in found.resources:
-        if one.expires_at:
-            click.echo(f"kept disk {short(one)}: {costs(one)}")
+    table(rows, ("KIND", "ID", "LAB", "USD", "AGE", ""))
+    for resource in orphans.resources:
+        if resource.expires_at:
+            click.echo(f"kept disk {short(resource)}: {costs(resource)}")

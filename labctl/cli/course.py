@@ -1,4 +1,4 @@
-"""course: the instructor's side. Its subcommands are loaded when they are called."""
+"""The command course: the instructor's commands, whose modules are imported when called."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ BEGIN, SERVERS, HAND_IN, MONEY, KEEPER = (
     "Costs",
     "The keeper",
 )
-# A command without a heading is not shown; one whose module is not there does not exist.
+# A command without a heading is hidden. A command whose module is missing does not exist.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # name: (module, heading, one line for --help); the function is called NAME_command
-    "init": ("course_roster", BEGIN, "Make a course's folder from a roster."),
-    "roster": ("course_roster", BEGIN, "Who is in the course; a new roster, shown as a diff."),
-    "plan": ("course_plan", BEGIN, "What will be made, what it costs at most, quota and need."),
+    "init": ("course_roster", BEGIN, "Create a course's folder from a roster."),
+    "roster": ("course_roster", BEGIN, "List the students, or import a new roster."),
+    "plan": ("course_plan", BEGIN, "Show planned servers, their highest cost, and quotas."),
     "check": ("course_servers", BEGIN, "Class-day check: quota, image, keys, sshd, disk, prices."),
-    "bake": ("course_servers", BEGIN, "A machine image with the course's image and data inside."),
-    "up": ("course_servers", SERVERS, "A server for each, or accounts on shared ones."),
-    "status": ("course_servers", SERVERS, "Every seat's server, runs, clock and dollars."),
-    "ssh": ("course_servers", SERVERS, "A shell on one server, or a command on all."),
-    "logs": ("course_servers", SERVERS, "What a student's run printed."),
-    "explain": ("course_servers", SERVERS, "Why a student's run is slow or wrong."),
+    "bake": ("course_servers", BEGIN, "Build a machine image with the course's image and data."),
+    "up": ("course_servers", SERVERS, "Start a server per seat, or accounts on shared servers."),
+    "status": ("course_servers", SERVERS, "Show each seat's server, runs, time left and cost."),
+    "ssh": ("course_servers", SERVERS, "Open a shell on a server, or run a command on all."),
+    "logs": ("course_servers", SERVERS, "Print the output of a student's run."),
+    "explain": ("course_servers", SERVERS, "Explain why a student's run is slow or wrong."),
     "push": ("course_servers", SERVERS, "Send files to every server."),
-    "message": ("course_servers", SERVERS, "A line on every student's terminal."),
+    "message": ("course_servers", SERVERS, "Show a message in every student's terminal."),
     "extend": ("course_servers", SERVERS, "Let a student's server live longer."),
-    "down": ("course_servers", SERVERS, "End servers; --end-of-term leaves nothing that bills."),
+    "down": ("course_servers", SERVERS, "Remove servers; --end-of-term removes all that bills."),
     "due": ("course_grades", HAND_IN, "Move a due time for one student."),
-    "collect": ("course_grading", HAND_IN, "Fetch and verify what was handed in."),
-    "grade": ("course_grading", HAND_IN, "Run every submitted model on the hidden set, sealed."),
-    "grades": ("course_grades", HAND_IN, "Grades, written back in the roster's own format."),
-    "cost": ("course_costs", MONEY, "Dollars per student, team and assignment; the forecast."),
-    "budget": ("course_costs", MONEY, "Give a student more, or see what is left."),
-    "serve": ("course_keeper", KEEPER, "The always-on keeper, with the dashboard."),
-    "invite": ("course_keeper", KEEPER, "A join file for each student."),
-    "door": ("course_keeper", "", "What a student's key may ask of the keeper."),
+    "collect": ("course_grading", HAND_IN, "Fetch and verify submissions."),
+    "grade": ("course_grading", HAND_IN, "Run every submitted model on the hidden test set."),
+    "grades": ("course_grades", HAND_IN, "Show grades, or export them in the roster's format."),
+    "cost": ("course_costs", MONEY, "Show cost per student, team and assignment; forecast."),
+    "budget": ("course_costs", MONEY, "Show or change the budgets of students."),
+    "serve": ("course_keeper", KEEPER, "Run the always-on keeper, with the dashboard."),
+    "invite": ("course_keeper", KEEPER, "Write a join file for each student."),
+    "door": ("course_keeper", "", "Answer the requests of a student's key."),
 }
 
 
-class Commands(click.Group):
-    """A group whose commands live in modules that are imported when they are called."""
+class CourseCommands(click.Group):
+    """The group of the course's commands; it imports a command's module when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, (module, _, _) in COMMANDS.items() if _there(module)]
+        return [name for name, (module, _, _) in COMMANDS.items() if _has_module(module)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS or not _there(COMMANDS[cmd_name][0]):
+        if cmd_name not in COMMANDS or not _has_module(COMMANDS[cmd_name][0]):
             return None
         module = importlib.import_module(f"labctl.cli.{COMMANDS[cmd_name][0]}")
-        found: click.Command | None = getattr(module, f"{cmd_name}_command", None)
-        return found
+        command: click.Command | None = getattr(module, f"{cmd_name}_command", None)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        known = self.list_commands(ctx)
+        names = self.list_commands(ctx)
         for heading in dict.fromkeys(heading for _, heading, _ in COMMANDS.values() if heading):
             rows = [
                 (name, line)
-                for name, (_, own, line) in COMMANDS.items()
-                if own == heading and name in known
+                for name, (_, under, line) in COMMANDS.items()
+                if under == heading and name in names
             ]
             if rows:
                 with formatter.section(heading):
@@ -80,26 +80,27 @@ class Commands(click.Group):
         if name not in self.list_commands(ctx) and not name.startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            said = f" Did you mean {near[0]}?" if near else " See labctl course --help."
-            raise click.UsageError(f"There is no command course {name!r}.{said}", ctx)
+            similar = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            advice = f"Did you mean {similar[0]}?" if similar else "See labctl course --help."
+            raise click.UsageError(f"There is no command course {name!r}. {advice}", ctx)
         return super().resolve_command(ctx, args)
 
 
-def _there(module: str) -> bool:
+def _has_module(module: str) -> bool:
     return importlib.util.find_spec(f"labctl.cli.{module}") is not None
 
 
 @click.group(
     "course",
-    cls=Commands,
+    cls=CourseCommands,
     epilog="A first course:  labctl course init ml-2026 --roster canvas.csv && cd ml-2026 && "
     "labctl course plan",
 )
 def course_command() -> None:
-    """A roster in, servers out, submissions back, costs per student, an empty account at the end.
+    """Manage a course: roster, servers, submissions, grades and costs.
 
     Every command works on the course's folder: the current directory, or labctl -C DIR course ...
+    At the end of the term, labctl course down --end-of-term removes everything that bills.
 
     \b
     labctl course init ml-2026 --roster canvas.csv
@@ -107,7 +108,7 @@ def course_command() -> None:
 
 
 def open_course(ctx: click.Context, *, yes: bool = False, quiet: bool = False) -> Course:
-    """The course in -C's directory, drawn on this screen."""
+    """Load the course in -C's directory, with events drawn on the screen."""
     from labctl.cli.options import SCREEN
     from labctl.cli.screen import Screen
     from labctl.course import Course

@@ -1,4 +1,4 @@
-"""course check, bake: before the class."""
+"""The commands course check and course bake, for the time before a class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from labctl.cli.options import json_option, rest, yes_option
 
 @click.command("check")
 @only_options
-@click.option("--boot", is_flag=True, help="Make one server, measure its boot, end it. It costs.")
+@click.option(
+    "--boot",
+    is_flag=True,
+    help="Start one server, measure its boot, and remove it. This costs money.",
+)
 @AUTHORIZED_KEYS
 @yes_option
 @json_option
@@ -28,11 +32,10 @@ def check_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """Class-day check: quota and price for everybody, the keeper, keys, logins, sshd, disks, the
-    image.
+    """Check quotas, prices, keeper, keys, logins, sshd, disks and the image before a class.
 
-    Each failure names the next step. Exits with 1 if something is amiss; `--` marks what could not
-    be checked.
+    Each failure names the next step. `--` marks what could not be checked. Exits with 1 if a check
+    fails.
 
     \b
     labctl course check
@@ -49,7 +52,7 @@ def check_command(
         as_json({"checks": checks})
     else:
         draw_checks(checks)
-    ctx.exit(0 if all(one.ok for one in checks) else 1)
+    ctx.exit(0 if all(check.ok for check in checks) else 1)
 
 
 @click.command("bake")
@@ -58,10 +61,10 @@ def check_command(
 @json_option
 @click.pass_context
 def bake_command(ctx: click.Context, drop: bool, yes: bool, json_: bool) -> None:
-    """Make a machine image with the course's Docker image and data inside; seats boot from it.
+    """Build a machine image with the course's Docker image and data; servers boot from it.
 
-    One server is made, prepared, cleaned of keys and ended. The image costs by the month until
-    --drop or the end of the term.
+    labctl starts one server, prepares it, removes its keys, and terminates it. The image is billed
+    by the month until --drop or the end of the term.
 
     \b
     labctl course bake
@@ -69,22 +72,26 @@ def bake_command(ctx: click.Context, drop: bool, yes: bool, json_: bool) -> None
     """
     from labctl.cli.screen import as_json
     from labctl.courses.bake import bake
-    from labctl.courses.bake import drop as take_away
+    from labctl.courses.bake import drop as remove_image
 
     course = open_course(ctx, yes=yes, quiet=json_)
     if drop:
-        gone = take_away(staff_of(course))
+        removed = remove_image(staff_of(course))
         if json_:
-            as_json({"removed": gone})
+            as_json({"removed": removed})
         else:
-            click.echo(f"{len(gone)} things removed; servers boot from the provider's own image")
+            click.echo(
+                f"Removed {len(removed)} images and snapshots; "
+                "servers boot from the provider's own image."
+            )
         return
-    found = bake(staff_of(course))
+    image = bake(staff_of(course))
     if json_:
-        as_json({"baked": found})
+        as_json({"baked": image})
         return
-    click.echo(f"{found.image_id} is ready; labctl course up boots from it")
-    if found.usd_per_month:
+    click.echo(f"{image.image_id} is ready; labctl course up boots from it")
+    if image.usd_per_month:
         click.echo(
-            f"  it costs {found.usd_per_month:.2f} dollars a month; labctl course bake --drop"
+            f"  it costs {image.usd_per_month:.2f} dollars a month; "
+            "to remove it: labctl course bake --drop"
         )

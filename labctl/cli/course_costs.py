@@ -1,4 +1,4 @@
-"""course cost, budget: what was spent, by whom, what is left and what is still to come."""
+"""The commands course cost and course budget: money spent, money left, and the forecast."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from labctl.courses.records.cost_report import CourseCosts, Forecast, SeatCost
     from labctl.courses.records.folder import CourseFolder
 
-MOST_IDLE = 5
+MAX_IDLE_ROWS = 5
 
 
-@click.command("cost", short_help="Dollars per student, team and assignment; the forecast.")
-@click.option("--refresh", is_flag=True, help="Ask the provider first what is up.")
-@click.option("--csv", "csv_", is_flag=True, help="One line for each student, without names.")
+@click.command("cost", short_help="Show cost per student, team and assignment; forecast.")
+@click.option("--refresh", is_flag=True, help="Query the provider first.")
+@click.option("--csv", "csv_", is_flag=True, help="Print CSV: a line per student, without names.")
 @json_option
 @click.pass_context
 def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> None:
-    """What the course has cost: per student, team and assignment, what was idle, the forecast.
+    """Show the cost per student, team and assignment, idle time, and a forecast.
 
-    A team's dollars are parted equally; an assignment's are those until its due time.
+    The cost of a team is divided equally. The cost of an assignment is what was spent before its
+    due time.
 
     \b
     labctl course cost
@@ -36,134 +37,137 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
     from labctl.courses.costs import as_csv, costs
 
     course = open_course(ctx, quiet=json_ or csv_)
-    found = costs(staff_of(course), refresh=refresh)
+    course_costs = costs(staff_of(course), refresh=refresh)
     if json_:
-        as_json({"costs": found})
+        as_json({"costs": course_costs})
     elif csv_:
-        click.echo(as_csv(found), nl=False)
+        click.echo(as_csv(course_costs), nl=False)
     else:
-        _draw_costs(found)
+        _draw_costs(course_costs)
 
 
-def _usd(value: float | None) -> str:
+def _usd_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _seat(name: str) -> str:
-    """A dot begins what the course itself has a server for."""
+def _seat_text(name: str) -> str:
+    """Return a seat's name; names with a dot, for servers of the course itself, in brackets."""
     return f"({name[1:]})" if name.startswith(".") else name
 
 
-def _bar(share: float | None) -> str:
-    """A budget of which so much is spent, in ten places."""
+def _bar_text(share: float | None) -> str:
+    """Draw the share of a budget that is spent as a bar of ten characters, and in percent."""
     if share is None:
         return "-"
     filled = min(10, int(share * 10 + 0.5))
     return f"{'#' * filled}{'.' * (10 - filled)} {share:4.0%}"
 
 
-def _draw_costs(found: CourseCosts) -> None:
+def _draw_costs(costs: CourseCosts) -> None:
     from labctl.cli.screen import folded, table
 
     rows = [
         (
-            _seat(one.seat),
-            _usd(one.usd),
-            f"{one.hours:.1f}",
-            f"{one.idle_hours:.1f}",
-            _usd(one.budget_usd),
-            _usd(one.left_usd),
-            _bar(one.share),
-            ", ".join(one.students) if one.students != (one.seat,) else "",
+            _seat_text(seat.seat),
+            _usd_text(seat.usd),
+            f"{seat.hours:.1f}",
+            f"{seat.idle_hours:.1f}",
+            _usd_text(seat.budget_usd),
+            _usd_text(seat.left_usd),
+            _bar_text(seat.share),
+            ", ".join(seat.students) if seat.students != (seat.seat,) else "",
         )
-        for one in sorted(found.seats, key=lambda one: -one.usd)
-        if one.usd or one.hours
+        for seat in sorted(costs.seats, key=lambda seat: -seat.usd)
+        if seat.usd or seat.hours
     ]
     if rows:
-        heads = ("SEAT", "USD", "HOURS", "IDLE H", "BUDGET", "LEFT", "USED", "TEAM")
-        teams = any(row[-1] for row in rows)
-        table(rows if teams else [row[:-1] for row in rows], heads if teams else heads[:-1])
-    quiet = len(found.seats) - len(rows)
-    if quiet:
-        click.echo(f"{'and ' if rows else ''}{quiet} seats that cost nothing")
-    if found.assignments:
+        headings = ("SEAT", "USD", "HOURS", "IDLE H", "BUDGET", "LEFT", "USED", "TEAM")
+        if any(row[-1] for row in rows):
+            table(rows, headings)
+        else:
+            table([row[:-1] for row in rows], headings[:-1])
+    without_cost = len(costs.seats) - len(rows)
+    if without_cost:
+        click.echo(f"{'and ' if rows else ''}{without_cost} seats without cost")
+    if costs.assignments:
         click.echo()
-        named = [
+        assignment_rows = [
             (
                 one.assignment or "(after the last due time)",
-                _usd(one.usd),
+                _usd_text(one.usd),
                 f"{one.hours:.1f}",
                 str(one.seats),
             )
-            for one in found.assignments
+            for one in costs.assignments
         ]
-        table(named, ("ASSIGNMENT", "USD", "HOURS", "SEATS"))
-    _draw_idle(found)
-    click.echo(f"\ntotal {_usd(found.usd)} USD, of which {_usd(found.idle_usd)} idle")
-    for line in forecast_lines(found.forecast):
+        table(assignment_rows, ("ASSIGNMENT", "USD", "HOURS", "SEATS"))
+    _draw_idle(costs)
+    click.echo(f"\ntotal {_usd_text(costs.usd)} USD, of which {_usd_text(costs.idle_usd)} idle")
+    for line in forecast_lines(costs.forecast):
         click.echo("\n".join(folded(line)))
-    if not found.complete:
-        click.echo("from the ledger; --refresh asks the provider", err=True)
+    if not costs.complete:
+        click.echo("from the ledger; to query the provider: --refresh", err=True)
 
 
-def _draw_idle(found: CourseCosts) -> None:
+def _draw_idle(costs: CourseCosts) -> None:
     from labctl.cli.screen import table
 
     rows = [
         (
-            one.seat,
-            _usd(one.usd),
-            f"{one.idle_hours:.1f}",
-            time.strftime("%a %d %b %H:%M", time.localtime(one.since)),
-            time.strftime("%a %d %b %H:%M", time.localtime(one.until)),
-            one.server_id,
+            idle.seat,
+            _usd_text(idle.usd),
+            f"{idle.idle_hours:.1f}",
+            time.strftime("%a %d %b %H:%M", time.localtime(idle.since)),
+            time.strftime("%a %d %b %H:%M", time.localtime(idle.until)),
+            idle.server_id,
         )
-        for one in found.idle[:MOST_IDLE]
-        if one.usd
+        for idle in costs.idle[:MAX_IDLE_ROWS]
+        if idle.usd
     ]
     if rows:
         click.echo("\nthe most expensive idle hours")
         table(rows, ("SEAT", "USD", "IDLE H", "FROM", "TO", "SERVER"))
 
 
-def forecast_lines(found: Forecast) -> list[str]:
-    """The forecast in words."""
+def forecast_lines(forecast: Forecast) -> list[str]:
+    """Describe a forecast: the expected cost by the end of term, and the highest possible."""
     lines = []
-    pace = f"at {_usd(found.usd_per_day)} a day as in the last two weeks"
-    hours = f"{found.class_hours_left:.0f} class hours left, at the present price"
-    if found.until is not None:
-        by = f"by the end of term, {time.strftime('%d %b %Y', time.localtime(found.until - 1))}"
-        if found.expected_usd is None:
-            lines.append(f"{by}: too little to tell by yet")
-        elif found.expected_usd == found.at_most_usd:
-            lines.append(f"{by}: every budget used up ({pace if found.basis == 'pace' else hours})")
+    pace = f"at {_usd_text(forecast.usd_per_day)} a day as in the last two weeks"
+    hours = f"{forecast.class_hours_left:.0f} class hours left, at the current price"
+    basis = pace if forecast.basis == "pace" else hours
+    if forecast.until is not None:
+        day = time.strftime("%d %b %Y", time.localtime(forecast.until - 1))
+        if forecast.expected_usd is None:
+            amount = "not enough data for a forecast"
+        elif forecast.expected_usd == forecast.at_most_usd:
+            amount = f"every budget used up ({basis})"
         else:
-            said = pace if found.basis == "pace" else hours
-            lines.append(f"{by}: {_usd(found.expected_usd)} USD ({said})")
-    if found.at_most_usd is not None:
-        lines.append(f"at most, all budgets spent: {_usd(found.at_most_usd)} USD")
+            amount = f"{_usd_text(forecast.expected_usd)} USD ({basis})"
+        lines.append(f"by the end of term, {day}: {amount}")
+    if forecast.at_most_usd is not None:
+        lines.append(f"at most, all budgets spent: {_usd_text(forecast.at_most_usd)} USD")
     else:
-        lines.append("at most: without end, for want of per_student.budget")
+        lines.append("at most: unlimited, because per_student.budget is not set")
     return lines
 
 
 @click.command(
     "budget",
-    short_help="Give a student more, or see what is left.",
+    short_help="Show or change the budgets of students.",
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("student", required=False)
 @click.argument("amount", required=False, metavar="AMOUNT")
-@click.option("--why", default="", help="Kept in the ledger beside it.")
+@click.option("--why", default="", help="Reason, recorded in the ledger.")
 @json_option
 @click.pass_context
 def budget_command(
     ctx: click.Context, student: str | None, amount: str | None, why: str, json_: bool
 ) -> None:
-    """What is left of budgets; with AMOUNT, give STUDENT (or a team) more.
+    """Show budgets; with AMOUNT, change the budget of STUDENT (or a team).
 
-    +5 is five dollars on top, -5 five less, 25 makes it 25 in all. A server that is up knows at
-    once.
+    +5 adds five dollars, -5 subtracts five, and 25 sets the budget to 25. A running server gets
+    the new budget at once.
 
     \b
     labctl course budget
@@ -177,31 +181,36 @@ def budget_command(
     staff = staff_of(course)
     seat = course.folder.seat(student) if student else None
     changed = budget(staff, seat, amount, why) if seat and amount else None
-    every = [one for one in costs(staff).seats if not one.seat.startswith(".")]
-    found = [one for one in every if seat is None or one.seat == seat.name]
+    all_seats = [one for one in costs(staff).seats if not one.seat.startswith(".")]
+    seat_costs = [one for one in all_seats if seat is None or one.seat == seat.name]
     if json_:
-        as_json({"budgets": found, "changed": changed})
+        as_json({"budgets": seat_costs, "changed": changed})
         return
     if changed:
         before, after = changed.before_usd, changed.after_usd
-        click.echo(
-            f"{changed.seat}: {before:.2f} -> {after:.2f} USD, {_usd(found[0].left_usd)} left"
-        )
+        left = _usd_text(seat_costs[0].left_usd)
+        click.echo(f"{changed.seat}: {before:.2f} -> {after:.2f} USD, {left} left")
         if changed.server_id and not changed.in_force:
-            said = f"again later: labctl course budget {changed.seat} +0"
-            click.echo(f"its server does not know yet; {said}", err=True)
+            command = f"labctl course budget {changed.seat} +0"
+            click.echo(f"its server could not be updated; retry later: {command}", err=True)
         return
-    _draw_budgets(found)
+    _draw_budgets(seat_costs)
     if seat:
         _draw_history(course.folder, seat.name)
 
 
-def _draw_budgets(found: list[SeatCost]) -> None:
+def _draw_budgets(seat_costs: list[SeatCost]) -> None:
     from labctl.cli.screen import table
 
     rows = [
-        (one.seat, _usd(one.budget_usd), _usd(one.usd), _usd(one.left_usd), _bar(one.share))
-        for one in found
+        (
+            one.seat,
+            _usd_text(one.budget_usd),
+            _usd_text(one.usd),
+            _usd_text(one.left_usd),
+            _bar_text(one.share),
+        )
+        for one in seat_costs
     ]
     table(rows, ("SEAT", "BUDGET", "USD", "LEFT", "USED"))
 
@@ -209,6 +218,7 @@ def _draw_budgets(found: list[SeatCost]) -> None:
 def _draw_history(folder: CourseFolder, seat: str) -> None:
     from labctl.cli.exit_codes import clean
 
-    for one in folder.ledger.entries(seat=seat, kind="budget"):
-        at = time.strftime("%d %b %H:%M", time.localtime(one.at))
-        click.echo(clean(f"{at}  {float(one.detail.get('usd', 0)):+.2f}  {one.by}  {one.why}"))
+    for entry in folder.ledger.entries(seat=seat, kind="budget"):
+        when = time.strftime("%d %b %H:%M", time.localtime(entry.at))
+        amount = f"{float(entry.detail.get('usd', 0)):+.2f}"
+        click.echo(clean(f"{when}  {amount}  {entry.by}  {entry.why}"))

@@ -1,4 +1,4 @@
-"""course due, grades: when it is due for whom, and what came of it."""
+"""The commands course due and course grades: due times of students, and their grades."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
 @click.argument("assignment")
 @click.argument("student")
 @click.argument("time", metavar="TIME")
-@click.option("--why", default="", help="Kept in the ledger beside it.")
+@click.option("--why", default="", help="Reason, recorded in the ledger.")
 @json_option
 @click.pass_context
 def due_command(
     ctx: click.Context, assignment: str, student: str, time: str, why: str, json_: bool
 ) -> None:
-    """Move the due time of ASSIGNMENT for STUDENT (with their team) by TIME; 0 takes it back.
+    """Move the due time of ASSIGNMENT for STUDENT (and their team) by TIME; 0 resets it.
 
-    It counts from the due time in course.yaml: the same again changes nothing.
+    TIME counts from the due time in course.yaml, so repeating the command changes nothing.
 
     \b
     labctl course due hw3 alice +3d --why "ill, with a note"
@@ -40,34 +40,35 @@ def due_command(
     from labctl.courses.creation import acting
 
     folder = open_course(ctx, quiet=json_).folder
-    found = due(folder, assignment, student, time, by=acting(), why=why)
+    moved = due(folder, assignment, student, time, by=acting(), why=why)
     if json_:
-        as_json({"due": found})
+        as_json({"due": moved})
         return
-    closes = f"; it closes {moment(found.closes_at, str(found.due))}" if found.closes_at else ""
+    closes = f"; it closes {moment(moved.closes_at, str(moved.due))}" if moved.closes_at else ""
     click.echo(
-        f"{assignment} is due for {student} on {moment(found.due.at, str(found.due))}{closes}"
+        f"{assignment} is due for {student} on {moment(moved.due.at, str(moved.due))}{closes}"
     )
 
 
-@click.command("grades", short_help="Grades, written back in the roster's own format.")
+@click.command("grades", short_help="Show grades, or export them in the roster's format.")
 @click.argument("assignment")
 @click.option(
     "--format",
     "format_",
     type=click.Choice(FORMATS),
-    help="Write the file; own: as the roster came.",
+    help="Export in this format; own: the roster's format.",
 )
 @click.option(
-    "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="Default: stdout."
+    "-o",
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file (default: standard output).",
 )
-@click.option(
-    "--no-penalty", is_flag=True, help="Write scores as graded; lateness is not taken off."
-)
+@click.option("--no-penalty", is_flag=True, help="Export scores without late penalties.")
 @click.option(
     "--release",
     is_flag=True,
-    help="Let the students read their feedback. Asks before it changes a released grade.",
+    help="Let students read their feedback. labctl asks before it changes a released grade.",
 )
 @yes_option
 @json_option
@@ -82,10 +83,10 @@ def grades_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """Who has which grade for ASSIGNMENT; with --format, the file that the course system imports.
+    """Show the grades of ASSIGNMENT; with --format, export a file for the course system.
 
-    Only this assignment's column is written, so no other grade is touched. A released grade stays
-    as it was released until the next --release, which shows the difference and asks.
+    The file has only this assignment's column, so it changes no other grade. A released grade stays
+    the same until the next --release, which shows the difference and asks.
 
     \b
     labctl course grades hw3
@@ -97,41 +98,41 @@ def grades_command(
     course = open_course(ctx, yes=yes, quiet=json_)
     if release:
         _release(ctx, course, assignment)
-    wanted = format_ or ("own" if out else "")
-    made = None
-    if wanted:
-        to = "" if wanted == "own" else wanted
-        made = written(course.folder, assignment, to=to, penalty=not no_penalty)
+    export_format = format_ or ("own" if out else "")
+    export = None
+    if export_format:
+        to = "" if export_format == "own" else export_format
+        export = written(course.folder, assignment, to=to, penalty=not no_penalty)
         if out:
-            out.write_bytes(made.data)
+            out.write_bytes(export.data)
         elif not json_:
-            click.echo(made.data, nl=False)
-        for note in made.notes:
+            click.echo(export.data, nl=False)
+        for note in export.notes:
             click.echo(note, err=True)
-    found = grades(course.folder, assignment)
+    all_grades = grades(course.folder, assignment)
     if json_:
-        rows = [_row_json(one) for one in found]
+        rows = [_as_json_row(grade) for grade in all_grades]
         written_to = str(out) if out else ""
         as_json({"assignment": assignment, "grades": rows, "written": written_to})
     elif out:
-        click.echo(f"{out}: {made.format if made else ''}", err=True)
-    elif not wanted:
-        _draw(found)
+        click.echo(f"{out}: {export.format if export else ''}", err=True)
+    elif not export_format:
+        _draw(all_grades)
     if not json_:
-        draw_unreleased(assignment, found)
+        draw_unreleased(assignment, all_grades)
 
 
-def draw_unreleased(assignment: str, found: list[Grade]) -> None:
-    """Show which released grades a new release would change."""
+def draw_unreleased(assignment: str, grades: list[Grade]) -> None:
+    """List the released grades that a new release would change."""
     from labctl.cli.exit_codes import clean
     from labctl.courses.records.released_grades import change_text
 
-    changed = [one for one in found if one.unreleased is not None]
+    changed = [grade for grade in grades if grade.unreleased is not None]
     if not changed:
         return
-    click.echo("Released grades that differ from what is graded now:", err=True)
-    for one in changed:
-        click.echo(f"  {clean(change_text(one))}", err=True)
+    click.echo("Released grades that differ from the current grading:", err=True)
+    for grade in changed:
+        click.echo(f"  {clean(change_text(grade))}", err=True)
     click.echo(f"  next: labctl course grades {assignment} --release   # asks first", err=True)
 
 
@@ -140,57 +141,57 @@ def _release(ctx: click.Context, course: Course, assignment: str) -> None:
     from labctl.courses.creation import acting
     from labctl.courses.release import release
 
-    found = release(course.folder, assignment, by=acting(), reporter=ctx.meta[SCREEN])
-    for change in found.changes:
+    result = release(course.folder, assignment, by=acting(), reporter=ctx.meta[SCREEN])
+    for change in result.changes:
         click.echo(f"changed: {clean(change)}", err=True)
-    waiting = f"; without a grade: {', '.join(found.waiting)}" if found.waiting else ""
-    click.echo(f"released to {len(found.students)} students{waiting}", err=True)
+    waiting = f"; without a grade: {', '.join(result.waiting)}" if result.waiting else ""
+    click.echo(f"released to {len(result.students)} students{waiting}", err=True)
 
 
-def _row_json(one: Grade) -> dict[str, object]:
+def _as_json_row(grade: Grade) -> dict[str, object]:
     return {
-        "student": one.student,
-        "team": one.team,
-        "score": one.score,
-        "points": one.points,
-        "penalty_percent": one.stamp.penalty,
-        "late_s": one.stamp.late_s,
-        "final": one.final,
-        "submission": one.stamp.number,
-        "released": one.released,
-        "corrected": one.corrected,
-        "unreleased_final": one.unreleased.final if one.unreleased else None,
-        "change": one.change,
-        "problem": one.problem,
+        "student": grade.student,
+        "team": grade.team,
+        "score": grade.score,
+        "points": grade.points,
+        "penalty_percent": grade.stamp.penalty,
+        "late_s": grade.stamp.late_s,
+        "final": grade.final,
+        "submission": grade.stamp.number,
+        "released": grade.released,
+        "corrected": grade.corrected,
+        "unreleased_final": grade.unreleased.final if grade.unreleased else None,
+        "change": grade.change,
+        "problem": grade.problem,
     }
 
 
-def _draw(found: list[Grade]) -> None:
+def _draw(grades: list[Grade]) -> None:
     from labctl.cli.screen import span, table
     from labctl.courses.records.gradebook import points_text
 
     rows: list[tuple[str, ...]] = [
         (
-            one.student,
-            one.team or "-",
-            points_text(one.score) or "-",
-            span(one.stamp.late_s) if one.stamp.late_s else "-",
-            f"-{points_text(one.off)}" if one.off else "-",
-            points_text(one.final) or "-",
-            "yes" if one.released else "-",
-            one.problem,
+            grade.student,
+            grade.team or "-",
+            points_text(grade.score) or "-",
+            span(grade.stamp.late_s) if grade.stamp.late_s else "-",
+            f"-{points_text(grade.off)}" if grade.off else "-",
+            points_text(grade.final) or "-",
+            "yes" if grade.released else "-",
+            grade.problem,
         )
-        for one in found
+        for grade in grades
     ]
     headings: tuple[str, ...] = ("STUDENT", "TEAM", "SCORE", "LATE", "OFF", "FINAL", "RELEASED", "")
-    if all(not one.team for one in found):
+    if all(not grade.team for grade in grades):
         rows = [(row[0], *row[2:]) for row in rows]
         headings = (headings[0], *headings[2:])
     table(rows, headings)
-    scores = [one.final for one in found if one.final is not None]
+    scores = [grade.final for grade in grades if grade.final is not None]
     mean = (
-        f"; mean {sum(scores) / len(scores):.1f} of {points_text(found[0].points)}"
+        f"; mean {sum(scores) / len(scores):.1f} of {points_text(grades[0].points)}"
         if scores
         else ""
     )
-    click.echo(f"graded: {len(scores)} of {len(found)}{mean}", err=True)
+    click.echo(f"graded: {len(scores)} of {len(grades)}{mean}", err=True)

@@ -1,4 +1,4 @@
-"""course collect and grade: what was handed in, and what it is worth."""
+"""The commands course collect and course grade: submissions and their grading."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 TEMPORARY = 75
 STATES = {
     "in": ("in", "green"),
-    "missing": ("nothing", "dim"),
+    "missing": ("missing", "dim"),
     "damaged": ("damaged", "red"),
     "closed": ("too late", "yellow"),
     "graded": ("graded", "green"),
     "failed": ("failed", "yellow"),
     "error": ("not graded", "red"),
 }
-PROFILE = click.option("--profile", default="", help="For hand-ins in a bucket: of ~/.aws/config.")
+PROFILE = click.option(
+    "--profile", default="", help="AWS profile from ~/.aws/config, for submissions in a bucket."
+)
 
 
-@click.command("collect", short_help="Fetch and verify what was handed in.")
+@click.command("collect", short_help="Fetch and verify submissions.")
 @click.argument("name", metavar="ASSIGNMENT")
 @only_options
 @PROFILE
@@ -37,10 +39,10 @@ PROFILE = click.option("--profile", default="", help="For hand-ins in a bucket: 
 def collect_command(
     ctx: click.Context, name: str, only: str, group: str, profile: str, json_: bool
 ) -> None:
-    """Fetch what was handed in for ASSIGNMENT and hold every bundle against its signed receipt.
+    """Fetch the submissions for ASSIGNMENT and compare every bundle with its signed receipt.
 
-    Shows which submission of each seat counts: the last one within the rules, extensions included.
-    Exits with 1 where a bundle or a receipt was changed after it was signed.
+    The table shows the submission of each seat that counts: the last one that meets the rules,
+    extensions included. Exits with 1 if a bundle or a receipt was changed after it was signed.
 
     \b
     labctl course collect hw3
@@ -52,81 +54,84 @@ def collect_command(
     course = open_course(ctx, quiet=json_)
     staff = staff_of(course, ctx.meta[SCREEN])
     seats = chosen(course, only, group, name) if only or group else ()
-    found = collect(course.folder, name, seats, profile=profile, by=staff.by)
+    collection = collect(course.folder, name, seats, profile=profile, by=staff.by)
     if json_:
-        as_json({"assignment": name, "collection": found})
+        as_json({"assignment": name, "collection": collection})
     else:
-        _draw_collection(found)
-    ctx.exit(1 if found.damaged else 0)
+        _draw_collection(collection)
+    ctx.exit(1 if collection.damaged else 0)
 
 
-def _draw_collection(found: Collection) -> None:
+def _draw_collection(collection: Collection) -> None:
     from labctl.cli.exit_codes import clean
     from labctl.cli.screen import size, table
 
     rows = [
         (
-            one.seat,
-            _state(one.state)[0],
-            one.received,
-            _late(one),
-            str(one.submissions or ""),
-            size(one.size) if one.size else "",
-            clean(one.why),
+            submission.seat,
+            _state_style(submission.state)[0],
+            submission.received,
+            _late_text(submission),
+            str(submission.submissions or ""),
+            size(submission.size) if submission.size else "",
+            clean(submission.why),
         )
-        for one in found.handed
+        for submission in collection.handed
     ]
-    heads = ("SEAT", "STATE", "RECEIVED", "LATE", "TIMES", "SIZE", "")
-    table(rows, heads, shutil.get_terminal_size().columns)
-    late = sum(1 for one in found.here if one.late_s)
-    click.echo(f"{len(found.here)} of {len(found.handed)} handed in, {late} of them late.")
-    if found.fetched or found.refused:
-        click.echo(f"{found.fetched} came out of the bucket, {len(found.refused)} were refused.")
-    for text in (*found.refused, *found.damaged):
+    headings = ("SEAT", "STATE", "RECEIVED", "LATE", "COUNT", "SIZE", "")
+    table(rows, headings, shutil.get_terminal_size().columns)
+    count, late = len(collection.here), sum(1 for one in collection.here if one.late_s)
+    click.echo(f"{count} of {len(collection.handed)} submitted, {late} of them late.")
+    if collection.fetched or collection.refused:
+        refused = len(collection.refused)
+        click.echo(f"Fetched {collection.fetched} from the bucket, refused {refused}.")
+    for text in (*collection.refused, *collection.damaged):
         click.echo(click.style(clean(text), fg="red"), err=True)
-    if found.strangers:
-        names = ", ".join(found.strangers)
-        click.echo(f"in no seat of this course, left alone: {clean(names)}", err=True)
-    if found.here:
-        click.echo(f"next: labctl course grade {found.assignment}", err=True)
+    if collection.strangers:
+        names = ", ".join(collection.strangers)
+        click.echo(f"ignored, no seat in this course: {clean(names)}", err=True)
+    if collection.here:
+        click.echo(f"next: labctl course grade {collection.assignment}", err=True)
 
 
-def _state(state: str) -> tuple[str, str]:
+def _state_style(state: str) -> tuple[str, str]:
+    """Return the text and the color of a state."""
     return STATES.get(state, (state, "white"))
 
 
-def _late(one: Handed) -> str:
+def _late_text(submission: Handed) -> str:
     from labctl.courses.grading.results import late_text
 
-    if not one.late_s:
+    if not submission.late_s:
         return ""
-    return late_text(one.late_s) + (f", {one.penalty}% off" if one.penalty else "")
+    penalty = f", {submission.penalty}% off" if submission.penalty else ""
+    return late_text(submission.late_s) + penalty
 
 
-@click.command("grade", short_help="Run every submitted model on the hidden set, sealed.")
+@click.command("grade", short_help="Run every submitted model on the hidden test set.")
 @click.argument("name", metavar="ASSIGNMENT")
 @only_options
-@click.option("--again", is_flag=True, help="Run what has a grade already, too.")
-@click.option("--keep-server", is_flag=True, help="Leave the grading server as it is afterwards.")
+@click.option("--again", is_flag=True, help="Also run submissions that already have a grade.")
+@click.option("--keep-server", is_flag=True, help="Keep the grading server afterwards.")
 @click.option(
     "--at-once",
     default=1,
     show_default=True,
     type=click.IntRange(1, 32),
-    help="So many submissions beside each other.",
+    help="Grade this many submissions at a time.",
 )
-@click.option("--release", is_flag=True, help="Show the feedback to students, once all is graded.")
+@click.option("--release", is_flag=True, help="Show students the feedback if all are graded.")
 @PROFILE
 @yes_option
 @json_option
 @click.pass_context
 def grade_command(ctx: click.Context, /, **options: Any) -> None:
-    """Grade what was handed in for ASSIGNMENT, on the server that course.yaml names for it.
+    """Grade the submissions for ASSIGNMENT on the server that course.yaml names for it.
 
-    Each submission runs in two containers without network: the first has the student's code and
-    model and the inputs, and writes predictions; the second has staff's grader and the labels.
-    One that fails stops no other. Run it again to go on: what is graded stays. Without --release
-    students see nothing of it.
+    Each submission runs in two containers without network. The first has the student's code, model
+    and the inputs, and writes predictions; the second has the staff's grader and the labels. A
+    failed submission does not stop the others. To continue after an interruption, run the command
+    again: existing grades are kept. Without --release, students see nothing.
 
     \b
     labctl course grade hw3
@@ -145,7 +150,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     staff = staff_of(course, ctx.meta[SCREEN])
     only, group = options["only"], options["group"]
     seats = chosen(course, only, group, name) if only or group else ()
-    found = grade(
+    grading = grade(
         staff,
         name,
         seats,
@@ -153,86 +158,88 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
         keep=options["keep_server"],
         at_once=options["at_once"],
         profile=options["profile"],
-        tell=(lambda _: None) if json_ else _say,
+        tell=(lambda _: None) if json_ else _print_graded,
     )
     ctx.meta[SCREEN].rest()
     if not json_:
-        _draw_grading(found)
-    wanted = options["release"] and found.whole
+        _draw_grading(grading)
+    may_release = options["release"] and grading.whole
     screen = ctx.meta[SCREEN]
-    released = release(course.folder, name, seats, by=staff.by, reporter=screen) if wanted else None
+    released = (
+        release(course.folder, name, seats, by=staff.by, reporter=screen) if may_release else None
+    )
     if json_:
-        as_json({"assignment": name, "grading": found, "released": released})
+        as_json({"assignment": name, "grading": grading, "released": released})
     else:
         if released:
             for change in released.changes:
                 click.echo(f"changed: {clean(change)}")
             click.echo(f"feedback released to: {', '.join(released.students)}")
         elif options["release"]:
-            click.echo("nothing was released: not all of it is graded", err=True)
+            click.echo("nothing was released: some submissions are not graded", err=True)
         draw_unreleased(name, grades(course.folder, name))
-    ctx.exit(TEMPORARY if found.unreached else 0 if found.whole else 1)
+    ctx.exit(TEMPORARY if grading.unreached else 0 if grading.whole else 1)
 
 
-def _say(one: Graded) -> None:
-    """A line as soon as a submission is through; what had its grade already says nothing."""
+def _print_graded(graded: Graded) -> None:
+    """Print a line for a submission that was graded now; nothing if it already had a grade."""
     from labctl.cli.exit_codes import clean
 
-    if one.fresh and one.record is not None:
-        word, colour = _state(one.state)
-        score = "" if one.record.score is None else f"{one.record.score:g}"
-        text = f"{one.seat:<20} {click.style(word, fg=colour)} {score}"
-        click.echo(
-            f"{text}  {clean(one.why.splitlines()[0] if one.why else '')}".rstrip(), err=True
-        )
+    if graded.fresh and graded.record is not None:
+        state, color = _state_style(graded.state)
+        score = "" if graded.record.score is None else f"{graded.record.score:g}"
+        text = f"{graded.seat:<20} {click.style(state, fg=color)} {score}"
+        why = graded.why.splitlines()[0] if graded.why else ""
+        click.echo(f"{text}  {clean(why)}".rstrip(), err=True)
 
 
-def _draw_grading(found: Grading) -> None:
+def _draw_grading(grading: Grading) -> None:
     from labctl.cli.exit_codes import clean
     from labctl.cli.screen import table
 
-    rows = [_row(one) for one in found.seats]
-    heads = ("SEAT", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
-    table(rows, heads, shutil.get_terminal_size().columns)
-    flagged = [one for one in found.seats if one.record and one.record.flags]
+    rows = [_graded_cells(graded) for graded in grading.seats]
+    headings = ("SEAT", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
+    table(rows, headings, shutil.get_terminal_size().columns)
+    flagged = [graded for graded in grading.seats if graded.record and graded.record.flags]
     if flagged:
-        click.echo("\nWhat a person should look at; none of it is a verdict:")
-    for one in flagged:
-        for flag in one.record.flags if one.record else ():
+        click.echo("\nPlease review (not proof of misconduct):")
+    for graded in flagged:
+        for flag in graded.record.flags if graded.record else ():
             evidence = f": {flag.evidence}" if flag.evidence else ""
-            click.echo(f"  {one.seat}  {clean(flag.what)}{clean(evidence)}")
-    _draw_ends(found)
+            click.echo(f"  {graded.seat}  {clean(flag.what)}{clean(evidence)}")
+    _draw_totals(grading)
 
 
-def _row(one: Graded) -> tuple[str, ...]:
-    state, made = _state(one.state)[0], one.record
-    why = one.why.splitlines()[0] if one.why else ""
-    if made is None:
-        return one.seat, state, "", "", "", why
-    late = f" -{made.penalty}%" if made.penalty and made.raw and made.raw.score else ""
-    score = "" if made.score is None else f"{made.score:g}/{made.points:g}{late}"
-    shares = (made.comparison.claimed, made.comparison.measured)
+def _graded_cells(graded: Graded) -> tuple[str, ...]:
+    state, record = _state_style(graded.state)[0], graded.record
+    why = graded.why.splitlines()[0] if graded.why else ""
+    if record is None:
+        return graded.seat, state, "", "", "", why
+    late = f" -{record.penalty}%" if record.penalty and record.raw and record.raw.score else ""
+    score = "" if record.score is None else f"{record.score:g}/{record.points:g}{late}"
+    shares = (record.comparison.claimed, record.comparison.measured)
     claimed, measured = ("" if value is None else f"{value:.4f}" for value in shares)
-    kinds = [flag.kind for flag in made.flags]
+    kinds = [flag.kind for flag in record.flags]
     note = ", ".join(dict.fromkeys([why, *kinds] if why else kinds))
-    return one.seat, state, score, claimed, measured, note
+    return graded.seat, state, score, claimed, measured, note
 
 
-def _draw_ends(found: Grading) -> None:
+def _draw_totals(grading: Grading) -> None:
     from labctl.cli.exit_codes import clean
 
-    counts = {state: sum(1 for one in found.seats if one.state == state) for state in STATES}
-    fresh = sum(1 for one in found.seats if one.fresh)
+    seats = grading.seats
+    counts = {state: sum(1 for graded in seats if graded.state == state) for state in STATES}
+    fresh = sum(1 for graded in seats if graded.fresh)
     text = f"{counts['graded']} graded ({fresh} now), {counts['failed']} failed"
-    click.echo(f"{text}, {counts['error']} not graded, {counts['missing']} handed in nothing.")
-    for one in found.seats:
-        for owner in one.corrected:
-            text = f"{owner}: results.json was edited by hand and stays as it is"
+    click.echo(f"{text}, {counts['error']} not graded, {counts['missing']} missing.")
+    for graded in seats:
+        for owner in graded.corrected:
+            text = f"{owner}: results.json was edited by hand and is kept"
             click.echo(clean(text), err=True)
     if counts["error"]:
-        click.echo(f"next: labctl course grade {found.assignment}   # tries those again", err=True)
-    if found.unreached:
-        names = ", ".join(found.unreached)
-        click.echo(f"the grading server was lost before: {names}", err=True)
-        click.echo(f"  {clean(found.why)}", err=True)
-        click.echo(f"  next: labctl course grade {found.assignment}   # goes on", err=True)
+        click.echo(f"next: labctl course grade {grading.assignment}   # retries those", err=True)
+    if grading.unreached:
+        names = ", ".join(grading.unreached)
+        click.echo(f"the grading server was lost before these were graded: {names}", err=True)
+        click.echo(f"  {clean(grading.why)}", err=True)
+        click.echo(f"  next: labctl course grade {grading.assignment}   # continues", err=True)

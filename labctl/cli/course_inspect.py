@@ -1,4 +1,4 @@
-"""course status, ssh, logs, explain: looking at servers, changing none."""
+"""The commands course status, ssh, logs and explain: they read servers and change none."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ if TYPE_CHECKING:
     from labctl.courses.records.folder import Seat
     from labctl.courses.status import CourseNow, SeatNow
 
-NARROW = 100
+# columns from which the table has the server's type
+WIDE = 100
 
 
 @click.command("status")
 @only_options
-@click.option("--refresh", "-r", is_flag=True, help="Ask the provider and every server now.")
+@click.option("--refresh", "-r", is_flag=True, help="Query the provider and every server now.")
 @json_option
 @click.pass_context
 def status_command(ctx: click.Context, only: str, group: str, refresh: bool, json_: bool) -> None:
-    """Every seat's server, clocks and dollars; from the ledger, or with --refresh as of now.
+    """Show each seat's server, run, time left and cost.
+
+    The data comes from the ledger. With --refresh, labctl reads it from the servers.
 
     \b
     labctl course status
@@ -38,93 +41,106 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     course = open_course(ctx, quiet=json_)
     unneeded = () if only or group else course.folder.unneeded_seats()
     seats = [*chosen(course, only, group), *unneeded]
-    found = status(staff_of(course), seats, refresh=refresh)
+    course_now = status(staff_of(course), seats, refresh=refresh)
     rest(ctx)
     if json_:
-        as_json({name: getattr(found, name) for name in found.__struct_fields__})
+        as_json({name: getattr(course_now, name) for name in course_now.__struct_fields__})
     else:
-        _draw(found)
+        _draw(course_now)
         _draw_unneeded(unneeded)
-    ctx.exit(1 if any(one.error for one in found.seats) else 0)
+    ctx.exit(1 if any(seat.error for seat in course_now.seats) else 0)
 
 
 def _draw_unneeded(seats: Sequence[Seat]) -> None:
-    """Servers of students who left or changed teams: the roster has no seat for them any more."""
+    """Print servers without a seat in the roster: their students left or changed teams."""
     if not seats:
         return
-    names = ",".join(one.name if one.students else f"former:{one.name}" for one in seats)
-    shown = ", ".join(one.name for one in seats)
-    click.echo(f"No longer needed (students left or changed teams): {shown}", err=True)
-    click.echo(f"  next: labctl course down --only {names}", err=True)
+    selection = ",".join(seat.name if seat.students else f"former:{seat.name}" for seat in seats)
+    names = ", ".join(seat.name for seat in seats)
+    click.echo(f"No longer needed (students left or changed teams): {names}", err=True)
+    click.echo(f"  next: labctl course down --only {selection}", err=True)
 
 
-def _draw(found: CourseNow) -> None:
+def _draw(course: CourseNow) -> None:
     import shutil
 
     from labctl.cli.exit_codes import clean
     from labctl.cli.screen import table
 
-    wide = shutil.get_terminal_size((100, 24)).columns >= NARROW
-    headings = ("SEAT", "STATE", *(("TYPE",) if wide else ()), "UP", "LEFT", "USD", "OF", "DOES")
-    table([_row(one, found.now, wide) for one in found.seats], headings)
-    per_hour = f" at {found.usd_per_hour:.2f} an hour" if found.usd_per_hour else ""
+    wide = shutil.get_terminal_size((100, 24)).columns >= WIDE
+    headings = (
+        "SEAT",
+        "STATE",
+        *(("TYPE",) if wide else ()),
+        "UP",
+        "LEFT",
+        "USD",
+        "BUDGET",
+        "ACTIVITY",
+    )
+    table([_seat_cells(seat, wide) for seat in course.seats], headings)
+    per_hour = f" at {course.usd_per_hour:.2f} an hour" if course.usd_per_hour else ""
     click.echo()
     click.echo(
-        f"{found.running} of {len(found.seats)} seats have a server; "
-        f"{found.spent_usd:.2f} dollars so far{per_hour}"
+        f"{course.running} of {len(course.seats)} seats have a server; "
+        f"{course.spent_usd:.2f} dollars so far{per_hour}"
     )
-    for one in found.seats:
-        if one.error:
-            click.echo(f"{clean(one.seat)}: {clean(one.error)}", err=True)
-    if any(one.state == "elsewhere" for one in found.seats):
-        said = "elsewhere: made by another machine; next: labctl course status --refresh"
-        click.echo(said, err=True)
+    for seat in course.seats:
+        if seat.error:
+            click.echo(f"{clean(seat.seat)}: {clean(seat.error)}", err=True)
+    if any(seat.state == "elsewhere" for seat in course.seats):
+        text = "elsewhere: created by another machine; next: labctl course status --refresh"
+        click.echo(text, err=True)
 
 
-def _row(one: SeatNow, now: float, wide: bool) -> tuple[str, ...]:
+def _seat_cells(seat: SeatNow, wide: bool) -> tuple[str, ...]:
     from labctl.cli.screen import span
 
-    kind = f"{one.type}{' spot' if one.spot else ''}" or "-"
-    left = "-" if one.ttl_left_s is None else span(one.ttl_left_s)
-    budget = "-" if one.budget_usd is None else f"{one.budget_usd:.2f}"
+    kind = f"{seat.type}{' spot' if seat.spot else ''}" or "-"
+    left = "-" if seat.ttl_left_s is None else span(seat.ttl_left_s)
+    budget = "-" if seat.budget_usd is None else f"{seat.budget_usd:.2f}"
     return (
-        one.seat,
-        "-" if one.state == "none" else one.state,
+        seat.seat,
+        "-" if seat.state == "none" else seat.state,
         *((kind,) if wide else ()),
-        span(one.up_s) if one.up_s else "-",
+        span(seat.up_s) if seat.up_s else "-",
         left,
-        f"{one.spent_usd:.2f}",
+        f"{seat.spent_usd:.2f}",
         budget,
-        _doing(one, now),
+        _activity_text(seat),
     )
 
 
-def _doing(one: SeatNow, now: float) -> str:
+def _activity_text(seat: SeatNow) -> str:
     from labctl.cli.screen import span
 
-    if one.error:
-        return f"! {one.error}"
-    run = one.run
+    if seat.error:
+        return f"! {seat.error}"
+    run = seat.run
     if run is not None and not run.ended:
         step, total = run.progress.get("step"), run.progress.get("total_steps")
-        at = "" if step is None else f" step {step:.0f}" + (f"/{total:.0f}" if total else "")
-        return f"{run.id} {run.state}{at}"
-    idle = f"idle {span(one.idle_s)}" if one.idle_s else ""
+        steps = "" if step is None else f" step {step:.0f}" + (f"/{total:.0f}" if total else "")
+        return f"{run.id} {run.state}{steps}"
+    idle = f"idle {span(seat.idle_s)}" if seat.idle_s else ""
     last = f"{run.id} {run.told or run.state}" if run is not None else ""
     return "; ".join(filter(None, [idle, last])) or "-"
 
 
 @click.command(
     "ssh",
-    # What follows COMMAND's first word is COMMAND's.
+    # Everything after the first word of COMMAND belongs to COMMAND.
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("--all", "all_", is_flag=True, help="COMMAND on every server, not a shell.")
+@click.option("--all", "all_", is_flag=True, help="Run COMMAND on every server.")
 @only_options
 @click.option(
-    "--at-once", default=32, show_default=True, type=click.IntRange(1, 256), help="With --all."
+    "--at-once",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="With --all: connect to this many servers at a time.",
 )
-@click.option("--json", "json_", is_flag=True, help="With --all: one JSON object.")
+@click.option("--json", "json_", is_flag=True, help="With --all: print one JSON object.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[NAME] [-- COMMAND]")
 @click.pass_context
 def ssh_command(
@@ -136,9 +152,10 @@ def ssh_command(
     json_: bool,
     words: tuple[str, ...],
 ) -> None:
-    """A shell on NAME's server, or COMMAND there; with --all COMMAND on every server.
+    """Open a shell on NAME's server, or run COMMAND there; with --all, run it on every server.
 
-    Exits with COMMAND's code, with --all the largest; 255 where a server was not reached.
+    The exit code is COMMAND's, with --all the largest of all, and 255 if a server could not be
+    reached.
 
     \b
     labctl course ssh alice
@@ -151,11 +168,11 @@ def ssh_command(
     if all_ or only or group:
         if not words:
             raise UsageError("--all needs a command", hint="labctl course ssh --all -- uptime")
-        ctx.exit(_on_all(ctx, only, group, at_once, json_, words))
+        ctx.exit(_run_on_all(ctx, only, group, at_once, json_, words))
     if not words:
-        raise UsageError("on whose server?", hint="labctl course ssh NAME")
+        raise UsageError("no student or team was named", hint="labctl course ssh NAME")
     if json_:
-        raise UsageError("--json goes with --all", hint="labctl course ssh --all --json -- COMMAND")
+        raise UsageError("--json needs --all", hint="labctl course ssh --all --json -- COMMAND")
     from labctl.cli.runs import become_ssh
     from labctl.courses.status import ground_of, server_of
 
@@ -167,17 +184,17 @@ def ssh_command(
     if command[:1] == ("--",):
         command = command[1:]
     tty = not command or (sys.stdin.isatty() and sys.stdout.isatty())
-    become_ssh(ground_of(staff, seat), _line(command), tty=tty)
+    become_ssh(ground_of(staff, seat), _command_line(command), tty=tty)
 
 
-def _line(words: tuple[str, ...]) -> str:
-    """One word is a line for the shell there, as with ssh; several are argv, each kept whole."""
+def _command_line(words: tuple[str, ...]) -> str:
+    """Return a line for the server's shell: one word as it is, as with ssh; several are quoted."""
     from labctl.shell import command
 
     return words[0] if len(words) == 1 else command(*words).render()
 
 
-def _on_all(
+def _run_on_all(
     ctx: click.Context, only: str, group: str, at_once: int, json_: bool, words: tuple[str, ...]
 ) -> int:
     import msgspec
@@ -189,36 +206,36 @@ def _on_all(
     from labctl.servers.fan_out import Answer, run_everywhere
 
     course = open_course(ctx, quiet=json_)
-    found = servers_of(staff_of(course), chosen(course, only, group))
-    width = max(len(seat.name) for seat, _ in found)
-    names = {server.id: seat.name for seat, server in found}
+    seats_and_servers = servers_of(staff_of(course), chosen(course, only, group))
+    width = max(len(seat.name) for seat, _ in seats_and_servers)
+    names = {server.id: seat.name for seat, server in seats_and_servers}
 
-    def named(answer: Answer) -> Answer:
+    def set_seat_name(answer: Answer) -> Answer:
         return msgspec.structs.replace(answer, alias=names[answer.server_id])
 
     answers = run_everywhere(
         Connections(course.paths.ssh_dir, course.paths.user_ssh_config),
-        [server for _, server in found],
-        _line(words),
+        [server for _, server in seats_and_servers],
+        _command_line(words),
         at_once=at_once,
-        tell=(lambda answer: None) if json_ else (lambda answer: draw(named(answer), width)),
+        tell=(lambda _: None) if json_ else (lambda answer: draw(set_seat_name(answer), width)),
     )
-    told = [named(answer) for answer in answers]
+    named_answers = [set_seat_name(answer) for answer in answers]
     if json_:
-        as_json({"servers": told})
+        as_json({"servers": named_answers})
     else:
-        click.echo(summary(told), err=True)
-    return exit_code(told)
+        click.echo(summary(named_answers), err=True)
+    return exit_code(named_answers)
 
 
 @click.command("logs")
 @click.argument("name")
 @click.argument("run", default="")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("-n", "--tail", default=0, metavar="LINES", help="So many lines before the end.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
+@click.option("-n", "--tail", default=0, metavar="LINES", help="Start with the last LINES lines.")
 @click.pass_context
 def logs_command(ctx: click.Context, name: str, run: str, follow: bool, tail: int) -> None:
-    """What NAME's RUN (the latest) printed, in whichever lab of theirs it is.
+    """Print the output of NAME's RUN (default: the latest run), from any of their labs.
 
     \b
     labctl course logs alice
@@ -229,19 +246,23 @@ def logs_command(ctx: click.Context, name: str, run: str, follow: bool, tail: in
     from labctl.runs import runs
 
     course = open_course(ctx)
-    lab, server, found = run_of(staff_of(course), course.folder.seat(name), run)
+    lab, server, latest = run_of(staff_of(course), course.folder.seat(name), run)
+    write = strangers_log()
     try:
-        seen = runs.watch(lab, server, found.id, tail=tail, follow=follow, on_log=strangers_log())
+        shown = runs.watch(lab, server, latest.id, tail=tail, follow=follow, on_log=write)
     except KeyboardInterrupt:
-        click.echo(f"\nrun {found.id} goes on", err=True)
+        click.echo(f"\nrun {latest.id} is still running", err=True)
         ctx.exit(130)
-    if seen.ended:
-        click.echo(f"run {seen.id}: {clean(seen.told)}", err=True)
+    if shown.ended:
+        click.echo(f"run {shown.id}: {clean(shown.told)}", err=True)
 
 
 def strangers_log() -> Callable[[bytes], None]:
-    """Writes what a stranger's program printed: into a file as it came; a terminal it must not
-    steer, so that there its control characters are made visible."""
+    """Return a function that writes the log of a program that is not trusted.
+
+    Into a file or a pipe the bytes go unchanged. A terminal must not be steered, so control
+    characters are made visible there.
+    """
     import codecs
 
     from labctl.cli.exit_codes import clean
@@ -251,21 +272,21 @@ def strangers_log() -> Callable[[bytes], None]:
         return write_log
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def show(block: bytes) -> None:
-        parts = decoder.decode(block).split("\r")  # progress bars stay what they are
+    def write_clean(block: bytes) -> None:
+        parts = decoder.decode(block).split("\r")  # keep progress bars working
         click.echo("\r".join(map(clean, parts)), nl=False)
 
-    return show
+    return write_clean
 
 
 @click.command("explain")
 @click.argument("name")
 @click.argument("run", default="")
-@click.option("--all", "-a", "everything", is_flag=True, help="More words, on what is good too.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Also explain good results.")
 @json_option
 @click.pass_context
 def explain_command(ctx: click.Context, name: str, run: str, everything: bool, json_: bool) -> None:
-    """Why NAME's RUN (the latest) is slow or wrong, as `labctl explain` tells a student.
+    """Explain why NAME's RUN (default: the latest) is slow or wrong, like `labctl explain`.
 
     \b
     labctl course explain alice
@@ -277,10 +298,10 @@ def explain_command(ctx: click.Context, name: str, run: str, everything: bool, j
     from labctl.lifecycle.reconcile import bring_logs
 
     course = open_course(ctx, quiet=json_)
-    lab, _, found = run_of(staff_of(course), course.folder.seat(name), run)
-    said = explain(lab, bring_logs(lab, found.id))
+    lab, _, latest = run_of(staff_of(course), course.folder.seat(name), run)
+    explanation = explain(lab, bring_logs(lab, latest.id))
     rest(ctx)
     if json_:
-        as_json({key: getattr(said, key) for key in said.__struct_fields__})
+        as_json({key: getattr(explanation, key) for key in explanation.__struct_fields__})
     else:
-        draw(said, everything)
+        draw(explanation, everything)

@@ -1,4 +1,4 @@
-"""course serve, invite and door: the keeper, and how students reach it."""
+"""The commands course serve, invite and door: the keeper, and how students reach it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ AUTHORIZED_KEYS = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("~/.ssh/authorized_keys"),
     show_default=True,
-    help="Of the account that students log in to.",
+    help="File of the account that students log in to.",
 )
+# seconds without data after which a student's connection is closed
 IDLE_S = 600
-# Of a student's process here: looking into a bundle keeps nobody else waiting.
+# niceness of a student's process: examining a bundle must not delay other requests
 NICE = 10
 
 
-@click.command("invite", short_help="A join file for each student.")
+@click.command("invite", short_help="Write a join file for each student.")
 @click.argument("names", nargs=-1, metavar="[STUDENT]...")
-@click.option("--all", "everybody", is_flag=True, help="Everybody who has not joined yet.")
+@click.option("--all", "everybody", is_flag=True, help="Invite all who have not joined yet.")
 @click.option(
     "--into", type=click.Path(file_okay=False, path_type=Path), default=Path("join"),
-    show_default=True, help="The directory that gets the files.",
+    show_default=True, help="Write the files to this directory.",
 )  # fmt: skip
 @click.option("--valid", default="14d", show_default=True, help="How long a file can be used.")
-@click.option("--host-key", default="", help="The keeper's; default: asked from here, once.")
+@click.option("--host-key", default="", help="Host key of the keeper (default: read once from it).")
 @AUTHORIZED_KEYS
 @json_option
 @click.pass_context
@@ -52,10 +53,10 @@ def invite_command(
     keys_file: Path,
     json_: bool,
 ) -> None:
-    """Write a join file for each STUDENT, on the keeper's machine. A new one replaces an old one.
+    """Write a join file for each STUDENT; run it on the keeper's machine.
 
-    Each works once and until it expires. It holds no key: send it to that student alone, by mail
-    or from an https:// address.
+    A new file replaces an old one. Each works once, until it expires. It contains no private key of
+    the student. Send it only to that student, by mail or through an https:// address.
 
     \b
     labctl course invite alice
@@ -72,23 +73,23 @@ def invite_command(
         valid_s = parse_duration(valid)
     except ValueError as error:
         raise UsageError(str(error), hint="--valid 14d") from None
-    chosen = _chosen(course.folder, names, everybody, keys_file)
-    found = course.invite(
-        chosen, into, host_key=host_key, valid_s=valid_s, authorized_keys=keys_file
+    students = _select_students(course.folder, names, everybody, keys_file)
+    invitations = course.invite(
+        students, into, host_key=host_key, valid_s=valid_s, authorized_keys=keys_file
     )
     if json_:
-        as_json({"invited": [{**to_builtins(one, enc_hook=str)} for one in found]})
+        as_json({"invited": [{**to_builtins(one, enc_hook=str)} for one in invitations]})
         return
-    if not found:
-        click.echo("everybody has joined already; for a new laptop: labctl course invite NAME")
+    if not invitations:
+        click.echo("All students have joined. For a new laptop: labctl course invite NAME")
         return
-    table([(one.student, str(one.path)) for one in found], ("STUDENT", "FILE"))
-    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(found[0].expires))
-    click.echo("each for that student alone, and once; there: labctl join FILE", err=True)
-    click.echo(f"they can be used until {until}", err=True)
+    table([(one.student, str(one.path)) for one in invitations], ("STUDENT", "FILE"))
+    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invitations[0].expires))
+    click.echo("Send each file only to its student. It works once: labctl join FILE", err=True)
+    click.echo(f"The files expire on {until}.", err=True)
 
 
-def _chosen(
+def _select_students(
     folder: CourseFolder, names: tuple[str, ...], everybody: bool, keys_file: Path
 ) -> list[str]:
     from labctl.courses.keys import Keys
@@ -96,14 +97,14 @@ def _chosen(
 
     if bool(names) == everybody:
         raise UsageError(
-            "whom to invite?",
-            why="name students, or say --all, and not both",
+            "no students were named" if not names else "names cannot be combined with --all",
+            why="name students, or use --all for all who have not joined",
             hint="labctl course invite --all",
         )
     if not everybody:
         return list(names)
     joined = set(Keys(folder, keys_file).students())
-    return [one.id for one in folder.students() if one.id not in joined]
+    return [student.id for student in folder.students() if student.id not in joined]
 
 
 @click.command("door", hidden=True)
@@ -111,66 +112,68 @@ def _chosen(
 @click.argument("student")
 @click.option("--joining", type=click.Path(dir_okay=False, path_type=Path))
 def door_command(directory: Path, student: str, joining: Path | None) -> None:
-    """Answer one student: the forced command of their key, and of an invitation's."""
+    """Serve one student's connection: the forced command of their key or their invitation."""
     import os
     import signal
 
     from labctl.config import environment
-    from labctl.courses.loading import open_course as opened
+    from labctl.courses.loading import open_course as open_folder
     from labctl.submissions.confinement import limit_memory
     from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
 
     os.umask(0o077)
     os.nice(NICE)
     limit_memory(MAX_MEMORY_BYTES)
-    asked = environment().get("SSH_ORIGINAL_COMMAND", "")
+    command = environment().get("SSH_ORIGINAL_COMMAND", "")
 
-    def alive() -> None:
-        """A connection on which nothing comes any more ends, and this process with it."""
+    def restart_idle_timer() -> None:
+        """Kill this process IDLE_S seconds after the last data arrived."""
         signal.alarm(IDLE_S)
 
-    alive()
-    folder = opened(directory)
+    restart_idle_timer()
+    folder = open_folder(directory)
     from labctl.courses.keys import CHECKER, keeper_dir
     from labctl.courses.rpc import say
     from labctl.errors import BusyError
 
-    # A check is nobody's: its places are apart from those of a student who is called so.
+    # A check belongs to no student; its slots are apart from those of a student with its name.
     kind, name = ("checks", "check") if student == CHECKER else ("doors", student)
     try:
         with hold_connection(keeper_dir(folder) / kind, name):
             if joining is not None:
-                _enrol(folder, student, asked, joining)
+                _enroll(folder, student, command, joining)
             else:
-                _answer(folder, student, asked, alive)
+                _answer(folder, student, command, restart_idle_timer)
     except BusyError as error:
         say(sys.stdout.buffer, error)
 
 
-def _answer(folder: CourseFolder, student: str, asked: str, alive: Callable[[], None]) -> None:
+def _answer(
+    folder: CourseFolder, student: str, command: str, restart_idle_timer: Callable[[], None]
+) -> None:
     from labctl.errors import PolicyError
     from labctl.providers.course import REQUEST as DOOR_REQUEST
     from labctl.submissions import REQUEST as SUBMIT_REQUEST
 
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    if asked == DOOR_REQUEST:
+    if command == DOOR_REQUEST:
         from labctl.courses.rpc import relay
 
-        relay(folder.id, student, source, sink, alive)
-    elif asked in ("", SUBMIT_REQUEST):
+        relay(folder.id, student, source, sink, restart_idle_timer)
+    elif command in ("", SUBMIT_REQUEST):
         from labctl.submissions.receiver import Receiver, checked
         from labctl.submissions.service import serve
 
-        serve(Receiver(folder.drop), checked(student), source, sink, alive)
+        serve(Receiver(folder.drop), checked(student), source, sink, restart_idle_timer)
     else:
         raise PolicyError(
-            f"{asked[:80]!a} cannot be run here",
-            why="this key asks for servers and hands in submissions, and nothing else",
+            f"{command[:80]!a} cannot be run here",
+            why="this key can only request servers and submit work",
             hint="labctl up, labctl submit",
         )
 
 
-def _enrol(folder: CourseFolder, student: str, asked: str, keys_file: Path) -> None:
+def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -> None:
     import json
 
     import msgspec
@@ -179,48 +182,48 @@ def _enrol(folder: CourseFolder, student: str, asked: str, keys_file: Path) -> N
     from labctl.courses.rpc import enrolment
     from labctl.errors import PolicyError
 
-    if asked != JOIN_REQUEST:
+    if command != JOIN_REQUEST:
         raise PolicyError(
-            f"{asked[:80]!a} cannot be run here",
-            why="this code enrols one key, and opens nothing else",
+            f"{command[:80]!a} cannot be run here",
+            why="this join file can only register one key",
             hint="labctl join FILE",
         )
     line = sys.stdin.buffer.readline(32 * 1024)
-    said = enrolment(folder, student, line, Keys(folder, keys_file), time.time())
-    click.echo(json.dumps(msgspec.to_builtins(said)))
+    reply = enrolment(folder, student, line, Keys(folder, keys_file), time.time())
+    click.echo(json.dumps(msgspec.to_builtins(reply)))
 
 
-@click.command("serve", short_help="The always-on keeper, with the dashboard.")
-@click.option("--install", is_flag=True, help="Write a systemd user unit that runs it.")
+@click.command("serve", short_help="Run the always-on keeper, with the dashboard.")
+@click.option("--install", is_flag=True, help="Write a systemd user unit that runs the keeper.")
 @click.option("--dashboard", is_flag=True, help="Serve the dashboard on this machine's loopback.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8600,
     show_default=True,
-    help="Of the dashboard, on 127.0.0.1; 0: any free one.",
+    help="Port of the dashboard on 127.0.0.1; 0 chooses a free one.",
 )
 @AUTHORIZED_KEYS
 @click.pass_context
 def serve_command(
     ctx: click.Context, install: bool, dashboard: bool, port: int, keys_file: Path
 ) -> None:
-    """Keep the course: answer students, class hours, budgets, the ledger's copy in the store.
+    """Run the course's keeper: it answers students and watches class hours and budgets.
 
-    Runs in the foreground until Ctrl-C. Servers, runs and watchdogs go on without it, and the next
-    one goes on where it was.
+    It also copies the ledger to the store. It runs in the foreground until Ctrl-C. Servers, runs
+    and watchdogs continue without it, and the next keeper resumes its work.
 
     \b
     labctl -C ml-2026 course serve
     labctl -C ml-2026 course serve --dashboard --install
     """
     if install:
-        _install(ctx, dashboard, port, keys_file)
+        _install_unit(ctx, dashboard, port, keys_file)
     else:
-        _serve(ctx, dashboard, port, keys_file)
+        _run_keeper(ctx, dashboard, port, keys_file)
 
 
-def _serve(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
+def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
     import signal
 
     from labctl.courses.keys import Keys
@@ -232,37 +235,38 @@ def _serve(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> N
 
     course = open_course(ctx)
     folder = course.folder
-    staff = KeeperStaff(folder, course.paths, course.state, Yes(_tell), by="keeper")
+    staff = KeeperStaff(folder, course.paths, course.state, Yes(_log), by="keeper")
     with only_keeper(folder, course.paths):
-        desk = Desk(folder, SeatWork(staff), tell=_tell)
-        vigil = Vigil(staff, desk, Keys(folder, keys_file), tell=_tell)
+        desk = Desk(folder, SeatWork(staff), tell=_log)
+        vigil = Vigil(staff, desk, Keys(folder, keys_file), tell=_log)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: vigil.stop.set())
         vigil.begin()
         with Door(desk):
-            _tell("", f"the keeper of {folder.config.name} begins, {len(folder.seats())} seats")
+            seats = len(folder.seats())
+            _log("", f"the keeper of {folder.config.name} started with {seats} seats")
             if not has_filter():
-                _tell("", f"warning: {UNCONFINED}")
+                _log("", f"warning: {UNCONFINED}")
             if dashboard:
                 from labctl.web.http_server import run
 
                 url = run(folder, course.paths, course.state, port=port, stop=vigil.stop)
-                _tell("", f"dashboard: {url}")
+                _log("", f"dashboard: {url}")
             vigil.run()
-        _tell("", "the keeper ends; what it was at goes on with the next one")
+        _log("", "the keeper stopped; the next one resumes its work")
 
 
-def _tell(name: str, text: str) -> None:
-    """One line of the log."""
+def _log(name: str, text: str) -> None:
+    """Write each line of `text` to the log with the time and, unless it is "", `name`."""
     from labctl.cli.exit_codes import clean
 
-    about = f"{name}: " if name else ""
+    prefix = f"{name}: " if name else ""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for line in clean(text).splitlines():
-        click.echo(f"{stamp} {about}{line}", err=True)
+        click.echo(f"{stamp} {prefix}{line}", err=True)
 
 
-def _install(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
+def _install_unit(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
     import os
     import shutil
 
@@ -271,9 +275,9 @@ def _install(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) ->
 
     course = open_course(ctx)
     name = f"labctl-course-{course.config.name}"
-    found = [shutil.which(program) for program in ("ssh", "rsync", "python3")]
-    known = [str(Path(place).parent) for place in found if place]
-    path = os.pathsep.join(dict.fromkeys([*known, "/usr/local/bin", "/usr/bin", "/bin"]))
+    programs = [shutil.which(program) for program in ("ssh", "rsync", "python3")]
+    directories = [str(Path(program).parent) for program in programs if program]
+    path = os.pathsep.join(dict.fromkeys([*directories, "/usr/local/bin", "/usr/bin", "/bin"]))
     words = [sys.executable, "-m", "labctl", "-C", str(course.folder.path), "course", "serve"]
     words += ["--authorized-keys", str(keys_file.expanduser())]
     words += ["--dashboard", "--port", str(port)] if dashboard else []
@@ -285,7 +289,7 @@ def _install(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) ->
         raise LabError(
             f"cannot write {target}", why=error.strerror or "", hint=f"ls -ld {target.parent}"
         ) from error
-    click.echo(f"{target} is written; next:")
+    click.echo(f"wrote {target}; next:")
     click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now {name}")
-    click.echo("  loginctl enable-linger     # so that it goes on when you log out")
+    click.echo("  loginctl enable-linger     # keep it running when you log out")
     click.echo(f"  journalctl --user -u {name} -f")

@@ -1,4 +1,4 @@
-"""What several of a course's commands share: whose seats are meant, and who is at work."""
+"""Options that several course commands share, and the functions that read them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def only_options(function: F) -> F:
-    """`only` and `group`: which seats are meant; all of them for neither."""
+    """Add `--only` and `--group`, which select seats; without both, all seats are selected."""
     for option in (
-        click.option("--group", default="", metavar="NAME", help="This section of the roster."),
-        click.option("--only", default="", metavar="NAMES", help="These: alice,bob,team-3."),
+        click.option("--group", default="", metavar="NAME", help="Only this section."),
+        click.option(
+            "--only", default="", metavar="NAMES", help="Only these seats: alice,bob,team-3."
+        ),
     ):
         function = option(function)
     return function
 
 
 def chosen(course: Course, only: str, group: str, assignment: str = "") -> list[Seat]:
-    """The seats meant; NotFoundError, with what there is, where a name or section is none.
+    """Return the seats that `--only` and `--group` select.
 
-    With `assignment` those that it has, which stay as they were when it closed.
+    With `assignment`, they are selected from its seats, which stay as they were when it closed.
+    NotFoundError, with the known names, for an unknown name or section.
     """
     from labctl.courses.assignment_seats import assignment_seats
     from labctl.errors import NotFoundError, UsageError
@@ -37,25 +40,29 @@ def chosen(course: Course, only: str, group: str, assignment: str = "") -> list[
     folder = course.folder
     names = [name.strip() for name in only.split(",") if name.strip()]
     if only and not names:
-        raise UsageError("--only names nobody", hint="--only alice,bob")
-    among = assignment_seats(folder, assignment) if assignment else None
-    seats = list(folder.chosen(names, among))
+        raise UsageError("--only has no names", hint="--only alice,bob")
+    candidates = assignment_seats(folder, assignment) if assignment else None
+    seats = list(folder.chosen(names, candidates))
     if group:
-        members = {one.id for one in folder.students() if one.section == group}
+        members = {student.id for student in folder.students() if student.section == group}
         if not members:
-            known = sorted({one.section for one in folder.students()} - {""})
-            why = f"there are {', '.join(known)}" if known else "the roster has no sections"
+            sections = sorted({student.section for student in folder.students()} - {""})
+            why = (
+                f"the sections are {', '.join(sections)}"
+                if sections
+                else "the roster has no sections"
+            )
             raise NotFoundError(
                 f"there is no section {group!r}", why=why, hint="labctl course roster"
             )
         seats = [seat for seat in seats if members & set(seat.students)]
     if not seats:
-        raise NotFoundError("no seat is meant", hint="labctl course roster")
+        raise NotFoundError("no seat matches", hint="labctl course roster")
     return seats
 
 
 def staff_of(course: Course, reporter: Reporter | None = None) -> Staff:
-    """The course with who works on it now; what is told goes to `reporter`, else the course's."""
+    """Return the course with the acting person; events go to `reporter`, else to the course's."""
     from labctl.courses.creation import acting
     from labctl.courses.servers import Staff
 

@@ -1,4 +1,4 @@
-"""course plan: what will be made, what it costs at most, quota against need."""
+"""The command course plan: planned servers, their highest cost, and quotas."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from labctl.cli.options import json_option
 if TYPE_CHECKING:
     from labctl.courses.plan import Plan, QuotaNeed
 
-MOST_NAMED = 12
+MAX_NAMES = 12
 
 
-@click.command("plan", short_help="What will be made, what it costs at most, quota and need.")
-@click.option("--offline", is_flag=True, help="Ask no provider: no prices, no quotas.")
+@click.command("plan", short_help="Show planned servers, their highest cost, and quotas.")
+@click.option("--offline", is_flag=True, help="Contact no provider: no prices, no quotas.")
 @json_option
 @click.pass_context
 def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
-    """What changed since the last plan, what there is to make, what it costs and whether it fits.
+    """Show changes since the last plan, the servers to create, their cost, and the quota.
 
-    Nothing is made. Exit 1 where the provider does not answer, has nothing that fits, or the quota
-    is too small for the class.
+    labctl creates nothing. Exits with 1 if the provider does not answer, has no server that fits,
+    or the quota is too small for the class.
 
     \b
     labctl course plan
@@ -33,102 +33,103 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
     from labctl.courses.plan import plan, remember
 
     staff = staff_of(open_course(ctx, quiet=json_))
-    found = plan(staff, offline=offline)
+    course_plan = plan(staff, offline=offline)
     if json_:
-        as_json({"plan": found})
+        as_json({"plan": course_plan})
     else:
-        _draw(found)
+        _draw(course_plan)
     remember(staff)
-    short = found.quotas and not any(one.enough for one in found.quotas)
-    ctx.exit(1 if found.problem or short else 0)
+    lacks_quota = course_plan.quotas and not any(quota.enough for quota in course_plan.quotas)
+    ctx.exit(1 if course_plan.problem or lacks_quota else 0)
 
 
-def _line(sign: str, text: str) -> None:
+def _print_item(sign: str, text: str) -> None:
     from labctl.cli.exit_codes import clean
     from labctl.cli.screen import folded
 
-    colours = {"+": "green", "-": "red", "~": "yellow", "!": "yellow"}
-    first, *rest = folded(clean(text), 2) or [""]
-    click.echo(click.style(f"{sign} ", fg=colours.get(sign)) + first)
-    for line in rest:
+    colors = {"+": "green", "-": "red", "~": "yellow", "!": "yellow"}
+    first, *more = folded(clean(text), 2) or [""]
+    click.echo(click.style(f"{sign} ", fg=colors.get(sign)) + first)
+    for line in more:
         click.echo(f"  {line}")
 
 
-def _names(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+def _join_names(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
-def _draw(found: Plan) -> None:
+def _draw(plan: Plan) -> None:
     from labctl.cli.screen import folded
 
-    click.echo(f"{found.course}: {found.students} students, {found.seats} seats")
-    _draw_changes(found)
-    what = f"{found.servers} servers in all" if found.servers != 1 else "one server in all"
-    if found.accounts_per_server:
-        what = f"{what}, shared: {found.accounts_per_server} accounts each"
-    if found.to_make:
-        _line("+", f"to make: {len(found.to_make)} seats: {_names(found.to_make)}")
-    if found.running:
-        _line("=", f"there already: {len(found.running)} seats")
-    if found.to_end:
-        _line("-", f"to end, their students left or changed teams: {_names(found.to_end)}")
+    click.echo(f"{plan.course}: {plan.students} students, {plan.seats} seats")
+    _draw_changes(plan)
+    servers = f"{plan.servers} servers in all" if plan.servers != 1 else "one server in all"
+    if plan.accounts_per_server:
+        servers = f"{servers}, shared: {plan.accounts_per_server} accounts each"
+    if plan.to_make:
+        _print_item("+", f"to create: {len(plan.to_make)} seats: {_join_names(plan.to_make)}")
+    if plan.running:
+        _print_item("=", f"already running: {len(plan.running)} seats")
+    if plan.to_end:
+        names = _join_names(plan.to_end)
+        _print_item("-", f"to remove, their students left or changed teams: {names}")
     click.echo()
-    for line in folded(f"{what}; each ends {found.limits}"):
+    for line in folded(f"{servers}; each ends {plan.limits}"):
         click.echo(line)
-    _draw_money(found)
-    if found.quotas:
+    _draw_money(plan)
+    if plan.quotas:
         click.echo()
-    for quota in found.quotas:
-        _draw_quota(quota, alone=not any(one.enough for one in found.quotas))
-    if found.cautions:
+    for quota in plan.quotas:
+        _draw_quota(quota, alone=not any(other.enough for other in plan.quotas))
+    if plan.cautions:
         click.echo()
-    for text in found.cautions:
-        _line("!", text)
-    _draw_next(found)
+    for text in plan.cautions:
+        _print_item("!", text)
+    _draw_next(plan)
 
 
-def _draw_changes(found: Plan) -> None:
-    if found.first:
+def _draw_changes(plan: Plan) -> None:
+    if plan.first:
         click.echo("the first plan of this course")
-    for one in found.changes if not found.first else ():
-        if not one.before:
-            _line("+", f"{one.key}: {one.after}")
-        elif not one.after:
-            _line("-", f"{one.key}: {one.before}")
+    for change in plan.changes if not plan.first else ():
+        if not change.before:
+            _print_item("+", f"{change.key}: {change.after}")
+        elif not change.after:
+            _print_item("-", f"{change.key}: {change.before}")
         else:
-            _line("~", f"{one.key}: {one.before} -> {one.after}")
-    if found.new_seats:
-        _line("+", f"new seats: {_names(found.new_seats)}")
-    if found.gone_seats:
-        _line("-", f"seats whose students have left: {_names(found.gone_seats)}")
+            _print_item("~", f"{change.key}: {change.before} -> {change.after}")
+    if plan.new_seats:
+        _print_item("+", f"new seats: {_join_names(plan.new_seats)}")
+    if plan.gone_seats:
+        _print_item("-", f"seats whose students have left: {_join_names(plan.gone_seats)}")
 
 
-def _draw_money(found: Plan) -> None:
+def _draw_money(plan: Plan) -> None:
     from labctl.cli.course_costs import forecast_lines
     from labctl.cli.screen import folded
 
-    offer = found.offer
+    offer = plan.offer
     if offer is not None:
         market = "spot" if offer.spot else "on demand"
-        where = f" in {offer.zone or offer.region}" if offer.zone or offer.region else ""
+        zone = f" in {offer.zone or offer.region}" if offer.zone or offer.region else ""
         gpu = f", {offer.gpu_count} x {offer.gpu_name}" if offer.gpu_count else ""
         price = offer.price_usd_per_hour
-        click.echo(f"{offer.provider} {offer.type}{where} ({market}{gpu}): {price:.4f} USD an hour")
+        click.echo(f"{offer.provider} {offer.type}{zone} ({market}{gpu}): {price:.4f} USD an hour")
         rows = [
-            ("all of them, an hour", found.usd_per_hour),
-            ("all of them once, at most", found.once_at_most_usd),
-            (f"class hours, a week ({found.class_hours_per_week:.1f} h)", found.usd_per_week),
-            ("class hours to the end of term", found.term_class_usd),
+            ("all servers, per hour", plan.usd_per_hour),
+            ("all servers once, at most", plan.once_at_most_usd),
+            (f"class hours per week ({plan.class_hours_per_week:.1f} h)", plan.usd_per_week),
+            ("class hours to the end of term", plan.term_class_usd),
         ]
         for label, usd in rows:
             if usd is not None:
                 click.echo(f"  {label:<36} {usd:>12,.2f} USD")
-    if found.costs.usd:
-        click.echo(f"  {'spent so far':<36} {found.costs.usd:>12,.2f} USD")
-    lines = forecast_lines(found.costs.forecast)
-    foretold = found.costs.forecast.expected_usd is not None or found.term_class_usd is None
-    for line in lines if foretold else lines[-1:]:
+    if plan.costs.usd:
+        click.echo(f"  {'spent so far':<36} {plan.costs.usd:>12,.2f} USD")
+    lines = forecast_lines(plan.costs.forecast)
+    show_all = plan.costs.forecast.expected_usd is not None or plan.term_class_usd is None
+    for line in lines if show_all else lines[-1:]:
         for part in folded(line, 2):
             click.echo(f"  {part}")
 
@@ -138,22 +139,22 @@ def _draw_quota(quota: QuotaNeed, *, alone: bool) -> None:
 
     room = quota.room
     needs = f"{quota.servers * room.each:g} {room.units} needed"
-    allowed = "nobody tells what is allowed" if room.limit is None else f"{room.limit:g} allowed"
+    allowed = "the limit is unknown" if room.limit is None else f"{room.limit:g} allowed"
     mark = "=" if quota.enough else ("-" if alone else "!")
-    _line(mark, f"quota, {quota.market}: {needs}, {allowed} ({room.quota})")
+    _print_item(mark, f"quota, {quota.market}: {needs}, {allowed} ({room.quota})")
     if not quota.enough and alone:
-        click.echo("  send this, weeks ahead:")
+        click.echo("  send this request weeks ahead:")
         for line in folded(quota.request, 4):
             click.echo(f"    {line}")
         if room.next:
             click.echo(f"  {room.next}")
 
 
-def _draw_next(found: Plan) -> None:
-    if found.problem:
+def _draw_next(plan: Plan) -> None:
+    if plan.problem:
         click.echo()
-        _line("-", found.problem)
-        if found.problem_next:
-            click.echo(f"  next: {found.problem_next}")
-    elif found.to_make:
+        _print_item("-", plan.problem)
+        if plan.problem_next:
+            click.echo(f"  next: {plan.problem_next}")
+    elif plan.to_make:
         click.echo("\nnext: labctl course up", err=True)

@@ -1,4 +1,4 @@
-"""course init, roster: who is in a course. Costs and grades are in modules beside this one."""
+"""The commands course init and course roster: the students of a course."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ if TYPE_CHECKING:
 
 FORMATS = ("canvas", "moodle", "classroom", "nbgrader", "csv")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-FORMAT = click.option("--format", "format_", type=click.Choice(FORMATS), help="Default: by header.")
-MOST_NAMED = 20
+FORMAT = click.option(
+    "--format",
+    "format_",
+    type=click.Choice(FORMATS),
+    help="Format of the file (default: by its header).",
+)
+MAX_NAMES = 20
 
 
-@click.command("init", short_help="Make a course's folder from a roster.")
+@click.command("init", short_help="Create a course's folder from a roster.")
 @click.argument("name")
 @click.option(
-    "--roster", type=FILE, required=True, help="Canvas, Moodle, Classroom, nbgrader, CSV."
+    "--roster",
+    type=FILE,
+    required=True,
+    help="Roster from Canvas, Moodle, Classroom or nbgrader, or a CSV file.",
 )
 @FORMAT
 @yes_option
@@ -32,9 +40,10 @@ MOST_NAMED = 20
 def init_command(
     ctx: click.Context, name: str, roster: Path, format_: str | None, yes: bool, json_: bool
 ) -> None:
-    """Make the folder NAME with course.yaml and the students of a roster.
+    """Create the folder NAME with course.yaml and the students of a roster.
 
-    The format is told by the header. Every bad row is named by its line; then nothing is made.
+    The header determines the format. If rows are invalid, labctl lists their lines and creates
+    nothing.
 
     \b
     labctl course init ml-2026 --roster canvas.csv
@@ -47,26 +56,26 @@ def init_command(
     screen = Screen(yes=yes, quiet=json_)
     ctx.meta[SCREEN] = screen
     target = Path(ctx.find_root().obj or ".") / name
-    begun = init(data_dir() / "templates", target, roster, screen, format=format_ or "")
+    created = init(data_dir() / "templates", target, roster, screen, format=format_ or "")
     if json_:
         students = read_roster(target / "roster.csv")
         as_json(
-            {"course": name, "made": begun.made, "format": begun.diff.format}
-            | {"students": students, "diff": _diff_json(begun.diff)}
+            {"course": name, "made": created.made, "format": created.diff.format}
+            | {"students": students, "diff": _diff_json(created.diff)}
         )
         return
-    if begun.made:
-        click.echo(f"{target}: {len(begun.diff.added)} students from {begun.diff.format}")
+    if created.made:
+        click.echo(f"{target}: {len(created.diff.added)} students from {created.diff.format}")
     else:
-        _draw_diff(begun.diff)
+        _draw_diff(created.diff)
     click.echo(f"next: edit {target}/course.yaml, then labctl -C {target} course plan", err=True)
 
 
-@click.command("roster", short_help="Who is in the course; a new roster, shown as a diff.")
+@click.command("roster", short_help="List the students, or import a new roster.")
 @click.argument("file", type=FILE, required=False)
 @FORMAT
-@click.option("--dry-run", is_flag=True, help="Show what FILE would change, and change nothing.")
-@click.option("--keep", is_flag=True, help="FILE is a part of the course: nobody has left.")
+@click.option("--dry-run", is_flag=True, help="Show what FILE would change without changing it.")
+@click.option("--keep", is_flag=True, help="Keep students who are not in FILE.")
 @yes_option
 @json_option
 @click.pass_context
@@ -79,10 +88,10 @@ def roster_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """Who is in the course; with FILE, take in a newer roster and show what changed.
+    """List the students; with FILE, import a newer roster and show what changed.
 
-    Whoever is not in FILE any more is shown and asked for; they become inactive, and their costs
-    and grades stay.
+    labctl lists students who are not in FILE and asks before it marks them as inactive. Their costs
+    and grades are kept.
 
     \b
     labctl course roster
@@ -117,10 +126,10 @@ def roster_command(
 def _diff_json(diff: RosterDiff) -> dict[str, object]:
     return {
         "format": diff.format,
-        "added": [one.id for one in diff.added],
-        "changed": [{"id": one.after.id, "fields": one.fields} for one in diff.changed],
-        "returned": [one.id for one in diff.returned],
-        "left": [one.id for one in diff.left],
+        "added": [student.id for student in diff.added],
+        "changed": [{"id": change.after.id, "fields": change.fields} for change in diff.changed],
+        "returned": [student.id for student in diff.returned],
+        "left": [student.id for student in diff.left],
         "same": diff.same,
     }
 
@@ -130,44 +139,47 @@ def _draw_students(students: tuple[Student, ...]) -> None:
 
     rows = [
         (
-            one.id,
-            one.team or "-",
-            one.section or "-",
-            "yes" if one.active else "left",
-            f"{one.name} <{one.email}>" if one.email else one.name,
+            student.id,
+            student.team or "-",
+            student.section or "-",
+            "yes" if student.active else "left",
+            f"{student.name} <{student.email}>" if student.email else student.name,
         )
-        for one in students
+        for student in students
     ]
     table(rows, ("ID", "TEAM", "SECTION", "ACTIVE", "NAME"))
-    left = sum(not one.active for one in students)
-    said = f"; {left} have left" if left else ""
-    click.echo(f"students: {len(students) - left}{said}", err=True)
+    inactive = sum(not student.active for student in students)
+    note = f"; {inactive} inactive" if inactive else ""
+    click.echo(f"students: {len(students) - inactive}{note}", err=True)
 
 
 def _draw_diff(diff: RosterDiff) -> None:
     from labctl.cli.exit_codes import clean
 
-    def draw(sign: str, colour: str, lines: list[str]) -> None:
-        for line in lines[:MOST_NAMED]:
-            click.echo(click.style(f"{sign} {clean(line)}", fg=colour))
-        if len(lines) > MOST_NAMED:
-            click.echo(f"  and {len(lines) - MOST_NAMED} more; --json lists them all")
+    def draw(sign: str, color: str, lines: list[str]) -> None:
+        for line in lines[:MAX_NAMES]:
+            click.echo(click.style(f"{sign} {clean(line)}", fg=color))
+        if len(lines) > MAX_NAMES:
+            click.echo(f"  and {len(lines) - MAX_NAMES} more; --json lists them all")
 
-    draw("+", "green", [f"{one.id}  {one.name}" for one in diff.added])
-    draw("+", "green", [f"{one.id}  {one.name}  (is back)" for one in diff.returned])
+    draw("+", "green", [f"{student.id}  {student.name}" for student in diff.added])
+    draw("+", "green", [f"{student.id}  {student.name}  (is back)" for student in diff.returned])
     changes = [
-        f"{one.after.id}  "
+        f"{change.after.id}  "
         + ", ".join(
-            f"{name}: {getattr(one.before, name) or '-'} -> {getattr(one.after, name) or '-'}"
-            for name in one.fields
+            f"{name}: {getattr(change.before, name) or '-'} -> {getattr(change.after, name) or '-'}"
+            for name in change.fields
         )
-        for one in diff.changed
+        for change in diff.changed
     ]
     draw("~", "yellow", changes)
     draw(
         "-",
         "red",
-        [f"{one.id}  {one.name}  (left: inactive, nothing is deleted)" for one in diff.left],
+        [
+            f"{student.id}  {student.name}  (left: inactive, nothing is deleted)"
+            for student in diff.left
+        ],
     )
     count = len(diff.added) + len(diff.returned)
     click.echo(

@@ -1,4 +1,4 @@
-"""course up, down, push, message, extend; what only looks is in modules beside this one."""
+"""The commands course up, down, push, message and extend: all that change servers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from labctl.courses.teardown import Proof, SeatEnding
     from labctl.model import Server
 
-# Stands for a seat's name in what is said of several.
+# placeholder for a seat's name, so that equal messages of several seats compare equal
 SEAT = "\0"
-MOST_NAMED = 8
+MAX_NAMES = 8
 
 __all__ = [
     "bake_command",
@@ -40,13 +40,13 @@ __all__ = [
 
 @click.command("up")
 @only_options
-@click.option("--login-only", is_flag=True, help="Prepare nothing: the first login is enough.")
+@click.option("--login-only", is_flag=True, help="Stop after the first login; prepare nothing.")
 @click.option(
     "--at-once",
     default=32,
     show_default=True,
     type=click.IntRange(1, 256),
-    help="So many servers beside each other.",
+    help="Work on this many servers at a time.",
 )
 @yes_option
 @json_option
@@ -60,9 +60,9 @@ def up_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """A server for every seat, ready; repeated, it makes what is missing and mends what failed.
+    """Start a server for every seat. Called again, it creates what is missing or failed.
 
-    What they cost together is asked once. Exits with 1 where a seat has no server in the end.
+    labctl asks once, with the price of all servers together. Exits with 1 if a seat is not ready.
 
     \b
     labctl course up
@@ -76,70 +76,77 @@ def up_command(
     course = open_course(ctx, yes=yes, quiet=json_)
     seats = chosen(course, only, group)
     with ClassScreen(ctx.meta[SCREEN], [seat.name for seat in seats]) as screen:
-        found = up(staff_of(course, screen), seats, login_only=login_only, at_once=at_once)
+        outcomes = up(staff_of(course, screen), seats, login_only=login_only, at_once=at_once)
     if json_:
-        as_json({"seats": found})
+        as_json({"seats": outcomes})
     else:
-        _draw_up(found)
-    ctx.exit(1 if any(one.error for one in found) else 0)
+        _draw_up(outcomes)
+    ctx.exit(1 if any(outcome.error for outcome in outcomes) else 0)
 
 
-def _draw_up(found: list[SeatOutcome]) -> None:
-    ready = [one for one in found if not one.error and one.server is not None]
-    made = sum(one.made for one in ready)
-    price = sum(one.server.offer.price_usd_per_hour for one in ready if one.server)
-    costs = f", {price:.2f} dollars an hour together" if price else ""
-    click.echo(f"{len(ready)} of {len(found)} seats are ready, {made} new{costs}.")
-    _draw_unready([one.server for one in found if one.error and one.server is not None])
-    _draw_failures(found)
-    if len(ready) == len(found):
-        click.echo("  labctl course status       who is up")
-        click.echo("  labctl course ssh NAME     a shell on somebody's server")
-        click.echo("  labctl course down         when the class is over")
+def _draw_up(outcomes: list[SeatOutcome]) -> None:
+    ready = [outcome for outcome in outcomes if not outcome.error and outcome.server is not None]
+    created = sum(outcome.made for outcome in ready)
+    price = sum(outcome.server.offer.price_usd_per_hour for outcome in ready if outcome.server)
+    cost = f", {price:.2f} dollars an hour together" if price else ""
+    click.echo(f"{len(ready)} of {len(outcomes)} seats are ready, {created} new{cost}.")
+    _draw_unready([one.server for one in outcomes if one.error and one.server is not None])
+    _draw_failures(outcomes)
+    if len(ready) == len(outcomes):
+        click.echo("  labctl course status       show the state of every seat")
+        click.echo("  labctl course ssh NAME     open a shell on a student's server")
+        click.echo("  labctl course down         remove the servers after class")
 
 
 def _draw_unready(servers: list[Server]) -> None:
-    """Servers that are there, and perhaps cost, though their seats are not ready."""
-    there = [one for one in servers if one.state not in ("ending", "terminated", "stopped")]
-    if not there:
+    """Warn of servers that exist, and may cost money, though their seats are not ready."""
+    live = [server for server in servers if server.state not in ("ending", "terminated", "stopped")]
+    if not live:
         return
-    price = sum(one.offer.price_usd_per_hour for one in there)
-    costs = f", at {price:.2f} dollars an hour" if price else ""
-    what = f"{len(there)} servers are" if len(there) > 1 else "one server is"
-    said = f"{what} up without being ready{costs}; labctl course down ends what is up"
-    click.echo(click.style(said, fg="yellow"), err=True)
+    price = sum(server.offer.price_usd_per_hour for server in live)
+    cost = f", at {price:.2f} dollars an hour" if price else ""
+    count = f"{len(live)} servers are" if len(live) > 1 else "one server is"
+    text = f"{count} up without being ready{cost}; to remove servers: labctl course down"
+    click.echo(click.style(text, fg="yellow"), err=True)
 
 
-def _draw_failures(found: list[SeatOutcome] | list[SeatEnding]) -> None:
-    """What failed, on standard error; seats for which it is the same share one entry."""
+def _draw_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
+    """Print failures on standard error; seats with the same failure share one entry."""
     from labctl.cli.exit_codes import clean
 
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for one in found:
-        if one.error:
-            texts = (one.error, one.why, one.hint)
-            alike.setdefault(tuple(t.replace(one.seat, SEAT) for t in texts), []).append(one.seat)
-    for (error, why, hint), seats in alike.items():
-        whose = seats[0] if len(seats) == 1 else "each"
-        names = ", ".join(seats[:MOST_NAMED])
-        if len(seats) > MOST_NAMED:
-            names += f" and {len(seats) - MOST_NAMED} more"
-        said = clean(error.replace(SEAT, whose))
-        click.echo(f"{click.style(clean(names), fg='red')}: {said}", err=True)
-        for line in why.replace(SEAT, whose).splitlines():
+    seats_by_failure: dict[tuple[str, ...], list[str]] = {}
+    for outcome in outcomes:
+        if outcome.error:
+            texts = (outcome.error, outcome.why, outcome.hint)
+            failure = tuple(text.replace(outcome.seat, SEAT) for text in texts)
+            seats_by_failure.setdefault(failure, []).append(outcome.seat)
+    for (error, why, hint), seats in seats_by_failure.items():
+        subject = seats[0] if len(seats) == 1 else "each"
+        names = ", ".join(seats[:MAX_NAMES])
+        if len(seats) > MAX_NAMES:
+            names += f" and {len(seats) - MAX_NAMES} more"
+        text = clean(error.replace(SEAT, subject))
+        click.echo(f"{click.style(clean(names), fg='red')}: {text}", err=True)
+        for line in why.replace(SEAT, subject).splitlines():
             click.echo(f"  {clean(line)}", err=True)
-        following = clean(hint.replace(SEAT, ",".join(seats)))
-        click.echo(f"  {click.style('next:', bold=True)} {following}", err=True)
+        command = clean(hint.replace(SEAT, ",".join(seats)))
+        click.echo(f"  {click.style('next:', bold=True)} {command}", err=True)
 
 
 @click.command("down")
 @only_options
-@click.option("--discard", is_flag=True, help="Do not bring results home: what is there is lost.")
-@click.option("--end-of-term", is_flag=True, help="Collect, end, take keys back, prove it.")
+@click.option(
+    "--discard", is_flag=True, help="Do not download results; those only on the servers are lost."
+)
+@click.option(
+    "--end-of-term",
+    is_flag=True,
+    help="Collect submissions, remove everything, revoke keys, and check that nothing bills.",
+)
 @click.option(
     "--forget",
     is_flag=True,
-    help="End nothing; drop the records of what these credentials do not show.",
+    help="Remove nothing; drop the records of servers that these credentials do not show.",
 )
 @yes_option
 @json_option
@@ -154,11 +161,11 @@ def down_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """Bring every result home, then end the servers. What cannot be saved is not ended.
+    """Download all results, then remove the servers. A server is kept if saving fails.
 
-    With --end-of-term everything of the course ends: hand-ins are collected, servers of those who
-    left end too, students' keys are taken back, and the provider is asked in every region. Exits
-    with 1 if anything still bills.
+    With --end-of-term, labctl removes everything of the course: it collects submissions, removes
+    the servers of inactive students too, revokes students' keys, and searches every region of the
+    provider. Exits with 1 if anything is still billing.
 
     \b
     labctl course down
@@ -169,38 +176,38 @@ def down_command(
 
     if (end_of_term or forget) and (only or group):
         name = "--end-of-term" if end_of_term else "--forget"
-        raise UsageError(f"{name} is for the whole course", hint="without --only")
+        raise UsageError(f"{name} applies to the whole course", hint=f"labctl course down {name}")
     if forget:
         _forget(ctx, yes, json_)
         return
     if end_of_term:
-        _end_of_term(ctx, discard, yes, json_)
+        _end_term(ctx, discard, yes, json_)
         return
     from labctl.cli.course_table import ClassScreen
     from labctl.cli.screen import as_json
     from labctl.courses.teardown import down
 
     course = open_course(ctx, yes=yes, quiet=json_)
-    # Without a choice, of those too who have left or went into a team.
-    every = list(course.folder.seats(active_only=False, former=True))
-    seats = chosen(course, only, group) if only or group else every
+    # Without a selection, include the seats of students who left or joined a team.
+    all_seats = list(course.folder.seats(active_only=False, former=True))
+    seats = chosen(course, only, group) if only or group else all_seats
     with ClassScreen(ctx.meta[SCREEN], [], done="saved") as screen:
-        found = down(staff_of(course, screen), seats, discard=discard)
+        endings = down(staff_of(course, screen), seats, discard=discard)
     if json_:
-        as_json({"seats": found})
+        as_json({"seats": endings})
     else:
-        _draw_down(found)
-    ctx.exit(1 if any(one.error for one in found) else 0)
+        _draw_down(endings)
+    ctx.exit(1 if any(ending.error for ending in endings) else 0)
 
 
-def _draw_down(found: list[SeatEnding]) -> None:
-    ended = [one for one in found if one.ended]
-    files = sum(one.saved.files for one in found)
-    if not found:
+def _draw_down(endings: list[SeatEnding]) -> None:
+    ended = [ending for ending in endings if ending.ended]
+    files = sum(ending.saved.files for ending in endings)
+    if not endings:
         click.echo("No seat had a server.")
         return
-    click.echo(f"{len(ended)} of {len(found)} servers have ended; {files} files came home.")
-    _draw_failures(found)
+    click.echo(f"Removed {len(ended)} of {len(endings)} servers; downloaded {files} files.")
+    _draw_failures(endings)
 
 
 def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
@@ -214,10 +221,10 @@ def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
         return
     for name in names:
         click.echo(f"forgotten: {name}")
-    click.echo("Whatever still exists of it keeps billing.")
+    click.echo("Anything that still exists keeps billing.")
 
 
-def _end_of_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None:
+def _end_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None:
     from labctl.cli.course_table import ClassScreen
     from labctl.cli.screen import as_json
     from labctl.courses.end_of_term import collector, revoker
@@ -237,54 +244,54 @@ def _end_of_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> N
 def _draw_proof(proof: Proof) -> None:
     from labctl.cli.exit_codes import clean
 
-    for name, said in proof.collected.items():
-        click.echo(f"{clean(name)}: {clean(said)}")
+    for name, result in proof.collected.items():
+        click.echo(f"{clean(name)}: {clean(result)}")
     if proof.endings:
         _draw_down(list(proof.endings))
-    click.echo(f"{proof.revoked_keys} keys of students were taken back")
+    click.echo(f"revoked {proof.revoked_keys} keys of students")
     for left in proof.left:
         if left.error:
-            click.echo(f"{left.provider} could not be asked: {clean(left.error)}", err=True)
+            click.echo(f"{left.provider} could not be checked: {clean(left.error)}", err=True)
         for server in left.servers:
-            whose = _whose(left, server.lab_id)
+            owner = _owner_text(left, server.lab_id)
             price = f"{server.offer.price_usd_per_hour:.2f} dollars/h"
-            click.echo(f"still there{whose}: {clean(server.id)}, {price}")
-        for one in left.resources:
-            whose = _whose(left, one.lab_id)
-            price = f"{one.price_usd_per_month:.2f} dollars a month"
-            click.echo(f"still there{whose}: {clean(one.kind)} {clean(one.id)}, {price}")
+            click.echo(f"still there{owner}: {clean(server.id)}, {price}")
+        for resource in left.resources:
+            owner = _owner_text(left, resource.lab_id)
+            price = f"{resource.price_usd_per_month:.2f} dollars a month"
+            click.echo(f"still there{owner}: {clean(resource.kind)} {clean(resource.id)}, {price}")
         if not (left.error or left.servers or left.resources):
-            click.echo(f"{left.provider} shows nothing of this course in any region")
+            click.echo(f"{left.provider} has nothing of this course in any region")
     if proof.clean:
-        click.echo(click.style("Nothing of this course bills.", fg="green"))
+        click.echo(click.style("Nothing of this course is billing.", fg="green"))
     else:
-        click.echo(click.style("Something may still bill.", fg="red"), err=True)
-        for following in _next_of(proof):
-            click.echo(f"  next: {following}", err=True)
+        click.echo(click.style("Something may still be billing.", fg="red"), err=True)
+        for command in _next_commands(proof):
+            click.echo(f"  next: {command}", err=True)
 
 
-def _whose(left: Left, lab_id: str) -> str:
+def _owner_text(left: Left, lab_id: str) -> str:
     name = left.seats.get(lab_id, "")
     return f", {name}'s" if name else ""
 
 
-def _next_of(proof: Proof) -> list[str]:
-    """What takes away what is left: the same again does not for everything."""
+def _next_commands(proof: Proof) -> list[str]:
+    """Return the commands that remove what is left; a repetition does not remove everything."""
     from labctl.courses.teardown import GIVE_UP
 
-    found = []
+    commands = []
     for left in proof.left:
         if left.former and left.bills:
-            said = f"`provider: {left.provider}` in course.yaml"
-            found.append(f"{said}, then labctl course down --end-of-term")
-        kept = [one.lab_id for one in left.resources if one.expires_at]
-        seats = {left.seats.get(lab_id, "") for lab_id in kept} - {""}
+            setting = f"`provider: {left.provider}` in course.yaml"
+            commands.append(f"{setting}, then labctl course down --end-of-term")
+        disk_labs = [resource.lab_id for resource in left.resources if resource.expires_at]
+        seats = {left.seats.get(lab_id, "") for lab_id in disk_labs} - {""}
         if seats and not left.former:
             up = f"labctl course up --only {','.join(sorted(seats))}"
-            found.append(f"{up} brings kept disks back\n        {GIVE_UP}")
-        elif kept and not left.former:
-            found.append(GIVE_UP)
-    return found or ["labctl course down --end-of-term   # again"]
+            commands.append(f"{up} attaches kept disks again\n        {GIVE_UP}")
+        elif disk_labs and not left.former:
+            commands.append(GIVE_UP)
+    return commands or ["labctl course down --end-of-term   # again"]
 
 
 @click.command("push")
@@ -296,10 +303,10 @@ def _next_of(proof: Proof) -> list[str]:
 def push_command(
     ctx: click.Context, files: tuple[Path, ...], only: str, group: str, yes: bool, json_: bool
 ) -> None:
-    """Hand FILES out: they are kept in handouts/ and sent to every lab on every server.
+    """Send FILES to every lab on every server, and keep them in handouts/.
 
-    A run sees them at /lab/data/handouts. Without FILES what is in handouts/ is sent. Servers that
-    are made later get the same.
+    A run finds them in /lab/data/handouts. Without FILES, labctl sends everything in handouts/.
+    Later servers get the same files.
 
     \b
     labctl course push slides.pdf starter/
@@ -313,14 +320,14 @@ def push_command(
     seats = chosen(course, only, group)
     names = take(course.folder, files)
     with ClassScreen(ctx.meta[SCREEN], [], done="has them") as screen:
-        found = push(staff_of(course, screen), seats)
+        outcomes = push(staff_of(course, screen), seats)
     if json_:
-        as_json({"files": names, "seats": found})
+        as_json({"files": names, "seats": outcomes})
     else:
-        good = sum(not one.error for one in found)
-        click.echo(f"{good} of {len(found)} servers have what is in handouts/")
-        _draw_failures(found)
-    ctx.exit(1 if any(one.error for one in found) else 0)
+        complete = sum(not outcome.error for outcome in outcomes)
+        click.echo(f"{complete} of {len(outcomes)} servers have all files from handouts/")
+        _draw_failures(outcomes)
+    ctx.exit(1 if any(outcome.error for outcome in outcomes) else 0)
 
 
 @click.command("message")
@@ -351,17 +358,17 @@ def message_command(ctx: click.Context, text: str, only: str, group: str, json_:
 @click.command("extend")
 @click.argument("name")
 @click.argument("span")
-@click.option("--why", default="", help="Stands in the ledger beside who did it.")
+@click.option("--why", default="", help="Reason, recorded in the ledger.")
 @json_option
 @click.pass_context
 def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bool) -> None:
-    """Let NAME's server live SPAN longer, beyond max_ttl too; the budget holds.
+    """Let NAME's server live SPAN longer, even beyond max_ttl. The budget still applies.
 
     \b
     labctl course extend alice 2h --why "long training"
     """
     from labctl.cli.screen import as_json
-    from labctl.cli.screen import span as in_words
+    from labctl.cli.screen import span as format_span
     from labctl.config import parse_duration
     from labctl.courses.broadcast import extend
     from labctl.errors import UsageError
@@ -377,6 +384,6 @@ def extend_command(ctx: click.Context, name: str, span: str, why: str, json_: bo
     if json_:
         as_json({"seat": seat.name, "watch": watch})
     elif left_s is None:
-        click.echo(f"{seat.name}: nothing ends it by time")
+        click.echo(f"{seat.name}: the server has no time limit")
     else:
-        click.echo(f"{seat.name}: {in_words(left_s)} left")
+        click.echo(f"{seat.name}: {format_span(left_s)} left")

@@ -1,6 +1,6 @@
-"""A class at work, live: how many are through, who is at what, who failed.
+"""Live progress of an operation on a class: the state of each seat.
 
-On a terminal one table that is redrawn; else one line for each seat that is through.
+On a terminal it is one table that is redrawn; else one line for each seat that is done.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from labctl.cli.screen import Screen, span
 from labctl.courses.seat_reporter import Done, News, SeatEvent
 from labctl.events import Decision, Event, Note
 
+# rows of the terminal that the table leaves free
 ROWS_KEPT_FREE = 6
-ORDER = {"failed": 0, "going": 1, "waiting": 2, "done": 3}
-STYLES = {"failed": "red", "going": "cyan", "waiting": "dim", "done": "green"}
+ORDER = {"failed": 0, "running": 1, "waiting": 2, "done": 3}
+STYLES = {"failed": "red", "running": "cyan", "waiting": "dim", "done": "green"}
 
 
 @dataclass
-class _Row:
+class _SeatRow:
     state: str = "waiting"
     text: str = ""
     since: float = 0.0
 
 
 class ClassScreen:
-    """A Reporter: draws what is told of seats, and hands all else to the screen.
+    """A Reporter that draws the events of seats, and passes all others to the screen.
 
-    Used as a context: at its end what is live is taken off the screen, and warnings are told, each
-    once with how many it concerns. Safe from many threads.
+    It is a context manager. At its end the live table is removed, and each warning is printed once
+    with the number of seats that it concerns. It may be used from many threads.
     """
 
     def __init__(self, screen: Screen, seats: Iterable[str], done: str = "ready") -> None:
         self._screen = screen
         self._done = done
-        self._rows = {seat: _Row() for seat in seats}
+        self._rows = {seat: _SeatRow() for seat in seats}
         self._lock = threading.RLock()
-        # Apart from the other: whoever stops the live table waits for its thread, which reads rows.
+        # A second lock: stopping the live table waits for its thread, which reads the rows.
         self._rows_lock = threading.Lock()
         self._live: Any = None
         self._warnings: dict[str, list[str]] = {}
@@ -69,18 +70,18 @@ class ClassScreen:
     def emit(self, event: Event) -> None:
         with self._lock:
             if not isinstance(event, SeatEvent):
-                self._beside(event)
+                self._emit_to_screen(event)
                 return
-            self._take(event)
+            self._record(event)
             if self._screen.quiet:
                 return
             if sys.stderr.isatty():
                 self._draw()
             elif isinstance(event, Done):
-                self._line(event)
+                self._print_done(event)
 
-    def _beside(self, event: Event) -> None:
-        """What is of no seat, in the table's place: two drawings would write over each other."""
+    def _emit_to_screen(self, event: Event) -> None:
+        """Draw an event without a seat; the table is removed first, lest they overwrite it."""
         was_live = self._live is not None
         self.rest()
         self._screen.emit(event)
@@ -93,29 +94,29 @@ class ClassScreen:
             return self._screen.ask(decision)
 
     def rest(self) -> None:
-        """Take the live table off the screen."""
+        """Remove the live table from the screen."""
         with self._lock:
             if self._live is not None:
                 self._live.stop()
                 self._live = None
 
-    def _take(self, event: SeatEvent) -> None:
+    def _record(self, event: SeatEvent) -> None:
         with self._rows_lock:
-            row = self._rows.setdefault(event.seat, _Row())
+            row = self._rows.setdefault(event.seat, _SeatRow())
             row.since = row.since or time.monotonic()
-            # The clock does not run while somebody is thinking about the price.
+            # The time starts with the first event, after the question about the price.
             self._begun = self._begun or row.since
             if isinstance(event, Done):
                 row.state, row.text = ("failed", event.error) if event.error else ("done", "")
             elif isinstance(event, News) and event.warning:
                 self._warnings.setdefault(event.text, []).append(event.seat)
             elif isinstance(event, News):
-                row.state, row.text = "going", event.text
+                row.state, row.text = "running", event.text
 
-    def _line(self, event: Done) -> None:
-        took = span(time.monotonic() - self._rows[event.seat].since)
-        said = f"failed: {event.error}" if event.error else f"{self._done} {took}"
-        click.echo(f"  {clean(event.seat)}: {clean(said)}", err=True)
+    def _print_done(self, event: Done) -> None:
+        elapsed = span(time.monotonic() - self._rows[event.seat].since)
+        text = f"failed: {event.error}" if event.error else f"{self._done} {elapsed}"
+        click.echo(f"  {clean(event.seat)}: {clean(text)}", err=True)
 
     def _draw(self) -> None:
         if self._live is None:
@@ -125,13 +126,13 @@ class ClassScreen:
             self._screen.rest()
             self._live = Live(
                 console=Console(stderr=True),
-                get_renderable=self._table,
+                get_renderable=self._make_table,
                 refresh_per_second=4,
                 transient=True,
             )
             self._live.start()
 
-    def _table(self) -> Any:
+    def _make_table(self) -> Any:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -142,21 +143,21 @@ class ClassScreen:
             table.add_column(no_wrap=True)
             table.add_column(no_wrap=True)
             table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-            shown = sorted(self._rows.items(), key=lambda one: ORDER[one[1].state])
-            room = max(3, lines - ROWS_KEPT_FREE)
-            for seat, row in shown[:room]:
+            rows = sorted(self._rows.items(), key=lambda item: ORDER[item[1].state])
+            max_rows = max(3, lines - ROWS_KEPT_FREE)
+            for seat, row in rows[:max_rows]:
                 state = self._done if row.state == "done" else row.state
                 table.add_row(
                     clean(seat), Text(state, style=STYLES[row.state]), Text(clean(row.text))
                 )
-            if len(shown) > room:
-                table.add_row(f"and {len(shown) - room} more", "", "")
-            return Group(table, Text(), Text(self._summary()))
+            if len(rows) > max_rows:
+                table.add_row(f"and {len(rows) - max_rows} more", "", "")
+            return Group(table, Text(), Text(self._summary_text()))
 
-    def _summary(self) -> str:
+    def _summary_text(self) -> str:
         counts = dict.fromkeys(ORDER, 0)
         for row in self._rows.values():
             counts[row.state] += 1
-        told = [f"{counts['done']} of {len(self._rows)} {self._done}"]
-        told += [f"{counts[state]} {state}" for state in ("going", "failed") if counts[state]]
-        return f"{', '.join(told)}; {span(time.monotonic() - self._begun)}"
+        parts = [f"{counts['done']} of {len(self._rows)} {self._done}"]
+        parts += [f"{counts[state]} {state}" for state in ("running", "failed") if counts[state]]
+        return f"{', '.join(parts)}; {span(time.monotonic() - self._begun)}"

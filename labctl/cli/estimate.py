@@ -1,4 +1,4 @@
-"""estimate: what a model needs before anything is paid for."""
+"""The command estimate: what a model needs, before anything is paid for."""
 
 from __future__ import annotations
 
@@ -22,136 +22,180 @@ INPUT_TYPES = ("float32", "uint8", "int64")
 NEED = ("provider", "gpu", "gpu_memory", "arch", "work", "spot", "max_price")
 
 
-def _read_by(load: Callable[[], Callable[[str], Any]], metavar: str, without: Any = 0) -> Any:
-    """How an option is read: by a function whose ValueError says what is allowed."""
+def _make_parser(load: Callable[[], Callable[[str], Any]], metavar: str, default: Any = 0) -> Any:
+    """Return click's arguments for an option that a function parses.
 
-    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+    `load` imports the function when it is needed. Its ValueError says what is allowed.
+    """
+
+    def parse(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
         if value is None:
-            return without
+            return default
         try:
             return load()(value)
         except ValueError as error:
             raise click.BadParameter(str(error), ctx, param) from None
 
-    return {"callback": read, "metavar": metavar}
+    return {"callback": parse, "metavar": metavar}
 
 
-def _count() -> Callable[[str], Any]:
+def _load_count_parser() -> Callable[[str], Any]:
     from labctl.estimate.plan import parse_count
 
     return parse_count
 
 
-def _scalar(name: str) -> Callable[[], Callable[[str], Any]]:
+def _defer_scalar_parser(name: str) -> Callable[[], Callable[[str], Any]]:
     def load() -> Callable[[str], Any]:
         from labctl.config import scalars
 
-        found: Callable[[str], Any] = getattr(scalars, name)
-        return found
+        parser: Callable[[str], Any] = getattr(scalars, name)
+        return parser
 
     return load
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def _parse_shape(text: str) -> tuple[int, ...]:
     parts = text.lower().split("x")
     if not all(part.isdecimal() and int(part) for part in parts):
         raise ValueError(f"{text!r} is not a shape: write 3x224x224, without the batch")
     return tuple(int(part) for part in parts)
 
 
-COUNT = _read_by(_count, "NUMBER")
-SIZE = _read_by(_scalar("parse_size"), "SIZE")
-PRICE = _read_by(_scalar("parse_price"), "USD", without=None)
-DURATION = _read_by(_scalar("parse_duration"), "TIME")
-SHAPE = _read_by(lambda: _shape, "SHAPE", without=())
+COUNT = _make_parser(_load_count_parser, "NUMBER")
+SIZE = _make_parser(_defer_scalar_parser("parse_size"), "SIZE")
+PRICE = _make_parser(_defer_scalar_parser("parse_price"), "USD", default=None)
+DURATION = _make_parser(_defer_scalar_parser("parse_duration"), "TIME")
+SHAPE = _make_parser(lambda: _parse_shape, "SHAPE", default=())
 AT_LEAST_ONE = click.IntRange(min=1)
 
 
-def _all_of(*options: Callable[[F], F]) -> Callable[[F], F]:
-    def applied(function: F) -> F:
+def _combine(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def apply(function: F) -> F:
         for option in reversed(options):
             function = option(function)
         return function
 
-    return applied
+    return apply
 
 
-model_options = _all_of(
-    click.option("--params", **COUNT, help="Parameters: 8B, 110M."),
-    click.option("--precision", type=click.Choice(PRECISIONS), help="Default bf16; of code fp32."),
+model_options = _combine(
+    click.option("--params", **COUNT, help="Number of parameters: 8B, 110M."),
     click.option(
-        "--train", "optimizer", type=click.Choice(OPTIMIZERS), help="With this optimizer."
+        "--precision",
+        type=click.Choice(PRECISIONS),
+        help="Number format of the weights (default: bf16; for code: fp32).",
     ),
-    click.option("--serve", is_flag=True, help="In use, not in training."),
-    click.option("--batch", default="1", **COUNT, help="Of a step, all GPUs together."),
-    click.option("--seq", **COUNT, help="Tokens of one item."),
-    click.option("--hidden", **COUNT, help="The hidden width."),
-    click.option("--layers", **COUNT, help="Of a transformer."),
-    click.option("--heads", **COUNT, help="Of attention; default: hidden / 128."),
-    click.option("--kv-heads", **COUNT, help="Default: as many as heads."),
-    click.option("--vocab", "vocabulary", **COUNT, help="Default 32,000."),
+    click.option(
+        "--train",
+        "optimizer",
+        type=click.Choice(OPTIMIZERS),
+        help="Estimate training with this optimizer.",
+    ),
+    click.option("--serve", is_flag=True, help="Estimate inference instead of training."),
+    click.option("--batch", default="1", **COUNT, help="Items per step, over all GPUs."),
+    click.option("--seq", **COUNT, help="Tokens per item."),
+    click.option("--hidden", **COUNT, help="Hidden width of a transformer."),
+    click.option("--layers", **COUNT, help="Layers of a transformer."),
+    click.option("--heads", **COUNT, help="Attention heads (default: hidden / 128)."),
+    click.option("--kv-heads", **COUNT, help="Key-value heads (default: all heads)."),
+    click.option("--vocab", "vocabulary", **COUNT, help="Vocabulary size (default: 32,000)."),
     click.option(
         "--attention",
         type=click.Choice(["fused", "stored"]),
         default="fused",
-        help="Of its scores.",
-    ),
-    click.option("--checkpointing", is_flag=True, help="Activations are computed again."),
-    click.option(
-        "--accumulate", type=AT_LEAST_ONE, default=1, metavar="N", help="Small batches to a step."
+        help="Whether attention scores are stored (default: fused, not stored).",
     ),
     click.option(
-        "--data-parallel", type=AT_LEAST_ONE, default=1, metavar="N", help="GPUs with a copy each."
+        "--checkpointing", is_flag=True, help="Recompute activations in the backward pass."
     ),
     click.option(
-        "--tensor-parallel", type=AT_LEAST_ONE, default=1, metavar="N", help="GPUs to a layer."
+        "--accumulate",
+        type=AT_LEAST_ONE,
+        default=1,
+        metavar="N",
+        help="Accumulate gradients over N smaller batches.",
     ),
     click.option(
-        "--pipeline-parallel", type=AT_LEAST_ONE, default=1, metavar="N", help="Groups of layers."
+        "--data-parallel",
+        type=AT_LEAST_ONE,
+        default=1,
+        metavar="N",
+        help="Copy the model to N GPUs.",
+    ),
+    click.option(
+        "--tensor-parallel",
+        type=AT_LEAST_ONE,
+        default=1,
+        metavar="N",
+        help="Split each layer over N GPUs.",
+    ),
+    click.option(
+        "--pipeline-parallel",
+        type=AT_LEAST_ONE,
+        default=1,
+        metavar="N",
+        help="Split the layers into N groups.",
     ),
     click.option(
         "--zero",
         type=click.IntRange(0, 3),
         default=0,
         metavar="STAGE",
-        help="What data parallel divides.",
+        help="ZeRO stage: what data parallelism divides.",
     ),
     click.option(
         "--kind",
         type=click.Choice(["network", "tabular", "trees"]),
         default="network",
-        help="Of the model.",
+        help="Kind of model (default: network).",
     ),
-    click.option("--rows", **COUNT, help="Of a table, for tabular and trees."),
-    click.option("--columns", **COUNT, help="Of a table."),
+    click.option("--rows", **COUNT, help="Rows of the table, for tabular and trees."),
+    click.option("--columns", **COUNT, help="Columns of the table."),
 )
-amount_options = _all_of(
-    click.option("--tokens", **COUNT, help="To train on, in one epoch."),
-    click.option("--items", **COUNT, help="Of the data, for a model from code."),
+amount_options = _combine(
+    click.option("--tokens", **COUNT, help="Training tokens per epoch."),
+    click.option("--items", **COUNT, help="Training items per epoch, for a model from code."),
+    click.option("--epochs", type=AT_LEAST_ONE, default=1, metavar="N", help="Number of epochs."),
     click.option(
-        "--epochs", type=AT_LEAST_ONE, default=1, metavar="N", help="How often all of it."
+        "--tokens-per-second",
+        type=float,
+        default=0.0,
+        metavar="NUMBER",
+        help="Measured speed, in tokens or items.",
     ),
     click.option(
-        "--tokens-per-second", type=float, default=0.0, metavar="NUMBER", help="Measured; or items."
+        "--utilisation",
+        type=float,
+        metavar="SHARE",
+        help="Share of the GPU's peak that is reached (default: 0.4).",
     ),
+    click.option("--requests-per-day", **COUNT, help="Load, with --serve."),
     click.option(
-        "--utilisation", type=float, metavar="SHARE", help="Share of a GPU's peak; default 0.4."
+        "--seconds-per-request",
+        type=float,
+        default=0.0,
+        metavar="NUMBER",
+        help="Time of one GPU per request.",
     ),
-    click.option("--requests-per-day", **COUNT, help="To a model in use."),
-    click.option(
-        "--seconds-per-request", type=float, default=0.0, metavar="NUMBER", help="Of one GPU."
-    ),
-    click.option("--reply", "reply_tokens", **COUNT, help="Tokens to a request."),
-    click.option("--bandwidth", **SIZE, help="Of a GPU's memory a second: 3TB."),
-    click.option("--price", **PRICE, help="USD per hour, for all GPUs; no offers are asked for."),
+    click.option("--reply", "reply_tokens", **COUNT, help="Tokens per reply."),
+    click.option("--bandwidth", **SIZE, help="GPU memory bandwidth per second: 3TB."),
+    click.option("--price", **PRICE, help="Use this price per hour for all GPUs; read no offers."),
 )
-code_options = _all_of(
-    click.option("--input", "shape", **SHAPE, help="Of one item, for code: 3x224x224."),
+code_options = _combine(
+    click.option("--input", "shape", **SHAPE, help="Shape of one item, for code: 3x224x224."),
     click.option(
-        "--input-type", type=click.Choice(INPUT_TYPES), default="float32", help="Of --input."
+        "--input-type",
+        type=click.Choice(INPUT_TYPES),
+        default="float32",
+        help="Data type of --input (default: float32).",
     ),
-    click.option("--python", default="", help="To build it with; default: the lab's .venv."),
-    click.option("--time-limit", default="2m", **DURATION, help="For building it."),
+    click.option(
+        "--python", default="", help="Python that builds the model (default: the lab's .venv)."
+    ),
+    click.option(
+        "--time-limit", default="2m", **DURATION, help="Longest time to build it (default: 2m)."
+    ),
 )
 
 
@@ -164,10 +208,11 @@ code_options = _all_of(
 @json_option
 @click.pass_context
 def estimate_command(ctx: click.Context, /, json_: bool, **given: Any) -> None:
-    """What a model needs: memory, hours, dollars; which GPUs hold it, or that none is needed.
+    """Estimate memory, hours and dollars for a model, and list the GPUs that it fits on.
 
-    With FILE.py:FUNCTION the model is built by your code, in the lab's own Python (PyTorch needed
-    there): parameters are counted, activations measured. docs/estimate.md has the formulas.
+    With FILE.py:FUNCTION, your code builds the model in the lab's own Python, which needs PyTorch.
+    labctl then counts the parameters and measures the activations. docs/estimate.md has the
+    formulas.
 
     \b
     labctl estimate --params 8B --train adam --batch 8 --seq 2048 \\
@@ -183,53 +228,58 @@ def estimate_command(ctx: click.Context, /, json_: bool, **given: Any) -> None:
 
     overrides = {name: given.pop(name) for name in NEED}
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
-    source = _source(lab, given)
-    plan, amount = _plan(given, from_code=source is not None), _amount(given)
-    found = estimate(lab.ground, plan, amount, source)
+    source = _read_source(lab, given)
+    plan, amount = _read_plan(given, from_code=source is not None), _read_amount(given)
+    result = estimate(lab.ground, plan, amount, source)
     if json_:
         from labctl.cli.screen import as_json
 
-        as_json({name: getattr(found, name) for name in found.__struct_fields__})
+        as_json({name: getattr(result, name) for name in result.__struct_fields__})
     else:
         from labctl.cli.estimate_output import draw
 
-        draw(found)
+        draw(result)
 
 
-def _plan(given: dict[str, Any], *, from_code: bool) -> Plan:
+def _read_plan(given: dict[str, Any], *, from_code: bool) -> Plan:
     from labctl.errors import UsageError
     from labctl.estimate.plan import Plan
 
     if given["optimizer"] and given["serve"]:
         raise UsageError(
-            "--train and --serve ask two things",
-            why="training keeps gradients and optimizer states, serving a KV cache",
-            hint="one labctl estimate for each",
+            "--train cannot be combined with --serve",
+            why="training stores gradients and optimizer states, serving stores a KV cache",
+            hint="run labctl estimate once for each",
         )
     if from_code and given["params"]:
         raise UsageError(
-            "--params and a function that builds the model",
-            why="the function's own parameters are counted",
+            "--params cannot be combined with FILE.py:FUNCTION",
+            why="the parameters of the function's model are counted",
             hint="leave out one of them",
         )
-    shared = {name: given[name] for name in Plan.__struct_fields__ if name in given}
-    by_code = "adamw" if from_code and not given["serve"] else ""
-    shared["precision"] = given["precision"] or ("fp32" if from_code else "bf16")
-    return Plan(**{**shared, "optimizer": given["optimizer"] or by_code})
+    fields = {name: given[name] for name in Plan.__struct_fields__ if name in given}
+    default_optimizer = "adamw" if from_code and not given["serve"] else ""
+    fields["precision"] = given["precision"] or ("fp32" if from_code else "bf16")
+    return Plan(**{**fields, "optimizer": given["optimizer"] or default_optimizer})
 
 
-def _amount(given: dict[str, Any]) -> Amount:
+def _read_amount(given: dict[str, Any]) -> Amount:
     from labctl.errors import UsageError
     from labctl.estimate.compute import Amount
     from labctl.estimate.constants import UTILISATION
 
     share = UTILISATION if given["utilisation"] is None else given["utilisation"]
     if not 0 < share <= 1:
-        raise UsageError(f"--utilisation {share:g} is no share", hint="--utilisation 0.4")
+        raise UsageError(
+            f"--utilisation {share:g} is not between 0 and 1", hint="--utilisation 0.4"
+        )
     for name in ("tokens_per_second", "seconds_per_request"):
         if not 0 <= given[name] < float("inf"):
             option = "--" + name.replace("_", "-")
-            raise UsageError(f"{option} {given[name]:g} makes no sense", hint=f"{option} 7")
+            raise UsageError(
+                f"{option} {given[name]:g} is not a finite number of at least 0",
+                hint=f"{option} 7",
+            )
     return Amount(
         tokens=given["tokens"] * given["epochs"],
         items=given["items"] * given["epochs"],
@@ -243,7 +293,7 @@ def _amount(given: dict[str, Any]) -> Amount:
     )
 
 
-def _source(lab: Lab, given: dict[str, Any]) -> Source | None:
+def _read_source(lab: Lab, given: dict[str, Any]) -> Source | None:
     from labctl.insight.model_measurement import Source, parse_target
 
     if not given["target"]:

@@ -1,4 +1,4 @@
-"""An estimate as people read it: how the sum is made, which GPUs hold it, what it costs."""
+"""Output of `estimate`: how the memory adds up, the GPUs that it fits on, the cost."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from labctl.cli.estimate_tables import (
 from labctl.cli.screen import table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from labctl.estimate.plan import Plan
     from labctl.insight.estimate import Estimate
 
@@ -28,101 +30,101 @@ GIB = 1024**3
 NAMES = {"kv_cache": "KV cache"}
 
 
-def draw(found: Estimate) -> None:
-    """Everything, on standard output. The answer comes last."""
-    click.secho(_title(found), bold=True)
-    _memory(found)
-    _notes(found)
+def draw(estimate: Estimate) -> None:
+    """Print an estimate on standard output. The answer comes last."""
+    click.secho(_title_text(estimate), bold=True)
+    _draw_memory(estimate)
+    _draw_notes(estimate)
     click.echo()
-    if found.plan.kind == "network":
-        draw_fits(found)
+    if estimate.plan.kind == "network":
+        draw_fits(estimate)
         click.echo()
-    if found.costs:
-        draw_costs(found)
+    if estimate.costs:
+        draw_costs(estimate)
         click.echo()
-    _answer(found)
+    _draw_answer(estimate)
 
 
-def _title(found: Estimate) -> str:
-    plan = found.plan
+def _title_text(estimate: Estimate) -> str:
+    plan = estimate.plan
     if plan.kind != "network":
         name = "trees over" if plan.kind == "trees" else "a model of"
         return f"{name} {count(plan.rows)} rows x {plan.columns} columns"
     model = plan.measured
-    words = f"{count(model.parameters if model else plan.params)} parameters, {plan.precision}, "
-    words += f"training with {plan.optimizer}" if plan.training else "in use"
+    text = f"{count(model.parameters if model else plan.params)} parameters, {plan.precision}, "
+    text += f"training with {plan.optimizer}" if plan.training else "serving"
     if model or plan.seq:
         items = f"{plan.batch} items" if model else f"{plan.batch} x {plan.seq:,} tokens"
-        words += f", batch of {items}"
-    return words + (f", {plan.gpus} GPUs" if plan.gpus > 1 else "")
+        text += f", batch of {items}"
+    return text + (f", {plan.gpus} GPUs" if plan.gpus > 1 else "")
 
 
-def _memory(found: Estimate) -> None:
+def _draw_memory(estimate: Estimate) -> None:
     from labctl.estimate.memory import TERMS
 
-    memory, rows = found.memory, []
-    if found.plan.kind != "network":
+    memory, rows = estimate.memory, []
+    if estimate.plan.kind != "network":
         say(f"memory: {amount(memory.total_bytes)}, half of it the table itself in fp32")
         return
-    how = _how(found)
+    origins = _explain_terms(estimate)
     for term in TERMS:
         size = getattr(memory, f"{term}_bytes")
-        if size or term in how:
+        if size or term in origins:
             share = f"{size / memory.total_bytes:.0%}"
-            rows.append(
-                (NAMES.get(term, term), f"{amount(size):>10}", f"{share:>5}", how.get(term, ""))
-            )
-    each = " on each GPU" if found.plan.gpus > 1 else ""
+            name, origin = NAMES.get(term, term), origins.get(term, "")
+            rows.append((name, f"{amount(size):>10}", f"{share:>5}", origin))
+    each = " on each GPU" if estimate.plan.gpus > 1 else ""
     total = f"{memory.total_bytes / GIB:,.1f} GiB{each}"
     rows.append(("total", f"{amount(memory.total_bytes):>10}", "", total))
-    rows.append(("simple rule", f"{amount(memory.simple_rule_bytes):>10}", "", _simple(found.plan)))
+    rule = _simple_rule_text(estimate.plan)
+    rows.append(("simple rule", f"{amount(memory.simple_rule_bytes):>10}", "", rule))
     table(rows, ("MEMORY", "      SIZE", "SHARE", "HOW"))
 
 
-def _simple(plan: Plan) -> str:
-    whole = "the whole model, " if plan.gpus > 1 else ""
+def _simple_rule_text(plan: Plan) -> str:
+    scope = "the whole model, " if plan.gpus > 1 else ""
     if not plan.training:
-        return f"{whole}weights alone"
-    return f"{whole}gradients and states in the weights' type"
+        return f"{scope}weights only"
+    return f"{scope}gradients and states in the weights' type"
 
 
-def _how(found: Estimate) -> dict[str, str]:
-    """Why each term is as large as it is. A term that stands here is shown even at zero."""
+def _explain_terms(estimate: Estimate) -> dict[str, str]:
+    """Say where the size of each memory term comes from. These terms are shown even at zero."""
     from labctl.estimate.constants import BYTES
 
-    plan, model = found.plan, found.plan.measured
-    each = f"{BYTES[plan.precision]:g} bytes x {count(plan.params)}"
-    how = {"overhead": "assumed: CUDA's context, kernels, workspaces"}
-    how["weights"] = "parameters and buffers, counted" if model else each
+    plan, model = estimate.plan, estimate.plan.measured
+    product = f"{BYTES[plan.precision]:g} bytes x {count(plan.params)}"
+    origins = {"overhead": "assumed: CUDA's context, kernels, workspaces"}
+    origins["weights"] = "parameters and buffers, counted" if model else product
     if plan.training:
-        how["gradients"] = "one for each trained parameter"
-        how["optimizer"] = _states(plan)
-        how["activations"] = _activations(plan)
+        origins["gradients"] = "one for each trained parameter"
+        origins["optimizer"] = _optimizer_states_text(plan)
+        origins["activations"] = _activations_text(plan)
     elif plan.shaped:
-        how["activations"] = "the working set of one layer"
+        origins["activations"] = "the working set of one layer"
         heads = plan.kv_heads or plan.all_heads
-        full = found.details.kv_cache_all_heads_bytes
-        how["kv_cache"] = f"{heads} heads" + (
+        full = estimate.details.kv_cache_all_heads_bytes
+        origins["kv_cache"] = f"{heads} heads" + (
             f"; with all {plan.all_heads} heads {amount(full)}" if heads != plan.all_heads else ""
         )
     elif model:
-        how["activations"] = "measured: a forward pass on the CPU"
-    return how
+        origins["activations"] = "measured: a forward pass on the CPU"
+    return origins
 
 
-def _states(plan: Plan) -> str:
+def _optimizer_states_text(plan: Plan) -> str:
     from labctl.estimate.constants import STATE_BYTES, STATES
     from labctl.estimate.plan import mixed
 
     assert plan.optimizer
-    own = f"{STATES[plan.optimizer]} states"
+    states = f"{STATES[plan.optimizer]} states"
     if plan.measured:
-        return f"{own} for each trained parameter"
+        return f"{states} for each trained parameter"
     master = "fp32 weights 4 bytes + " if mixed(plan) else ""
-    return f"{master}{own} x {STATE_BYTES[plan.optimizer]} bytes"
+    return f"{master}{states} x {STATE_BYTES[plan.optimizer]} bytes"
 
 
-def _activations(plan: Plan) -> str:
+def _activations_text(plan: Plan) -> str:
     if plan.measured:
         return f"measured: a training step on the CPU, x {plan.micro_batch} items"
     if not plan.shaped:
@@ -132,23 +134,28 @@ def _activations(plan: Plan) -> str:
     return f"{plan.micro_batch} x {plan.seq:,} tokens, {', '.join(parts)}"
 
 
-def _notes(found: Estimate) -> None:
-    plan, details = found.plan, found.details
+def _draw_notes(estimate: Estimate) -> None:
+    plan, details = estimate.plan, estimate.details
     if plan.kind != "network":
         return
     name = details.largest_term
     say(f"The largest part: {NAMES.get(name, name)}.")
     if details.simple_rule_leaves_out:
-        say(f"The simple rule leaves out: {'; '.join(details.simple_rule_leaves_out)}.")
+        say(f"The simple rule ignores {_join_words(details.simple_rule_leaves_out)}.")
     if details.checkpoint_bytes:
-        say(f"A checkpoint to go on from: {amount(details.checkpoint_bytes)}.")
+        say(f"Resumable checkpoint: {amount(details.checkpoint_bytes)}.")
     if plan.measured:
-        _model(found)
-    _work(found)
+        _draw_model(estimate)
+    _draw_work(estimate)
 
 
-def _model(found: Estimate) -> None:
-    model = found.plan.measured
+def _join_words(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _draw_model(estimate: Estimate) -> None:
+    model = estimate.plan.measured
     assert model is not None
     shape = " x ".join(str(size) for size in model.input_shape) or "one number"
     say(
@@ -157,65 +164,65 @@ def _model(found: Estimate) -> None:
     )
 
 
-def _work(found: Estimate) -> None:
-    """Operations, and the least time of a token."""
-    plan, details = found.plan, found.details
+def _draw_work(estimate: Estimate) -> None:
+    """Print the number of operations, and the shortest time of a token."""
+    plan, details = estimate.plan, estimate.details
     if details.flops:
-        again = ", a third of a pass again for checkpointing" if plan.checkpointing else ""
-        per_item = f" ({plan.measured.item_flops:.3g} an item)" if plan.measured else ""
-        share = f"; a GPU is assumed to reach {details.utilisation:.0%} of its peak"
-        measured = found.amount.per_second or found.amount.seconds_per_request
-        say(f"Work: {details.flops:.3g} operations{per_item}{again}{'' if measured else share}.")
+        extra = ", with a third of a pass more for checkpointing" if plan.checkpointing else ""
+        per_item = f" ({plan.measured.item_flops:.3g} per item)" if plan.measured else ""
+        share = f"; assuming that a GPU reaches {details.utilisation:.0%} of its peak"
+        measured = estimate.amount.per_second or estimate.amount.seconds_per_request
+        say(f"Work: {details.flops:.3g} operations{per_item}{extra}{'' if measured else share}.")
     if details.weights_seconds is not None and details.seconds_per_token is not None:
-        at = (
-            "at the bandwidth given"
-            if found.amount.bandwidth_bytes_per_s
+        where = (
+            "at the given bandwidth"
+            if estimate.amount.bandwidth_bytes_per_s
             else f"on {details.time_on}"
         )
         say(
-            f"Reading all weights takes {milliseconds(details.weights_seconds)} a token {at}, with "
-            f"the KV cache {milliseconds(details.seconds_per_token)}: no token comes faster."
+            f"Reading all weights takes {milliseconds(details.weights_seconds)} per token {where}, "
+            f"with the KV cache {milliseconds(details.seconds_per_token)}. No token can be faster."
         )
 
 
-def _answer(found: Estimate) -> None:
-    if not found.gpu.needed:
-        say(f"No GPU needed: {found.gpu.why}.")
+def _draw_answer(estimate: Estimate) -> None:
+    if not estimate.gpu.needed:
+        say(f"No GPU needed: {estimate.gpu.why}.")
     else:
-        _where(found)
-    _when(found)
-    _what_it_costs(found)
-    if found.ways:
-        draw_ways(found)
+        _draw_fitting_gpus(estimate)
+    _draw_time(estimate)
+    _draw_price(estimate)
+    if estimate.ways:
+        draw_ways(estimate)
 
 
-def _where(found: Estimate) -> None:
-    holding = [row.gpu for row in found.fits if row.fits and row.current]
-    each = f", {found.plan.gpus} of them" if found.plan.gpus > 1 else ""
-    if holding:
-        say(f"Fits on: {', '.join(holding)}{each}.")
-    elif found.cheapest is None:
+def _draw_fitting_gpus(estimate: Estimate) -> None:
+    gpus = [row.gpu for row in estimate.fits if row.fits and row.current]
+    number = f", {estimate.plan.gpus} of them" if estimate.plan.gpus > 1 else ""
+    if gpus:
+        say(f"Fits on: {', '.join(gpus)}{number}.")
+    elif estimate.cheapest is None:
         say("Fits on none of these GPUs.")
-    if found.plan.training and not found.plan.shaped and not found.plan.measured:
-        say("Without activations: say --batch --seq --hidden --layers before you believe it.")
+    if estimate.plan.training and not estimate.plan.shaped and not estimate.plan.measured:
+        say("Activations are not included. To add them: --batch --seq --hidden --layers.")
 
 
-def _when(found: Estimate) -> None:
-    details, value = found.details, found.time.hours
-    if found.amount.requests_per_day:
+def _draw_time(estimate: Estimate) -> None:
+    details, value = estimate.details, estimate.time.hours
+    if estimate.amount.requests_per_day:
         load = details.load
         if load is None:
-            say("How long a request takes is not known: --seconds-per-request 7, or --reply 300.")
+            say("The time per request is unknown. Add --seconds-per-request 7 or --reply 300.")
             return
         say(
             f"{load.requests_per_day:,} requests a day of {load.seconds_per_request:.3g} s are "
-            f"{load.gpu_hours_per_day:.1f} GPU-hours a day ({details.time_on}): "
-            f"{load.gpus} such server{'s' if load.gpus > 1 else ''} at least, if they come evenly."
+            f"{load.gpu_hours_per_day:.1f} GPU-hours a day ({details.time_on}). If they come "
+            f"evenly, they need at least {load.gpus} such server{'s' if load.gpus > 1 else ''}."
         )
     elif value is not None:
-        spoken = hours(value)
-        exact = f"{value:,.1f} hours" if value >= 1 else spoken
-        more = f" ({spoken})" if value >= ENORMOUS_HOURS else ""
+        rounded = hours(value)
+        exact = f"{value:,.1f} hours" if value >= 1 else rounded
+        more = f" ({rounded})" if value >= ENORMOUS_HOURS else ""
         say(
             f"Time: {exact}{more}, by {details.time_on}."
             if "your" in details.time_on
@@ -223,26 +230,26 @@ def _when(found: Estimate) -> None:
         )
 
 
-def _what_it_costs(found: Estimate) -> None:
-    month = " a month (30 days, the hours of work)" if found.amount.requests_per_day else ""
-    if found.amount.price_usd_per_hour is not None:
-        own = found.costs[0]
-        if own.usd is not None:
-            say(f"Cost: {usd(own.usd)} dollars{month} at {own.price_usd_per_hour:g} an hour.")
-        if own.always_on_usd is not None:
-            say(f"Left on all day: {usd(own.always_on_usd)} dollars a month.")
+def _draw_price(estimate: Estimate) -> None:
+    month = " a month (30 days, working hours only)" if estimate.amount.requests_per_day else ""
+    if estimate.amount.price_usd_per_hour is not None:
+        given = estimate.costs[0]
+        if given.usd is not None:
+            say(f"Cost: {usd(given.usd)} dollars{month} at {given.price_usd_per_hour:g} an hour.")
+        if given.always_on_usd is not None:
+            say(f"Always on: {usd(given.always_on_usd)} dollars a month.")
         return
-    if found.cheapest is not None:
-        one = found.cheapest
-        market = "spot" if one.spot else "on demand"
-        price = f"{one.price_usd_per_hour:.3f} an hour, {market}"
-        costs = f": {usd(one.usd)} dollars{month}" if one.usd else ""
-        if costs and one.always_on_usd:
-            costs += f", {usd(one.always_on_usd)} left on all day"
-        place = f" in {one.zone}" if one.zone else ""
-        price = price if one.price_usd_per_hour else "costs nothing"
-        say(f"The cheapest that fits: {one.type}{place} ({price}){costs}.")
-    elif found.costs:
-        say("None of the offers holds it.")
+    if estimate.cheapest is not None:
+        cheapest = estimate.cheapest
+        market = "spot" if cheapest.spot else "on demand"
+        price = f"{cheapest.price_usd_per_hour:.3f} an hour, {market}"
+        cost = f": {usd(cheapest.usd)} dollars{month}" if cheapest.usd else ""
+        if cost and cheapest.always_on_usd:
+            cost += f", {usd(cheapest.always_on_usd)} if always on"
+        zone = f" in {cheapest.zone}" if cheapest.zone else ""
+        price = price if cheapest.price_usd_per_hour else "costs nothing"
+        say(f"The cheapest that fits: {cheapest.type}{zone} ({price}){cost}.")
+    elif estimate.costs:
+        say("It fits on none of the offers.")
     else:
-        say(f"Costs: none known. {found.details.costs_note}.")
+        say(f"Cost unknown. {estimate.details.costs_note}.")

@@ -1,4 +1,4 @@
-"""The tables of an estimate, and how its figures are written."""
+"""The tables of an estimate, and the format of its figures."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from labctl.estimate.fits import Fit
     from labctl.insight.estimate import Cost, Estimate
 
-WIDEST = 110
-MOST_COSTS = 6
+MAX_WIDTH = 110
+MAX_COSTS = 6
+# hours from which a time is also written in days or years
 ENORMOUS_HOURS = 48
 
 
 def say(text: str, indent: str = "", first: str | None = None) -> None:
-    width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST)
+    """Print text wrapped to the screen; `first` replaces the indent of the first line."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
     start = indent if first is None else first
     click.echo(
         textwrap.fill(
@@ -36,7 +38,7 @@ def say(text: str, indent: str = "", first: str | None = None) -> None:
 
 
 def amount(size: float) -> str:
-    """Powers of ten, as memory is told for models: 16.0 GB, 10.8 MB, 377 kB."""
+    """Write bytes in powers of ten, as usual for models: 16.0 GB, 10.8 MB, 377 kB."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if size >= 0.95 * factor:
             return f"{size / factor:,.1f} {unit}"
@@ -44,7 +46,7 @@ def amount(size: float) -> str:
 
 
 def count(number: float) -> str:
-    """8B, 512M, 98.3k."""
+    """Write a number with a suffix: 8B, 512M, 98.3k."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g}{unit}"
@@ -56,7 +58,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def hours(value: float | None) -> str:
-    """`-`, 12 min, 47.4 h, 3.2 years."""
+    """Write hours: `-` for None, 12 min, 47.4 h, 5 days, 3 years."""
     if value is None:
         return "-"
     if value < 1 / 60:
@@ -78,67 +80,69 @@ def usd(dollars: float | None) -> str:
     return f"{dollars:,.0f}" if dollars >= 100 else f"{dollars:.2f}"
 
 
-def draw_fits(found: Estimate) -> None:
-    headings = ["GPU", "FITS", "TAKEN"]
-    timed = any(row.hours is not None for row in found.fits)
-    tokens = any(row.seconds_per_token is not None for row in found.fits)
-    tokens = tokens and not found.amount.bandwidth_bytes_per_s
-    measured = bool(found.amount.per_second or found.amount.seconds_per_request)
-    if timed and not measured:
-        headings.append("GPU-TIME A DAY" if found.amount.requests_per_day else "TIME")
-    if tokens:
-        headings.append("A TOKEN")
-    rows = [_fit(row, headings) for row in found.fits]
-    if any(row.note for row in found.fits):
+def draw_fits(estimate: Estimate) -> None:
+    """Print for each GPU whether the model fits, and how long it takes there."""
+    headings = ["GPU", "FITS", "USED"]
+    has_times = any(row.hours is not None for row in estimate.fits)
+    has_token_times = any(row.seconds_per_token is not None for row in estimate.fits)
+    has_token_times = has_token_times and not estimate.amount.bandwidth_bytes_per_s
+    measured = bool(estimate.amount.per_second or estimate.amount.seconds_per_request)
+    if has_times and not measured:
+        headings.append("GPU-TIME/DAY" if estimate.amount.requests_per_day else "TIME")
+    if has_token_times:
+        headings.append("PER TOKEN")
+    rows = [_fit_cells(row, headings) for row in estimate.fits]
+    if any(row.note for row in estimate.fits):
         table(rows, (*headings, ""))
     else:
         table([row[:-1] for row in rows], tuple(headings))
 
 
-def _fit(row: Fit, headings: list[str]) -> tuple[str, ...]:
-    cells = [row.gpu, "yes" if row.fits else "no", _taken(row.share)]
-    if "TIME" in headings or "GPU-TIME A DAY" in headings:
+def _fit_cells(row: Fit, headings: list[str]) -> tuple[str, ...]:
+    cells = [row.gpu, "yes" if row.fits else "no", _share_text(row.share)]
+    if "TIME" in headings or "GPU-TIME/DAY" in headings:
         cells.append(hours(row.hours))
-    if "A TOKEN" in headings:
+    if "PER TOKEN" in headings:
         cells.append("-" if row.seconds_per_token is None else milliseconds(row.seconds_per_token))
     return (*cells, row.note)
 
 
-def _taken(share: float) -> str:
-    """77%, 849%, 35x: of what the GPU can give."""
+def _share_text(share: float) -> str:
+    """Write a share of the GPU's usable memory: 77%, 849%, 35x."""
     return (f"{share:.0%}" if share < 10 else f"{share:,.0f}x").rjust(5)
 
 
-def draw_costs(found: Estimate) -> None:
-    """The best place for each type and market; those that hold it, if any do."""
-    month = bool(found.amount.requests_per_day)
-    holding = [one for one in found.costs if one.fits] or list(found.costs)
-    best = {(one.type, one.spot): one for one in reversed(holding)}
-    shown = [one for one in holding if best[one.type, one.spot] is one][:MOST_COSTS]
-    spent = ("A DAY", "A MONTH", "ALL ON") if month else ("TIME", "USD")
-    headings = ("TYPE", "GPU", "ZONE", "MARKET", "USD/H", *spent)
-    table([_cost(one, month) for one in shown], headings)
-    if len(found.costs) > len(shown):
-        say(f"and {len(found.costs) - len(shown)} more: --json")
+def draw_costs(estimate: Estimate) -> None:
+    """Print the best zone for each server type and market; only those that fit, if any do."""
+    month = bool(estimate.amount.requests_per_day)
+    costs = [cost for cost in estimate.costs if cost.fits] or list(estimate.costs)
+    best = {(cost.type, cost.spot): cost for cost in reversed(costs)}
+    rows = [cost for cost in costs if best[cost.type, cost.spot] is cost][:MAX_COSTS]
+    amounts = ("PER DAY", "USD/MONTH", "ALWAYS ON") if month else ("TIME", "USD")
+    headings = ("TYPE", "GPU", "ZONE", "MARKET", "USD/H", *amounts)
+    table([_cost_cells(cost, month) for cost in rows], headings)
+    if len(estimate.costs) > len(rows):
+        say(f"and {len(estimate.costs) - len(rows)} more: --json")
 
 
-def _cost(one: Cost, month: bool) -> tuple[str, ...]:
-    many = f"{one.servers}x " if one.servers > 1 else ""
-    gpu = f"{one.gpu_count}x {one.gpu}" if one.gpu_count > 1 and one.gpu else one.gpu or "-"
-    market = "spot" if one.spot else "on demand" if one.price_usd_per_hour else "-"
+def _cost_cells(cost: Cost, month: bool) -> tuple[str, ...]:
+    number = f"{cost.servers}x " if cost.servers > 1 else ""
+    gpu = f"{cost.gpu_count}x {cost.gpu}" if cost.gpu_count > 1 and cost.gpu else cost.gpu or "-"
+    market = "spot" if cost.spot else "on demand" if cost.price_usd_per_hour else "-"
     cells = (
-        f"{many}{one.type}",
+        f"{number}{cost.type}",
         gpu,
-        one.zone or "-",
-        market if one.provider else "-",
-        f"{one.price_usd_per_hour:.3f}",
-        hours(one.hours),
-        usd(one.usd),
+        cost.zone or "-",
+        market if cost.provider else "-",
+        f"{cost.price_usd_per_hour:.3f}",
+        hours(cost.hours),
+        usd(cost.usd),
     )
-    return (*cells, usd(one.always_on_usd)) if month else cells
+    return (*cells, usd(cost.always_on_usd)) if month else cells
 
 
-def draw_ways(found: Estimate) -> None:
+def draw_ways(estimate: Estimate) -> None:
+    """Print changes that make the model fit, each with its price in quality or time."""
     click.echo()
     rows = [
         (
@@ -147,7 +151,7 @@ def draw_ways(found: Estimate) -> None:
             (f"{way.gpus}x " if way.gpus > 1 else "") + way.fits_on if way.fits_on else "no",
             way.what,
         )
-        for way in found.ways
+        for way in estimate.ways
     ]
     together = [row for row in rows if row[3] == "together"]
     table(

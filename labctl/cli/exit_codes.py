@@ -1,4 +1,4 @@
-"""How a command ends: errors told in three parts, exit codes of the house."""
+"""How a command ends: error messages in three parts, and exit codes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from labctl.errors import ConfigError, InterruptError, LabError
 
 INTERRUPTED = 130
 BUG = 70
-# These exit with the command's own code; labctl's own failure there is always 255, as ssh's.
+# These commands exit with the code of the user's own command. A failure of labctl itself is then
+# always OWN_FAILURE, as with ssh.
 PASSES_CODES = {"run", "exec", "ssh", "attach", "course ssh"}
 OWN_FAILURE = 255
 
 
 def clean(text: str) -> str:
-    """`text` with control characters made visible: names and logs must not steer a terminal."""
+    """Make control characters visible, so that names and logs cannot steer a terminal."""
     return "".join(
         c if c in "\n\t" or (c.isprintable() or c == " ") else f"\\x{ord(c):02x}" for c in text
     )
 
 
 def tell(error: LabError) -> None:
-    """What failed, why, and what to type next, on standard error."""
+    """Print what failed, why, and the next command on standard error."""
     click.echo(f"{click.style('labctl:', fg='red')} {clean(error.what)}", err=True)
     if isinstance(error, ConfigError):
         for problem in error.problems:
-            place = f"line {problem.line}: " if problem.line else ""
+            line_number = f"line {problem.line}: " if problem.line else ""
             path = f"{problem.path}: " if problem.path else ""
-            click.echo(f"  {clean(place + path + problem.message)}", err=True)
+            click.echo(f"  {clean(line_number + path + problem.message)}", err=True)
     for line in clean(error.why).splitlines():
         click.echo(f"  {line}", err=True)
     if error.hint:
@@ -40,51 +41,59 @@ def tell(error: LabError) -> None:
 
 
 def run_and_exit(cli: Callable[..., Any]) -> int:
-    """The exit code of the whole process."""
+    """Run the command line and return the exit code of the process."""
     try:
         code = cli(standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except click.exceptions.Exit as done:
-        return done.exit_code
+    except click.exceptions.Exit as end:
+        return end.exit_code
     except (click.Abort, KeyboardInterrupt):
-        own = "labctl course" if _called(sys.argv[1:]).startswith("course ") else "labctl"
-        said = f"labctl: interrupted; {own} status shows what there is, {own} down removes it"
-        click.echo(f"\n{said}", err=True)
+        is_course = _parse_command_name(sys.argv[1:]).startswith("course ")
+        program = "labctl course" if is_course else "labctl"
+        click.echo(
+            f"\nlabctl: interrupted\n  {program} status  shows what is running\n"
+            f"  {program} down    removes it",
+            err=True,
+        )
         return INTERRUPTED
     except click.ClickException as error:
         error.show()
-        return _own(error.exit_code)
+        return _own_code(error.exit_code)
     except LabError as error:
         tell(error)
-        return INTERRUPTED if isinstance(error, InterruptError) else _own(error.exit_code)
-    except SystemExit as left:
-        # Nothing else exits by itself here: click does, with 1, where the reader of a pipe has
-        # left (`labctl logs | head`). That is no failure.
-        if left.code == 1:
+        return INTERRUPTED if isinstance(error, InterruptError) else _own_code(error.exit_code)
+    except SystemExit as end:
+        # Only click exits by itself, with 1, when the reader of a pipe has closed it
+        # (`labctl logs | head`). That is not a failure.
+        if end.code == 1:
             return 0
         raise
-    except Exception as error:  # a bug: say so shortly, keep the whole of it
-        return _own(_bug(error))
+    except Exception as error:  # a bug: print one line, keep the traceback in a file
+        return _own_code(_report_bug(error))
 
 
-def _own(code: int) -> int:
-    return OWN_FAILURE if _called(sys.argv[1:]) in PASSES_CODES else code
+def _own_code(code: int) -> int:
+    """Return the exit code of a failure of labctl itself."""
+    return OWN_FAILURE if _parse_command_name(sys.argv[1:]) in PASSES_CODES else code
 
 
-def _called(words: list[str]) -> str:
-    """The command among the words, a course's with its second word; the value of -C is none."""
-    rest = iter(words)
-    for word in rest:
+def _parse_command_name(words: list[str]) -> str:
+    """Return the command among `words`: "run", "course ssh", or "" without one.
+
+    The value of -C is skipped.
+    """
+    remaining = iter(words)
+    for word in remaining:
         if word == "-C":
-            next(rest, "")
+            next(remaining, "")
         elif word == "course":
-            return f"course {next(rest, '')}"
+            return f"course {next(remaining, '')}"
         elif not word.startswith("-"):
             return word
     return ""
 
 
-def _bug(error: Exception) -> int:
+def _report_bug(error: Exception) -> int:
     import traceback
 
     from labctl.config import paths
@@ -94,6 +103,8 @@ def _bug(error: Exception) -> int:
     log = directory / f"bug-{time.strftime('%Y%m%d-%H%M%S')}.log"
     log.write_text("".join(traceback.format_exception(error)))
     log.chmod(0o600)
-    click.echo(f"labctl: a bug: {type(error).__name__}: {clean(str(error))[:300]}", err=True)
-    click.echo(f"  the whole of it: {log}", err=True)
+    click.echo(
+        f"labctl: internal error: {type(error).__name__}: {clean(str(error))[:300]}", err=True
+    )
+    click.echo(f"  full traceback: {log}", err=True)
     return BUG

@@ -1,4 +1,4 @@
-"""explain, profile: why a run is slow or wrong."""
+"""The commands explain and profile: why a run is slow or wrong."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.model import Run
 
-WIDEST = 110
+MAX_WIDTH = 110
 INDENT = "  "
-# Columns of `because`, `seen`, `next`, `source`.
+# width of the labels `seen`, `next` and `source`
 LABEL = 8
 MARKS = {"problem": ("✗", "red"), "advice": ("!", "yellow"), "good": ("✓", "green")}
 
@@ -33,16 +33,16 @@ MARKS = {"problem": ("✗", "red"), "advice": ("!", "yellow"), "good": ("✓", "
     "-a",
     "everything",
     is_flag=True,
-    help="More words: on what is good, and on what is not known.",
+    help="Also explain good results, and how to measure what is unknown.",
 )
 @json_option
 @click.pass_context
 def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool) -> None:
-    """Why RUN (the latest) is slow or wrong: what is seen, what it means, what to try next.
+    """Explain why RUN (default: the latest run) is slow or wrong, and what to try next.
 
-    Rules look at the server's telemetry, TensorBoard's curves, the run's record and its log. Each
-    answer names its evidence and its source; what cannot be told is said. docs/explain.md lists
-    the rules.
+    Rules read the server's telemetry, TensorBoard's curves, the run's record and its log. Each
+    finding names its evidence and its source. What cannot be measured is listed as unknown.
+    docs/explain.md lists the rules.
 
     \b
     labctl explain
@@ -51,108 +51,111 @@ def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool)
     from labctl.cli.screen import as_json
 
     lab = open_lab(ctx, quiet=json_)
-    found = lab.explain(run)
+    explanation = lab.explain(run)
     rest(ctx)
     if json_:
-        as_json({name: getattr(found, name) for name in found.__struct_fields__})
+        as_json({name: getattr(explanation, name) for name in explanation.__struct_fields__})
         return
-    draw(found, everything)
+    draw(explanation, everything)
 
 
-def draw(found: Explanation, everything: bool) -> None:
-    _title(found)
-    for one in found.findings:
-        if one.level != "good" or everything:
+def draw(explanation: Explanation, everything: bool) -> None:
+    """Print an explanation. Good results are one line each unless `everything` is set."""
+    _draw_title(explanation)
+    for finding in explanation.findings:
+        if finding.level != "good" or everything:
             click.echo()
-            _finding(one)
-    good = [one for one in found.findings if one.level == "good"]
+            _draw_finding(finding)
+    good = [finding for finding in explanation.findings if finding.level == "good"]
     if good and not everything:
         click.echo()
-        for one in good:
-            _headline(one)
-    _gaps(found, everything)
-    _last(found)
+        for finding in good:
+            _draw_headline(finding)
+    _draw_unknown(explanation, everything)
+    _draw_conclusion(explanation)
 
 
-def _gaps(found: Explanation, everything: bool) -> None:
-    """What could not be told. Where something is wrong that comes first, and this is kept short."""
-    if not found.unknown:
+def _draw_unknown(explanation: Explanation, everything: bool) -> None:
+    """List what could not be measured; briefly if there are problems, which matter more."""
+    if not explanation.unknown:
         return
-    short = any(one.level == "problem" for one in found.findings) and not everything
+    has_problem = any(finding.level == "problem" for finding in explanation.findings)
+    short = has_problem and not everything
     click.echo()
-    more = "   (labctl explain --all: how it could be known)" if short else ""
-    click.echo(click.style("Not known", bold=True) + click.style(more, dim=True))
-    for gap in found.unknown:
-        _say(f"{gap.what}: {gap.why}", first="? ", indent=INDENT)
+    more = "   (labctl explain --all: how to find out)" if short else ""
+    click.echo(click.style("Unknown", bold=True) + click.style(more, dim=True))
+    for gap in explanation.unknown:
+        _print_wrapped(f"{gap.what}: {gap.why}", first="? ", indent=INDENT)
         if not short:
-            _label("next", gap.next)
+            _print_labeled("next", gap.next)
 
 
-def _title(found: Explanation) -> None:
+def _draw_title(explanation: Explanation) -> None:
     from labctl.cli.exit_codes import clean
 
-    read = found.read
-    click.secho(f"run {found.run.id}: {clean(_ended(found.run))}", bold=True)
-    if found.run.command:
-        click.echo(f"{INDENT}{clean(shlex.join(found.run.command))}")
-    looked = [
-        f"{_many(read.samples, 'sample')} of telemetry" if read.samples else "no telemetry",
-        f"{_many(read.curves, 'curve')} with {_many(read.points, 'point')}"
+    run, read = explanation.run, explanation.read
+    click.secho(f"run {run.id}: {clean(_describe_state(run))}", bold=True)
+    if run.command:
+        click.echo(f"{INDENT}{clean(shlex.join(run.command))}")
+    sources = [
+        f"{_count_text(read.samples, 'sample')} of telemetry" if read.samples else "no telemetry",
+        f"{_count_text(read.curves, 'curve')} with {_count_text(read.points, 'point')}"
         if read.curves
         else "no curves",
         "its log" if read.log_bytes else "no log",
     ]
-    _say(f"looked at {', '.join(looked)}", indent=INDENT, first=INDENT, dim=True)
+    _print_wrapped(f"based on {', '.join(sources)}", indent=INDENT, first=INDENT, dim=True)
     for flaw in read.flaws[:3]:
-        growing = " (being written, perhaps)" if flaw.cut and not found.run.ended else ""
-        said = f"{flaw.file} from byte {flaw.at_byte}: {flaw.what}{growing}"
-        _say(said, indent=INDENT, first=INDENT, dim=True)
+        growing = " (perhaps still being written)" if flaw.cut and not run.ended else ""
+        text = f"{flaw.file} from byte {flaw.at_byte}: {flaw.what}{growing}"
+        _print_wrapped(text, indent=INDENT, first=INDENT, dim=True)
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def _count_text(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _ended(run: Run) -> str:
+def _describe_state(run: Run) -> str:
     from labctl.cli.screen import span
 
-    took = ""
+    elapsed = ""
     if run.started_at:
         end = run.ended_at or run.seen_at
-        took = f" after {span(end - run.started_at)}" if end > run.started_at else ""
+        elapsed = span(end - run.started_at) if end > run.started_at else ""
     if run.ended:
-        return f"{run.told or run.state}{took}"
-    return f"{run.state}{took.replace(' after', ' for')}"
+        return f"{run.told or run.state}{f' after {elapsed}' if elapsed else ''}"
+    return f"{run.state}{f' for {elapsed}' if elapsed else ''}"
 
 
-def _finding(one: Finding) -> None:
-    _headline(one)
-    _say(one.why, indent=INDENT, first=INDENT)
-    for number, evidence in enumerate(one.evidence):
+def _draw_finding(finding: Finding) -> None:
+    _draw_headline(finding)
+    _print_wrapped(finding.why, indent=INDENT, first=INDENT)
+    for number, evidence in enumerate(finding.evidence):
         text = f"{evidence.said} [{evidence.of}]"
-        _label("seen" if number == 0 else "", text)
-    if one.level != "good":
-        _label("next", one.next, bold=True)
-    _label("source", f"{one.source.title}; {one.source.url}", dim=True)
+        _print_labeled("seen" if number == 0 else "", text)
+    if finding.level != "good":
+        _print_labeled("next", finding.next, bold=True)
+    _print_labeled("source", f"{finding.source.title}; {finding.source.url}", dim=True)
 
 
-def _headline(one: Finding) -> None:
-    mark, color = MARKS[one.level]
-    _say(one.what, first=f"{mark} ", indent=INDENT, color=color, bold=one.level != "good")
+def _draw_headline(finding: Finding) -> None:
+    mark, color = MARKS[finding.level]
+    bold = finding.level != "good"
+    _print_wrapped(finding.what, first=f"{mark} ", indent=INDENT, color=color, bold=bold)
 
 
-def _label(label: str, text: str, *, bold: bool = False, dim: bool = False) -> None:
+def _print_labeled(label: str, text: str, *, bold: bool = False, dim: bool = False) -> None:
     start = f"{INDENT}{label:<{LABEL}}"
     if text.startswith("labctl "):
-        # Not wrapped: what is copied from a terminal must be one line.
+        # Commands are not wrapped: people copy them from the terminal as one line.
         from labctl.cli.exit_codes import clean
 
         click.echo(start + click.style(clean(text), bold=bold))
         return
-    _say(text, first=start, indent=" " * len(start), dim=dim)
+    _print_wrapped(text, first=start, indent=" " * len(start), dim=dim)
 
 
-def _say(
+def _print_wrapped(
     text: str,
     *,
     first: str,
@@ -163,7 +166,7 @@ def _say(
 ) -> None:
     from labctl.cli.exit_codes import clean
 
-    width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST)
+    width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
     wrapped = textwrap.fill(
         clean(text).replace("\n", " "),
         width,
@@ -175,30 +178,30 @@ def _say(
     click.echo(click.style(wrapped, fg=color, bold=bold or None, dim=dim or None))
 
 
-def _last(found: Explanation) -> None:
-    """What it comes to, where the eye ends."""
-    problems = [one for one in found.findings if one.level == "problem"]
-    advice = [one for one in found.findings if one.level == "advice"]
+def _draw_conclusion(explanation: Explanation) -> None:
+    """Print the conclusion as the last line, which people read first."""
+    problems = [finding for finding in explanation.findings if finding.level == "problem"]
+    advice = [finding for finding in explanation.findings if finding.level == "advice"]
     click.echo()
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        _say(f"{count}; begin with: {problems[0].what}", first="", indent=INDENT, bold=True)
+        text = f"{count}; start with: {problems[0].what}"
     elif advice:
-        _say(f"no problem; worth a try: {advice[0].what}", first="", indent=INDENT, bold=True)
-    elif found.findings:
-        far = ", as far as it can be told" if found.unknown else ""
-        _say(f"nothing wrong was seen{far}", first="", indent=INDENT, bold=True)
+        text = f"no problem; worth a try: {advice[0].what}"
+    elif explanation.findings:
+        text = "no problem found" + (" in the available data" if explanation.unknown else "")
     else:
-        _say("nothing could be told", first="", indent=INDENT, bold=True)
+        text = "Not enough data to diagnose."
+    _print_wrapped(text, first="", indent=INDENT, bold=True)
 
 
 @click.command("profile")
 @click.argument("run", default="")
-@click.option("--steps", default=5, show_default=True, help="Optimizer steps to trace.")
-@click.option("--warmup", default=10, show_default=True, help="Steps before them.")
-@click.option("--port", default=0, help="The local port of its page.")
+@click.option("--steps", default=5, show_default=True, help="Trace this many optimizer steps.")
+@click.option("--warmup", default=10, show_default=True, help="Skip this many steps first.")
+@click.option("--port", default=0, help="Show the page on this local port.")
 @click.option("--open", "open_", is_flag=True, help="Open the page in the browser.")
-@click.option("--no-page", is_flag=True, help="Figures only; the page comes home all the same.")
+@click.option("--no-page", is_flag=True, help="Download the page without showing it.")
 @json_option
 @click.pass_context
 def profile_command(
@@ -211,11 +214,11 @@ def profile_command(
     no_page: bool,
     json_: bool,
 ) -> None:
-    """A few steps of RUN's command (the latest's) in PyTorch's profiler: what takes the time.
+    """Record a few steps of RUN's command (default: the latest run) with PyTorch's profiler.
 
-    It runs the command again, with the code as it is now, in a short run of its own, without any
-    change to the code, and ends it after the steps. The page with the trace is shown through a
-    forward until Ctrl-C; give the id of a profile to see it again.
+    labctl runs the command again as a short run, with the current code and without changes to it,
+    and ends it after these steps. A forward shows the page with the trace until Ctrl-C. To see a
+    profile again, give its id as RUN.
 
     \b
     labctl profile
@@ -226,16 +229,16 @@ def profile_command(
     from labctl.insight import profile
 
     lab = open_lab(ctx, quiet=json_)
-    found = profile.profile(lab.ground, run, steps=steps, warmup=warmup)
+    profiled = profile.profile(lab.ground, run, steps=steps, warmup=warmup)
     rest(ctx)
     if json_:
-        as_json({name: getattr(found, name) for name in found.__struct_fields__})
+        as_json({name: getattr(profiled, name) for name in profiled.__struct_fields__})
         return
-    _draw_profile(found)
-    if found.there and not no_page:
-        _page(lab, found, port, open_)
+    _draw_profile(profiled)
+    if profiled.there and not no_page:
+        _show_page(lab, profiled, port, open_)
     else:
-        click.echo(f"its page: {found.directory}/index.html")
+        click.echo(f"page: {profiled.directory}/index.html")
 
 
 PHASES = {
@@ -248,63 +251,63 @@ PHASES = {
 }
 
 
-def _draw_profile(found: Profiled) -> None:
+def _draw_profile(profiled: Profiled) -> None:
     from labctl.cli.exit_codes import clean
     from labctl.cli.screen import table
 
-    seen = found.profile
-    on = f" on {seen.device}, PyTorch {seen.torch}" if seen.torch else ""
-    title = f"{_many(seen.steps, 'step')} of {shlex.join(seen.command)}{on}"
+    profile = profiled.profile
+    device = f" on {profile.device}, PyTorch {profile.torch}" if profile.torch else ""
+    title = f"{_count_text(profile.steps, 'step')} of {shlex.join(profile.command)}{device}"
     click.secho(clean(title), bold=True)
-    busy = "" if seen.gpu_busy is None else f"; the GPU works {seen.gpu_busy:.0%} of it"
-    click.echo(f"{INDENT}a step takes {_time(seen.step_us)} (median){busy}\n")
-    parts = sorted(seen.phases.items(), key=lambda item: -item[1])
+    busy = "" if profile.gpu_busy is None else f"; the GPU is busy {profile.gpu_busy:.0%} of it"
+    click.echo(f"{INDENT}a step takes {_time_text(profile.step_us)} (median){busy}\n")
+    parts = sorted(profile.phases.items(), key=lambda item: -item[1])
     table(
         [
-            (PHASES.get(name, name), f"{_time(share * seen.step_us):>8}", _bar(share))
+            (PHASES.get(name, name), f"{_time_text(share * profile.step_us):>8}", _bar_text(share))
             for name, share in parts
             if share >= 0.0005
         ],
         ("PART OF A STEP", "    TIME", "SHARE"),
     )
     click.echo()
-    rows = seen.kernels or seen.operations
-    what = "KERNEL ON THE GPU" if seen.kernels else "OPERATION"
+    rows = profile.kernels or profile.operations
+    kind = "KERNEL ON THE GPU" if profile.kernels else "OPERATION"
     table(
         [
-            (f"{_time(row.us):>8}", f"{row.count:>7.1f}", f"{row.share:>5.0%}", row.name)
+            (f"{_time_text(row.us):>8}", f"{row.count:>7.1f}", f"{row.share:>5.0%}", row.name)
             for row in rows[:8]
         ],
-        ("  A STEP", "  CALLS", "SHARE", what),
+        ("PER STEP", "  CALLS", "SHARE", kind),
     )
-    for one in found.findings:
+    for finding in profiled.findings:
         click.echo()
-        _finding(one)
+        _draw_finding(finding)
     click.echo()
 
 
-def _bar(share: float) -> str:
+def _bar_text(share: float) -> str:
     return f"{share:>4.0%} {'█' * round(share * 30)}"
 
 
-def _time(microseconds: float) -> str:
+def _time_text(microseconds: float) -> str:
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if microseconds >= size:
             return f"{microseconds / size:.3g} {unit}"
     return f"{microseconds:.3g} us"
 
 
-def _page(lab: Lab, found: Profiled, port: int, open_: bool) -> None:
+def _show_page(lab: Lab, profiled: Profiled, port: int, open_: bool) -> None:
     from labctl.insight import profile
 
-    with profile.forward(lab.ground, found, port) as opened:
-        click.echo(f"profile: {opened.url}")
+    with profile.forward(lab.ground, profiled, port) as forward:
+        click.echo(f"profile: {forward.url}")
         click.echo(
-            f"Ctrl-C ends; again: labctl profile {found.run}; "
-            f"here: runs/{found.run}/logs/profile/index.html",
+            f"Press Ctrl-C to close. To see it again: labctl profile {profiled.run}, "
+            f"or open runs/{profiled.run}/logs/profile/index.html",
             err=True,
         )
         if open_:
-            click.launch(opened.url)
+            click.launch(forward.url)
         with contextlib.suppress(KeyboardInterrupt):
-            opened.wait()
+            forward.wait()

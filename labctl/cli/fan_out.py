@@ -1,4 +1,4 @@
-"""What `labctl ssh --all` shows: each server's lines under its name, then who failed."""
+"""Output of `labctl ssh --all`: the lines of each server after its name, then the failures."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ OWN_FAILURE = 255
 
 
 def everywhere(line: str, at_once: int, json_: bool) -> int:
-    """Run `line` on every lab's server; the exit code of it all. It needs no lab to stand in."""
+    """Run `line` on the servers of all labs and return the exit code. It needs no lab directory."""
     from labctl.cli.screen import as_json
     from labctl.config import paths
     from labctl.servers.connections import Connections
     from labctl.servers.fan_out import run_everywhere, running_servers
     from labctl.state import State
 
-    places = paths()
-    with State(places.database) as state:
+    user_paths = paths()
+    with State(user_paths.database) as state:
         servers = running_servers(state)
-    width = max(len(one.alias) for one in servers)
+    width = max(len(server.alias) for server in servers)
     answers = run_everywhere(
-        Connections(places.ssh_dir, places.user_ssh_config),
+        Connections(user_paths.ssh_dir, user_paths.user_ssh_config),
         servers,
         line,
         at_once=at_once,
@@ -40,7 +40,7 @@ def everywhere(line: str, at_once: int, json_: bool) -> int:
 
 
 def draw(answer: Answer, width: int) -> None:
-    """The server's lines, its name before each; what went wrong goes to standard error."""
+    """Print a server's lines, each after its name. Errors go to standard error."""
     from labctl.cli.exit_codes import clean
 
     name = answer.alias.ljust(width)
@@ -52,19 +52,19 @@ def draw(answer: Answer, width: int) -> None:
 
 
 def summary(answers: Sequence[Answer]) -> str:
-    """One line of how many did it, and one for each that did not."""
+    """Write one line with the number of successes, and one for each server that failed."""
     done = sum(answer.code == 0 for answer in answers)
     lines = [f"{done} of {len(answers)} servers: done"]
     for answer in answers:
         if answer.code is None:
             lines.append(f"  {answer.alias}: not reached; next: {answer.hint or 'labctl doctor'}")
         elif answer.code:
-            lines.append(f"  {answer.alias}: ended with {answer.code}")
+            lines.append(f"  {answer.alias}: exit code {answer.code}")
     return "\n".join(lines)
 
 
 def exit_code(answers: Sequence[Answer]) -> int:
-    """0 where every server ended with 0; 255 where one was not reached; else the largest code."""
+    """Return the largest exit code of the servers; 255 if a server was not reached."""
     if any(answer.code is None for answer in answers):
         return OWN_FAILURE
     return max(answer.code or 0 for answer in answers)

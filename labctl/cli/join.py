@@ -1,4 +1,4 @@
-"""join: a student's way into a course."""
+"""The command join: a student enters a course."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from labctl.cli.options import json_option, yes_option
 @click.option(
     "--into",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The lab's directory; default: the course's name.",
+    help="Create the lab in this directory (default: the course's name).",
 )
 @click.option(
-    "--key", default="", metavar="ed25519:...", help="The course's key, where you know it."
+    "--key", default="", metavar="ed25519:...", help="Check that the course has this key."
 )
 @yes_option
 @json_option
@@ -25,10 +25,11 @@ from labctl.cli.options import json_option, yes_option
 def join_command(
     ctx: click.Context, place: str, into: Path | None, key: str, yes: bool, json_: bool
 ) -> None:
-    """Join a course with the file, or the https:// address, that your instructor sends you.
+    """Join a course with the file or the https:// address from your instructor.
 
-    It works once. Your key is made on this machine and does not leave it; the keeper gets its
-    public half. Then labctl up, run, submit and the rest work within the course's budget.
+    Each file works once. labctl creates your private key on this machine, where it stays, and sends
+    the public key to the keeper. After that, labctl up, run, submit and the other commands work
+    within the course's budget.
 
     \b
     labctl join ml-2026-alice.join
@@ -50,15 +51,16 @@ def join_command(
     if json_:
         as_json({"joined": encoded(joined)})
         return
-    again = "were in already" if joined.again else "are in"
-    click.echo(f"you {again}: {joined.course}, as {joined.student}")
+    event = "You had already joined" if joined.again else "You have joined"
+    click.echo(f"{event} {joined.course} as {joined.student}.")
     if joined.section:
-        click.echo(f"{joined.directory / 'lab.yaml'} stays as it is; for servers write into it:\n")
+        file = joined.directory / "lab.yaml"
+        click.echo(f"{file} was not changed. To get servers, add these lines to it:\n")
         click.echo(clean(joined.section))
     for name in joined.assignments:
         click.echo(f"  assignments/{name}.yaml")
-    shown = clean(str(joined.directory))
-    click.echo(f"\n  cd {shown}\n  labctl up         a server of the course's\n  labctl run")
+    directory = clean(str(joined.directory))
+    click.echo(f"\n  cd {directory}\n  labctl up         start your server\n  labctl run")
     if joined.assignments:
         first = joined.assignments[0]
         click.echo(f"  labctl submit --assignment assignments/{first}.yaml")

@@ -1,4 +1,4 @@
-"""keep: the watch over labs that were handed to this machine."""
+"""The command keep: a keeper watches over the labs that laptops hand over to this machine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 @click.command("keep")
-@click.option("--install", is_flag=True, help="Write a systemd user unit that runs it.")
-@click.option("--list", "list_", is_flag=True, help="The labs in its care, and how they are.")
-@click.option("--drop", metavar="LAB", help="End the keeping of LAB; its server stays as it is.")
+@click.option("--install", is_flag=True, help="Write a systemd user unit that runs the keeper.")
+@click.option("--list", "list_", is_flag=True, help="List the labs that it watches.")
+@click.option("--drop", metavar="LAB", help="Stop watching LAB; its server keeps running.")
 @json_option
 @click.option("--hello", metavar="WARD", hidden=True)
 @click.option("--add", is_flag=True, hidden=True)
@@ -40,9 +40,10 @@ def keep_command(
     give: tuple[str, str] | None,
     attend: str | None,
 ) -> None:
-    """Watch over the labs that were handed to this machine: recover, mirror, sweep.
+    """Watch over the labs that laptops hand over to this machine.
 
-    Runs in the foreground until Ctrl-C. Labs are handed over by `labctl run --recover --keeper
+    The keeper recovers their runs, mirrors their results and removes what is left at the provider.
+    It runs in the foreground until Ctrl-C. To hand over a lab, use `labctl run --recover --keeper
     HOST` on the laptop.
 
     \b
@@ -50,68 +51,68 @@ def keep_command(
     labctl keep --install
     labctl keep --list
     """
-    desk = Desk()
+    context = KeepContext()
     if hello:
-        desk.answer(lambda: _hello(desk, hello))
+        context.print_reply(lambda: _read_ward(context, hello))
     elif add:
-        desk.answer(lambda: _add(desk))
+        context.print_reply(lambda: _import_lab(context))
     elif told:
-        desk.answer(lambda: _told(desk, told))
+        context.print_reply(lambda: _describe_lab(context, told))
     elif give:
-        _give(desk, *give)
+        _send_run_files(context, *give)
     elif attend:
-        desk.answer(lambda: _attend(desk, attend))
+        context.print_reply(lambda: _recover_runs(context, attend))
     elif drop:
-        _drop(desk, drop, json_)
+        _drop_lab(context, drop, json_)
     elif list_:
-        _list(desk, json_)
+        _list_labs(context, json_)
     elif install:
-        _install(desk)
+        _install_unit(context)
     else:
-        _watch(desk)
-    ctx.exit(desk.code)
+        _run_keeper(context)
+    ctx.exit(context.code)
 
 
-class Desk:
-    """What every part of `keep` stands on."""
+class KeepContext:
+    """Environment, paths, state and exit code, shared by all parts of `keep`."""
 
     def __init__(self) -> None:
         from labctl.config import environment, paths
         from labctl.state import State
 
         self.environ = environment()
-        self.places: Paths = paths(self.environ)
-        self.places.keep_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.state: State = State(self.places.database)
+        self.paths: Paths = paths(self.environ)
+        self.paths.keep_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.state: State = State(self.paths.database)
         self.code = 0
 
-    def answer(self, deed: Callable[[], dict[str, Any]]) -> None:
-        """For another labctl: one JSON object on standard output, an error too."""
+    def print_reply(self, action: Callable[[], dict[str, Any]]) -> None:
+        """Run an action for another labctl and print its result or its error as one JSON object."""
         from labctl.errors import LabError
         from labctl.errors.replies import as_reply
 
         try:
-            said = deed()
+            reply = action()
         except LabError as error:
-            said, self.code = as_reply(error), error.exit_code
+            reply, self.code = as_reply(error), error.exit_code
         import msgspec
 
-        click.echo(json.dumps({"version": 1, **msgspec.to_builtins(said)}))
+        click.echo(json.dumps({"version": 1, **msgspec.to_builtins(reply)}))
 
-    def tell(self, name: str, text: str) -> None:
-        """One line of the log."""
+    def log(self, name: str, text: str) -> None:
+        """Write each line of `text` to the log with the time and, unless it is "", `name`."""
         import time
 
         from labctl.cli.exit_codes import clean
 
-        about = f"{name}: " if name else ""
+        prefix = f"{name}: " if name else ""
         for line in clean(text).splitlines():
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            sys.stderr.write(f"{stamp} {about}{line}\n")
+            sys.stderr.write(f"{stamp} {prefix}{line}\n")
         sys.stderr.flush()
 
 
-def _watch(desk: Desk) -> None:
+def _run_keeper(context: KeepContext) -> None:
     import signal
 
     from labctl.keeper.labs import Keeper, only_keeper
@@ -119,60 +120,67 @@ def _watch(desk: Desk) -> None:
     from labctl.lifecycle.kept_labs import wards
 
     attendants = Attendants()
-    with only_keeper(desk.places):
+    with only_keeper(context.paths):
         keeper = Keeper(
-            desk.places, desk.state, desk.environ, tell=desk.tell, attend=attendants.attend
+            context.paths,
+            context.state,
+            context.environ,
+            tell=context.log,
+            attend=attendants.attend,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: keeper.stop.set())
-        count = len(wards(desk.places))
-        desk.tell("", f"labctl keep begins, with {count} lab{'' if count == 1 else 's'}")
+        count = len(wards(context.paths))
+        context.log("", f"labctl keep started with {count} lab{'' if count == 1 else 's'}")
         keeper.run()
         attendants.end_all()
-        desk.tell("", "labctl keep ends; what it was at goes on with the next one")
+        context.log("", "labctl keep stopped; the next one resumes its work")
 
 
-def _hello(desk: Desk, name: str) -> dict[str, Any]:
+def _read_ward(context: KeepContext, name: str) -> dict[str, Any]:
     from labctl.keeper.labs import is_running
     from labctl.lifecycle.import_lab import know
 
-    return {"known": know(desk.places, name, is_running(desk.places))}
+    return {"known": know(context.paths, name, is_running(context.paths))}
 
 
-def _add(desk: Desk) -> dict[str, Any]:
+def _import_lab(context: KeepContext) -> dict[str, Any]:
     from labctl.keeper.labs import Journal, is_running
     from labctl.lifecycle.import_lab import take_in
 
     journal = Journal(lambda name, text: click.echo(text, err=True), "")
     taken = take_in(
         sys.stdin.buffer,
-        desk.places,
-        desk.state,
-        desk.environ,
+        context.paths,
+        context.state,
+        context.environ,
         journal,
-        running=is_running(desk.places),
+        running=is_running(context.paths),
     )
     return {"taken": taken}
 
 
-def _told(desk: Desk, name: str) -> dict[str, Any]:
+def _describe_lab(context: KeepContext, name: str) -> dict[str, Any]:
     from labctl.keeper.labs import is_running
     from labctl.lifecycle.kept_labs import known_runs, read_rounds, ward
     from labctl.state.ledgers import lines
 
-    one = ward(desk.places, name)
+    lab = ward(context.paths, name)
     return {
         "told": {
-            "lines": lines(desk.state, one.lab_id),
-            "runs": known_runs(desk.state, one),
-            "round": read_rounds(desk.places).get(one.name),
-            "running": is_running(desk.places),
+            "lines": lines(context.state, lab.lab_id),
+            "runs": known_runs(context.state, lab),
+            "round": read_rounds(context.paths).get(lab.name),
+            "running": is_running(context.paths),
         }
     }
 
 
-def _give(desk: Desk, name: str, run: str) -> None:
-    """The index as one line of JSON, then a tar of what the other side does not have."""
+def _send_run_files(context: KeepContext, name: str, run: str) -> None:
+    """Write the index of a run's files as one line of JSON, then a tar of those that are missing.
+
+    Standard input names the files that the other side has: one JSON object, path -> SHA-256.
+    """
     from labctl.errors import LabError
     from labctl.errors.replies import as_reply
     from labctl.lifecycle.kept_labs import directory, ward
@@ -180,21 +188,22 @@ def _give(desk: Desk, name: str, run: str) -> None:
 
     out = sys.stdout.buffer
     try:
-        have = json.loads(sys.stdin.buffer.readline() or b"{}")
-        root = directory(desk.places, ward(desk.places, name).name)
+        sha256_by_path = json.loads(sys.stdin.buffer.readline() or b"{}")
+        root = directory(context.paths, ward(context.paths, name).name)
         files = index_of(root, run)
     except LabError as error:
         out.write(json.dumps(as_reply(error)).encode() + b"\n")
-        desk.code = error.exit_code
+        context.code = error.exit_code
         return
-    listed = {one.path: [one.size, one.sha256] for one in files}
-    out.write(json.dumps({"version": 1, "files": listed}).encode() + b"\n")
-    give(root, run, [one for one in files if have.get(one.path) != one.sha256], out)
+    index = {file.path: [file.size, file.sha256] for file in files}
+    out.write(json.dumps({"version": 1, "files": index}).encode() + b"\n")
+    missing_files = [file for file in files if sha256_by_path.get(file.path) != file.sha256]
+    give(root, run, missing_files, out)
     out.flush()
 
 
-def _attend(desk: Desk, name: str) -> dict[str, Any]:
-    """In a process of its own, which ends when the keeper does."""
+def _recover_runs(context: KeepContext, name: str) -> dict[str, Any]:
+    """Recover a lab's run in this process, which ends when the keeper does."""
     import os
     import signal
     import threading
@@ -203,34 +212,34 @@ def _attend(desk: Desk, name: str) -> dict[str, Any]:
     from labctl.keeper.recovery_worker import attend
     from labctl.lifecycle.kept_labs import ground, ward
 
-    def end_with_the_keeper() -> None:
-        # Not through sys.stdin, whose lock must be free when the interpreter ends.
+    def exit_with_keeper() -> None:
+        # Read the descriptor: the lock of sys.stdin must be free when the interpreter exits.
         while os.read(0, 4096):
             pass
         os._exit(143)
 
-    # What is held is let go on the way out, a lease in the store above all: the next keeper need
-    # not wait until that is stale.
+    # Exiting normally releases what is held, above all the lease in the store: the next keeper
+    # need not wait until it is stale.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not sys.stdin.isatty():
-        threading.Thread(target=end_with_the_keeper, daemon=True).start()
-    one = ward(desk.places, name)
-    journal = Journal(desk.tell, one.name)
-    attend(ground(one, desk.places, desk.state, journal, desk.environ), one)
+        threading.Thread(target=exit_with_keeper, daemon=True).start()
+    lab = ward(context.paths, name)
+    journal = Journal(context.log, lab.name)
+    attend(ground(lab, context.paths, context.state, journal, context.environ), lab)
     return {}
 
 
-def _drop(desk: Desk, name: str, json_: bool) -> None:
+def _drop_lab(context: KeepContext, name: str, json_: bool) -> None:
     from labctl.lifecycle.kept_labs import drop
 
     if json_:
-        desk.answer(lambda: {"dropped": drop(desk.places, desk.state, name).name})
+        context.print_reply(lambda: {"dropped": drop(context.paths, context.state, name).name})
         return
-    one = drop(desk.places, desk.state, name)
-    click.echo(f"{one.name} is kept no longer; what it has at its provider stays as it is")
+    lab = drop(context.paths, context.state, name)
+    click.echo(f"{lab.name} is no longer watched; its servers and disks keep running and billing")
 
 
-def _install(desk: Desk) -> None:
+def _install_unit(context: KeepContext) -> None:
     import os
     import shutil
     from pathlib import Path
@@ -238,10 +247,10 @@ def _install(desk: Desk) -> None:
     from labctl.commands.systemd import UNIT, keep_unit
     from labctl.errors import LabError
 
-    folder = desk.places.config_dir.parent / "systemd" / "user"
-    found = [shutil.which(name) for name in ("ssh", "python3")]
-    known = [str(Path(place).parent) for place in found if place]
-    path = os.pathsep.join(dict.fromkeys([*known, "/usr/local/bin", "/usr/bin", "/bin"]))
+    folder = context.paths.config_dir.parent / "systemd" / "user"
+    programs = [shutil.which(name) for name in ("ssh", "python3")]
+    directories = [str(Path(program).parent) for program in programs if program]
+    path = os.pathsep.join(dict.fromkeys([*directories, "/usr/local/bin", "/usr/bin", "/bin"]))
     text = keep_unit([sys.executable, "-m", "labctl", "keep"], path=path)
     target = folder / f"{UNIT}.service"
     try:
@@ -251,38 +260,38 @@ def _install(desk: Desk) -> None:
         raise LabError(
             f"cannot write {target}", why=error.strerror or "", hint=f"ls -ld {target.parent}"
         ) from error
-    click.echo(f"{target} is written; next:")
+    click.echo(f"wrote {target}; next:")
     click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now {UNIT}")
-    click.echo("  loginctl enable-linger     # so that it goes on when you log out")
+    click.echo("  loginctl enable-linger     # keep it running when you log out")
     click.echo(f"  journalctl --user -u {UNIT} -f")
 
 
-def _list(desk: Desk, json_: bool) -> None:
+def _list_labs(context: KeepContext, json_: bool) -> None:
     from labctl.cli.screen import ago, as_json, table
     from labctl.keeper.labs import is_running, listed
 
-    found, running = listed(desk.places, desk.state), is_running(desk.places)
+    labs, running = listed(context.paths, context.state), is_running(context.paths)
     if json_:
-        as_json({"running": running, "labs": found})
+        as_json({"running": running, "labs": labs})
         return
     if not running:
-        click.echo("labctl keep does not run here; next: labctl keep, or labctl keep --install")
-    if not found:
-        click.echo("no lab was handed to this machine")
+        click.echo("No keeper is running here; next: labctl keep, or labctl keep --install")
+    if not labs:
+        click.echo("No lab was handed over to this machine.")
         return
     rows = []
-    for one in found:
-        server, last = one["server"], one["round"]
+    for lab in labs:
+        server, last = lab["server"], lab["round"]
         rows.append(
             (
-                one["name"],
-                ", ".join(_run_state(run) for run in one["runs"]),
+                lab["name"],
+                ", ".join(_run_state(run) for run in lab["runs"]),
                 server.id if server else "no server",
                 f"{ago(last.at)} ago" if last else "never",
                 (last.error or last.state) if last else "",
             )
         )
-    table(rows, ("LAB", "RUNS", "SERVER", "LOOKED", "FOUND"))
+    table(rows, ("LAB", "RUNS", "SERVER", "CHECKED", "RESULT"))
 
 
 def _run_state(run: Any) -> str:

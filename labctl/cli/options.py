@@ -1,4 +1,4 @@
-"""Options that several commands share, and opening the lab they work on."""
+"""Options that several commands share, and the function that opens the lab they work on."""
 
 from __future__ import annotations
 
@@ -10,45 +10,48 @@ import click
 if TYPE_CHECKING:
     from labctl.lab import Lab
 
+# key of the command's Screen in click's context
 SCREEN = "labctl.screen"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def yes_option(function: F) -> F:
-    return click.option("-y", "--yes", is_flag=True, help="Answer every question with yes.")(
-        function
-    )
+    """Add `-y`."""
+    return click.option("-y", "--yes", is_flag=True, help="Answer yes to every question.")(function)
 
 
 def json_option(function: F) -> F:
+    """Add `--json`."""
     return click.option(
-        "--json", "json_", is_flag=True, help="One JSON object on standard output."
+        "--json", "json_", is_flag=True, help="Print one JSON object to standard output."
     )(function)
 
 
 def need_options(function: F) -> F:
-    """What a lab asks of a server, over lab.yaml, for `up` and `offers`."""
+    """Add the options of `up` and `offers` that override the server section of lab.yaml."""
     for option in reversed(
         (
-            click.option("--provider", help="Over lab.yaml's server.provider."),
-            click.option("--gpu", help="auto, none, any, T4, A100:2, '>=24GB'."),
-            click.option("--min-gpu-memory", "gpu_memory", help="Of one GPU: 16GB."),
+            click.option("--provider", help="Overrides server.provider in lab.yaml."),
+            click.option("--gpu", help="GPU to use: auto, none, any, T4, A100:2, '>=24GB'."),
             click.option(
-                "--arch", type=click.Choice(["x86_64", "arm64"]), help="Of the processor."
+                "--min-gpu-memory", "gpu_memory", help="Least memory per GPU, for example 16GB."
+            ),
+            click.option(
+                "--arch", type=click.Choice(["x86_64", "arm64"]), help="CPU architecture."
             ),
             click.option(
                 "--work",
                 type=click.Choice(["fp32", "fp16", "bandwidth"]),
-                help="Rank by the price of this work, not per hour.",
+                help="Sort offers by price per unit of this work instead of price per hour.",
             ),
             click.option(
                 "--spot",
                 is_flag=False,
                 flag_value="only",
                 type=click.Choice(["never", "prefer", "only"]),
-                help="Alone: only.",
+                help="Use spot servers. Without a value: only.",
             ),
-            click.option("--max-price", help="USD per hour."),
+            click.option("--max-price", help="Highest price in dollars per hour."),
         )
     ):
         function = option(function)
@@ -65,17 +68,21 @@ def open_lab(
     needs_file: bool = True,
     everywhere: bool = False,
 ) -> Lab:
-    """The lab in -C's directory, drawn on this screen. Options set to None do not override."""
+    """Load the lab in -C's directory, with events drawn on the screen.
+
+    An override that is None leaves lab.yaml's value. Expired disks are removed on the way, unless
+    only the record is read.
+    """
     from labctl.cli.screen import Screen
     from labctl.lab import Lab
 
-    given = {k: v for k, v in (overrides or {}).items() if v is not None}
+    set_overrides = {k: v for k, v in (overrides or {}).items() if v is not None}
     screen = Screen(yes=yes, quiet=quiet)
     ctx.meta[SCREEN] = screen
     ctx.call_on_close(screen.rest)
     lab = Lab.load(
         ctx.find_root().obj or ".",
-        overrides=given,
+        overrides=set_overrides,
         reporter=screen,
         record_only=record_only,
         needs_file=needs_file,
@@ -87,9 +94,9 @@ def open_lab(
 
 
 def _remove_expired(lab: Lab) -> None:
-    """Remove the lab's kept disks whose time is over: whatever the command is, they cost money.
+    """Remove the lab's expired disks, which cost money. A failure is a warning.
 
-    It does its own work all the same where that fails.
+    It must not stop the command that was called.
     """
     from labctl.errors import LabError
     from labctl.state.disks import has_expired
@@ -102,10 +109,10 @@ def _remove_expired(lab: Lab) -> None:
     try:
         kept_disks.remove_expired(lab.ground)
     except LabError as error:
-        text = f"a kept disk whose time is over is still there: {error.what}"
+        text = f"an expired disk could not be removed: {error.what}"
         lab.ground.reporter.emit(Note(text=text, level="warning"))
 
 
 def rest(ctx: click.Context) -> None:
-    """Take live drawing off the screen, before a program's own output begins."""
+    """Stop live drawing before another program's output begins."""
     ctx.meta[SCREEN].rest()

@@ -1,4 +1,4 @@
-"""run --probe: what the whole run will take, and whether to go on."""
+"""`run --probe`: estimate time and cost of the whole run, and ask whether to start it."""
 
 from __future__ import annotations
 
@@ -23,93 +23,94 @@ def asked(
     push: bool,
     json_: bool,
 ) -> bool:
-    """Probe, tell what the whole run will take, and ask whether to go on with it.
+    """Run the probe, print the estimate, and return whether to start the whole run.
 
-    With `json_` what was found is one object, and the whole run is not begun. A run that was over
-    before its probe needs no other one.
+    With `json_` the estimate is printed as one object and the whole run is not started. Nor is it
+    if the command ended before its probe did.
     """
     from labctl.cli.screen import as_json
     from labctl.events import Decision
 
-    def started(run: Run) -> None:
+    def report_start(run: Run) -> None:
         click.echo(f"probing with run {run.id}", err=True)
 
-    found = lab.probe(command, amount=amount, push=push, on_start=started)
+    estimate = lab.probe(command, amount=amount, push=push, on_start=report_start)
     rest(ctx)
     if json_:
-        as_json({"probe": found})
+        as_json({"probe": estimate})
         return False
-    if found.finished:
-        took = f"it took {lasting(found.time.seconds)}"
-        click.echo(f"the whole run was over before the probe was: {took}", err=True)
-        click.echo(f"labctl pull {found.run.id}    bring home what it made", err=True)
+    if estimate.finished:
+        elapsed = lasting(estimate.time.seconds)
+        click.echo(f"the whole run finished during the probe: it took {elapsed}", err=True)
+        click.echo(f"labctl pull {estimate.run.id}    download its results", err=True)
         return False
-    question = f"{sentence(found)}; go on?"
-    click.echo(details(found), err=True)
+    question = f"{sentence(estimate)}; continue?"
+    click.echo(details(estimate), err=True)
     if ctx.meta[SCREEN].yes:
         click.echo(f"{question} yes", err=True)
         return True
     if lab.ground.reporter.ask(Decision(question=question, about="price")):
         return True
-    click.echo("nothing more was started; labctl down ends the bill", err=True)
+    click.echo("nothing more was started; labctl down removes the server", err=True)
     return False
 
 
-def sentence(found: Probed) -> str:
-    """`whole run will take 47 min, 0.31 dollars on this spot offer`."""
-    said = f"whole run will take {lasting(found.time.seconds)}"
-    offer = found.server.offer
+def sentence(estimate: Probed) -> str:
+    """Write the result: `whole run will take 47 min, 0.31 dollars on this spot offer`."""
+    text = f"whole run will take {lasting(estimate.time.seconds)}"
+    offer = estimate.server.offer
     if not offer.price_usd_per_hour:
-        return f"{said} and costs nothing"
-    return f"{said}, {money(found.usd)} dollars on this {'spot ' if offer.spot else ''}offer"
+        return f"{text} and costs nothing"
+    return f"{text}, {money(estimate.usd)} dollars on this {'spot ' if offer.spot else ''}offer"
 
 
-def details(found: Probed) -> str:
-    """How it was measured, the range, what is not in it, and the other offers."""
+def details(estimate: Probed) -> str:
+    """Describe how it was measured, its range, what it leaves out, and the other offers."""
     lines = []
-    if found.pace is not None:
-        step = f"{found.pace.seconds_per_step * 1000:.3g} ms each"
-        warm = f"the first {found.pace.warm_up_steps:.0f} dropped as warm-up"
+    pace = estimate.pace
+    if pace is not None:
+        step = f"{pace.seconds_per_step * 1000:.3g} ms each"
+        warm_up = f"the first {pace.warm_up_steps:.0f} dropped as warm-up"
         lines.append(
-            f"{found.pace.steps:.0f} of {found.total_steps:.0f} steps measured, {step}; {warm}"
+            f"{pace.steps:.0f} of {estimate.total_steps:.0f} steps measured, {step}; {warm_up}"
         )
-        between = f"between {lasting(found.time.low_s)} and {lasting(found.time.high_s)}"
-        if found.usd:
-            between += f", {money(found.low_usd)} and {money(found.high_usd)} dollars"
-        start = found.pace.start_s
-        lines.append(f"{between}; {lasting(start)} of it to start" if start >= 1 else between)
-        lines.append("validation and evaluation count only as far as the probe came to them")
-    if found.ends_before:
-        lines.append(f"the server's {found.ends_before} ends it before that: labctl extend 2h")
-    known = tuple(row for row in found.elsewhere if row.seconds is not None)
-    if known:
-        lines += ["", *offers(known)]
-    if any(row.offer.type != found.server.offer.type for row in known):
-        lines.append("times on other GPUs are this one's, by their peaks in half precision")
-    if len(known) < len(found.elsewhere):
-        lines.append("how long it takes on the others is not known: labctl offers")
-    if found.offers_note:
-        lines.append(found.offers_note)
+        limits = f"between {lasting(estimate.time.low_s)} and {lasting(estimate.time.high_s)}"
+        if estimate.usd:
+            limits += f", {money(estimate.low_usd)} and {money(estimate.high_usd)} dollars"
+        start_s = pace.start_s
+        lines.append(f"{limits}; startup takes {lasting(start_s)}" if start_s >= 1 else limits)
+        lines.append("validation and evaluation count only if they ran during the probe")
+    if estimate.ends_before:
+        lines.append(f"the server's {estimate.ends_before} ends it before that: labctl extend 2h")
+    timed = tuple(row for row in estimate.elsewhere if row.seconds is not None)
+    if timed:
+        lines += ["", *offers(timed)]
+    if any(row.offer.type != estimate.server.offer.type for row in timed):
+        lines.append("times on other GPUs are scaled by their peak in half precision")
+    if len(timed) < len(estimate.elsewhere):
+        lines.append("the time on the other offers is unknown: labctl offers")
+    if estimate.offers_note:
+        lines.append(estimate.offers_note)
     return "\n".join(lines)
 
 
 def offers(rows: tuple[Elsewhere, ...]) -> list[str]:
-    """A table of the whole run on other offers, whose time is known."""
+    """Format a table of the whole run on other offers. The time of each row must be known."""
     head = ("OTHER OFFER", "GPU", "USD/H", "TIME", "DOLLARS")
     cells = [head]
     for row in rows:
-        one = row.offer
-        kind = f"{one.type}{' spot' if one.spot else ''}"
-        gpu = f"{one.gpu_count} x {one.gpu_name}" if one.gpu_count else "none"
-        took, usd = lasting(row.seconds or 0.0), money(row.usd or 0.0)
-        cells.append((kind, gpu, f"{one.price_usd_per_hour:.4g}", took, usd))
-    widths = [max(len(cell[place]) for cell in cells) for place in range(len(head))]
+        offer = row.offer
+        kind = f"{offer.type}{' spot' if offer.spot else ''}"
+        gpu = f"{offer.gpu_count} x {offer.gpu_name}" if offer.gpu_count else "none"
+        time, usd = lasting(row.seconds or 0.0), money(row.usd or 0.0)
+        cells.append((kind, gpu, f"{offer.price_usd_per_hour:.4g}", time, usd))
+    widths = [max(len(cell[column]) for cell in cells) for column in range(len(head))]
     lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)) for row in cells]
     return [line.rstrip() for line in lines]
 
 
 def lasting(seconds: float) -> str:
-    """`42 s`, `2.2 min`, `47 min`, `3 h 20 min`, `2 d 4 h`."""
+    """Write a duration: `42 s`, `2.2 min`, `47 min`, `3 h 20 min`, `2 d 4 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 9.95 * 60:
@@ -124,5 +125,5 @@ def lasting(seconds: float) -> str:
 
 
 def money(usd: float) -> str:
-    """Cents, or two figures where that is less."""
+    """Write dollars to the cent; below 10 cents with two significant digits."""
     return f"{usd:.2f}" if usd >= 0.1 or not usd else f"{usd:.2g}"

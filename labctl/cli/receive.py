@@ -1,4 +1,4 @@
-"""receive: the instructor's side of `submit`: assignments, students' keys, what was handed in."""
+"""The commands below receive: assignments, students' keys and submissions, for the instructor."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ DIRECTORY = click.argument(
     "directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path)
 )
 NAME = click.argument("name", metavar="ASSIGNMENT")
+# seconds without data after which a student's connection is closed
 IDLE_S = 600
 
 
 @click.group("receive")
 def receive_command() -> None:
-    """Take in what students hand in: DIR holds assignments, bundles and signed receipts.
+    """Accept submissions: DIR holds assignments, bundles and signed receipts.
 
     \b
     labctl receive init ~/drop
@@ -33,7 +34,7 @@ def receive_command() -> None:
     """
 
 
-def _receiver(directory: Path) -> Receiver:
+def _open_receiver(directory: Path) -> Receiver:
     from labctl.submissions.receiver import Receiver
 
     return Receiver(directory.expanduser().absolute())
@@ -43,7 +44,7 @@ def _receiver(directory: Path) -> Receiver:
 @DIRECTORY
 @json_option
 def _init(directory: Path, json_: bool) -> None:
-    """Make DIR and its signing key. Repeated, nothing changes.
+    """Create DIR and its signing key. An existing key is kept.
 
     \b
     labctl receive init ~/drop
@@ -51,31 +52,47 @@ def _init(directory: Path, json_: bool) -> None:
     from labctl.cli.screen import as_json
     from labctl.submissions.confinement import UNCONFINED, has_filter
 
-    public = _receiver(directory).init()
+    public = _open_receiver(directory).init()
     if not has_filter():
         click.echo(f"warning: {UNCONFINED}", err=True)
     if json_:
         as_json({"receiver": public})
         return
-    click.echo(f"{directory} takes in submissions; it signs receipts as")
+    click.echo(f"{directory} is ready for submissions. It signs receipts with the key")
     click.echo(f"  {public}")
-    click.echo(f"keep {directory / 'signing-key'} to yourself, and a copy of it elsewhere")
+    click.echo(f"Keep {directory / 'signing-key'} secret, and store a backup of it elsewhere.")
     click.echo(f"  next: labctl receive assignment {directory} hw1 --due ... --at ssh://...")
 
 
-@receive_command.command("assignment", short_help="Make or change an assignment; prints its file.")
+@receive_command.command("assignment", short_help="Create or change an assignment; print its file.")
 @DIRECTORY
 @NAME
-@click.option("--due", default="", help='With zone: "2026-11-28 23:59 Europe/Berlin".')
-@click.option("--late", default="never", help="never, any, or how long after: 48h.")
-@click.option("--penalty", default="0", metavar="PERCENT", help="For each day begun; told only.")
-@click.option("--max-size", default="500MB", help="Of the whole bundle.")
-@click.option("--require", multiple=True, help="model, logs, report, evaluation, code.")
-@click.option("--at", "place", required=True, help="ssh://user@host[:port] or s3://bucket/folder.")
-@click.option("--host-key", default="", help="Of that SSH server; default: asked from here.")
-@click.option("--course", default="", help="The course's name.")
-def _assignment(directory: Path, name: str, place: str, **given: object) -> None:
-    """Make (or change) an assignment; its file, for the students, goes to standard output.
+@click.option("--due", default="", help='Due time with zone: "2026-11-28 23:59 Europe/Berlin".')
+@click.option(
+    "--late", default="never", help="Accept late work: never, any, or for a time such as 48h."
+)
+@click.option(
+    "--penalty",
+    default="0",
+    metavar="PERCENT",
+    help="Percent off for each day or part of a day late; only stated, not applied.",
+)
+@click.option("--max-size", default="500MB", help="Largest bundle to accept.")
+@click.option(
+    "--require", multiple=True, help="Required part: model, logs, report, evaluation or code."
+)
+@click.option(
+    "--at",
+    "place",
+    required=True,
+    help="Where students submit: ssh://user@host[:port] or s3://bucket/folder.",
+)
+@click.option(
+    "--host-key", default="", help="Key of that SSH server (default: read over the network)."
+)
+@click.option("--course", default="", help="Name of the course.")
+def _write_assignment(directory: Path, name: str, place: str, **given: object) -> None:
+    """Create (or change) an assignment; its file for the students goes to standard output.
 
     \b
     labctl receive assignment ~/drop hw3 --due "2026-11-28 23:59 Europe/Berlin" \\
@@ -84,10 +101,10 @@ def _assignment(directory: Path, name: str, place: str, **given: object) -> None
     """
     from labctl.submissions.receive import write_assignment
 
-    click.echo(write_assignment(_receiver(directory), name, place, given), nl=False)
+    click.echo(write_assignment(_open_receiver(directory), name, place, given), nl=False)
 
 
-@receive_command.command("admit", short_help="Let a student's key hand in.")
+@receive_command.command("admit", short_help="Allow a student's key to submit.")
 @DIRECTORY
 @click.argument("student")
 @click.argument("key", type=click.File("r"))
@@ -97,22 +114,22 @@ def _assignment(directory: Path, name: str, place: str, **given: object) -> None
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("~/.ssh/authorized_keys"),
     show_default=True,
-    help="Of the account that takes bundles in.",
+    help="File of the account that receives submissions.",
 )
 def _admit(directory: Path, student: str, key: TextIO, file: Path) -> None:
-    """Let STUDENT hand in with the public KEY (a file, or - for standard input).
+    """Allow STUDENT to submit with the public KEY (a file, or - for standard input).
 
-    The key can do nothing else: one line of authorized_keys, with a forced command. Another key of
-    the same student replaces it.
+    The key is one line of authorized_keys with a forced command, so it can do nothing else. A new
+    key of the same student replaces the old one.
 
     \b
     labctl receive admit ~/drop alice alice.pub
     """
     from labctl.submissions.receive import admit
 
-    line = admit(_receiver(directory), student, key.read(), file.expanduser())
+    line = admit(_open_receiver(directory), student, key.read(), file.expanduser())
     click.echo(line)
-    click.echo(f"written to {file}; {student} can hand in", err=True)
+    click.echo(f"written to {file}; {student} can submit", err=True)
 
 
 @receive_command.command("expel")
@@ -123,18 +140,18 @@ def _admit(directory: Path, student: str, key: TextIO, file: Path) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("~/.ssh/authorized_keys"),
     show_default=True,
-    help="Of the account that takes bundles in.",
+    help="File of the account that receives submissions.",
 )
 def _expel(student: str, file: Path) -> None:
-    """Let STUDENT's key in no longer. What was handed in stays.
+    """Remove STUDENT's key. Existing submissions are kept.
 
     \b
     labctl receive expel alice
     """
     from labctl.submissions.receive import expel
 
-    was = expel(student, file.expanduser())
-    click.echo(f"{student} {'can hand in no longer' if was else 'had no key there'}")
+    had_key = expel(student, file.expanduser())
+    click.echo(f"{student} {'can no longer submit' if had_key else f'had no key in {file}'}")
 
 
 @receive_command.command("extend", short_help="Move the due time for one student.")
@@ -143,7 +160,7 @@ def _expel(student: str, file: Path) -> None:
 @click.argument("student")
 @click.argument("time", metavar="TIME")
 def _extend(directory: Path, name: str, student: str, time: str) -> None:
-    """Move the due time of ASSIGNMENT for STUDENT by TIME (3d, 12h; 0 takes it back).
+    """Move the due time of ASSIGNMENT for STUDENT by TIME (3d, 12h; 0 removes the extension).
 
     \b
     labctl receive extend ~/drop hw3 alice 3d
@@ -151,7 +168,7 @@ def _extend(directory: Path, name: str, student: str, time: str) -> None:
     from labctl.cli.submit_output import moment
     from labctl.submissions.receive import extend
 
-    standing, due = extend(_receiver(directory), name, student, time)
+    standing, due = extend(_open_receiver(directory), name, student, time)
     if standing.due_at is None:
         click.echo(f"{name} has no due time")
         return
@@ -163,7 +180,7 @@ def _extend(directory: Path, name: str, student: str, time: str) -> None:
 @NAME
 @json_option
 def _list(directory: Path, name: str, json_: bool) -> None:
-    """Who has handed in, when, how late.
+    """List submissions with their time and lateness.
 
     \b
     labctl receive list ~/drop hw3
@@ -171,30 +188,30 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     from labctl.cli.screen import as_json, size, table
     from labctl.cli.submit_output import length
 
-    receiver = _receiver(directory)
+    receiver = _open_receiver(directory)
     receiver.rules(name)
-    found = [
+    receipts = [
         signed.receipt
         for student in receiver.students(name)
         for signed in receiver.receipts(name, student)
     ]
     if json_:
-        as_json({"submissions": found})
+        as_json({"submissions": receipts})
         return
-    if not found:
-        click.echo(f"nobody has handed in {name} yet")
+    if not receipts:
+        click.echo(f"nobody has submitted {name} yet")
         return
     rows = [
         (
-            one.student,
-            str(one.number),
-            one.received,
-            f"{length(one.late_s)} late" if one.late_s else "on time",
-            f"{one.penalty}%" if one.penalty else "",
-            size(one.bundle_bytes),
-            one.bundle_sha256[:16],
+            receipt.student,
+            str(receipt.number),
+            receipt.received,
+            f"{length(receipt.late_s)} late" if receipt.late_s else "on time",
+            f"{receipt.penalty}%" if receipt.penalty else "",
+            size(receipt.bundle_bytes),
+            receipt.bundle_sha256[:16],
         )
-        for one in found
+        for receipt in receipts
     ]
     table(rows, ("STUDENT", "NO", "RECEIVED", "STATE", "OFF", "SIZE", "SHA256"))
 
@@ -214,80 +231,85 @@ def _check(ctx: click.Context, directory: Path, name: str, json_: bool) -> None:
     from labctl.cli.screen import as_json
     from labctl.submissions.receipt import Receipt
 
-    receiver = _receiver(directory)
+    receiver = _open_receiver(directory)
     receiver.rules(name)
     rows = [
-        (f"{one.student} {one.number}" if isinstance(one, Receipt) else one, wrong)
-        for one, wrong in receiver.check(name)
+        (f"{checked.student} {checked.number}" if isinstance(checked, Receipt) else checked, error)
+        for checked, error in receiver.check(name)
     ]
+    mismatches = sum(bool(error) for _, error in rows)
     if json_:
-        as_json({"checked": [{"submission": place, "wrong": wrong} for place, wrong in rows]})
+        as_json({"checked": [{"submission": label, "wrong": error} for label, error in rows]})
     else:
-        for place, wrong in rows:
-            if wrong:
-                click.echo(click.style(clean(f"{place}: {wrong}"), fg="red"))
-        bad = sum(bool(wrong) for _, wrong in rows)
-        click.echo(f"submissions: {len(rows)}; not as they were signed for: {bad}")
-    ctx.exit(1 if any(wrong for _, wrong in rows) else 0)
+        for label, error in rows:
+            if error:
+                click.echo(click.style(clean(f"{label}: {error}"), fg="red"))
+        click.echo(f"submissions: {len(rows)}; mismatches: {mismatches}")
+    ctx.exit(1 if mismatches else 0)
 
 
-@receive_command.command("open", short_help="Unpack a submission to look at it.")
+@receive_command.command("open", short_help="Unpack a submission to read it.")
 @DIRECTORY
 @NAME
 @click.argument("student")
-@click.option("--number", type=click.IntRange(min=1), default=None, help="Default: the last one.")
+@click.option(
+    "--number",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Number of the submission (default: the last one).",
+)
 @click.option(
     "--into",
     required=True,
     type=click.Path(exists=False, path_type=Path),
-    help="A directory that is not there yet.",
+    help="A directory that does not exist yet.",
 )
 def _open(directory: Path, name: str, student: str, number: int | None, into: Path) -> None:
-    """Unpack a submission to look at it. Nothing in it is run, and no file is executable.
+    """Unpack a submission to read it. Nothing in it is run, and no file is executable.
 
     \b
     labctl receive open ~/drop hw3 alice --into ./alice-hw3
     """
     from labctl.submissions.bundle import unpack
 
-    with _receiver(directory).bundle_of(name, student, number or 0).open("rb") as file:
-        found = unpack(file, into)
-    click.echo(f"{into}: {len(found.files)} files of run {found.run}")
+    with _open_receiver(directory).bundle_of(name, student, number or 0).open("rb") as file:
+        manifest = unpack(file, into)
+    click.echo(f"{into}: {len(manifest.files)} files of run {manifest.run}")
 
 
-@receive_command.command("ticket", short_help="A bucket: leave to post, a file for each student.")
+@receive_command.command("ticket", short_help="For a bucket: write an upload ticket per student.")
 @DIRECTORY
 @NAME
 @click.argument("students", nargs=-1, required=True)
-@click.option("--valid", default="7d", help="How long; 7d at most.")
+@click.option("--valid", default="7d", help="How long the tickets are valid; at most 7d.")
 @click.option(
     "--into",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="The directory for the files; default: this one.",
+    help="Write the files to this directory (default: the current one).",
 )
-@click.option("--profile", default="", help="Of ~/.aws/config.")
+@click.option("--profile", default="", help="AWS profile from ~/.aws/config.")
 def _ticket(
     directory: Path, name: str, students: tuple[str, ...], valid: str, into: Path, profile: str
 ) -> None:
-    """For an assignment in a bucket: a file for each student, with leave to post there.
+    """For an assignment in a bucket: write a file per student that permits uploads to it.
 
     \b
     labctl receive ticket ~/drop hw3 alice bob --into ./tickets
     """
     from labctl.submissions.receive import write_tickets
 
-    for path in write_tickets(_receiver(directory), name, students, valid, into, profile):
-        click.echo(f"{path}   # for this student alone, as assignment.yaml")
+    for path in write_tickets(_open_receiver(directory), name, students, valid, into, profile):
+        click.echo(f"{path}   # send only to this student, as assignment.yaml")
 
 
-@receive_command.command("collect", short_help="A bucket: take in what was posted.")
+@receive_command.command("collect", short_help="For a bucket: accept the uploaded submissions.")
 @DIRECTORY
 @NAME
-@click.option("--profile", default="", help="Of ~/.aws/config.")
+@click.option("--profile", default="", help="AWS profile from ~/.aws/config.")
 @json_option
 def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
-    """For an assignment in a bucket: take in what was posted, and sign for it.
+    """For an assignment in a bucket: accept the uploaded submissions and sign receipts.
 
     \b
     labctl receive collect ~/drop hw3
@@ -296,23 +318,23 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
     from labctl.cli.screen import as_json
     from labctl.submissions.receive import collect_posts
 
-    found = collect_posts(_receiver(directory), name, profile)
+    posts = collect_posts(_open_receiver(directory), name, profile)
     if json_:
-        as_json({"collected": found})
+        as_json({"collected": posts})
         return
-    for one in found:
-        if one.signed is None:
-            click.echo(click.style(clean(f"{one.student}: refused: {one.why}"), fg="red"))
+    for post in posts:
+        if post.signed is None:
+            click.echo(click.style(clean(f"{post.student}: refused: {post.why}"), fg="red"))
         else:
-            click.echo(f"{one.student}: number {one.signed.receipt.number} taken in")
-    click.echo(f"new posts: {len(found)}")
+            click.echo(f"{post.student}: number {post.signed.receipt.number} accepted")
+    click.echo(f"new uploads: {len(posts)}")
 
 
 @receive_command.command("serve", hidden=True)
 @DIRECTORY
 @click.argument("student")
 def _serve(directory: Path, student: str) -> None:
-    """Answer one student: the forced command that `admit` writes."""
+    """Serve one student's connection; `admit` writes this as the forced command."""
     import os
     import signal
 
@@ -326,15 +348,15 @@ def _serve(directory: Path, student: str) -> None:
     limit_memory(MAX_MEMORY_BYTES)
     check_request(environment().get("SSH_ORIGINAL_COMMAND", ""))
 
-    def alive() -> None:
-        """A connection on which nothing comes any more ends, and this process with it."""
+    def restart_idle_timer() -> None:
+        """Kill this process IDLE_S seconds after the last data arrived."""
         signal.alarm(IDLE_S)
 
-    alive()
-    receiver = _receiver(directory)
+    restart_idle_timer()
+    receiver = _open_receiver(directory)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     try:
         with hold_connection(receiver.directory / "connections", student):
-            serve(receiver, student, source, sink, alive)
+            serve(receiver, student, source, sink, restart_idle_timer)
     except BusyError as error:
         refuse(sink, error)

@@ -1,4 +1,4 @@
-"""The rehearsed cloud that a lab's commands speak to, if they do: it takes servers back itself."""
+"""Client of the simulated cloud that a lab uses, if any: it can interrupt servers itself."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ TIMEOUT_S = 5.0
 
 
 class Rehearsed:
-    """A Reclaim: what the rehearsal does to spot instances; all others as their provider does."""
+    """A Reclaim for spot instances of a rehearsal; other servers are left to their provider."""
 
-    no_notice: ClassVar[str] = "only spot instances are given notice, and this is none"
+    no_notice: ClassVar[str] = "only spot instances get a notice, and this is not a spot instance"
 
     def __init__(self, address: str, provider: Reclaim) -> None:
         self.address = address
         self.provider = provider
 
     def reclaim(self, server_id: str, notice_s: float) -> bool:
-        asked = {"instance": server_id.partition(".")[0], "notice_s": notice_s}
-        done = _asked(self.address, "reclaim", asked) is not None
-        return done or self.provider.reclaim(server_id, notice_s)
+        body = {"instance": server_id.partition(".")[0], "notice_s": notice_s}
+        was_reclaimed = _post(self.address, "reclaim", body) is not None
+        return was_reclaimed or self.provider.reclaim(server_id, notice_s)
 
 
 def rehearsed_taker(ground: Ground) -> Rehearsed | None:
-    """None where the lab's provider speaks to no rehearsal of this machine."""
+    """Return the rehearsal that simulates the lab's server, or None if it is not simulated here."""
     address = environment().get("AWS_ENDPOINT_URL", "").rstrip("/")
     if urllib.parse.urlsplit(address).hostname not in LOOPBACK:
         return None
-    state = _asked(address, "state", {}) or {}
-    ours = ground.server().id.partition(".")[0] in state.get("instances", ())
+    state = _post(address, "state", {}) or {}
+    is_simulated = ground.server().id.partition(".")[0] in state.get("instances", ())
     provider = ground.provider
-    return Rehearsed(address, provider) if ours and isinstance(provider, Reclaim) else None
+    return Rehearsed(address, provider) if is_simulated and isinstance(provider, Reclaim) else None
 
 
-def _asked(address: str, name: str, body: dict[str, Any]) -> dict[str, Any] | None:
-    """The rehearsal's answer; None where it refuses or there is none."""
-    asked = urllib.request.Request(
+def _post(address: str, name: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    """Call the rehearsal and return its reply; None if it refuses or does not run."""
+    request = urllib.request.Request(
         f"{address}/rehearsal/{name}", data=json.dumps(body).encode(), headers=HEADER
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(asked, timeout=TIMEOUT_S) as reply:
-            found: dict[str, Any] = json.loads(reply.read())
+        with opener.open(request, timeout=TIMEOUT_S) as response:
+            reply: dict[str, Any] = json.loads(response.read())
     except (OSError, ValueError):
         return None
-    return found
+    return reply

@@ -1,4 +1,4 @@
-"""rehearse: simulated clouds on this machine, and servers that are taken back on purpose."""
+"""The commands below rehearse: a simulated cloud, and a spot interruption on purpose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group("rehearse")
 def rehearse_command() -> None:
-    """A simulated cloud on this machine; a server taken back on purpose.
+    """Simulate a cloud on this machine, or interrupt a server on purpose.
 
     \b
     labctl rehearse aws
@@ -29,27 +29,32 @@ def rehearse_command() -> None:
     """
 
 
-@rehearse_command.command("aws")
+@rehearse_command.command("aws", short_help="Simulate EC2 until Ctrl-C.")
 @click.option(
     "--scenario",
     "path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A YAML file of settings; docs/rehearsal.md lists them.",
+    help="Read settings from this YAML file; docs/rehearsal.md lists them.",
 )
 @click.option(
     "--set",
     "switches",
     multiple=True,
     metavar="KEY=VALUE",
-    help="One setting over the file's: delays.boot=20s, capacity=[{zone: us-east-1a}].",
+    help="Override a setting: delays.boot=20s, capacity=[{zone: us-east-1a}].",
 )
 @click.option(
     "--boot",
     type=click.Choice(["cloud-init", "sshd", "none"]),
-    help="What an instance is: a whole machine, one that only accepts SSH, or nothing.",
+    help="Simulate instances as complete machines, as SSH servers only, or as records only.",
 )
-@click.option("--region", "regions", multiple=True, help="A region that there is; may be repeated.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="On 127.0.0.1; 0: any.")
+@click.option("--region", "regions", multiple=True, help="Simulate this region; repeatable.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Listen on this port of 127.0.0.1; 0 chooses one.",
+)
 def _aws(
     path: Path | None,
     switches: tuple[str, ...],
@@ -57,7 +62,7 @@ def _aws(
     regions: tuple[str, ...],
     port: int,
 ) -> None:
-    """A simulated EC2 until Ctrl-C; it prints the environment to export first.
+    """Simulate EC2 until Ctrl-C; print the environment variables to export first.
 
     \b
     labctl rehearse aws
@@ -65,42 +70,42 @@ def _aws(
     """
     from labctl.rehearsal.scenario import load
 
-    given = [*switches]
-    given += [f"boot={boot}"] if boot else []
-    given += [f"regions=[{', '.join(regions)}]"] if regions else []
-    scenario = load(path, given)
+    settings = [*switches]
+    settings += [f"boot={boot}"] if boot else []
+    settings += [f"regions=[{', '.join(regions)}]"] if regions else []
+    scenario = load(path, settings)
     try:
         from labctl.rehearsal.images import here
         from labctl.rehearsal.simulation import Rehearsal
     except ModuleNotFoundError as error:
         raise LabError(
-            "rehearsing needs more than labctl itself",
-            why=f"there is no module {error.name}",
+            "the rehearse extra is not installed",
+            why=f"the module {error.name} is missing",
             hint="pip install 'labctl[rehearse]'",
         ) from error
-    with _signals() as told, Rehearsal(scenario, here(_progress), port, _said) as rehearsal:
-        _announce(rehearsal)
+    with _catch_signals() as wakeup, Rehearsal(scenario, here(_log_progress), port, _log) as cloud:
+        _print_environment(cloud)
         try:
-            told.recv(1)
+            wakeup.recv(1)
         except KeyboardInterrupt:
             click.echo(err=True)
-        ending = sum(state != "terminated" for state in rehearsal.instances.values())
-        _said(f"ending; {ending} instance{' goes' if ending == 1 else 's go'} with it")
+        count = sum(state != "terminated" for state in cloud.instances.values())
+        _log(f"stopping; removing {count} instance{'' if count == 1 else 's'}")
 
 
-@rehearse_command.command("reclaim")
+@rehearse_command.command("reclaim", short_help="Interrupt the lab's server on purpose.")
 @click.argument("run", default="")
-@click.option("--without-notice", is_flag=True, help="The server goes at once.")
-@click.option("--notice", default="120s", metavar="SPAN", help="From the notice to the end.")
+@click.option("--without-notice", is_flag=True, help="Terminate the server without a notice.")
+@click.option("--notice", default="120s", metavar="SPAN", help="Time from notice to termination.")
 @yes_option
 @json_option
 @click.pass_context
 def _reclaim(
     ctx: click.Context, run: str, without_notice: bool, notice: str, yes: bool, json_: bool
 ) -> None:
-    """Have the lab's server taken back while RUN goes on, and measure what that costs.
+    """Interrupt the lab's server while RUN is active, and measure what is lost.
 
-    The server really ends, with its disk. The run is recovered on another one.
+    The server is really terminated, with its disk. The run is recovered on a new server.
 
     \b
     labctl rehearse reclaim
@@ -118,86 +123,91 @@ def _reclaim(
     except ValueError as error:
         raise UsageError(str(error), hint="labctl rehearse reclaim --notice 30s") from None
     lab = open_lab(ctx, yes=yes, quiet=json_)
-    done = drill(lab.ground, run, notice_s, rehearsed_taker(lab.ground))
+    result = drill(lab.ground, run, notice_s, rehearsed_taker(lab.ground))
     if json_:
-        as_json({"drill": done})
+        as_json({"drill": result})
     else:
         rest(ctx)
-        _draw_drill(done)
+        _draw_drill(result)
 
 
-def _draw_drill(done: Drill) -> None:
+def _draw_drill(drill: Drill) -> None:
     from labctl.cli.screen import span, table
 
-    def at(moment: float | None) -> str:
-        return "-" if moment is None else f"{moment - done.began_at:+.1f} s"
+    def offset_text(moment: float | None) -> str:
+        return "-" if moment is None else f"{moment - drill.began_at:+.1f} s"
 
-    def step(number: float | None) -> str:
+    def step_text(number: float | None) -> str:
         return "" if number is None else f"step {number:.0f}"
 
-    told = "its provider gave it" if done.announced else "handed to the watchdog"
+    source = "from the provider" if drill.announced else "sent to the watchdog"
+    notice = f"{span(drill.notice_s)} before the end; {source}"
     with_notice = [
-        ("notice", at(done.notice_at), f"{span(done.notice_s)} before the end; {told}"),
-        ("SIGTERM", at(done.sigterm_at), ""),
-        ("checkpoint whole", at(done.checkpoint_at), done.checkpoint or "none was written"),
-        ("in the store", at(done.mirrored_at), ""),
+        ("notice", offset_text(drill.notice_at), notice),
+        ("SIGTERM", offset_text(drill.sigterm_at), ""),
+        (
+            "checkpoint",
+            offset_text(drill.checkpoint_at),
+            drill.checkpoint or "none was written",
+        ),
+        ("in the store", offset_text(drill.mirrored_at), ""),
     ]
     rows = [
-        *(with_notice if done.notice_s else []),
-        ("last step before", "", step(done.last_step_before) or "the run tells none"),
-        ("server gone", at(done.gone_at), done.server_id),
-        ("first step after", at(done.first_step_at), step(done.first_step_after)),
+        *(with_notice if drill.notice_s else []),
+        ("last step before", "", step_text(drill.last_step_before) or "not reported by the run"),
+        ("server gone", offset_text(drill.gone_at), drill.server_id),
+        ("first step after", offset_text(drill.first_step_at), step_text(drill.first_step_after)),
     ]
-    table(rows, ("WHAT", "AT", "SAID"))
-    lost = "unknown" if done.lost_steps is None else f"{done.lost_steps:.0f} steps"
-    lost += "" if done.lost_s is None else f", {done.lost_s:.1f} s of work"
-    took = "it took no step again" if done.recover_s is None else f"{done.recover_s:.1f} s"
-    cost = "unknown" if done.cost_usd is None else f"{done.cost_usd:.4f} dollars"
-    click.echo(f"\nlost: {lost}; from the kill to the first new step: {took}; cost: {cost}")
+    table(rows, ("EVENT", "TIME", "RESULT"))
+    lost = "unknown" if drill.lost_steps is None else f"{drill.lost_steps:.0f} steps"
+    lost += "" if drill.lost_s is None else f", {drill.lost_s:.1f} s of work"
+    recovery = "never reached" if drill.recover_s is None else f"{drill.recover_s:.1f} s"
+    cost = "unknown" if drill.cost_usd is None else f"{drill.cost_usd:.4f} dollars"
+    click.echo(f"\nlost: {lost}; from the kill to the first new step: {recovery}; cost: {cost}")
 
 
 @contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """The first SIGINT or SIGTERM is a KeyboardInterrupt, and a byte to read; no later one counts.
+def _catch_signals() -> Iterator[socket.socket]:
+    """Turn the first SIGINT or SIGTERM into a KeyboardInterrupt and a byte to read.
 
-    Also where SIGINT was ignored at the start, as it is in a script's background job. A second one
-    must not break off the removal of the machines.
+    This holds even if SIGINT was ignored at the start, as in a script's background job. Later
+    signals are ignored, because they must not interrupt the removal of the machines.
     """
-    ends = (signal.SIGINT, signal.SIGTERM)
+    signals = (signal.SIGINT, signal.SIGTERM)
 
-    def told(*_: object) -> None:
-        for each in ends:
-            signal.signal(each, signal.SIG_IGN)
+    def interrupt(*_: object) -> None:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     reading, writing = socket.socketpair()
     writing.setblocking(False)
-    # A signal may reach another thread; a main thread that waits for anything else sleeps on then.
-    woken = signal.set_wakeup_fd(writing.fileno())
-    before = {each: signal.signal(each, told) for each in ends}
+    # A signal may reach another thread. The byte then wakes the main thread, which reads it.
+    previous_fd = signal.set_wakeup_fd(writing.fileno())
+    previous_handlers = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield reading
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        signal.set_wakeup_fd(woken)
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_fd)
         reading.close()
         writing.close()
 
 
-def _announce(rehearsal: Any) -> None:
+def _print_environment(rehearsal: Any) -> None:
     click.echo("unset AWS_PROFILE AWS_SESSION_TOKEN")
     for name, value in rehearsal.environment.items():
         click.echo(f"export {name}={shlex.quote(value)}")
-    _said("this is a simulated AWS: put the lines above into another shell; Ctrl-C ends it")
+    _log("simulated AWS is running: paste the lines above into another shell; Ctrl-C stops it")
 
 
-def _said(text: str) -> None:
+def _log(text: str) -> None:
     from labctl.cli.exit_codes import clean
 
     click.echo(f"rehearsal: {clean(text)}", err=True)
 
 
-def _progress(text: str, done: float, of: float) -> None:
-    if done < of:
-        _said(text)
+def _log_progress(text: str, done: float, total: float) -> None:
+    if done < total:
+        _log(text)

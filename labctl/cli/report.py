@@ -1,4 +1,4 @@
-"""report: the results presentation."""
+"""The command report: the results on one page."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from labctl.cli.options import json_option, open_lab
 
 @click.command("report")
 @click.argument("run", default="")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write it there.")
-@click.option("--open", "open_", is_flag=True, help="Show it in the browser.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+@click.option("--open", "open_", is_flag=True, help="Open the report in the browser.")
 @json_option
 @click.pass_context
 def report_command(
     ctx: click.Context, run: str, out: Path | None, open_: bool, json_: bool
 ) -> None:
-    """The results of RUN (the latest) on one page: made for the projector and for paper.
+    """Write the results of RUN (default: the latest run) on one page, for projector and paper.
 
-    One HTML file that needs no network: accuracy with its interval, curves, classes, the worst
-    mistakes, what it ran on and cost, and how to make it again. What was not measured says so.
-    It stands on what is here: labctl pull and labctl eval first. By default runs/RUN/report.html.
+    The page is one HTML file that needs no network: accuracy with its interval, curves, classes,
+    the worst mistakes, hardware, cost, and how to reproduce the run. Missing figures appear as "not
+    measured". It uses the files on this machine, so call labctl pull and labctl eval first. The
+    default file is runs/RUN/report.html.
 
     \b
     labctl pull && labctl eval && labctl report
@@ -33,18 +34,18 @@ def report_command(
     from labctl.cli.screen import as_json, size
 
     lab = open_lab(ctx, quiet=json_)
-    made = lab.report(run, out.absolute() if out else None)
+    report = lab.report(run, out.absolute() if out else None)
     if open_:
-        click.launch(Path(made.file).as_uri())
+        click.launch(Path(report.file).as_uri())
     if json_:
-        as_json({"report": made})
+        as_json({"report": report})
         return
-    for one in made.lacks:
-        click.echo(clean(one), err=True)
-    click.echo(f"{clean(_near(Path(made.file)))} ({size(made.bytes)})")
+    for missing in report.lacks:
+        click.echo(clean(missing), err=True)
+    click.echo(f"{clean(_relative_path(Path(report.file)))} ({size(report.bytes)})")
 
 
-def _near(file: Path) -> str:
-    """The file as a person here would type it."""
+def _relative_path(file: Path) -> str:
+    """Return the path relative to the current directory, or the whole path if it is outside."""
     here = Path.cwd()
     return str(file.relative_to(here) if file.is_relative_to(here) else file)

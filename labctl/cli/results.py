@@ -1,4 +1,4 @@
-"""pull, eval: results at home."""
+"""The commands pull and eval: results on this machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @click.command("pull")
 @click.argument("run", default="")
-@click.option("--all", "everything", is_flag=True, help="New files outside `outputs` too.")
-@click.option("--runs", "all_runs", is_flag=True, help="Every run, not only the latest.")
-@click.option("--code", is_flag=True, help="Files that were edited on the server, into the lab.")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
+@click.option("--all", "everything", is_flag=True, help="Also download new files outside outputs.")
+@click.option("--runs", "all_runs", is_flag=True, help="Download every run, not only the latest.")
+@click.option("--code", is_flag=True, help="Copy files edited on the server into the lab.")
+@click.option("--follow", "-f", is_flag=True, help="Keep downloading until the run has ended.")
 @json_option
 @click.pass_context
 def pull_command(
@@ -31,7 +31,9 @@ def pull_command(
     follow: bool,
     json_: bool,
 ) -> None:
-    """Checkpoints and logs of RUN (the latest) to runs/RUN, whole and verified.
+    """Download checkpoints and logs of RUN (default: the latest run) to runs/RUN.
+
+    Every file is complete and verified.
 
     \b
     labctl pull
@@ -51,55 +53,65 @@ def pull_command(
             click.echo(clean(name))
         return
     if follow:
-        pulled = [_followed(lab, run, json_)]
+        pulled_runs = [_follow_outputs(lab, run, json_)]
     else:
-        pulled = lab.pull(run, everything=everything, all_runs=all_runs)
+        pulled_runs = lab.pull(run, everything=everything, all_runs=all_runs)
     if json_:
-        as_json({"pulled": pulled})
+        as_json({"pulled": pulled_runs})
         return
-    for one in pulled:
+    for pulled in pulled_runs:
         if not follow:
-            click.echo(_came(one))
-        for left in one.skipped:
-            click.echo(f"  not yet: {clean(left.path)}: {clean(left.reason)}", err=True)
+            click.echo(_describe_pull(pulled))
+        for missing in pulled.skipped:
+            click.echo(f"  skipped: {clean(missing.path)}: {clean(missing.reason)}", err=True)
 
 
-def _came(one: PulledRun) -> str:
+def _describe_pull(pulled: PulledRun) -> str:
     from labctl.cli.screen import size
 
-    all_here = "all of it is here" if one.complete else "the run goes on"
-    return f"runs/{one.run}: {one.files} files came ({size(one.bytes)}); {all_here}"
+    files = f"{pulled.files} {'file' if pulled.files == 1 else 'files'}"
+    rest = "everything is up to date." if pulled.complete else "more may follow."
+    return f"runs/{pulled.run}: Downloaded {files} ({size(pulled.bytes)}); {rest}"
 
 
-def _followed(lab: Lab, run: str, json_: bool) -> PulledRun:
-    """Round after round until the run has ended; a line for each that brought something."""
+def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
+    """Pull until the run has ended; print a line for each round that downloaded something."""
     from labctl.runs import runs
     from labctl.runs.outputs import mirror_here
 
-    def told(one: PulledRun) -> None:
-        if not json_ and (one.files or one.complete):
-            click.echo(_came(one))
+    def print_round(pulled: PulledRun) -> None:
+        if not json_ and (pulled.files or pulled.complete):
+            click.echo(_describe_pull(pulled))
 
-    return mirror_here(lab.ground, runs.latest(lab.ground, run).id, on_round=told)
+    return mirror_here(lab.ground, runs.latest(lab.ground, run).id, on_round=print_round)
 
 
 @click.command("eval")
 @click.argument("checkpoint", default="")
-@click.option("--on-server", is_flag=True, help="There, shut in: no network, nothing writable.")
 @click.option(
-    "--time-limit", default="1h", metavar="TIME", help="With --on-server.", show_default=True
+    "--on-server",
+    is_flag=True,
+    help="In a sandbox on the server: no network, no writable files.",
+)
+@click.option(
+    "--time-limit",
+    default="1h",
+    metavar="TIME",
+    show_default=True,
+    help="With --on-server: stop the evaluation after this long.",
 )
 @json_option
 @click.pass_context
 def eval_command(
     ctx: click.Context, checkpoint: str, on_server: bool, time_limit: str, json_: bool
 ) -> None:
-    """Evaluate a run's best checkpoint, or CHECKPOINT, and compare here with the server.
+    """Evaluate a run's best checkpoint, or CHECKPOINT, and compare it with the server's result.
 
-    CHECKPOINT is a run (the latest), a checkpoint's name or its path below runs/. Runs the lab's
-    evaluate.py: here on what was pulled, with this Python (pip install 'labctl[train]'), or with
-    --on-server in the run's own image and code. Pickles are not loaded here. What comes of it is
-    kept in runs/RUN/evaluation.json, for labctl report. Ends with 1 where the two differ.
+    CHECKPOINT is a run (default: the latest), the name of a checkpoint, or its path below runs/.
+    labctl runs the lab's evaluate.py on the pulled files with this Python (pip install
+    'labctl[train]'), or with --on-server in the run's own image and code. It does not load pickles
+    on this machine. The result is kept in runs/RUN/evaluation.json for labctl report. Exits with 1
+    if the two results differ.
 
     \b
     labctl pull && labctl eval
@@ -109,7 +121,7 @@ def eval_command(
     from labctl.cli.screen import as_json
     from labctl.runs.evaluate import evaluate, evaluate_there
 
-    limit_s = _limit_s(time_limit)
+    limit_s = _parse_time_limit_s(time_limit)
     lab = open_lab(ctx, quiet=json_)
     if on_server:
         result = evaluate_there(lab.ground, checkpoint, time_limit_s=limit_s)
@@ -118,15 +130,15 @@ def eval_command(
     if json_:
         as_json({"evaluation": result})
     else:
-        _show(result)
-    ctx.exit(1 if _both(result) and not result.same else 0)
+        _draw_evaluation(result)
+    ctx.exit(1 if _has_both(result) and not result.same else 0)
 
 
-def _both(result: Evaluated) -> bool:
+def _has_both(result: Evaluated) -> bool:
     return None not in (result.accuracy_local, result.accuracy_server)
 
 
-def _limit_s(text: str) -> int:
+def _parse_time_limit_s(text: str) -> int:
     from labctl.config.scalars import parse_duration
 
     try:
@@ -135,25 +147,24 @@ def _limit_s(text: str) -> int:
         raise click.BadParameter(str(error), param_hint="--time-limit") from None
 
 
-def _show(result: Evaluated) -> None:
+def _draw_evaluation(result: Evaluated) -> None:
     from labctl.cli.exit_codes import clean
     from labctl.runs.evaluation import interval
 
-    found = result.evaluation
-    for name, accuracy in (
-        ("here:", result.accuracy_local),
-        ("on the server:", result.accuracy_server),
+    comparison = "the same" if result.same else "DIFFERENT" if _has_both(result) else ""
+    for name, accuracy, remark in (
+        ("here:", result.accuracy_local, f"({result.checkpoint})"),
+        ("on the server:", result.accuracy_server, comparison),
     ):
         figure = "not measured" if accuracy is None else f"{accuracy:.4f}"
-        said = "the same" if result.same else "DIFFERENT" if _both(result) else ""
-        told = f"({result.checkpoint})" if name == "here:" else said
-        click.echo(f"{name:<15}{figure}  {clean(told)}".rstrip())
-    if found is None:
+        click.echo(f"{name:<15}{figure}  {clean(remark)}".rstrip())
+    evaluation = result.evaluation
+    if evaluation is None:
         return
-    low, high = interval(found.correct, found.items) or (0.0, 1.0)
-    right = f"{found.correct} of {found.items} on {found.split}"
-    click.echo(f"{'right:':<15}{clean(right)}; 95 % interval {low:.4f} to {high:.4f}")
-    if found.baseline_accuracy is not None:
-        said = f"{found.baseline_accuracy:.4f}, by always saying the most frequent class"
-        click.echo(f"{'baseline:':<15}{said}")
+    low, high = interval(evaluation.correct, evaluation.items) or (0.0, 1.0)
+    score = f"{evaluation.correct} of {evaluation.items} on {evaluation.split}"
+    click.echo(f"{'correct:':<15}{clean(score)}; 95 % interval {low:.4f} to {high:.4f}")
+    if evaluation.baseline_accuracy is not None:
+        baseline = f"{evaluation.baseline_accuracy:.4f}, always predicting the majority class"
+        click.echo(f"{'baseline:':<15}{baseline}")
     click.echo("labctl report    curves, classes and the worst mistakes on one page")

@@ -1,4 +1,4 @@
-"""push, run, attach, exec, ssh, cancel."""
+"""The commands push, run, attach, exec, ssh and cancel."""
 
 from __future__ import annotations
 
@@ -22,34 +22,42 @@ DETACHED = 130
 
 
 @click.command("push")
-@click.option("--force", is_flag=True, help="Overwrite what was edited on the server.")
+@click.option("--force", is_flag=True, help="Overwrite files that were edited on the server.")
 @yes_option
 @json_option
 @click.pass_context
 def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> None:
-    """Send code and data to the server; `run` does it by itself.
+    """Send code and data to the server. `labctl run` does this automatically.
 
     \b
     labctl push
     """
     from labctl.cli.screen import as_json, size
 
-    pushed = open_lab(ctx, yes=yes, quiet=json_).push(force=force)
+    pushes = open_lab(ctx, yes=yes, quiet=json_).push(force=force)
     if json_:
-        as_json({"pushed": pushed})
+        as_json({"pushed": pushes})
         return
-    for one in pushed:
-        click.echo(f"{one.target}: {one.sent} sent ({size(one.sent_bytes)}), {one.unchanged} as is")
+    for push in pushes:
+        uploaded = f"{push.sent} uploaded ({size(push.sent_bytes)})"
+        click.echo(f"{push.target}: {uploaded}, {push.unchanged} unchanged")
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True})
-@click.option("--detach", "-d", is_flag=True, help="Do not follow the log.")
-@click.option("--id", "run_id", default="", help="A name; repeated, the same run is found.")
-@click.option("-it", "tty", is_flag=True, help="With a terminal, for programs that ask.")
-@click.option("--no-push", is_flag=True, help="Run what is on the server already.")
-@click.option("--recover", is_flag=True, help="Go on elsewhere where its server ends too early.")
-@click.option("--keeper", default="", metavar="HOST", help="Its `labctl keep` recovers the run.")
-@click.option("--probe", default="", metavar="1%|STEPS", help="First so much, and what all takes.")
+@click.option("--detach", "-d", is_flag=True, help="Start the run without following its log.")
+@click.option("--id", "run_id", default="", help="Name of the run; an existing one is found again.")
+@click.option("-it", "tty", is_flag=True, help="Attach a terminal, for interactive programs.")
+@click.option("--no-push", is_flag=True, help="Run the code that is already on the server.")
+@click.option("--recover", is_flag=True, help="Resume on a new server if this one dies.")
+@click.option(
+    "--keeper", default="", metavar="HOST", help="Let the keeper on HOST recover the run."
+)
+@click.option(
+    "--probe",
+    default="",
+    metavar="1%|STEPS",
+    help="Run this fraction first and estimate the total time.",
+)
 @yes_option
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -82,11 +90,11 @@ def run_command(
     from labctl.cli.exit_codes import clean
 
     if recover and ((detach and not keeper) or tty or no_push):
-        raise _not_with_recover()
+        raise _reject_with_recover()
     if keeper and not recover:
-        raise _no_keeper_without_recover(keeper)
+        raise _reject_keeper_without_recover(keeper)
     if probe and tty:
-        raise _no_probe_with_a_terminal()
+        raise _reject_probe_with_terminal()
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if probe and not (run_id and lab.ground.state.run(lab.id, run_id)):
@@ -94,18 +102,18 @@ def run_command(
 
         if not asked(ctx, lab, command, probe, push=not no_push, json_=json_):
             return
-        no_push = not recover  # it has just been sent
-    seen: list[Run] = []
+        no_push = not recover  # the probe has just pushed it
+    started_runs: list[Run] = []
 
-    def started(run: Run, found: bool) -> None:
-        seen.append(run)
+    def report_start(run: Run, found: bool) -> None:
+        started_runs.append(run)
         rest(ctx)
         if not json_:
-            said = "found" if found else "started"
-            click.echo(f"run {run.id} {said}: {clean(shlex.join(run.command))}", err=True)
+            event = "found" if found else "started"
+            click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
 
     try:
-        found = lab.run(
+        run = lab.run(
             command,
             id=run_id,
             follow=not detach and not tty,
@@ -113,45 +121,45 @@ def run_command(
             push=not no_push,
             recover=recover,
             keeper=keeper,
-            on_start=started,
+            on_start=report_start,
             on_log=(lambda block: None) if json_ else write_log,
         ).seen
     except KeyboardInterrupt:
-        if not seen:
+        if not started_runs:
             raise
-        _still_running(lab, seen[0])
+        _print_still_running(lab, started_runs[0])
         ctx.exit(DETACHED)
-    if tty and not found.ended:
-        _replace(lab, f"docker attach {found.container}")
-    _finish(ctx, found, detach, json_)
+    if tty and not run.ended:
+        _become_ssh_to_lab(lab, f"docker attach {run.container}")
+    _finish(ctx, run, detach, json_)
 
 
-def _not_with_recover() -> LabError:
+def _reject_with_recover() -> LabError:
     from labctl.errors import UsageError
 
     return UsageError(
-        "--recover follows the run and keeps the code that it sends",
-        why="so it goes neither with --detach nor with -it or --no-push",
-        hint="labctl run --recover; with --keeper HOST, --detach is fine",
+        "--recover cannot be combined with --detach, -it or --no-push",
+        why="it follows the run, and keeps the code that it sends for a new server",
+        hint="labctl run --recover; with --keeper HOST, --detach is allowed",
     )
 
 
-def _no_keeper_without_recover(keeper: str) -> LabError:
+def _reject_keeper_without_recover(keeper: str) -> LabError:
     from labctl.errors import UsageError
 
     return UsageError(
-        "--keeper goes with --recover",
-        why="a keeper recovers the runs that are handed to it",
+        "--keeper needs --recover",
+        why="a keeper recovers the runs that are handed over to it",
         hint=f"labctl run --recover --keeper {keeper}",
     )
 
 
-def _no_probe_with_a_terminal() -> LabError:
+def _reject_probe_with_terminal() -> LabError:
     from labctl.errors import UsageError
 
     return UsageError(
-        "--probe goes not with -it",
-        why="nobody answers a program that is only tried",
+        "--probe cannot be combined with -it",
+        why="a probe run has no terminal attached",
         hint="labctl run --probe 1%",
     )
 
@@ -165,58 +173,60 @@ def _finish(ctx: click.Context, run: Run, detach: bool, json_: bool) -> None:
     elif run.ended:
         click.echo(f"run {run.id}: {clean(run.told)}", err=True)
         if run.stopped_by:
-            click.echo(
-                f"labctl up && labctl run --recover --id {run.id}    go on with it", err=True
-            )
+            click.echo(f"labctl up && labctl run --recover --id {run.id}    resume it", err=True)
         elif run.exit_code:
             click.echo(f"labctl explain {run.id}    why, and what to try next", err=True)
-        _name_new_files(run)
+        _print_new_files(run)
     else:
-        click.echo(f"labctl logs -f {run.id}    follow it", err=True)
+        click.echo(f"labctl logs -f {run.id}    follow its log", err=True)
     ctx.exit(exit_code(run) if run.ended else 0)
 
 
 def exit_code(run: Run) -> int:
-    """The command's own code; 255 where nobody can know it."""
+    """Return the exit code of the run's command; 255 if it is unknown."""
     return OWN_FAILURE if run.exit_code is None else run.exit_code
 
 
-def _name_new_files(run: Run) -> None:
+def _print_new_files(run: Run) -> None:
     if run.new_files:
         from labctl.cli.exit_codes import clean
 
-        shown = ", ".join(clean(name) for name in run.new_files[:5])
+        names = ", ".join(clean(name) for name in run.new_files[:5])
         more = f" and {len(run.new_files) - 5} more" if len(run.new_files) > 5 else ""
-        click.echo(f"new files outside outputs: {shown}{more} (labctl pull --all)", err=True)
+        click.echo(f"new files outside outputs: {names}{more} (labctl pull --all)", err=True)
 
 
 def write_log(block: bytes) -> None:
-    """A piece of a run's log to standard output, as it came."""
+    """Write a piece of a run's log to standard output, byte for byte."""
     sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
 
 
-def _still_running(lab: Lab, run: Run) -> None:
+def _print_still_running(lab: Lab, run: Run) -> None:
     server = lab.ground.state.server_of_lab(lab.id)
     price = server.offer.price_usd_per_hour if server else 0.0
-    click.echo(f"\nrun {run.id} goes on at {price:.2f} dollars an hour", err=True)
+    cost = f"{price:.2f} dollars an hour" if price else "free"
+    click.echo(f"\nrun {run.id} is still running ({cost})", err=True)
     if lab.keeper:
-        said = f"the keeper at {lab.keeper} looks after it; this machine may be switched off"
-        click.echo(said, err=True)
-    for line, deed in (
-        (f"labctl logs -f {run.id}", "follow it again"),
-        (f"labctl cancel {run.id}", "end the run"),
-        ("labctl down", "end the bill"),
+        note = f"The keeper at {lab.keeper} watches over it; you can turn this machine off."
+        click.echo(note, err=True)
+    for line, effect in (
+        (f"labctl logs -f {run.id}", "follow the log again"),
+        (f"labctl cancel {run.id}", "stop the run"),
+        ("labctl down", "remove the server"),
     ):
-        click.echo(f"  {line:<{len(run.id) + 18}}{deed}", err=True)
+        click.echo(f"  {line:<{len(run.id) + 18}}{effect}", err=True)
 
 
-def _replace(lab: Lab, line: str, *, tty: bool = True) -> None:
+def _become_ssh_to_lab(lab: Lab, line: str, *, tty: bool = True) -> None:
     become_ssh(lab.ground, line, tty=tty)
 
 
 def become_ssh(ground: Ground, line: str, *, tty: bool = True) -> None:
-    """Become ssh to the lab's server: its exit code, its terminal, its signals."""
+    """Replace this process with ssh to the lab's server, with its exit code and signals.
+
+    `line` is for the shell on the server; "" opens a login shell.
+    """
     import shutil
 
     from labctl.commands.ssh import interactive_argv
@@ -231,21 +241,22 @@ def become_ssh(ground: Ground, line: str, *, tty: bool = True) -> None:
     config = ground.connections.write(server)
     if not shutil.which("ssh"):
         raise LabError(
-            "there is no ssh on this machine", hint="sudo apt-get install openssh-client"
+            "ssh is not installed on this machine", hint="sudo apt-get install openssh-client"
         )
-    framed = portable(line) if line else ""
-    words = interactive_argv(str(config), server.alias, framed, tty=tty, login=quick_login())
+    remote_line = portable(line) if line else ""
+    argv = interactive_argv(str(config), server.alias, remote_line, tty=tty, login=quick_login())
     sys.stdout.flush()
-    os.execvp(words[0], words)
+    os.execvp(argv[0], argv)
 
 
 @click.command("attach")
 @click.argument("run", default="")
 @click.pass_context
 def attach_command(ctx: click.Context, run: str) -> None:
-    """The tmux session beside RUN (the latest): its log, the GPU, a shell in the container.
+    """Open the tmux session beside RUN (default: the latest run).
 
-    Leave it with Ctrl-b d. Closing it does not touch the run.
+    It shows the run's log and the GPU, and has a shell in the container. Leave it with Ctrl-b d.
+    Closing it does not affect the run.
 
     \b
     labctl attach
@@ -254,19 +265,19 @@ def attach_command(ctx: click.Context, run: str) -> None:
     from labctl.shell import command
 
     lab = open_lab(ctx)
-    found = runs.latest(lab.ground, run)
+    run_id = runs.latest(lab.ground, run).id
     server = lab.ground.server()
-    about = {"lab": lab.config.name, "lab_id": lab.id, "run": found.id}
-    session = lab.ground.remote(server).call("session", about)["session"]
-    _replace(lab, command("exec", "tmux", "attach-session", "-t", f"={session}").render())
+    request = {"lab": lab.config.name, "lab_id": lab.id, "run": run_id}
+    session = lab.ground.remote(server).call("session", request)["session"]
+    _become_ssh_to_lab(lab, command("exec", "tmux", "attach-session", "-t", f"={session}").render())
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
-@click.option("--run", "run_id", default="", help="The run whose container it is (the latest).")
+@click.option("--run", "run_id", default="", help="Use this run's container (default: the latest).")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> None:
-    """COMMAND inside a running run's container.
+    """Run COMMAND inside the container of a run that is running.
 
     \b
     labctl exec -- nvidia-smi
@@ -277,40 +288,42 @@ def exec_command(ctx: click.Context, run_id: str, command: tuple[str, ...]) -> N
     from labctl.shell import command as words
 
     lab = open_lab(ctx)
-    found = runs.latest(lab.ground, run_id)
+    run = runs.latest(lab.ground, run_id)
     runs.refresh(lab.ground, lab.ground.server())
-    found = runs.latest(lab.ground, found.id)
-    if found.ended:
-        raise NotFoundError(
-            f"run {found.id} has ended", why=found.told, hint="labctl run -it -- bash"
-        )
+    run = runs.latest(lab.ground, run.id)
+    if run.ended:
+        raise NotFoundError(f"run {run.id} has ended", why=run.told, hint="labctl run -it -- bash")
     tty = sys.stdin.isatty() and sys.stdout.isatty()
     flags = ("-it",) if tty else ("-i",)
     inner = ("sh", "/lab/run/.labctl/entry.sh", *command)
-    line = words("exec", "docker", "exec", *flags, "-e", "LABCTL_ENTER=1", found.container, *inner)
-    _replace(lab, line.render(), tty=tty)
+    line = words("exec", "docker", "exec", *flags, "-e", "LABCTL_ENTER=1", run.container, *inner)
+    _become_ssh_to_lab(lab, line.render(), tty=tty)
 
 
 @click.command(
     "ssh",
-    # What follows COMMAND's first word is COMMAND's, `--all` too.
+    # Everything after the first word of COMMAND belongs to COMMAND, even `--all`.
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("--all", "all_", is_flag=True, help="COMMAND on every lab's server, not a shell.")
+@click.option("--all", "all_", is_flag=True, help="Run COMMAND on the servers of all labs.")
 @click.option(
-    "--at-once", default=32, show_default=True, type=click.IntRange(1, 256), help="With --all."
+    "--at-once",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="With --all: connect to this many servers at a time.",
 )
-@click.option("--json", "json_", is_flag=True, help="With --all: one JSON object.")
+@click.option("--json", "json_", is_flag=True, help="With --all: print one JSON object.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def ssh_command(
     ctx: click.Context, all_: bool, at_once: int, json_: bool, command: tuple[str, ...]
 ) -> None:
-    """A shell on the server, or COMMAND there.
+    """Open a shell on the server, or run COMMAND there.
 
-    With --all COMMAND runs on the servers of all labs, many at once. Each one's output is shown
-    whole and in the order of their names, then who failed. Exits with the largest code of them,
-    255 where a server was not reached.
+    With --all, COMMAND runs on the servers of all labs in parallel. The output is printed server
+    by server, in the order of their names, and then the list of failures. The exit code is the
+    largest of all, and 255 if a server could not be reached.
 
     \b
     labctl ssh
@@ -320,13 +333,13 @@ def ssh_command(
     from labctl.errors import UsageError
     from labctl.shell import command as words
 
-    # One word is a line for the shell there, as with ssh; several are argv, each kept whole.
+    # One word is a line for the server's shell, as with ssh. Several are an argv and are quoted.
     line = command[0] if len(command) == 1 else words(*command).render()
     if not all_:
         if json_:
-            raise UsageError("--json goes with --all", hint="labctl ssh --all --json -- COMMAND")
+            raise UsageError("--json needs --all", hint="labctl ssh --all --json -- COMMAND")
         tty = not command or (sys.stdin.isatty() and sys.stdout.isatty())
-        _replace(open_lab(ctx), line, tty=tty)
+        _become_ssh_to_lab(open_lab(ctx), line, tty=tty)
     if not command:
         raise UsageError("--all needs a command", hint="labctl ssh --all -- uptime")
     from labctl.cli.fan_out import everywhere
@@ -336,11 +349,11 @@ def ssh_command(
 
 @click.command("cancel")
 @click.argument("run", default="")
-@click.option("--grace", default=60, show_default=True, help="Seconds to write a checkpoint.")
+@click.option("--grace", default=60, show_default=True, help="Seconds between SIGTERM and SIGKILL.")
 @json_option
 @click.pass_context
 def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> None:
-    """End RUN (the latest): SIGTERM, time for a checkpoint, then SIGKILL.
+    """Stop RUN (default: the latest run): SIGTERM, time for a checkpoint, then SIGKILL.
 
     \b
     labctl cancel
@@ -351,10 +364,11 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
 
     lab = open_lab(ctx, quiet=json_)
     ground: Ground = lab.ground
-    found = runs.latest(ground, run)
-    ended, before = runs.cancel(ground, ground.server(), found.id, grace)
+    run_id = runs.latest(ground, run).id
+    ended_run, had_ended = runs.cancel(ground, ground.server(), run_id, grace)
     if json_:
-        as_json({"run": ended, "already": before})
+        as_json({"run": ended_run, "already": had_ended})
+    elif had_ended:
+        click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.told)}")
     else:
-        said = "had ended before: " if before else ""
-        click.echo(f"run {ended.id}: {said}{clean(ended.told)}")
+        click.echo(f"run {ended_run.id}: {clean(ended_run.told)}")

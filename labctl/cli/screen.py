@@ -1,6 +1,7 @@
-"""What people see: a Reporter that draws steps and bars on standard error, and tables.
+"""Terminal output: a Reporter that draws steps and progress bars, and functions for tables.
 
-Drawing needs a terminal; without one, each step is a line. Data goes to standard output.
+Events go to standard error. Without a terminal there, each step is one line. Data goes to standard
+output.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from labctl.events import Decision, Event, Note, Progress, Step
 if TYPE_CHECKING:
     from labctl.model import Check
 
-BAR_AFTER_S = 0.5
-
 
 class Screen:
-    """Draws events on standard error. One live line at the most, removed when it is done."""
+    """A Reporter that draws events on standard error and asks questions there.
+
+    `tasks` holds the bar of each progress and its start, `begun` the start of each step, both in
+    seconds of the monotonic clock. Bars are removed when they are done.
+    """
 
     def __init__(self, *, yes: bool = False, quiet: bool = False) -> None:
         self.yes = yes
@@ -34,28 +37,28 @@ class Screen:
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Note):
-            self._note(event)
+            self._draw_note(event)
         elif self.quiet:
             return
         elif isinstance(event, Step):
-            self._step(event)
+            self._draw_step(event)
         elif isinstance(event, Progress):
-            self._progress(event)
+            self._draw_progress(event)
 
     def ask(self, decision: Decision) -> bool:
-        """A person's yes; without a terminal the answer is no, and that is said."""
+        """Ask a question. Without a terminal the answer is no, with a note on how to say yes."""
         if decision.typed:
             return self._ask_to_type(decision)
         if self.yes:
             if decision.about == "price" and decision.detail and not self.quiet:
-                self._line(clean(decision.detail))
+                self._print(clean(decision.detail))
             return True
         self.rest()
         if decision.detail:
             click.echo(clean(decision.detail), err=True)
         if not sys.stdin.isatty():
-            text = f"labctl: {clean(decision.question)} no (not a terminal; --yes says yes)"
-            click.echo(text, err=True)
+            text = f"{clean(decision.question)} no (not a terminal; use --yes to answer yes)"
+            click.echo(f"labctl: {text}", err=True)
             return False
         return click.confirm(clean(decision.question), default=decision.default, err=True)
 
@@ -63,8 +66,8 @@ class Screen:
         self.rest()
         click.echo(clean(decision.detail), err=True)
         if not sys.stdin.isatty():
-            text = f"labctl: {clean(decision.question)}: no (not a terminal; --yes does not help)"
-            click.echo(text, err=True)
+            text = f"{clean(decision.question)}: no (not a terminal; --yes does not answer this)"
+            click.echo(f"labctl: {text}", err=True)
             return False
         answer = click.prompt(
             clean(decision.question), default="", show_default=False, type=str, err=True
@@ -72,71 +75,71 @@ class Screen:
         return str(answer).strip() == decision.typed
 
     def rest(self) -> None:
-        """Take live drawing off the screen, before anything else writes there."""
+        """Remove live drawing from the screen before anything else writes there."""
         if self.live is not None:
             self.live.stop()
             self.live = None
             self.tasks.clear()
 
-    def _note(self, note: Note) -> None:
+    def _draw_note(self, note: Note) -> None:
         if note.level == "detail":
             if self.live is None and not self.quiet and not sys.stderr.isatty():
                 click.echo(f"    {clean(note.text)}"[:200], err=True)
             return
         color = "yellow" if note.level == "warning" else None
-        self._line(click.style(clean(note.text), fg=color))
+        self._print(click.style(clean(note.text), fg=color))
 
-    def _line(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self.live is not None:
             self.live.console.print(text, highlight=False, markup=False)
         else:
             click.echo(text, err=True)
 
-    def _step(self, step: Step) -> None:
+    def _draw_step(self, step: Step) -> None:
         if not step.done:
             self.begun[step.name] = time.monotonic()
             if sys.stderr.isatty():
-                self._task(step.name, 0.0, 0.0, "steps")
+                self._update_bar(step.name, 0.0, 0.0, "steps")
             else:
-                self._line(f"  {clean(step.name)}")
+                self._print(f"  {clean(step.name)}")
             return
         took_s = time.monotonic() - self.begun.pop(step.name, time.monotonic())
-        self._drop(step.name)
+        self._remove_bar(step.name)
         detail = f" ({clean(step.detail)})" if step.detail else ""
-        self._line(f"{click.style('✓', fg='green')} {clean(step.name)}{detail} {took_s:.1f} s")
+        self._print(f"{click.style('✓', fg='green')} {clean(step.name)}{detail} {took_s:.1f} s")
 
-    def _progress(self, progress: Progress) -> None:
+    def _draw_progress(self, progress: Progress) -> None:
         if not sys.stderr.isatty():
             return
-        self._task(progress.name, progress.done, progress.total, progress.unit)
+        self._update_bar(progress.name, progress.done, progress.total, progress.unit)
         if progress.total and progress.done >= progress.total and progress.unit == "bytes":
-            self._drop(progress.name)
+            self._remove_bar(progress.name)
 
-    def _task(self, name: str, done: float, total: float, unit: str) -> None:
+    def _update_bar(self, name: str, done: float, total: float, unit: str) -> None:
         if self.live is None:
-            self.live = _bars()
+            self.live = _make_progress_bars()
             self.live.start()
-        known = self.tasks.get(name)
-        if known is None:
-            task = self.live.add_task(clean(name)[:60], total=total or None, said="")
-            self.tasks[name] = known = (task, time.monotonic())
-        said = ""
+        if name not in self.tasks:
+            new_task = self.live.add_task(clean(name)[:60], total=total or None, amount="")
+            self.tasks[name] = (new_task, time.monotonic())
+        task, started_at = self.tasks[name]
+        amount = ""
         if unit == "bytes" and done:
-            rate = done / max(time.monotonic() - known[1], 0.01)
-            said = f"{size(done)} of {size(total)}, {size(rate)}/s"
+            rate = done / max(time.monotonic() - started_at, 0.01)
+            amount = f"{size(done)} of {size(total)}, {size(rate)}/s"
         elif total:
-            said = f"{done:.0f}/{total:.0f}"
-        self.live.update(known[0], completed=done, total=total or None, said=said)
+            amount = f"{done:.0f}/{total:.0f}"
+        self.live.update(task, completed=done, total=total or None, amount=amount)
 
-    def _drop(self, name: str) -> None:
-        known = self.tasks.pop(name, None)
-        if known is not None and self.live is not None:
-            self.live.remove_task(known[0])
+    def _remove_bar(self, name: str) -> None:
+        task, _ = self.tasks.pop(name, (None, 0.0))
+        if task is not None and self.live is not None:
+            self.live.remove_task(task)
             if not self.tasks:
                 self.rest()
 
 
-def _bars() -> Any:
+def _make_progress_bars() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -144,7 +147,7 @@ def _bars() -> Any:
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
@@ -152,7 +155,7 @@ def _bars() -> Any:
 
 
 def size(count: float) -> str:
-    """Bytes in the largest unit that leaves at least one: 1536 -> 1.5 KiB."""
+    """Write a number of bytes in the largest unit that gives at least 1: 1536 -> 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -161,13 +164,14 @@ def size(count: float) -> str:
 
 
 def ago(moment: float | None, now: float | None = None) -> str:
-    """How long since a Unix time: 42 s, 3 min, 2.5 h, 3 d."""
+    """Write the time since a Unix time: 42 s, 3 min, 2.5 h, 3 d; "-" for None and 0."""
     if not moment:
         return "-"
     return span((now or time.time()) - moment)
 
 
 def span(seconds: float) -> str:
+    """Write a duration in one unit: 42 s, 3 min, 2.5 h, 3 d."""
     if seconds < 90:
         return f"{max(0, seconds):.0f} s"
     if seconds < 90 * 60:
@@ -178,7 +182,7 @@ def span(seconds: float) -> str:
 
 
 def folded(text: str, indent: int = 0, width: int = 0) -> list[str]:
-    """Lines that fit on the screen once they are indented; words stay whole."""
+    """Wrap text into lines that fit the screen after the indent; words are never broken."""
     import shutil
     import textwrap
 
@@ -187,7 +191,7 @@ def folded(text: str, indent: int = 0, width: int = 0) -> list[str]:
 
 
 def table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int = 0) -> None:
-    """Columns as wide as their content; the last one gives way where the screen ends."""
+    """Print a table. Columns are as wide as their content; the last is cut at the screen's edge."""
     import shutil
 
     width = width or shutil.get_terminal_size((100, 24)).columns
@@ -201,25 +205,27 @@ def table(rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int
 
 
 def draw_checks(checks: Sequence[Check], width: int = 0) -> None:
-    """What `doctor` and `course check` found. On a terminal words stay whole; commands are not
-    broken, since they are copied."""
-    wrapped = bool(width) or sys.stdout.isatty()
-    for one in checks:
-        mark = click.style("ok", fg="green") if one.ok else click.style("!!", fg="red")
-        if one.skipped:
+    """Print the results of `doctor` or `course check`.
+
+    On a terminal the text is wrapped. Commands are not, because people copy them.
+    """
+    wraps = bool(width) or sys.stdout.isatty()
+    for check in checks:
+        mark = click.style("ok", fg="green") if check.ok else click.style("!!", fg="red")
+        if check.skipped:
             mark = click.style("--", fg="yellow")
-        if one.ok and one.warning:
+        if check.ok and check.warning:
             mark = click.style("! ", fg="yellow")
-        text = clean(f"{one.name}: {one.detail}")
-        if wrapped:
+        text = clean(f"{check.name}: {check.detail}")
+        if wraps:
             text = "\n    ".join(folded(text, 4, width))
         click.echo(f"{mark}  {text}")
-        if one.next:
-            click.echo(f"      next: {clean(one.next)}")
+        if check.next:
+            click.echo(f"      next: {clean(check.next)}")
 
 
 def as_json(body: dict[str, Any]) -> None:
-    """One object with a version, on standard output."""
+    """Print one JSON object with a version to standard output."""
     import msgspec
 
     click.echo(json.dumps({"version": 1, **msgspec.to_builtins(body)}, indent=2))

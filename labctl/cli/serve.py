@@ -1,4 +1,4 @@
-"""serve."""
+"""The command serve: a model, or any image that speaks HTTP, behind a local port."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ if TYPE_CHECKING:
 
 @click.command("serve")
 @click.argument("words", nargs=-1, metavar="[RUN] [-- ARGS...]")
-@click.option("--checkpoint", default="", metavar="NAME", help="One of the run's checkpoints.")
-@click.option("--push", is_flag=True, help="Load it with the code as it is here, not the run's.")
-@click.option("--batch", default=0, metavar="N", help="Images at once (32); 1: no batching.")
-@click.option("--image", default="", help="Any image that listens at --port, instead of a model.")
-@click.option("--port", default=0, metavar="N", help="Where --image listens in its container.")
+@click.option("--checkpoint", default="", metavar="NAME", help="Serve this checkpoint of the run.")
+@click.option("--push", is_flag=True, help="Use the code on this machine instead of the run's.")
+@click.option(
+    "--batch", default=0, metavar="N", help="Largest batch of images (32); 1: no batching."
+)
+@click.option("--image", default="", help="Serve this Docker image instead of a model.")
+@click.option("--port", default=0, metavar="N", help="Port that --image listens on.")
 @click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="Set in the container.")
-@click.option("--local-port", default=0, metavar="N", help="The port on this machine.")
-@click.option("--load-time", default=600, metavar="S", help="How long loading may take (600).")
-@click.option("--detach", "-d", is_flag=True, help="Keep the forward after this terminal closes.")
-@click.option("--stop", is_flag=True, help="End what is served.")
+@click.option("--local-port", default=0, metavar="N", help="Use this port on this machine.")
+@click.option(
+    "--load-time", default=600, metavar="S", help="Fail if loading takes longer (600 seconds)."
+)
+@click.option("--detach", "-d", is_flag=True, help="Keep the forward open in the background.")
+@click.option("--stop", is_flag=True, help="Stop serving.")
 @yes_option
 @json_option
 @click.pass_context
 def serve_command(ctx: click.Context, /, words: tuple[str, ...], json_: bool, **given: Any) -> None:
-    """The model of RUN (the latest) behind POST /predict, on the server, through a forward.
+    """Serve the model of RUN (default: the latest run) as POST /predict, through a forward.
 
-    The project's predict.py says how it is loaded; safetensors only. What follows -- goes to the
-    command of an --image.
+    The model runs on the server. The project's predict.py defines how it is loaded; its weights
+    must be safetensors. ARGS after -- become the command of an --image.
 
     \b
     labctl serve
@@ -47,32 +51,33 @@ def serve_command(ctx: click.Context, /, words: tuple[str, ...], json_: bool, **
     if given["stop"]:
         _stop(lab, server, json_)
         return
-    wanted = _wanted(lab, server, words, given)
-    _serve(lab, server, wanted, given, json_)
+    request = _build_request(lab, server, words, given)
+    _serve(lab, server, request, given, json_)
 
 
 def _stop(lab: Lab, server: Server, json_: bool) -> None:
     from labctl.cli.screen import as_json
     from labctl.services import model_serving
 
-    ended = model_serving.stop(lab.ground, server)
+    stopped = model_serving.stop(lab.ground, server)
     if json_:
-        as_json({"stopped": ended})
+        as_json({"stopped": stopped})
     else:
-        click.echo(f"ended: {', '.join(ended)}" if ended else "nothing was served", err=True)
+        text = f"stopped: {', '.join(stopped)}" if stopped else "nothing was being served"
+        click.echo(text, err=True)
 
 
-def _wanted(
+def _build_request(
     lab: Lab, server: Server, words: tuple[str, ...], given: dict[str, Any]
 ) -> ServiceRequest:
     from labctl.errors import UsageError
     from labctl.services import model_serving
 
-    env = dict(_pair(one) for one in given["env"])
+    env = dict(_parse_assignment(text) for text in given["env"])
     if given["image"]:
         if not 0 < given["port"] < 65536:
             hint = f"labctl serve --image {given['image']} --port 8000"
-            raise UsageError("--image needs --port: where it listens", hint=hint)
+            raise UsageError("--image needs --port, the port that it listens on", hint=hint)
         return model_serving.of_image(
             lab.ground,
             server,
@@ -84,9 +89,9 @@ def _wanted(
         )
     if given["port"]:
         hint = "labctl serve --local-port PORT"
-        raise UsageError("--port is where an --image listens", hint=hint)
+        raise UsageError("--port needs --image, which listens on it", hint=hint)
     if len(words) > 1:
-        raise UsageError("one run at a time", hint=f"labctl serve {words[0]}")
+        raise UsageError("only one run can be served", hint=f"labctl serve {words[0]}")
     if given["batch"]:
         env["LABCTL_SERVE_MAX_BATCH"] = str(given["batch"])
     choice = model_serving.Choice(
@@ -99,33 +104,33 @@ def _wanted(
     return model_serving.of_model(lab.ground, server, choice)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_assignment(text: str) -> tuple[str, str]:
     from labctl.errors import UsageError
 
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise UsageError(f"{text!r} is no NAME=VALUE", hint="labctl serve -e NAME=VALUE")
+        raise UsageError(f"{text!r} is not NAME=VALUE", hint="labctl serve -e NAME=VALUE")
     return name, value
 
 
 def _serve(
-    lab: Lab, server: Server, wanted: ServiceRequest, given: dict[str, Any], json_: bool
+    lab: Lab, server: Server, request: ServiceRequest, given: dict[str, Any], json_: bool
 ) -> None:
     from labctl.services import model_serving
 
     port = given["local_port"]
     if given["detach"]:
-        made = model_serving.forward_detached(lab.ground, server, wanted, port)
-        _show(wanted, made.url, made.local_port, json_)
+        detached = model_serving.forward_detached(lab.ground, server, request, port)
+        _print_address(request, detached.url, detached.local_port, json_)
         return
-    with model_serving.forward(lab.ground, server, wanted, port) as opened:
-        _show(wanted, opened.url, opened.local_port, json_)
-        click.echo("Ctrl-C ends the forward; labctl serve --stop ends the server", err=True)
+    with model_serving.forward(lab.ground, server, request, port) as forward:
+        _print_address(request, forward.url, forward.local_port, json_)
+        click.echo("Press Ctrl-C to close the forward; labctl serve --stop stops it all", err=True)
         with contextlib.suppress(KeyboardInterrupt):
-            opened.wait()
+            forward.wait()
 
 
-def _show(wanted: ServiceRequest, url: str, port: int, json_: bool) -> None:
+def _print_address(request: ServiceRequest, url: str, port: int, json_: bool) -> None:
     import msgspec
 
     from labctl.cli.exit_codes import clean
@@ -133,19 +138,19 @@ def _show(wanted: ServiceRequest, url: str, port: int, json_: bool) -> None:
     from labctl.services import model_serving
 
     url = url.rstrip("/")
-    told: dict[str, Any] = {"service": wanted.name, "url": url}
-    if wanted.model is None:
-        told["image"] = wanted.image
-        said = [f"{wanted.image}: {url}"]
+    body: dict[str, Any] = {"service": request.name, "url": url}
+    if request.model is None:
+        body["image"] = request.image
+        lines = [f"{request.image}: {url}"]
     else:
         model = model_serving.health(port)
-        told |= msgspec.to_builtins(model)
-        said = [
+        body |= msgspec.to_builtins(model)
+        lines = [
             f"run {model.run}, {model.checkpoint}, {model.classes} classes: {url}",
             f"  curl -F image=@PICTURE {url}/predict",
             f"  {url}/healthz  {url}/metrics",
         ]
     if json_:
-        as_json({"serve": told})
+        as_json({"serve": body})
     else:
-        click.echo(clean("\n".join(said)))
+        click.echo(clean("\n".join(lines)))

@@ -1,4 +1,4 @@
-"""config, inventory, secret, trust."""
+"""The commands config, inventory, secret and trust."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labctl.cli.options import json_option, open_lab
 @json_option
 @click.pass_context
 def config_command(ctx: click.Context, json_: bool) -> None:
-    """Every setting, its value and where it came from.
+    """Show every setting, its value and where it comes from.
 
     \b
     labctl config
@@ -25,13 +25,13 @@ def config_command(ctx: click.Context, json_: bool) -> None:
     if json_:
         as_json({"settings": [{"key": k, "value": v, "origin": o} for k, v, o in rows]})
     else:
-        table([(k, o, v) for k, v, o in rows], ("KEY", "FROM", "VALUE"))
+        table([(k, o, v) for k, v, o in rows], ("KEY", "SOURCE", "VALUE"))
 
 
 @click.command("inventory")
 @click.pass_context
 def inventory_command(ctx: click.Context) -> None:
-    """The lab's server as an Ansible inventory, for playbooks of your own.
+    """Print the lab's server as an Ansible inventory, for your own playbooks.
 
     \b
     labctl inventory > hosts.yml && ansible-playbook -i hosts.yml site.yml
@@ -47,7 +47,9 @@ def inventory_command(ctx: click.Context) -> None:
 
 @click.group("secret")
 def secret_command() -> None:
-    """Values for the secrets that lab.yaml names: kept 0600, never in argv or logs.
+    """Store values for the secrets that lab.yaml names.
+
+    The files have mode 0600. Values are never in argv or logs.
 
     \b
     labctl secret set WANDB_API_KEY
@@ -58,7 +60,7 @@ def secret_command() -> None:
 @click.argument("name")
 @click.pass_context
 def _set(ctx: click.Context, name: str) -> None:
-    """Keep a value for NAME; it is asked for, or read from standard input.
+    """Store a value for NAME, from a prompt or standard input.
 
     \b
     labctl secret set WANDB_API_KEY
@@ -72,14 +74,14 @@ def _set(ctx: click.Context, name: str) -> None:
     else:
         value = sys.stdin.read().rstrip("\n")
     set_secret(lab.ground.paths, lab.id, name, value)
-    click.echo(f"{name} is kept for {lab.config.name}", err=True)
+    click.echo(f"stored {name} for {lab.config.name}", err=True)
 
 
 @secret_command.command("list")
 @json_option
 @click.pass_context
 def _list(ctx: click.Context, json_: bool) -> None:
-    """The names that have values; never the values.
+    """List the names that have values; the values are never shown.
 
     \b
     labctl secret list
@@ -98,7 +100,7 @@ def _list(ctx: click.Context, json_: bool) -> None:
 @click.command("trust")
 @click.pass_context
 def trust_command(ctx: click.Context) -> None:
-    """Approve what this lab.yaml may do; a changed file is asked about again.
+    """Approve what this lab.yaml may do. A changed file needs a new approval.
 
     \b
     labctl trust

@@ -1,4 +1,4 @@
-"""init, up, doctor."""
+"""The commands init, up and doctor."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from labctl.cli.options import json_option, need_options, open_lab, yes_option
 
 PROVIDERS = {
     "local": "a container on this machine (needs Docker; no GPU)",
-    "static": "lab servers that you reach with ssh",
-    "aws": "the cheapest that fits at AWS; costs money",
-    "course": "what your course gives you: labctl join FILE instead",
+    "static": "existing machines that you reach with ssh",
+    "aws": "the cheapest fitting instance at AWS; costs money",
+    "course": "the server that your course gives you; use labctl join FILE instead",
 }
 
 
 @click.command("init")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--provider", help="Where servers come from: local, static, ...")
+@click.option("--provider", help="Get servers from this provider: local, static, aws, ...")
 @click.pass_context
 def init_command(ctx: click.Context, directory: Path, provider: str | None) -> None:
-    """Make a sample project in DIRECTORY: train an image classifier.
+    """Create a sample project in DIRECTORY: train an image classifier.
 
     \b
     labctl init digits && cd digits && labctl up
@@ -36,15 +36,15 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
 
     names = provider_names()
     if provider is None and sys.stdin.isatty():
-        click.echo("Where do servers come from?", err=True)
+        click.echo("Where should labctl get servers?", err=True)
         for name in names:
-            click.echo(f"  {name:<8}{PROVIDERS.get(name, 'installed beside labctl')}", err=True)
+            click.echo(f"  {name:<8}{PROVIDERS.get(name, 'from a plugin package')}", err=True)
         provider = click.prompt("provider", default="local", type=click.Choice(names), err=True)
     provider = provider or "local"
     if provider not in names:
         raise UsageError(
             f"there is no provider {provider!r}",
-            why=f"there are {', '.join(names)}",
+            why=f"the providers are {', '.join(names)}",
             hint="labctl init digits --provider local",
         )
     target = Path(ctx.find_root().obj or ".") / directory
@@ -54,13 +54,13 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
 
 @click.command("up")
 @need_options
-@click.option("--budget", help="USD.")
-@click.option("--ttl", help="End the server after this long, for example 8h.")
-@click.option("--idle", help="End the server after this long without work, for example 30m.")
+@click.option("--budget", help="Stop the server after it has cost this many dollars.")
+@click.option("--ttl", help="Stop the server after this long, for example 8h.")
+@click.option("--idle", help="Stop the server after this long without work, for example 30m.")
 @click.option(
     "--no-deadline",
     is_flag=True,
-    help="Let a server that costs money live on without --ttl and --budget.",
+    help="Let a server that costs money run without --ttl and --budget.",
 )
 @yes_option
 @json_option
@@ -68,9 +68,9 @@ def init_command(ctx: click.Context, directory: Path, provider: str | None) -> N
 def up_command(
     ctx: click.Context, /, yes: bool, json_: bool, no_deadline: bool, **overrides: str
 ) -> None:
-    """Get the lab's server ready. Repeated, it finds the same server.
+    """Start the lab's server. Called again, it finds the same server.
 
-    A server that costs money ends after 12 hours where neither --ttl nor --budget says otherwise.
+    A server that costs money stops after 12 hours unless --ttl or --budget sets another limit.
 
     \b
     labctl up
@@ -82,25 +82,25 @@ def up_command(
 
     lab = open_lab(ctx, yes=yes, quiet=json_, overrides=overrides)
     need = lab.config.server.need
-    declined = msgspec.structs.replace(need, deadline=False) if no_deadline else None
-    server = lab.up(declined).server
+    need_without_deadline = msgspec.structs.replace(need, deadline=False) if no_deadline else None
+    server = lab.up(need_without_deadline).server
     if json_:
         as_json({"server": server})
         return
     price = server.offer.price_usd_per_hour
-    costs = f"{price:.2f} dollars an hour" if price else "costs nothing"
-    click.echo(f"{server.alias} is ready ({server.provider}, {costs}).")
-    click.echo("  labctl run        train")
-    click.echo(f"  ssh {server.alias:<14}a shell there")
-    click.echo("  labctl down       when you are done")
+    cost = f"{price:.2f} dollars an hour" if price else "costs nothing"
+    click.echo(f"{server.alias} is ready ({server.provider}, {cost}).")
+    click.echo("  labctl run        start the training")
+    click.echo(f"  ssh {server.alias:<14}open a shell on the server")
+    click.echo("  labctl down       remove the server when you are done")
 
 
 @click.command("doctor")
-@click.option("--provider", help="Check this provider instead of lab.yaml's.")
+@click.option("--provider", help="Overrides server.provider in lab.yaml.")
 @json_option
 @click.pass_context
 def doctor_command(ctx: click.Context, provider: str | None, json_: bool) -> None:
-    """Check this machine, the provider and the server; exit 1 if something is amiss.
+    """Check this machine, the provider and the server. Exits with 1 if a check fails.
 
     \b
     labctl doctor

@@ -1,4 +1,4 @@
-"""status, logs, forward."""
+"""The commands status, logs and forward."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 @click.command("status")
-@click.option("--refresh", "-r", is_flag=True, help="Ask the provider and the server now.")
-@click.option("--why", is_flag=True, help="What the server's watchdog decided last, and why.")
+@click.option("--refresh", "-r", is_flag=True, help="Query the provider and the server now.")
+@click.option("--why", is_flag=True, help="List the watchdog's last decisions and their reasons.")
 @json_option
 @click.pass_context
 def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) -> None:
-    """Server, runs, clocks and dollars; from the record, or with --refresh as they are now.
+    """Show the server, its runs, time limits and cost.
+
+    The data comes from this machine's record. With --refresh, labctl reads it again.
 
     \b
     labctl status --refresh
@@ -30,31 +32,31 @@ def status_command(ctx: click.Context, refresh: bool, why: bool, json_: bool) ->
     """
     from labctl.cli.screen import as_json
 
-    said = _status(ctx, refresh or why, why, json_)
+    status = _read_status(ctx, refresh or why, why, json_)
     if json_:
-        as_json(said)
+        as_json(status)
         return
-    server: Server | None = said["server"]
+    server: Server | None = status["server"]
     if server is None:
-        click.echo(f"{said['lab']}: no server. Next: labctl up")
-        for why in list(said["ended"].values())[:1]:
-            click.echo(f"  its last server ended: {why}")
+        click.echo(f"{status['lab']}: no server. Next: labctl up")
+        for reason in list(status["ended"].values())[:1]:
+            click.echo(f"  its last server ended: {reason}")
     else:
-        _draw_server(said, server)
-    if said["keeper"]:
-        click.echo(f"  looked after by the keeper at {said['keeper']}")
-    _draw_kept(said["kept"])
+        _draw_server(status, server)
+    if status["keeper"]:
+        click.echo(f"  watched by the keeper at {status['keeper']}")
+    _draw_kept(status["kept"])
     if why:
-        _draw_why(said["watch"])
-    elif said["runs"]:
-        _draw_runs(said["runs"], server, said["now"], said["ended"])
+        _draw_decisions(status["watch"])
+    elif status["runs"]:
+        _draw_runs(status["runs"], server, status["now"], status["ended"])
 
 
-def _status(ctx: click.Context, asks: bool, why: bool, json_: bool) -> dict[str, Any]:
-    lab = open_lab(ctx, quiet=json_, record_only=not asks)
-    if asks or not lab.keeper:
-        return lab.status(refresh=asks, why=why)
-    # What this machine last saw is not how the lab is: somebody else looks after it.
+def _read_status(ctx: click.Context, refresh: bool, why: bool, json_: bool) -> dict[str, Any]:
+    lab = open_lab(ctx, quiet=json_, record_only=not refresh)
+    if refresh or not lab.keeper:
+        return lab.status(refresh=refresh, why=why)
+    # A keeper acts on the lab, so this machine's record may be out of date.
     from labctl.errors import BusyError, ProviderError
 
     lab = open_lab(ctx, quiet=json_)
@@ -63,114 +65,121 @@ def _status(ctx: click.Context, asks: bool, why: bool, json_: bool) -> dict[str,
     except (BusyError, ProviderError) as error:
         from labctl.cli.exit_codes import clean
 
-        click.echo(f"as recorded here, since {clean(error.what)}", err=True)
+        click.echo(f"showing the last known state: {clean(error.what)}", err=True)
         return {**lab.status(), "keeper": lab.keeper}
 
 
-def _draw_kept(found: list[KeptDisk]) -> None:
-    if found:
+def _draw_kept(disks: list[KeptDisk]) -> None:
+    if disks:
         from labctl.cli.exit_codes import clean
         from labctl.servers.disks import told
 
-        for one in found:
-            click.echo(f"  {clean(told(one))}")
+        for disk in disks:
+            click.echo(f"  {clean(told(disk))}")
 
 
-def _draw_server(said: dict[str, Any], server: Server) -> None:
+def _draw_server(status: dict[str, Any], server: Server) -> None:
     from labctl.cli.exit_codes import clean
     from labctl.cli.screen import size, span
 
-    state = {True: server.state, False: "NOT REACHABLE", None: f"{server.state} (as recorded)"}
+    state = {True: server.state, False: "NOT REACHABLE", None: f"{server.state} (last known)"}
     kind = clean(f"{server.provider} {server.offer.type}")
-    click.echo(f"{clean(server.alias)}: {state[said['reachable']]}, {kind}")
-    if said["why"]:
-        click.echo(f"  {clean(said['why'])}")
+    click.echo(f"{clean(server.alias)}: {state[status['reachable']]}, {kind}")
+    if status["why"]:
+        click.echo(f"  {clean(status['why'])}")
     price = server.offer.price_usd_per_hour
-    cost = f"{said['cost_usd']:.2f} dollars so far at {price:.2f} an hour" if price else "no cost"
-    click.echo(f"  up {span(said['clocks']['up_s'])}, {cost}")
-    _draw_clocks(said, price)
-    if said["disk"]:
-        click.echo(f"  disk {size(said['disk']['free_bytes'])} free")
+    cost = f"{status['cost_usd']:.2f} dollars so far at {price:.2f} an hour" if price else "no cost"
+    click.echo(f"  up {span(status['clocks']['up_s'])}, {cost}")
+    _draw_limits(status, price)
+    if status["disk"]:
+        click.echo(f"  disk {size(status['disk']['free_bytes'])} free")
     click.echo(f"  ssh {server.alias}")
 
 
-def _draw_clocks(said: dict[str, Any], price: float) -> None:
-    """When the server ends and by what, as its watchdog said, or what nobody watches."""
+def _draw_limits(status: dict[str, Any], price: float) -> None:
+    """Print the time and money left as the watchdog reported them, and what it cannot do."""
     from labctl.cli.exit_codes import clean
     from labctl.cli.screen import ago, span
 
-    watch, clocks = said["watch"], said["clocks"]
+    watch, clocks = status["watch"], status["clocks"]
     if not watch:
         if any(clocks[key] for key in ("ttl_s", "idle_s", "budget_usd")):
-            click.echo("  its clocks are not known here; next: labctl status --refresh")
+            click.echo("  time left is unknown; next: labctl status --refresh")
         return
-    gone_s = said["now"] - said["watched_at"]
-    left = {
-        name: watch[key] - gone_s
+    report_age_s = status["now"] - status["watched_at"]
+    left_s = {
+        name: watch[key] - report_age_s
         for name, key in (("ttl", "ttl_left_s"), ("idle", "idle_left_s"))
         if watch.get(key) is not None
     }
-    told = [f"{name} {span(seconds)} left" for name, seconds in left.items()]
+    limits = [f"{name} {span(seconds)} left" for name, seconds in left_s.items()]
     if watch.get("budget_left_s") is not None and price:
-        told.append(f"{(watch['budget_left_s'] - gone_s) / 3600 * price:.2f} dollars left")
-    if told:
-        heard = f" (heard {ago(said['watched_at'], said['now'])} ago)" if gone_s > 5 else ""
-        click.echo(f"  {', '.join(told)}{heard}")
+        dollars = (watch["budget_left_s"] - report_age_s) / 3600 * price
+        limits.append(f"{dollars:.2f} dollars left")
+    if limits:
+        age = ago(status["watched_at"], status["now"])
+        reported = f" (reported {age} ago)" if report_age_s > 5 else ""
+        click.echo(f"  {', '.join(limits)}{reported}")
     if not watch.get("alive"):
-        click.echo(click.style("  its watchdog does not run; next: labctl up", fg="red"))
+        click.echo(click.style("  its watchdog is not running; next: labctl up", fg="red"))
     if watch.get("busy"):
-        for number, one in enumerate(watch["busy"][:3]):
-            click.echo(f"  {' ' * 9 if number else 'not idle:'} {clean(one)}")
+        for number, activity in enumerate(watch["busy"][:3]):
+            click.echo(f"  {' ' * 9 if number else 'not idle:'} {clean(activity)}")
     if watch.get("mirror"):
-        _draw_mirror(watch["mirror"], said["now"])
-    for one in watch.get("cannot") or ():
-        click.echo(click.style(f"  {clean(one)}", fg="yellow"))
+        _draw_mirror(watch["mirror"], status["now"])
+    for problem in watch.get("cannot") or ():
+        click.echo(click.style(f"  {clean(problem)}", fg="yellow"))
 
 
 def _draw_mirror(mirror: dict[str, Any], now: float) -> None:
-    """When all was last in the store, or why it is not."""
+    """Print when the store was last complete, or why it is not."""
     from labctl.cli.exit_codes import clean
     from labctl.cli.screen import ago, size
 
-    when = f"{ago(mirror['at'], now)} ago" if mirror["at"] else "never yet"
+    when = f"{ago(mirror['at'], now)} ago" if mirror["at"] else "never"
     if not mirror["failed"]:
         click.echo(f"  mirrored {when}")
         return
     behind = f", {size(mirror['behind_bytes'])} behind" if mirror["behind_bytes"] else ""
-    text = f"  not mirrored (last {when}{behind}), tried again: {clean(mirror['failed'])}"
+    text = f"  not mirrored (last: {when}{behind}), retrying: {clean(mirror['failed'])}"
     click.echo(click.style(text, fg="yellow"))
 
 
-def _draw_why(watch: dict[str, Any]) -> None:
+def _draw_decisions(watch: dict[str, Any]) -> None:
     import time
 
     from labctl.cli.screen import table
 
     rows = [
-        (time.strftime("%m-%d %H:%M:%S", time.localtime(one["at"])), one["what"], one["why"])
-        for one in watch.get("decisions", [])
+        (
+            time.strftime("%m-%d %H:%M:%S", time.localtime(decision["at"])),
+            decision["what"],
+            decision["why"],
+        )
+        for decision in watch.get("decisions", [])
     ]
     click.echo()
     if rows:
-        table(rows, ("WHEN", "DECIDED", "WHY"))
+        table(rows, ("TIME", "DECISION", "WHY"))
     else:
-        click.echo("no watchdog has decided anything")
+        click.echo("The watchdog has taken no action.")
 
 
 def _draw_runs(runs: list[Run], server: Server | None, now: float, ended: dict[str, str]) -> None:
     from labctl.cli.screen import table
 
-    def row(run: Run) -> tuple[str, ...]:
+    def make_row(run: Run) -> tuple[str, ...]:
         if run.ended or (server is not None and run.server_id == server.id):
-            return run.id, run.state, _progress(run), _how_long(run, now), run.told or _line(run)
-        seen = _how_long(run, run.seen_at or now)
+            result = run.told or shlex.join(run.command)
+            return run.id, run.state, _steps_text(run), _elapsed_text(run, now), result
+        elapsed = _elapsed_text(run, run.seen_at or now)
         why = ended.get(run.server_id)
-        said = f"its server ended: {why}" if why else "its server ended, and nobody saw how"
-        return run.id, "not known", _progress(run), seen, said
+        result = f"its server ended: {why}" if why else "its server ended for an unknown reason"
+        return run.id, "unknown", _steps_text(run), elapsed, result
 
-    rows = [row(run) for run in runs[:15]]
+    rows = [make_row(run) for run in runs[:15]]
     click.echo()
-    table(rows, ("RUN", "STATE", "STEPS", "TIME", "SAID"))
+    table(rows, ("RUN", "STATE", "STEPS", "TIME", "RESULT"))
     if len(runs) > 15:
         click.echo(f"and {len(runs) - 15} earlier (--json lists all)")
     for run in runs[:15]:
@@ -179,18 +188,14 @@ def _draw_runs(runs: list[Run], server: Server | None, now: float, ended: dict[s
             click.echo(click.style(text, fg="red"))
 
 
-def _line(run: Run) -> str:
-    return shlex.join(run.command)
-
-
-def _progress(run: Run) -> str:
+def _steps_text(run: Run) -> str:
     step, total = run.progress.get("step"), run.progress.get("total_steps")
     if step is None:
         return "-"
     return f"{step:.0f}/{total:.0f}" if total else f"{step:.0f}"
 
 
-def _how_long(run: Run, now: float) -> str:
+def _elapsed_text(run: Run, now: float) -> str:
     from labctl.cli.screen import span
 
     start = run.started_at or run.created_at
@@ -202,13 +207,11 @@ def _how_long(run: Run, now: float) -> str:
 
 @click.command("logs")
 @click.argument("run", default="")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option(
-    "-n", "--tail", default=0, metavar="LINES", help="Begin so many lines before the end."
-)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
+@click.option("-n", "--tail", default=0, metavar="LINES", help="Start with the last LINES lines.")
 @click.pass_context
 def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
-    """What RUN (the latest) printed.
+    """Print the output of RUN (default: the latest run).
 
     \b
     labctl logs -f
@@ -220,24 +223,25 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
 
     lab = open_lab(ctx)
     server = _server_with_logs(lab, run)
-    found = runs.latest(lab.ground, run)
+    run_id = runs.latest(lab.ground, run).id
     if server is None:
         from labctl.lifecycle.reconcile import log_elsewhere
 
-        write_log(_last_lines(log_elsewhere(lab.ground, found.id), tail))
-        click.echo("the server has ended; this is what was saved or pulled", err=True)
+        write_log(_last_lines(log_elsewhere(lab.ground, run_id), tail))
+        click.echo("the server has ended; this is the log that was saved or pulled", err=True)
         return
     try:
-        seen = runs.watch(lab.ground, server, found.id, tail=tail, follow=follow, on_log=write_log)
+        shown = runs.watch(lab.ground, server, run_id, tail=tail, follow=follow, on_log=write_log)
     except KeyboardInterrupt:
-        click.echo(f"\nrun {found.id} goes on; labctl cancel {found.id} ends it", err=True)
+        text = f"Run {run_id} is still running. To stop it: labctl cancel {run_id}"
+        click.echo(f"\n{text}", err=True)
         ctx.exit(130)
-    if seen.ended:
-        click.echo(f"run {seen.id}: {clean(seen.told)}", err=True)
+    if shown.ended:
+        click.echo(f"run {shown.id}: {clean(shown.told)}", err=True)
 
 
 def _server_with_logs(lab: Lab, run: str) -> Server | None:
-    """The lab's server; None where it has ended, and the run's log was saved or pulled."""
+    """Return the lab's server; None if it has ended and the run's log was saved or pulled."""
     from labctl.errors import NotFoundError
 
     if lab.keeper:
@@ -250,8 +254,8 @@ def _server_with_logs(lab: Lab, run: str) -> Server | None:
         from labctl.lifecycle import reconcile
         from labctl.runs import runs
 
-        here = reconcile.log_here(lab.ground, runs.latest(lab.ground, run).id).is_file()
-        if not (here or lab.keeper or lab.config.store):
+        was_pulled = reconcile.log_here(lab.ground, runs.latest(lab.ground, run).id).is_file()
+        if not (was_pulled or lab.keeper or lab.config.store):
             raise
         return None
 
@@ -262,11 +266,11 @@ def _last_lines(text: bytes, count: int) -> bytes:
 
 @click.command("forward")
 @click.argument("services", nargs=-1)
-@click.option("--port", default=0, help="The local port to use, if there is one service.")
-@click.option("--detach", "-d", is_flag=True, help="Keep it after this terminal closes.")
-@click.option("--open", "open_", is_flag=True, help="Open the browser.")
-@click.option("--list", "list_", is_flag=True, help="What is kept by --detach.")
-@click.option("--stop", is_flag=True, help="End those named, or all.")
+@click.option("--port", default=0, help="Use this local port; only with a single service.")
+@click.option("--detach", "-d", is_flag=True, help="Keep the forward open in the background.")
+@click.option("--open", "open_", is_flag=True, help="Open the service in the browser.")
+@click.option("--list", "list_", is_flag=True, help="List background forwards.")
+@click.option("--stop", is_flag=True, help="Stop the named background forwards, or all.")
 @yes_option
 @json_option
 @click.pass_context
@@ -281,7 +285,9 @@ def forward_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """SERVICES on localhost: tensorboard, jupyter, one from lab.yaml, or a port of the server.
+    """Open SERVICES on localhost.
+
+    A service is tensorboard, jupyter, a service from lab.yaml, or a port of the server.
 
     \b
     labctl forward tensorboard jupyter
@@ -292,47 +298,49 @@ def forward_command(
 
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if list_ or stop:
-        _kept_forwards(lab, services, stop, json_)
+        _list_or_stop_forwards(lab, services, stop, json_)
         return
     if not services:
-        raise UsageError("which service?", hint="labctl forward tensorboard jupyter")
+        raise UsageError("no service was named", hint="labctl forward tensorboard jupyter")
     if port and len(services) > 1:
-        raise UsageError("--port goes with one service", hint=f"labctl forward {services[0]}")
+        raise UsageError(
+            "--port can be used with a single service only", hint=f"labctl forward {services[0]}"
+        )
     if detach:
         from labctl.services.lab_services import forward_detached
 
-        made = [forward_detached(lab.ground, name, port) for name in services]
-        _show([(one.service, one.url) for one in made], open_, json_)
+        detached = [forward_detached(lab.ground, name, port) for name in services]
+        _print_urls([(forward.service, forward.url) for forward in detached], open_, json_)
     else:
-        with contextlib.ExitStack() as opened:
-            here = [opened.enter_context(lab.forward(name, port=port)) for name in services]
-            _show([(one.service.name, one.url) for one in here], open_, json_)
-            click.echo("Ctrl-C ends; --detach keeps them open", err=True)
+        with contextlib.ExitStack() as stack:
+            forwards = [stack.enter_context(lab.forward(name, port=port)) for name in services]
+            _print_urls([(one.service.name, one.url) for one in forwards], open_, json_)
+            click.echo("Press Ctrl-C to close; --detach keeps forwards open", err=True)
             with contextlib.suppress(KeyboardInterrupt):
-                for one in here:
-                    one.wait()
+                for forward in forwards:
+                    forward.wait()
 
 
-def _kept_forwards(lab: Lab, services: tuple[str, ...], stop: bool, json_: bool) -> None:
-    """List or end what --detach keeps."""
+def _list_or_stop_forwards(lab: Lab, services: tuple[str, ...], stop: bool, json_: bool) -> None:
+    """List the background forwards, or stop the named ones (all without names)."""
     from labctl.cli.screen import as_json, table
     from labctl.services.forwards import list_forwards, stop_forward
 
     state = lab.ground.state
     if stop:
-        kept = [one for name in services or ("all",) for one in stop_forward(state, name)]
+        forwards = [one for name in services or ("all",) for one in stop_forward(state, name)]
     else:
-        kept = list_forwards(state)
+        forwards = list_forwards(state)
     if json_:
-        as_json({"forwards": kept})
-    elif kept:
-        rows = [(one.id, one.service, "stopped" if stop else one.url) for one in kept]
+        as_json({"forwards": forwards})
+    elif forwards:
+        rows = [(one.id, one.service, "stopped" if stop else one.url) for one in forwards]
         table(rows, ("ID", "SERVICE", "URL"))
     else:
-        click.echo("no forwards are kept", err=True)
+        click.echo("No background forwards.", err=True)
 
 
-def _show(urls: list[tuple[str, str]], open_: bool, json_: bool) -> None:
+def _print_urls(urls: list[tuple[str, str]], open_: bool, json_: bool) -> None:
     from labctl.cli.screen import as_json
 
     if json_:

@@ -1,4 +1,4 @@
-"""submit: one verified bundle, handed in."""
+"""The command submit: one verified bundle with a signed receipt."""
 
 from __future__ import annotations
 
@@ -18,19 +18,26 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command("submit")
 @click.argument("run", default="")
-@click.option("--assignment", "given", type=FILE, help="Default: assignment.yaml of the lab.")
-@click.option("--checkpoint", default="", metavar="NAME", help="Default: the one evaluated; best.")
-@click.option("--dry-run", is_flag=True, help="Look through and say the rules; nothing leaves.")
 @click.option(
-    "--allow", multiple=True, metavar="PATH", help="What looks like a secret in this file is none."
+    "--assignment", "given", type=FILE, help="Assignment file (default: the lab's assignment.yaml)."
+)
+@click.option(
+    "--checkpoint",
+    default="",
+    metavar="NAME",
+    help="Submit this checkpoint (default: the evaluated one, else the best).",
+)
+@click.option("--dry-run", is_flag=True, help="Check the bundle and show the rules; send nothing.")
+@click.option(
+    "--allow", multiple=True, metavar="PATH", help="Ignore secret-like text in this file."
 )
 @click.option(
     "--verify", is_flag=False, flag_value="", metavar="[RECEIPT]", help="Check a receipt."
 )
-@click.option("--bundle", type=FILE, help="For --verify: the bundle, where it lies elsewhere.")
-@click.option("--receipts", is_flag=True, help="Fetch your receipts of this assignment.")
-@click.option("--grade", is_flag=True, help="Your grade, once it was released.")
-@click.option("--key", is_flag=True, help="Your public key, for the instructor.")
+@click.option("--bundle", type=FILE, help="With --verify: compare this bundle.")
+@click.option("--receipts", is_flag=True, help="Download your receipts for this assignment.")
+@click.option("--grade", is_flag=True, help="Show your grade after it is released.")
+@click.option("--key", is_flag=True, help="Print your public key for the instructor.")
 @yes_option
 @json_option
 @click.pass_context
@@ -49,10 +56,10 @@ def submit_command(
     yes: bool,
     json_: bool,
 ) -> None:
-    """Hand in RUN (the latest): model, logs, report, code and a manifest of all their hashes.
+    """Submit RUN (default: the latest run): model, logs, report, code, and a manifest of hashes.
 
-    It is looked through first: files that run code when they are loaded, sizes, secrets. The
-    assignment's rules are said before anything leaves. Broken off, it goes on where it was.
+    labctl first checks the bundle for files that run code when they are loaded, for its size, and
+    for secrets, and shows the assignment's rules. An interrupted upload resumes where it stopped.
 
     \b
     labctl submit --dry-run
@@ -62,25 +69,25 @@ def submit_command(
     from labctl.submissions.submit import Choice
 
     if key:
-        _key(json_)
+        _print_public_key(json_)
         return
     if verify is not None:
-        # By the assignment's file alone: a receipt outlives the lab.
-        _verify(ctx, given, verify, bundle, json_)
+        # This needs only the assignment's file, because a receipt outlives the lab.
+        _verify_receipt(ctx, given, verify, bundle, json_)
         return
     lab = open_lab(ctx, yes=yes, quiet=json_, record_only=True)
     choice = Choice(run=run, checkpoint=checkpoint, assignment=given, allowed=allow)
     if receipts:
-        _receipts(lab, choice, json_)
+        _fetch_receipts(lab, choice, json_)
     elif grade:
-        _grade(lab, choice, json_)
+        _fetch_grade(lab, choice, json_)
     elif dry_run:
         _rehearse(lab, choice, json_)
     else:
-        _hand_in(lab, choice, json_)
+        _submit(lab, choice, json_)
 
 
-def _key(json_: bool) -> None:
+def _print_public_key(json_: bool) -> None:
     from labctl.cli.screen import as_json
     from labctl.config import paths
     from labctl.submissions.receiver_host import public_key
@@ -90,10 +97,10 @@ def _key(json_: bool) -> None:
         as_json({"key": line})
         return
     click.echo(line)
-    click.echo("send this line to your instructor, who lets it hand in under your name", err=True)
+    click.echo("Send this line to your instructor, who registers it under your name.", err=True)
 
 
-def _hand_in(lab: Lab, choice: Choice, json_: bool) -> None:
+def _submit(lab: Lab, choice: Choice, json_: bool) -> None:
     from labctl.cli.screen import as_json
     from labctl.cli.submit_output import draw_contents, draw_done, draw_terms
     from labctl.submissions.submit import submit
@@ -101,8 +108,8 @@ def _hand_in(lab: Lab, choice: Choice, json_: bool) -> None:
     if json_:
         as_json({"handed_in": submit(lab.ground, choice)})
         return
-    done = submit(lab.ground, choice, on_terms=draw_terms, on_contents=draw_contents)
-    draw_done(done, lab.config.root)
+    result = submit(lab.ground, choice, on_terms=draw_terms, on_contents=draw_contents)
+    draw_done(result, lab.config.root)
 
 
 def _rehearse(lab: Lab, choice: Choice, json_: bool) -> None:
@@ -110,16 +117,16 @@ def _rehearse(lab: Lab, choice: Choice, json_: bool) -> None:
     from labctl.cli.submit_output import draw_contents, draw_terms
     from labctl.submissions.submit import rehearse
 
-    terms, whole = rehearse(lab.ground, choice)
+    terms, contents = rehearse(lab.ground, choice)
     if json_:
-        about = {"bundle_bytes": whole.bundle_bytes, "notes": whole.notes}
-        as_json({"terms": terms, "manifest": whole.manifest, **about})
+        details = {"bundle_bytes": contents.bundle_bytes, "notes": contents.notes}
+        as_json({"terms": terms, "manifest": contents.manifest, **details})
         return
     draw_terms(terms, offline=True)
-    draw_contents(whole, terms)
+    draw_contents(contents, terms)
 
 
-def _verify(
+def _verify_receipt(
     ctx: click.Context, given: Path | None, path: str, bundle: Path | None, json_: bool
 ) -> None:
     from labctl.cli.screen import as_json
@@ -128,16 +135,16 @@ def _verify(
 
     root = Path(ctx.find_root().obj or ".").resolve()
     rules = submit.find_assignment(root, given)
-    chosen = Path(path) if path else receipts.last(root, rules)
-    found = receipts.verify(chosen, rules.receiver, bundle)
+    receipt = Path(path) if path else receipts.last(root, rules)
+    verified = receipts.verify(receipt, rules.receiver, bundle)
     if json_:
-        as_json({"verified": found})
+        as_json({"verified": verified})
     else:
-        draw_verified(found, root)
-    ctx.exit(3 if found.bundle == "changed" else 0)
+        draw_verified(verified, root)
+    ctx.exit(3 if verified.bundle == "changed" else 0)
 
 
-def _receipts(lab: Lab, choice: Choice, json_: bool) -> None:
+def _fetch_receipts(lab: Lab, choice: Choice, json_: bool) -> None:
     from labctl.cli.screen import as_json
     from labctl.cli.submit_output import draw_receipts
     from labctl.submissions import receipts, submit
@@ -145,15 +152,15 @@ def _receipts(lab: Lab, choice: Choice, json_: bool) -> None:
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
     with submit.opened(lab.ground, rules) as host:
-        kept, refused = receipts.fetch(root, rules, host)
+        saved, refused = receipts.fetch(root, rules, host)
     if json_:
-        found: list[Any] = [{"path": str(path), "receipt": one} for path, one in kept]
-        as_json({"receipts": found, "refused": refused})
+        rows: list[Any] = [{"path": str(path), "receipt": receipt} for path, receipt in saved]
+        as_json({"receipts": rows, "refused": refused})
         return
-    draw_receipts(kept, refused, root)
+    draw_receipts(saved, refused, root)
 
 
-def _grade(lab: Lab, choice: Choice, json_: bool) -> None:
+def _fetch_grade(lab: Lab, choice: Choice, json_: bool) -> None:
     from labctl.cli.screen import as_json
     from labctl.cli.submit_output import draw_feedback
     from labctl.submissions import receipts, submit
@@ -161,8 +168,8 @@ def _grade(lab: Lab, choice: Choice, json_: bool) -> None:
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
     with submit.opened(lab.ground, rules) as host:
-        found, path = receipts.fetch_feedback(root, rules, host)
+        feedback, path = receipts.fetch_feedback(root, rules, host)
     if json_:
-        as_json({"feedback": found, "path": str(path)})
+        as_json({"feedback": feedback, "path": str(path)})
         return
-    draw_feedback(found, path, root)
+    draw_feedback(feedback, path, root)

@@ -1,4 +1,4 @@
-"""top."""
+"""The command top: a live view of the server."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from labctl.insight.top import ServerNow
     from labctl.lab import Lab
 
-FOOT = "Ctrl-C ends this view; what runs goes on"
+FOOT = "Ctrl-C closes this view; runs continue"
 
 
 @click.command("top")
-@click.option("--once", is_flag=True, help="One picture, then end; so too without a terminal.")
+@click.option(
+    "--once", is_flag=True, help="Print one snapshot and exit (default without a terminal)."
+)
 @json_option
 @click.pass_context
 def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
-    """The server live: processor, memory, disk, network, GPUs, runs, and whose processes they are.
+    """Show the server live: CPU, memory, disk, network, GPUs, runs, and processes with their users.
 
     \b
     labctl top
@@ -38,7 +40,7 @@ def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
     elif once or not sys.stdout.isatty():
         _draw_once(lab, lab.top())
     else:
-        _live(lab)
+        _draw_live(lab)
 
 
 def _draw_once(lab: Lab, now: ServerNow) -> None:
@@ -50,11 +52,11 @@ def _draw_once(lab: Lab, now: ServerNow) -> None:
     console = Console(highlight=False)
     history = History()
     history.add(now)
-    about = About(server=lab.ground.server(), lab_id=lab.id, bars=_bars(console.encoding))
+    about = About(server=lab.ground.server(), lab_id=lab.id, bars=_choose_bars(console.encoding))
     console.print(picture(history, about, console.width))
 
 
-def _live(lab: Lab) -> None:
+def _draw_live(lab: Lab) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -65,34 +67,34 @@ def _live(lab: Lab) -> None:
     console = Console(highlight=False)
     history = History()
     about = About(
-        server=lab.ground.server(), lab_id=lab.id, foot=FOOT, bars=_bars(console.encoding)
+        server=lab.ground.server(), lab_id=lab.id, foot=FOOT, bars=_choose_bars(console.encoding)
     )
 
     def draw(cut: str = "") -> None:
         import msgspec
 
-        now = msgspec.structs.replace(about, cut=cut) if cut else about
-        live.update(picture(history, now, console.width, console.height), refresh=True)
+        shown_about = msgspec.structs.replace(about, cut=cut) if cut else about
+        live.update(picture(history, shown_about, console.width, console.height), refresh=True)
 
-    def sampled(now: ServerNow) -> None:
+    def add_sample(now: ServerNow) -> None:
         history.add(now)
         draw()
 
-    def cut(error: LabError, pause_s: float) -> None:
+    def show_cut(error: LabError, pause_s: float) -> None:
         history.gap()
         when = time.strftime("%H:%M:%S")
-        draw(f"{when} {error.what}; what runs goes on; trying again in {pause_s:g} s")
+        draw(f"{when} {error.what}; runs continue; retrying in {pause_s:g} s")
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
         draw()
         try:
-            follow(lab.ground, sampled, on_cut=cut)
+            follow(lab.ground, add_sample, on_cut=show_cut)
         except KeyboardInterrupt:
             return
 
 
-def _bars(encoding: str) -> str:
-    """What the bars are drawn with: plain letters where the terminal knows no others."""
+def _choose_bars(encoding: str) -> str:
+    """Return the characters of the bars: ASCII if the terminal's encoding has no others."""
     from labctl.cli.top_history import BARS, PLAIN_BARS
 
     return BARS if encoding.lower().startswith("utf") else PLAIN_BARS

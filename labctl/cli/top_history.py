@@ -1,4 +1,4 @@
-"""What `top` has seen so far: the last minutes of each figure, and how fast the runs go on."""
+"""Samples that `top` has received: the last minutes of each figure and the pace of the runs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections import deque
 
 from labctl.insight.top import RunNow, ServerNow
 
-# Samples: five minutes at one a second.
+# samples of each figure: five minutes at one per second
 KEPT = 300
+# least time between two steps from which a pace is computed
 LEAST_SPAN_S = 5.0
-# Without the full block, which would touch the row above.
+# without the full block, which would touch the row above
 BARS = "▁▂▃▄▅▆▇"
 PLAIN_BARS = "_.-=+*#"
 
 
 class History:
-    """The latest sample, and the ones before it as figures by name."""
+    """The latest sample, and the figures of the samples before it by name."""
 
     def __init__(self) -> None:
         self.now: ServerNow | None = None
@@ -38,53 +39,56 @@ class History:
             self._note_steps(now.at, run)
 
     def gap(self) -> None:
-        """That nothing was heard for a while."""
+        """Add a gap: no sample arrived for a while."""
         for figures in self._figures.values():
             figures.append(None)
 
     @property
     def single(self) -> bool:
-        """Whether there is but one sample: nothing to draw a line of."""
+        """Whether there is only one sample, which is too little for a bar chart."""
         return len(self._figures.get("cpu", ())) < 2
 
     def _note_steps(self, at: float, run: RunNow) -> None:
         if run.step is None:
             return
-        known = self._steps.setdefault(run.name, deque(maxlen=KEPT))
-        if known and run.step < known[-1][1]:
-            known.clear()  # it went back to a checkpoint
-        if not known or run.step > known[-1][1]:
-            known.append((at, run.step))
+        steps = self._steps.setdefault(run.name, deque(maxlen=KEPT))
+        if steps and run.step < steps[-1][1]:
+            steps.clear()  # it went back to a checkpoint
+        if not steps or run.step > steps[-1][1]:
+            steps.append((at, run.step))
 
     def left_s(self, run: RunNow) -> float | None:
-        """How long the run still takes at the pace seen here; None where it was not seen to go."""
-        known = self._steps.get(run.name)
-        if not known or not run.total_steps:
+        """Return the seconds left at the run's pace since the view began; None if unknown."""
+        steps = self._steps.get(run.name)
+        if not steps or not run.total_steps:
             return None
-        (first_at, first), (last_at, last) = known[0], known[-1]
+        (first_at, first), (last_at, last) = steps[0], steps[-1]
         if last_at - first_at < LEAST_SPAN_S:
             return None
         return max(0.0, run.total_steps - last) * (last_at - first_at) / (last - first)
 
     def line(self, name: str, width: int, most: float | None = None, bars: str = BARS) -> str:
-        """The last `width` figures as bars below `most`, or below their own highest."""
-        known = list(self._figures.get(name, ()))
-        return sparkline(known[-width:] if width else [], width, most, bars)
+        """Draw the last `width` figures as bars, relative to `most` or to their own maximum."""
+        figures = list(self._figures.get(name, ()))
+        return sparkline(figures[-width:] if width else [], width, most, bars)
 
 
 def sparkline(
     figures: list[float | None], width: int, most: float | None = None, bars: str = BARS
 ) -> str:
-    """One bar a figure, to the right; a gap where nothing was measured."""
+    """Draw one bar per figure, aligned to the right, with gaps for None.
+
+    Bars are relative to `most`, or to the largest figure.
+    """
     top = most or max((figure for figure in figures if figure is not None), default=0.0)
 
-    def bar(figure: float | None) -> str:
+    def draw_bar(figure: float | None) -> str:
         if figure is None:
             return " "
         share = min(1.0, max(0.0, figure / top)) if top else 0.0
         return bars[min(len(bars) - 1, int(share * len(bars)))]
 
-    return "".join(map(bar, figures)).rjust(width)
+    return "".join(map(draw_bar, figures)).rjust(width)
 
 
 def _sum(one: float | None, other: float | None) -> float | None:

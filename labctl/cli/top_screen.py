@@ -1,9 +1,9 @@
-"""How `top` looks: one picture of the server from its history, for any width and height."""
+"""The screen of `top`: one picture of the server from its history, for any width and height."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -15,16 +15,18 @@ from labctl.cli.top_history import BARS, History
 from labctl.insight.top import GpuNow, ProcessNow, RunNow, ServerNow
 from labctl.model import Server, Value
 
+# columns from which the wide layout is used
 WIDE = 120
 NARROW_BARS, WIDE_BARS = 16, 36
 LEAST_PROCESSES = 3
 HEADING = "dim"
+# memory used, as a share of its total, from which it is shown as a warning
 FULL = 0.95
 HELD_BY = {"thermal": "heat", "power": "power", "hardware": "protection"}
 
 
 class About(Value, frozen=True):
-    """What the picture says besides the figures. `cut` tells of a lost link, "" while it holds."""
+    """What the picture shows besides figures. `cut` describes a lost connection, else it is ""."""
 
     server: Server
     lab_id: str
@@ -34,46 +36,46 @@ class About(Value, frozen=True):
 
 
 def picture(history: History, about: About, width: int, height: int = 0) -> RenderableType:
-    """At most `height` lines, where that is above 0: processes give way first."""
+    """Draw the server in at most `height` lines (0: any number); processes are left out first."""
     now = history.now
     if now is None:
         return Text(about.cut or "waiting for the first sample")
     above: list[RenderableType] = [
-        _head(now, about, width),
+        _draw_head(now, about, width),
         Text(),
-        _machine(now, history, about, width),
+        _draw_machine(now, history, about, width),
     ]
     lines = 7
     if now.gpus:
-        above += [Text(), _gpus(now, history, about, width)]
+        above += [Text(), _draw_gpus(now, history, about, width)]
         lines += 2 + len(now.gpus)
     if now.runs:
-        above += [Text(), _runs(now, history, about, width)]
+        above += [Text(), _draw_runs(now, history, about, width)]
         lines += 2 + len(now.runs)
-    room = height - lines - 3 - (1 if about.foot or about.cut else 0)
-    shown = now.processes[: max(LEAST_PROCESSES, room)] if height else now.processes
-    if shown:
-        above += [Text(), _processes(shown, about, width)]
+    free_lines = height - lines - 3 - (1 if about.foot or about.cut else 0)
+    processes = now.processes[: max(LEAST_PROCESSES, free_lines)] if height else now.processes
+    if processes:
+        above += [Text(), _draw_processes(processes, about, width)]
     foot = Text(clean(about.cut), "yellow") if about.cut else Text(about.foot, HEADING)
     return Group(*above, *([Text(), foot] if foot else []))
 
 
-def _head(now: ServerNow, about: About, width: int) -> Text:
+def _draw_head(now: ServerNow, about: About, width: int) -> Text:
     server = about.server
     price = server.offer.price_usd_per_hour
-    said = [
+    facts = [
         " ".join(filter(None, (server.provider, server.offer.type, server.offer.zone))),
         f"up {span(now.at - server.created_at)}",
         f"{price:.2f} dollars an hour" if price else "costs nothing",
     ]
-    text = Text().append(clean(server.alias), "bold").append(f"  {clean(', '.join(said))}")
+    text = Text().append(clean(server.alias), "bold").append(f"  {clean(', '.join(facts))}")
     clock = time.strftime("%H:%M:%S", time.localtime(now.at))
     text.truncate(max(8, width - len(clock) - 2), overflow="ellipsis")
     text.append(clock.rjust(max(1, width - text.cell_len)), HEADING)
     return text
 
 
-def _grid(*headings: str, last_grows: bool = False) -> Table:
+def _make_table(*headings: str, last_grows: bool = False) -> Table:
     table = Table(
         box=None,
         show_header=bool(headings),
@@ -82,104 +84,106 @@ def _grid(*headings: str, last_grows: bool = False) -> Table:
         pad_edge=False,
         expand=False,
     )
-    for place, heading in enumerate(headings):
-        grows = last_grows and place == len(headings) - 1
+    for column, heading in enumerate(headings):
+        grows = last_grows and column == len(headings) - 1
         table.add_column(heading, no_wrap=True, overflow="ellipsis", ratio=1 if grows else None)
     return table
 
 
-def _machine(now: ServerNow, history: History, about: About, width: int) -> Table:
-    table = _grid()
+def _draw_machine(now: ServerNow, history: History, about: About, width: int) -> Table:
+    table = _make_table()
     bars = 0 if history.single else WIDE_BARS if width >= WIDE else NARROW_BARS
-    for least in (len("processor"), bars, 0, 0):
-        table.add_column(no_wrap=True, min_width=least)
+    for min_width in (len("processor"), bars, 0, 0):
+        table.add_column(no_wrap=True, min_width=min_width)
 
-    def row(name: str, figure: str, more: str, key: str, most: float | None) -> None:
-        line = history.line(key, bars, most, about.bars)
-        table.add_row(name, Text(line, "cyan"), figure, Text(more, HEADING))
+    def add_row(name: str, figure: str, note: str, key: str, maximum: float | None) -> None:
+        line = history.line(key, bars, maximum, about.bars)
+        table.add_row(name, Text(line, "cyan"), figure, Text(note, HEADING))
 
     busy = (
         "not measured" if now.cpu_cores is None else f"{now.cpu_cores:.1f} of {now.cores:g} cores"
     )
-    row("processor", busy, f"load {now.load:.1f}", "cpu", now.cores)
-    row(
+    add_row("processor", busy, f"load {now.load:.1f}", "cpu", now.cores)
+    add_row(
         "memory", of(now.memory_bytes, now.memory_total_bytes), "", "memory", now.memory_total_bytes
     )
     read, written = rate(now.disk_read_bytes_per_s), rate(now.disk_write_bytes_per_s)
-    row("disk", f"{read} read, {written} written", "", "disk", None)
-    came, went = rate(now.net_in_bytes_per_s), rate(now.net_out_bytes_per_s)
-    row("network", f"{came} in, {went} out", "", "network", None)
+    add_row("disk", f"{read} read, {written} written", "", "disk", None)
+    received, sent = rate(now.net_in_bytes_per_s), rate(now.net_out_bytes_per_s)
+    add_row("network", f"{received} in, {sent} out", "", "network", None)
     table.add_row("space", "", f"{of(now.disk_free_bytes, now.disk_total_bytes)} free")
     return table
 
 
-def _gpus(now: ServerNow, history: History, about: About, width: int) -> Table:
+def _draw_gpus(now: ServerNow, history: History, about: About, width: int) -> Table:
     wide = width >= WIDE
     bars = 0 if history.single else WIDE_BARS if wide else 8
     clock = ("CLOCK",) if wide else ()
-    table = _grid("GPU", "NAME", "USE", "MEMORY", "POWER", "TEMP", *clock, "HELD BY")
+    table = _make_table("GPU", "NAME", "USE", "MEMORY", "POWER", "TEMP", *clock, "HELD BY")
     for gpu in now.gpus:
-        held = ", ".join(HELD_BY.get(why, clean(why)) for why in gpu.throttle)
+        reasons = ", ".join(HELD_BY.get(why, clean(why)) for why in gpu.throttle)
         table.add_row(
             gpu.index,
-            Text(_short(_plain(gpu), 24 if wide else 14)),
-            _use(gpu, history.line(f"gpu {gpu.index}", bars, 100.0, about.bars)),
-            _fullness(gpu.memory_bytes, gpu.memory_total_bytes),
+            Text(_shorten(_gpu_name(gpu), 24 if wide else 14)),
+            _gpu_use_text(gpu, history.line(f"gpu {gpu.index}", bars, 100.0, about.bars)),
+            _memory_text(gpu.memory_bytes, gpu.memory_total_bytes),
             share(gpu.power_w, gpu.power_limit_w, "W"),
-            _heat(gpu),
+            _temperature_text(gpu),
             *((share(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz"),) if wide else ()),
-            Text(_short(held, 24 if wide else 11), "red"),
+            Text(_shorten(reasons, 24 if wide else 11), "red"),
         )
     return table
 
 
-def _plain(gpu: GpuNow) -> str:
-    """`T4`, `A100-SXM4-40GB`; an instance by its size, since its card stands above it."""
+def _gpu_name(gpu: GpuNow) -> str:
+    """Return `T4`, `A100-SXM4-40GB`, or for a MIG instance its size: its card is the row above."""
     name = gpu.name.removeprefix("NVIDIA ").removeprefix("Tesla ")
     return name[name.index("MIG ") :] if gpu.parent and "MIG " in name else name
 
 
-def _use(gpu: GpuNow, line: str) -> Text:
+def _gpu_use_text(gpu: GpuNow, line: str) -> Text:
     if gpu.parent:
-        return Text("its card tells", HEADING)
+        return Text("see its card", HEADING)
     use = Text().append(line, "green")
     return use.append(f" {gpu.use_percent:3.0f} %" if gpu.use_percent is not None else "     -")
 
 
-def _heat(gpu: GpuNow) -> Text:
+def _temperature_text(gpu: GpuNow) -> Text:
     if gpu.temperature_c is None:
         return Text("-")
     return Text(f"{gpu.temperature_c:.0f} °C", "red" if "thermal" in gpu.throttle else "")
 
 
-def _runs(now: ServerNow, history: History, about: About, width: int) -> Table:
-    """What its processes hold on GPUs has no room in a narrow one: it stands beside them."""
+def _draw_runs(now: ServerNow, history: History, about: About, width: int) -> Table:
+    """Draw the runs. GPU memory is only in a wide table; the processes show it in any."""
     wide = width >= WIDE
     gpus = wide and any(process.gpus for process in now.processes)
-    table = _grid("RUN", "WHO", "CORES", "MEMORY", *(("GPU MEM",) if gpus else ()), "STEPS", "LEFT")
+    table = _make_table(
+        "RUN", "WHO", "CORES", "MEMORY", *(("GPU MEM",) if gpus else ()), "STEPS", "LEFT"
+    )
     for run in now.runs:
         left = history.left_s(run)
-        on_gpu = (_gpu_memory(p for p in now.processes if p.name == run.name),) if gpus else ()
+        gpu_memory = (_gpu_memory(p for p in now.processes if p.name == run.name),) if gpus else ()
         table.add_row(
-            Text(_short(name_of(run, about.lab_id), 40 if wide else 16), "bold"),
-            Text(_short(run.person, 12 if wide else 8)),
+            Text(_shorten(name_of(run, about.lab_id), 40 if wide else 16), "bold"),
+            Text(_shorten(run.person, 12 if wide else 8)),
             share(run.cpu_cores, run.cores, "", ".1f"),
-            _fullness(run.memory_bytes, run.memory_limit_bytes),
-            *on_gpu,
-            _steps(run, about.bars, 20 if wide else 6),
+            _memory_text(run.memory_bytes, run.memory_limit_bytes),
+            *gpu_memory,
+            _steps_text(run, about.bars, 20 if wide else 6),
             span(left) if left is not None else "-",
         )
     return table
 
 
 def name_of(run: RunNow | ProcessNow, lab_id: str) -> str:
-    """A run of this lab by its id, another's with its lab; a service, a container by its name."""
+    """Name a run by its id, with its lab if that is another; a service or container by its name."""
     if run.run:
         return run.run if run.lab_id == lab_id else f"{run.lab or run.lab_id[:6]}/{run.run}"
     return f"{run.service} (service)" if run.service else run.name
 
 
-def _steps(run: RunNow, bars: str, width: int) -> Text:
+def _steps_text(run: RunNow, bars: str, width: int) -> Text:
     if run.step is None:
         return Text("-")
     if not run.total_steps:
@@ -191,18 +195,18 @@ def _steps(run: RunNow, bars: str, width: int) -> Text:
     return text.append(f" {run.step:.0f}/{run.total_steps:.0f}")
 
 
-def _processes(shown: Iterable[ProcessNow], about: About, width: int) -> Table:
-    gpus = any(process.gpus for process in shown)
+def _draw_processes(processes: Sequence[ProcessNow], about: About, width: int) -> Table:
+    gpus = any(process.gpus for process in processes)
     names = ("PID", "WHO", "IN", "CORES", "MEMORY", *(("GPU MEM",) if gpus else ()), "COMMAND")
-    table = _grid(*names, last_grows=True)
+    table = _make_table(*names, last_grows=True)
     table.expand = True
     table.width = width
-    for process in shown:
-        inside = name_of(process, about.lab_id) if process.name else "-"
+    for process in processes:
+        container = name_of(process, about.lab_id) if process.name else "-"
         table.add_row(
             str(process.pid),
-            Text(_short(process.person, 12 if width >= WIDE else 8)),
-            Text(_short(inside, 30 if width >= WIDE else 16)),
+            Text(_shorten(process.person, 12 if width >= WIDE else 8)),
+            Text(_shorten(container, 30 if width >= WIDE else 16)),
             f"{process.cpu_cores:.1f}",
             size(process.memory_bytes),
             *((_gpu_memory([process]),) if gpus else ()),
@@ -212,39 +216,39 @@ def _processes(shown: Iterable[ProcessNow], about: About, width: int) -> Table:
 
 
 def _gpu_memory(processes: Iterable[ProcessNow]) -> str:
-    found = [use.memory_bytes for process in processes for use in process.gpus]
-    known = [held for held in found if held is not None]
-    return size(sum(known)) if known else ("not told" if found else "-")
+    amounts = [use.memory_bytes for process in processes for use in process.gpus]
+    known = [amount for amount in amounts if amount is not None]
+    return size(sum(known)) if known else ("unknown" if amounts else "-")
 
 
-def _fullness(used: float | None, whole: float | None) -> Text:
-    full = used is not None and whole and used / whole >= FULL
-    return Text(of(used, whole, "/"), "yellow" if full else "")
+def _memory_text(used: float | None, total: float | None) -> Text:
+    is_full = used is not None and total and used / total >= FULL
+    return Text(of(used, total, "/"), "yellow" if is_full else "")
 
 
-def of(used: float | None, whole: float | None, between: str = " of ") -> str:
-    """`3.2 of 15.5 GiB`; "-" where it was not measured."""
+def of(used: float | None, total: float | None, between: str = " of ") -> str:
+    """Write `3.2 of 15.5 GiB`; "-" for a size that was not measured. Both are bytes."""
     if used is None:
         return "-"
-    if whole is None:
+    if total is None:
         return size(used)
-    said, most = size(used), size(whole)
-    number, _, unit = said.rpartition(" ")
-    return f"{number if most.endswith(f' {unit}') else said}{between}{most}"
+    used_text, total_text = size(used), size(total)
+    number, _, unit = used_text.rpartition(" ")
+    return f"{number if total_text.endswith(f' {unit}') else used_text}{between}{total_text}"
 
 
-def share(used: float | None, whole: float | None, unit: str, form: str = ".0f") -> str:
-    """`61/70 W`; "-" where it was not measured."""
+def share(used: float | None, total: float | None, unit: str, form: str = ".0f") -> str:
+    """Write `61/70 W`; "-" for a figure that was not measured."""
     if used is None:
         return "-"
-    most = f"/{whole:g}" if whole is not None else ""
-    return f"{used:{form}}{most} {unit}".rstrip()
+    limit = f"/{total:g}" if total is not None else ""
+    return f"{used:{form}}{limit} {unit}".rstrip()
 
 
 def rate(bytes_per_s: float | None) -> str:
     return "-" if bytes_per_s is None else f"{size(bytes_per_s)}/s"
 
 
-def _short(text: str, width: int) -> str:
+def _shorten(text: str, width: int) -> str:
     cleaned = clean(text).replace("\n", " ")
     return cleaned if len(cleaned) <= width else cleaned[: width - 1] + "…"

@@ -105,20 +105,24 @@ def why_simple_differs(plan: Plan, found: Memory) -> tuple[str, ...]:
     """What the rule of thumb leaves out, largest part of the sum first; empty without training."""
     if plan.kind != "network" or found.total_bytes == found.simple_rule_bytes:
         return ()
-    reasons: list[tuple[float, str]] = [(found.overhead_bytes, "no overhead")]
+    reasons: list[tuple[float, str]] = [(found.overhead_bytes, "overhead")]
     if mixed(plan):
         master = 4.0 * plan.params
-        reasons.append((master, f"no fp32 master weights ({_gb(master)})"))
+        reasons.append((master, f"fp32 master weights ({_gb(master)})"))
         if plan.optimizer in ("adam", "adamw", "momentum"):
-            reasons.append((master * 2, f"optimizer states in {plan.precision}, not in fp32"))
+            reasons.append((master * 2, f"fp32 in optimizer states (it takes {plan.precision})"))
     if found.activations_bytes:
         rule = simple_activations(plan)
-        by_rule = f": by its rule {_gb(rule)}, one tensor a layer" if rule and plan.training else ""
-        reasons.append((found.activations_bytes, f"no activations{by_rule}"))
+        by_rule = (
+            f" ({_gb(rule)} by its own rule, one tensor per layer)"
+            if rule and plan.training
+            else ""
+        )
+        reasons.append((found.activations_bytes, f"activations{by_rule}"))
     if found.kv_cache_bytes:
-        reasons.append((found.kv_cache_bytes, "no KV cache"))
+        reasons.append((found.kv_cache_bytes, "the KV cache"))
     if plan.gpus > 1:
-        reasons.append((0, "nothing divided among GPUs"))
+        reasons.append((0, "the division among GPUs"))
     return tuple(text for _, text in sorted(reasons, key=lambda pair: -pair[0]))
 
 

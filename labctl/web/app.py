@@ -1,6 +1,6 @@
-"""The dashboard as an ASGI application: every address, and what stands behind it.
+"""The dashboard as an ASGI application: its routes and their handlers.
 
-Addresses hold keys (pseudonyms), assignments' and runs' names, and nothing else.
+Addresses contain keys (pseudonyms) and the names of assignments and runs, and nothing else.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ from labctl.web.view import Seat, Snapshot
 
 STREAM = "text/event-stream"
 NO_BUFFER = {"x-accel-buffering": "no"}
-FOR_EVER = {"cache-control": "private, max-age=31536000, immutable"}
-# How the ids of a list's rows begin.
+CACHE_FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
+# prefixes of the ids of a list's rows: seats and persons
 ROWS = ("s-", "p-")
+# kind of page -> the marks and the columns of its list
 LISTS = {
     "board": (tuple(dict(SEAT_MARKS)), SEAT_COLUMNS),
     "assignments": (tuple(dict(PERSON_MARKS)), PERSON_COLUMNS),
@@ -52,20 +53,20 @@ LISTS = {
 
 
 class PageView(Value, frozen=True):
-    """A page as somebody has it open: which, through which lens, and what of a list."""
+    """An open page: which one, whether names are hidden, and the view of its list."""
 
     page: str
-    lens: Lens
+    pseudonyms: Lens
     listing: ListView = ListView()
 
     @property
     def channel(self) -> str:
-        who = "hidden" if self.lens.hidden else "named"
-        return " ".join(filter(None, (self.page, who, self.listing.query)))
+        names = "hidden" if self.pseudonyms.hidden else "named"
+        return " ".join(filter(None, (self.page, names, self.listing.query)))
 
 
 class Dashboard:
-    """One course's. `app` is the application; `drop` the receiver's directory."""
+    """The dashboard of one course. `app` is the application, `drop` the receiver's directory."""
 
     def __init__(
         self,
@@ -84,22 +85,22 @@ class Dashboard:
         self.deeds = deeds
         self.drop = drop
         self.tails = Tails()
-        # Session's id -> what its next page says once, and in which color.
+        # session id -> messages that its next page shows once: (kind, text)
         self.messages: dict[str, list[tuple[str, str]]] = {}
         self.on_start: list[Callable[[], None]] = []
-        self.app = self._application(middleware)
+        self.app = self._build_application(middleware)
 
-    def _application(self, middleware: Sequence[Middleware]) -> FastAPI:
+    def _build_application(self, middleware: Sequence[Middleware]) -> FastAPI:
         app = FastAPI(
-            lifespan=self._life,
+            lifespan=self._run_tasks,
             middleware=middleware,
-            # No pages of documentation: they fetch scripts from elsewhere.
+            # No API documentation: its pages fetch scripts from other hosts.
             docs_url=None,
             redoc_url=None,
             openapi_url=None,
         )
-        app.add_exception_handler(LabError, self._failed)
-        app.add_exception_handler(HTTPException, self._absent)
+        app.add_exception_handler(LabError, self._handle_error)
+        app.add_exception_handler(HTTPException, self._handle_http_error)
         pages: dict[str, Callable[..., Any]] = {
             "/": self.board,
             "/costs": self.costs,
@@ -112,24 +113,24 @@ class Dashboard:
             "/events/{page:path}": self.events,
             "/static/{path:path}": self.static,
         }
-        for path, found in pages.items():
-            app.add_api_route(path, found, methods=["GET"], response_class=Response)
+        for path, handler in pages.items():
+            app.add_api_route(path, handler, methods=["GET"], response_class=Response)
         app.add_api_route("/names", self.names, methods=["POST"], response_class=Response)
         Asked(self).add_to(app)
         return app
 
     @contextlib.asynccontextmanager
-    async def _life(self, _: FastAPI) -> AsyncIterator[None]:
+    async def _run_tasks(self, _: FastAPI) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(self.feed.run()),
             asyncio.create_task(self.gauges.run(self.feed)),
         ]
         with contextlib.suppress(LabError):
-            # The first who asks does not wait for it.
-            first = PageView(page="board", lens=Lens())
+            # Draw the first page in advance, so that nobody waits for it.
+            first = PageView(page="board", pseudonyms=Lens())
             await self.feed.page(first.channel, self._draw(first))
-        for one in self.on_start:
-            one()
+        for call in self.on_start:
+            call()
         try:
             yield
         finally:
@@ -140,29 +141,29 @@ class Dashboard:
     # pages
 
     async def board(self, request: Request) -> Response:
-        return await self._page("board", request, "board", {"here": "board"})
+        return await self._render_live("board", request, "board", {"here": "board"})
 
     async def costs(self, request: Request) -> Response:
-        return await self._page("costs", request, "costs", {"here": "costs"})
+        return await self._render_live("costs", request, "costs", {"here": "costs"})
 
     async def assignment(self, request: Request, name: str) -> Response:
         page = f"assignments/{name}"
-        self._check(await self.feed.snapshot(), page)
-        return await self._page("assignment", request, page, {"title": name, "here": name})
+        self._require_page(await self.feed.snapshot(), page)
+        return await self._render_live("assignment", request, page, {"title": name, "here": name})
 
     async def seat(self, request: Request, key: str, run: str = "") -> Response:
         snapshot = await self.feed.snapshot()
         seat = self.seat_of(snapshot, key)
-        shown = next((one for one in seat.runs if one.id == run), None if run else seat.run)
-        if run and shown is None:
-            raise NotFoundError("this seat has no such run")
+        shown_run = next((one for one in seat.runs if one.id == run), None if run else seat.run)
+        if run and shown_run is None:
+            raise NotFoundError("this seat has no run with this id")
         title = lens_of(request).seat(snapshot, seat)
-        more = {"title": title, "key": key, "run": shown}
-        return await self._page("seat", request, f"seats/{key}", more)
+        values = {"title": title, "key": key, "run": shown_run}
+        return await self._render_live("seat", request, f"seats/{key}", values)
 
     async def another(self, request: Request) -> Response:
         snapshot = await self.feed.snapshot()
-        # By the port that the dashboard has, whatever forward this browser came through.
+        # The dashboard's own port, even if this browser uses a forward with another one.
         url = "" if session_of(request).hidden else self.link.url
         port = self.link.url.partition("/?")[0].rpartition(":")[2]
         return self.told(request, snapshot, "another", url=url, port=port)
@@ -172,38 +173,39 @@ class Dashboard:
         request.session["hidden"] = form.get("hidden") == "yes"
         return RedirectResponse(own_path(form.get("back", "/")), 303)
 
-    async def _page(
-        self, template: str, request: Request, page: str, more: dict[str, Any]
+    async def _render_live(
+        self, template: str, request: Request, page: str, values: dict[str, Any]
     ) -> Response:
+        """Render a page that a stream of events keeps up to date."""
         view = self._view(request, page)
         channel = await self.feed.page(view.channel, self._draw(view))
         assert channel.drawn is not None
-        # Our own templates made these: they are HTML, with every text in them escaped.
+        # These come from our own templates: HTML in which every text is escaped.
         parts = {name: Markup(html) for name, (html, _) in channel.parts.items()}
         since = urlencode(view.listing.as_pairs() | {"since": self.feed.version(channel)})
-        values = {
+        live_values = {
             "parts": parts,
             "rows": [html for name, html in parts.items() if name.startswith(ROWS)],
             "everybody": len(channel.drawn.seats),
             "view": view.listing,
             "due": next_due(channel.drawn),
             "stream": f"/events/{page}?{since}",
-            **more,
+            **values,
         }
-        return self.told(request, channel.drawn, template, **values)
+        return self.told(request, channel.drawn, template, **live_values)
 
     def told(self, request: Request, snapshot: Snapshot, template: str, **values: Any) -> Response:
-        """A page that is made of a template; what was to be said once is said on it."""
+        """Render a template as a page, with the messages that the session has not seen."""
         session = session_of(request)
-        # Of a page that htmx asks for, only the live part is shown.
-        said = [] if "hx-request" in request.headers else self.messages.pop(session.id, [])
+        # htmx shows only the live part of a page, so it must not take the messages.
+        messages = [] if "hx-request" in request.headers else self.messages.pop(session.id, [])
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         frame = {
             "course": snapshot.course,
             "assignments": snapshot.assignments,
             "session": session,
-            "lens": Lens(hidden=session.hidden),
-            "said": said,
+            "pseudonyms": Lens(hidden=session.hidden),
+            "messages": messages,
             "address": address,
             "back": address,
             "here": "",
@@ -211,10 +213,10 @@ class Dashboard:
         }
         return HTMLResponse(self.pages.render(template, **(frame | values)))
 
-    # what changes
+    # streams
 
     async def events(self, request: Request, page: str, since: str = "") -> Response:
-        self._check(await self.feed.snapshot(), page)
+        self._require_page(await self.feed.snapshot(), page)
         view = self._view(request, page)
         seen = request.headers.get("last-event-id") or since
         stream = self.feed.watch(view.channel, self._draw(view), seen)
@@ -224,47 +226,47 @@ class Dashboard:
         seat = self.seat_of(await self.feed.snapshot(), key)
 
         def open_() -> Reading:
-            lab, server, found = self.deeds.run_of(seat.name, run)
-            return Reading(lab, server, found, TAIL_LINES, MOST_BYTES)
+            lab, server, latest = self.deeds.run_of(seat.name, run)
+            return Reading(lab, server, latest, TAIL_LINES, MOST_BYTES)
 
         stream = self.tails.watch(key, run, open_)
         return StreamingResponse(stream, media_type=STREAM, headers=NO_BUFFER)
 
     def _view(self, request: Request, page: str) -> PageView:
         kind = page.partition("/")[0]
-        asked = request.query_params
+        query = request.query_params
         marks, columns = LISTS.get(kind, ((), ()))
-        listing = ListView.read(asked.get("show", ""), asked.get("sort", ""), marks, columns)
-        return PageView(page=page, lens=lens_of(request), listing=listing)
+        listing = ListView.read(query.get("show", ""), query.get("sort", ""), marks, columns)
+        return PageView(page=page, pseudonyms=lens_of(request), listing=listing)
 
     def _draw(self, view: PageView) -> Draw:
         kind, _, name = view.page.partition("/")
         if kind == "seats":
-            return self.pages.seat(name, view.lens)
+            return self.pages.seat(name, view.pseudonyms)
         if kind == "assignments":
-            return self.pages.assignment(name, view.lens, view.listing)
+            return self.pages.assignment(name, view.pseudonyms, view.listing)
         if kind == "costs":
-            return self.pages.costs(view.lens)
-        return self.pages.board(view.lens, view.listing)
+            return self.pages.costs(view.pseudonyms)
+        return self.pages.board(view.pseudonyms, view.listing)
 
-    def _check(self, snapshot: Snapshot, page: str) -> None:
-        """NotFoundError where there is no such page."""
+    def _require_page(self, snapshot: Snapshot, page: str) -> None:
+        """Raise NotFoundError if the page does not exist."""
         kind, _, name = page.partition("/")
-        known = {
+        exists = {
             "board": not name,
             "costs": not name,
             "seats": name in snapshot.seat_by_key,
             "assignments": any(one.name == name for one in snapshot.assignments),
         }
-        if not known.get(kind, False):
-            raise NotFoundError("there is no such page in this course")
+        if not exists.get(kind, False):
+            raise NotFoundError("this page does not exist in this course")
 
-    # what was handed in
+    # submissions
 
     async def report(
         self, request: Request, key: str, person: str, name: str, number: str
     ) -> Response:
-        bundle = await self._bundle(key, person, name, number)
+        bundle = await self._find_bundle(key, person, name, number)
         content = await asyncio.to_thread(report_of, bundle)
         return Response(
             content,
@@ -275,52 +277,55 @@ class Dashboard:
     async def bundle(
         self, request: Request, key: str, person: str, name: str, number: str
     ) -> Response:
-        found = await self._bundle(key, person, name, number)
-        named = f"{name}-{person}-{int(number)}.tar"
-        return FileResponse(found, media_type="application/x-tar", filename=named)
+        bundle = await self._find_bundle(key, person, name, number)
+        filename = f"{name}-{person}-{int(number)}.tar"
+        return FileResponse(bundle, media_type="application/x-tar", filename=filename)
 
-    async def _bundle(self, key: str, person: str, name: str, number: str) -> Path:
+    async def _find_bundle(self, key: str, person: str, name: str, number: str) -> Path:
         snapshot = await self.feed.snapshot()
         seat = self.seat_of(snapshot, key)
-        people = [snapshot.person_by_id[one] for one in seat.students]
-        for one in {one for mate in people for one in mate.hand_ins}:
-            if (one.by_key, one.assignment, str(one.number)) == (person, name, number):
-                return await asyncio.to_thread(bundle_of, self.drop, one)
-        raise NotFoundError("there is no such submission")
+        people = [snapshot.person_by_id[student] for student in seat.students]
+        for submission in {one for mate in people for one in mate.hand_ins}:
+            identity = (submission.by_key, submission.assignment, str(submission.number))
+            if identity == (person, name, number):
+                return await asyncio.to_thread(bundle_of, self.drop, submission)
+        raise NotFoundError("this submission does not exist")
 
     def seat_of(self, snapshot: Snapshot, key: str) -> Seat:
-        found = snapshot.seat_by_key.get(key)
-        if found is None:
-            raise NotFoundError("there is no such seat in this course")
-        return found
+        """Return the seat with this key; NotFoundError for an unknown key."""
+        seat = snapshot.seat_by_key.get(key)
+        if seat is None:
+            raise NotFoundError("this seat does not exist in this course")
+        return seat
 
-    # the rest
+    # files and errors
 
     async def static(self, path: str) -> Response:
         content, kind = self.pages.static.get(f"/static/{path}", (b"", ""))
         if not kind:
             raise HTTPException(404)
-        return Response(content, media_type=kind, headers=FOR_EVER)
+        return Response(content, media_type=kind, headers=CACHE_FOREVER)
 
-    async def _failed(self, request: Request, error: Exception) -> Response:
+    async def _handle_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, LabError)
         kinds = {NotFoundError: 404, UsageError: 400}
         status = next((code for kind, code in kinds.items() if isinstance(error, kind)), 503)
-        return await self._said(request, error.what, error.why, status)
+        return await self._render_message(request, error.what, error.why, status)
 
-    async def _absent(self, request: Request, error: Exception) -> Response:
+    async def _handle_http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return await self._said(request, "there is no such page", "", error.status_code)
+        what = "this page does not exist"
+        return await self._render_message(request, what, "", error.status_code)
 
-    async def _said(self, request: Request, what: str, why: str, status: int) -> Response:
+    async def _render_message(self, request: Request, what: str, why: str, status: int) -> Response:
         try:
             snapshot = await self.feed.snapshot()
         except LabError:
             return Response(f"labctl: {what}\n{why}\n", status, media_type="text/plain")
-        lens = lens_of(request)
-        lines = [lens.text(why, "Show names to read why.")] if why else []
-        title = lens.text(what, "That did not work") if status >= 500 else what
+        pseudonyms = lens_of(request)
+        lines = [pseudonyms.text(why, "Show names to read the reason.")] if why else []
+        title = pseudonyms.text(what, "The action failed") if status >= 500 else what
         title = title[:1].upper() + title[1:]
-        page = self.told(request, snapshot, "told", title=title, lines=lines, back="/")
+        page = self.told(request, snapshot, "message", title=title, lines=lines, back="/")
         page.status_code = status
         return page

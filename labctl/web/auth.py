@@ -1,7 +1,7 @@
-"""Who may see the dashboard: whoever has its URL, in the browser where it was opened.
+"""Authentication of the dashboard: a URL with a token signs in the browser that opens it.
 
-The URL's token works once and signs a browser in; the next URL is made at once, for another one.
-Starlette's signed cookie holds the session, so that it outlives a restart of the keeper.
+Each token works once; the next URL is created immediately, for another browser. The session is in
+Starlette's signed cookie, so that it outlives a restart of the keeper.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from labctl.model import Value
 from labctl.web.responses import refuse
 
 SESSION_S = 12 * 3600
-KEY_LENGTH = 43  # of 32 random bytes as token_urlsafe writes them
+KEY_LENGTH = 43  # characters of 32 random bytes in token_urlsafe's encoding
 SIGNED_IN = (
     '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     '<meta http-equiv="refresh" content="0;url=/"><link rel="icon" href="data:,">'
@@ -33,9 +33,10 @@ SIGNED_IN = (
 
 
 class Session(Value, frozen=True):
-    """One browser that is signed in. `csrf` stands in every form that it is shown.
+    """A browser that is signed in. `csrf` is the token in each of its forms.
 
-    A cookie is sent to every port of its host, so `csrf` is computed from `id` and never in it.
+    Cookies are sent to every port of their host, so `csrf` is computed from `id` and is not in the
+    cookie.
     """
 
     id: str
@@ -44,7 +45,7 @@ class Session(Value, frozen=True):
 
 
 def read_or_create_key(file: Path) -> str:
-    """The key that signs a course's sessions; a file that others could read is replaced."""
+    """Return the key that signs a course's sessions; replace a file that others could read."""
     try:
         key = file.read_text().strip()
         is_private = not stat.S_IMODE(file.stat().st_mode) & 0o077
@@ -57,9 +58,9 @@ def read_or_create_key(file: Path) -> str:
 
 
 class LoginLink:
-    """The URL that signs the next browser in.
+    """The URL that signs in the next browser.
 
-    `file` (0600) always holds it, for whoever may read the course's folder.
+    `file` (0600) always has the current one, for people who may read the course's folder.
     """
 
     def __init__(self, file: Path) -> None:
@@ -69,13 +70,13 @@ class LoginLink:
         self._base = ""
 
     def open(self, base: str) -> str:
-        """Make the first URL, below `base`, such as http://127.0.0.1:8000; it is returned."""
+        """Create and return the first URL below `base`, such as http://127.0.0.1:8000."""
         with self._lock:
             self._base = base
             return self._renew()
 
     def close(self) -> None:
-        """Sign nobody in any more; the file goes."""
+        """Accept no more tokens, and delete the file."""
         with self._lock:
             self._token = ""
             self.file.unlink(missing_ok=True)
@@ -86,7 +87,7 @@ class LoginLink:
             return self._format_url()
 
     def spend(self, token: str) -> bool:
-        """Whether this is the token; it then works no more."""
+        """Check a token. A correct one returns True and becomes invalid."""
         with self._lock:
             if not self._token or not hmac.compare_digest(token.encode(), self._token.encode()):
                 return False
@@ -104,9 +105,9 @@ class LoginLink:
 
 
 class RequireSession:
-    """Lets through who is signed in, with `scope["state"]["session"]`; signs in who has the URL.
+    """Passes on requests of signed-in browsers, with `scope["state"]["session"]`.
 
-    Starlette's SessionMiddleware has to stand before it.
+    It also signs browsers in. Starlette's SessionMiddleware must run before it.
     """
 
     def __init__(self, app: ASGIApp, link: LoginLink, key: str) -> None:
@@ -124,8 +125,8 @@ class RequireSession:
         data = scope["session"]
         if not time.time() - data.get("signed_in_at", 0) < SESSION_S:
             answer = refuse(
-                "this browser is not signed in, or no more; "
-                f"the URL that signs it in is in {self._link.file}"
+                "this browser is not signed in, or its session has expired; "
+                f"open the URL from the file {self._link.file}"
             )
             await answer(scope, receive, send)
             return
@@ -140,23 +141,23 @@ class RequireSession:
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if not self._link.spend(token):
             return refuse(
-                "this URL has signed a browser in before, or is an old one; "
-                f"the next one is in {self._link.file}"
+                "this URL was already used or has expired; "
+                f"the current URL is in the file {self._link.file}"
             )
         scope["session"].clear()
         scope["session"].update(id=secrets.token_urlsafe(16), signed_in_at=int(time.time()))
-        # A page and no redirect: after one that another site began, a browser would keep a strict
-        # cookie to itself.
+        # A page instead of a redirect: when another site started the navigation, a browser would
+        # not send a strict cookie after a redirect.
         return HTMLResponse(SIGNED_IN)
 
 
 def is_sign_in(scope: Scope) -> bool:
-    """Whether a request is for the URL that signs a browser in."""
+    """Tell whether a request is for the URL that signs in a browser."""
     return scope["method"] == "GET" and scope["path"] == "/" and b"token=" in scope["query_string"]
 
 
 def is_followed_link(scope: Scope) -> bool:
-    """Whether a person followed that URL from somewhere: a chat, a mail in the browser."""
+    """Tell whether a person followed that URL from another page, such as a chat or web mail."""
     headers = Headers(scope=scope)
     return (
         is_sign_in(scope)

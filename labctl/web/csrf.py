@@ -1,7 +1,7 @@
-"""No other page than ours may ask: by Origin and Fetch Metadata, and a form's own token.
+"""Protection against requests from other pages: Origin, Fetch Metadata, and a token in each form.
 
-Middlewares for this compare a form's token with a cookie and look at neither header; Starlette has
-none. Both checks stand before a route, in plain ASGI: a stream of events is not held up.
+Common middlewares only compare a form's token with a cookie, and Starlette has none. Both checks
+are plain ASGI and run before the routes, so that they do not delay a stream of events.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from labctl.web.auth import Session, is_followed_link
 from labctl.web.responses import refuse
 
 SAFE_METHODS = ("GET", "HEAD")
-# What a browser says of where a request comes from: our own page, or the person.
+# allowed values of Sec-Fetch-Site: a page of this dashboard, or an address typed by a person
 OWN_SITES = ("same-origin", "none")
 FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 class SameOrigin:
-    """Refuses what a page of another origin asks for, be it at another port of this machine."""
+    """Refuses requests from pages of another origin, even on another port of this machine."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -34,9 +34,9 @@ class SameOrigin:
 
 
 class FormToken:
-    """Passes a form on that bears its session's token, as `scope["state"]["form"]`.
+    """Passes on forms that have their session's token, as `scope["state"]["form"]`.
 
-    It stands behind RequireSession and Starlette's limit for bodies.
+    RequireSession and Starlette's limit for request bodies must run before it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -50,7 +50,7 @@ class FormToken:
         async with Request(scope, receive).form() as fields:
             form = {name: value for name, value in fields.items() if isinstance(value, str)}
         if not hmac.compare_digest(form.get("csrf", "").encode(), session.csrf.encode()):
-            answer = refuse("this form is not of your session: load the page anew")
+            answer = refuse("this form belongs to another session; reload the page")
             await answer(scope, receive, send)
             return
         scope["state"]["form"] = form
@@ -61,17 +61,17 @@ def _check_origin(scope: Scope) -> Response | None:
     headers = Headers(scope=scope)
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if len(headers.getlist("host")) != 1:
-        return refuse("a request names one host", 400)
+        return refuse("the request must have exactly one Host header", 400)
     if (site or "none") not in OWN_SITES and not is_followed_link(scope):
-        return refuse("another page asked for this")
+        return refuse("the request comes from another site")
     if origin is not None and origin != f"http://{headers['host']}":
-        return refuse("another page asked for this")
+        return refuse("the request comes from another site")
     if scope["method"] in SAFE_METHODS:
         return None
     if scope["method"] != "POST":
-        return refuse("this is not done here", 405)
+        return refuse("this method is not allowed", 405)
     if origin is None and site != "same-origin":
-        return refuse("no page of this dashboard asked for this")
+        return refuse("the request does not come from this dashboard")
     if headers.get("content-type", "").partition(";")[0] != FORM_TYPE:
-        return refuse("only this dashboard's own forms are taken", 415)
+        return refuse("only forms of this dashboard are accepted", 415)
     return None

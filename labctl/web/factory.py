@@ -1,4 +1,4 @@
-"""A dashboard put together: what it reads from, what it may do, who is let in."""
+"""Construction of a dashboard: its data sources, its actions, and its middleware."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from labctl.web.responses import SecurityHeaders
 from labctl.web.server_load import Gauges
 from labctl.web.snapshot import Survey
 
-# In the course's .course/keeper (0600). Without it nobody is signed in any more.
+# in the course's .course/keeper (0600); deleting it ends all sessions
 KEY_FILE = "dashboard-key"
-# By any port: `ssh -L 9000:127.0.0.1:8600` is a way here too.
+# on any port: `ssh -L 9000:127.0.0.1:8600` must work too
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MAX_FORM_BYTES = 16 * 1024
 
@@ -32,7 +32,7 @@ MAX_FORM_BYTES = 16 * 1024
 def dashboard(
     path: Path, course_id: str, paths: Paths, state: State, *, url_file: str
 ) -> Dashboard:
-    """The dashboard of the course at `path`. The folder is opened anew, for its own thread."""
+    """Build the dashboard of the course at `path`, with its own CourseFolder for its thread."""
     folder = open_course(path)
     deeds = Deeds(path, paths, state)
     gauges = Gauges(deeds.look)
@@ -52,10 +52,10 @@ def dashboard(
 
 
 def build_middleware(link: LoginLink, key: str, cookie: str) -> list[Middleware]:
-    """What stands before every route, the outermost first.
+    """Return the middleware of every route, the outermost first.
 
-    `cookie` is this course's own name for it: cookies know hosts, not ports. It is not Secure: the
-    dashboard speaks plain HTTP, on the loopback alone.
+    `cookie` is a name per course, because cookies are shared by all ports of a host. It is not
+    Secure, because the dashboard uses plain HTTP on the loopback interface.
     """
     return [
         Middleware(SecurityHeaders),

@@ -1,7 +1,7 @@
-"""Figures as the dashboard writes them: short, with their unit, and the same for the same value.
+"""Formats of figures on the dashboard: short, with a unit, and equal for equal values.
 
-A part of a page is sent again only where its text differs; so ages are left to the browser, which
-is given the moment.
+A part of a page is sent again only if its text changes. Therefore ages are computed in the browser,
+from the time itself.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from markupsafe import Markup
 
 from labctl.insight.report.formatting import SPACE, size, visible
 
-__all__ = ["clock", "moment", "percent", "shown", "size", "span", "usd"]
+__all__ = ["clean_text", "clock", "moment", "percent", "size", "span", "usd"]
 
 
 def usd(value: float | None) -> str:
-    """`$4.20`; `-` where there is none. Never $0.00 for what is not nothing."""
+    """Write dollars: `$4.20`; `-` for None. An amount above zero is never written as $0.00."""
     if value is None:
         return "-"
     if 0 < value < 0.005:
@@ -25,12 +25,12 @@ def usd(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Of percent, not of a share."""
+    """Write percent, with `-` for None; the value is 0 to 100, not a share."""
     return "-" if value is None else f"{value:.0f}{SPACE}%"
 
 
 def span(seconds: float | None) -> str:
-    """`45 s`, `12 min`, `2 h 5 min`, `3 d`; `-` where there is none."""
+    """Write a duration: `45 s`, `12 min`, `2 h 5 min`, `3 d`; `-` for None."""
     if seconds is None:
         return "-"
     if seconds < 60:
@@ -45,7 +45,7 @@ def span(seconds: float | None) -> str:
 
 
 def clock(at: float | None) -> str:
-    """`21 Nov 14:05 UTC`; "-" for none."""
+    """Write a Unix time: `21 Nov 14:05 UTC`; "-" for None and 0."""
     if not at:
         return "-"
     try:
@@ -55,12 +55,12 @@ def clock(at: float | None) -> str:
 
 
 def moment(at: float | None) -> Markup:
-    """A time element: the browser's script turns it into `3 min ago` and keeps it so."""
+    """Return a time element, which the browser's script shows as `3 min ago`."""
     if not at:
         return Markup("-")
     return Markup('<time data-at="{}">{}</time>').format(int(at), clock(at))
 
 
-def shown(value: object) -> object:
-    """Plain text without what would steer it; what is HTML already stays as it is."""
+def clean_text(value: object) -> object:
+    """Make control characters in plain text visible; HTML (Markup) is returned unchanged."""
     return visible(value) if type(value) is str else value

@@ -1,4 +1,4 @@
-"""Buttons that do something: a page that says what it would do, and a form that does it."""
+"""Actions of the dashboard: for each, a page that asks for confirmation, and the form it sends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from labctl.web.view import Machine, Seat
 if TYPE_CHECKING:
     from labctl.web.app import Dashboard
 
-# More than a day at once is not a click.
+# longest extension by a click; labctl course extend allows more
 LONGEST_S = 24 * 3600
-MOST_WHY = 200
+# characters of a reason
+MAX_WHY = 200
 
 
 class Asked:
-    """Extending a server's time, and cancelling a run."""
+    """The routes that extend a server's time and cancel a run."""
 
     def __init__(self, dashboard: Dashboard) -> None:
         self._dashboard = dashboard
@@ -42,23 +43,23 @@ class Asked:
         span_s = span_of(by)
         name = lens_of(request).seat(snapshot, seat)
         if seat.machine is None or seat.machine.state != "running":
-            lines = [f"{name} has no server that is up: there is nothing to give more time to."]
-            title = "No server is up"
-            return board.told(request, snapshot, "told", title=title, lines=lines)
+            lines = [f"{name} has no running server to extend."]
+            title = "No running server"
+            return board.told(request, snapshot, "message", title=title, lines=lines)
         lines = [
-            f"The server then ends {span(span_s)} later, beyond the course's max_ttl too. "
-            "For that long it does not end for being idle either.",
-            *_price(seat, seat.machine, span_s, snapshot.at),
+            f"The server will stop {span(span_s)} later, even beyond the course's max_ttl. "
+            "During this time, it does not stop when it is idle.",
+            *_price_lines(seat, seat.machine, span_s, snapshot.at),
         ]
         return board.told(
             request,
             snapshot,
             "confirm",
-            title=f"{span(span_s)} more for {name}?",
+            title=f"Extend {name} by {span(span_s)}?",
             lines=lines,
             action=f"/seats/{key}/extend",
             fields={"by": by},
-            yes=f"Give {span(span_s)} more",
+            yes=f"Extend by {span(span_s)}",
             why=True,
             back=f"/seats/{key}",
         )
@@ -68,33 +69,32 @@ class Asked:
         board = self._dashboard
         seat = board.seat_of(await board.feed.snapshot(), key)
         span_s = span_of(form.get("by", ""))
-        why = "".join(c for c in form.get("why", "") if c.isprintable())[:MOST_WHY]
+        why = "".join(c for c in form.get("why", "") if c.isprintable())[:MAX_WHY]
         try:
             watch = await asyncio.to_thread(board.deeds.extend, seat.name, span_s, why)
         except LabError as error:
-            return await self._back(request, key, "bad", _words(error))
-        left = watch.get("ttl_left_s")
-        said = f"{span(span_s)} more were given."
-        if isinstance(left, int | float):
-            said += f" The server ends in {span(left)}."
-        return await self._back(request, key, "good", said)
+            return await self._redirect_with_message(request, key, "bad", _error_text(error))
+        left_s = watch.get("ttl_left_s")
+        message = f"Extended by {span(span_s)}."
+        if isinstance(left_s, int | float):
+            message += f" The server stops in {span(left_s)}."
+        return await self._redirect_with_message(request, key, "good", message)
 
     async def ask_cancel(self, request: Request, key: str, run: str) -> Response:
         board = self._dashboard
         snapshot = await board.feed.snapshot()
         seat = board.seat_of(snapshot, key)
-        found = next((one for one in seat.runs if one.id == run), None)
-        if found is None:
-            raise NotFoundError("this seat has no such run")
+        if not any(one.id == run for one in seat.runs):
+            raise NotFoundError("this seat has no run with this id")
         name = lens_of(request).seat(snapshot, seat)
         return board.told(
             request,
             snapshot,
             "confirm",
-            title=f"Cancel the run {run} of {name}?",
+            title=f"Cancel run {run} of {name}?",
             lines=[
-                "It is told to stop and has a minute to write a checkpoint. "
-                f"What it has written stays on the server, which goes on{_hourly(seat)}."
+                "The run gets SIGTERM and has a minute to write a checkpoint. "
+                f"Its files stay on the server, which keeps running{_hourly_price_text(seat)}."
             ],
             action=f"/seats/{key}/runs/{run}/cancel",
             fields={},
@@ -107,53 +107,56 @@ class Asked:
         board = self._dashboard
         seat = board.seat_of(await board.feed.snapshot(), key)
         try:
-            ended, before = await asyncio.to_thread(board.deeds.cancel, seat.name, run)
+            ended_run, had_ended = await asyncio.to_thread(board.deeds.cancel, seat.name, run)
         except LabError as error:
-            return await self._back(request, key, "bad", _words(error))
-        said = f"The run {run} had ended before" if before else f"The run {run} was cancelled"
-        return await self._back(request, key, "good", f"{said}: {ended.told or ended.state}.")
+            return await self._redirect_with_message(request, key, "bad", _error_text(error))
+        event = f"Run {run} had already ended" if had_ended else f"Run {run} was canceled"
+        message = f"{event}: {ended_run.told or ended_run.state}."
+        return await self._redirect_with_message(request, key, "good", message)
 
-    async def _back(self, request: Request, key: str, kind: str, text: str) -> Response:
+    async def _redirect_with_message(
+        self, request: Request, key: str, kind: str, text: str
+    ) -> Response:
         board = self._dashboard
         board.messages.setdefault(session_of(request).id, []).append((kind, text))
         await board.feed.renew()
         return RedirectResponse(f"/seats/{key}", 303)
 
 
-def _price(seat: Seat, machine: Machine, span_s: int, now: float) -> list[str]:
-    """What more time comes to, and whether the budget is enough up to the new end."""
-    hourly = machine.usd_per_hour
-    lines = [f"It costs {usd(hourly * span_s / 3600)} at most."] if hourly else []
+def _price_lines(seat: Seat, machine: Machine, span_s: int, now: float) -> list[str]:
+    """Describe the price of an extension, and whether the budget covers the new end."""
+    usd_per_hour = machine.usd_per_hour
+    lines = [f"This costs at most {usd(usd_per_hour * span_s / 3600)}."] if usd_per_hour else []
     if seat.budget_usd is None:
         return lines
     lines.append(f"{usd(seat.spent_usd)} of {usd(seat.budget_usd)} is spent.")
     left_s = max(0.0, (machine.deadline_at or now) - now)
-    whole = seat.spent_usd + hourly * (left_s + span_s) / 3600
-    if hourly and whole > seat.budget_usd:
+    total_usd = seat.spent_usd + usd_per_hour * (left_s + span_s) / 3600
+    if usd_per_hour and total_usd > seat.budget_usd:
         lines.append(
-            f"Up to the new end it would be {usd(whole)}: the budget is not enough, and this will "
-            "be refused. Give more of it first: labctl course budget."
+            f"The cost at the new end would be {usd(total_usd)}, which exceeds the budget, so the "
+            "extension will be refused. Raise the budget first: labctl course budget."
         )
     return lines
 
 
-def _hourly(seat: Seat) -> str:
+def _hourly_price_text(seat: Seat) -> str:
     price = seat.machine.usd_per_hour if seat.machine else 0.0
     return f", at {usd(price)} an hour" if price else ""
 
 
 def span_of(text: str) -> int:
-    """Seconds of `2h`; UsageError for what is none, or more than a day."""
+    """Parse `2h` into seconds; UsageError for other text and for more than a day."""
     try:
-        found = parse_duration(text)
+        span_s = parse_duration(text)
     except ValueError as error:
-        raise UsageError("no such span", why=str(error)) from None
-    if not 0 < found <= LONGEST_S:
+        raise UsageError("this is not a duration", why=str(error)) from None
+    if not 0 < span_s <= LONGEST_S:
         raise UsageError(
-            "at most a day at once is given here", why="labctl course extend gives more"
+            "an extension here is limited to a day", why="labctl course extend allows more"
         )
-    return found
+    return span_s
 
 
-def _words(error: LabError) -> str:
+def _error_text(error: LabError) -> str:
     return " ".join(filter(None, [f"{error.what}.", error.why]))

@@ -1,7 +1,6 @@
-"""What grading wrote down for each assignment and seat: labctl's own record, or a results.json that
-another grader left there.
+"""Grades from the course's folder: labctl's own record, or a results.json of another grader.
 
-What they say is partly a student's program's output: it is only ever shown as text.
+They contain output of students' programs, so they are only ever shown as text.
 """
 
 from __future__ import annotations
@@ -20,31 +19,33 @@ from labctl.courses.records.student import Student
 from labctl.model import Value
 from labctl.web.view import Grade
 
-MOST_BYTES = 4 * 1024**2
-MOST_SAID = 2000
+MAX_BYTES = 4 * 1024**2
+# characters of feedback that are shown
+MAX_FEEDBACK = 2000
 
 
-class _Test(Value, frozen=True):
+class _GradescopeTest(Value, frozen=True):
     score: float | None = None
     max_score: float | None = None
     name: str = ""
     output: str = ""
 
 
-class _Results(Value, frozen=True):
-    """The keys of Gradescope's form that are shown. Without `score` the tests' sum counts."""
+class _GradescopeResults(Value, frozen=True):
+    """The keys of Gradescope's results.json that are shown. Without `score`, tests are summed."""
 
     score: float | None = None
     output: str = ""
-    tests: tuple[_Test, ...] = ()
+    tests: tuple[_GradescopeTest, ...] = ()
 
 
 class Grades:
-    """Below `folder`, `ASSIGNMENT/STUDENT/results.json`. A file is read again when it changes."""
+    """Grades in `folder/ASSIGNMENT/STUDENT/`. A file is read again when it changes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[str, tuple[tuple[int, int], Grade | None]] = {}
+        # file -> its time and size when it was read, and the grade in it
+        self._cache: dict[str, tuple[tuple[int, int], Grade | None]] = {}
 
     def of(
         self,
@@ -53,92 +54,94 @@ class Grades:
         released: frozenset[tuple[str, str]],
         frozen: Mapping[str, Mapping[str, str]],
     ) -> tuple[Grade, ...]:
-        """A student's grades; a team's where the student has none of their own.
+        """Return a student's grades; for an assignment without one, the grade of the team.
 
         `frozen` are the seats of closed assignments, by assignment and student.
         """
-        found = []
+        grades = []
         for name, rules in assignments.items():
             seats = frozen.get(name)
             seat = student.seat if seats is None else seats.get(student.id, student.id)
             for owner in dict.fromkeys((student.id, seat)):
                 grade = self._read(name, owner, rules.points)
                 if grade is not None:
-                    said = (name, student.id) in released or (name, "") in released
-                    public = said and self._shown(name, owner)
-                    found.append(msgspec.structs.replace(grade, released=public))
+                    is_released = (name, student.id) in released or (name, "") in released
+                    is_public = is_released and self._has_feedback(name, owner)
+                    grades.append(msgspec.structs.replace(grade, released=is_public))
                     break
-        return tuple(found)
+        return tuple(grades)
 
-    def _shown(self, assignment: str, owner: str) -> bool:
-        """Whether the feedback is of this grade: one that is made anew takes the old one back."""
-        place = self._folder / assignment / owner
-        return (place / FEEDBACK).exists() or not (place / FILE).exists()
+    def _has_feedback(self, assignment: str, owner: str) -> bool:
+        """Tell whether the feedback belongs to this grade; grading again removes the old one."""
+        directory = self._folder / assignment / owner
+        return (directory / FEEDBACK).exists() or not (directory / FILE).exists()
 
     def _read(self, assignment: str, name: str, points: float) -> Grade | None:
-        for kept in (FILE, RESULTS):
-            file = f"{self._folder}/{assignment}/{name}/{kept}"
+        for filename in (FILE, RESULTS):
+            file = f"{self._folder}/{assignment}/{name}/{filename}"
             try:
-                about = os.stat(file)  # noqa: PTH116  # a thousand at each look: a tenth of the time
+                stat = os.stat(file)  # noqa: PTH116  # ten times faster; a thousand per snapshot
             except OSError:
-                self._known.pop(file, None)
+                self._cache.pop(file, None)
                 continue
-            stamp = (about.st_mtime_ns, about.st_size)
-            known = self._known.get(file)
-            if known is None or known[0] != stamp:
-                known = (stamp, _grade(Path(file), about.st_size, assignment, points))
-                self._known[file] = known
-            return known[1]
+            stamp = (stat.st_mtime_ns, stat.st_size)
+            cached = self._cache.get(file)
+            if cached is None or cached[0] != stamp:
+                cached = (stamp, _read_grade(Path(file), stat.st_size, assignment, points))
+                self._cache[file] = cached
+            return cached[1]
         return None
 
 
 def frozen_seats(
     entries: Sequence[Entry], assignments: Mapping[str, AssignmentConfig]
 ) -> dict[str, dict[str, str]]:
-    """Assignment -> student -> seat, of those that have closed."""
-    lines = [one for one in entries if one.kind == "closed"]
-    found = {}
+    """Return assignment -> student -> seat, for the assignments that have closed."""
+    closed = [entry for entry in entries if entry.kind == "closed"]
+    seats = {}
     for name, rules in assignments.items():
-        members = frozen_members(lines, name, rules)
+        members = frozen_members(closed, name, rules)
         if members is not None:
-            found[name] = {student: seat for seat, them in members.items() for student in them}
-    return found
+            seats[name] = {
+                student: seat for seat, students in members.items() for student in students
+            }
+    return seats
 
 
 def released_of(entries: Iterable[Entry]) -> frozenset[tuple[str, str]]:
-    """(assignment, student) that were released; student "" for everybody."""
-    lines = (one for one in entries if one.kind == "released")
-    return frozenset((str(one.detail.get("assignment", "")), one.student) for one in lines)
+    """Return the (assignment, student) pairs that were released; student "" means everybody."""
+    releases = (entry for entry in entries if entry.kind == "released")
+    return frozenset((str(entry.detail.get("assignment", "")), entry.student) for entry in releases)
 
 
-def _grade(file: Path, size: int, assignment: str, points: float) -> Grade:
+def _read_grade(file: Path, size: int, assignment: str, points: float) -> Grade:
     empty = Grade(assignment=assignment, points=points)
-    if size > MOST_BYTES:
-        return msgspec.structs.replace(empty, said=f"its {file.name} is too large to be shown")
+    if size > MAX_BYTES:
+        return msgspec.structs.replace(empty, said=f"{file.name} is too large to show")
     try:
         data = file.read_bytes()
         if file.name == FILE:
             record = decode(data)
             if record is not None:
-                return _recorded(record)
-            return msgspec.structs.replace(empty, said="its record is of another version")
-        found = msgspec.json.decode(data, type=_Results)
+                return _convert_record(record)
+            return msgspec.structs.replace(empty, said="the record has another version")
+        results = msgspec.json.decode(data, type=_GradescopeResults)
     except (OSError, msgspec.MsgspecError, RecursionError):
-        return msgspec.structs.replace(empty, said=f"its {file.name} cannot be read")
-    scores = [one.score for one in found.tests if one.score is not None]
-    score = found.score if found.score is not None else (sum(scores) if scores else None)
-    return msgspec.structs.replace(empty, score=score, said=found.output[:MOST_SAID])
+        return msgspec.structs.replace(empty, said=f"{file.name} cannot be read")
+    scores = [test.score for test in results.tests if test.score is not None]
+    score = results.score if results.score is not None else (sum(scores) if scores else None)
+    return msgspec.structs.replace(empty, score=score, said=results.output[:MAX_FEEDBACK])
 
 
-def _recorded(record: Record) -> Grade:
-    said = record.told or (record.raw.output if record.raw else "")
+def _convert_record(record: Record) -> Grade:
+    feedback = record.told or (record.raw.output if record.raw else "")
     return Grade(
         assignment=record.assignment,
         number=record.number,
         score=record.score,
         points=record.points,
-        said=said[:MOST_SAID],
+        said=feedback[:MAX_FEEDBACK],
         claim=record.comparison.told(),
         agrees=record.comparison.agrees,
-        flags=tuple(" - ".join(filter(None, [one.what, one.evidence])) for one in record.flags),
+        flags=tuple(" - ".join(filter(None, [flag.what, flag.evidence])) for flag in record.flags),
     )

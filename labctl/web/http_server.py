@@ -1,4 +1,4 @@
-"""The dashboard's own server: a socket on the loopback, one thread, an end when it is told to."""
+"""The dashboard's HTTP server: a socket on the loopback interface and a thread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from labctl.state import State
 
 HOST = "127.0.0.1"
 PORT = 8600
-# Below the course's `.course/keeper`: always the URL that lets the next browser in (0600).
+# in the course's `.course/keeper` (0600): the URL that signs in the next browser
 URL_FILE = "dashboard-url"
 START_S = 60.0
 END_S = 5.0
-NEEDED = ("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart")
+REQUIRED_MODULES = ("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart")
 
 
 def run(
@@ -29,15 +29,15 @@ def run(
     port: int = PORT,
     stop: threading.Event,
 ) -> str:
-    """Serve the dashboard from a thread of its own until `stop` is set; the URL to open, once.
+    """Serve the dashboard in a thread until `stop` is set, and return the URL to open once.
 
-    It answers when this returns; nothing heavy is imported before. `port` 0 takes any free one.
-    LabError where the extra `labctl[web]` is missing, BusyError where the port is taken.
+    The dashboard answers when this returns. `port` 0 chooses a free port. Web packages are imported
+    only here. LabError if the extra `labctl[web]` is missing, BusyError if the port is in use.
     """
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in REQUIRED_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise LabError(
-            "the dashboard needs labctl's extra `web`",
+            "the dashboard needs the extra labctl[web]",
             why=f"not installed: {', '.join(missing)}",
             hint="pip install 'labctl[web]'",
         )
@@ -45,43 +45,45 @@ def run(
 
     from labctl.web.factory import dashboard
 
-    listener = _listener(port)
-    made = dashboard(folder.path, folder.id, paths, state, url_file=URL_FILE)
+    listener = _open_listener(port)
+    board = dashboard(folder.path, folder.id, paths, state, url_file=URL_FILE)
     ready = threading.Event()
-    made.on_start.append(ready.set)
+    board.on_start.append(ready.set)
     server = uvicorn.Server(
         uvicorn.Config(
-            made.app,
+            board.app,
             log_level="critical",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=2,
         )
     )
-    url = made.link.open(f"http://{HOST}:{listener.getsockname()[1]}")
+    url = board.link.open(f"http://{HOST}:{listener.getsockname()[1]}")
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listener]}, name="labctl-dashboard", daemon=True
     )
     thread.start()
 
-    def end() -> None:
+    def wait_and_close() -> None:
         stop.wait()
-        made.feed.close()
+        board.feed.close()
         server.should_exit = True
         thread.join(END_S)
         listener.close()
-        made.link.close()
+        board.link.close()
 
-    threading.Thread(target=end, name="labctl-dashboard-end", daemon=True).start()
+    threading.Thread(target=wait_and_close, name="labctl-dashboard-end", daemon=True).start()
     if not ready.wait(START_S):
         stop.set()
         raise LabError("the dashboard did not start", hint="labctl course serve --dashboard")
     return url
 
 
-def _listener(port: int) -> socket.socket:
+def _open_listener(port: int) -> socket.socket:
     if not 0 <= port < 65536:
-        raise UsageError(f"{port} is no port", hint="labctl course serve --dashboard --port {PORT}")
+        raise UsageError(
+            f"{port} is not a port", hint=f"labctl course serve --dashboard --port {PORT}"
+        )
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -93,7 +95,7 @@ def _listener(port: int) -> socket.socket:
             raise BusyError(
                 f"port {port} cannot be used for the dashboard",
                 why=error.strerror or "",
-                hint="labctl course serve --dashboard --port 0   # any free one",
+                hint="labctl course serve --dashboard --port 0   # chooses a free one",
             ) from None
         raise
     return listener

@@ -1,7 +1,7 @@
-"""The course's ledger as the dashboard needs it: each line is looked at once, sums are spaced.
+"""The course's ledger for the dashboard: each line is read once, and costs are summed rarely.
 
-Going over all lines of a term takes a part of a second. So the sums are made now and then, and in
-between every server that is up goes on at its price: the same arithmetic, without the walk.
+Reading all lines of a term takes a part of a second. So the costs are summed at intervals. Between
+them, each running server adds its price: the same arithmetic without the lines.
 """
 
 from __future__ import annotations
@@ -14,63 +14,63 @@ from labctl.courses.records.cost_report import CourseCosts, course_costs
 from labctl.courses.records.ledger import Entry, Living
 from labctl.courses.records.student import Student
 
-# Kinds of lines that are sums and no news.
+# kinds of ledger lines that repeat sums; they are not shown as events
 SUMS = ("cost",)
 SUMS_EVERY_S = 60.0
-# Of a core, at most, goes into making sums.
+# largest share of a core that is spent on summing
 SHARE = 0.005
 HOUR_S = 3600.0
 
 
 class Books:
-    """What the lines say: `news` are all that are no sums, `by_seat` the same for each seat.
+    """The lines of a ledger, by subject: `news` are all but sums, `by_seat` those of each seat.
 
-    What is said of a student alone stands in `by_student`.
+    `by_student` has the lines of a student without a seat.
     """
 
     def __init__(self) -> None:
-        self._begin(None)
+        self._reset(None)
 
-    def _begin(self, first: Entry | None) -> None:
+    def _reset(self, first: Entry | None) -> None:
         self._first = first
         self._read = 0
         self.news: list[Entry] = []
         self.by_seat: dict[str, list[Entry]] = {}
         self.by_student: dict[str, list[Entry]] = {}
-        # Server's id -> the seat that it was made for.
+        # server id -> the seat that it was created for
         self.owners: dict[str, str] = {}
         self.given_usd: dict[str, float] = {}
 
     def read(self, entries: Sequence[Entry]) -> None:
-        """Take in the lines that came since the last time; of another ledger, all of them."""
+        """Read the lines added since the last call; all of them if the ledger is another one."""
         first = entries[0] if entries else None
         if len(entries) < self._read or first != self._first:
-            self._begin(first)
-        for one in entries[self._read :]:
-            if one.kind in SUMS:
+            self._reset(first)
+        for entry in entries[self._read :]:
+            if entry.kind in SUMS:
                 continue
-            self.news.append(one)
-            if one.seat:
-                self.by_seat.setdefault(one.seat, []).append(one)
-            elif one.student:
-                self.by_student.setdefault(one.student, []).append(one)
-            if one.kind == "up":
-                self.owners[str(one.detail.get("server_id", ""))] = one.seat
-            elif one.kind == "budget":
-                before = self.given_usd.get(one.seat, 0.0)
-                self.given_usd[one.seat] = before + float(one.detail.get("usd", 0.0))
+            self.news.append(entry)
+            if entry.seat:
+                self.by_seat.setdefault(entry.seat, []).append(entry)
+            elif entry.student:
+                self.by_student.setdefault(entry.student, []).append(entry)
+            if entry.kind == "up":
+                self.owners[str(entry.detail.get("server_id", ""))] = entry.seat
+            elif entry.kind == "budget":
+                before = self.given_usd.get(entry.seat, 0.0)
+                self.given_usd[entry.seat] = before + float(entry.detail.get("usd", 0.0))
         self._read = len(entries)
 
     def of(self, seat: str, students: Iterable[str]) -> list[Entry]:
-        """The lines of a seat and of its students, the oldest first."""
-        found = list(self.by_seat.get(seat, ()))
+        """Return the lines of a seat and of its students, the oldest first."""
+        entries = list(self.by_seat.get(seat, ()))
         for student in students:
-            found += self.by_student.get(student, ())
-        return sorted(found, key=lambda one: one.n)
+            entries += self.by_student.get(student, ())
+        return sorted(entries, key=lambda entry: entry.n)
 
 
 class Sums:
-    """A course's costs: whole ones as of `at`, and each seat's dollars now."""
+    """A course's costs: complete as of `at`, and each seat's dollars now."""
 
     def __init__(self) -> None:
         self.costs: CourseCosts | None = None
@@ -86,21 +86,21 @@ class Sums:
         now: float,
         living: Sequence[Living],
     ) -> CourseCosts:
-        """All of it anew, where that is due."""
+        """Return the costs; sum them again if the last sum is too old."""
         pause_s = max(SUMS_EVERY_S, self._took_s / SHARE)
         if self.costs is None or not 0 <= now - self.at < pause_s:
-            begun = time.thread_time()
+            start_s = time.thread_time()
             self.costs = course_costs(config, people, entries, now, living)
-            self._took_s = time.thread_time() - begun
+            self._took_s = time.thread_time() - start_s
             self.at = now
-            self._usd = {one.seat: one.usd for one in self.costs.seats}
+            self._usd = {seat.seat: seat.usd for seat in self.costs.seats}
         return self.costs
 
     def spent_usd(self, now: float, living: Iterable[Living]) -> dict[str, float]:
-        """Seat -> dollars: what was summed, and what its servers have cost since."""
-        found = dict(self._usd)
-        for one in living:
-            if not one.stopped:
-                hours = max(0.0, now - max(self.at, one.created_at)) / HOUR_S
-                found[one.seat] = found.get(one.seat, 0.0) + hours * one.usd_per_hour
-        return found
+        """Return seat -> dollars: the last sum plus the price of its servers since then."""
+        spent = dict(self._usd)
+        for server in living:
+            if not server.stopped:
+                hours = max(0.0, now - max(self.at, server.created_at)) / HOUR_S
+                spent[server.seat] = spent.get(server.seat, 0.0) + hours * server.usd_per_hour
+        return spent

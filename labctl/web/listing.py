@@ -1,4 +1,4 @@
-"""Which rows of a list are shown, and in which order: a view, read from an address."""
+"""The view of a list, read from an address: which rows are shown, and in which order."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from labctl.web.view import Person, Seat
 Item = TypeVar("Item")
 SortValue = str | float
 
-# What a list can be narrowed to, and what the link says.
+# filters of a list: (name in the address, text of the link)
 SEAT_MARKS = (
     ("up", "up"),
     ("running", "running"),
     ("idle", "idle"),
     ("budget", "80 % spent"),
-    ("trouble", "trouble"),
+    ("trouble", "problem"),
 )
 PERSON_MARKS = (("missing", "missing"), ("late", "late"), ("ungraded", "not graded"))
 SEAT_COLUMNS = ("name", "state", "gpu", "run", "idle", "cost", "ends")
 PERSON_COLUMNS = ("name", "received", "late", "score")
-# Of these the largest comes first where a column is chosen.
+# columns that are sorted with the largest value first
 LARGEST_FIRST = ("gpu", "idle", "cost", "received", "late", "score")
 
 
 class ListView(Value, frozen=True):
-    """`show` is a mark; `sort` is a column, or `-cost` for the largest cost first.
+    """A view of a list: `show` is a filter; `sort` is a column, with `-` in descending order.
 
-    An empty `show` shows everything, an empty `sort` keeps the roster's order.
+    An empty `show` shows everything, an empty `sort` keeps the order of the roster.
     """
 
     show: str = ""
@@ -42,7 +42,7 @@ class ListView(Value, frozen=True):
     def read(
         cls, show: str, sort: str, marks: Collection[str], columns: Collection[str]
     ) -> ListView:
-        """A view of these words where they are a mark and a column; anything else counts as ""."""
+        """Create a view of values from an address; unknown filters and columns count as ""."""
         is_column = sort.removeprefix("-") in columns
         return cls(show=show if show in marks else "", sort=sort if is_column else "")
 
@@ -56,7 +56,7 @@ class ListView(Value, frozen=True):
 
     @property
     def query(self) -> str:
-        """`?show=idle&sort=-cost`; "" for everything in the roster's order."""
+        """The query of the view's address, `?show=idle&sort=-cost`; "" for the default view."""
         pairs = [(name, value) for name, value in self.as_pairs().items() if value]
         return f"?{urlencode(pairs)}" if pairs else ""
 
@@ -67,12 +67,12 @@ class ListView(Value, frozen=True):
         return ListView(show=mark, sort=self.sort)
 
     def toggle(self, column: str) -> ListView:
-        """By a column, then the other way round, then in the roster's order again."""
-        begin, turned = column, f"-{column}"
+        """Return the view after a click on a column: sorted, then reversed, then unsorted."""
+        first, second = column, f"-{column}"
         if column in LARGEST_FIRST:
-            begin, turned = turned, begin
-        following = {begin: turned, turned: ""}.get(self.sort, begin)
-        return ListView(show=self.show, sort=following)
+            first, second = second, first
+        sort = {first: second, second: ""}.get(self.sort, first)
+        return ListView(show=self.show, sort=sort)
 
 
 def arrange(
@@ -81,11 +81,11 @@ def arrange(
     marks_of: Callable[[Item], Collection[str]],
     columns: Mapping[str, Callable[[Item], SortValue]],
 ) -> list[Item]:
-    """The items that are shown, in order; what is equal stays in the order that it came in."""
-    shown = [one for one in items if not view.show or view.show in marks_of(one)]
+    """Return the items that a view shows, in its order; equal items keep their order."""
+    visible = [item for item in items if not view.show or view.show in marks_of(item)]
     if view.column in columns:
-        shown.sort(key=columns[view.column], reverse=view.is_descending)
-    return shown
+        visible.sort(key=columns[view.column], reverse=view.is_descending)
+    return visible
 
 
 def seat_columns(name_of: Callable[[Seat], str]) -> dict[str, Callable[[Seat], SortValue]]:
@@ -104,11 +104,11 @@ def person_columns(
     assignment: str, name_of: Callable[[Person], str]
 ) -> dict[str, Callable[[Person], SortValue]]:
     def received(person: Person) -> str:
-        submission = person.handed(assignment)
+        submission = person.find_submission(assignment)
         return submission.received if submission else ""
 
     def late_s(person: Person) -> float:
-        submission = person.handed(assignment)
+        submission = person.find_submission(assignment)
         return submission.late_s if submission else -1
 
     def score(person: Person) -> float:
@@ -124,7 +124,7 @@ def person_columns(
 
 
 def person_marks(person: Person, assignment: str) -> tuple[str, ...]:
-    submission, grade = person.handed(assignment), person.grade(assignment)
+    submission, grade = person.find_submission(assignment), person.grade(assignment)
     if submission is None:
         return ("missing",)
     is_graded = grade is not None and grade.score is not None
@@ -133,9 +133,9 @@ def person_marks(person: Person, assignment: str) -> tuple[str, ...]:
 
 
 def collate(text: str) -> str:
-    """`text` for sorting: an accent or a capital does not move a name elsewhere."""
+    """Return the sort key of a text, without accents and case."""
     letters = unicodedata.normalize("NFKD", text)
-    return "".join(one for one in letters if not unicodedata.combining(one)).casefold()
+    return "".join(char for char in letters if not unicodedata.combining(char)).casefold()
 
 
 def _gpu_percent(seat: Seat) -> float:

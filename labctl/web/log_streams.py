@@ -1,6 +1,6 @@
-"""Live logs: each is read once, however many look at it, and only as long as somebody does.
+"""Live logs: each is read once for all its watchers, and only while there are any.
 
-A log goes to the browser as text, whatever is in it: cleaned, escaped and put in by htmx.
+A log is sent to the browser as text: control characters are removed, and HTML is escaped.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from markupsafe import Markup
 from labctl.errors import ConnectError, LabError
 from labctl.web.mutations import Reading
 
-# Before the end, where a log begins to be shown.
+# lines from the end of a log that are shown first
 LINES = 400
-# Characters of a log that are held for whoever opens it next.
+# characters of a log that are kept in memory for the next watcher
 KEPT = 256 * 1024
-# Of what came since the last look; more is a flood, of which the end is shown.
+# largest amount to read at a time; of more, only the end is shown
 MOST_BYTES = 8 * 1024**2
+# shortest and longest pause between two reads
 SOON_S, LATE_S = 0.7, 5.0
-MOST_TAILS = 12
+MAX_LOGS = 12
 BEAT_S = 15.0
-# Characters of it that a page may hold; above it begins anew with those that are kept.
-MOST_SHOWN = 400_000
-MOST_LINE = 20_000
-# Until the server has answered once; the page says so by itself from the beginning.
-READING = "reading"
-LEFT_OUT = "[what came before is left out]\n"
+# characters that a page may show; above it, the page starts again with those that are kept
+MAX_SHOWN = 400_000
+MAX_LINE = 20_000
+# state until the server has answered; the page shows it from the beginning
+READING = "loading"
+LEFT_OUT = "[earlier output is not shown]\n"
 STEERING = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 KEEP_ALIVE = format_sse_event(comment="still here")
@@ -39,23 +40,23 @@ Open = Callable[[], Reading]
 
 
 class Tails:
-    """The logs that somebody looks at now, by seat and run."""
+    """The logs that are open in a browser, by seat and run."""
 
     def __init__(self) -> None:
-        self._tails: dict[tuple[str, str], _Tail] = {}
+        self._tails: dict[tuple[str, str], _SharedLog] = {}
 
     async def watch(self, seat: str, run: str, open_: Open) -> AsyncIterator[bytes]:
-        """Server-sent events: what is there, then what comes, then how the run ended."""
+        """Yield server-sent events: the log so far, its new lines, and how the run ended."""
         key = (seat, run)
         tail = self._tails.get(key)
         if tail is None:
-            if len(self._tails) >= MOST_TAILS:
-                yield log_event("state", "too many logs are open: close one, then load anew")
+            if len(self._tails) >= MAX_LOGS:
+                yield log_event("state", "too many logs are open: close one and reload this page")
                 yield log_event("end")
                 return
-            tail = self._tails[key] = _Tail(open_)
+            tail = self._tails[key] = _SharedLog(open_)
         try:
-            # Closed here, or it would count as a watcher until somebody tidies up.
+            # Close it explicitly; otherwise it would count as a watcher until it is collected.
             async with contextlib.aclosing(tail.watch()) as blocks:
                 async for block in blocks:
                     yield block
@@ -65,18 +66,20 @@ class Tails:
                 tail.close()
 
 
-class _Tail:
+class _SharedLog:
+    """A log that is read once for all its watchers."""
+
     def __init__(self, open_: Open) -> None:
         self._open = open_
-        # What is whole of the log, as it is shown; then the line that is still being written.
+        # the complete lines as shown, and the line that is still being written
         self.text = ""
         self.rest = ""
-        # Characters that are gone from the beginning of `text`.
+        # characters that were dropped from the beginning of `text`
         self.dropped = 0
-        # Grows where what follows does not go on from what was before.
+        # increases when the following text does not continue the previous one
         self.era = 0
         self.cut = False
-        self.told = READING
+        self.state = READING
         self.ended = False
         self.watchers = 0
         self.changed = asyncio.Event()
@@ -88,25 +91,26 @@ class _Tail:
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
         self.watchers += 1
-        place, era, shown = 0, -1, 0
-        rest, told = "", READING
+        """Yield events for one watcher until the run has ended."""
+        position, era, shown = 0, -1, 0
+        rest, state = "", READING
         try:
             yield format_sse_event(retry=3000)
             while True:
                 end = self.dropped + len(self.text)
-                if era != self.era or place < self.dropped or shown > MOST_SHOWN:
+                if era != self.era or position < self.dropped or shown > MAX_SHOWN:
                     left_out = LEFT_OUT if self.cut or self.dropped else ""
                     yield log_event("begin", left_out + self.text)
-                    place, era, shown = end, self.era, len(self.text)
-                elif place < end:
-                    yield log_event("lines", self.text[place - self.dropped :])
-                    place, shown = end, shown + end - place
+                    position, era, shown = end, self.era, len(self.text)
+                elif position < end:
+                    yield log_event("lines", self.text[position - self.dropped :])
+                    position, shown = end, shown + end - position
                 elif self.last_line != rest:
                     rest = self.last_line
                     yield log_event("rest", rest)
-                elif self.told != told:
-                    told = self.told
-                    yield log_event("state", told)
+                elif self.state != state:
+                    state = self.state
+                    yield log_event("state", state)
                 elif self.ended:
                     yield log_event("end")
                     return
@@ -130,55 +134,58 @@ class _Tail:
             try:
                 if reading is None:
                     reading = await asyncio.to_thread(self._open)
-                before = reading.began_anew
+                gaps_before = reading.began_anew
                 await asyncio.to_thread(reading.read_on, blocks.append)
-                self._take(b"".join(blocks), anew=reading.began_anew != before)
+                self._append(b"".join(blocks), has_gap=reading.began_anew != gaps_before)
                 if reading.run.ended:
                     self.ended = True
-                    self.told = reading.run.told or f"the run has ended: {reading.run.state}"
+                    self.state = reading.run.told or f"the run has ended: {reading.run.state}"
                 else:
-                    self.told = ""
+                    self.state = ""
             except ConnectError as error:
-                self.told = f"{error.what}; trying again"
+                self.state = f"{error.what}; retrying"
             except LabError as error:
-                self.ended, self.told = True, error.what
+                self.ended, self.state = True, error.what
             pause_s = SOON_S if blocks else min(LATE_S, pause_s * 1.5)
-            self._ring()
+            self._notify_watchers()
             await asyncio.sleep(pause_s)
 
-    def _take(self, data: bytes, *, anew: bool) -> None:
-        if anew:
+    def _append(self, data: bytes, *, has_gap: bool) -> None:
+        if has_gap:
             self._decoder.reset()
-            self._forget()
+            self._restart()
         text = self.rest + self._decoder.decode(data)
         if len(text) > KEPT:
-            # Of so much only the end is kept, so only the end is cleaned.
-            self._forget()
+            # Only the end of this much text is kept, so only the end is cleaned.
+            self._restart()
             text = text[len(text) - KEPT :].partition("\n")[2]
         *lines, rest = text.split("\n")
-        self.rest = rest[-MOST_LINE:]
+        self.rest = rest[-MAX_LINE:]
         self.text += "".join(f"{clean_line(line)}\n" for line in lines)
         if len(self.text) > KEPT:
-            gone = len(self.text) - KEPT
-            gone = self.text.find("\n", gone) + 1 or gone
-            self.text, self.dropped = self.text[gone:], self.dropped + gone
+            excess = len(self.text) - KEPT
+            excess = self.text.find("\n", excess) + 1 or excess
+            self.text, self.dropped = self.text[excess:], self.dropped + excess
 
-    def _forget(self) -> None:
-        """Show what comes next as a new log, of which the beginning is left out."""
+    def _restart(self) -> None:
+        """Show the following text as a new log whose beginning is left out."""
         self.text, self.rest, self.dropped, self.cut = "", "", 0, True
         self.era += 1
 
-    def _ring(self) -> None:
+    def _notify_watchers(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
 
 
 def clean_line(line: str) -> str:
-    """A line as a terminal would leave it: a carriage return begins it anew, nothing steers."""
+    """Return a line as a terminal would show it: after its last carriage return, without escapes.
+
+    Control and direction characters become U+FFFD.
+    """
     plain = STEERING.sub("", line).rstrip("\r")
     return ODD.sub("\ufffd", plain.rpartition("\r")[2])
 
 
 def log_event(name: str, text: str = "") -> bytes:
-    """One server-sent event: an element with this text, escaped. Without one it is not empty."""
+    """Encode a server-sent event with an element of escaped text; it is never empty."""
     return format_sse_event(event=name, data_str=Markup("<span>{}</span>").format(text))

@@ -1,6 +1,6 @@
-"""What the dashboard does to servers: with the very functions that the command line calls.
+"""The dashboard's actions on servers, by the same functions that the command line calls.
 
-Everything here may take seconds, and belongs into a thread.
+Each of them may take seconds, so they are called in a thread.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from labctl.servers.context import Ground
 from labctl.state import State
 from labctl.web.view import Gauge
 
-# What a cancelled run has to write a checkpoint, as with `labctl cancel`.
+# time that a canceled run has to write a checkpoint, as with `labctl cancel`
 GRACE_S = 60
 BY = "dashboard"
 
 
 class Deeds:
-    """One course's. The folder is opened anew here: nobody else reads through it."""
+    """The actions on one course. It has its own CourseFolder, which no other thread uses."""
 
     def __init__(self, path: Path, paths: Paths, state: State) -> None:
         self._path = path
@@ -44,36 +44,36 @@ class Deeds:
         self._course: Ground | None = None
 
     def extend(self, seat: str, span_s: int, why: str) -> dict[str, Any]:
-        """More time for a seat's server; W of its watchdog. As `labctl course extend`."""
+        """Extend the time of a seat's server, as `labctl course extend`; return its limits."""
         with self._lock:
-            staff, found = self._at(seat)
-            watch = broadcast.extend(staff, found, span_s, why)
-            server = self._state.server_of_lab(found.lab_id)
+            staff, course_seat = self._open_seat(seat)
+            watch = broadcast.extend(staff, course_seat, span_s, why)
+            server = self._state.server_of_lab(course_seat.lab_id)
             if server is not None:
-                # What the watchdog has just said is news for whoever looks.
-                keep_watch(ground_of(staff, found), server, watch)
+                # Record the watchdog's report, so that the pages show the new limits.
+                keep_watch(ground_of(staff, course_seat), server, watch)
         return watch
 
     def cancel(self, seat: str, run_id: str) -> tuple[Run, bool]:
-        """End a run; (the run, whether it had ended before). As `labctl cancel`."""
+        """Stop a run, as `labctl cancel`; return it, and whether it had already ended."""
         lab, server, run = self.run_of(seat, run_id)
         return runs.cancel(lab, server, run.id, GRACE_S)
 
     def run_of(self, seat: str, run_id: str) -> tuple[Ground, Server, Run]:
-        """Where a run is. NotFoundError where the seat's server does not know it."""
+        """Return a run with its lab and server; NotFoundError if the server has no such run."""
         if not NAME_PATTERN.fullmatch(run_id):
-            raise UsageError("no run bears such a name")
+            raise UsageError("this is not a valid run id")
         with self._lock:
-            staff, found = self._at(seat)
-        return broadcast.run_of(staff, found, run_id)
+            staff, course_seat = self._open_seat(seat)
+        return broadcast.run_of(staff, course_seat, run_id)
 
     def look(self, seat: str) -> Gauge | None:
-        """Have the seat's runs and its watchdog's word recorded as they are now, asked over SSH.
+        """Read a seat's server over SSH, record its runs and limits, and return its load.
 
-        How busy its processors are; None where it has no server that is up.
+        None if the seat has no running server.
         """
         with self._lock:
-            staff, found = self._at(seat)
+            staff, course_seat = self._open_seat(seat)
             if self._course is None:
                 self._course = course_ground(staff.folder, self._paths, self._state, staff.reporter)
             (ground,) = seat_grounds(
@@ -81,16 +81,16 @@ class Deeds:
                 self._paths,
                 self._state,
                 staff.reporter,
-                [found],
+                [course_seat],
                 course=self._course,
             )
-        server = self._state.server_of_lab(found.lab_id)
+        server = self._state.server_of_lab(course_seat.lab_id)
         if server is None or server.state != "running":
             return None
         look_at(ground, server)
         return to_gauge(top.look(ground))
 
-    def _at(self, seat: str) -> tuple[Staff, Seat]:
+    def _open_seat(self, seat: str) -> tuple[Staff, Seat]:
         if self._folder is None:
             self._folder = open_course(self._path)
         self._folder.refresh()
@@ -99,26 +99,26 @@ class Deeds:
 
 
 def to_gauge(now: top.ServerNow) -> Gauge:
-    """Sums over the GPUs of a server; a MIG instance counts with its card."""
-    cards = [one for one in now.gpus if not one.parent]
-    used = [one.use_percent for one in cards if one.use_percent is not None]
-    memory = [one.memory_bytes for one in cards if one.memory_bytes is not None]
-    whole = [one.memory_total_bytes for one in cards if one.memory_total_bytes is not None]
+    """Aggregate the GPUs of a server: mean use, total memory. MIG instances count as their card."""
+    cards = [gpu for gpu in now.gpus if not gpu.parent]
+    used = [gpu.use_percent for gpu in cards if gpu.use_percent is not None]
+    memory = [gpu.memory_bytes for gpu in cards if gpu.memory_bytes is not None]
+    total = [gpu.memory_total_bytes for gpu in cards if gpu.memory_total_bytes is not None]
     cpu = None if now.cpu_cores is None or not now.cores else 100 * now.cpu_cores / now.cores
     return Gauge(
         at=now.at,
         gpus=len(cards),
         gpu_percent=round(sum(used) / len(used)) if used else None,
         gpu_memory_bytes=sum(memory) if memory else None,
-        gpu_memory_total_bytes=sum(whole) if whole else None,
+        gpu_memory_total_bytes=sum(total) if total else None,
         cpu_percent=None if cpu is None else round(cpu),
     )
 
 
 class Reading:
-    """A run's log, read on from where it stopped.
+    """A run's log, whose reading continues at the last position.
 
-    `began_anew` counts gaps: the log of a restored run, a flood.
+    `began_anew` counts gaps: a run that was restored, or more output than can be shown.
     """
 
     def __init__(self, lab: Ground, server: Server, run: Run, tail_lines: int, most: int) -> None:
@@ -133,7 +133,7 @@ class Reading:
         self.began_anew = 0
 
     def read_on(self, on_bytes: Callable[[bytes], None]) -> None:
-        """What was written since the last time. ConnectError: the server cannot be reached."""
+        """Read what was written since the last call. ConnectError if the server is unreachable."""
         request: dict[str, Any] = {
             "lab": self._lab.config.name,
             "lab_id": self._lab.lab_id,
@@ -143,9 +143,9 @@ class Reading:
             "tail": self._tail,
             "attempt": self._attempt,
         }
-        came = 0
+        received_bytes = 0
 
-        def placed(reply: dict[str, Any]) -> None:
+        def set_position(reply: dict[str, Any]) -> None:
             self.run = runs.keep(self._lab, self._server, reply["run"])
             self._attempt = self.run.container
             if int(reply["offset"]) != self._offset:
@@ -153,20 +153,20 @@ class Reading:
             self._offset, self._tail = int(reply["offset"]), 0
 
         def feed(block: bytes) -> None:
-            nonlocal came
-            came += len(block)
-            if came > self._most:
+            nonlocal received_bytes
+            received_bytes += len(block)
+            if received_bytes > self._most:
                 raise _FloodError
             self._offset += len(block)
             on_bytes(block)
 
         try:
             closing = self._lab.remote(self._server).stream(
-                "follow", request, on_reply=placed, on_bytes=feed
+                "follow", request, on_reply=set_position, on_bytes=feed
             )
             self.run = runs.keep(self._lab, self._server, closing["run"])
         except _FloodError:
-            # More than anybody reads: the next look begins at the end again.
+            # This is more than anybody reads; the next call starts at the end of the log.
             self._tail = self._lines
 
 

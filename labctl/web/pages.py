@@ -1,4 +1,4 @@
-"""The pages: each is drawn as parts, pieces of HTML by the id that they have in it."""
+"""The pages: each is drawn as parts, pieces of HTML by their id."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ STATIC = {
 }
 
 
-# htmx makes no script out of text, no style of its own, and keeps no page in the browser's storage.
-# A page that is gone says so in place of its content.
+# htmx must not run scripts, add styles, or store pages in the browser. If a page no longer exists,
+# the message replaces its content.
 HTMX_CONFIG = {
     "allowEval": False,
     "allowNestedOobSwaps": False,
@@ -59,14 +59,14 @@ HTMX_CONFIG = {
 
 
 class Pages:
-    """Templates below `folder`, read once; every text is escaped, and shown without controls."""
+    """Templates in `folder`, read once; texts are escaped and their control characters visible."""
 
     def __init__(self, folder: Path) -> None:
         self._environment = Environment(
             loader=FileSystemLoader(folder),
             autoescape=True,
             undefined=StrictUndefined,
-            finalize=formatting.shown,
+            finalize=formatting.clean_text,
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
@@ -80,7 +80,7 @@ class Pages:
             size=formatting.size,
             received=received_at,
         )
-        # Path -> content and type. The path holds the content's hash: it may be kept for ever.
+        # path -> (content, type); the path has the content's hash, so browsers cache it forever
         self.static = {
             f"/static/{hashlib.sha256(data).hexdigest()[:12]}/{Path(name).name}": (data, kind)
             for name, kind in STATIC.items()
@@ -94,36 +94,39 @@ class Pages:
             name: self._environment.get_template(f"{name}.html.j2").module
             for name in ("board_parts", "seat_parts", "assignment_parts", "costs_parts")
         }
-        # By what they are rows of and whether names are hidden: every view of a list shares them.
+        # (list, whether names are hidden) -> rows; all views of a list share them
         self._rows: dict[tuple[str, bool], _RowCache] = {}
 
     def render(self, template: str, **values: Any) -> str:
         return self._environment.get_template(f"{template}.html.j2").render(**values)
 
-    def board(self, lens: Lens, view: ListView) -> Draw:
-        """Everybody: a tile for each sum, a row for each seat."""
+    def board(self, pseudonyms: Lens, view: ListView) -> Draw:
+        """Return the function that draws the board: tiles with totals, and a row per seat."""
         part = self._parts["board_parts"]
-        rows = self._rows_of("", part.row, lens)
+        rows = self._rows_of("", part.row, pseudonyms)
 
         def draw(snapshot: Snapshot) -> Parts:
             due = next_due(snapshot)
             parts = {
-                "notes": str(part.notes(snapshot, lens)),
+                "notes": str(part.notes(snapshot, pseudonyms)),
                 "tiles": str(part.tiles(snapshot, SEAT_MARKS, view)),
             }
-            columns = seat_columns(lambda seat: lens.seat(snapshot, seat))
+            columns = seat_columns(lambda seat: pseudonyms.seat(snapshot, seat))
             for seat in arrange(snapshot.seats, view, lambda seat: seat.marks, columns):
                 people = tuple(_members(snapshot, seat))
-                name, about = lens.seat(snapshot, seat), lens.about(seat)
-                html = rows.render(seat.key, seat, people, name, about, due, lens)
+                name, details = pseudonyms.seat(snapshot, seat), pseudonyms.about(seat)
+                html = rows.render(seat.key, seat, people, name, details, due, pseudonyms)
                 parts[f"s-{seat.key}"] = html
             rows.forget_all_but(snapshot.seat_by_key)
             return parts
 
         return draw
 
-    def seat(self, key: str, lens: Lens) -> Draw:
-        """One seat: its server, runs, money, hand-ins and history. Gone, it has one part less."""
+    def seat(self, key: str, pseudonyms: Lens) -> Draw:
+        """Return the function that draws a seat: server, runs, cost, submissions and history.
+
+        A seat that no longer exists has only the part `gone`.
+        """
         part = self._parts["seat_parts"]
 
         def draw(snapshot: Snapshot) -> Parts:
@@ -131,74 +134,78 @@ class Pages:
             if seat is None:
                 return {"gone": str(part.gone())}
             people = list(_members(snapshot, seat))
-            history = [one for one in snapshot.happenings if one.seat == key][:40]
+            history = [event for event in snapshot.happenings if event.seat == key][:40]
             return {
-                "facts": str(part.facts(seat, people, lens)),
-                "runs": str(part.runs(seat, lens)),
-                "handed": str(part.handed(seat, people, snapshot.assignments, lens)),
-                "history": str(part.history(history, lens)),
+                "facts": str(part.facts(seat, people, pseudonyms)),
+                "runs": str(part.runs(seat, pseudonyms)),
+                "handed": str(part.handed(seat, people, snapshot.assignments, pseudonyms)),
+                "history": str(part.history(history, pseudonyms)),
             }
 
         return draw
 
-    def assignment(self, name: str, lens: Lens, view: ListView) -> Draw:
-        """Who has handed it in, when, and what grading found."""
+    def assignment(self, name: str, pseudonyms: Lens, view: ListView) -> Draw:
+        """Return the function that draws an assignment: its submissions and grades."""
         part = self._parts["assignment_parts"]
-        rows = self._rows_of(name, part.row, lens)
+        rows = self._rows_of(name, part.row, pseudonyms)
 
         def draw(snapshot: Snapshot) -> Parts:
             due = next((one for one in snapshot.assignments if one.name == name), None)
             if due is None:
                 return {"gone": str(part.gone())}
-            people = [one for one in snapshot.people if one.active or one.handed(name)]
+            people = [
+                person
+                for person in snapshot.people
+                if person.active or person.find_submission(name)
+            ]
             parts = {"sums": str(part.sums(due, people, PERSON_MARKS, view))}
-            columns = person_columns(name, lens.person)
-            for one in arrange(people, view, lambda one: person_marks(one, name), columns):
-                parts[f"p-{one.key}"] = rows.render(one.key, one, due, lens)
+            columns = person_columns(name, pseudonyms.person)
+            for person in arrange(people, view, lambda one: person_marks(one, name), columns):
+                parts[f"p-{person.key}"] = rows.render(person.key, person, due, pseudonyms)
             rows.forget_all_but(snapshot.person_by_key)
             return parts
 
         return draw
 
-    def costs(self, lens: Lens) -> Draw:
-        """What everybody has cost, and what it comes to."""
+    def costs(self, pseudonyms: Lens) -> Draw:
+        """Return the function that draws the costs."""
         part = self._parts["costs_parts"]
 
         def draw(snapshot: Snapshot) -> Parts:
-            return {"costs": str(part.costs(snapshot, lens))}
+            return {"costs": str(part.costs(snapshot, pseudonyms))}
 
         return draw
 
-    def _rows_of(self, name: str, macro: Callable[..., Markup], lens: Lens) -> _RowCache:
-        return self._rows.setdefault((name, lens.hidden), _RowCache(macro))
+    def _rows_of(self, name: str, macro: Callable[..., Markup], pseudonyms: Lens) -> _RowCache:
+        return self._rows.setdefault((name, pseudonyms.hidden), _RowCache(macro))
 
 
 class _RowCache:
-    """Rows that were drawn before: one is drawn again only where what it is drawn from differs."""
+    """A cache of drawn rows; a row is drawn again only if its values change."""
 
     def __init__(self, macro: Callable[..., Markup]) -> None:
         self._macro = macro
-        self._known: dict[str, tuple[tuple[object, ...], str]] = {}
+        self._rows: dict[str, tuple[tuple[object, ...], str]] = {}
 
     def render(self, key: str, *values: object) -> str:
-        known = self._known.get(key)
-        if known is None or known[0] != values:
-            known = self._known[key] = (values, str(self._macro(*values)))
-        return known[1]
+        row = self._rows.get(key)
+        if row is None or row[0] != values:
+            row = self._rows[key] = (values, str(self._macro(*values)))
+        return row[1]
 
     def forget_all_but(self, keys: Collection[str]) -> None:
-        for key in self._known.keys() - keys:
-            del self._known[key]
+        for key in self._rows.keys() - keys:
+            del self._rows[key]
 
 
 def next_due(snapshot: Snapshot) -> Due | None:
-    """The assignment that is due next, else the last one that was."""
-    dated = sorted((one for one in snapshot.assignments if one.due_at), key=lambda d: d.due_at or 0)
-    coming = [one for one in dated if (one.due_at or 0) > snapshot.at]
-    rest = dated[-1] if dated else next(iter(snapshot.assignments), None)
-    return coming[0] if coming else rest
+    """Return the assignment that is due next, or else the one that was due last."""
+    dated = sorted((due for due in snapshot.assignments if due.due_at), key=lambda d: d.due_at or 0)
+    future = [due for due in dated if (due.due_at or 0) > snapshot.at]
+    latest = dated[-1] if dated else next(iter(snapshot.assignments), None)
+    return future[0] if future else latest
 
 
 def _members(snapshot: Snapshot, seat: Seat) -> list[Person]:
-    found = [snapshot.person_by_id.get(one) for one in seat.students]
-    return [one for one in found if one is not None]
+    people = [snapshot.person_by_id.get(student) for student in seat.students]
+    return [person for person in people if person is not None]

@@ -1,4 +1,4 @@
-"""Through which people are seen: by their names, or, on a projector, by pseudonyms."""
+"""Names of people on the pages: their own, or pseudonyms, for example on a projector."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from labctl.web.view import Person, Seat, Snapshot
 
 
 class Lens(Value, frozen=True):
-    """With `hidden`, nothing that is shown says who somebody is."""
+    """How people are named. With `hidden`, no page shows who somebody is."""
 
     hidden: bool = False
 
-    def person(self, one: Person | None) -> str:
-        if one is None:
+    def person(self, person: Person | None) -> str:
+        """Return the name to show for a person."""
+        if person is None:
             return "somebody"
-        return one.key if self.hidden else one.name or one.id
+        return person.key if self.hidden else person.name or person.id
 
-    def seat(self, snapshot: Snapshot, one: Seat) -> str:
-        """A team by its name, anybody else by their own."""
+    def seat(self, snapshot: Snapshot, seat: Seat) -> str:
+        """Return the name to show for a seat: the team's, or its student's."""
         if self.hidden:
-            return one.key
-        if one.team or len(one.students) != 1:
-            return one.name
-        return self.person(snapshot.person_by_id.get(one.students[0])) or one.name
+            return seat.key
+        if seat.team or len(seat.students) != 1:
+            return seat.name
+        return self.person(snapshot.person_by_id.get(seat.students[0])) or seat.name
 
-    def about(self, one: Seat) -> str:
-        """A second line below a seat's name."""
+    def about(self, seat: Seat) -> str:
+        """Return the second line below a seat's name."""
         if self.hidden:
-            return f"{len(one.students)} students" if one.team else ""
-        return ", ".join(one.students)
+            return f"{len(seat.students)} students" if seat.team else ""
+        return ", ".join(seat.students)
 
     def text(self, text: str, instead: str = "not shown here") -> str:
-        """Words that may name somebody: an error, a reason, a command."""
+        """Return a text that may name people (an error, a reason), or `instead` if hidden."""
         return instead if self.hidden and text else text

@@ -1,4 +1,4 @@
-"""What the middlewares have put beside a request."""
+"""Values that the middlewares store with a request."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def lens_of(request: Request) -> Lens:
 
 
 def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form that bore its session's token."""
+    """Return the fields of a form whose token was checked."""
     form: dict[str, str] = request.scope["state"]["form"]
     return form
 
 
 def own_path(text: str) -> str:
-    """`text` where it is a path of this dashboard's; never another site."""
-    good = text.startswith("/") and not text.startswith("//") and "\\" not in text
-    return text if good and text.isprintable() else "/"
+    """Return `text` if it is a path of this dashboard, else "/"; never the address of a site."""
+    is_path = text.startswith("/") and not text.startswith("//") and "\\" not in text
+    return text if is_path and text.isprintable() else "/"

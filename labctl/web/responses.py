@@ -1,4 +1,4 @@
-"""What every answer of the dashboard bears, and a refusal."""
+"""Headers of every response of the dashboard, and refusals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# No script but our own files, nothing from elsewhere, in nobody's frame.
+# only our own scripts, nothing from other hosts, not in frames
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -15,7 +15,7 @@ HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # With none at all a browser would say of its own forms that they come from nowhere.
+    # With "no-referrer", browsers would send `Origin: null` with our own forms.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -24,7 +24,7 @@ HEADERS = {
 
 
 class SecurityHeaders:
-    """Adds `HEADERS` to each answer; what an answer says of itself (a sandbox) counts."""
+    """Adds `HEADERS` to each response, except those that it already has (a sandbox)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -41,5 +41,5 @@ class SecurityHeaders:
 
 
 def refuse(why: str, status: int = 403) -> Response:
-    """Plain text of our own words: nothing that was sent stands in it."""
+    """Return a plain-text refusal. `why` must not contain anything from the request."""
     return Response(f"labctl: {why}\n", status, media_type="text/plain; charset=utf-8")

@@ -1,4 +1,4 @@
-"""How busy servers are: what watchdogs said of GPUs, and for an open page the server itself."""
+"""Load of servers: from the watchdogs' reports, and for open pages from the servers themselves."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from labctl.web.view import Gauge
 
 EVERY_S = 6.0
 LONGEST_S = 60.0
-# What a server said of itself counts for so long; then its watchdog's word does again.
+# time for which a server's own figures are used instead of its watchdog's
 FRESH_S = 90.0
-_AT = re.compile(r"GPU \S+ is at ([0-9.]+) %")
-_SOME = re.compile(r"process \d+ uses a GPU")
+_GPU_USE = re.compile(r"GPU \S+ is at ([0-9.]+) %")
+_UNMEASURED_USE = re.compile(r"process \d+ uses a GPU")
 
 
 def told_by_watchdog(offer: Offer, busy: tuple[str, ...], at: float) -> Gauge | None:
-    """The mean over a server's GPUs: a watchdog names those that work, with their percent."""
-    if not offer.gpu_count or any(_SOME.match(one) for one in busy):
-        return None  # a partitioned GPU tells no figure
-    used = [float(match[1]) for one in busy if (match := _AT.match(one))]
+    """Return the mean use of a server's GPUs; the watchdog reports the busy ones with percent."""
+    if not offer.gpu_count or any(_UNMEASURED_USE.match(activity) for activity in busy):
+        return None  # a partitioned GPU has no figure
+    used = [float(match[1]) for activity in busy if (match := _GPU_USE.match(activity))]
     return Gauge(at=at, gpus=offer.gpu_count, gpu_percent=round(sum(used) / offer.gpu_count))
 
 
 class Gauges:
-    """Asks the servers of those seats whose page is open, one after another."""
+    """Reads the load of servers whose pages are open, one after another."""
 
     def __init__(self, ask: Callable[[str], Gauge | None]) -> None:
         self._ask = ask
@@ -37,38 +37,38 @@ class Gauges:
         self._pauses: dict[str, tuple[float, float]] = {}
 
     def known(self) -> dict[str, Gauge]:
-        """Seat's key -> what its server said lately."""
-        long_ago = time.time() - FRESH_S
-        return {key: one for key, one in self._known.items() if one.at > long_ago}
+        """Return seat key -> load, for the servers that were read recently."""
+        oldest = time.time() - FRESH_S
+        return {key: gauge for key, gauge in self._known.items() if gauge.at > oldest}
 
     async def run(self, feed: Feed) -> None:
-        """For ever, until it is cancelled."""
+        """Read loads until the task is canceled."""
         while True:
             await asyncio.sleep(1.0)
             for key in {name.split()[0][6:] for name in feed.watched if name.startswith("seats/")}:
                 pause_s, next_at = self._pauses.get(key, (EVERY_S, 0.0))
                 if time.monotonic() < next_at:
                     continue
-                found = await self._asked(feed, key)
-                pause_s = EVERY_S if found else min(pause_s * 2, LONGEST_S)
+                was_read = await self._read_load(feed, key)
+                pause_s = EVERY_S if was_read else min(pause_s * 2, LONGEST_S)
                 self._pauses[key] = (pause_s, time.monotonic() + pause_s)
 
-    async def _asked(self, feed: Feed, key: str) -> bool:
+    async def _read_load(self, feed: Feed, key: str) -> bool:
         try:
             seat = (await feed.snapshot()).seat_by_key.get(key)
             if seat is None or seat.state != "running":
                 return False
-            found = await asyncio.to_thread(self._ask, seat.name)
+            gauge = await asyncio.to_thread(self._ask, seat.name)
         except LabError:
-            return False  # it is told by the seat's own state; asked again later
-        if found is not None:
-            # By this machine's clock: a server's may differ.
+            return False  # the seat's own state shows the error; try again later
+        if gauge is not None:
+            # Use this machine's clock: a server's may differ.
             self._known[key] = Gauge(
                 at=time.time(),
-                gpus=found.gpus,
-                gpu_percent=found.gpu_percent,
-                gpu_memory_bytes=found.gpu_memory_bytes,
-                gpu_memory_total_bytes=found.gpu_memory_total_bytes,
-                cpu_percent=found.cpu_percent,
+                gpus=gauge.gpus,
+                gpu_percent=gauge.gpu_percent,
+                gpu_memory_bytes=gauge.gpu_memory_bytes,
+                gpu_memory_total_bytes=gauge.gpu_memory_total_bytes,
+                cpu_percent=gauge.cpu_percent,
             )
-        return found is not None
+        return gauge is not None

@@ -1,6 +1,6 @@
-"""One look at everything that this machine knows of a course: its folder, ledger, state, grades.
+"""Snapshots of a course from this machine's data: its folder, ledger, state and grades.
 
-Nothing here asks a server or a provider: the keeper does, and writes down what it heard.
+Nothing here contacts a server or a provider; the keeper does that and records the results.
 """
 
 from __future__ import annotations
@@ -22,48 +22,49 @@ from labctl.web.server_load import told_by_watchdog
 from labctl.web.submission_list import HandIns
 from labctl.web.view import Due, Gauge, Happening, Machine, Person, Seat, Snapshot
 
-# Of each seat; its own page says how many more there are.
+# runs shown of each seat
 RUNS_KEPT = 12
 HAPPENINGS_KEPT = 400
-# For so long it is trouble that something was refused.
+# time for which a refused request is shown as a problem
 TROUBLE_S = 12 * 3600.0
 
 
-class _Roster:
-    """Who there is, as long as nobody changes it: seats' names take a while to work out."""
+class _RosterCache:
+    """Students and seats until the roster changes, because names of seats are slow to compute."""
 
     def __init__(self, folder: CourseFolder) -> None:
         self.people = folder.students(active_only=False)
         self.seats = folder.seats(active_only=False)
-        self.active = {one.seat for one in self.people if one.active}
-        self.keys = {one.id: folder.pseudonym(one.id) for one in self.people}
-        # Seat -> its own name, where it is a team's, and its students.
+        self.active = {student.seat for student in self.people if student.active}
+        self.keys = {student.id: folder.pseudonym(student.id) for student in self.people}
+        # seat -> the team's name, if it is a team's, and its students
         self.mates: dict[str, list[str]] = {}
-        for one in self.people:
-            self.mates.setdefault(one.seat, [one.team] if one.team else []).append(one.id)
+        for student in self.people:
+            names = self.mates.setdefault(student.seat, [student.team] if student.team else [])
+            names.append(student.id)
 
     def living(self, servers: Mapping[str, Server]) -> list[Living]:
-        """The seats' servers on record, as the sums need them."""
-        found = []
+        """Return the servers of seats, in the form that sums of costs need."""
+        living = []
         for seat in self.seats:
-            one = servers.get(seat.lab_id)
-            if one is not None:
-                found.append(
+            server = servers.get(seat.lab_id)
+            if server is not None:
+                living.append(
                     Living(
-                        server_id=one.id,
+                        server_id=server.id,
                         seat=seat.name,
-                        created_at=one.created_at,
-                        usd_per_hour=one.offer.price_usd_per_hour,
-                        stopped=one.state == "stopped",
+                        created_at=server.created_at,
+                        usd_per_hour=server.offer.price_usd_per_hour,
+                        stopped=server.state == "stopped",
                     )
                 )
-        return found
+        return living
 
 
 class Survey:
-    """Makes snapshots. For one thread; `folder` should be read by nobody else meanwhile.
+    """Takes snapshots, in one thread. No other thread may use `folder` at the same time.
 
-    `gauges` tells what servers said of themselves lately, by seats' keys.
+    `gauges` returns the recent load of servers by the keys of their seats.
     """
 
     def __init__(
@@ -81,70 +82,71 @@ class Survey:
         self._grades = Grades(folder.grades)
         self._books = Books()
         self._sums = Sums()
-        self._known: _Roster | None = None
+        self._roster: _RosterCache | None = None
         self._stamps: tuple[tuple[int, int], ...] = ()
-        self._told: list[str] = []
-        folder.tell = self._told.append
-        folder.ledger.tell = self._told.append
+        # notes of the folder and the ledger during the last snapshot
+        self._notes: list[str] = []
+        folder.tell = self._notes.append
+        folder.ledger.tell = self._notes.append
 
     def take(self) -> Snapshot:
-        """The course now. LabError where its folder cannot be read."""
-        self._told.clear()
-        roster = self._roster()
+        """Take a snapshot of the course. LabError if its folder cannot be read."""
+        self._notes.clear()
+        roster = self._read_roster()
         folder, now = self._folder, self._now()
         entries = folder.ledger.entries()
         self._books.read(entries)
-        servers = _youngest(self._state.servers())
+        servers = _newest_by_lab(self._state.servers())
         living = roster.living(servers)
         costs = self._sums.make(folder.config, roster.people, entries, now, living)
         spent = self._sums.spent_usd(now, living)
         seats = [
-            one
-            for one in roster.seats
-            if one.name in roster.active or one.lab_id in servers or spent.get(one.name)
+            seat
+            for seat in roster.seats
+            if seat.name in roster.active or seat.lab_id in servers or spent.get(seat.name)
         ]
         keys = {student: seat.pseudonym for seat in seats for student in seat.students}
-        watches = self._watches(len(servers))
-        runs = self._runs(roster, servers)
+        watches = self._read_watches(len(servers))
+        runs = self._runs_by_seat(roster, servers)
         self._hand_ins.read_on()
         released = released_of(self._books.news)
         frozen = frozen_seats(self._books.news, folder.config.assignments)
         return Snapshot(
             at=now,
             course=folder.config.name,
-            seats=tuple(self._seat(one, servers, watches, runs, spent) for one in seats),
+            seats=tuple(self._make_seat(seat, servers, watches, runs, spent) for seat in seats),
             people=tuple(
-                self._person(one, keys, roster, released, frozen)
-                for one in roster.people
-                if one.active or one.id in keys
+                self._make_person(student, keys, roster, released, frozen)
+                for student in roster.people
+                if student.active or student.id in keys
             ),
-            assignments=tuple(self._due(name) for name in folder.config.assignments),
-            happenings=_happenings(
-                self._books.news, {one.name: one.pseudonym for one in seats} | keys
+            assignments=tuple(self._make_due(name) for name in folder.config.assignments),
+            happenings=_make_happenings(
+                self._books.news, {seat.name: seat.pseudonym for seat in seats} | keys
             ),
             costs=costs,
             costs_at=self._sums.at,
-            notes=tuple(dict.fromkeys(self._told)),
+            notes=tuple(dict.fromkeys(self._notes)),
         )
 
-    def _roster(self) -> _Roster:
-        """Who there is; read again where course.yaml or the roster was changed."""
+    def _read_roster(self) -> _RosterCache:
+        """Return students and seats; read them again if course.yaml or the roster has changed."""
         files = (self._folder.path / "course.yaml", self._folder.roster_file)
         stamps = tuple(_stamp(file) for file in files)
-        if self._known is None or stamps != self._stamps:
-            self._known = None
+        if self._roster is None or stamps != self._stamps:
+            self._roster = None
             self._folder.refresh()
-            self._known = _Roster(self._folder)
+            self._roster = _RosterCache(self._folder)
             self._sums.costs = None
             self._stamps = stamps
-        return self._known
+        return self._roster
 
-    def _watches(self, servers: int) -> dict[str, tuple[dict[str, Any], float]]:
-        """Server -> what its watchdog said last, and when."""
-        said = self._state.events(kind="watch", limit=4 * servers + 50) if servers else []
-        return {one.server_id: (one.detail.get("watch") or {}, one.at) for one in said}
+    def _read_watches(self, servers: int) -> dict[str, tuple[dict[str, Any], float]]:
+        """Return server id -> (the watchdog's last report, its time)."""
+        events = self._state.events(kind="watch", limit=4 * servers + 50) if servers else []
+        return {event.server_id: (event.detail.get("watch") or {}, event.at) for event in events}
 
-    def _seat(
+    def _make_seat(
         self,
         seat: CourseSeat,
         servers: dict[str, Server],
@@ -152,9 +154,11 @@ class Survey:
         runs: dict[str, list[Run]],
         spent: dict[str, float],
     ) -> Seat:
-        own = self._books.of(seat.name, seat.students)
+        entries = self._books.of(seat.name, seat.students)
         server = servers.get(seat.lab_id)
-        machine = self._machine(seat.pseudonym, server, watches.get(server.id)) if server else None
+        machine = None
+        if server is not None:
+            machine = self._make_machine(seat.pseudonym, server, watches.get(server.id))
         budget = self._folder.config.per_student.budget
         if budget is not None:
             budget = max(0.0, budget + self._books.given_usd.get(seat.name, 0.0))
@@ -168,31 +172,35 @@ class Survey:
             runs=tuple(runs.get(seat.lab_id, [])[: -RUNS_KEPT - 1 : -1]),
             spent_usd=round(spent.get(seat.name, 0.0), 2),
             budget_usd=budget,
-            trouble=_trouble(own, self._now() - TROUBLE_S),
+            trouble=_last_refusal(entries, self._now() - TROUBLE_S),
         )
 
-    def _runs(self, roster: _Roster, servers: dict[str, Server]) -> dict[str, list[Run]]:
-        """Seat's lab id -> the runs on its servers, the oldest first; whichever lab they are of."""
+    def _runs_by_seat(
+        self, roster: _RosterCache, servers: dict[str, Server]
+    ) -> dict[str, list[Run]]:
+        """Return the lab id of a seat -> runs of any lab on its servers, the oldest first."""
         labs = {seat.lab_id for seat in roster.seats}
-        names = {seat.name: seat.lab_id for seat in roster.seats}
-        owners = {one: names.get(seat, "") for one, seat in self._books.owners.items()}
+        lab_by_seat = {seat.name: seat.lab_id for seat in roster.seats}
+        owners = {
+            server_id: lab_by_seat.get(seat, "") for server_id, seat in self._books.owners.items()
+        }
         owners |= {server.id: lab_id for lab_id, server in servers.items() if lab_id in labs}
-        found: dict[str, list[Run]] = {}
+        runs: dict[str, list[Run]] = {}
         for run in self._state.runs():
             owner = owners.get(run.server_id) or (run.lab_id if run.lab_id in labs else "")
             if owner:
-                found.setdefault(owner, []).append(run)
-        return found
+                runs.setdefault(owner, []).append(run)
+        return runs
 
-    def _machine(
+    def _make_machine(
         self, key: str, server: Server, watched: tuple[dict[str, Any], float] | None
     ) -> Machine:
         offer = server.offer
-        said, heard_at = watched or ({}, None)
+        report, heard_at = watched or ({}, None)
         deadline_at = server.deadline_at
-        if heard_at is not None and said.get("ttl_left_s") is not None:
-            deadline_at = round(heard_at + float(said["ttl_left_s"]), -1)
-        busy = tuple(str(one) for one in said.get("busy") or ())
+        if heard_at is not None and report.get("ttl_left_s") is not None:
+            deadline_at = round(heard_at + float(report["ttl_left_s"]), -1)
+        busy = tuple(str(activity) for activity in report.get("busy") or ())
         gauge = self._gauges().get(key)
         if gauge is None and heard_at is not None and server.state == "running":
             gauge = told_by_watchdog(offer, busy, heard_at)
@@ -207,17 +215,17 @@ class Survey:
             usd_per_hour=offer.price_usd_per_hour,
             created_at=server.created_at,
             deadline_at=deadline_at,
-            idle_s=said.get("idle_for_s"),
+            idle_s=report.get("idle_for_s"),
             busy=busy,
             heard_at=heard_at,
             gauge=gauge,
         )
 
-    def _person(
+    def _make_person(
         self,
         student: Student,
         keys: dict[str, str],
-        roster: _Roster,
+        roster: _RosterCache,
         released: frozenset[tuple[str, str]],
         frozen: Mapping[str, Mapping[str, str]],
     ) -> Person:
@@ -234,7 +242,7 @@ class Survey:
             grades=self._grades.of(student, self._folder.config.assignments, released, frozen),
         )
 
-    def _due(self, name: str) -> Due:
+    def _make_due(self, name: str) -> Due:
         rules = self._folder.config.assignments[name]
         return Due(
             name=name,
@@ -245,37 +253,38 @@ class Survey:
 
 
 def _stamp(file: Path) -> tuple[int, int]:
+    """Return the modification time and size of a file, which change when it is edited."""
     try:
-        about = file.stat()
+        stat = file.stat()
     except OSError:
         return (0, 0)
-    return (about.st_mtime_ns, about.st_size)
+    return (stat.st_mtime_ns, stat.st_size)
 
 
-def _youngest(servers: Iterable[Server]) -> dict[str, Server]:
-    """Lab id -> its server; the record is in the order of age."""
-    return {one.lab_id: one for one in servers if one.state != "terminated"}
+def _newest_by_lab(servers: Iterable[Server]) -> dict[str, Server]:
+    """Return lab id -> its newest server; `servers` must be ordered by age."""
+    return {server.lab_id: server for server in servers if server.state != "terminated"}
 
 
-def _trouble(own: list[Entry], since: float) -> str:
-    """Why the last thing that was asked for this seat was refused; "" where it was not lately."""
-    last = next((one for one in reversed(own) if one.kind in ("up", "refused")), None)
+def _last_refusal(entries: list[Entry], since: float) -> str:
+    """Return why the seat's last request was refused; "" if it was not, or before `since`."""
+    last = next((entry for entry in reversed(entries) if entry.kind in ("up", "refused")), None)
     if last is None or last.kind == "up" or last.at < since:
         return ""
     return last.why or str(last.detail.get("error", "")) or "refused"
 
 
-def _happenings(entries: list[Entry], keys: dict[str, str]) -> tuple[Happening, ...]:
-    """The last ones, the newest first; seats by their keys."""
+def _make_happenings(entries: list[Entry], keys: dict[str, str]) -> tuple[Happening, ...]:
+    """Convert the last entries, the newest first, with seats replaced by their keys."""
     return tuple(
         Happening(
-            at=one.at,
-            kind=one.kind,
-            seat=keys.get(one.seat or one.student, ""),
-            student=one.student,
-            by=one.by,
-            why=one.why,
-            detail=one.detail,
+            at=entry.at,
+            kind=entry.kind,
+            seat=keys.get(entry.seat or entry.student, ""),
+            student=entry.student,
+            by=entry.by,
+            why=entry.why,
+            detail=entry.detail,
         )
-        for one in entries[: -HAPPENINGS_KEPT - 1 : -1]
+        for entry in entries[: -HAPPENINGS_KEPT - 1 : -1]
     )

@@ -1,4 +1,4 @@
-"""What was handed in, from the receiver's own list of receipts."""
+"""Submissions, from the receiver's list of receipts."""
 
 from __future__ import annotations
 
@@ -16,40 +16,42 @@ from labctl.web.view import HandIn
 
 
 class HandIns:
-    """Reads on where it stopped: receipts are only ever appended."""
+    """Submissions by student. Receipts are only ever appended, so each is read once."""
 
     def __init__(self, drop: Path, key_of: Callable[[str], str]) -> None:
         self._key_of = key_of
         self._file = drop / LOG
-        self._known: dict[str, tuple[HandIn, ...]] = {}
+        self._by_student: dict[str, tuple[HandIn, ...]] = {}
         self._read_to = 0
-        self._which: tuple[int, int] = (0, 0)
+        # device and inode of the file that was read
+        self._identity: tuple[int, int] = (0, 0)
 
     def read_on(self) -> None:
-        """Read what was appended since the last time."""
+        """Read the receipts appended since the last call; all of them if the file was replaced."""
         try:
             with self._file.open("rb") as file:
-                about = _about(file.fileno())
-                if about[:2] != self._which or about[2] < self._read_to:
-                    self._known, self._read_to, self._which = {}, 0, about[:2]
+                stat = os.fstat(file.fileno())
+                identity = (stat.st_dev, stat.st_ino)
+                if identity != self._identity or stat.st_size < self._read_to:
+                    self._by_student, self._read_to, self._identity = {}, 0, identity
                 file.seek(self._read_to)
-                whole, end, _ = file.read().rpartition(b"\n")
+                complete_lines, end, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
-            self._known, self._read_to = {}, 0
+            self._by_student, self._read_to = {}, 0
             return
-        self._read_to += len(whole) + len(end)
-        for line in whole.split(b"\n") if end else ():
-            receipt = _read(line)
+        self._read_to += len(complete_lines) + len(end)
+        for line in complete_lines.split(b"\n") if end else ():
+            receipt = _parse_receipt(line)
             if receipt is not None:
-                before = self._known.get(receipt.student, ())
-                self._known[receipt.student] = (*before, self._hand_in(receipt))
+                before = self._by_student.get(receipt.student, ())
+                self._by_student[receipt.student] = (*before, self._convert_receipt(receipt))
 
     def of(self, names: Iterable[str]) -> tuple[HandIn, ...]:
-        """Those of any of these, the oldest first; of what `read_on` has read."""
-        found = [one for name in names for one in self._known.get(name, ())]
-        return tuple(sorted(found, key=lambda one: one.received))
+        """Return the submissions of these students that `read_on` has read, the oldest first."""
+        submissions = [one for name in names for one in self._by_student.get(name, ())]
+        return tuple(sorted(submissions, key=lambda one: one.received))
 
-    def _hand_in(self, receipt: Receipt) -> HandIn:
+    def _convert_receipt(self, receipt: Receipt) -> HandIn:
         return HandIn(
             assignment=receipt.assignment,
             number=receipt.number,
@@ -64,12 +66,7 @@ class HandIns:
         )
 
 
-def _about(descriptor: int) -> tuple[int, int, int]:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino, found.st_size
-
-
-def _read(line: bytes) -> Receipt | None:
+def _parse_receipt(line: bytes) -> Receipt | None:
     try:
         return msgspec.json.decode(line, type=Signed).receipt
     except msgspec.MsgspecError:
@@ -77,7 +74,7 @@ def _read(line: bytes) -> Receipt | None:
 
 
 def received_at(text: str) -> float:
-    """Unix time of a receipt's `received`; 0.0 where it is none."""
+    """Return the Unix time of a receipt's `received`; 0.0 if it is not a time."""
     try:
         return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")))
     except ValueError:

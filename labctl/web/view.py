@@ -1,7 +1,7 @@
-"""What the dashboard shows, as frozen values: one snapshot of a course, made once for everybody.
+"""The values that the dashboard shows: one frozen snapshot of a course, shared by all pages.
 
-Keys are pseudonyms (8 hex digits): no name and no id of a student stands in an address. Times are
-Unix seconds, `None` where nobody knows.
+Keys are pseudonyms (8 hex digits), so that no address contains a name or an id of a student. Times
+are Unix seconds, `None` if unknown.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from labctl.model import Run, Value
 
 SeatState = Literal["none", "starting", "running", "stopped", "ending"]
 WARN_SHARE, FULL_SHARE = 0.8, 1.0
-# A server that does nothing for so long is shown as idle.
+# time without work after which a server is shown as idle
 IDLE_S = 600.0
 
 
 class Gauge(Value, frozen=True):
-    """A server's processors as last asked: percent busy, the mean of its GPUs; memory in bytes."""
+    """The load of a server at `at`: mean use of its GPUs in percent, CPU in percent, memory."""
 
     at: float
     gpu_percent: float | None = None
@@ -32,7 +32,7 @@ class Gauge(Value, frozen=True):
 
 
 class Machine(Value, frozen=True):
-    """The server of a seat. `idle_s` is how long it has done nothing; `busy` says what it does."""
+    """The server of a seat. `idle_s` is the time since its last work; `busy` lists its activity."""
 
     id: str
     state: SeatState
@@ -54,9 +54,9 @@ class Machine(Value, frozen=True):
 
 
 class Seat(Value, frozen=True):
-    """What one student or one team has. `runs` are the last ones, the newest first.
+    """The seat of a student or a team. `runs` are the last ones, the newest first.
 
-    `budget_usd` is what it may cost, extensions included; None where nothing limits it.
+    `budget_usd` includes what staff added; None means unlimited.
     """
 
     key: str
@@ -80,38 +80,40 @@ class Seat(Value, frozen=True):
 
     @property
     def run(self) -> Run | None:
-        """The run to show: the newest that goes on, else the newest."""
+        """The run to show: the newest active one, or else the newest."""
         return next(
             (run for run in self.runs if not run.ended), self.runs[0] if self.runs else None
         )
 
     @property
     def share(self) -> float:
-        """Of the budget: 0.5 is half of it."""
+        """The share of the budget that is spent, 0.5 for half of it."""
         return self.spent_usd / self.budget_usd if self.budget_usd else 0.0
 
     @property
     def idle(self) -> bool:
-        found = self.machine
-        return found is not None and found.state == "running" and (found.idle_s or 0) >= IDLE_S
+        machine = self.machine
+        if machine is None or machine.state != "running":
+            return False
+        return (machine.idle_s or 0) >= IDLE_S
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What the board can be narrowed to."""
-        found = {
+        """The filters of the board that this seat passes."""
+        matches = {
             "up": self.state in ("running", "starting"),
             "running": self.run is not None and not self.run.ended,
             "idle": self.idle,
             "budget": self.share >= WARN_SHARE,
             "trouble": bool(self.trouble),
         }
-        return tuple(name for name, holds in found.items() if holds)
+        return tuple(name for name, holds in matches.items() if holds)
 
 
 class HandIn(Value, frozen=True):
-    """One submission as its receipt has it: `by` handed it in, whose key is `by_key`.
+    """A submission according to its receipt: `by` submitted it, `by_key` is their key.
 
-    `number` counts that student's of an assignment.
+    `number` counts the submissions of this student for the assignment.
     """
 
     assignment: str
@@ -127,10 +129,10 @@ class HandIn(Value, frozen=True):
 
 
 class Grade(Value, frozen=True):
-    """What grading found. `score` None: it is not graded, and `said` tells why.
+    """A grade. If `score` is None, it is not graded, and `said` has the reason.
 
-    `claim` is the student's figure against the measured one, `agrees` whether they fit; `flags` are
-    evidence for a person to look at. `number` is the submission that was graded.
+    `claim` compares the student's figure with the measured one, `agrees` tells whether they match;
+    `flags` are findings that a person should review. `number` is the graded submission.
     """
 
     assignment: str
@@ -145,7 +147,7 @@ class Grade(Value, frozen=True):
 
 
 class Person(Value, frozen=True):
-    """A student. `seat` is the key of their seat, which a team shares."""
+    """A student. `seat` is the key of their seat; the members of a team have the same."""
 
     key: str
     id: str
@@ -158,8 +160,8 @@ class Person(Value, frozen=True):
     hand_ins: tuple[HandIn, ...] = ()
     grades: tuple[Grade, ...] = ()
 
-    def handed(self, assignment: str) -> HandIn | None:
-        """The last one."""
+    def find_submission(self, assignment: str) -> HandIn | None:
+        """Return the last submission for an assignment."""
         return next((one for one in reversed(self.hand_ins) if one.assignment == assignment), None)
 
     def grade(self, assignment: str) -> Grade | None:
@@ -167,17 +169,17 @@ class Person(Value, frozen=True):
 
 
 class Due(Value, frozen=True):
-    """An assignment: when it is due for those without an extension, and what it is worth."""
+    """An assignment: its due time without extensions, and its points."""
 
     name: str
     due_at: int | None = None
     points: float | None = None
-    # Student's id -> seconds more.
+    # student id -> seconds of extension
     extensions: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Happening(Value, frozen=True):
-    """A line of the course's ledger, of one seat or of all ("")."""
+    """A line of the course's ledger, for one seat, or for all (key "")."""
 
     at: float
     kind: str
@@ -189,7 +191,7 @@ class Happening(Value, frozen=True):
 
 
 class Snapshot(Value, frozen=True, dict=True):
-    """All of a course at one moment. `notes` are what whoever looks should know."""
+    """The state of a course at the time `at`. `notes` are warnings for the readers of the pages."""
 
     at: float
     course: str
@@ -203,19 +205,19 @@ class Snapshot(Value, frozen=True, dict=True):
 
     @functools.cached_property
     def seat_by_key(self) -> dict[str, Seat]:
-        return {one.key: one for one in self.seats}
+        return {seat.key: seat for seat in self.seats}
 
     @functools.cached_property
     def person_by_key(self) -> dict[str, Person]:
-        return {one.key: one for one in self.people}
+        return {person.key: person for person in self.people}
 
     @functools.cached_property
     def person_by_id(self) -> dict[str, Person]:
-        return {one.id: one for one in self.people}
+        return {person.id: person for person in self.people}
 
     @property
     def spent_usd(self) -> float:
-        return sum(one.spent_usd for one in self.seats)
+        return sum(seat.spent_usd for seat in self.seats)
 
     @property
     def usd_per_hour(self) -> float:
@@ -223,8 +225,9 @@ class Snapshot(Value, frozen=True, dict=True):
 
     @property
     def budget_usd(self) -> float | None:
-        known = [one.budget_usd for one in self.seats if one.budget_usd is not None]
-        return sum(known) if known else None
+        budgets = [seat.budget_usd for seat in self.seats if seat.budget_usd is not None]
+        return sum(budgets) if budgets else None
 
-    def marked(self, mark: str) -> int:
-        return sum(mark in one.marks for one in self.seats)
+    def count_marked(self, mark: str) -> int:
+        """Count the seats that pass a filter."""
+        return sum(mark in seat.marks for seat in self.seats)

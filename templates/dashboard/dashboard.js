@@ -1,10 +1,10 @@
-// What htmx cannot do: ages, finding in a list, and saying whether a page is live.
+// Features that htmx lacks: ages, a filter for lists, and whether a page is live.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
 const on = (name, act) => document.addEventListener(name, act);
 
-// Ages: the server gives the moment, so a part changes only when the fact does.
+// Ages: the server sends the time itself, so that a part changes only with its facts.
 function span(s) {
   if (s < 60) return `${Math.max(0, Math.round(s))} s`;
   const m = Math.round(s / 60);
@@ -26,8 +26,8 @@ on("htmx:afterSwap", ({ target }) => { if (target.id === "page") showAges(target
 setInterval(() => showAges(document), 10000);
 showAges(document);
 
-// Finding is done by a rule of style, which holds for rows that come later too. What somebody
-// looks for is a name, and stays out of every address.
+// The filter is a style rule, so that it applies to later rows too. The search text is a name and
+// must not appear in an address.
 const rule = new CSSStyleSheet();
 document.adoptedStyleSheets = [rule];
 function find(words) {
@@ -38,14 +38,14 @@ function find(words) {
 on("input", ({ target }) => { if (target.id === "find") find(target.value); });
 on("click", ({ target }) => {
   if (target.closest("[data-all]") && $("find")) find($("find").value = "");
-  // A list that one comes back to in this tab is as it was left.
+  // Restore the view of a list when somebody returns to it in this tab.
   sessionStorage.setItem(`view ${location.pathname}`, location.search);
   const link = target.closest("nav a, .back a");
   if (link) link.search = sessionStorage.getItem(`view ${link.pathname}`) || "";
 });
 if ($("find")) find($("find").value);
 
-// Live or not, and why. A page that was away, or hears nothing, is loaded anew by htmx.
+// Whether the page is live, and if not, why. htmx reloads a page that was hidden or lost its stream.
 const sources = new Set();
 let heardAt = Date.now();
 let hiding = 0;
@@ -71,7 +71,7 @@ on("htmx:sseOpen", ({ target, detail }) => {
 });
 on("htmx:sseClose", ({ detail }) => sources.delete(detail.source));
 on("htmx:sseError", ({ detail }) => {
-  // A stream that was refused is not tried again by the browser; a page says why.
+  // The browser does not retry a refused stream; reloading the page shows the reason.
   if (detail.source.readyState === EventSource.CLOSED) renew();
   else say("not live: the keeper does not answer", true);
 });
@@ -80,13 +80,13 @@ on("htmx:sendError", () => {
   setTimeout(renew, 5000);
 });
 on("htmx:responseError", ({ detail }) => say(detail.xhr.status === 403
-  ? "not live: this browser is signed in no more; open the keeper's next URL"
+  ? "not live: this browser is no longer signed in; open the keeper's current URL"
   : "not live: the keeper cannot read the course", true));
 on("htmx:sseMessage", ({ target }) => {
   hear();
   if (target.closest(".log")) followLog();
 });
-// A browser holds six connections to one place: a page that nobody sees gives its own back.
+// A browser opens at most six connections to one host, so a hidden page closes its own.
 on("visibilitychange", () => {
   clearTimeout(hiding);
   if (document.hidden) hiding = setTimeout(close, 5000);
@@ -94,7 +94,7 @@ on("visibilitychange", () => {
 });
 addEventListener("pagehide", close);
 addEventListener("pageshow", ({ persisted }) => { if (persisted) renew(); });
-// After a sleep the socket may be dead without anybody saying so.
+// After the machine slept, the socket may be dead without an error.
 setInterval(() => { if (!document.hidden && Date.now() - heardAt > 60000) renew(); }, 10000);
 
 function followLog() {

@@ -34,7 +34,7 @@ def test_help_lists_every_command_under_its_heading() -> None:
     assert said.exit_code == 0
     for name in NAMES:
         assert f"\n  {name} " in said.output
-    assert "What a student needs:" in said.output
+    assert "Everyday commands:" in said.output
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -133,11 +133,12 @@ def test_status_draws_names_that_cannot_steer_a_terminal(labctl: Any, home: Path
 @pytest.mark.parametrize(
     ("watch", "said"),
     [
-        ({"budget_left_s": None, "idle_left_s": None}, "it ends in 2.0 h now\n"),
-        ({"budget_left_s": 9000.0, "idle_left_s": 7300.0}, "it ends in 2.0 h now\n"),
+        ({"budget_left_s": None, "idle_left_s": None}, "The server now stops in 2.0 h\n"),
+        ({"budget_left_s": 9000.0, "idle_left_s": 7300.0}, "The server now stops in 2.0 h\n"),
         (
             {"budget_left_s": 3600.0, "idle_left_s": 1800.0},
-            "it ends in 2.0 h now; its budget is spent in 60 min, without work it ends in 30 min\n",
+            "The server now stops in 2.0 h; its budget is spent in 60 min, "
+            "it stops after 30 min without work\n",
         ),
     ],
 )
@@ -350,7 +351,7 @@ def test_without_a_terminal_the_answer_is_no_and_yes_is_yes(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     assert Screen().ask(Decision(question="go\x1b?", default=True)) is False
-    assert "--yes says yes" in capsys.readouterr().err
+    assert "use --yes to answer yes" in capsys.readouterr().err
     assert Screen(yes=True).ask(Decision(question="go?", detail="what")) is True
     assert capsys.readouterr().err == ""
 
@@ -379,7 +380,7 @@ def test_a_cost_that_no_guard_ends_is_typed_and_never_answered_by_yes(
     assert Screen(yes=True, quiet=True).ask(asked) is False
     said = capsys.readouterr().err
     assert cost in said
-    assert "not a terminal; --yes does not help" in said
+    assert "not a terminal; --yes does not answer this" in said
     for typed, answer in (("360.00\n", True), ("yes\n", False), ("\n", False)):
         monkeypatch.setattr(sys, "stdin", Terminal(typed))
         assert Screen(yes=True).ask(asked) is answer

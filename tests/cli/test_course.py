@@ -127,7 +127,7 @@ def test_a_plan_is_a_diff_against_the_last_one(labctl: Labctl, course: Path) -> 
     path.write_text(path.read_text().replace("ttl: 8h", "ttl: 6h", 1))
     said = in_course(labctl, "plan", "--offline")
     assert "~ per_student.ttl: 8h -> 6h" in said.out
-    assert "to make: 2 seats" in said.out
+    assert "to create: 2 seats" in said.out
     assert "per_student.ttl" not in in_course(labctl, "plan", "--offline").out
     path.write_text(path.read_text().replace("ttl: 6h", "ttl: 6 hours", 1))
     wrong = in_course(labctl, "plan", "--offline")

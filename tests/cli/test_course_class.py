@@ -151,7 +151,7 @@ def test_the_live_table_counts_and_fits(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(lines) <= 24
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("s000")
-    assert "39 of 300 ready, 1 going, 1 failed" in lines[-1]
+    assert "39 of 300 ready, 1 running, 1 failed" in lines[-1]
 
 
 def test_two_never_draw_on_one_terminal() -> None:
@@ -248,7 +248,7 @@ def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
     said = capsys.readouterr()
     assert said.out.startswith("0 of 3 seats are ready")
     assert "2 servers are up without being ready, at 1.00 dollars an hour" in said.err
-    assert "labctl course down ends what is up" in said.err
+    assert "to remove servers: labctl course down" in said.err
 
 
 def test_taking_the_table_away_never_waits_for_whoever_draws_it(

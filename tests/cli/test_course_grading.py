@@ -64,9 +64,13 @@ def answer(monkeypatch: pytest.MonkeyPatch, flow: str, found: object) -> None:
 @pytest.mark.parametrize(
     ("found", "code", "says"),
     [
-        (graded(ALICE, BOB), 0, "1 graded (1 now), 0 failed, 0 not graded, 1 handed in nothing."),
-        (graded(Graded(seat="bob", state="error", why="it crashed")), 1, "tries those again"),
-        (graded(ALICE, unreached=("bob",), why="no answer"), 75, "was lost before: bob"),
+        (graded(ALICE, BOB), 0, "1 graded (1 now), 0 failed, 0 not graded, 1 missing."),
+        (graded(Graded(seat="bob", state="error", why="it crashed")), 1, "retries those"),
+        (
+            graded(ALICE, unreached=("bob",), why="no answer"),
+            75,
+            "was lost before these were graded: bob",
+        ),
     ],
 )
 def test_the_code_says_whether_all_is_graded(
@@ -92,7 +96,7 @@ def test_evidence_is_shown_plain_and_as_no_verdict(
     said = labctl("-C", "ml", "course", "grade", "hw3")
     row = next(line for line in said.out.splitlines() if line.startswith("alice"))
     assert row.split() == ["alice", "graded", "40/100", "-10%", "0.9000", "0.5000", "claim"]
-    assert "none of it is a verdict" in said.out
+    assert "Please review (not proof of misconduct)" in said.out
     assert "\x1b[2J" not in said.out
     assert "claims 0.9, measured 0.5" in said.out
 
@@ -123,8 +127,8 @@ def test_a_changed_bundle_makes_collect_fail(
     said = labctl("-C", "ml", "course", "collect", "hw3")
     assert said.code == (1 if damaged else 0)
     assert "1 d 1 h, 20% off" in said.out
-    assert "1 of 2 handed in, 1 of them late." in said.out
-    assert "in no seat of this course, left alone: zoe" in said.err
+    assert "1 of 2 submitted, 1 of them late." in said.out
+    assert "no seat in this course: zoe" in said.err
     assert (why in said.err) is damaged
 
 

@@ -54,10 +54,10 @@ def test_the_whole_answer_in_words(labctl: Any, monkeypatch: pytest.MonkeyPatch)
     for words in (
         "8B parameters, bf16, training with adam, batch of 8 x 2,048 tokens",
         "The largest part: optimizer.",
-        "The simple rule leaves out: no activations: by its rule 4.3 GB",
+        "The simple rule ignores activations (4.3 GB by its own rule",
         "Fits on none of these GPUs.",
         "Time: 47.4 hours, by your throughput.",
-        "Costs: none known. local has no GPU",
+        "Cost unknown. local has no GPU",
         "--provider aws",
         "--zero 3 --data-parallel 2",
     ):
@@ -84,7 +84,7 @@ def test_both_kv_caches_are_shown(labctl: Any) -> None:
     words = [*KV_HEADS, "--bandwidth", "3TB"]
     out = labctl("estimate", *words).out
     assert "8 heads; with all 64 heads 10.7 GB" in out
-    assert "Reading all weights takes 46.7 ms a token at the bandwidth given" in out
+    assert "Reading all weights takes 46.7 ms per token at the given bandwidth" in out
     body = asked(labctl, *words)
     assert body["details"]["kv_cache_all_heads_bytes"] == 8 * body["memory"]["kv_cache_bytes"]
 
@@ -120,12 +120,15 @@ def test_it_works_outside_of_any_lab(labctl: Any, home: Path) -> None:
     [
         ((), "there is no model to estimate"),
         (("--params", "8X"), "'8X' is not a number"),
-        (("--params", "8B", "--train", "adam", "--serve"), "--train and --serve"),
+        (
+            ("--params", "8B", "--train", "adam", "--serve"),
+            "--train cannot be combined with --serve",
+        ),
         (("--params", "8B", "--train", "adam", "--precision", "int4"), "cannot be trained"),
         (("train.py:build_model",), "has no file train.py"),
         (("train.py",), "does not name a function"),
-        (("--params", "8B", "--utilisation", "40"), "no share"),
-        (("--params", "8B", "--tokens-per-second", "nan"), "makes no sense"),
+        (("--params", "8B", "--utilisation", "40"), "is not between 0 and 1"),
+        (("--params", "8B", "--tokens-per-second", "nan"), "is not a finite number"),
         (("--params", "8B", "--price", "cheap"), "not a price"),
         (("--params", "8B", "--input", "3xbig"), "not a shape"),
     ],

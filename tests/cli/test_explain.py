@@ -61,7 +61,7 @@ def test_what_is_wrong_comes_with_evidence_source_and_the_next_command(
         line.startswith("  next    labctl run -- python train.py --lr 0.01") for line in lines
     )
     assert any("tuning_playbook" in line for line in lines)
-    assert lines[-1] == "1 problem; begin with: the loss became NaN at step 310"
+    assert lines[-1] == "1 problem; start with: the loss became NaN at step 310"
     assert all(len(line) <= 80 for line in lines if "labctl run" not in line)
     assert "\x1b" not in said.out
 
@@ -69,7 +69,7 @@ def test_what_is_wrong_comes_with_evidence_source_and_the_next_command(
 def test_what_is_not_known_is_said_and_at_length_if_asked(labctl: Any, logs: Path) -> None:
     short, long = labctl("explain", "night").out, labctl("explain", "night", "--all").out
     for out in (short, long):
-        assert "Not known" in out
+        assert "Unknown" in out
         assert "? how long the training waits for data" in out
     assert "labctl explain --all" in short
     assert "speed/data_wait_share" in long
@@ -151,7 +151,7 @@ def test_a_profile_is_shown_again_without_its_server(labctl: Any, logs: Path) ->
     assert lines[0] == "1 step of train.py"
     assert any(line.startswith("getting the next batch") and "900 us" in line for line in lines)
     assert "✗ 60 % of a step is spent getting the next batch" in lines
-    assert lines[-1] == f"its page: {folder}/index.html"
+    assert lines[-1] == f"page: {folder}/index.html"
     assert "\x1b" not in said.out
     body = json.loads(labctl("profile", "profile-1", "--json").out)
     assert (body["run"], body["there"]) == ("profile-1", False)

@@ -73,18 +73,18 @@ def test_the_details_say_how_it_was_measured_and_fit_a_narrow_terminal() -> None
     assert max(map(len, text.splitlines())) <= 80
     for said in (
         "400 of 40000 steps measured, 70 ms each; the first 31 dropped as warm-up",
-        "between 44 min and 51 min, 0.29 and 0.34 dollars; 21 s of it to start",
+        "between 44 min and 51 min, 0.29 and 0.34 dollars; startup takes 21 s",
         "the server's ttl ends it before that",
         "g4dn.xlarge",
         "0.41",
         "1 x T4",
-        "how long it takes on the others is not known: labctl offers",
+        "the time on the other offers is unknown: labctl offers",
     ):
         assert said in text, said
     assert "other GPUs" not in text
     fast = msgspec.structs.replace(SPOT, type="p5", gpu_name="H100", gpu_count=1)
     rows = (*FOUND.elsewhere, Elsewhere(fast, 200.0, 0.2))
-    assert "by their peaks in half" in details(msgspec.structs.replace(FOUND, elsewhere=rows))
+    assert "by their peak in half" in details(msgspec.structs.replace(FOUND, elsewhere=rows))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_without_a_yes_nothing_more_is_started(labctl: Any, started: list[Any]) 
     said = labctl("run", "--probe", "1%", "--", "python", "train.py")
     assert said.code == 0
     assert "400 of 40000 steps measured" in said.err
-    assert f"{sentence(FOUND)}; go on? no (not a terminal; --yes says yes)" in said.err
+    assert f"{sentence(FOUND)}; continue? no (not a terminal; use --yes to answer yes)" in said.err
     assert "nothing more was started" in said.err
     assert not started
 
@@ -143,7 +143,7 @@ def test_without_a_yes_nothing_more_is_started(labctl: Any, started: list[Any]) 
 def test_with_a_yes_the_whole_run_is_started(labctl: Any, started: list[Any]) -> None:
     said = labctl("run", "--probe", "1%", "--yes", "--", "python", "train.py")
     assert said.code == 7
-    assert f"{sentence(FOUND)}; go on? yes" in said.err
+    assert f"{sentence(FOUND)}; continue? yes" in said.err
     assert started == [("python", "train.py")]
 
 
@@ -161,6 +161,6 @@ def test_a_run_that_is_over_already_is_not_begun_again(
     monkeypatch.setattr(Lab, "probe", lambda self, command, **words: over)
     said = labctl("run", "--probe", "1%", "--yes")
     assert said.code == 0
-    assert "was over before the probe was: it took 47 min" in said.err
+    assert "finished during the probe: it took 47 min" in said.err
     assert "labctl pull probe-1" in said.err
     assert not started

@@ -209,7 +209,7 @@ class TestEval:
         assert not list(pulled.glob(".evaluation*"))
         shown = labctl("eval").out
         assert "here:          0.9000  (step-00000030)\non the server: 0.9000  the same\n" in shown
-        assert "right:         18 of 20 on test; 95 % interval 0.6990 to 0.9721" in shown
+        assert "correct:       18 of 20 on test; 95 % interval 0.6990 to 0.9721" in shown
 
     def test_another_figure_on_the_server_is_exit_1(
         self, labctl: Any, lab: Path, pulled: Path

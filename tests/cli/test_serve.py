@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from labctl.cli.serve import _wanted
+from labctl.cli.serve import _build_request
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.lab import Lab
 from labctl.model import Endpoint, Offer, Run, Server
@@ -46,7 +46,7 @@ def lab(home: Path) -> Lab:
 
 
 def wanted(lab: Lab, *words: str, **given: Any) -> Any:
-    return _wanted(lab, lab.ground.server(), words, {**GIVEN, **given})
+    return _build_request(lab, lab.ground.server(), words, {**GIVEN, **given})
 
 
 def test_the_latest_run_is_served_by_its_own_code_in_its_own_image(lab: Lab) -> None:

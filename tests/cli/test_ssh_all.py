@@ -35,7 +35,7 @@ def test_what_follows_the_command_is_the_commands(labctl: Any, words: tuple[str,
 
 
 def test_json_is_for_all_servers(labctl: Any) -> None:
-    assert "--json goes with --all" in labctl("ssh", "--json", "--", "ls").err
+    assert "--json needs --all" in labctl("ssh", "--json", "--", "ls").err
 
 
 def test_a_servers_lines_bear_its_name_and_steer_no_terminal(

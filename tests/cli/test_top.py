@@ -27,7 +27,7 @@ SERVER = Server(
     created_at=1_763_700_000.0 - 720,
     state="running",
 )
-ABOUT = About(server=SERVER, lab_id=OURS, foot="Ctrl-C ends this view")
+ABOUT = About(server=SERVER, lab_id=OURS, foot="Ctrl-C closes this view")
 T4 = GpuNow(
     uuid="GPU-0",
     index="0",
@@ -132,7 +132,7 @@ def test_everything_is_said_within_the_width(width: int) -> None:
         "GPU MEM",
         "python train.py",
         "blender",
-        "Ctrl-C ends this view",
+        "Ctrl-C closes this view",
     ):
         assert said in text, said
     assert ("1100/1590 MHz" in text) == (width == 140)

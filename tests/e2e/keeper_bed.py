@@ -87,7 +87,7 @@ class KeeperBox:
         return found
 
     def start(self) -> None:
-        begun = self.said.count("labctl keep begins")
+        begun = self.said.count("labctl keep started")
         with self.log.open("ab") as log:
             self.keeper = subprocess.Popen(
                 [sys.executable, "-m", "labctl", "keep"],
@@ -98,7 +98,7 @@ class KeeperBox:
                 stderr=log,
                 start_new_session=True,
             )
-        wait_for(lambda: self.said.count("labctl keep begins") > begun)
+        wait_for(lambda: self.said.count("labctl keep started") > begun)
 
     @property
     def said(self) -> str:

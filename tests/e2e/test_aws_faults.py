@@ -221,7 +221,7 @@ def test_a_termination_that_is_not_confirmed(bed: Bed) -> None:
                 "next: labctl down",
             )
             assert lab.json("status")["server"]["state"] == "ending"
-        assert "nothing of it is left" in lab.labctl(*DOWN)
+        assert "Nothing is left running or billing" in lab.labctl(*DOWN)
     assert lab.json("status")["server"] is None
 
 

@@ -168,5 +168,5 @@ def test_the_keeper_brings_results_home_before_the_budget_ends_the_server(
 def reads_why(course: CourseBed, lab: Path) -> bool:
     """Whether alice reads why her server ended: once the keeper has looked at the server again."""
     status = course.labctl("alice", "status", "--refresh", cwd=lab)[0]
-    assert "nobody saw how" not in status
+    assert "for an unknown reason" not in status
     return "its budget is used up; its results are in the course's folder" in status

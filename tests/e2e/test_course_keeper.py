@@ -108,7 +108,7 @@ def test_a_join_file_works_once(bed: CourseBed, tmp_path: Path) -> None:
     bed.labctl("bob", "join", str(file), "--yes")
     assert "labctl-join:" not in bed.machine.keys.read_text() != before
     # For bob again: nothing new, and nothing lost.
-    assert "were in already" in bed.labctl("bob", "join", str(file), "--yes", "--into", "b2")[0]
+    assert "had already joined" in bed.labctl("bob", "join", str(file), "--yes", "--into", "b2")[0]
     # For somebody who got hold of the file: nothing.
     said = bed.labctl("mallory", "join", str(file), "--yes", code=3)[1]
     assert "already used or revoked" in said
@@ -145,7 +145,7 @@ def test_a_code_enrols_a_key_and_opens_nothing_else(bed: CourseBed, tmp_path: Pa
     for request in ("id", "labctl-course", "labctl-join; id"):
         done = ssh(bed, identity, request)
         assert (done.returncode, done.stdout) == (3, "")
-        assert "enrols one key" in done.stderr
+        assert "can only register one key" in done.stderr
     bed.keys.withdraw(["carol"])
     assert ssh(bed, identity, "labctl-join").returncode == 255
 
@@ -158,7 +158,7 @@ def test_a_students_key_opens_the_door_and_no_shell(bed: CourseBed) -> None:
     for request in ("labctl-course; id", "labctl-course\nid", "rsync --server ."):
         done = ssh(bed, identity, request)
         assert (done.returncode, done.stdout) == (3, "")
-        assert "nothing else" in done.stderr
+        assert "can only request servers and submit work" in done.stderr
     assert bed.keys.expel(["carol"]) == ["carol"]
     assert ssh(bed, identity, "labctl-course").returncode == 255
 
@@ -235,6 +235,9 @@ def test_without_a_keeper_handing_in_works_and_servers_are_told_of(bed: CourseBe
     assert "continue without it" in err
     # The same key, the same line: the receiver answers without a keeper.
     words = ("submit", "--receipts", "--assignment", "assignments/hw3.yaml")
-    assert "nothing of yours yet" in "".join(bed.labctl("carol", *words, cwd=lab, code=0)).lower()
+    assert (
+        "not signed a receipt for you yet"
+        in "".join(bed.labctl("carol", *words, cwd=lab, code=0)).lower()
+    )
     with keeping(bed):
         assert "container" in bed.labctl("carol", "offers", cwd=lab)[0]

@@ -175,18 +175,18 @@ def test_a_log_is_live_and_does_nothing_but_stand_there(page: Page, live: Live) 
     assert log.locator("img").count() == 0
     expect(page.locator("#live")).to_have_text("live")
     # The server is asked how busy it is while its page is open.
-    expect(page.locator("#facts")).to_contain_text("processors", timeout=PAGE_MS)
+    expect(page.locator("#facts")).to_contain_text("CPU", timeout=PAGE_MS)
     keep(page, "log")
 
 
 def test_more_time_is_given_after_a_confirmation(page: Page, live: Live) -> None:
     page.goto(f"{page.url}seats/{live.key}")
-    page.get_by_role("link", name="1 h more").click()
-    expect(page.locator("h1")).to_have_text("1 h more for Alice Ash?")
+    page.get_by_role("link", name="Extend by 1 h").click()
+    expect(page.locator("h1")).to_have_text("Extend Alice Ash by 1 h?")
     assert not live.staff.folder.ledger.entries(kind="extend")  # nothing was done yet
-    page.get_by_label("Why, for the ledger").fill("a big model")
-    page.get_by_role("button", name="Give 1 h more").click()
-    expect(page.locator(".said")).to_contain_text("1 h more were given", timeout=PAGE_MS)
+    page.get_by_label("Reason, for the ledger").fill("a big model")
+    page.get_by_role("button", name="Extend by 1 h").click()
+    expect(page.locator(".said")).to_contain_text("Extended by 1 h", timeout=PAGE_MS)
     (line,) = live.staff.folder.ledger.entries(kind="extend")
     assert (line.seat, line.why, line.by) == ("alice", "a big model", "dashboard")
     assert line.detail["seconds"] == 3600
@@ -205,10 +205,10 @@ def test_a_run_is_cancelled_after_a_confirmation(page: Page, browser: Browser, l
         expect(row.locator(".run")).to_have_text("running")
         page.goto(f"{base}seats/{live.key}")
         page.get_by_role("link", name="Cancel").click()
-        page.get_by_role("link", name="No, back").click()
+        page.get_by_role("link", name="Go back").click()
         page.get_by_role("link", name="Cancel").click()
         page.get_by_role("button", name="Cancel the run").click()
-        expect(page.locator(".said")).to_contain_text("was cancelled", timeout=PAGE_MS)
+        expect(page.locator(".said")).to_contain_text("was canceled", timeout=PAGE_MS)
         expect(row.locator(".run")).to_have_text("cancelled", timeout=PAGE_MS)
     ground = ground_of(live.staff, live.staff.folder.seat("alice"))
     wait_for(lambda: runs.refresh(ground, live.server) and runs.latest(ground, RUN).ended)
@@ -217,7 +217,7 @@ def test_a_run_is_cancelled_after_a_confirmation(page: Page, browser: Browser, l
     expect(page.locator("#log-state")).not_to_be_empty(timeout=PAGE_MS)
     page.goto(f"{base}seats/{live.key}/runs/{RUN}/cancel")
     page.get_by_role("button", name="Cancel the run").click()
-    expect(page.locator(".said")).to_contain_text("had ended before", timeout=PAGE_MS)
+    expect(page.locator(".said")).to_contain_text("had already ended", timeout=PAGE_MS)
 
 
 @pytest.fixture(scope="module")
@@ -328,9 +328,9 @@ def test_a_list_is_narrowed_and_sorted_where_no_script_runs(
         expect(rows).to_have_count(9)
         page.get_by_role("link", name="idle 2").click()
         expect(rows).to_have_count(2)
-        page.get_by_role("link", name="Who").click()
+        page.get_by_role("link", name="Student").click()
         expect(rows.first).to_contain_text("Alan Turing")
-        page.get_by_role("link", name="Who").click()
+        page.get_by_role("link", name="Student").click()
         expect(rows.first).to_contain_text("Frances Allen")
 
 
@@ -386,7 +386,7 @@ def test_a_seat_that_is_gone_is_told_on_its_open_page(browser: Browser, tmp_path
         roster = bed.folder.roster_file
         lines = roster.read_text().splitlines(keepends=True)
         roster.write_text("".join(line for line in lines if not line.startswith("liskov")))
-        expect(page.locator("h1")).to_contain_text("no such seat", timeout=PAGE_MS)
+        expect(page.locator("h1")).to_contain_text("seat does not exist", timeout=PAGE_MS)
         page.get_by_role("link", name="Everybody").last.click()
         expect(page.locator("#board tbody tr")).to_have_count(8)
     stop.set()
@@ -406,7 +406,7 @@ def test_a_keeper_that_goes_away_is_told_and_comes_back(browser: Browser, tmp_pa
         cookies = context.cookies()
         context.clear_cookies()
         page.evaluate("renew()")
-        expect(page.locator("#live")).to_contain_text("signed in no more", timeout=PAGE_MS)
+        expect(page.locator("#live")).to_contain_text("no longer signed in", timeout=PAGE_MS)
         context.add_cookies(cookies)  # type: ignore[arg-type]
         stop.set()
         expect(page.locator("#live")).to_contain_text("does not answer", timeout=PAGE_MS)

@@ -137,7 +137,7 @@ def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
     assert "train.py" in lab.labctl("pull", "--code")
     assert (lab.root / "train.py").read_text() == "steps = 2\n"
     said = lab.labctl("down", "--yes")
-    assert "nothing of it is left" in said
+    assert "Nothing is left running or billing" in said
     assert machines.left() == []
     assert "kept disk" not in lab.labctl("cost")
 

@@ -207,8 +207,8 @@ def test_drills_ask_first_and_tell_what_they_cost(drilled: LabDirectory) -> None
 
     said = drilled.labctl("rehearse", "reclaim", "killed", "--notice", "12s", "--yes").stdout
     rows = {line[:16].strip(): line[16:] for line in said.splitlines()}
-    assert "12 s before the end; handed to the watchdog" in rows["notice"]
-    assert "checkpoints/step-" in rows["checkpoint whole"]
+    assert "12 s before the end; sent to the watchdog" in rows["notice"]
+    assert "checkpoints/step-" in rows["checkpoint"]
     assert "lost: " in said
     drilled.server_id = drilled.json("status")["server"]["id"]
     log = drilled.log("killed")

@@ -115,7 +115,7 @@ def test_a_run_that_ended_by_itself_is_not_recovered(lab: LabDirectory) -> None:
 
 def test_what_recover_cannot_go_with_is_said(lab: LabDirectory) -> None:
     done = lab.labctl("run", "--recover", "--detach", code=255)
-    assert "--recover follows the run" in done.stderr
+    assert "--recover cannot be combined with --detach" in done.stderr
 
 
 def test_a_server_that_its_owner_ended_is_not_replaced(lab: LabDirectory) -> None:

@@ -178,7 +178,7 @@ def test_cancel_lets_it_write_first(lab: LabDirectory, followed: Followed) -> No
     assert told.stdout == "run saves: canceled (exit code 4)\n"
     process.end(4)
     assert lab.student(f"cat {lab.place('saves')}/checkpoints/last") == "saved\n"
-    assert "had ended before" in lab.labctl("cancel", "saves").stdout
+    assert "had already ended" in lab.labctl("cancel", "saves").stdout
     assert lab.seen("saves")["state"] == "cancelled"
 
 

@@ -85,7 +85,7 @@ def test_ctrl_c_leaves_nothing(images: Building) -> None:
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=240)
         assert process.returncode == 0
-        assert "1 instance goes with it" in told
+        assert "removing 1 instance" in told
         assert made_by(process.pid) == []
 
 

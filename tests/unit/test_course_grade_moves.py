@@ -193,7 +193,7 @@ def test_a_change_of_team_leaves_the_grades_of_what_has_closed(bed: Bed, earlier
     said = collected_and_graded(bed)
     assert bed.canvas() == before
     assert json.loads(bed.results("alice").read_text())["score"] == 55
-    assert "alice: results.json was edited by hand and stays as it is" in said.err
+    assert "alice: results.json was edited by hand and is kept" in said.err
     assert bed.course("grades", "hw3", "--release").code == 0
     assert bed.canvas() == before
     seen = Receiver(bed.folder.drop).feedback("hw3", "alice")

@@ -97,17 +97,17 @@ def test_a_figure_says_what_it_is_where_a_phone_leaves_no_headings(
 def test_more_time_says_what_it_comes_to_before_it_is_given(bed: Bed, visitor: Visitor) -> None:
     """Up: 2 h at $0.53, 5 h to go, $25 in all; the third costs $3.06 an hour and has spent $17."""
     ask = {n: visitor.ask(f"/seats/{bed.seat(n).pseudonym}/extend?by=2h")[2] for n in (0, 2, 4)}
-    assert "It costs $1.06 at most." in ask[0]
+    assert "This costs at most $1.06." in ask[0]
     assert "of $25.00 is spent." in ask[0]
-    assert "for being idle" in ask[0]
+    assert "when it is idle" in ask[0]
     assert "will be refused" not in ask[0]
     # By the new end, seven hours from now, it is far beyond the $20.
-    assert "Up to the new end it would be $38.86" in ask[2]
+    assert "The cost at the new end would be $38.86" in ask[2]
     assert "will be refused" in ask[2]
-    assert "no server that is up" in ask[4]
+    assert "no running server" in ask[4]
     assert 'class="confirm"' not in ask[4]
     run = f"/seats/{bed.seat(0).pseudonym}/runs/1120-100000-bbbb/cancel"
-    assert "goes on, at $0.53 an hour" in visitor.ask(run)[2].replace("\n", " ")
+    assert "keeps running, at $0.53 an hour" in visitor.ask(run)[2].replace("\n", " ")
 
 
 def test_what_was_taken_back_is_no_nothing(bed: Bed) -> None:
@@ -265,7 +265,7 @@ def test_a_report_is_in_a_sandbox_and_a_bundle_is_a_download(bed: Bed, visitor: 
 def test_a_damaged_course_is_told_and_the_last_view_stays(bed: Bed, visitor: Visitor) -> None:
     with Stream(visitor, stream_of(visitor.ask("/")[2])) as stream:
         bed.folder.roster_file.write_text("id,name\n../x,Eve\n")
-        assert "what is shown is old" in stream.update()["notes"]
+        assert "this page is out of date" in stream.update()["notes"]
     page = visitor.ask("/")[2]
     assert NAMES[0] in page
 
@@ -345,7 +345,7 @@ def test_a_team_hands_in_together(bed: Bed) -> None:
     bed.hand_in("perlman", "hw4")
     found = Survey(bed.folder, bed.state).take()
     for person in found.people:
-        handed = person.handed("hw4")
+        handed = person.find_submission("hw4")
         assert (handed is not None) == (person.team == "owls")
 
 

@@ -190,7 +190,7 @@ def test_a_cut_link_is_told_and_read_through(there: There, read: Callable[[], Re
             found.append((name, text))
             if found[-1] == ("lines", "before\n"):
                 there.cut = True
-            elif name == "state" and "trying again" in text:
+            elif name == "state" and "retrying" in text:
                 there.log += b"after\n"
                 there.cut = False
             elif "after\n" in text:
@@ -205,7 +205,7 @@ def test_a_cut_link_is_told_and_read_through(there: There, read: Callable[[], Re
 def test_a_run_that_prints_nothing_is_not_read_for_ever(
     there: There, read: Callable[[], Reading]
 ) -> None:
-    """The page says "reading" until the server has answered, be it with nothing."""
+    """The page says "loading" until the server has answered, be it with nothing."""
 
     async def watched() -> list[tuple[str, str]]:
         found = []
@@ -237,7 +237,7 @@ def test_nobody_watching_means_nobody_reads(there: There, read: Callable[[], Rea
 def test_there_are_not_endlessly_many_readers(there: There, read: Callable[[], Reading]) -> None:
     async def watched() -> list[tuple[str, str]]:
         shown = Tails()
-        open_ = [shown.watch("s", f"r{number}", read) for number in range(log_streams.MOST_TAILS)]
+        open_ = [shown.watch("s", f"r{number}", read) for number in range(log_streams.MAX_LOGS)]
         for one in open_:
             await anext(one)
         return [event async for event in events(shown.watch("s", "one-more", read))]
@@ -302,7 +302,7 @@ def test_a_page_never_holds_more_than_is_kept(
 ) -> None:
     """What a browser holds is replaced by the end of it, which says so."""
     monkeypatch.setattr(log_streams, "KEPT", 400)
-    monkeypatch.setattr(log_streams, "MOST_SHOWN", 500)
+    monkeypatch.setattr(log_streams, "MAX_SHOWN", 500)
 
     async def watched() -> list[tuple[str, str]]:
         found = []
