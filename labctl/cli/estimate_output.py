@@ -233,11 +233,11 @@ def _draw_time(estimate: Estimate) -> None:
 def _draw_price(estimate: Estimate) -> None:
     month = " a month (30 days, working hours only)" if estimate.amount.requests_per_day else ""
     if estimate.amount.price_usd_per_hour is not None:
-        given = estimate.costs[0]
-        if given.usd is not None:
-            say(f"Cost: {usd(given.usd)} dollars{month} at {given.price_usd_per_hour:g} an hour.")
-        if given.always_on_usd is not None:
-            say(f"Always on: {usd(given.always_on_usd)} dollars a month.")
+        row = estimate.costs[0]
+        if row.usd is not None:
+            say(f"Cost: {usd(row.usd)} dollars{month} at {row.price_usd_per_hour:g} an hour.")
+        if row.always_on_usd is not None:
+            say(f"Always on: {usd(row.always_on_usd)} dollars a month.")
         return
     if estimate.cheapest is not None:
         cheapest = estimate.cheapest
