@@ -207,7 +207,7 @@ code_options = _combine(
 @need_options
 @json_option
 @click.pass_context
-def estimate_command(ctx: click.Context, /, json_: bool, **given: Any) -> None:
+def estimate_command(ctx: click.Context, /, json_: bool, **options: Any) -> None:
     """Estimate memory, hours and dollars for a model, and list the GPUs that it fits on.
 
     With FILE.py:FUNCTION, your code builds the model in the lab's own Python, which needs PyTorch.
@@ -226,10 +226,10 @@ def estimate_command(ctx: click.Context, /, json_: bool, **given: Any) -> None:
     """
     from labctl.insight.estimate import estimate
 
-    overrides = {name: given.pop(name) for name in NEED}
+    overrides = {name: options.pop(name) for name in NEED}
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
-    source = _read_source(lab, given)
-    plan, amount = _read_plan(given, from_code=source is not None), _read_amount(given)
+    source = _read_source(lab, options)
+    plan, amount = _read_plan(options, from_code=source is not None), _read_amount(options)
     result = estimate(lab.ground, plan, amount, source)
     if json_:
         from labctl.cli.screen import as_json
@@ -241,71 +241,71 @@ def estimate_command(ctx: click.Context, /, json_: bool, **given: Any) -> None:
         draw(result)
 
 
-def _read_plan(given: dict[str, Any], *, from_code: bool) -> Plan:
+def _read_plan(options: dict[str, Any], *, from_code: bool) -> Plan:
     from labctl.errors import UsageError
     from labctl.estimate.plan import Plan
 
-    if given["optimizer"] and given["serve"]:
+    if options["optimizer"] and options["serve"]:
         raise UsageError(
             "--train cannot be combined with --serve",
             why="training stores gradients and optimizer states, serving stores a KV cache",
             hint="run labctl estimate once for each",
         )
-    if from_code and given["params"]:
+    if from_code and options["params"]:
         raise UsageError(
             "--params cannot be combined with FILE.py:FUNCTION",
             why="the parameters of the function's model are counted",
             hint="leave out one of them",
         )
-    fields = {name: given[name] for name in Plan.__struct_fields__ if name in given}
-    default_optimizer = "adamw" if from_code and not given["serve"] else ""
-    fields["precision"] = given["precision"] or ("fp32" if from_code else "bf16")
-    return Plan(**{**fields, "optimizer": given["optimizer"] or default_optimizer})
+    fields = {name: options[name] for name in Plan.__struct_fields__ if name in options}
+    default_optimizer = "adamw" if from_code and not options["serve"] else ""
+    fields["precision"] = options["precision"] or ("fp32" if from_code else "bf16")
+    return Plan(**{**fields, "optimizer": options["optimizer"] or default_optimizer})
 
 
-def _read_amount(given: dict[str, Any]) -> Amount:
+def _read_amount(options: dict[str, Any]) -> Amount:
     from labctl.errors import UsageError
     from labctl.estimate.compute import Amount
     from labctl.estimate.constants import UTILISATION
 
-    share = UTILISATION if given["utilisation"] is None else given["utilisation"]
+    share = UTILISATION if options["utilisation"] is None else options["utilisation"]
     if not 0 < share <= 1:
         raise UsageError(
             f"--utilisation {share:g} is not between 0 and 1", hint="--utilisation 0.4"
         )
     for name in ("tokens_per_second", "seconds_per_request"):
-        if not 0 <= given[name] < float("inf"):
+        if not 0 <= options[name] < float("inf"):
             option = "--" + name.replace("_", "-")
             raise UsageError(
-                f"{option} {given[name]:g} is not a finite number of at least 0",
+                f"{option} {options[name]:g} is not a finite number of at least 0",
                 hint=f"{option} 7",
             )
     return Amount(
-        tokens=given["tokens"] * given["epochs"],
-        items=given["items"] * given["epochs"],
-        per_second=given["tokens_per_second"],
+        tokens=options["tokens"] * options["epochs"],
+        items=options["items"] * options["epochs"],
+        per_second=options["tokens_per_second"],
         utilisation=share,
-        requests_per_day=given["requests_per_day"],
-        seconds_per_request=given["seconds_per_request"],
-        reply_tokens=given["reply_tokens"],
-        bandwidth_bytes_per_s=given["bandwidth"],
-        price_usd_per_hour=given["price"],
+        requests_per_day=options["requests_per_day"],
+        seconds_per_request=options["seconds_per_request"],
+        reply_tokens=options["reply_tokens"],
+        bandwidth_bytes_per_s=options["bandwidth"],
+        price_usd_per_hour=options["price"],
     )
 
 
-def _read_source(lab: Lab, given: dict[str, Any]) -> Source | None:
+def _read_source(lab: Lab, options: dict[str, Any]) -> Source | None:
     from labctl.insight.model_measurement import Source, parse_target
 
-    if not given["target"]:
+    if not options["target"]:
         return None
     root = lab.config.root
-    file, function = parse_target(given["target"], root)
+    file, function = parse_target(options["target"], root)
     return Source(
         file=file,
         function=function,
         root=root,
-        input_shape=given["shape"],
-        input_type=given["input_type"],
-        python=given["python"],
-        time_limit_s=given["time_limit"],
+        input_shape=options["shape"],
+        input_type=options["input_type"],
+        python=options["python"],
+        time_limit_s=options["time_limit"],
     )

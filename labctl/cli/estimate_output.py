@@ -208,6 +208,8 @@ def _draw_fitting_gpus(estimate: Estimate) -> None:
 
 
 def _draw_time(estimate: Estimate) -> None:
+    from labctl.estimate.compute import measured_hours
+
     details, value = estimate.details, estimate.time.hours
     if estimate.amount.requests_per_day:
         load = details.load
@@ -223,21 +225,19 @@ def _draw_time(estimate: Estimate) -> None:
         rounded = hours(value)
         exact = f"{value:,.1f} hours" if value >= 1 else rounded
         more = f" ({rounded})" if value >= ENORMOUS_HOURS else ""
-        say(
-            f"Time: {exact}{more}, by {details.time_on}."
-            if "your" in details.time_on
-            else f"Time: {exact}{more} on {details.time_on}."
-        )
+        by_throughput = measured_hours(estimate.amount) is not None
+        basis = f", by {details.time_on}" if by_throughput else f" on {details.time_on}"
+        say(f"Time: {exact}{more}{basis}.")
 
 
 def _draw_price(estimate: Estimate) -> None:
-    month = " a month (30 days, working hours only)" if estimate.amount.requests_per_day else ""
+    month = " a month (30 days, busy hours only)" if estimate.amount.requests_per_day else ""
     if estimate.amount.price_usd_per_hour is not None:
-        given = estimate.costs[0]
-        if given.usd is not None:
-            say(f"Cost: {usd(given.usd)} dollars{month} at {given.price_usd_per_hour:g} an hour.")
-        if given.always_on_usd is not None:
-            say(f"Always on: {usd(given.always_on_usd)} dollars a month.")
+        row = estimate.costs[0]
+        if row.usd is not None:
+            say(f"Cost: {usd(row.usd)} dollars{month} at {row.price_usd_per_hour:g} an hour.")
+        if row.always_on_usd is not None:
+            say(f"Always on: {usd(row.always_on_usd)} dollars a month.")
         return
     if estimate.cheapest is not None:
         cheapest = estimate.cheapest

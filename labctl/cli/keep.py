@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @json_option
 @click.option("--hello", metavar="WARD", hidden=True)
 @click.option("--add", is_flag=True, hidden=True)
-@click.option("--told", metavar="WARD", hidden=True)
+@click.option("--told", "describe", metavar="WARD", hidden=True)
 @click.option("--give", nargs=2, metavar="WARD RUN", hidden=True)
 @click.option("--attend", metavar="WARD", hidden=True)
 @click.pass_context
@@ -36,7 +36,7 @@ def keep_command(
     json_: bool,
     hello: str | None,
     add: bool,
-    told: str | None,
+    describe: str | None,
     give: tuple[str, str] | None,
     attend: str | None,
 ) -> None:
@@ -56,8 +56,8 @@ def keep_command(
         context.print_reply(lambda: _read_ward(context, hello))
     elif add:
         context.print_reply(lambda: _import_lab(context))
-    elif told:
-        context.print_reply(lambda: _describe_lab(context, told))
+    elif describe:
+        context.print_reply(lambda: _describe_lab(context, describe))
     elif give:
         _send_run_files(context, *give)
     elif attend:

@@ -91,7 +91,7 @@ def _init(directory: Path, json_: bool) -> None:
     "--host-key", default="", help="Key of that SSH server (default: read over the network)."
 )
 @click.option("--course", default="", help="Name of the course.")
-def _write_assignment(directory: Path, name: str, place: str, **given: object) -> None:
+def _write_assignment(directory: Path, name: str, place: str, **options: object) -> None:
     """Create (or change) an assignment; its file for the students goes to standard output.
 
     \b
@@ -101,7 +101,7 @@ def _write_assignment(directory: Path, name: str, place: str, **given: object) -
     """
     from labctl.submissions.receive import write_assignment
 
-    click.echo(write_assignment(_open_receiver(directory), name, place, given), nl=False)
+    click.echo(write_assignment(_open_receiver(directory), name, place, options), nl=False)
 
 
 @receive_command.command("admit", short_help="Allow a student's key to submit.")

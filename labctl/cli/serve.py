@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 @yes_option
 @json_option
 @click.pass_context
-def serve_command(ctx: click.Context, /, words: tuple[str, ...], json_: bool, **given: Any) -> None:
+def serve_command(
+    ctx: click.Context, /, words: tuple[str, ...], json_: bool, **options: Any
+) -> None:
     """Serve the model of RUN (default: the latest run) as POST /predict, through a forward.
 
     The model runs on the server. The project's predict.py defines how it is loaded; its weights
@@ -46,13 +48,13 @@ def serve_command(ctx: click.Context, /, words: tuple[str, ...], json_: bool, **
     labctl serve --image ollama/ollama --port 11434
     labctl serve --stop
     """
-    lab = open_lab(ctx, yes=given["yes"], quiet=json_)
+    lab = open_lab(ctx, yes=options["yes"], quiet=json_)
     server = lab.ground.server()
-    if given["stop"]:
+    if options["stop"]:
         _stop(lab, server, json_)
         return
-    request = _build_request(lab, server, words, given)
-    _serve(lab, server, request, given, json_)
+    request = _build_request(lab, server, words, options)
+    _serve(lab, server, request, options, json_)
 
 
 def _stop(lab: Lab, server: Server, json_: bool) -> None:
@@ -68,38 +70,38 @@ def _stop(lab: Lab, server: Server, json_: bool) -> None:
 
 
 def _build_request(
-    lab: Lab, server: Server, words: tuple[str, ...], given: dict[str, Any]
+    lab: Lab, server: Server, words: tuple[str, ...], options: dict[str, Any]
 ) -> ServiceRequest:
     from labctl.errors import UsageError
     from labctl.services import model_serving
 
-    env = dict(_parse_assignment(text) for text in given["env"])
-    if given["image"]:
-        if not 0 < given["port"] < 65536:
-            hint = f"labctl serve --image {given['image']} --port 8000"
+    env = dict(_parse_assignment(text) for text in options["env"])
+    if options["image"]:
+        if not 0 < options["port"] < 65536:
+            hint = f"labctl serve --image {options['image']} --port 8000"
             raise UsageError("--image needs --port, the port that it listens on", hint=hint)
         return model_serving.of_image(
             lab.ground,
             server,
-            given["image"],
-            given["port"],
+            options["image"],
+            options["port"],
             command=words,
             env=env,
-            loading_s=given["load_time"],
+            loading_s=options["load_time"],
         )
-    if given["port"]:
+    if options["port"]:
         hint = "labctl serve --local-port PORT"
         raise UsageError("--port needs --image, which listens on it", hint=hint)
     if len(words) > 1:
         raise UsageError("only one run can be served", hint=f"labctl serve {words[0]}")
-    if given["batch"]:
-        env["LABCTL_SERVE_MAX_BATCH"] = str(given["batch"])
+    if options["batch"]:
+        env["LABCTL_SERVE_MAX_BATCH"] = str(options["batch"])
     choice = model_serving.Choice(
         run=words[0] if words else "",
-        checkpoint=given["checkpoint"],
-        push=given["push"],
+        checkpoint=options["checkpoint"],
+        push=options["push"],
         env=env,
-        loading_s=given["load_time"],
+        loading_s=options["load_time"],
     )
     return model_serving.of_model(lab.ground, server, choice)
 
@@ -114,12 +116,12 @@ def _parse_assignment(text: str) -> tuple[str, str]:
 
 
 def _serve(
-    lab: Lab, server: Server, request: ServiceRequest, given: dict[str, Any], json_: bool
+    lab: Lab, server: Server, request: ServiceRequest, options: dict[str, Any], json_: bool
 ) -> None:
     from labctl.services import model_serving
 
-    port = given["local_port"]
-    if given["detach"]:
+    port = options["local_port"]
+    if options["detach"]:
         detached = model_serving.forward_detached(lab.ground, server, request, port)
         _print_address(request, detached.url, detached.local_port, json_)
         return

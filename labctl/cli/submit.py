@@ -19,7 +19,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.command("submit")
 @click.argument("run", default="")
 @click.option(
-    "--assignment", "given", type=FILE, help="Assignment file (default: the lab's assignment.yaml)."
+    "--assignment", type=FILE, help="Assignment file (default: the lab's assignment.yaml)."
 )
 @click.option(
     "--checkpoint",
@@ -44,7 +44,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 def submit_command(
     ctx: click.Context,
     run: str,
-    given: Path | None,
+    assignment: Path | None,
     checkpoint: str,
     dry_run: bool,
     allow: tuple[str, ...],
@@ -73,10 +73,10 @@ def submit_command(
         return
     if verify is not None:
         # This needs only the assignment's file, because a receipt outlives the lab.
-        _verify_receipt(ctx, given, verify, bundle, json_)
+        _verify_receipt(ctx, assignment, verify, bundle, json_)
         return
     lab = open_lab(ctx, yes=yes, quiet=json_, record_only=True)
-    choice = Choice(run=run, checkpoint=checkpoint, assignment=given, allowed=allow)
+    choice = Choice(run=run, checkpoint=checkpoint, assignment=assignment, allowed=allow)
     if receipts:
         _fetch_receipts(lab, choice, json_)
     elif grade:
@@ -127,14 +127,14 @@ def _rehearse(lab: Lab, choice: Choice, json_: bool) -> None:
 
 
 def _verify_receipt(
-    ctx: click.Context, given: Path | None, path: str, bundle: Path | None, json_: bool
+    ctx: click.Context, assignment: Path | None, path: str, bundle: Path | None, json_: bool
 ) -> None:
     from labctl.cli.screen import as_json
     from labctl.cli.submit_output import draw_verified
     from labctl.submissions import receipts, submit
 
     root = Path(ctx.find_root().obj or ".").resolve()
-    rules = submit.find_assignment(root, given)
+    rules = submit.find_assignment(root, assignment)
     receipt = Path(path) if path else receipts.last(root, rules)
     verified = receipts.verify(receipt, rules.receiver, bundle)
     if json_:

@@ -110,7 +110,7 @@ def why_simple_differs(plan: Plan, found: Memory) -> tuple[str, ...]:
         master = 4.0 * plan.params
         reasons.append((master, f"fp32 master weights ({_gb(master)})"))
         if plan.optimizer in ("adam", "adamw", "momentum"):
-            reasons.append((master * 2, f"fp32 in optimizer states (it takes {plan.precision})"))
+            reasons.append((master * 2, f"fp32 optimizer states (it assumes {plan.precision})"))
     if found.activations_bytes:
         rule = simple_activations(plan)
         by_rule = (

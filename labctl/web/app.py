@@ -218,8 +218,8 @@ class Dashboard:
     async def events(self, request: Request, page: str, since: str = "") -> Response:
         self._require_page(await self.feed.snapshot(), page)
         view = self._view(request, page)
-        seen = request.headers.get("last-event-id") or since
-        stream = self.feed.watch(view.channel, self._draw(view), seen)
+        version = request.headers.get("last-event-id") or since
+        stream = self.feed.watch(view.channel, self._draw(view), version)
         return StreamingResponse(stream, media_type=STREAM, headers=NO_BUFFER)
 
     async def log(self, request: Request, key: str, run: str) -> Response:

@@ -117,20 +117,20 @@ def released_of(entries: Iterable[Entry]) -> frozenset[tuple[str, str]]:
 def _read_grade(file: Path, size: int, assignment: str, points: float) -> Grade:
     empty = Grade(assignment=assignment, points=points)
     if size > MAX_BYTES:
-        return msgspec.structs.replace(empty, said=f"{file.name} is too large to show")
+        return msgspec.structs.replace(empty, feedback=f"{file.name} is too large to show")
     try:
         data = file.read_bytes()
         if file.name == FILE:
             record = decode(data)
             if record is not None:
                 return _convert_record(record)
-            return msgspec.structs.replace(empty, said="the record has another version")
+            return msgspec.structs.replace(empty, feedback="the record has another version")
         results = msgspec.json.decode(data, type=_GradescopeResults)
     except (OSError, msgspec.MsgspecError, RecursionError):
-        return msgspec.structs.replace(empty, said=f"{file.name} cannot be read")
+        return msgspec.structs.replace(empty, feedback=f"{file.name} cannot be read")
     scores = [test.score for test in results.tests if test.score is not None]
     score = results.score if results.score is not None else (sum(scores) if scores else None)
-    return msgspec.structs.replace(empty, score=score, said=results.output[:MAX_FEEDBACK])
+    return msgspec.structs.replace(empty, score=score, feedback=results.output[:MAX_FEEDBACK])
 
 
 def _convert_record(record: Record) -> Grade:
@@ -140,7 +140,7 @@ def _convert_record(record: Record) -> Grade:
         number=record.number,
         score=record.score,
         points=record.points,
-        said=feedback[:MAX_FEEDBACK],
+        feedback=feedback[:MAX_FEEDBACK],
         claim=record.comparison.told(),
         agrees=record.comparison.agrees,
         flags=tuple(" - ".join(filter(None, [flag.what, flag.evidence])) for flag in record.flags),

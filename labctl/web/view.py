@@ -129,7 +129,7 @@ class HandIn(Value, frozen=True):
 
 
 class Grade(Value, frozen=True):
-    """A grade. If `score` is None, it is not graded, and `said` has the reason.
+    """A grade. If `score` is None, it is not graded, and `feedback` has the reason.
 
     `claim` compares the student's figure with the measured one, `agrees` tells whether they match;
     `flags` are findings that a person should review. `number` is the graded submission.
@@ -139,7 +139,7 @@ class Grade(Value, frozen=True):
     number: int = 0
     score: float | None = None
     points: float | None = None
-    said: str = ""
+    feedback: str = ""
     released: bool = False
     claim: str = ""
     agrees: bool | None = None

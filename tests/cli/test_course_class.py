@@ -145,7 +145,7 @@ def test_the_live_table_counts_and_fits(monkeypatch: pytest.MonkeyPatch) -> None
         screen.emit(Done(seat=f"s{number:03}", error="" if number else "no machine left " * 9))
     screen.emit(News(seat="s040", text="waiting for its sshd"))
     console = Console(width=80, file=io.StringIO())
-    console.print(screen._table())
+    console.print(screen._make_table())
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert len(lines) <= 24
@@ -268,7 +268,7 @@ def test_taking_the_table_away_never_waits_for_whoever_draws_it(
         with live._lock:
             begun.set()
             stopping.wait(120)
-            drawn._table()
+            drawn._make_table()
 
     monkeypatch.setattr(live, "stop", halt)
     threading.Thread(target=refresh, daemon=True).start()

@@ -309,7 +309,7 @@ def test_a_record_cut_anywhere_is_rebuilt_from_the_tags(
     ground.state.close()
     record.write_bytes(whole[: len(whole) // 2])
     said = lab.labctl("status", "-r")
-    assert "record on this machine was begun anew: the database was" in said
+    assert "record on this machine was rebuilt: the database was" in said
     assert "NOT REACHABLE, aws g4dn.xlarge" in said
     lab.labctl(*DOWN)
 
