@@ -291,7 +291,7 @@ def _outcome(seat: Seat, one: fleet.Outcome[Server], there: dict[str, Server]) -
 def _hint(seat: Seat, error: LabError) -> str:
     """The command of a course in place of the one for a lab of one's own."""
     again = f"labctl course up --only {seat.name}"
-    if isinstance(error, PolicyError) and error.what.startswith("the budget"):
+    if isinstance(error, PolicyError) and error.is_over_budget:
         return f"labctl course budget {seat.name} +5   # then {again}"
     own = ("labctl up", "labctl offers", "labctl cost")
     return again if not error.hint or error.hint.startswith(own) else of_course(error.hint, seat)

@@ -74,7 +74,10 @@ class ConfigError(LabError):
 
 
 class PolicyError(LabError):
+    """Refused on purpose. `is_over_budget`: the budget does not pay for what was requested."""
+
     exit_code = 3
+    is_over_budget: bool = False
 
 
 class HostKeyError(PolicyError):

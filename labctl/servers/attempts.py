@@ -151,7 +151,7 @@ def _list_affordable_offers(ground: Ground, need: Need) -> list[Offer]:
     left = budget_left_usd(ground, need)
     cheapest = min(o.price_usd_per_hour for o in fitting)
     if left is not None and left < cheapest:
-        raise PolicyError(
+        error = PolicyError(
             f"the budget of {ground.config.name} is used up"
             if left <= 0
             else f"{ground.config.name} has ${left:.2f} left; one hour costs ${cheapest:.2f}",
@@ -160,6 +160,8 @@ def _list_affordable_offers(ground: Ground, need: Need) -> list[Offer]:
             else "the rest of the budget does not pay for one hour of the cheapest offer",
             hint="labctl cost; then raise `budget:` in lab.yaml, or labctl up --budget 5",
         )
+        error.is_over_budget = True
+        raise error
     affordable = [o for o in fitting if left is None or o.price_usd_per_hour <= left]
     avoided_zones = _list_avoided_zones(ground)
     return sorted(affordable, key=lambda offer: offer.zone in avoided_zones)
