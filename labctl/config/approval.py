@@ -52,17 +52,17 @@ def _describe_access(store: str) -> str:
 def _server_questions(config: LabConfig, from_lab: set[str]) -> list[str]:
     provider = config.server.provider
     section = f"server.{provider}."
-    own = {key for key in from_lab if key.startswith(section)}
+    named_keys = {key for key in from_lab if key.startswith(section)}
     if provider != DEFAULT_PROVIDER:
-        own = {key for key in from_lab if key.startswith("server.")}
+        named_keys = {key for key in from_lab if key.startswith("server.")}
     details = [
         f"{key.removeprefix(section).removeprefix('server.')} {value}"
         for key, value, _ in settings(config)
         if key != "server.provider"
         and value not in ("", "0")  # omitted in an entry of a list
-        and any(_covers(key, named) for named in own)
+        and any(_covers(key, named) for named in named_keys)
     ]
-    if not own:
+    if not named_keys:
         return []
     text = f" ({plain('; '.join(details))})" if details else ""
     return [f"use a server from {provider}, a shared or paid machine{text}"]

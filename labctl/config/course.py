@@ -49,7 +49,7 @@ def load_course(
     if problems and not top.value:
         raise _make_error(path, problems)
     loading = _Loading(path, top, environ, settings_type, problems)
-    config = loading.config(sha256(data).hexdigest())
+    config = loading.build_config(sha256(data).hexdigest())
     if config is None:
         raise _make_error(path, problems)
     return config
@@ -98,15 +98,15 @@ class _Loading:
         self.below = user_layer(own_paths.config_file, own_paths.home, problems)
         self.above = [layer for layer in switch_layers({}, variables) if _is_of_machine(layer)]
 
-    def config(self, file_hash: str) -> CourseConfig | None:
+    def build_config(self, file_hash: str) -> CourseConfig | None:
         """Return the course, or None if there are problems."""
         own = {key: node for key, node in self.nodes.items() if key in keys_of(CourseFile)}
         file_values = read_known(Node(own, 0, LAB_FILE), CourseFile, "", self.problems)
         if self.problems and "course" not in file_values:
             return None
         file = CourseFile(**file_values)
-        lab = self.lab(file, {key: self.nodes[key] for key in LAB_KEYS if key in self.nodes})
-        grading = self.grading(file)
+        lab = self.read_lab(file, {key: self.nodes[key] for key in LAB_KEYS if key in self.nodes})
+        grading = self.read_grading(file)
         self.check_across(file)
         if self.problems or lab is None:
             return None
@@ -135,10 +135,11 @@ class _Loading:
             assignments=file.assignments,
         )
 
-    def lab(self, file: CourseFile, nodes: dict[str, Node]) -> LabConfig | None:
+    def read_lab(self, file: CourseFile, nodes: dict[str, Node]) -> LabConfig | None:
         """Read the lab of every seat, as if these keys were in a lab.yaml."""
-        own = Node({**self.with_networks(file, nodes), "lab": Node(file.course)}, 0, LAB_FILE)
-        top = reduce(merged, [self.below, own, *self.above], Node({}, 0, LAB_FILE))
+        entries = {**self.add_networks(file, nodes), "lab": Node(file.course)}
+        layers = [self.below, Node(entries, 0, LAB_FILE), *self.above]
+        top = reduce(merged, layers, Node({}, 0, LAB_FILE))
         loading = LabLoading(self.path, self.home, top, self.settings_type, self.problems)
         lab = loading.config("")
         if lab is None:
@@ -148,13 +149,13 @@ class _Loading:
         }
         return msgspec.structs.replace(lab, origins=origins, beside={})
 
-    def with_networks(self, file: CourseFile, nodes: dict[str, Node]) -> dict[str, Node]:
+    def add_networks(self, file: CourseFile, nodes: dict[str, Node]) -> dict[str, Node]:
         """Add the course's `ssh_from` to a provider's section that can have it and does not."""
         server = nodes.get("server")
         if not file.ssh_from or server is None or not isinstance(server.value, dict):
             return nodes
         provider = server.value.get("provider", Node(None)).value
-        if not isinstance(provider, str) or not self.takes_networks(provider):
+        if not isinstance(provider, str) or not self.has_networks_setting(provider):
             return nodes
         section = server.value.get(provider, Node({}, 0, LAB_FILE))
         if not isinstance(section.value, dict) or "ssh_from" in section.value:
@@ -164,7 +165,7 @@ class _Loading:
         new_server = Node({**server.value, provider: new_section}, server.line, LAB_FILE)
         return {**nodes, "server": new_server}
 
-    def takes_networks(self, provider: str) -> bool:
+    def has_networks_setting(self, provider: str) -> bool:
         from labctl.errors import NotFoundError, UsageError
 
         try:
@@ -173,7 +174,7 @@ class _Loading:
             return False
         return kind is not None and "ssh_from" in keys_of(kind)
 
-    def grading(self, file: CourseFile) -> GradingConfig | None:
+    def read_grading(self, file: CourseFile) -> GradingConfig | None:
         """Read `grading`, the lab in which submissions are graded; it has no students' data."""
         node = self.nodes.get("grading")
         if node is None or node.value is None:
@@ -183,14 +184,14 @@ class _Loading:
             self.problems.append(problem(node, "grading", message))
             return None
         before = len(self.problems)
-        known = ("server", "image", "limits")
+        known_keys = ("server", "image", "limits")
         for key, item in node.value.items():
-            if key not in known:
-                message = f"unknown key; known keys: {', '.join(known)}"
+            if key not in known_keys:
+                message = f"unknown key; known keys: {', '.join(known_keys)}"
                 self.problems.append(problem(item, f"grading.{plain(key)}", message))
-        own = {key: node.value[key] for key in known if key in node.value}
+        entries = {key: node.value[key] for key in known_keys if key in node.value}
         inner: list[Problem] = []
-        named = Node({**own, "lab": Node("grading")}, 0, LAB_FILE)
+        named = Node({**entries, "lab": Node("grading")}, 0, LAB_FILE)
         top = reduce(merged, [self.below, named, *self.above], Node({}, 0, LAB_FILE))
         lab = LabLoading(self.path, self.home, top, self.settings_type, inner).config("")
         self.problems += [Problem(f"grading.{p.path}", p.line, p.message) for p in inner]

@@ -56,9 +56,9 @@ def known_lab_id(root: Path) -> str:
 
 def lab_id(root: Path) -> str:
     """Return the lab's id, 12 hex digits; create it if missing, once even for many processes."""
-    known = known_lab_id(root)
-    if known:
-        return known
+    existing_id = known_lab_id(root)
+    if existing_id:
+        return existing_id
     file = root / LAB_ID_FILE
     record = {"id": os.urandom(6).hex(), "created_at": round(time.time(), 3)}
     try:

@@ -191,30 +191,31 @@ class LabLoading:
             node = Node({}, node.line, node.origin)
         if not isinstance(node.value, dict):
             return {}, node
-        own = keys_of(ServerFile)
+        server_keys = keys_of(ServerFile)
         settings: dict[str, Any] = {}
-        rest = {}
+        entries = {}
         for key, item in node.value.items():
             if (
-                key in own
+                key in server_keys
                 or isinstance(item.value, str | list)
                 or not self.read_settings(key, item, settings)
             ):
-                rest[key] = item
-        self.chosen_provider(node, settings, rest)
-        return settings, Node(rest, node.line, node.origin)
+                entries[key] = item
+        self.add_default_settings(node, settings, entries)
+        return settings, Node(entries, node.line, node.origin)
 
     def read_settings(self, provider: str, node: Node, settings: dict[str, Any]) -> bool:
         """Read one provider's section into `settings`; False for an unknown provider."""
         if self.settings_type is None:
             settings[provider] = raw(node) or {}
             return True
-        kind = self.known_type(provider)
+        kind = self.find_settings_type(provider)
         if kind is not None:
             settings[provider] = read(node, kind, f"server.{plain(provider)}", self.problems)
         return kind is not None
 
-    def known_type(self, provider: str) -> type[msgspec.Struct] | None:
+    def find_settings_type(self, provider: str) -> type[msgspec.Struct] | None:
+        """Return a provider's settings type; None, and note which are installed, if unknown."""
         try:
             parse_name(provider)
             return self.settings_type(provider) if self.settings_type else None
@@ -224,16 +225,16 @@ class LabLoading:
             self.providers = error.why
             return None
 
-    def chosen_provider(
-        self, server: Node, settings: dict[str, Any], rest: dict[str, Node]
+    def add_default_settings(
+        self, server: Node, settings: dict[str, Any], entries: dict[str, Node]
     ) -> None:
         """Use default settings for the provider in use if it has no section."""
         default = Node(DEFAULT_PROVIDER, server.line, server.origin)
-        selected = rest.get("provider", default)
+        selected = entries.get("provider", default)
         name = default.value if selected.value is None else selected.value
         if not isinstance(name, str) or name in settings or self.settings_type is None:
             return
-        if name in rest and name not in keys_of(ServerFile):
+        if name in entries and name not in keys_of(ServerFile):
             return
         if not self.read_settings(name, Node({}, selected.line, selected.origin), settings):
             message = f"there is no provider called {shown(name)}"

@@ -77,12 +77,12 @@ def read_known(
     fields = keys_of(kind)
     values: dict[str, Any] = {}
     for key, item in node.value.items() if isinstance(node.value, dict) else ():
-        here = f"{path}.{plain(key)}" if path else plain(key)
+        key_path = f"{path}.{plain(key)}" if path else plain(key)
         if key not in fields:
-            problems.append(unknown_key(item, here, fields))
+            problems.append(unknown_key(item, key_path, fields))
         elif item.value is not None:
             before = len(problems)
-            value = read(item, fields[key].type, here, problems)
+            value = read(item, fields[key].type, key_path, problems)
             if len(problems) == before:
                 values[fields[key].name] = value
     for key, field in fields.items():
@@ -194,12 +194,12 @@ def _read_mapping(
     before = len(problems)
     entries = {}
     for key, item in node.value.items():
-        here = f"{path}.{plain(key)}"
-        name = read(Node(key, item.line, item.origin), key_kind, here, problems)
+        key_path = f"{path}.{plain(key)}"
+        name = read(Node(key, item.line, item.origin), key_kind, key_path, problems)
         if item.value is None and _shape(value_kind) is not dict:
-            problems.append(problem(item, here, 'has no value; write "" for an empty one'))
+            problems.append(problem(item, key_path, 'has no value; write "" for an empty one'))
         else:
-            entries[name] = read(item, value_kind, here, problems)
+            entries[name] = read(item, value_kind, key_path, problems)
     if len(problems) > before:
         raise _Unreadable
     return entries
@@ -211,11 +211,11 @@ def _read_list(node: Node, kind: Any, path: str, problems: list[Problem]) -> lis
     before = len(problems)
     items = []
     for position, item in enumerate(node.value):
-        here = f"{path}[{position}]"
+        item_path = f"{path}[{position}]"
         if item.value is None:
-            problems.append(problem(item, here, "has no value"))
+            problems.append(problem(item, item_path, "has no value"))
         else:
-            items.append(read(item, kind, here, problems))
+            items.append(read(item, kind, item_path, problems))
     if len(problems) > before:
         raise _Unreadable
     return items

@@ -76,6 +76,8 @@ class ConfigError(LabError):
 
 
 class PolicyError(LabError):
+    """Refused on purpose."""
+
     exit_code = 3
 
 

@@ -52,8 +52,8 @@ def is_elsewhere(ground: Ground, account: str) -> bool:
     """Whether `account` is on record and is not the account of the credentials in use."""
     if not account:
         return False
-    here = ground.provider.get_account().id
-    return bool(here) and here != account
+    current = ground.provider.get_account().id
+    return bool(current) and current != account
 
 
 def _is_of_another_account(ground: Ground, server: Server) -> bool:
@@ -62,8 +62,8 @@ def _is_of_another_account(ground: Ground, server: Server) -> bool:
     try:
         return is_elsewhere(ground, server.account)
     except LabError:
-        found = ground.provider.find(server.id)
-        if found is None or found.account != server.account:
+        shown = ground.provider.find(server.id)
+        if shown is None or shown.account != server.account:
             raise
         return False
 

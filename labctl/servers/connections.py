@@ -156,11 +156,11 @@ class Connections:
 
     def alias_free(self, alias: str, server_id: str = "") -> bool:
         """Whether neither the user's config nor another server of ours uses this name."""
-        taken: set[str] = set()
+        user_hosts: set[str] = set()
         if self._user_config is not None:
-            taken |= _list_hosts(self._user_config, skip=self._dir)
+            user_hosts |= _list_hosts(self._user_config, skip=self._dir)
         others = (hosts for name, hosts in self._list_own_hosts().items() if name != server_id)
-        return ssh.check_id(alias) not in taken and not any(alias in hosts for hosts in others)
+        return ssh.check_id(alias) not in user_hosts and not any(alias in hosts for hosts in others)
 
     def _list_own_hosts(self) -> dict[str, set[str]]:
         """List the Host names of each server's config, by the server's directory.

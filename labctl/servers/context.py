@@ -32,9 +32,9 @@ class Ground:
     `everywhere` makes the provider search every region of the account. Labs of one `group` share a
     key pair and whatever else the provider can share. `owner` is the owner that is recorded at the
     provider, the user's name if ""; `place` tells apart the machines that the owner works from.
-    `saver_s` is how long before a limit the server's runs must stop, so that somebody can fetch
-    what the server cannot save by itself; 0 if nobody does. Without `has_results` nobody wants
-    the files on its server, such as a server for grading.
+    `saver_s` is how long before a limit the server's runs must stop, so that a keeper can fetch
+    what the server cannot save by itself; 0 without a keeper. `has_results` is False for a server
+    whose files are not needed, such as a server for grading.
     """
 
     config: LabConfig

@@ -72,7 +72,7 @@ def costs(ground: Ground, *, every_lab: bool = False) -> Costs:
     now = time.time()
     lab_id = None if every_lab else ground.lab_id
     servers = server_costs(ground.state, lab_id, now)
-    by_id = {one.server_id: one for one in servers}
+    by_id = {server.server_id: server for server in servers}
     runs = tuple(
         _run_cost(by_id.get(run.server_id), run.id, run.server_id, run.started_at, run.ended_at)
         for run in ground.state.runs(lab_id)
@@ -81,16 +81,16 @@ def costs(ground: Ground, *, every_lab: bool = False) -> Costs:
         servers=tuple(servers),
         runs=runs,
         kept=tuple(list_kept_disks(ground.state, lab_id)),
-        total_usd=sum(one.cost_usd or 0.0 for one in servers),
-        spot_saved_usd=sum(one.spot_saved_usd or 0.0 for one in servers),
-        complete=all(one.cost_usd is not None for one in servers),
+        total_usd=sum(server.cost_usd or 0.0 for server in servers),
+        spot_saved_usd=sum(server.spot_saved_usd or 0.0 for server in servers),
+        complete=all(server.cost_usd is not None for server in servers),
     )
 
 
 def spent_usd(state: State, lab_id: str, now: float, but: str = "") -> float:
     """Sum the known dollars of one lab's servers up to `now`, without the server `but`."""
     servers = server_costs(state, lab_id, now)
-    return sum(one.cost_usd or 0.0 for one in servers if one.server_id != but)
+    return sum(server.cost_usd or 0.0 for server in servers if server.server_id != but)
 
 
 def server_costs(state: State, lab_id: str | None, now: float) -> list[ServerCost]:
@@ -101,7 +101,7 @@ def server_costs(state: State, lab_id: str | None, now: float) -> list[ServerCos
             lines.setdefault(line.server_id, []).append(line)
     recorded = {server.id: server for server in state.servers(lab_id)}
     ids = dict.fromkeys([*lines, *recorded])
-    entries = [_compute_life(lines.get(one, []), recorded.get(one), one, now) for one in ids]
+    entries = [_compute_life(lines.get(id_, []), recorded.get(id_), id_, now) for id_ in ids]
     return sorted(entries, key=lambda entry: entry.since)
 
 

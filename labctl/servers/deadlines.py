@@ -108,7 +108,7 @@ def follow(
     ends += [] if latest_at is None else [latest_at]
     timer_at = _get_timer_at(ground, server)
     if not ends:
-        # There is no limit any more: a timer that was set earlier must not end the server.
+        # No limit is left: a timer that was set earlier must not end the server.
         if timer_at and timer_at < now + NEVER_S / 2:
             _set_timer(ground, server, now + NEVER_S)
         return

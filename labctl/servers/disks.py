@@ -79,12 +79,12 @@ def tell_removed(ground: Ground, disk: Resource) -> None:
 
 
 def day_text(at: float) -> str:
-    """ "2026-01-31" for Unix seconds, in this machine's own time."""
+    """Return "2026-01-31" for Unix seconds, in this machine's time zone."""
     return time.strftime("%Y-%m-%d", time.localtime(at))
 
 
 def costs(disk: Resource) -> str:
-    """ "2.40 dollars a month, kept until 2026-01-31", in this machine's own time."""
+    """Return "2.40 dollars a month, kept until 2026-01-31", in this machine's time zone."""
     return ", ".join(filter(None, [f"{disk.price_usd_per_month:.2f} dollars a month", until(disk)]))
 
 

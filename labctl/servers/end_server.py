@@ -56,20 +56,20 @@ def swept(ground: Ground, server_id: str = "") -> Removal:
     ours = [s for s in ours if s not in ending]
     survivors = tuple(s for s in ours if s.state != "terminated")
     if not survivors:
-        mine = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
+        resources = [r for r in ground.provider.leftovers() if r.lab_id == ground.lab_id]
         # Provider lists lag: what still seems to belong to a server may be a disk to be kept.
-        free = [r for r in mine if not (r.expires_at or r.server_id)]
-        unneeded = free + [r for r in mine if r.expires_at and kept_disks.is_saved(ground, r)]
-        expired = [r for r in mine if is_expired(r) and r not in unneeded]
+        free = [r for r in resources if not (r.expires_at or r.server_id)]
+        unneeded = free + [r for r in resources if r.expires_at and kept_disks.is_saved(ground, r)]
+        expired = [r for r in resources if is_expired(r) and r not in unneeded]
         take_away(ground, unneeded + expired)
         for disk in expired:
             disks.tell_removed(ground, disk)
-    left = ground.provider.leftovers()
-    disks.looked(ground, left, ground.lab_id)
+    leftovers = ground.provider.leftovers()
+    disks.looked(ground, leftovers, ground.lab_id)
     return Removal(
         server_id=server_id,
         survivors=survivors,
-        leftovers=tuple(r for r in left if r.lab_id in ("", ground.lab_id)),
+        leftovers=tuple(r for r in leftovers if r.lab_id in ("", ground.lab_id)),
     )
 
 

@@ -98,20 +98,21 @@ def _list_shown(ground: Ground) -> Orphans:
     )
 
 
-def end_them(ground: Ground, found: Orphans, *, kept_too: bool) -> Orphans:
-    """Terminate and remove what was found; return what is left. Results on it are lost.
+def end_them(ground: Ground, listed: Orphans, *, kept_too: bool) -> Orphans:
+    """Terminate and remove what was listed; return what is left. Results on it are lost.
 
     Disks that were kept for their data are removed once they have expired, and before that only
     with `kept_too`. PolicyError if the user does not confirm.
     """
-    found = _wait_for_attempts(ground, found)
-    removable = [one for one in found.resources if kept_too or _is_unneeded(one)]
-    if not found.servers and not removable:
-        return found
-    names = {one.lab for one in found.servers} | {one.lab or one.lab_id for one in removable}
+    listed = _wait_for_attempts(ground, listed)
+    removable = [resource for resource in listed.resources if kept_too or _is_unneeded(resource)]
+    if not listed.servers and not removable:
+        return listed
+    names = {server.lab for server in listed.servers}
+    names |= {resource.lab or resource.lab_id for resource in removable}
     labs = ", ".join(sorted(names - {""}))
     decision = Decision(
-        question=f"terminate {len(found.servers)} servers and remove {len(removable)} other "
+        question=f"terminate {len(listed.servers)} servers and remove {len(removable)} other "
         "resources?",
         detail=f"labs: {labs}\nResults that are only there are lost; labctl down saves them first.",
     )
@@ -121,9 +122,9 @@ def end_them(ground: Ground, found: Orphans, *, kept_too: bool) -> Orphans:
             why="it was not confirmed",
             hint="labctl orphans --terminate --yes",
         )
-    for server in found.servers:
+    for server in listed.servers:
         cost.note_life(ground.state, server)
-    end_server.end(ground, found.servers)
+    end_server.end(ground, listed.servers)
 
     def list_removable() -> list[Resource]:
         # Provider lists lag: more servers may appear, and resources that they were using.
@@ -134,10 +135,10 @@ def end_them(ground: Ground, found: Orphans, *, kept_too: bool) -> Orphans:
     return _list_shown(ground)
 
 
-def _wait_for_attempts(ground: Ground, found: Orphans) -> Orphans:
+def _wait_for_attempts(ground: Ground, listed: Orphans) -> Orphans:
     """Wait until everything that interrupted `up`s may have created is listed; list again."""
     if not attempts.unheard(ground, every_lab=True):
-        return found
+        return listed
     ground.reporter.emit(Step(name="waiting for what an interrupted `up` may have created"))
     while attempts.unheard(ground, every_lab=True):
         time.sleep(min(1.0, ground.provider.settle_s))

@@ -77,11 +77,11 @@ def _describe_limits(
 
 
 def offer_name(offer: Offer) -> str:
-    """ "g4dn.xlarge in us-east-1a spot"."""
+    """Return "g4dn.xlarge in us-east-1a spot"."""
     where = f"in {offer.zone}" if offer.zone else ""
     return " ".join(filter(None, [offer.type, where, market_name(offer)]))
 
 
 def market_name(offer: Offer) -> str:
-    """ "spot", "on demand", or "" for an offer without a price."""
+    """Return "spot", "on demand", or "" for an offer without a price."""
     return "spot" if offer.spot else "on demand" if offer.price_usd_per_hour else ""

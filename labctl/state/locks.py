@@ -30,7 +30,7 @@ def hold_lock(
     on_wait: Callable[[str], None] = lambda holder: None,
     inheritable: bool = False,
 ) -> Iterator[None]:
-    """Hold `file` for the action `what`; LockHeldError after `wait_s` seconds names the holder.
+    """Hold a lock on `file` for the action `what`; LockHeldError, with its holder, after `wait_s`.
 
     `on_wait` is called once, with a description of the holder, if the lock is not free. Programs
     that inherit open files also hold an `inheritable` lock. The lock is not re-entrant: a thread

@@ -83,7 +83,7 @@ def test_a_provider_that_says_no_leaves_nothing_behind(lab: World) -> None:
 def test_a_new_server_that_never_answers_is_removed_with_its_console_shown(lab: World) -> None:
     lab.machine.error = unreachable()
     reporter = Recorded()
-    with pytest.raises(ConnectError, match="no login") as caught:
+    with pytest.raises(ConnectError, match="could not log in") as caught:
         up(lab, reporter=reporter)
     assert "removed again" in caught.value.why
     assert "no sshd today" in reporter.said
@@ -284,7 +284,7 @@ def test_an_answer_that_was_never_heard_is_asked_for_by_the_next_up(lab: World) 
     reporter = Recorded()
     up(lab, reporter=reporter)
     assert {token for _, token in lab.cloud.tried} == {attempt.token}
-    assert "asking again" in reporter.said
+    assert "repeating the request" in reporter.said
     assert lab.ground().state.open_attempts() == []
 
 

@@ -169,7 +169,7 @@ def test_everything_wrong_is_told_at_once_in_the_order_of_its_lines(desk: Desk) 
         ("env: {A: 1, A: 2}", "env.A", "given twice"),
         ("env: {A: }", "env.A", 'write ""'),
         ("env: {1A: x}", "env.1A", "variable name"),
-        ("env: {LABCTL_RUN_ID: x}", "env.LABCTL_RUN_ID", "labctl's own"),
+        ("env: {LABCTL_RUN_ID: x}", "env.LABCTL_RUN_ID", "reserved for labctl"),
         ("secrets: [AWS_SECRET_ACCESS_KEY]", "secrets[0]", "never leave"),
         ("secrets: WANDB_API_KEY", "secrets", "expected a list"),
         ("secrets: [A, A]", "secrets", "is listed twice"),

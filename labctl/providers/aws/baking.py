@@ -12,14 +12,14 @@ from labctl.providers.aws.instances import present
 from labctl.providers.aws.settings import AwsSettings
 
 
-def bake(clients: Clients, server_id: str, name: str, bears: dict[str, str]) -> str:
+def bake(clients: Clients, server_id: str, name: str, extra_tags: dict[str, str]) -> str:
     """Start to create an image; return `<image id>.<region>`.
 
     AWS restarts the machine, so that its disk is consistent.
     """
     instance = present(clients, server_id)
     region = server_id.rpartition(".")[2]
-    image_tags = tags.pairs({tags.OURS: "1", "Name": f"labctl-{name}", **bears})
+    image_tags = tags.pairs({tags.OURS: "1", "Name": f"labctl-{name}", **extra_tags})
     with told():
         created = clients.ec2(region).create_image(
             InstanceId=instance["InstanceId"],

@@ -12,28 +12,28 @@ def key_name(lab_id: str) -> str:
     return f"labctl-{lab_id}"
 
 
-def ensure_key(ec2: Any, public_key: str, bears: dict[str, str]) -> str:
+def ensure_key(ec2: Any, public_key: str, lab_tags: dict[str, str]) -> str:
     """Create or replace the lab's key pair so that it has this key; return its name."""
     from botocore.exceptions import ClientError
 
-    name = key_name(bears[tags.LAB_ID])
+    name = key_name(lab_tags[tags.LAB_ID])
     with told():
         try:
-            _import(ec2, name, public_key, bears)
+            _import(ec2, name, public_key, lab_tags)
         except ClientError as error:
             if code_of(error) != "InvalidKeyPair.Duplicate":
                 raise
             if not _is_same(ec2, name, public_key):
                 ec2.delete_key_pair(KeyName=name)
-                _import(ec2, name, public_key, bears)
+                _import(ec2, name, public_key, lab_tags)
     return name
 
 
-def _import(ec2: Any, name: str, public_key: str, bears: dict[str, str]) -> None:
+def _import(ec2: Any, name: str, public_key: str, lab_tags: dict[str, str]) -> None:
     ec2.import_key_pair(
         KeyName=name,
         PublicKeyMaterial=public_key.encode(),
-        TagSpecifications=[{"ResourceType": "key-pair", "Tags": tags.pairs(bears)}],
+        TagSpecifications=[{"ResourceType": "key-pair", "Tags": tags.pairs(lab_tags)}],
     )
 
 

@@ -205,21 +205,21 @@ class Launcher:
         return self._networks
 
     def _ensure_group(
-        self, ec2: Any, vpc: str, networks: tuple[str, ...], bears: dict[str, str]
+        self, ec2: Any, vpc: str, networks: tuple[str, ...], lab_tags: dict[str, str]
     ) -> str:
-        key = (vpc, bears[tags.LAB_ID])
+        key = (vpc, lab_tags[tags.LAB_ID])
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self._groups:
-                group = ensure_group(ec2, vpc, bears)
+                group = ensure_group(ec2, vpc, lab_tags)
                 open_to(ec2, group, networks, self._owner)
                 self._groups[key] = group["GroupId"]
             return self._groups[key]
 
-    def _ensure_key(self, ec2: Any, region: str, public_key: str, bears: dict[str, str]) -> str:
-        key = (region, bears[tags.LAB_ID], public_key)
+    def _ensure_key(self, ec2: Any, region: str, public_key: str, lab_tags: dict[str, str]) -> str:
+        key = (region, lab_tags[tags.LAB_ID], public_key)
         with self._lock:
             if key not in self._keys:
-                self._keys[key] = ensure_key(ec2, public_key, bears)
+                self._keys[key] = ensure_key(ec2, public_key, lab_tags)
             return self._keys[key]
 
     def _clear_caches(self) -> None:

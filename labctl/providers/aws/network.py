@@ -101,18 +101,20 @@ def group_name(lab_id: str) -> str:
     return f"labctl-{lab_id}"
 
 
-def ensure_group(ec2: Any, vpc: str, bears: dict[str, str]) -> dict[str, Any]:
+def ensure_group(ec2: Any, vpc: str, lab_tags: dict[str, str]) -> dict[str, Any]:
     """Return the lab's security group in a network, as AWS describes it; create it if missing."""
     from botocore.exceptions import ClientError
 
-    name = group_name(bears[tags.LAB_ID])
+    name = group_name(lab_tags[tags.LAB_ID])
     with told():
         try:
             created = ec2.create_security_group(
                 GroupName=name,
-                Description=f"SSH to the servers of the lab {bears[tags.LAB]}",
+                Description=f"SSH to the servers of the lab {lab_tags[tags.LAB]}",
                 VpcId=vpc,
-                TagSpecifications=[{"ResourceType": "security-group", "Tags": tags.pairs(bears)}],
+                TagSpecifications=[
+                    {"ResourceType": "security-group", "Tags": tags.pairs(lab_tags)}
+                ],
             )
             return {"GroupId": created["GroupId"], "IpPermissions": []}
         except ClientError as error:

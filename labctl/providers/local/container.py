@@ -46,7 +46,7 @@ _STATES: dict[str, ServerState] = {
 
 
 def server_id_of(request: CreateRequest) -> str:
-    """The server's id and the container's name, the same for the same attempt."""
+    """Return the server's id, which is also the container's name; the same for one attempt."""
     return f"labctl-{request.lab}-{request.lab_id[:6]}-{request.token[:4]}"
 
 
