@@ -36,7 +36,7 @@ class Shelf:
         return self.folder.grades / self.name / owner
 
     def read(self, owner: str) -> Record | None:
-        """Return a grade's record, or None if there is none that this labctl can read."""
+        """Return a grade's record, or None if it is missing or from a newer labctl."""
         try:
             return records.decode((self.place(owner) / FILE).read_bytes())
         except (FileNotFoundError, NotADirectoryError):

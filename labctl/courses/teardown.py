@@ -60,7 +60,7 @@ class SeatEnding(Value, frozen=True):
 def down(staff: Staff, seats: Sequence[Seat], *, discard: bool = False) -> list[SeatEnding]:
     """Save what is on these seats' servers, then end them; return a result for each server.
 
-    Consent is asked for once. A seat whose results cannot be saved keeps its server or its disk,
+    One consent covers all. A seat whose results cannot be saved keeps its server or its disk,
     with an error; the others end. Safe to repeat.
     """
     course = staff.course()

@@ -145,7 +145,7 @@ class Receiver:
         return [receipt.decode(path.read_bytes()) for path in paths]
 
     def feedback(self, name: str, student: str) -> Feedback | None:
-        """Return the feedback released to a student, or None if there is none."""
+        """Return the feedback released to a student, or None before the release."""
         return feedback.read(self._feedback_path(name, student))
 
     def give(self, name: str, student: str, found: Feedback | None) -> None:

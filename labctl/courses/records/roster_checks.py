@@ -79,5 +79,5 @@ def across(students: Sequence[Student], lines: Sequence[int], problems: list[Pro
     teams = {student.id: student.team for student in students}
     for student, line in zip(students, lines, strict=True):
         if student.team in teams and teams[student.team] != student.team:
-            message = f"the team {student.team} has the id of a student who is not in it"
+            message = f"the team {student.team} has the id of a student outside it"
             problems.append(Problem("", line, message))

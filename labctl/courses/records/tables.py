@@ -77,7 +77,7 @@ class Table(Value, frozen=True):
 
 
 def read_table(data: bytes, problems: list[Problem]) -> Table | None:
-    """Parse the table in these bytes; None, with `problems`, if there is none."""
+    """Parse the table in these bytes; None, with `problems`, if that fails."""
     if len(data) > MAX_TABLE_BYTES:
         problems.append(Problem("", 0, f"the file is larger than {MAX_TABLE_BYTES // 2**20} MiB"))
         return None
