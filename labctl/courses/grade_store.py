@@ -139,9 +139,9 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _same_json(one: bytes, other: bytes) -> bool:
+def _same_json(data: bytes, other: bytes) -> bool:
     try:
-        return bool(json.loads(one) == json.loads(other))
+        return bool(json.loads(data) == json.loads(other))
     except (ValueError, RecursionError):
         return False
 

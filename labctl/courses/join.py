@@ -230,8 +230,8 @@ def _send_request(
 
 def _write_assignments(target: Path, description: dict[str, Any]) -> tuple[str, ...]:
     """Write each assignment's file; return the names. Names from the keeper must not be paths."""
-    given = description.get("assignments")
-    texts = given if isinstance(given, dict) else {}
+    assignments = description.get("assignments")
+    texts = assignments if isinstance(assignments, dict) else {}
     names = sorted(
         name
         for name, text in texts.items()

@@ -99,10 +99,10 @@ class Receiver:
         """Return an assignment's rules; NotFoundError if this receiver does not have it."""
         file = self.assignment_file(name)
         if not file.is_file():
-            known = sorted(path.stem for path in file.parent.glob("*.yaml"))
+            names = sorted(path.stem for path in file.parent.glob("*.yaml"))
             raise NotFoundError(
                 f"there is no assignment {name}",
-                why=f"the receiver has {', '.join(known) or 'no assignments yet'}",
+                why=f"the receiver has {', '.join(names) or 'no assignments yet'}",
                 hint="labctl submit --assignment FILE   # the file from your instructor",
             )
         rules = load_assignment(file)
